@@ -1,0 +1,61 @@
+# `make` lists the targets. Everything runs in .venv, which `make` makes by itself.
+PYTHON ?= python3
+# More arguments for pytest, for example: make test PYTEST_ARGS="-n 4 -k fencing"
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+CORE := .venv/.core
+DEV := .venv/.dev
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench chaos docs lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: $(CORE) ## Jobs on time, retried and recovered, on SQLite, in under a minute
+	@$(BIN)/python examples/demo.py
+
+test: $(DEV) ## Run every test but the chaos, on SQLite and two versions of PostgreSQL
+	@$(BIN)/python -m tests.setup_servers
+	@$(PYTEST) -m "not chaos" $(PYTEST_ARGS)
+
+check: $(DEV) ## Formatting, lint, types, import rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(DEV) ## Format the code and mend what lint can mend
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(DEV) ## Measure against hand-written SQL; writes bench/results.json
+	@$(BIN)/python -m tests.setup_servers
+	@$(BIN)/python -m bench
+
+chaos: $(DEV) ## Kill workers and databases under load
+	@$(BIN)/python -m tests.setup_servers
+	@$(PYTEST) -m chaos tests/chaos $(PYTEST_ARGS)
+
+docs: $(DEV) ## Build the manual into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The manual: site/index.html"
+
+setup: $(DEV) ## Make the environment for development
+
+lock: $(DEV) ## Renew uv.lock, from the public index only
+	@env -u UV_DEFAULT_INDEX -u UV_INDEX_URL -u UV_INDEX -u UV_EXTRA_INDEX_URL \
+		$(BIN)/uv lock --upgrade --no-config
+
+clean: ## Remove the environment and everything built
+	@rm -rf .venv site dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(CORE): pyproject.toml uv.lock
+	@PYTHON=$(PYTHON) scripts/setup.sh core
+	@touch $@
+
+$(DEV): pyproject.toml uv.lock
+	@PYTHON=$(PYTHON) scripts/setup.sh dev
+	@touch $@ $(CORE)

@@ -1,0 +1,379 @@
+"""The application: a registry of tasks, and the way to its database."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from weakref import WeakKeyDictionary
+
+from duetime import transaction
+from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.job import (
+    DEFAULT_PRIORITY,
+    DEFAULT_QUEUE,
+    Enqueued,
+    NewJob,
+    check_name,
+    check_priority,
+)
+from duetime.domain.retry import Exponential, RetryPolicy, check_max_attempts
+from duetime.domain.task import TaskDefinition, TaskOptions
+from duetime.engine.context import Context
+from duetime.engine.worker import Worker, WorkerOptions
+from duetime.errors import InvalidInput
+from duetime.operate import Jobs, Queues
+from duetime.portal import Portal
+from duetime.settings import Settings, load_settings
+from duetime.storage.migrations import check_current, read_status, upgrade
+from duetime.storage.store import Store, WorkerInfo
+from duetime.task import JobHandle, Task, first_delay, positive
+from duetime.telemetry.events import Events
+from duetime.wiring import backend_of, make_migrator, make_store
+
+if TYPE_CHECKING:
+    from duetime.testing import World
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Duetime:
+    """Durable jobs on the database that you already have.
+
+    `Duetime("postgresql://…")` or `Duetime("sqlite:///jobs.db")`; without an argument the
+    environment's `DUETIME_DATABASE`, else `sqlite:///duetime.db`. Keyword arguments are settings.
+    """
+
+    def __init__(self, database: str | None = None, **settings: Any) -> None:
+        self.settings: Settings = load_settings({"database": database, **settings})
+        backend_of(self.settings.database)
+        self.tasks: dict[str, TaskDefinition] = {}
+        self.jobs = Jobs(self)
+        self.queues = Queues(self)
+        self.events = Events()
+        self._stores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Store]] = (
+            WeakKeyDictionary()
+        )
+        self._checked = False
+        self._check_lock = threading.Lock()
+        self._portal = Portal()
+        self._inline: Callable[[Sequence[NewJob]], Awaitable[list[Enqueued]]] | None = None
+
+    # Tasks
+
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        priority: int = DEFAULT_PRIORITY,
+        retry: RetryPolicy | None = None,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] = Exception,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
+        expires: Duration | None = None,
+        keep_result: bool = True,
+    ) -> Registrar: ...
+
+    def task(self, function: Any = None, /, **options: Any) -> Any:
+        """Register a function as a task. Its name is `module.function` unless `name=` is given.
+
+        `retry`: a policy such as `Exponential("60s")` or `Delays("0s", "30s", "5m")`.
+        `retry_on`: the errors that may pass; any other ends the job as dead.
+        """
+        if function is None:
+            return lambda function: self._register(function, **options)
+        return self._register(function, **options)
+
+    def _register(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        priority: int = DEFAULT_PRIORITY,
+        retry: RetryPolicy | None = None,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] = Exception,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
+        expires: Duration | None = None,
+        keep_result: bool = True,
+    ) -> Task[..., Any]:
+        policy = retry or Exponential(
+            self.settings.retry_base, max_attempts=self.settings.max_attempts
+        )
+        options = TaskOptions(
+            queue=check_name(queue, what="queue"),
+            priority=check_priority(priority),
+            retry=policy,
+            retry_on=retry_on if isinstance(retry_on, tuple) else (retry_on,),
+            max_attempts=check_max_attempts(max_attempts or policy.max_attempts),
+            timeout=None if timeout is None else positive(timeout, name="timeout"),
+            expires=None if expires is None else parse_duration(expires, name="expires"),
+            keep_result=keep_result,
+            max_args_bytes=self.settings.max_args_bytes,
+        )
+        definition = TaskDefinition(
+            function,
+            name=name or f"{function.__module__}.{function.__qualname__}".replace("__main__.", ""),
+            options=options,
+            context_type=Context,
+        )
+        known = self.tasks.get(definition.name)
+        if known is not None and known.function.__qualname__ != function.__qualname__:
+            raise InvalidInput(
+                f"Two tasks are named {definition.name!r}: {known.function.__qualname__} and "
+                f"{function.__qualname__}. Give one of them another name=."
+            )
+        self.tasks[definition.name] = definition
+        defaults = NewJob(
+            task=definition.name,
+            queue=options.queue,
+            priority=options.priority,
+            max_attempts=options.max_attempts,
+            timeout=options.timeout,
+            expires_after=options.expires,
+            delay=first_delay(policy),
+        )
+        return Task(self, definition, defaults)
+
+    # Enqueue
+
+    async def enqueue_many(self, jobs: Iterable[NewJob], *, tx: Any = None) -> list[JobHandle[Any]]:
+        """Enqueue many jobs, made by `task.job(…)`, in one transaction: all or none.
+
+        A job whose key is held comes back as its policy says; `rejected` ones are not an error.
+        """
+        given = list(jobs)
+        enqueued = await self.enqueue_jobs(given, tx=tx)
+        return [
+            JobHandle(self, job.task, answer) for job, answer in zip(given, enqueued, strict=True)
+        ]
+
+    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, tx: Any = None) -> list[Enqueued]:
+        """`enqueue_many`, with plain values."""
+        _check_jobs(jobs)
+        if not jobs:
+            return []
+        if self._inline is not None:
+            return await self._inline(jobs)
+        store = await self.store()
+        if tx is None:
+            return await store.enqueue(jobs)
+        answer: list[Enqueued] = await transaction.run_async(
+            tx, store.enqueue_in(jobs), placeholder=store.capabilities.placeholder
+        )
+        store.enqueued_in()
+        return answer
+
+    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, tx: Any = None) -> list[Enqueued]:
+        """`enqueue_jobs` for sync code."""
+        if tx is None or self._inline is not None:
+            return self.sync(self.enqueue_jobs(jobs))
+        _check_jobs(jobs)
+        # Its statements are text: no connection of ours is needed.
+        store = make_store(self.settings)
+        answer: list[Enqueued] = transaction.run(
+            tx, store.enqueue_in(jobs), placeholder=store.capabilities.placeholder
+        )
+        return answer
+
+    def sync(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run any of Duetime's coroutines from sync code: `app.sync(app.jobs.get(7))`."""
+        return self._portal.call(coroutine)
+
+    # Look
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Return the workers that have registered, alive or not yet buried."""
+        return await (await self.store()).workers()
+
+    async def now(self) -> datetime:
+        """The database's clock."""
+        return await (await self.store()).now()
+
+    # Work
+
+    def make_worker(self, store: Store, **options: Any) -> Worker:
+        """Return a worker with the app's settings, changed by `options`."""
+        merged = load_settings(
+            _given(self.settings) | {k: v for k, v in options.items() if k != "name"}
+        )
+        values = {
+            field: getattr(merged, field)
+            for field in WorkerOptions.__struct_fields__
+            if field != "name"
+        }
+        for queue in merged.queues:
+            check_name(queue, what="queue")
+        return Worker(
+            store, self.tasks, WorkerOptions(**values, name=options.get("name")), self.events
+        )
+
+    @asynccontextmanager
+    async def worker(self, **options: Any) -> AsyncIterator[Worker]:
+        """Run a worker beside your code: `async with app.worker(queues=["mail"]): …`.
+
+        When the block ends it stops claiming, finishes within the grace time, and gives the
+        rest back.
+        """
+        worker = self.make_worker(await self.store(), **options)
+        running = asyncio.create_task(worker.run(), name="duetime-worker")
+        started = asyncio.create_task(worker.started.wait())
+        try:
+            await asyncio.wait([running, started], return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+            yield worker
+        finally:
+            started.cancel()
+            worker.stop()
+            await running
+
+    def worker_thread(self, **options: Any) -> WorkerThread:
+        """Start a worker on a background thread, for hosts without an event loop."""
+        return WorkerThread(self, options)
+
+    def lifespan(
+        self, *, worker: bool = True, **options: Any
+    ) -> Callable[[Any], AbstractAsyncContextManager[None]]:
+        """Return a lifespan for FastAPI or Starlette that starts and stops with the host."""
+
+        @asynccontextmanager
+        async def lifespan(_host: Any) -> AsyncIterator[None]:
+            try:
+                if worker:
+                    async with self.worker(**options):
+                        yield
+                else:
+                    yield
+            finally:
+                await self.close()
+
+        return lifespan
+
+    def testing(
+        self, now: datetime | str | None = None, **options: Any
+    ) -> AbstractAsyncContextManager[World]:
+        """A world of its own for tests: a virtual clock, `advance`, `drain`. See `duetime.testing`."""
+        from duetime.testing import open_world
+
+        return open_world(self, now=now, **options)
+
+    # The database
+
+    async def store(self) -> Store:
+        """Return this event loop's store, opened."""
+        loop = asyncio.get_running_loop()
+        opening = self._stores.get(loop)
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception())):
+            opening = self._stores[loop] = asyncio.create_task(self._open_store())
+        return await asyncio.shield(opening)
+
+    async def close(self) -> None:
+        """Close this event loop's connections. The app can be used again afterwards."""
+        opening = self._stores.pop(asyncio.get_running_loop(), None)
+        if opening is not None:
+            await (await opening).close()
+
+    async def _open_store(self) -> Store:
+        if not self._checked:
+            await asyncio.to_thread(self._check_schema)
+        store = make_store(self.settings)
+        await store.open()
+        return store
+
+    def _check_schema(self) -> None:
+        with self._check_lock:
+            if self._checked:
+                return
+            migrator = make_migrator(self.settings)
+            migrate = self.settings.migrate
+            if migrate or (migrate is None and backend_of(self.settings.database) == "sqlite"):
+                upgrade(migrator)
+            check_current(read_status(migrator))
+            self._checked = True
+
+
+class Registrar(Protocol):
+    """`@app.task(…)`: keeps the function's signature."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], Awaitable[R]], /
+    ) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class WorkerThread:
+    """A worker on a thread of its own. `stop()` waits for it."""
+
+    def __init__(self, app: Duetime, options: dict[str, Any]) -> None:
+        self._app = app
+        self._options = options
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._worker: Worker | None = None
+        self._thread = threading.Thread(target=self._run, name="duetime-worker", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self, *, now: bool = False) -> None:
+        if self._loop is not None and self._worker is not None and self._thread.is_alive():
+            worker = self._worker
+            self._loop.call_soon_threadsafe(lambda: worker.stop(now=now))
+        self._thread.join()
+
+    def __enter__(self) -> WorkerThread:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._worker = self._app.make_worker(await self._app.store(), **self._options)
+            running = asyncio.create_task(self._worker.run())
+            started = asyncio.create_task(self._worker.started.wait())
+            await asyncio.wait([running, started], return_when=asyncio.FIRST_COMPLETED)
+            self._ready.set()
+            await running
+        finally:
+            await self._app.close()
+
+
+def _check_jobs(jobs: Sequence[NewJob]) -> None:
+    for job in jobs:
+        if not isinstance(job, NewJob):
+            raise InvalidInput(f"enqueue_many takes jobs made by task.job(…), got {job!r}.")
+
+
+def _given(settings: Settings) -> dict[str, Any]:
+    return {field: getattr(settings, field) for field in settings.__struct_fields__}

@@ -1,0 +1,155 @@
+"""Why a job is, or is not, running: one sentence, and the facts behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from duetime.domain.duration import format_duration
+from duetime.domain.job import JobInfo, JobState
+from duetime.domain.queue import QueueInfo
+
+WorkerFacts = tuple[str, Sequence[str], Sequence[str], datetime]
+"""A worker's name, queues, tasks, and the end of its lease."""
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """`reason` is a short code, `sentence` says it plainly, `facts` are what it rests on."""
+
+    reason: str
+    sentence: str
+    facts: dict[str, Any]
+
+
+def explain_job(
+    job: JobInfo,
+    *,
+    queue: QueueInfo | None,
+    workers: Sequence[WorkerFacts],
+    running_in_partition: int,
+    now: datetime,
+) -> Explanation:
+    """Return the first reason that applies, from the job outwards."""
+    facts: dict[str, Any] = {
+        "state": job.state.value,
+        "queue": job.queue,
+        "task": job.task,
+        "attempts": f"{job.attempts} of {job.max_attempts}",
+        "now": now.isoformat(),
+    }
+    if job.run_at is not None:
+        facts["run_at"] = job.run_at.isoformat()
+
+    def because(reason: str, sentence: str, **more: Any) -> Explanation:
+        return Explanation(reason, f"Job {job.id} {sentence}", facts | more)
+
+    if job.state.ended:
+        return _ended(job, because)
+    if job.state is JobState.RUNNING:
+        return _running(job, now, because)
+    if job.state is JobState.PARKED:
+        return because(
+            "parked",
+            f"is set aside: {job.parked_reason}. It runs when a worker comes that knows the task "
+            f"{job.task!r} and works on the queue {job.queue!r}.",
+        )
+    if job.run_at is not None and job.run_at > now:
+        wait = format_duration(job.run_at - now)
+        again = f" after attempt {job.attempts} failed ({job.error})" if job.attempts else ""
+        return because(
+            "not_due", f"is not due: it may start at {job.run_at.isoformat()}, in {wait}{again}."
+        )
+    if queue is not None and queue.paused_at is not None:
+        by = f" by {queue.paused_by}" if queue.paused_by else ""
+        why = f": {queue.pause_reason}" if queue.pause_reason else ""
+        return because(
+            "queue_paused",
+            f"waits: its queue {job.queue!r} was paused at {queue.paused_at.isoformat()}{by}{why}.",
+            paused_by=queue.paused_by,
+        )
+    alive = [worker for worker in workers if worker[3] > now]
+    on_queue = [worker for worker in alive if job.queue in worker[1]]
+    if not on_queue:
+        return because(
+            "no_worker",
+            f"waits: no live worker works on the queue {job.queue!r} ({len(alive)} on others).",
+            workers=[worker[0] for worker in alive],
+        )
+    if not any(job.task in worker[2] for worker in on_queue):
+        return because(
+            "task_unknown",
+            f"waits: none of the {len(on_queue)} workers on the queue {job.queue!r} knows the "
+            f"task {job.task!r}.",
+            workers=[worker[0] for worker in on_queue],
+        )
+    if queue is not None:
+        limits = queue.limits
+        if limits.running is not None and queue.running >= limits.running:
+            return because(
+                "limit_full",
+                f"waits: {queue.running} jobs of the queue {job.queue!r} run, and at most "
+                f"{limits.running} may.",
+            )
+        if (
+            limits.per_partition is not None
+            and job.partition is not None
+            and running_in_partition >= limits.per_partition
+        ):
+            return because(
+                "partition_full",
+                f"waits: {running_in_partition} jobs of the partition {job.partition!r} run, and "
+                f"at most {limits.per_partition} may.",
+                partition=job.partition,
+            )
+        if limits.rate is not None and limits.period is not None:
+            return because(
+                "rate_limited",
+                f"waits for the rate limit of the queue {job.queue!r}: {limits.rate} in "
+                f"{format_duration(limits.period)}.",
+            )
+        ahead = queue.due - 1
+        if ahead > 0:
+            return because(
+                "in_line",
+                f"is due and waits its turn: {ahead} other jobs of its queue are due.",
+                ahead=ahead,
+            )
+    return because(
+        "about_to_run", "is due, and a worker that knows it is alive: it starts any moment."
+    )
+
+
+def _running(job: JobInfo, now: datetime, because: Any) -> Explanation:
+    if job.lease_until is not None and job.lease_until <= now:
+        explanation: Explanation = because(
+            "worker_dead",
+            f"is held by the worker {job.worker}, whose lease ran out at "
+            f"{job.lease_until.isoformat()}: it will be rescued within seconds.",
+            worker=job.worker,
+        )
+        return explanation
+    until = job.lease_until.isoformat() if job.lease_until else "unknown"
+    running: Explanation = because(
+        "running",
+        f"runs on the worker {job.worker}, whose lease holds until {until}.",
+        worker=job.worker,
+        lease_until=until,
+    )
+    return running
+
+
+def _ended(job: JobInfo, because: Any) -> Explanation:
+    at = job.finished_at.isoformat() if job.finished_at else "an unknown time"
+    sentence = {
+        JobState.COMPLETED: f"completed at {at}.",
+        JobState.DEAD: f"is dead since {at}, after {job.attempts} of {job.max_attempts} attempts: "
+        f"{job.error}. Requeue it to try again.",
+        JobState.CANCELLED: f"was cancelled at {at}: {job.error}.",
+        JobState.SUPERSEDED: f"was superseded at {at}: {job.error}.",
+        JobState.EXPIRED: f"expired at {at}: {job.error}.",
+    }[job.state]
+    explanation: Explanation = because(job.state.value, sentence)
+    return explanation

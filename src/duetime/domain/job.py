@@ -1,0 +1,233 @@
+"""A job's values: what is enqueued, what is claimed, how it ended, what people see."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+from duetime.errors import InvalidInput
+
+FIRST_PRIORITY = 0
+LAST_PRIORITY = 9
+DEFAULT_PRIORITY = 5
+DEFAULT_QUEUE = "default"
+LONGEST_NAME = 200
+
+OnConflict = Literal["reject", "return", "replace"]
+
+
+class JobState(StrEnum):
+    """Where a job is in its life."""
+
+    PENDING = "pending"
+    RETRYING = "retrying"
+    PARKED = "parked"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+    SUPERSEDED = "superseded"
+    EXPIRED = "expired"
+
+    @property
+    def ended(self) -> bool:
+        return self in _ENDED
+
+
+_ENDED = frozenset(
+    {
+        JobState.COMPLETED,
+        JobState.DEAD,
+        JobState.CANCELLED,
+        JobState.SUPERSEDED,
+        JobState.EXPIRED,
+    }
+)
+
+
+class NewJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job to be enqueued. `args` is a JSON object, already encoded and checked."""
+
+    task: str
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+    queue: str = DEFAULT_QUEUE
+    priority: int = DEFAULT_PRIORITY
+    run_at: datetime | None = None
+    delay: timedelta | None = None
+    key: str | None = None
+    on_conflict: OnConflict = "return"
+    hold: timedelta | None = None
+    partition: str | None = None
+    max_attempts: int = 3
+    timeout: timedelta | None = None
+    expires_at: datetime | None = None
+    expires_after: timedelta | None = None
+    trace: dict[str, str] | None = None
+
+
+class Enqueued(msgspec.Struct, frozen=True):
+    """What became of a job that was given: `created`, or the `existing` one that holds its key."""
+
+    job_id: int
+    outcome: Literal["created", "existing", "replaced", "rejected"]
+
+
+class ClaimedJob(msgspec.Struct):
+    """A job that this worker holds under a token."""
+
+    id: int
+    token: int
+    task: str
+    queue: str
+    priority: int
+    args: str
+    attempt: int
+    max_attempts: int
+    run_at: datetime
+    claimed_at: datetime
+    key: str | None = None
+    partition: str | None = None
+    timeout: timedelta | None = None
+    expires_at: datetime | None = None
+    trace: str | None = None
+    limited: bool = False
+
+
+class EndedAs(StrEnum):
+    """How an attempt ended, as its history row says."""
+
+    COMPLETED = "completed"
+    RETRIED = "retried"
+    SNOOZED = "snoozed"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    SUPERSEDED = "superseded"
+    LOST = "lost"
+
+
+class EndedJob(msgspec.Struct):
+    """The record of one ended attempt. `again_after` puts the job back into `due`."""
+
+    job: ClaimedJob
+    ended_as: EndedAs
+    started_us: int
+    finished_us: int
+    again_after: timedelta | None = None
+    error_code: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+    result: str | None = None
+    completed_before: bool = False
+    """The handler completed the job in a transaction of its own: being refused is no loss."""
+
+
+class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a job's history."""
+
+    token: int
+    attempt: int
+    worker: str | None
+    ended_as: str
+    claimed_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime
+    error_code: str | None
+    error: str | None
+    traceback: str | None
+    result: Any = None
+
+
+class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as people see it."""
+
+    id: int
+    task: str
+    queue: str
+    priority: int
+    state: JobState
+    args: Any
+    attempts: int
+    max_attempts: int
+    run_at: datetime | None
+    created_at: datetime
+    finished_at: datetime | None
+    key: str | None
+    partition: str | None
+    timeout: timedelta | None
+    expires_at: datetime | None
+    worker: str | None
+    claimed_at: datetime | None
+    lease_until: datetime | None
+    error_code: str | None
+    error: str | None
+    parked_reason: str | None
+    progress: Any = None
+    history: tuple[AttemptInfo, ...] = ()
+
+
+class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs: every field that is set must match."""
+
+    ids: tuple[int, ...] | None = None
+    states: tuple[JobState, ...] = ()
+    queue: str | None = None
+    task: str | None = None
+    key: str | None = None
+    before_id: int | None = None
+    limit: int = 50
+
+
+def check_name(value: str, *, what: str) -> str:
+    """Return `value` if it can name a queue, a task, a key or a partition."""
+    if not isinstance(value, str):
+        raise InvalidInput(f"The {what} must be a string, got {value!r}.")
+    if not value or len(value) > LONGEST_NAME:
+        raise InvalidInput(
+            f"The {what} must have 1 to {LONGEST_NAME} characters, got {len(value)}."
+        )
+    check_text(value, what=f"the {what}")
+    return value
+
+
+def check_text(value: str, *, what: str) -> str:
+    """Return `value` if every database can store it."""
+    if "\x00" in value:
+        raise InvalidInput(f"A NUL character in {what} cannot be stored; remove it.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(
+            f"A lone surrogate in {what} is not valid text; decode the input properly first."
+        ) from None
+    return value
+
+
+def check_priority(value: int) -> int:
+    """Return `value` if it is a priority: 0 (first) to 9 (last)."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not FIRST_PRIORITY <= value <= LAST_PRIORITY
+    ):
+        raise InvalidInput(
+            f"priority must be a whole number from 0 (first) to 9 (last), got {value!r}."
+        )
+    return value
+
+
+def check_moment(value: datetime, *, name: str) -> datetime:
+    """Return `value` if it is an aware datetime that every database can store."""
+    if not isinstance(value, datetime):
+        raise InvalidInput(f"{name} must be a datetime with a time zone, got {value!r}.")
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise InvalidInput(
+            f"{name} has no time zone: {value.isoformat()}. "
+            "Give an aware datetime, such as datetime.now(timezone.utc)."
+        )
+    if not 1970 <= value.year <= 9000:
+        raise InvalidInput(f"{name} must lie between the years 1970 and 9000, got {value.year}.")
+    return value

@@ -1,0 +1,53 @@
+"""How an attempt ends. A handler returns or raises one; the store sees only the record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from duetime.domain.duration import Duration, parse_duration
+
+
+class Outcome(Exception):
+    """The value that ends an attempt. It may be returned or raised."""
+
+
+class Completed(Outcome):
+    """The job is done. Returning anything that is not an outcome means this."""
+
+    def __init__(self, result: Any = None) -> None:
+        super().__init__(result)
+        self.result = result
+
+
+class Retry(Outcome):
+    """Try again: after the given time, or when the task's retry policy says."""
+
+    def __init__(self, reason: str = "retry asked for", *, after: Duration | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.after = None if after is None else parse_duration(after, name="after")
+
+
+class Snooze(Outcome):
+    """Not now: run again after the given time. The attempt is given back."""
+
+    def __init__(self, after: Duration, reason: str = "snoozed") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.after = parse_duration(after, name="after")
+
+
+class Cancel(Outcome):
+    """Stop for good, as cancelled: the work is no longer wanted."""
+
+    def __init__(self, reason: str = "cancelled by its handler") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Discard(Outcome):
+    """Stop for good, as dead: the failure is permanent, and a retry would not help."""
+
+    def __init__(self, reason: str = "discarded by its handler") -> None:
+        super().__init__(reason)
+        self.reason = reason

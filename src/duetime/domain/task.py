@@ -1,0 +1,203 @@
+"""A task: a handler with its options, and the JSON form of its arguments."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, get_type_hints
+
+import msgspec
+
+from duetime.domain.job import check_name, check_text
+from duetime.domain.retry import RetryPolicy
+from duetime.errors import InvalidArguments, InvalidInput
+
+MAX_ARGS_BYTES = 1024 * 1024
+_PATH = re.compile(r"at `\$\.(\w+)")
+_MISSING = re.compile(r"missing required field `(\w+)`")
+
+
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task's jobs have in common, unless `using(...)` says otherwise."""
+
+    queue: str
+    priority: int
+    retry: RetryPolicy
+    retry_on: tuple[type[BaseException], ...]
+    max_attempts: int
+    timeout: timedelta | None
+    expires: timedelta | None
+    keep_result: bool
+    max_args_bytes: int = MAX_ARGS_BYTES
+
+
+class TaskDefinition:
+    """Knows how to write a call of the function as JSON, and how to read it back."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str,
+        options: TaskOptions,
+        context_type: type[Any],
+    ) -> None:
+        self.function = function
+        self.name = check_name(name, what="task's name")
+        self.options = options
+        self.is_async = inspect.iscoroutinefunction(function)
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            raise InvalidInput(f"Task {name!r} is a generator; a task must be a plain function.")
+        self._signature = inspect.signature(function)
+        self.context_name, self._struct = self._read_signature(context_type)
+        self._decoder = msgspec.json.Decoder(self._struct)
+        self._fields: tuple[str, ...] = self._struct.__struct_fields__
+        parameters = [
+            parameter
+            for parameter in self._signature.parameters.values()
+            if parameter.name != self.context_name
+        ]
+        self._call = self._signature.replace(parameters=parameters)
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> msgspec.Raw:
+        """Return the call's arguments as a JSON object; raise `InvalidArguments` naming the one
+        that does not fit."""
+        if args:
+            kwargs = self._bind(args, kwargs)
+        try:
+            raw = msgspec.json.encode(kwargs)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise self._not_json(kwargs, error) from None
+        if b"null" in raw or b"\\u0000" in raw:
+            for argument, value in kwargs.items():
+                self._check_value(argument, value)
+        if len(raw) > self.options.max_args_bytes:
+            raise InvalidArguments(
+                f"The arguments of task {self.name!r} take {len(raw):,} bytes of JSON, more than "
+                f"{self.options.max_args_bytes:,}. Store the data elsewhere and pass a reference.",
+                task=self.name,
+            )
+        self._read(raw)
+        return msgspec.Raw(raw)
+
+    def decode(self, args: str | bytes) -> dict[str, Any]:
+        """Return the keyword arguments of the call; raise `InvalidArguments`."""
+        if not self._fields and args == "{}":
+            return {}
+        read = self._read(args)
+        return {field: getattr(read, field) for field in self._fields}
+
+    def _read(self, raw: str | bytes) -> Any:
+        try:
+            return self._decoder.decode(raw)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            found = _PATH.search(str(error)) or _MISSING.search(str(error))
+            argument = found[1] if found else None
+            where = f"argument {argument!r}" if argument else "the arguments"
+            raise InvalidArguments(
+                f"Task {self.name!r}: {where} cannot be used: {error}. "
+                f"It is called as {self.name}{self._call}.",
+                task=self.name,
+                argument=argument,
+            ) from None
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self._call.bind_partial(*args, **kwargs).arguments
+        except TypeError as error:
+            raise InvalidArguments(
+                f"Task {self.name!r}: {error}. It is called as {self.name}{self._call}.",
+                task=self.name,
+            ) from None
+
+    def _not_json(self, kwargs: Mapping[str, Any], error: Exception) -> InvalidArguments:
+        for argument, value in kwargs.items():
+            try:
+                msgspec.json.encode(value)
+            except (TypeError, ValueError, OverflowError, RecursionError) as detail:
+                reason = (
+                    "it contains a lone surrogate, which is not valid text"
+                    if isinstance(detail, UnicodeEncodeError)
+                    else "it is nested too deeply"
+                    if isinstance(detail, RecursionError)
+                    else str(detail)
+                )
+                return InvalidArguments(
+                    f"Task {self.name!r}: argument {argument!r} cannot be written as JSON: "
+                    f"{reason}. Pass plain data: numbers, text, lists, dicts, dates.",
+                    task=self.name,
+                    argument=argument,
+                )
+        return InvalidArguments(
+            f"Task {self.name!r}: the arguments cannot be written as JSON: {error}.", task=self.name
+        )
+
+    def _check_value(self, argument: str, value: Any) -> None:
+        match msgspec.to_builtins(value):
+            case str() as text:
+                try:
+                    check_text(text, what=f"argument {argument!r} of task {self.name!r}")
+                except InvalidInput as error:
+                    raise InvalidArguments(str(error), task=self.name, argument=argument) from None
+            case float() as number if not math.isfinite(number):
+                raise InvalidArguments(
+                    f"Task {self.name!r}: argument {argument!r} is {number}, which JSON cannot "
+                    "say. Pass None, or a finite number.",
+                    task=self.name,
+                    argument=argument,
+                )
+            case dict() as mapping:
+                for key, item in mapping.items():
+                    self._check_value(argument, key)
+                    self._check_value(argument, item)
+            case list() | tuple() as items:
+                for item in items:
+                    self._check_value(argument, item)
+
+    def _read_signature(self, context_type: type[Any]) -> tuple[str | None, type[Any]]:
+        try:
+            hints = get_type_hints(self.function, include_extras=True)
+        except NameError as error:
+            raise InvalidInput(
+                f"Task {self.name!r}: a type hint cannot be resolved: {error}. "
+                "Import the type at run time, not under TYPE_CHECKING."
+            ) from None
+        context_name = None
+        fields: list[Any] = []
+        for parameter in self._signature.parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise InvalidInput(
+                    f"Task {self.name!r} takes {parameter}: name each argument, so that it can "
+                    "be stored and checked."
+                )
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                raise InvalidInput(
+                    f"Task {self.name!r}: {parameter.name!r} is positional-only; arguments are "
+                    "stored by name."
+                )
+            hint = hints.get(parameter.name, Any)
+            if hint is context_type:
+                context_name = parameter.name
+            elif parameter.default is parameter.empty:
+                fields.append((parameter.name, hint))
+            else:
+                default = parameter.default
+                if isinstance(default, list | dict | set):
+                    fields.append(
+                        (parameter.name, hint, msgspec.field(default_factory=default.copy))
+                    )
+                else:
+                    fields.append((parameter.name, hint, default))
+        try:
+            struct = msgspec.defstruct(
+                "Arguments", fields, kw_only=True, forbid_unknown_fields=True
+            )
+            msgspec.json.Decoder(struct)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(
+                f"Task {self.name!r}: its arguments cannot be stored as JSON: {error}."
+            ) from None
+        return context_name, struct

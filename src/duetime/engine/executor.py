@@ -1,0 +1,131 @@
+"""One attempt, from the claimed job to the record of how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback as tracebacks
+from random import Random
+from typing import Any
+
+import msgspec
+
+from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.outcome import Cancel, Completed, Discard, Retry, Snooze
+from duetime.domain.task import TaskDefinition
+from duetime.errors import InvalidArguments, JobCancelled
+
+MAX_RESULT_BYTES = 64 * 1024
+_MAX_ERROR = 4_000
+_MAX_TRACEBACK = 20_000
+
+
+class TimedOut(Exception):
+    """The handler took longer than its time-out."""
+
+
+def end_with(
+    job: ClaimedJob,
+    task: TaskDefinition,
+    value: Any,
+    *,
+    started_us: int,
+    finished_us: int,
+    random: Random,
+) -> EndedJob:
+    """Turn what a handler returned or raised into the record that the store sees."""
+    end = EndedJob(job, EndedAs.COMPLETED, started_us, finished_us)
+    match value:
+        case None:
+            return end
+        case Completed():
+            return _completed(end, task, value.result)
+        case Snooze():
+            end.ended_as = EndedAs.SNOOZED
+            end.again_after = value.after
+            end.error = value.reason
+        case Cancel():
+            end.ended_as = EndedAs.CANCELLED
+            end.error = value.reason
+        case Discard():
+            end.ended_as = EndedAs.DEAD
+            _describe(end, value, code="discarded")
+        case Retry():
+            _describe(end, value, code="retry")
+            _again(end, task, value, random)
+        case JobCancelled():
+            end.ended_as = EndedAs.CANCELLED
+            end.error = value.reason
+        case InvalidArguments():
+            # No later attempt can read what this one could not.
+            end.ended_as = EndedAs.DEAD
+            _describe(end, value, code="invalid_arguments")
+        case BaseException():
+            code = "timed_out" if isinstance(value, TimedOut) else type(value).__name__
+            _describe(end, value, code=getattr(value, "code", None) or code)
+            if isinstance(value, task.options.retry_on) or isinstance(value, TimedOut):
+                _again(end, task, value, random)
+            else:
+                end.ended_as = EndedAs.DEAD
+        case _:
+            return _completed(end, task, value)
+    return end
+
+
+def _completed(end: EndedJob, task: TaskDefinition, result: Any) -> EndedJob:
+    if result is None or not task.options.keep_result:
+        return end
+    try:
+        raw = msgspec.json.encode(result)
+    except (TypeError, ValueError) as error:
+        end.error_code = "result_not_stored"
+        end.error = f"the result cannot be written as JSON: {error}"
+        return end
+    if len(raw) > MAX_RESULT_BYTES or b"\\u0000" in raw:
+        end.error_code = "result_not_stored"
+        end.error = f"the result has {len(raw):,} bytes (at most {MAX_RESULT_BYTES:,}), or a NUL"
+        return end
+    end.result = raw.decode()
+    return end
+
+
+def _again(end: EndedJob, task: TaskDefinition, value: BaseException, random: Random) -> None:
+    if end.job.attempt >= end.job.max_attempts:
+        end.ended_as = EndedAs.DEAD
+        return
+    end.ended_as = EndedAs.RETRIED
+    after = value.after if isinstance(value, Retry) else None
+    if after is None:
+        try:
+            after = task.options.retry.delay(end.job.attempt, value, random)
+        except Exception as error:
+            # A broken policy must neither lose the job nor spin on it.
+            end.ended_as = EndedAs.DEAD
+            end.error = f"{end.error}; and its retry policy failed: {error!r}"
+            return
+    end.again_after = after
+
+
+def _describe(end: EndedJob, error: BaseException, *, code: Any) -> None:
+    end.error_code = _clean(str(code), 200)
+    end.error = _clean(str(error) or type(error).__name__, _MAX_ERROR)
+    if error.__traceback__ is not None or error.__cause__ is not None:
+        end.traceback = _clean("".join(tracebacks.format_exception(error)), _MAX_TRACEBACK)
+
+
+def _clean(text: str, most: int) -> str:
+    """Text that every database can store. Of a long one the end is kept: the error is there."""
+    text = text.replace("\x00", "\\0").encode(errors="backslashreplace").decode()
+    return text if len(text) <= most else "…" + text[-most:]
+
+
+async def run_async(task: TaskDefinition, kwargs: dict[str, Any], seconds: float | None) -> Any:
+    """Run an async handler; after `seconds` it is cancelled."""
+    if seconds is None:
+        return await task.function(**kwargs)
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await task.function(**kwargs)
+    except TimeoutError as error:
+        if limit.expired():
+            raise TimedOut(f"the handler was cancelled after {seconds:g} s") from error
+        raise

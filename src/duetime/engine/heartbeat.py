@@ -1,0 +1,84 @@
+"""Keeps a worker's lease, on a thread and a connection of its own.
+
+A busy event loop or a slow query cannot stop it; a lease that cannot be renewed fences the
+worker before anyone else may take its jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from duetime.engine.service import backoff
+from duetime.errors import StorageError
+from duetime.storage.store import Beat, Heart
+
+log = logging.getLogger("duetime.heartbeat")
+
+
+class Heartbeat:
+    """Calls `beaten` after each renewal, and `lost(reason)` once when the lease is gone."""
+
+    def __init__(
+        self,
+        heart: Heart,
+        worker_id: int,
+        *,
+        lease: timedelta,
+        every: timedelta,
+        beaten: Callable[[Beat], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self._heart = heart
+        self._worker_id = worker_id
+        self._lease = lease
+        self._every = every.total_seconds()
+        self._beaten = beaten
+        self._lost = lost
+        # Counted from before the renewal was sent: never later than the database's own end.
+        self._lease_ends = time.monotonic() + lease.total_seconds()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="duetime-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=6)
+
+    @property
+    def seconds_left(self) -> float:
+        return self._lease_ends - time.monotonic()
+
+    def _run(self) -> None:
+        failures = 0
+        wait = 0.0
+        while not self._stop.wait(wait):
+            sent = time.monotonic()
+            try:
+                beat = self._heart.beat(self._worker_id, self._lease)
+            except StorageError as error:
+                failures += 1
+                log.warning("heartbeat_failed", extra={"error": str(error), "failures": failures})
+                if self.seconds_left <= self._every / 4:
+                    self._end("the lease could not be renewed in time")
+                    return
+                wait = min(backoff(failures), self._every, max(self.seconds_left / 4, 0.05))
+                continue
+            failures = 0
+            if not beat.alive:
+                self._end("the lease had run out")
+                return
+            self._lease_ends = sent + self._lease.total_seconds()
+            self._beaten(beat)
+            wait = self._every
+        self._heart.close()
+
+    def _end(self, reason: str) -> None:
+        self._heart.close()
+        self._lost(reason)

@@ -1,0 +1,290 @@
+"""The handlers' side of a worker: a fixed number of runners, each with one job at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.task import TaskDefinition
+from duetime.engine.context import Context
+from duetime.engine.executor import TimedOut, end_with, run_async
+from duetime.errors import JobCancelled
+from duetime.storage.store import Store
+
+log = logging.getLogger("duetime.worker")
+
+CANCELLED = "cancelled"
+LOST = "lost to another worker"
+STOPPING = "the worker is stopping"
+
+_HOLD_SECONDS = 0.1
+"""About how much work a worker may hold back from others."""
+_YIELD_SECONDS = 0.002
+
+
+class Running:
+    """A job in the hands of its handler."""
+
+    __slots__ = ("context", "in_thread", "job", "reason", "runner")
+
+    def __init__(self, job: ClaimedJob, runner: asyncio.Task[Any]) -> None:
+        self.job = job
+        self.runner = runner
+        self.reason: str | None = None
+        self.context: Context | None = None
+        self.in_thread = False
+
+    def stop(self, reason: str) -> None:
+        """Ask the handler to stop: an async one is cancelled, one in a thread is told."""
+        if self.reason is None:
+            self.reason = reason
+            if self.context is not None:
+                self.context.stop(reason)
+            if not self.in_thread:
+                self.runner.cancel()
+
+
+class Runners:
+    """Runs what is `put`; calls `ended(job, end)` for each. `end` is None if it needs no record."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, TaskDefinition],
+        *,
+        store: Store,
+        worker: str,
+        concurrency: int,
+        ended: Callable[[ClaimedJob, EndedJob | None], None],
+        started: Callable[[ClaimedJob], None],
+    ) -> None:
+        self._tasks = tasks
+        self._store = store
+        self._worker = worker
+        self._concurrency = concurrency
+        self._ended = ended
+        self._started = started
+        self._random = Random()
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="duetime-task")
+        self._waiting: deque[tuple[ClaimedJob, float]] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._last_yield = 0.0
+        self._mean_seconds = 0.05
+        self.running: set[Running] = set()
+        self._runners = [
+            asyncio.create_task(self._run_forever(), name=f"duetime-runner-{number}")
+            for number in range(concurrency)
+        ]
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def free(self) -> int:
+        """How many more jobs could start at once."""
+        return max(0, self._concurrency - len(self.running) - len(self._waiting))
+
+    def room(self, most: int) -> int:
+        """How many more jobs may be claimed: many while handlers are fast, few while slow."""
+        ahead = self._concurrency * _HOLD_SECONDS / max(self._mean_seconds, 1e-5)
+        held = len(self.running) + len(self._waiting)
+        return max(0, self._concurrency + int(min(ahead, most)) - held)
+
+    def put(self, jobs: Sequence[ClaimedJob], *, received: float) -> None:
+        self._waiting.extend((job, received) for job in jobs)
+        for _ in range(min(len(jobs), len(self._idle))):
+            future = self._idle.pop()
+            if not future.done():
+                future.set_result(None)
+
+    def take_back(self, older_than: float = 0.0) -> list[ClaimedJob]:
+        """Remove and return what waits for a runner longer than `older_than` seconds."""
+        limit = time.monotonic() - older_than
+        back = [job for job, received in self._waiting if received <= limit]
+        self._waiting = deque(item for item in self._waiting if item[1] > limit)
+        return back
+
+    def cancel(self, job_id: int) -> bool:
+        """Stop the handler of a job whose cancellation was asked for."""
+        for index, (job, received) in enumerate(self._waiting):
+            if job.id == job_id:
+                del self._waiting[index]
+                at = int((time.monotonic() - received) * 1e6)
+                end = EndedJob(job, EndedAs.CANCELLED, at, at, error="cancelled before it began")
+                self._ended(job, end)
+                return True
+        for running in self.running:
+            if running.job.id == job_id:
+                running.stop(CANCELLED)
+                return True
+        return False
+
+    def stop_all(self, reason: str) -> None:
+        for running in list(self.running):
+            running.stop(reason)
+
+    async def drained(self, seconds: float) -> bool:
+        """Wait until nothing runs or waits, at most `seconds`; return whether that is so."""
+        deadline = time.monotonic() + seconds
+        while self.running or self._waiting:
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(0.005)
+        return True
+
+    async def close(self) -> None:
+        for runner in self._runners:
+            runner.cancel()
+        await asyncio.gather(*self._runners, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run_forever(self) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        while True:
+            if not self._waiting:
+                future = self._loop.create_future()
+                self._idle.append(future)
+                await future
+                continue
+            job, received = self._waiting.popleft()
+            running = Running(job, me)
+            self.running.add(running)
+            try:
+                end = await self._attempt(running, received)
+            finally:
+                self.running.discard(running)
+            if running.reason is not None:
+                await _absorb_cancel(me)
+            committed = running.context is not None and running.context.committed
+            if end is not None or committed or running.reason not in (LOST, STOPPING):
+                self._ended(job, end)
+            now = time.monotonic()
+            if now - self._last_yield > _YIELD_SECONDS:
+                # Handlers that never wait must not keep the loop from the database's answers.
+                await asyncio.sleep(0)
+                self._last_yield = time.monotonic()
+
+    async def _attempt(self, running: Running, received: float) -> EndedJob | None:
+        job = running.job
+        task = self._tasks[job.task]
+        began = time.monotonic()
+        started_us = int((began - received) * 1e6)
+        if job.expires_at is not None and job.expires_at <= job.claimed_at + timedelta(
+            microseconds=started_us
+        ):
+            error = f"it was to start before {job.expires_at.isoformat()}"
+            return EndedJob(job, EndedAs.EXPIRED, started_us, started_us, error=error)
+        self._started(job)
+        value: Any
+        try:
+            kwargs = task.decode(job.args)
+            if task.context_name is not None:
+                running.context = kwargs[task.context_name] = Context(
+                    job,
+                    worker=self._worker,
+                    store=self._store,
+                    loop=self._loop,
+                    claimed=received,
+                    started_us=started_us,
+                )
+            seconds = None if job.timeout is None else job.timeout.total_seconds()
+            if task.is_async:
+                value = await run_async(task, kwargs, seconds)
+            else:
+                value = await self._run_in_thread(running, task, kwargs, seconds, received)
+        except asyncio.CancelledError:
+            if running.reason is None:
+                raise
+            value = JobCancelled(job.id, running.reason)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            value = error
+        context = running.context
+        ended = time.monotonic()
+        self._mean_seconds += (ended - began - self._mean_seconds) * 0.05
+        if running.reason in (LOST, STOPPING) or (context is not None and context.committed):
+            # Lost: not ours to record. Stopping: given back. Committed: recorded already.
+            if isinstance(value, BaseException) or context is None or context.committed:
+                return None
+        end = end_with(
+            job,
+            task,
+            value,
+            started_us=started_us,
+            finished_us=int((ended - received) * 1e6),
+            random=self._random,
+        )
+        if context is not None and context.completed:
+            end.completed_before = True
+        return end
+
+    async def _run_in_thread(
+        self,
+        running: Running,
+        task: TaskDefinition,
+        kwargs: dict[str, Any],
+        seconds: float | None,
+        received: float,
+    ) -> Any:
+        running.in_thread = True
+        call = contextvars.copy_context().run
+        future = self._loop.run_in_executor(
+            self._threads, lambda: _call_in_thread(call, task, kwargs)
+        )
+        done, _ = await asyncio.wait([future], timeout=seconds)
+        if done:
+            value, error = future.result()
+            if error is not None:
+                raise error
+            return value
+        # A thread cannot be ended from outside: tell it, say so, and keep its place taken.
+        late = TimedOut(f"the handler did not end within {seconds:g} s; its thread still runs")
+        if running.context is not None:
+            running.context.stop("out of time")
+        log.warning("thread_overran", extra={"job_id": running.job.id, "task": task.name})
+        started_us = 0 if running.context is None else running.context._started_us
+        end = end_with(
+            running.job,
+            task,
+            late,
+            started_us=started_us,
+            finished_us=int((time.monotonic() - received) * 1e6),
+            random=self._random,
+        )
+        self._ended(running.job, end)
+        running.reason = LOST
+        await asyncio.wait([future])
+        raise late
+
+
+def _call_in_thread(
+    call: Callable[..., Any], task: TaskDefinition, kwargs: dict[str, Any]
+) -> tuple[Any, BaseException | None]:
+    # StopIteration and SystemExit must not travel through a future.
+    try:
+        return call(lambda: task.function(**kwargs)), None
+    except BaseException as error:
+        return None, error
+
+
+async def _absorb_cancel(me: asyncio.Task[Any]) -> None:
+    """A cancel that came when the handler had already ended must not hit the next job."""
+    if me.cancelling():
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            pass
+        while me.cancelling():
+            me.uncancel()

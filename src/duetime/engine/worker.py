@@ -1,0 +1,500 @@
+"""A worker: claims what is due, runs it, records how it ended, and sleeps in between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from duetime.domain.job import LAST_PRIORITY, ClaimedJob, EndedJob
+from duetime.domain.task import TaskDefinition
+from duetime.engine.clock import DatabaseClock
+from duetime.engine.heartbeat import Heartbeat
+from duetime.engine.housekeeping import prune_forever, rescue_forever
+from duetime.engine.runners import LOST, STOPPING, Runners
+from duetime.engine.service import backoff, repeat
+from duetime.errors import DatabaseUnreachable, StorageError
+from duetime.storage.store import Beat, Exchange, Lane, Sleeper, Store
+from duetime.telemetry.events import Events
+
+log = logging.getLogger("duetime.worker")
+
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+_NAPS = (0.001, 0.002, 0.005, 0.01, 0.02)
+_LINGER_SECONDS = 0.002
+_BUSY_SECONDS = 0.05
+"""Woken twice within this time: stay awake, so that producers need not wake us."""
+_STAGGER_SECONDS = 0.002
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker works. Every interval is a setting."""
+
+    queues: tuple[str, ...] = ("default",)
+    concurrency: int = 50
+    batch: int = 500
+    lease: timedelta = timedelta(seconds=30)
+    heartbeat: timedelta = timedelta(seconds=10)
+    poll: timedelta = timedelta(seconds=30)
+    grace: timedelta = timedelta(seconds=30)
+    rescue_every: timedelta = timedelta(seconds=2)
+    prune_every: timedelta = timedelta(seconds=60)
+    retention: Mapping[str, timedelta] = {}
+    name: str | None = None
+
+
+class Worker:
+    """One process's worker. `run` until `stop`; every job it holds is under its lease."""
+
+    def __init__(
+        self,
+        store: Store,
+        tasks: Mapping[str, TaskDefinition],
+        options: WorkerOptions,
+        events: Events,
+    ) -> None:
+        self._store = store
+        self._tasks = tasks
+        self._options = options
+        self._events = events
+        self.name = options.name or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self._worker_id = 0
+        self._rank = 0
+        self._clock = DatabaseClock()
+        self._held: dict[tuple[int, int], ClaimedJob] = {}
+        self._left: Counter[int] = Counter()
+        """How many jobs of each token have not ended."""
+        self._outbox: list[EndedJob] = []
+        self._closed: list[int] = []
+        self._limited: list[str] = []
+        self._unsure = False
+        """An exchange failed: what it did is unknown until settled."""
+        self._failures = 0
+        self._stopping = False
+        self._stop_now = False
+        self._fenced: str | None = None
+        self._look = True
+        self._quarantined: int | None = None
+        self._lanes = [
+            Lane(queue, priority, _LONG_AGO)
+            for priority in range(LAST_PRIORITY + 1)
+            for queue in options.queues
+        ]
+        self._floors_until = 0.0
+        self.started = asyncio.Event()
+
+    # Life
+
+    async def run(self) -> None:
+        """Work until `stop`. Returns when everything held has ended or was given back."""
+        self._loop = asyncio.get_running_loop()
+        self._runners = Runners(
+            self._tasks,
+            store=self._store,
+            worker=self.name,
+            concurrency=self._options.concurrency,
+            ended=self._job_ended,
+            started=self._events.job_started(self.name),
+        )
+        await self._join()
+        services = [
+            asyncio.create_task(repeat("housekeeping", self._keep_house)),
+            asyncio.create_task(rescue_forever(self._store, self._options, self._events)),
+            asyncio.create_task(prune_forever(self._store, self._options)),
+        ]
+        self.started.set()
+        self._events.worker_started(self.name, self._worker_id, self._options.queues)
+        try:
+            while not self._stopping:
+                if self._fenced is not None:
+                    await self._rejoin()
+                await self._step()
+        finally:
+            for service in services:
+                service.cancel()
+            await asyncio.gather(*services, return_exceptions=True)
+            await self._leave()
+
+    def stop(self, *, now: bool = False) -> None:
+        """Claim nothing more; finish what runs within the grace time, or now."""
+        self._stopping = True
+        self._stop_now = self._stop_now or now
+        if self.started.is_set():
+            self._sleeper.interrupt()
+
+    async def _join(self) -> None:
+        """LISTEN first, then drain: nothing enqueued meanwhile is missed."""
+        options = self._options
+        self._worker_id = await self._store.register_worker(
+            name=self.name,
+            queues=options.queues,
+            tasks={name: _defaults(task) for name, task in self._tasks.items()},
+            concurrency=options.concurrency,
+            lease=options.lease,
+        )
+        self._sleeper: Sleeper = await self._store.sleeper(self._worker_id)
+        self._asleep = False
+        self._look = True
+        self._last_wake = 0.0
+        self._naps = 0
+        self._heartbeat = Heartbeat(
+            self._store.heart(),
+            self._worker_id,
+            lease=options.lease,
+            every=options.heartbeat,
+            beaten=lambda beat: self._from_thread(self._beaten, beat),
+            lost=lambda reason: self._from_thread(self._fence, reason),
+        )
+        self._heartbeat.start()
+        self._limited = await self._read_limited()
+
+    async def _leave(self) -> None:
+        grace = 0.0 if self._stop_now else self._options.grace.total_seconds()
+        self._events.worker_stopping(self.name, running=len(self._runners.running))
+        await self._give_back(self._runners.take_back())
+        deadline = time.monotonic() + grace
+        while not self._stop_now and self._runners.running and time.monotonic() < deadline:
+            await self._runners.drained(0.05)
+            await self._flush()
+        self._runners.stop_all(STOPPING)
+        await self._runners.drained(0.25)
+        await self._flush()
+        unfinished = list(self._held.values())
+        await self._give_back(unfinished)
+        await self._loop.run_in_executor(None, self._heartbeat.stop)
+        try:
+            await self._store.remove_worker(self._worker_id)
+        except StorageError as error:
+            log.warning("worker_not_removed", extra={"worker": self.name, "error": str(error)})
+        await self._sleeper.close()
+        await self._runners.close()
+        self._events.worker_stopped(self.name, given_back=len(unfinished))
+
+    # Fencing
+
+    def _from_thread(self, function: Any, *args: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _beaten(self, beat: Beat) -> None:
+        self._rank = beat.rank
+        for job_id in beat.cancelled:
+            self._runners.cancel(job_id)
+
+    def _fence(self, reason: str) -> None:
+        """Others may take our jobs now: stop every handler, and record nothing."""
+        if self._fenced is None:
+            self._fenced = reason
+            self._events.worker_fenced(self.name, reason, held=len(self._held))
+            self._runners.take_back()
+            self._runners.stop_all(LOST)
+            self._sleeper.interrupt()
+
+    async def _rejoin(self) -> None:
+        """Begin anew under another id. What ended before the fence is still offered: the
+        database's fence decides."""
+        await self._loop.run_in_executor(None, self._heartbeat.stop)
+        await self._sleeper.close()
+        await self._runners.drained(1.0)
+        while not self._stopping:
+            try:
+                await self._settle()
+                self._held.clear()
+                self._left.clear()
+                self._closed.clear()
+                self._fenced = None
+                await self._join()
+                return
+            except DatabaseUnreachable as error:
+                await self._back_off(error)
+
+    # The loop
+
+    async def _step(self) -> None:
+        """Send what ended, claim what is due; or, if there is neither, sleep."""
+        try:
+            if self._unsure:
+                await self._settle()
+            for job_id in self._sleeper.cancelled_jobs():
+                self._runners.cancel(job_id)
+            room = self._runners.room(2 * self._options.batch) if self._look else 0
+            if room > 0:
+                await self._linger(room)
+                await self._exchange(min(room, self._options.batch))
+            elif self._outbox or self._closed:
+                await self._exchange(0)
+            else:
+                await self._rest()
+            self._failures = 0
+        except DatabaseUnreachable as error:
+            self._unsure = True
+            self._look = True
+            await self._back_off(error)
+
+    async def _linger(self, room: int) -> None:
+        # With work at hand, a small exchange can wait a moment and become a larger one.
+        if self._runners.waiting and room < self._options.batch // 2:
+            await asyncio.sleep(_LINGER_SECONDS)
+
+    async def _exchange(self, want: int) -> None:
+        ended, self._outbox = self._outbox, []
+        closed, self._closed = self._closed, []
+        self._drop_old_floors()
+        short_before = self._asleep or self._naps > 0
+        sent = time.monotonic()
+        try:
+            answer = await self._store.exchange(
+                self._worker_id,
+                ended=ended,
+                closed=closed,
+                lanes=self._lanes if want else (),
+                want=want,
+                look_ahead=want > 0 and short_before,
+            )
+        except BaseException:
+            self._outbox = ended + self._outbox
+            self._closed = closed + self._closed
+            raise
+        received = time.monotonic()
+        if answer.now is not None:
+            self._clock.set(answer.now, sent=sent, received=received)
+        self._report(ended, answer.refused)
+        self._accept(answer.claimed, received)
+        if want:
+            claimed = len(answer.claimed)
+            if self._limited:
+                claimed += await self._claim_limited(answer)
+            await self._after_look(answer, claimed, want, looked_ahead=short_before)
+
+    async def _claim_limited(self, answer: Exchange) -> int:
+        """From limited queues only what can start at once: what waits here counts as running."""
+        free = self._runners.free
+        more = await self._store.exchange(
+            self._worker_id,
+            limited=self._limited,
+            want=free,
+            look_ahead=True,
+        )
+        self._accept(more.claimed, time.monotonic())
+        times = [at for at in (answer.next_run_at, more.next_run_at) if at is not None]
+        answer.next_run_at = min(times) if times else None
+        return len(more.claimed)
+
+    def _accept(self, jobs: Sequence[ClaimedJob], received: float) -> None:
+        known: list[ClaimedJob] = []
+        unknown: list[ClaimedJob] = []
+        for job in jobs:
+            self._held[job.token, job.id] = job
+            self._left[job.token] += 1
+            (known if job.task in self._tasks else unknown).append(job)
+        if known:
+            self._events.jobs_claimed(self.name, known)
+            self._runners.put(known, received=received)
+        if unknown:
+            self._park_soon(unknown)
+
+    async def _after_look(
+        self, answer: Exchange, claimed: int, want: int, *, looked_ahead: bool
+    ) -> None:
+        """Decide when to look again."""
+        if claimed >= want:
+            self._raise_floors(answer.claimed)
+            self._naps = 0
+            if self._asleep:
+                await self._wake_up()
+            return
+        self._forget_floors()
+        if not looked_ahead:
+            # All that was due is claimed. Look once more, with an eye on what comes next.
+            if await self._sleeper.fall_asleep(self._options.queues):
+                self._asleep = True
+                self._naps = 0
+            else:
+                await self._nap()
+            return
+        wait = self._options.poll.total_seconds()
+        if answer.next_run_at is not None:
+            wait = min(wait, self._clock.seconds_until(answer.next_run_at))
+        if wait <= 0.0 or not self._asleep:
+            # Due, yet not claimed: another worker is claiming it, or an enqueue is in flight.
+            await self._nap()
+            if not self._asleep and await self._sleeper.fall_asleep(self._options.queues):
+                self._asleep = True
+            return
+        self._naps = 0
+        self._look = False
+        if answer.next_run_at is not None and wait > 0.005:
+            wait += min(self._rank, 5) * _STAGGER_SECONDS
+        self._wake_at = time.monotonic() + wait
+
+    async def _nap(self) -> None:
+        self._naps += 1
+        await asyncio.sleep(_NAPS[min(self._naps, len(_NAPS)) - 1])
+
+    async def _rest(self) -> None:
+        """Sleep until due, notified, or something ends here."""
+        if self._look:
+            # No room: a job must end before we look again.
+            await self._sleeper.sleep(1.0)
+            return
+        reason = await self._sleeper.sleep(max(0.0, self._wake_at - time.monotonic()))
+        now = time.monotonic()
+        if reason == "interrupted" and now < self._wake_at:
+            return
+        self._look = True
+        self._events.woken(self.name, reason)
+        if reason == "notified":
+            if now - self._last_wake < _BUSY_SECONDS:
+                await self._wake_up()
+            self._last_wake = now
+
+    async def _wake_up(self) -> None:
+        self._asleep = False
+        await self._sleeper.wake_up()
+
+    # Floors
+
+    def _raise_floors(self, claimed: Sequence[ClaimedJob]) -> None:
+        """Below the last claimed of a lane all was seen: do not walk its dead rows again."""
+        if not claimed:
+            return
+        last = {(job.queue, job.priority): job.run_at for job in claimed}
+        for lane in self._lanes:
+            if floor := last.get((lane.queue, lane.priority)):
+                lane.floor = max(lane.floor, floor)
+
+    def _forget_floors(self) -> None:
+        for lane in self._lanes:
+            lane.floor = _LONG_AGO
+
+    def _drop_old_floors(self) -> None:
+        now = time.monotonic()
+        if now >= self._floors_until:
+            self._floors_until = now + 1.0
+            self._forget_floors()
+
+    # What ended
+
+    def _job_ended(self, job: ClaimedJob, end: EndedJob | None) -> None:
+        if self._held.pop((job.token, job.id), None) is None:
+            return
+        if end is not None:
+            self._outbox.append(end)
+        self._count_down(job)
+        if job.id == self._quarantined:
+            self._quarantined = None
+        if job.limited:
+            self._look = True
+        self._sleeper.interrupt()
+
+    def _count_down(self, job: ClaimedJob) -> None:
+        self._left[job.token] -= 1
+        if self._left[job.token] <= 0:
+            del self._left[job.token]
+            self._closed.append(job.token)
+
+    def _report(self, ended: Sequence[EndedJob], refused: frozenset[int]) -> None:
+        self._events.jobs_ended(self.name, [end for end in ended if end.job.id not in refused])
+        for end in ended:
+            if end.job.id in refused and not end.completed_before:
+                self._events.job_refused(self.name, end)
+
+    async def _flush(self) -> None:
+        try:
+            await self._settle()
+        except StorageError as error:
+            log.warning("flush_failed", extra={"worker": self.name, "error": str(error)})
+
+    async def _settle(self) -> None:
+        """Record what ended; idempotent, whatever became of an earlier try."""
+        ended, closed = self._outbox[:], self._closed[:]
+        if ended or closed:
+            refused = await self._store.settle(ended, closed)
+            del self._outbox[: len(ended)]
+            del self._closed[: len(closed)]
+            self._report(ended, refused)
+        if self._unsure:
+            await self._store.disown(self._worker_id, list(self._left))
+            self._unsure = False
+
+    async def _back_off(self, error: DatabaseUnreachable) -> None:
+        self._failures += 1
+        wait = backoff(self._failures)
+        self._events.database_unreachable(self.name, str(error), wait)
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline and not self._stopping and self._fenced is None:
+            await asyncio.sleep(0.05)
+
+    # Housekeeping of this worker alone
+
+    async def _keep_house(self) -> float:
+        if self._heartbeat.seconds_left <= 0:
+            self._fence("the lease ran out")
+        if self._fenced is None:
+            await self._give_back(self._runners.take_back(older_than=1.0))
+            self._limited = await self._read_limited()
+            await self._store.unpark(list(self._tasks))
+            if self._quarantined is None and self._runners.free:
+                for job in await self._store.claim_quarantined(
+                    self._worker_id, self._options.queues
+                ):
+                    self._quarantined = job.id
+                    self._accept([job], time.monotonic())
+        return 1.0
+
+    async def _read_limited(self) -> list[str]:
+        limited = await self._store.limited_queues()
+        return [queue for queue in self._options.queues if queue in limited]
+
+    async def _give_back(self, jobs: Sequence[ClaimedJob]) -> None:
+        if not jobs:
+            return
+        closed = self._let_go(jobs)
+        try:
+            await self._store.release(jobs, closed)
+        except StorageError as error:
+            # Their lease runs out, and they are rescued.
+            log.warning("release_failed", extra={"worker": self.name, "error": str(error)})
+
+    def _park_soon(self, jobs: Sequence[ClaimedJob]) -> None:
+        closed = self._let_go(jobs)
+        self._events.jobs_parked(self.name, jobs)
+        names = ", ".join(sorted({job.task for job in jobs}))
+        reason = f"worker {self.name} does not know the task {names}"
+        self._parking = asyncio.create_task(self._park(jobs, closed, reason))
+
+    async def _park(self, jobs: Sequence[ClaimedJob], closed: Sequence[int], reason: str) -> None:
+        try:
+            await self._store.park(jobs, closed, reason)
+        except StorageError as error:
+            log.warning("park_failed", extra={"worker": self.name, "error": str(error)})
+            self._unsure = True
+
+    def _let_go(self, jobs: Sequence[ClaimedJob]) -> list[int]:
+        """Hold these jobs no longer; return the tokens that are done with."""
+        before = len(self._closed)
+        for job in jobs:
+            if self._held.pop((job.token, job.id), None) is not None:
+                self._count_down(job)
+        closed, self._closed = self._closed[before:], self._closed[:before]
+        return closed
+
+
+def _defaults(task: TaskDefinition) -> dict[str, Any]:
+    options = task.options
+    return {
+        "queue": options.queue,
+        "priority": options.priority,
+        "max_attempts": options.max_attempts,
+        "timeout": options.timeout,
+        "expires": options.expires,
+    }

@@ -1,0 +1,129 @@
+"""Every error that Duetime raises. One root; each message says what happened and what to do."""
+
+from __future__ import annotations
+
+
+class DuetimeError(Exception):
+    """The root of all errors raised by Duetime."""
+
+
+class InvalidInput(DuetimeError, ValueError):
+    """What was given cannot be accepted; nothing was changed."""
+
+
+class InvalidArguments(InvalidInput):
+    """A task's arguments do not fit its signature, are not JSON, or are too large."""
+
+    def __init__(self, message: str, *, task: str, argument: str | None = None) -> None:
+        super().__init__(message)
+        self.task = task
+        self.argument = argument
+
+
+class UnknownTask(DuetimeError, LookupError):
+    """No task of that name is registered in this process."""
+
+    def __init__(self, task: str) -> None:
+        super().__init__(
+            f"No task named {task!r} is registered here. "
+            "Import the module that defines it before the worker starts, or check the spelling."
+        )
+        self.task = task
+
+
+class JobNotFound(DuetimeError, LookupError):
+    """No job has that id (it may have been pruned)."""
+
+    def __init__(self, job_id: int) -> None:
+        super().__init__(f"There is no job {job_id}. It may have been pruned.")
+        self.job_id = job_id
+
+
+class KeyConflict(DuetimeError):
+    """Another job holds the key, and the policy is `reject`."""
+
+    def __init__(self, *, task: str, key: str, job_id: int) -> None:
+        super().__init__(
+            f"Job {job_id} of task {task!r} already holds the key {key!r}; nothing was enqueued. "
+            'Use on_conflict="return" to get that job, or "replace" to move it.'
+        )
+        self.task = task
+        self.key = key
+        self.job_id = job_id
+
+
+class IllegalTransition(DuetimeError):
+    """The job is not in a state in which this can be done."""
+
+    def __init__(self, job_id: int, *, state: str, action: str) -> None:
+        super().__init__(f"Job {job_id} is {state}: it cannot be {action}.")
+        self.job_id = job_id
+        self.state = state
+
+
+class ClaimLost(DuetimeError):
+    """This worker no longer holds the job: another may run it. Stop, and write nothing."""
+
+    def __init__(self, job_id: int, token: int) -> None:
+        super().__init__(
+            f"Job {job_id} is no longer held under token {token}: its lease ran out and it was "
+            "given to another worker. Nothing was written."
+        )
+        self.job_id = job_id
+        self.token = token
+
+
+class JobCancelled(DuetimeError):
+    """Raised in a handler that asks whether its job was cancelled, when it was."""
+
+    def __init__(self, job_id: int, reason: str = "cancelled") -> None:
+        super().__init__(f"Job {job_id} should stop: {reason}.")
+        self.job_id = job_id
+        self.reason = reason
+
+
+class JobFailed(DuetimeError):
+    """`result()` was awaited for a job that ended without one."""
+
+    def __init__(self, job_id: int, *, state: str, error: str | None) -> None:
+        super().__init__(f"Job {job_id} ended as {state}: {error or 'no error was stored'}")
+        self.job_id = job_id
+        self.state = state
+        self.error = error
+
+
+class ResultTimeout(DuetimeError, TimeoutError):
+    """The job did not end in the time given; it goes on."""
+
+    def __init__(self, job_id: int, seconds: float) -> None:
+        super().__init__(f"Job {job_id} did not end within {seconds:g} s; it is still there.")
+        self.job_id = job_id
+
+
+class StorageError(DuetimeError):
+    """The database refused or failed."""
+
+
+class DatabaseUnreachable(StorageError):
+    """No connection could be made. Passing: it is tried again."""
+
+
+class BadDatabaseURL(StorageError, ValueError):
+    """The database URL cannot be understood."""
+
+
+class SchemaMismatch(StorageError):
+    """The database's schema is not the one that this version of Duetime works with."""
+
+    def __init__(self, message: str, *, found: int, expected: int) -> None:
+        super().__init__(message)
+        self.found = found
+        self.expected = expected
+
+
+class UnsupportedTransaction(DuetimeError, TypeError):
+    """`tx=` was given something that Duetime cannot write through."""
+
+
+class SettingsError(DuetimeError, ValueError):
+    """A setting has a value that cannot be used."""

@@ -1,0 +1,1 @@
+"""Duetime inside other frameworks. Nothing here is imported unless it is asked for."""

@@ -1,0 +1,168 @@
+"""Settings: arguments win over the environment, the environment over a TOML file, over defaults."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from duetime.domain.duration import parse_duration
+from duetime.errors import InvalidInput, SettingsError
+
+DEFAULT_DATABASE = "sqlite:///duetime.db"
+_LONGEST_POLL = timedelta(minutes=10)
+
+DEFAULT_RETENTION = {
+    "completed": timedelta(days=7),
+    "cancelled": timedelta(days=7),
+    "superseded": timedelta(days=7),
+    "expired": timedelta(days=30),
+    "dead": timedelta(days=90),
+}
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Every setting, with its default. `DUETIME_LEASE=1m` sets `lease`, and so on."""
+
+    database: str = DEFAULT_DATABASE
+    listen_database: str | None = None
+    schema: str = "duetime"
+    prefix: str = "duetime_"
+    notify: bool = True
+    prepare: bool = True
+    pool_size: int = 4
+    database_timeout: timedelta = timedelta(seconds=30)
+    queues: tuple[str, ...] = ("default",)
+    concurrency: int = 50
+    batch: int = 500
+    lease: timedelta = timedelta(seconds=30)
+    heartbeat: timedelta = timedelta(seconds=10)
+    poll: timedelta = timedelta(seconds=30)
+    grace: timedelta = timedelta(seconds=30)
+    rescue_every: timedelta = timedelta(seconds=2)
+    prune_every: timedelta = timedelta(seconds=60)
+    retention: dict[str, timedelta] = msgspec.field(default_factory=lambda: dict(DEFAULT_RETENTION))
+    max_attempts: int = 3
+    retry_base: timedelta = timedelta(seconds=15)
+    max_args_bytes: int = 1024 * 1024
+    migrate: bool | None = None
+    """Bring the schema up to date when the app starts. Default: on SQLite only."""
+
+
+_FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
+
+
+def load_settings(
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    file: str | Path | None = None,
+) -> Settings:
+    """Read and check the settings; raise `SettingsError` naming the one that is wrong."""
+    environment = os.environ if environment is None else environment
+    path = file or environment.get("DUETIME_CONFIG")
+    values: dict[str, tuple[Any, str]] = {}
+    if path is not None:
+        values |= _from_file(Path(path))
+    for name in _FIELDS:
+        variable = f"DUETIME_{name.upper()}"
+        if environment.get(variable):
+            values[name] = (environment[variable], variable)
+    for name, value in (arguments or {}).items():
+        if name not in _FIELDS:
+            raise SettingsError(
+                f"There is no setting {name!r}. There are: {', '.join(sorted(_FIELDS))}."
+            )
+        if value is not None:
+            values[name] = (value, f"{name}=")
+    return _check(
+        Settings(
+            **{name: _convert(name, value, source) for name, (value, source) in values.items()}
+        )
+    )
+
+
+def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
+    try:
+        with path.open("rb") as file:
+            content = tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"The settings file {path} cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"The settings file {path} is not TOML: {error}.") from None
+    tool = content.get("tool", {})
+    section = tool.get("duetime", {}) if "tool" in content else content
+    for name in section:
+        if name not in _FIELDS:
+            raise SettingsError(
+                f"{path}: there is no setting {name!r}. There are: {', '.join(sorted(_FIELDS))}."
+            )
+    return {name: (value, f"{path}: {name}") for name, value in section.items()}
+
+
+def _convert(name: str, value: Any, source: str) -> Any:
+    kind = _FIELDS[name].type
+    try:
+        if name == "retention":
+            return _retention(value)
+        if kind is timedelta:
+            return parse_duration(value, name=source)
+        if kind in (bool, bool | None):
+            return _boolean(value, source)
+        if kind is int:
+            return int(value)
+        if name == "queues":
+            names = value.split(",") if isinstance(value, str) else list(value)
+            return tuple(str(item).strip() for item in names if str(item).strip())
+        return None if value is None else str(value)
+    except InvalidInput as error:
+        raise SettingsError(str(error)) from None
+    except (TypeError, ValueError):
+        raise SettingsError(f"{source} must be a whole number, got {value!r}.") from None
+
+
+def _boolean(value: Any, source: str) -> bool:
+    match value if isinstance(value, bool) else str(value).lower():
+        case bool() as truth:
+            return truth
+        case "on" | "true" | "yes" | "1":
+            return True
+        case "off" | "false" | "no" | "0":
+            return False
+    raise SettingsError(f"{source} must be on or off, got {value!r}.")
+
+
+def _retention(value: Any) -> dict[str, timedelta]:
+    if isinstance(value, str):
+        pairs = [item.partition("=") for item in value.split(",") if item.strip()]
+        value = {name.strip(): age.strip() for name, _, age in pairs}
+    ages = dict(DEFAULT_RETENTION)
+    for name, age in value.items():
+        if name not in ages:
+            raise SettingsError(
+                f"retention of {name!r}: there is no such outcome. There are: {', '.join(ages)}."
+            )
+        ages[name] = parse_duration(age, name=f"retention of {name}")
+    return ages
+
+
+def _check(settings: Settings) -> Settings:
+    for name in ("concurrency", "batch", "pool_size", "max_attempts", "max_args_bytes"):
+        if getattr(settings, name) < 1:
+            raise SettingsError(f"{name} must be at least 1, got {getattr(settings, name)}.")
+    if settings.batch > 500:
+        raise SettingsError(f"batch must be at most 500, got {settings.batch}.")
+    if not settings.queues:
+        raise SettingsError("queues must name at least one queue.")
+    if settings.poll > _LONGEST_POLL or not settings.poll:
+        raise SettingsError("poll must be longer than nothing and at most 10m.")
+    if settings.heartbeat * 2 > settings.lease:
+        raise SettingsError(
+            "heartbeat must be at most half of the lease, so that one lost beat costs nothing."
+        )
+    return settings

@@ -1,0 +1,1 @@
+"""Where jobs live. One protocol, one package for each database."""

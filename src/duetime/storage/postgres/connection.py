@@ -1,0 +1,107 @@
+"""Connections to PostgreSQL: how they are made, and how their errors are told."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
+
+from duetime.errors import (
+    BadDatabaseURL,
+    DatabaseUnreachable,
+    InvalidInput,
+    SchemaMismatch,
+    StorageError,
+)
+
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+_OURS = re.compile(r"\bduetime\.")
+
+# Half-open connections are noticed in seconds, not in the kernel's two hours.
+_KEEPALIVES = {
+    "connect_timeout": "10",
+    "keepalives": "1",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "20000",
+    "application_name": "duetime",
+}
+
+
+def check_schema_name(schema: str) -> str:
+    """Return `schema` if it can be written in SQL as it is."""
+    if not _SCHEMA.fullmatch(schema):
+        raise BadDatabaseURL(
+            f"The schema name {schema[:60]!r} cannot be used: write 1 to 40 lower-case letters, "
+            "digits and underscores, not beginning with a digit."
+        )
+    return schema
+
+
+def in_schema(text: str, schema: str) -> str:
+    """Return SQL written for the schema `duetime`, for another one."""
+    return text if schema == "duetime" else _OURS.sub(f"{schema}.", text)
+
+
+def make_dsn(url: str) -> str:
+    """Return libpq's form of `url`, with keepalives unless it sets its own."""
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        raise BadDatabaseURL(
+            f"The database URL cannot be read: {str(error).strip()}. "
+            "Write postgresql://user:password@host:port/database."
+        ) from None
+    return make_conninfo(**_KEEPALIVES | {k: str(v) for k, v in given.items() if v is not None})
+
+
+@contextmanager
+def told_errors() -> Iterator[None]:
+    """Raise the driver's errors as ours; a passing one as `DatabaseUnreachable`."""
+    try:
+        yield
+    except (PoolTimeout, PoolClosed, TooManyRequests, OSError, TimeoutError) as error:
+        raise DatabaseUnreachable(f"PostgreSQL did not answer: {first_line(error)}") from error
+    except (
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.UndefinedFunction,
+        psycopg.errors.InvalidSchemaName,
+    ) as error:
+        raise SchemaMismatch(
+            f"Duetime's tables are not in this database as expected ({first_line(error)}). "
+            "Run `duetime db upgrade`.",
+            found=0,
+            expected=0,
+        ) from error
+    except psycopg.errors.InvalidParameterValue as error:
+        raise InvalidInput(first_line(error)) from error
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        raise DatabaseUnreachable(
+            f"PostgreSQL cannot be reached or broke off: {first_line(error)}"
+        ) from error
+    except psycopg.Error as error:
+        raise StorageError(f"PostgreSQL refused: {first_line(error)}") from error
+
+
+@asynccontextmanager
+async def limited_to(seconds: float) -> AsyncIterator[None]:
+    """Give up on the database after `seconds`."""
+    with told_errors():
+        async with asyncio.timeout(seconds):
+            yield
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+
+
+def array(values: Any) -> str:
+    """A PostgreSQL array of numbers, as text: cheaper than adapting a list element by element."""
+    return "{" + ",".join(map(str, values)) + "}"

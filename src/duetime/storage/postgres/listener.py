@@ -1,0 +1,118 @@
+"""The LISTEN connection: never pooled, its own DSN, reconnects by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+
+from duetime.storage.postgres.connection import first_line
+
+log = logging.getLogger("duetime.listener")
+
+_BACKOFF = (0.1, 1.0, 2.0, 4.0, 8.0, 15.0)
+_CALL_SECONDS = 10.0
+
+
+class Listener:
+    """Calls `heard(channel, payload)` for each NOTIFY; `heard("", "")` after a reconnect,
+    since what was sent meanwhile is lost."""
+
+    def __init__(
+        self, dsn: str, channels: Sequence[str], heard: Callable[[str, str], None]
+    ) -> None:
+        self._dsn = dsn
+        self._channels = channels
+        self._heard = heard
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._busy = asyncio.Lock()
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None
+
+    async def open(self) -> None:
+        await self._connect()
+
+    async def execute(self, statement: str, parameters: Sequence[Any]) -> list[Any] | None:
+        """Run a statement on the listening session. None: there is no connection now."""
+        async with self._busy:
+            connection = self._connection
+            if connection is None:
+                return None
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(connection.fileno())
+            try:
+                async with asyncio.timeout(_CALL_SECONDS):
+                    cursor = await connection.execute(statement, parameters)
+                    rows = await cursor.fetchall() if cursor.description else []
+            except (psycopg.Error, TimeoutError, OSError) as error:
+                self._lost(error)
+                return None
+            except asyncio.CancelledError:
+                # The session's state is unknown: begin a new one.
+                self._lost(RuntimeError("a call was cancelled"))
+                raise
+            loop.add_reader(connection.fileno(), self._read)
+            return rows
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reconnecting
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(ValueError, OSError, psycopg.Error):
+                asyncio.get_running_loop().remove_reader(connection.fileno())
+            await connection.close()
+
+    async def _connect(self) -> None:
+        connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
+        for channel in self._channels:
+            await connection.execute(f'listen "{channel}"')
+        connection.add_notify_handler(lambda notify: self._heard(notify.channel, notify.payload))
+        self._connection = connection
+        asyncio.get_running_loop().add_reader(connection.fileno(), self._read)
+
+    def _read(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            connection.pgconn.consume_input()
+            while (notify := connection.pgconn.notifies()) is not None:
+                self._heard(notify.relname.decode(), notify.extra.decode())
+        except psycopg.Error as error:
+            self._lost(error)
+
+    def _lost(self, error: BaseException) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None or self._closed:
+            return
+        log.warning("listener_lost", extra={"error": first_line(error)})
+        with contextlib.suppress(ValueError, OSError, psycopg.Error):
+            asyncio.get_running_loop().remove_reader(connection.fileno())
+        self._reconnecting = asyncio.ensure_future(self._reconnect(connection))
+
+    async def _reconnect(self, old: psycopg.AsyncConnection[Any]) -> None:
+        with contextlib.suppress(psycopg.Error, OSError):
+            await old.close()
+        for attempt in range(10**9):
+            await asyncio.sleep(_BACKOFF[min(attempt, len(_BACKOFF) - 1)])
+            try:
+                async with asyncio.timeout(_CALL_SECONDS):
+                    await self._connect()
+            except (psycopg.Error, OSError, TimeoutError) as error:
+                log.warning("listener_reconnect_failed", extra={"error": first_line(error)})
+                continue
+            log.info("listener_reconnected", extra={"attempt": attempt + 1})
+            self._heard("", "")
+            return

@@ -1,0 +1,229 @@
+-- Enqueue and wake-up as SQL functions: any language, psql and triggers can use them.
+
+-- Wake who sleeps on this queue, when this transaction commits. Call it after the rows of
+-- `due` are written, once for each queue. Holds `barrier` until the commit: a worker that
+-- gets it knows that no enqueue is in flight. Whoever sleeps holds `asleep`.
+-- `set duetime.notify = off` turns it off.
+create function duetime.wake(queue text, run_at timestamptz default null) returns void
+    language plpgsql as $$
+declare
+    barrier constant integer := hashtext('duetime.barrier');
+    asleep constant integer := hashtext('duetime.asleep');
+begin
+    -- No worker sleeps longer than ten minutes.
+    if run_at > duetime.now() + interval '10 minutes'
+        or current_setting('duetime.notify', true) = 'off' then
+        return;
+    end if;
+    perform pg_advisory_xact_lock_shared(barrier, hashtext(queue));
+    if pg_try_advisory_lock(asleep, hashtext(queue)) then
+        perform pg_advisory_unlock(asleep, hashtext(queue));
+    else
+        perform pg_notify('duetime.wake', queue);
+    end if;
+end $$;
+
+-- The other half: true if every later enqueue into these queues will wake this session.
+-- False: one is in flight, and nothing is held.
+create function duetime.fall_asleep(queues text[]) returns boolean
+    language plpgsql as $$
+declare
+    barrier constant integer := hashtext('duetime.barrier');
+    asleep constant integer := hashtext('duetime.asleep');
+    held integer := 0;
+begin
+    for i in 1 .. cardinality(queues) loop
+        if not pg_try_advisory_lock(barrier, hashtext(queues[i])) then
+            for k in 1 .. held loop
+                perform pg_advisory_unlock_shared(asleep, hashtext(queues[k]));
+            end loop;
+            return false;
+        end if;
+        perform pg_advisory_lock_shared(asleep, hashtext(queues[i]));
+        perform pg_advisory_unlock(barrier, hashtext(queues[i]));
+        held := i;
+    end loop;
+    return true;
+end $$;
+
+create function duetime.wake_up(queues text[]) returns void
+    language sql as $$
+    select count(pg_advisory_unlock_shared(hashtext('duetime.asleep'), hashtext(queue)))
+    from unnest(queues) as queue;
+$$;
+
+-- Enqueue a JSON array of jobs, in the caller's transaction. One row comes back for each, in
+-- order: its place, the job, and `created`, or for a key that is held: `existing` (the job that
+-- holds it), `replaced` (moved to the new time and arguments) or `rejected`.
+create function duetime.enqueue_many(jobs json, notify boolean default true)
+    returns table (place bigint, job_id bigint, outcome text)
+    language plpgsql as $$
+#variable_conflict use_column
+declare
+    given record;
+    existing record;
+    moment constant timestamptz := duetime.now();
+begin
+    if json_typeof(jobs) is distinct from 'array' then
+        raise exception 'duetime: jobs must be a JSON array' using errcode = '22023';
+    end if;
+
+    return query
+    with item as materialized (
+        select nextval('duetime.job_id_seq') as id, i.*
+        from duetime._read_jobs(jobs, moment) as i
+        where i.key is null
+    ), inserted as (
+        insert into duetime.job (id, task, queue, priority, args, partition, max_attempts,
+                                 timeout, expires_at, created_at, trace)
+        select i.id, i.task, i.queue, i.priority, i.args, i.partition, i.max_attempts,
+               i.timeout, i.expires_at, moment, i.trace
+        from item as i
+    ), waiting as (
+        insert into duetime.due (queue, priority, run_at, job_id, partition)
+        select i.queue, i.priority, i.run_at, i.id, i.partition from item as i
+    ), woken as materialized (
+        select count(duetime.wake(q.queue, q.run_at))
+        from (select i.queue, min(i.run_at) as run_at from item as i where notify
+              group by i.queue order by i.queue) as q
+    )
+    select i.place, i.id, 'created' from item as i, woken order by i.place;
+
+    if position('"key"' in jobs::text) = 0 then
+        return;
+    end if;
+    -- In key order, so that two transactions with the same keys cannot deadlock.
+    for given in
+        select * from duetime._read_jobs(jobs, moment) as i
+        where i.key is not null order by i.task, i.key, i.place
+    loop
+        place := given.place;
+        outcome := null;
+        while outcome is null loop
+            job_id := nextval('duetime.job_id_seq');
+            insert into duetime.job_key as held (task, key, job_id, hold)
+            values (given.task, given.key, job_id, given.hold)
+            on conflict (task, key) do update
+                set job_id = excluded.job_id, hold = excluded.hold, held_until = null
+                where held.held_until <= duetime.now();
+            if found then
+                outcome := 'created';
+            else
+                select k.job_id, k.held_until into existing from duetime.job_key as k
+                where k.task = given.task and k.key = given.key for update;
+                continue when not found or existing.held_until <= duetime.now();
+                if given.on_conflict = 'replace' then
+                    update duetime.due as d
+                    set run_at = given.run_at, queue = given.queue, priority = given.priority,
+                        partition = given.partition
+                    where d.job_id = existing.job_id;
+                    if found then
+                        update duetime.job as j
+                        set args = given.args, queue = given.queue, priority = given.priority,
+                            partition = given.partition, expires_at = given.expires_at
+                        where j.id = existing.job_id;
+                        job_id := existing.job_id;
+                        outcome := 'replaced';
+                    else
+                        -- It runs already, or is done: what was asked for needs a run of its own.
+                        update duetime.job_key as k
+                        set job_id = enqueue_many.job_id, hold = given.hold, held_until = null
+                        where k.task = given.task and k.key = given.key;
+                        outcome := 'created';
+                    end if;
+                else
+                    job_id := existing.job_id;
+                    outcome := case given.on_conflict when 'reject' then 'rejected' else 'existing' end;
+                end if;
+            end if;
+        end loop;
+        if outcome = 'created' then
+            insert into duetime.job (id, task, queue, priority, args, key, partition,
+                                     max_attempts, timeout, expires_at, created_at, trace)
+            values (job_id, given.task, given.queue, given.priority, given.args, given.key,
+                    given.partition, given.max_attempts, given.timeout, given.expires_at,
+                    moment, given.trace);
+            insert into duetime.due (queue, priority, run_at, job_id, partition)
+            values (given.queue, given.priority, given.run_at, job_id, given.partition);
+        end if;
+        if notify and outcome in ('created', 'replaced') then
+            perform duetime.wake(given.queue, given.run_at);
+        end if;
+        return next;
+    end loop;
+end $$;
+
+-- The jobs of `enqueue_many`, checked, with the defaults of their tasks.
+create function duetime._read_jobs(jobs json, moment timestamptz)
+    returns table (
+        place bigint, task text, args json, queue text, priority smallint, run_at timestamptz,
+        key text, on_conflict text, hold interval, partition text, max_attempts smallint,
+        timeout interval, expires_at timestamptz, trace json)
+    language plpgsql as $$
+#variable_conflict use_column
+begin
+    for place, task, args, queue, priority, run_at, key, on_conflict, hold, partition,
+        max_attempts, timeout, expires_at, trace
+    in
+        select e.place, g.task, coalesce(g.args, '{}'),
+            coalesce(g.queue, t.queue, 'default'),
+            coalesce(g.priority, t.priority, 5::smallint),
+            coalesce(g.run_at, moment + coalesce(g.delay, interval '0')),
+            g.key, coalesce(g.on_conflict, 'return'), g.hold, g.partition,
+            coalesce(g.max_attempts, t.max_attempts, 3::smallint),
+            coalesce(g.timeout, t.timeout),
+            coalesce(g.expires_at,
+                     coalesce(g.run_at, moment + coalesce(g.delay, interval '0'))
+                     + coalesce(g.expires_after, t.expires)),
+            g.trace
+        from json_array_elements(jobs) with ordinality as e(item, place)
+        cross join lateral json_to_record(e.item) as g(
+            task text, args json, queue text, priority smallint, run_at timestamptz,
+            delay interval, key text, on_conflict text, hold interval, partition text,
+            max_attempts smallint, timeout interval, expires_at timestamptz,
+            expires_after interval, trace json)
+        left join duetime.task as t on t.name = g.task
+        order by e.place
+    loop
+        if task is null or task = '' or length(task) > 200 then
+            raise exception 'duetime: a job needs a task, of 1 to 200 characters' using errcode = '22023';
+        elsif json_typeof(args) <> 'object' then
+            raise exception 'duetime: the args of task % must be a JSON object', task using errcode = '22023';
+        elsif priority not between 0 and 9 then
+            raise exception 'duetime: priority must be 0 (first) to 9 (last), got %', priority using errcode = '22023';
+        elsif max_attempts not between 1 and 10000 then
+            raise exception 'duetime: max_attempts must be 1 to 10000, got %', max_attempts using errcode = '22023';
+        elsif queue = '' or length(queue) > 200 then
+            raise exception 'duetime: the queue must have 1 to 200 characters' using errcode = '22023';
+        elsif on_conflict not in ('return', 'reject', 'replace') then
+            raise exception 'duetime: on_conflict must be return, reject or replace, got %', on_conflict using errcode = '22023';
+        elsif not isfinite(run_at) then
+            raise exception 'duetime: run_at must be finite' using errcode = '22023';
+        end if;
+        return next;
+    end loop;
+end $$;
+
+-- Enqueue one job: `select duetime.enqueue('send_mail', '{"to": "ann"}')`. Returns its id, or
+-- the id of the job that holds the key; with on_conflict 'reject' that is an error.
+create function duetime.enqueue(
+    task text, args json default '{}', queue text default null, priority integer default null,
+    run_at timestamptz default null, delay interval default null, key text default null,
+    on_conflict text default 'return', hold interval default null, partition text default null,
+    max_attempts integer default null, timeout interval default null,
+    expires_at timestamptz default null) returns bigint
+    language plpgsql as $$
+declare
+    answer record;
+begin
+    select * into strict answer from duetime.enqueue_many(json_build_array(json_build_object(
+        'task', task, 'args', args, 'queue', queue, 'priority', priority, 'run_at', run_at,
+        'delay', delay, 'key', key, 'on_conflict', on_conflict, 'hold', hold,
+        'partition', partition, 'max_attempts', max_attempts, 'timeout', timeout,
+        'expires_at', expires_at)));
+    if answer.outcome = 'rejected' then
+        raise exception 'duetime: job % already holds the key % of task %', answer.job_id, key, task
+            using errcode = 'unique_violation';
+    end if;
+    return answer.job_id;
+end $$;

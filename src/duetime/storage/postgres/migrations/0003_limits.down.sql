@@ -1,0 +1,1 @@
+drop function duetime.claim_limited(bigint, text, integer);

@@ -1,0 +1,88 @@
+-- Claim from a queue with limits. The queue's row is locked first; each statement after it
+-- sees what the last claimer committed, so counts are exact however many workers race.
+-- One `claim` row for each job: the running are counted by rows. `open_at` says when a rate
+-- limit lets the next one through.
+create function duetime.claim_limited(worker bigint, of_queue text, want integer)
+    returns table (
+        token bigint, job_id bigint, attempt smallint, run_at timestamptz,
+        claimed_at timestamptz, open_at timestamptz)
+    language plpgsql as $$
+#variable_conflict use_column
+declare
+    rules record;
+    room integer := want;
+    full_partitions text[] := '{}';
+    moment timestamptz;
+    picked record;
+    taken integer := 0;
+begin
+    select * into rules from duetime.queue as q where q.name = of_queue for update;
+    if not found or rules.paused_at is not null then
+        return;
+    end if;
+    moment := duetime.now();
+    if rules.running is not null then
+        room := least(room, rules.running
+            - (select count(*) from duetime.claim as c where c.queue = of_queue)::integer);
+    end if;
+    if rules.rate is not null then
+        delete from duetime.rate_use as r
+        where r.queue = of_queue and r.at <= moment - rules.period;
+        room := least(room, rules.rate - coalesce(
+            (select sum(r.used) from duetime.rate_use as r where r.queue = of_queue), 0)::integer);
+        if room <= 0 then
+            open_at := (select min(r.at) from duetime.rate_use as r where r.queue = of_queue)
+                + rules.period;
+        end if;
+    end if;
+    if room <= 0 then
+        if open_at is not null then return next; end if;
+        return;
+    end if;
+    if rules.per_partition is not null then
+        full_partitions := array(
+            select c.partition from duetime.claim as c
+            where c.queue = of_queue and c.partition is not null
+            group by c.partition having count(*) >= rules.per_partition);
+    end if;
+
+    for picked in
+        with seen as materialized (
+            select d.priority, d.run_at, d.job_id, d.attempt, d.partition
+            from duetime.due as d
+            where d.queue = of_queue and d.priority < 10 and d.run_at <= moment
+              and (d.partition is null or d.partition <> all (full_partitions))
+            order by d.priority, d.run_at, d.job_id
+            limit case when rules.per_partition is null then room else greatest(room * 10, 1000) end
+        ), ranked as (
+            select s.*,
+                row_number() over (partition by s.partition
+                                   order by s.priority, s.run_at, s.job_id)
+                + (select count(*) from duetime.claim as c
+                   where c.queue = of_queue and c.partition = s.partition) as place
+            from seen as s
+        ), chosen as (
+            select r.* from ranked as r
+            where rules.per_partition is null or r.partition is null
+               or r.place <= rules.per_partition
+            order by r.priority, r.run_at, r.job_id
+            limit room
+        )
+        delete from duetime.due as d using chosen as c where d.job_id = c.job_id
+        returning d.priority, d.run_at, d.job_id, d.attempt, d.partition
+    loop
+        insert into duetime.claim (worker_id, job_ids, attempts, claimed_at, queue, partition)
+        values (worker, array[picked.job_id], array[picked.attempt + 1]::smallint[], moment,
+                of_queue, picked.partition)
+        returning claim.token into token;
+        job_id := picked.job_id;
+        attempt := picked.attempt + 1;
+        run_at := picked.run_at;
+        claimed_at := moment;
+        taken := taken + 1;
+        return next;
+    end loop;
+    if rules.rate is not null and taken > 0 then
+        insert into duetime.rate_use (queue, at, used) values (of_queue, moment, taken);
+    end if;
+end $$;

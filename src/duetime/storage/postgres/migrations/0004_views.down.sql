@@ -1,0 +1,2 @@
+drop function duetime.complete(json);
+drop view duetime.jobs;

@@ -1,0 +1,80 @@
+"""Duetime's tables in a PostgreSQL schema of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import psycopg
+
+from duetime.errors import BadDatabaseURL
+from duetime.storage.migrations import Migration, load_migrations
+from duetime.storage.postgres.connection import (
+    check_schema_name,
+    in_schema,
+    make_dsn,
+    told_errors,
+)
+from duetime.storage.statements import load_statements
+
+
+class PostgresMigrator:
+    def __init__(self, url: str, schema: str = "duetime") -> None:
+        self.schema = check_schema_name(schema)
+        self._dsn = make_dsn(url)
+        self.migrations = load_migrations("duetime.storage.postgres", self._rename)
+        self._sql = load_statements("duetime.storage.postgres", self._rename)
+
+    def version(self) -> int:
+        with told_errors(), psycopg.connect(self._dsn) as connection:
+            return _Session(connection, self._sql).version()
+
+    @contextmanager
+    def session(self) -> Iterator[_Session]:
+        with told_errors(), psycopg.connect(self._dsn) as connection:
+            session = _Session(connection, self._sql)
+            session.prepare(self.schema)
+            yield session
+
+    def _rename(self, text: str) -> str:
+        return in_schema(text, self.schema)
+
+
+class _Session:
+    def __init__(self, connection: psycopg.Connection[Any], sql: dict[str, str]) -> None:
+        self._connection = connection
+        self._sql = sql
+
+    def prepare(self, schema: str) -> None:
+        if self._rows("is_reserved", schema=schema):
+            raise BadDatabaseURL(
+                f"{schema!r} is a reserved word of SQL: choose another name for the schema."
+            )
+        # One migrator at a time; the lock goes with the transaction.
+        self._rows("lock_schema", schema=schema)
+        if not self._rows("schema_exists", schema=schema):
+            self.run(self._sql["create_schema"].replace("duetime", schema))
+        self._rows("create_migration")
+
+    def version(self) -> int:
+        exists = self._rows("migration_exists")[0][0]
+        return self.applied() if exists else 0
+
+    def applied(self) -> int:
+        return cast("int", self._rows("applied")[0][0])
+
+    def run(self, script: str) -> None:
+        self._connection.execute(script)
+
+    def record(self, migration: Migration) -> None:
+        self._rows("record_migration", version=migration.version, name=migration.name)
+
+    def forget(self, migration: Migration) -> None:
+        self._rows("forget_migration", version=migration.version)
+        if migration.version == 1:
+            self._rows("drop_migration")
+
+    def _rows(self, name: str, /, **parameters: Any) -> list[Any]:
+        cursor = self._connection.execute(self._sql[name], parameters)
+        return cursor.fetchall() if cursor.description else []

@@ -1,0 +1,90 @@
+"""Sleep without missing an enqueue, and without a NOTIFY for each: wake only who sleeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from duetime.storage.postgres.listener import Listener
+
+
+class PostgresSleeper:
+    """Holds the `asleep` locks while its worker sleeps (see `duetime.wake` in the schema)."""
+
+    def __init__(self, dsn: str, schema: str, worker_id: int, *, notify: bool, poll: float) -> None:
+        self._wake = f"{schema}.wake"
+        self._cancel = f"{schema}.cancel"
+        self._fall_asleep = f"select {schema}.fall_asleep(%s)"
+        self._wake_up = f"select {schema}.wake_up(%s)"
+        self._worker_id = str(worker_id)
+        self._listener = Listener(dsn, [self._wake, self._cancel], self._heard) if notify else None
+        self._poll = poll
+        self._asleep_on: list[str] = []
+        self._woken = asyncio.Event()
+        self._reason: str | None = None
+        self._cancelled: list[int] = []
+        self._queues: frozenset[str] = frozenset()
+
+    async def open(self) -> None:
+        if self._listener is not None:
+            await self._listener.open()
+
+    async def fall_asleep(self, queues: Sequence[str]) -> bool:
+        self._queues = frozenset(queues)
+        if self._listener is None or not self._listener.connected:
+            return True
+        rows = await self._listener.execute(self._fall_asleep, [list(queues)])
+        if rows is None:
+            return True
+        if rows[0][0]:
+            self._asleep_on = list(queues)
+            return True
+        return False
+
+    async def sleep(self, seconds: float) -> str:
+        # Without a listener nobody wakes us: look often.
+        if self._listener is None or not self._listener.connected:
+            seconds = min(seconds, self._poll)
+        if not self._woken.is_set() and seconds > 0:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(seconds, self._woken.set)
+            try:
+                await self._woken.wait()
+            finally:
+                timer.cancel()
+        reason, self._reason = self._reason, None
+        self._woken.clear()
+        return reason or "timed out"
+
+    async def wake_up(self) -> None:
+        queues, self._asleep_on = self._asleep_on, []
+        if queues and self._listener is not None:
+            await self._listener.execute(self._wake_up, [queues])
+
+    def interrupt(self) -> None:
+        self._reason = self._reason or "interrupted"
+        self._woken.set()
+
+    def cancelled_jobs(self) -> list[int]:
+        jobs, self._cancelled = self._cancelled, []
+        return jobs
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            await self._listener.close()
+
+    def _heard(self, channel: str, payload: str) -> None:
+        if channel == self._cancel:
+            worker, _, job = payload.partition(" ")
+            if worker == self._worker_id and job.isdigit():
+                self._cancelled.append(int(job))
+                self._reason = "cancelled"
+                self._woken.set()
+        elif channel == self._wake:
+            if payload in self._queues:
+                self._reason = "notified"
+                self._woken.set()
+        else:
+            self._asleep_on = []
+            self._reason = "reconnected"
+            self._woken.set()

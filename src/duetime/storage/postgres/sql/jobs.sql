@@ -1,0 +1,143 @@
+-- Statements with which people look at jobs and change them.
+
+-- name: now
+select duetime.now();
+
+-- name: enqueue
+select job_id, outcome from duetime.enqueue_many(%s::json, %s) order by place;
+
+-- name: reserve_ids
+select duetime.now(), array(select nextval('duetime.job_id_seq') from generate_series(1, %(count)s));
+
+-- name: copy_job
+copy duetime.job (id, task, queue, priority, args, partition, max_attempts, timeout, expires_at, created_at, trace) from stdin;
+
+-- name: copy_due
+copy duetime.due (queue, priority, run_at, job_id, partition) from stdin;
+
+-- name: wake
+select duetime.wake(%(queue)s, %(run_at)s);
+
+-- name: get_job
+select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
+    finished_at, key, partition, timeout, expires_at, worker, claimed_at, lease_until,
+    error_code, error, parked_reason, progress
+from duetime.jobs where id = %(job)s;
+
+-- name: get_history
+select a.token, a.attempt, coalesce(n.name, a.worker_id::text), a.ended_as, a.claimed_at,
+    a.started_at, a.finished_at, a.error_code, a.error, a.traceback, a.result
+from duetime.attempt as a left join duetime.worker_name as n on n.id = a.worker_id
+where a.job_id = %(job)s order by a.token;
+
+-- name: list_jobs
+-- Newest first. For states that few jobs are in, the candidates come from the table or the
+-- partial index where such jobs stand; else the primary key is walked backwards.
+with candidate as materialized (
+    select d.job_id as id from duetime.due as d where %(waiting)s
+    union select p.job_id from duetime.parked as p where %(waiting)s
+    union select unnest(c.job_ids) from duetime.claim as c where %(running)s
+    union select a.job_id from duetime.attempt as a
+        where a.ended_as = any (%(troubled)s::text[]) and a.ended_as <> 'completed'
+)
+select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
+    finished_at, key, partition, timeout, expires_at, worker, claimed_at, lease_until,
+    error_code, error, parked_reason, progress
+from duetime.jobs as j
+where (%(walk)s or j.id in (select id from candidate))
+  and (%(states)s::text[] is null or j.state = any (%(states)s::text[]))
+  and (%(ids)s::bigint[] is null or j.id = any (%(ids)s::bigint[]))
+  and (%(queue)s::text is null or j.queue = %(queue)s)
+  and (%(task)s::text is null or j.task = %(task)s)
+  and (%(key)s::text is null or j.key = %(key)s)
+  and (%(before)s::bigint is null or j.id < %(before)s)
+order by j.id desc limit %(limit)s;
+
+-- name: cancel_waiting
+-- A job that waits ends as cancelled at once. Zero rows: it does not wait.
+with gone as (
+    delete from duetime.due where job_id = %(job)s returning job_id, attempt
+), unparked as (
+    delete from duetime.parked where job_id = %(job)s returning job_id, attempt
+), ended as (
+    insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at, error)
+    select g.job_id, nextval('duetime.claim_token_seq'), g.attempt, %(ended_as)s, duetime.now(), %(reason)s
+    from (select * from gone union all select * from unparked) as g
+    returning job_id
+), freed as (
+    delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
+), told as materialized (
+    select count(pg_notify('duetime.ended', e.job_id::text)) from ended as e
+    where exists (select from duetime.waiter as w where w.job_id = e.job_id)
+)
+select e.job_id from ended as e, told;
+
+-- name: cancel_running
+-- Ask the worker that holds the job to stop it; its heartbeat finds it if the NOTIFY is lost.
+with asked as (
+    update duetime.claim as c set cancelled = array_append(c.cancelled, %(job)s)
+    where %(job)s = any (c.job_ids)
+      and not exists (select from duetime.attempt as a where a.job_id = %(job)s and a.token = c.token)
+    returning c.worker_id
+)
+select pg_notify('duetime.cancel', worker_id || ' ' || %(job)s) from asked;
+
+-- name: job_state
+select state from duetime.jobs where id = %(job)s;
+
+-- name: reschedule
+with moved as (
+    update duetime.due set run_at = %(run_at)s where job_id = %(job)s returning queue, run_at
+)
+select duetime.wake(queue, run_at) from moved;
+
+-- name: reprioritise
+with moved as (
+    update duetime.due set priority = %(priority)s where job_id = %(job)s and priority < 10
+    returning job_id, queue, run_at
+), kept as (
+    update duetime.job as j set priority = %(priority)s from moved as m where j.id = m.job_id
+)
+select duetime.wake(queue, run_at) from moved;
+
+-- name: requeue
+-- A fresh set of attempts for jobs that ended without success. Each is locked, and looked at
+-- again: of two requeues at once, one does it.
+with picked as materialized (
+    select j.id from duetime.job as j where j.id = any (%(ids)s::bigint[]) order by j.id for update
+), again as (
+    insert into duetime.due (queue, priority, run_at, job_id, partition)
+    select j.queue, j.priority, coalesce(%(run_at)s, duetime.now()), j.id, j.partition
+    from picked join duetime.jobs as v on v.id = picked.id join duetime.job as j on j.id = picked.id
+    where v.state in ('dead', 'cancelled', 'expired', 'superseded')
+    on conflict do nothing
+    returning queue, run_at, job_id
+), unexpired as (
+    update duetime.job as j set expires_at = null from again as a
+    where j.id = a.job_id and j.expires_at is not null
+), woken as materialized (
+    select count(duetime.wake(q.queue, q.run_at)) from (
+        select queue, min(run_at) as run_at from again group by queue order by queue) as q
+)
+select a.job_id from again as a, woken;
+
+-- name: watch
+insert into duetime.waiter (job_id, until) values (%(job)s, duetime.now() + %(wait)s);
+
+-- name: complete
+select duetime.complete(%s::json);
+
+-- name: create_clock
+create table if not exists duetime.driven_clock (moment timestamptz);
+
+-- name: set_clock
+with old as (delete from duetime.driven_clock)
+insert into duetime.driven_clock (moment) select %(now)s where %(now)s::timestamptz is not null;
+
+-- name: driven_clock
+create or replace function duetime.now() returns timestamptz
+    language sql volatile as 'select moment from duetime.driven_clock';
+
+-- name: real_clock
+create or replace function duetime.now() returns timestamptz
+    language sql volatile as 'select clock_timestamp()';

@@ -1,0 +1,67 @@
+-- Statements about queues and workers.
+
+-- name: pause_queue
+insert into duetime.queue (name, paused_at, paused_by, pause_reason)
+values (%(queue)s, duetime.now(), %(by)s, %(reason)s)
+on conflict (name) do update set (paused_at, paused_by, pause_reason)
+    = (coalesce(queue.paused_at, excluded.paused_at), excluded.paused_by, excluded.pause_reason);
+
+-- name: resume_queue
+with resumed as (
+    update duetime.queue set paused_at = null, paused_by = null, pause_reason = null
+    where name = %(queue)s returning name
+)
+select duetime.wake(name) from resumed;
+
+-- name: limit_queue
+with changed as (
+    insert into duetime.queue (name, running, per_partition, rate, period)
+    values (%(queue)s, %(running)s, %(per_partition)s, %(rate)s, %(period)s)
+    on conflict (name) do update set (running, per_partition, rate, period)
+        = (excluded.running, excluded.per_partition, excluded.rate, excluded.period)
+    returning name
+)
+select duetime.wake(name) from changed;
+
+-- name: drop_plain_queues
+delete from duetime.queue
+where name = %(queue)s and paused_at is null and coalesce(running, per_partition, rate) is null;
+
+-- name: limited_queues
+select name, running, per_partition, rate, period from duetime.queue
+where coalesce(running, per_partition, rate) is not null;
+
+-- name: queues
+with waiting as (
+    select queue, count(*) as pending, count(*) filter (where run_at <= duetime.now()) as due,
+        min(run_at) as next_run_at
+    from duetime.due group by queue
+), running as (
+    select j.queue, count(*) as running
+    from duetime.claim as c cross join lateral unnest(c.job_ids) as u(id)
+    join duetime.job as j on j.id = u.id
+    where not exists (select from duetime.attempt as a where a.job_id = u.id and a.token = c.token)
+    group by j.queue
+), parked as (
+    select queue, count(*) as parked from duetime.parked group by queue
+), known as (
+    select queue from waiting union select queue from running union select queue from parked
+    union select name from duetime.queue
+    union select unnest(queues) from duetime.worker
+)
+select k.queue, coalesce(w.pending, 0), coalesce(w.due, 0), coalesce(r.running, 0),
+    coalesce(p.parked, 0), w.next_run_at, q.paused_at, q.paused_by, q.pause_reason,
+    q.running, q.per_partition, q.rate, q.period
+from known as k
+left join waiting as w on w.queue = k.queue
+left join running as r on r.queue = k.queue
+left join parked as p on p.queue = k.queue
+left join duetime.queue as q on q.name = k.queue
+order by k.queue;
+
+-- name: workers
+select w.id, w.name, w.queues, w.tasks, w.concurrency, w.started_at, w.seen_at, w.lease_until,
+    (select count(*) from duetime.claim as c cross join lateral unnest(c.job_ids) as u(id)
+     where c.worker_id = w.id and not exists (
+        select from duetime.attempt as a where a.job_id = u.id and a.token = c.token))
+from duetime.worker as w order by w.id;

@@ -1,0 +1,35 @@
+-- Statements about the schema itself.
+
+-- name: is_reserved
+select word from pg_get_keywords() where word = %(schema)s and catcode in ('R', 'T');
+
+-- name: lock_schema
+select pg_advisory_xact_lock(hashtext('duetime migrations'), hashtext(%(schema)s));
+
+-- name: schema_exists
+select nspname from pg_namespace where nspname = %(schema)s;
+
+-- name: create_schema
+create schema duetime;
+
+-- name: migration_exists
+select to_regclass('duetime.migration') is not null;
+
+-- name: create_migration
+create table if not exists duetime.migration (
+    version integer primary key,
+    name text not null,
+    applied_at timestamptz not null default clock_timestamp()
+);
+
+-- name: applied
+select coalesce(max(version), 0) from duetime.migration;
+
+-- name: record_migration
+insert into duetime.migration (version, name) values (%(version)s, %(name)s);
+
+-- name: forget_migration
+delete from duetime.migration where version = %(version)s;
+
+-- name: drop_migration
+drop table duetime.migration;

@@ -1,0 +1,409 @@
+-- Statements of a worker's life and of the hot path.
+
+-- name: register_worker
+with registered as (
+    insert into duetime.worker (name, queues, tasks, concurrency, started_at, seen_at, lease_until)
+    select %(name)s, %(queues)s, %(tasks)s, %(concurrency)s, moment, moment, moment + %(lease)s
+    from (select duetime.now() as moment) as clock
+    returning id, name, started_at
+), named as (
+    insert into duetime.worker_name (id, name, at) select id, name, started_at from registered
+)
+select id from registered;
+
+-- name: register_tasks
+insert into duetime.task (name, queue, priority, max_attempts, timeout, expires, updated_at)
+select t.*, duetime.now()
+from unnest(%(names)s::text[], %(queues)s::text[], %(priorities)s::smallint[],
+            %(max_attempts)s::smallint[], %(timeouts)s::interval[], %(expires)s::interval[]) as t
+order by 1
+on conflict (name) do update set (queue, priority, max_attempts, timeout, expires, updated_at)
+    = (excluded.queue, excluded.priority, excluded.max_attempts, excluded.timeout,
+       excluded.expires, excluded.updated_at);
+
+-- name: remove_worker
+-- Only a worker that holds nothing may go; else its lease runs out and it is rescued.
+delete from duetime.worker where id = %(worker)s
+    and not exists (select from duetime.claim where worker_id = %(worker)s);
+
+-- name: beat
+-- Zero rows: the rescuer has declared this worker dead.
+update duetime.worker set seen_at = duetime.now(), lease_until = duetime.now() + %(lease)s
+where id = %(worker)s and lease_until > duetime.now()
+returning (select count(*) from duetime.worker as w where w.id < %(worker)s),
+    array(select unnest(cancelled) from duetime.claim where worker_id = %(worker)s);
+
+-- name: claim
+-- At most one worker gets a job: its row of `due` is locked, skipped by others, deleted.
+-- Served by due_pkey, lane by lane. `ctid = any(array(…))` keeps the delete a TID scan.
+with lane as materialized (
+    select l.queue, l.priority, l.floor, l.place
+    from unnest(%(queues)s::text[], %(priorities)s::smallint[], %(floors)s::timestamptz[])
+        with ordinality as l(queue, priority, floor, place)
+    where not exists (
+        select from duetime.queue as q
+        where q.name = l.queue
+          and (q.paused_at is not null
+               or coalesce(q.running, q.per_partition, q.rate) is not null))
+    order by l.place
+), clock as materialized (
+    select duetime.now() as moment
+), picked as materialized (
+    select d.id
+    from lane cross join lateral (
+        select due.ctid as id
+        from duetime.due
+        where due.queue = lane.queue and due.priority = lane.priority
+          and due.run_at >= lane.floor and due.run_at <= (select moment from clock)
+        order by due.run_at, due.job_id
+        limit %(want)s
+        for update skip locked
+    ) as d
+    limit %(want)s
+), taken as (
+    delete from duetime.due where ctid = any (array(select id from picked))
+    returning queue, priority, run_at, job_id, attempt
+), held as (
+    insert into duetime.claim (worker_id, job_ids, attempts, claimed_at)
+    select %(worker)s, array_agg(job_id), array_agg((attempt + 1)::smallint),
+           (select moment from clock)
+    from taken having count(*) > 0
+    returning token
+)
+select c.moment, h.token, t.job_id, j.task, t.queue, t.priority, j.args::text, t.attempt + 1,
+    j.max_attempts, t.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace::text
+from clock as c
+left join held as h on true
+left join taken as t on true
+left join lateral (select * from duetime.job where job.id = t.job_id offset 0) as j on true
+order by t.priority, t.run_at, t.job_id;
+
+-- name: next_run_at
+-- The earliest due time of the lanes: one probe of due_pkey for each. Overdue counts: a job
+-- that fell due after the claim looked must not be slept over.
+select duetime.now(), min(d.run_at)
+from unnest(%(queues)s::text[]) as l(queue)
+cross join generate_series(0, 9) as p(priority)
+cross join lateral (
+    select due.run_at from duetime.due
+    where due.queue = l.queue and due.priority = p.priority
+    order by due.run_at, due.job_id limit 1
+) as d
+where not exists (
+    select from duetime.queue as q
+    where q.name = l.queue
+      and (q.paused_at is not null or coalesce(q.running, q.per_partition, q.rate) is not null));
+
+-- name: next_limited_at
+select min(d.run_at)
+from unnest(%(queues)s::text[]) as l(queue)
+cross join generate_series(0, 9) as p(priority)
+cross join lateral (
+    select due.run_at from duetime.due
+    where due.queue = l.queue and due.priority = p.priority and due.run_at > %(now)s
+    order by due.run_at, due.job_id limit 1
+) as d;
+
+-- name: claim_limited
+select c.claimed_at, c.token, c.job_id, j.task, j.queue, j.priority, j.args::text, c.attempt,
+    j.max_attempts, c.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace::text, c.open_at
+from duetime.claim_limited(%(worker)s, %(queue)s, %(want)s) as c
+left join lateral (select * from duetime.job where job.id = c.job_id offset 0) as j on true
+order by j.priority, c.run_at, c.job_id;
+
+-- name: claim_quarantined
+-- One job of the quarantine lane (priority 10), alone in its claim.
+with picked as materialized (
+    select due.ctid as id from duetime.due
+    where due.queue = %(queue)s and due.priority = 10 and due.run_at <= (select duetime.now())
+      and not exists (
+        select from duetime.queue as q
+        where q.name = %(queue)s
+          and (q.paused_at is not null or coalesce(q.running, q.per_partition, q.rate) is not null))
+    order by due.run_at, due.job_id
+    limit 1
+    for update skip locked
+), taken as (
+    delete from duetime.due where ctid = any (array(select id from picked))
+    returning queue, priority, run_at, job_id, attempt
+), held as (
+    insert into duetime.claim (worker_id, job_ids, attempts, claimed_at)
+    select %(worker)s, array[job_id], array[(attempt + 1)::smallint], duetime.now() from taken
+    returning token, claimed_at
+)
+select h.claimed_at, h.token, t.job_id, j.task, t.queue, j.priority, j.args::text, t.attempt + 1,
+    j.max_attempts, t.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace::text
+from held as h cross join taken as t join duetime.job as j on j.id = t.job_id;
+
+-- name: finish
+-- Accepts an ended job only if its claim is still there (the fence) and it has no attempt under
+-- that token; `key share` makes the rescuer wait for us, and us for it. Returns the accepted.
+with ended as materialized (
+    select * from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[], %(attempts)s::smallint[],
+                         %(started)s::integer[], %(finished)s::integer[])
+        as e(job_id, token, attempt, started, finished)
+), held as materialized (
+    select c.token, c.worker_id, c.claimed_at, c.job_ids from duetime.claim as c
+    where c.token = any (%(held)s::bigint[]) for key share
+), mine as materialized (
+    select h.token, h.worker_id, h.claimed_at, unnest(h.job_ids) as job_id from held as h
+), accepted as (
+    insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+                                 started_at, finished_at)
+    select e.job_id, e.token, e.attempt, m.worker_id, 'completed', m.claimed_at,
+           m.claimed_at + e.started * interval '1 microsecond',
+           m.claimed_at + e.finished * interval '1 microsecond'
+    from ended as e join mine as m on m.job_id = e.job_id and m.token = e.token
+    on conflict (job_id, token) do nothing
+    returning job_id
+), closed as (
+    delete from duetime.claim where token = any (%(closed)s::bigint[]) returning queue
+), woken as materialized (
+    select count(pg_notify('duetime.ended', a.job_id::text))
+    from accepted as a where exists (select from duetime.waiter as w where w.job_id = a.job_id)
+), sleepers as materialized (
+    select count(duetime.wake(c.queue)) from closed as c where c.queue is not null
+)
+select a.job_id from accepted as a, woken, sleepers;
+
+-- name: finish_fully
+-- As `finish`, for what ended otherwise than plainly completed: with an outcome, an error or a
+-- result; what runs again returns to `due` (after `again`), and held keys are let go.
+with ended as materialized (
+    select * from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[], %(attempts)s::smallint[],
+                         %(started)s::bigint[], %(finished)s::bigint[], %(ended_as)s::text[],
+                         %(again)s::interval[], %(codes)s::text[], %(errors)s::text[],
+                         %(tracebacks)s::text[], %(results)s::text[])
+        as e(job_id, token, attempt, started, finished, ended_as, again, code, error, traceback,
+             result)
+), held as materialized (
+    select c.token, c.worker_id, c.claimed_at, c.job_ids from duetime.claim as c
+    where c.token = any (%(held)s::bigint[]) for key share
+), mine as materialized (
+    select h.token, h.worker_id, h.claimed_at, unnest(h.job_ids) as job_id from held as h
+), accepted as (
+    insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+                                 started_at, finished_at, error_code, error, traceback, result)
+    select e.job_id, e.token, e.attempt, m.worker_id, e.ended_as, m.claimed_at,
+           m.claimed_at + e.started * interval '1 microsecond',
+           m.claimed_at + e.finished * interval '1 microsecond',
+           e.code, e.error, e.traceback, e.result::json
+    from ended as e join mine as m on m.job_id = e.job_id and m.token = e.token
+    on conflict (job_id, token) do nothing
+    returning job_id, token
+), again as (
+    insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
+    select j.queue, j.priority, duetime.now() + e.again, j.id,
+           e.attempt - (e.ended_as = 'snoozed')::integer, j.partition
+    from accepted as a join ended as e on e.job_id = a.job_id and e.token = a.token
+    cross join lateral (select * from duetime.job where job.id = a.job_id offset 0) as j
+    where e.again is not null
+    returning queue, run_at
+), closed as (
+    delete from duetime.claim where token = any (%(closed)s::bigint[]) returning queue
+), freed as (
+    delete from duetime.job_key as k using accepted as a join ended as e on e.job_id = a.job_id
+    where k.job_id = a.job_id and e.again is null
+      and (k.hold is null or e.ended_as <> 'completed')
+), kept as (
+    update duetime.job_key as k set held_until = duetime.now() + k.hold
+    from accepted as a join ended as e on e.job_id = a.job_id
+    where k.job_id = a.job_id and e.again is null
+      and k.hold is not null and e.ended_as = 'completed'
+), woken as materialized (
+    select count(pg_notify('duetime.ended', a.job_id::text))
+    from accepted as a where exists (select from duetime.waiter as w where w.job_id = a.job_id)
+), sleepers as materialized (
+    select count(duetime.wake(q.queue, q.run_at)) from (
+        select s.queue, min(s.run_at) as run_at from (
+            select again.queue, again.run_at from again
+            union all
+            select closed.queue, null from closed where closed.queue is not null
+        ) as s group by s.queue order by s.queue
+    ) as q
+)
+select a.job_id from accepted as a, woken, sleepers;
+
+-- name: finished_before
+-- Which of these attempts are already in the history, from a finish whose answer was lost.
+select e.job_id from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[]) as e(job_id, token)
+where exists (select from duetime.attempt as a where a.job_id = e.job_id and a.token = e.token);
+
+-- name: leave_claims
+-- Take jobs out of their claims: an old token never matches them again. Returns those that
+-- had not ended.
+with leaving as (
+    select l.token, array_agg(l.job_id) as job_ids
+    from unnest(%(tokens)s::bigint[], %(jobs)s::bigint[]) as l(token, job_id) group by l.token
+), left_over as (
+    update duetime.claim as c
+    set job_ids = array(select id from unnest(c.job_ids) as id where id <> all (l.job_ids)),
+        attempts = array(select p.attempt from unnest(c.job_ids, c.attempts) as p(id, attempt)
+                         where p.id <> all (l.job_ids))
+    from leaving as l where c.token = l.token
+    returning c.token, l.job_ids
+)
+select u.job_id from left_over as l cross join lateral unnest(l.job_ids) as u(job_id)
+where not exists (select from duetime.attempt as a where a.job_id = u.job_id and a.token = l.token);
+
+-- name: drop_claims
+delete from duetime.claim
+where token = any (%(closed)s::bigint[]) or (token = any (%(tokens)s::bigint[]) and job_ids = '{}');
+
+-- name: put_back
+insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
+select j.queue, j.priority, r.run_at, j.id, r.attempt, j.partition
+from unnest(%(jobs)s::bigint[], %(run_ats)s::timestamptz[], %(attempts)s::smallint[])
+    as r(job_id, run_at, attempt)
+join duetime.job as j on j.id = r.job_id
+where r.job_id = any (%(left)s::bigint[]);
+
+-- name: wake_for
+select count(duetime.wake(queue)) from (
+    select distinct queue from duetime.job where id = any (%(jobs)s::bigint[]) order by queue) as q;
+
+-- name: park
+insert into duetime.parked (job_id, queue, task, priority, run_at, attempt, partition, reason, parked_at)
+select j.id, j.queue, j.task, j.priority, r.run_at, r.attempt, j.partition, %(reason)s, duetime.now()
+from unnest(%(jobs)s::bigint[], %(run_ats)s::timestamptz[], %(attempts)s::smallint[])
+    as r(job_id, run_at, attempt)
+join duetime.job as j on j.id = r.job_id
+where r.job_id = any (%(left)s::bigint[]);
+
+-- name: unpark
+with taken as (
+    delete from duetime.parked where job_id in (
+        select job_id from duetime.parked where task = any (%(tasks)s::text[])
+        limit 1000 for update skip locked)
+    returning *
+), back as (
+    insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
+    select queue, priority, run_at, job_id, attempt, partition from taken
+    returning queue
+), woken as materialized (
+    select count(duetime.wake(q.queue)) from (select distinct queue from back order by queue) as q
+)
+select count(*) from taken, woken;
+
+-- name: disown
+-- Claims of a live worker that it does not know of: the answer was lost on the way.
+with held as (
+    delete from duetime.claim where worker_id = %(worker)s and token <> all (%(known)s::bigint[])
+    returning token, job_ids, attempts
+), back as (
+    insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
+    select j.queue, j.priority, duetime.now(), j.id, u.attempt - 1, j.partition
+    from held as h cross join lateral unnest(h.job_ids, h.attempts) as u(job_id, attempt)
+    join duetime.job as j on j.id = u.job_id
+    where not exists (select from duetime.attempt as a
+                      where a.job_id = u.job_id and a.token = h.token)
+    returning queue, job_id
+), woken as materialized (
+    select count(duetime.wake(q.queue)) from (select distinct queue from back order by queue) as q
+)
+select back.job_id from back, woken;
+
+-- name: set_progress
+insert into duetime.progress (job_id, token, progress, at)
+select %(job)s, %(token)s, %(progress)s::json, duetime.now()
+where exists (select from duetime.claim
+              where token = %(token)s and %(job)s = any (job_ids))
+  and not exists (select from duetime.attempt where job_id = %(job)s and token = %(token)s)
+on conflict (job_id) do update set (token, progress, at) = (excluded.token, excluded.progress, excluded.at)
+returning true;
+
+-- name: lock_dead_claims
+-- The claims of workers whose lease ran out, or that are gone. Locked before they are read
+-- again: a finish in flight has then either committed, or will find its claim gone.
+select c.token from duetime.claim as c
+left join duetime.worker as w on w.id = c.worker_id
+where w.id is null or w.lease_until <= (select duetime.now())
+order by c.token
+limit 100
+for update of c skip locked;
+
+-- name: rescue
+-- The locked claims end as lost. The attempt counts; a job that was lost before goes to the
+-- quarantine lane, where it runs alone, so that it cannot take others down with it.
+with held as (
+    delete from duetime.claim where token = any (%(tokens)s::bigint[])
+    returning token, worker_id, claimed_at, job_ids, attempts, cancelled, queue
+), lost as materialized (
+    select h.token, h.worker_id, h.claimed_at, u.job_id, u.attempt,
+        coalesce(u.job_id = any (h.cancelled), false) as cancelled,
+        (select count(*) from duetime.attempt as a
+         where a.job_id = u.job_id and a.ended_as = 'lost') as times
+    from held as h cross join lateral unnest(h.job_ids, h.attempts) as u(job_id, attempt)
+    where not exists (select from duetime.attempt as a
+                      where a.job_id = u.job_id and a.token = h.token)
+), fate as materialized (
+    select l.*, j.task, j.queue, j.priority, j.partition,
+        case when l.cancelled then 'cancelled'
+             when l.attempt >= j.max_attempts then 'dead' else 'lost' end as ended_as
+    from lost as l join duetime.job as j on j.id = l.job_id
+), recorded as (
+    insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+                                 finished_at, error_code, error)
+    select f.job_id, f.token, f.attempt, f.worker_id, f.ended_as, f.claimed_at, duetime.now(),
+           case when f.ended_as <> 'cancelled' then 'worker_lost' end,
+           case when f.ended_as = 'cancelled' then 'cancelled; its worker was lost'
+                else 'its worker was lost: the lease ran out before the job ended' end
+    from fate as f
+), again as (
+    insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
+    select f.queue, case when f.times > 0 then 10 else f.priority end,
+        duetime.now() + case when f.times = 0 then interval '0'
+                             else least(power(2, f.times - 1), 60) * interval '1 second' end,
+        f.job_id, f.attempt, f.partition
+    from fate as f where f.ended_as = 'lost'
+), freed as (
+    delete from duetime.job_key as k using fate as f
+    where k.job_id = f.job_id and f.ended_as <> 'lost'
+), woken as materialized (
+    select count(duetime.wake(q.queue)) from (
+        select queue from fate union select queue from held where queue is not null
+        order by 1) as q
+), told as materialized (
+    select count(pg_notify('duetime.ended', f.job_id::text)) from fate as f
+    where f.ended_as <> 'lost' and exists (select from duetime.waiter as w where w.job_id = f.job_id)
+)
+select f.job_id, f.task, f.attempt, f.ended_as, coalesce(n.name, f.worker_id::text)
+from fate as f left join duetime.worker_name as n on n.id = f.worker_id, woken, told;
+
+-- name: bury_workers
+-- Dead workers that hold nothing any more.
+delete from duetime.worker where id in (
+    select w.id from duetime.worker as w
+    where w.lease_until <= (select duetime.now())
+      and not exists (select from duetime.claim as c where c.worker_id = w.id)
+    for update skip locked);
+
+-- name: prune
+-- Jobs whose last attempt ended so, before the time; attempts first seen by attempt_finished.
+with old as materialized (
+    select a.job_id from duetime.attempt as a
+    where a.ended_as = %(ended_as)s and a.finished_at < duetime.now() - %(age)s
+      and not exists (select from duetime.attempt as b
+                      where b.job_id = a.job_id and b.token > a.token)
+      and not exists (select from duetime.due as d where d.job_id = a.job_id)
+      and not exists (select from duetime.parked as p where p.job_id = a.job_id)
+      and not exists (select from duetime.claim as c where a.job_id = any (c.job_ids)
+                      and c.token > a.token)
+    limit %(batch)s
+), history as (
+    delete from duetime.attempt where job_id in (select job_id from old)
+), notes as (
+    delete from duetime.progress where job_id in (select job_id from old)
+), gone as (
+    delete from duetime.job where id in (select job_id from old) returning id
+)
+select count(*) from gone;
+
+-- name: prune_leftovers
+with keys as (
+    delete from duetime.job_key where held_until <= duetime.now()
+), waiters as (
+    delete from duetime.waiter where until <= duetime.now()
+)
+delete from duetime.worker_name where at < duetime.now() - %(age)s
+    and id not in (select id from duetime.worker);

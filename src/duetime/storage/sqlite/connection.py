@@ -1,0 +1,140 @@
+"""Connections to an SQLite file: how they are made, and how their errors are told."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from duetime.errors import (
+    BadDatabaseURL,
+    DatabaseUnreachable,
+    SchemaMismatch,
+    StorageError,
+)
+
+DEFAULT_PREFIX = "duetime_"
+OLDEST_SQLITE = (3, 37, 0)
+
+_PREFIX = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_OURS = re.compile(r"\bduetime_")
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix` if it can begin the names of tables."""
+    if not _PREFIX.fullmatch(prefix) or prefix.startswith("sqlite_"):
+        raise BadDatabaseURL(
+            f"The table prefix {prefix[:60]!r} cannot be used: write 1 to 40 lower-case letters, "
+            "digits and underscores, beginning with a letter and not with 'sqlite_'."
+        )
+    return prefix
+
+
+def with_prefix(text: str, prefix: str) -> str:
+    """Return SQL written for tables named `duetime_…`, for another prefix."""
+    return text if prefix == DEFAULT_PREFIX else _OURS.sub(prefix, text)
+
+
+def check_path(path: str) -> str:
+    """Return the absolute path of the database file; the file itself need not be there."""
+    if not path or "\x00" in path:
+        raise BadDatabaseURL("The path of the SQLite file is empty. Write sqlite:///path/to/file.db.")
+    if path == ":memory:" or path.startswith("file:"):
+        raise BadDatabaseURL(
+            f"{path!r} cannot be used: jobs outlive the process, so SQLite needs a plain file. "
+            "Write sqlite:///path/to/file.db."
+        )
+    file = Path(path).resolve()
+    if file.is_dir():
+        raise BadDatabaseURL(f"{path!r} is a directory. Name a file in it: {path}/duetime.db.")
+    if not file.parent.is_dir():
+        raise BadDatabaseURL(f"There is no directory {str(file.parent)!r}. Create it first.")
+    return str(file)
+
+
+def check_version() -> None:
+    """Raise `StorageError` if the SQLite library lacks what we use (STRICT tables)."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise StorageError(
+            f"SQLite {sqlite3.sqlite_version} is too old: Duetime needs "
+            f"{'.'.join(map(str, OLDEST_SQLITE))} or later. Use a newer Python or system library."
+        )
+
+
+def connect(path: str, *, busy_seconds: float, checkpoint_pages: int = 0) -> sqlite3.Connection:
+    """Open the file that is there. Only the store's own connection checkpoints.
+
+    Versions before 3.51.3 may corrupt the file if two connections of a process write or
+    checkpoint at once: hence one regular writer a process, and no memory-mapped reads.
+    """
+    check_version()
+    if not Path(path).exists():
+        raise SchemaMismatch(
+            f"There is no database at {path!r} yet. Run `duetime db init`.", found=0, expected=0
+        )
+    connection = sqlite3.connect(
+        f"file:{quote(path)}?mode=rw",
+        uri=True,
+        timeout=busy_seconds,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+    )
+    try:
+        connection.execute("pragma synchronous = full")
+        connection.execute(f"pragma wal_autocheckpoint = {checkpoint_pages:d}")
+        connection.execute("pragma mmap_size = 0")
+        connection.execute("pragma cache_size = -32000")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def told_errors(path: str) -> Iterator[None]:
+    """Raise the driver's errors as ours; a passing one as `DatabaseUnreachable`."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise tell(error, path) from error
+
+
+def tell(error: sqlite3.Error, path: str) -> StorageError:
+    """Return the driver's error as ours, with what to do about it."""
+    name = getattr(error, "sqlite_errorname", "") or ""
+    text = str(error)
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return DatabaseUnreachable(
+            f"{path}: another connection holds the write lock for too long ({text}). "
+            "Commit its transaction; keep transactions short."
+        )
+    if name.startswith("SQLITE_FULL"):
+        return DatabaseUnreachable(f"{path}: the disk is full ({text}). Free some space.")
+    if name.startswith("SQLITE_READONLY"):
+        return StorageError(
+            f"{path}: the file is read-only ({text}). "
+            "Let this user write to it and to its directory."
+        )
+    if name.startswith("SQLITE_CANTOPEN") or name == "SQLITE_PERM":
+        return BadDatabaseURL(
+            f"{path}: the file cannot be opened ({text}). "
+            "Check the path, and that this user may read and write it and its directory."
+        )
+    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
+        return StorageError(
+            f"{path}: this is not an SQLite database, or it is damaged ({text}). "
+            "Check the path; else restore a backup, or try `sqlite3 FILE .recover`."
+        )
+    if name.startswith("SQLITE_IOERR"):
+        return DatabaseUnreachable(f"{path}: reading or writing failed ({text}). Check the disk.")
+    if "no such table" in text or "no such column" in text:
+        return SchemaMismatch(
+            f"Duetime's tables are not in {path} as expected ({text}). Run `duetime db upgrade`.",
+            found=0,
+            expected=0,
+        )
+    return StorageError(f"SQLite refused: {text}")

@@ -1,0 +1,187 @@
+"""An enqueue as statements without I/O: for the store's connection, or the caller's own."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from duetime.domain.job import LONGEST_NAME, Enqueued, NewJob
+from duetime.errors import InvalidInput
+from duetime.storage.sqlite.moment import maybe_to_us, span_to_us, to_us
+from duetime.storage.store import Row
+
+_ROWS = 100
+"""How many rows one INSERT carries: fewer steps, and a statement that is prepared once."""
+
+Write = Generator[tuple[str, Sequence[Any]], list[Row], None]
+Written = Generator[tuple[str, Sequence[Any]], list[Row], list[Enqueued]]
+
+
+class Plan(msgspec.Struct):
+    """A job as it will be stored."""
+
+    id: int
+    task: str
+    queue: str
+    priority: int
+    args: str
+    run_at: int
+    key: str | None
+    hold: int | None
+    partition: str | None
+    max_attempts: int
+    timeout: int | None
+    expires_at: int | None
+    trace: str | None
+
+
+class Enqueue:
+    """One enqueue of any number of jobs. `queues` says when the first job of each is due."""
+
+    def __init__(self, sql: Mapping[str, str], jobs: Sequence[NewJob], now: int) -> None:
+        self._sql = sql
+        self._jobs = jobs
+        self._now = now
+        self._new: list[Plan] = []
+        self.queues: dict[str, int] = {}
+        for job in jobs:
+            _check(job)
+
+    def statements(self) -> Written:
+        if not self._jobs:
+            return []
+        sql = self._sql
+        [(last,)] = yield sql["reserve_ids"], (len(self._jobs),)
+        tasks = msgspec.json.encode(sorted({job.task for job in self._jobs})).decode()
+        rows = yield sql["task_defaults"], (tasks,)
+        defaults = {row[0]: row[1:] for row in rows}
+        answers: list[Enqueued] = []
+        for place, job in enumerate(self._jobs, start=last - len(self._jobs) + 1):
+            plan = _plan(job, place, self._now, defaults.get(job.task))
+            if job.key is None:
+                self._create(plan)
+                answers.append(Enqueued(place, "created"))
+            else:
+                answers.append((yield from self._enqueue_keyed(plan, job.on_conflict)))
+        yield from self._flush()
+        return answers
+
+    def _create(self, plan: Plan) -> None:
+        self._new.append(plan)
+        self._wake(plan)
+
+    def _wake(self, plan: Plan) -> None:
+        first = self.queues.get(plan.queue)
+        if first is None or plan.run_at < first:
+            self.queues[plan.queue] = plan.run_at
+
+    def _enqueue_keyed(
+        self, plan: Plan, on_conflict: str
+    ) -> Generator[tuple[str, Sequence[Any]], list[Row], Enqueued]:
+        sql = self._sql
+        taken = yield sql["take_key"], (plan.task, plan.key, plan.id, plan.hold, self._now)
+        if taken:
+            self._create(plan)
+            return Enqueued(plan.id, "created")
+        [(holder,)] = yield sql["key_holder"], (plan.task, plan.key)
+        if on_conflict != "replace":
+            return Enqueued(holder, "rejected" if on_conflict == "reject" else "existing")
+        # The holder may be of this very call.
+        yield from self._flush()
+        replaced = yield (
+            sql["replace_due"],
+            (plan.run_at, plan.queue, plan.priority, plan.partition, holder),
+        )
+        if replaced:
+            yield (
+                sql["replace_job"],
+                (plan.args, plan.queue, plan.priority, plan.partition, plan.expires_at, holder),
+            )
+            self._wake(plan)
+            return Enqueued(holder, "replaced")
+        # It runs already, or is done: what was asked for needs a run of its own.
+        yield sql["move_key"], (plan.id, plan.hold, plan.task, plan.key)
+        self._create(plan)
+        return Enqueued(plan.id, "created")
+
+    def _flush(self) -> Write:
+        new, self._new = self._new, []
+        whole = len(new) - len(new) % _ROWS
+        for start in range(0, whole, _ROWS):
+            yield from self._insert(new[start : start + _ROWS])
+        for plan in new[whole:]:
+            yield from self._insert([plan])
+
+    def _insert(self, plans: Sequence[Plan]) -> Write:
+        job_values: list[Any] = []
+        due_values: list[Any] = []
+        for plan in plans:
+            job_values += (
+                plan.id, plan.task, plan.queue, plan.priority, plan.args, plan.key, plan.partition,
+                plan.max_attempts, plan.timeout, plan.expires_at, self._now, plan.trace,
+            )  # fmt: skip
+            due_values += (plan.id, plan.queue, plan.priority, plan.run_at, plan.partition)
+        yield _of_rows(self._sql["insert_job"], len(plans)), job_values
+        yield _of_rows(self._sql["insert_due"], len(plans)), due_values
+
+
+def _of_rows(insert: str, rows: int) -> str:
+    """Return an INSERT of one row, for many."""
+    _, _, values = insert.partition("values ")
+    return insert + (", " + values) * (rows - 1)
+
+
+def _plan(job: NewJob, job_id: int, now: int, defaults: Row | None) -> Plan:
+    """Return the job with its times, and its task's defaults where it sets none."""
+    queue, priority, max_attempts = job.queue, job.priority, job.max_attempts
+    timeout = maybe_to_us(job.timeout)
+    expires_after = maybe_to_us(job.expires_after)
+    if defaults is not None:
+        if queue == _DEFAULT_QUEUE:
+            queue = defaults[0]
+        if priority == _DEFAULT_PRIORITY:
+            priority = defaults[1]
+        if max_attempts == _DEFAULT_ATTEMPTS:
+            max_attempts = defaults[2]
+        if timeout is None:
+            timeout = defaults[3]
+        if expires_after is None:
+            expires_after = defaults[4]
+    if job.run_at is not None:
+        run_at = to_us(job.run_at)
+    else:
+        run_at = now if job.delay is None else now + span_to_us(job.delay)
+    if job.expires_at is not None:
+        expires_at: int | None = to_us(job.expires_at)
+    else:
+        expires_at = None if expires_after is None else run_at + expires_after
+    return Plan(
+        job_id, job.task, queue, priority, str(bytes(job.args), "utf-8"), run_at, job.key,
+        maybe_to_us(job.hold), job.partition, max_attempts, timeout, expires_at,
+        None if job.trace is None else msgspec.json.encode(job.trace).decode(),
+    )  # fmt: skip
+
+
+_UNSET = NewJob(task="unset")
+_DEFAULT_QUEUE = _UNSET.queue
+_DEFAULT_PRIORITY = _UNSET.priority
+_DEFAULT_ATTEMPTS = _UNSET.max_attempts
+
+
+def _check(job: NewJob) -> None:
+    if not job.task or len(job.task) > LONGEST_NAME:
+        raise InvalidInput(f"A job needs a task, of 1 to {LONGEST_NAME} characters.")
+    if not job.queue or len(job.queue) > LONGEST_NAME:
+        raise InvalidInput(f"The queue must have 1 to {LONGEST_NAME} characters.")
+    if not 0 <= job.priority <= 9:
+        raise InvalidInput(f"priority must be 0 (first) to 9 (last), got {job.priority}.")
+    if not 1 <= job.max_attempts <= 10_000:
+        raise InvalidInput(f"max_attempts must be 1 to 10000, got {job.max_attempts}.")
+    if not bytes(job.args).lstrip().startswith(b"{"):
+        raise InvalidInput(f"The args of task {job.task} must be a JSON object.")
+    if job.on_conflict not in ("return", "reject", "replace"):
+        raise InvalidInput(
+            f"on_conflict must be return, reject or replace, got {job.on_conflict!r}."
+        )

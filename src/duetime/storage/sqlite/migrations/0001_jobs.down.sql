@@ -1,0 +1,13 @@
+drop table duetime_progress;
+drop table duetime_parked;
+drop table duetime_rate_use;
+drop table duetime_queue;
+drop table duetime_job_key;
+drop table duetime_task;
+drop table duetime_worker_name;
+drop table duetime_worker;
+drop table duetime_attempt;
+drop table duetime_claim;
+drop table duetime_due;
+drop table duetime_job;
+drop table duetime_counter;

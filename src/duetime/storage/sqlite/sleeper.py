@@ -1,0 +1,86 @@
+"""Sleep without missing an enqueue: woken by this process's stores, and by changes of the file."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+
+from duetime.storage.sqlite.shared import Shared, call_soon
+
+
+class SqliteSleeper:
+    """Lives on its worker's event loop; the threads of stores wake it.
+
+    An enqueue commits, then looks who sleeps; a worker says that it sleeps, then looks once more
+    for jobs. Whichever comes first, one of them sees the other.
+    """
+
+    def __init__(self, shared: Shared, worker_id: int) -> None:
+        self.worker_id = worker_id
+        self.queues: frozenset[str] = frozenset()
+        self.until = 0.0
+        """When it will wake by itself, as `time.monotonic` counts; 0: it is awake."""
+        self._shared = shared
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        self._reason = "timed out"
+        self._cancelled: list[int] = []
+        self._told: frozenset[int] = frozenset()
+        shared.add_sleeper(self)
+
+    async def fall_asleep(self, queues: Sequence[str]) -> bool:
+        self.queues = frozenset(queues)
+        self._woken.clear()
+        self._reason = "timed out"
+        self.until = float("inf")
+        return True
+
+    async def sleep(self, seconds: float) -> str:
+        if not self._woken.is_set() and seconds > 0:
+            self.until = time.monotonic() + seconds
+            timer = self._loop.call_later(seconds, self._woken.set)
+            try:
+                await self._woken.wait()
+            finally:
+                timer.cancel()
+        return self._reason
+
+    async def wake_up(self) -> None:
+        self.until = 0.0
+
+    def interrupt(self) -> None:
+        self._wake_for("interrupted")
+
+    def cancelled_jobs(self) -> list[int]:
+        jobs, self._cancelled = self._cancelled, []
+        return jobs
+
+    async def close(self) -> None:
+        self._shared.remove_sleeper(self)
+
+    # From the threads of stores
+
+    def awaits(self, queue: str) -> bool:
+        return self.until > 0 and queue in self.queues
+
+    def wake(self) -> None:
+        call_soon(self._loop, self._wake_for, "notified")
+
+    def tell_cancelled(self, jobs: Iterable[int]) -> None:
+        call_soon(self._loop, self._hear_cancelled, tuple(jobs))
+
+    def see_cancelled(self, jobs: Iterable[int]) -> None:
+        """These are cancelled, as the database says: tell those that are new."""
+        cancelled = frozenset(jobs)
+        new, self._told = cancelled - self._told, cancelled
+        if new:
+            self.tell_cancelled(sorted(new))
+
+    def _hear_cancelled(self, jobs: tuple[int, ...]) -> None:
+        self._cancelled += jobs
+        self._wake_for("cancelled")
+
+    def _wake_for(self, reason: str) -> None:
+        self._reason = reason
+        self._woken.set()

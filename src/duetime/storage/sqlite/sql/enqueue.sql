@@ -1,0 +1,41 @@
+-- Statements of an enqueue. They run on the store's connection or on the caller's own, inside its
+-- transaction; hence `?`, and no more than that transaction sees.
+
+-- name: reserve_ids
+-- First of all: takes the write lock, so that nothing read after it can change.
+update duetime_counter set value = value + ? where name = 'job' returning value;
+
+-- name: task_defaults
+select name, queue, priority, max_attempts, timeout, expires from duetime_task
+where name in (select value from json_each(?));
+
+-- name: insert_job
+insert into duetime_job (id, task, queue, priority, args, key, partition, max_attempts, timeout,
+                         expires_at, created_at, trace)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: insert_due
+insert into duetime_due (job_id, queue, priority, run_at, partition)
+values (?, ?, ?, ?, ?);
+
+-- name: take_key
+-- One row: the key was free, or its hold is over. Zero rows: another job holds it.
+insert into duetime_job_key (task, key, job_id, hold) values (?, ?, ?, ?)
+on conflict (task, key) do update
+    set job_id = excluded.job_id, hold = excluded.hold, held_until = null
+    where held_until <= ?
+returning job_id;
+
+-- name: key_holder
+select job_id from duetime_job_key where task = ? and key = ?;
+
+-- name: move_key
+update duetime_job_key set job_id = ?, hold = ?, held_until = null where task = ? and key = ?;
+
+-- name: replace_due
+update duetime_due set run_at = ?, queue = ?, priority = ?, partition = ? where job_id = ?
+returning job_id;
+
+-- name: replace_job
+update duetime_job set args = ?, queue = ?, priority = ?, partition = ?, expires_at = ?
+where id = ?;

@@ -1,0 +1,203 @@
+-- Statements of the hot path. Each does a whole batch in one step, given as a JSON array: the
+-- driver lets the interpreter lock go at every step and row, and beside a busy event loop each of
+-- those handovers may cost milliseconds.
+
+-- name: next_token
+update duetime_counter set value = value + 1 where name = 'token' returning value;
+
+-- name: lanes
+-- The first due time of each lane that is not empty: one probe of due_lane for each.
+-- Queues that are paused or limited are left out.
+select json_group_array(json_array(queue, priority, run_at)) from (
+    select q.value as queue, p.value as priority, (
+        select d.run_at from duetime_due as d
+        where d.queue = q.value and d.priority = p.value
+        order by d.run_at limit 1) as run_at
+    from json_each(:queues) as q cross join json_each('[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]') as p
+    where not exists (
+        select 1 from duetime_queue as r
+        where r.name = q.value
+          and (r.paused_at is not null or coalesce(r.running, r.per_partition, r.rate) is not null))
+) where run_at is not null;
+
+-- name: limited_lanes
+-- As `lanes`, for queues with limits; the first time after `after`.
+select json_group_array(json_array(queue, priority, run_at)) from (
+    select q.value as queue, p.value as priority, (
+        select d.run_at from duetime_due as d
+        where d.queue = q.value and d.priority = p.value and d.run_at > :after
+        order by d.run_at limit 1) as run_at
+    from json_each(:queues) as q cross join json_each('[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]') as p
+    where exists (select 1 from duetime_queue as r where r.name = q.value and r.paused_at is null)
+) where run_at is not null;
+
+-- name: due_jobs
+-- The first jobs of one lane, in time order, by due_lane; never early.
+select json_group_array(json_array(
+    id, task, queue, priority, args, attempt, max_attempts, run_at, key, partition, timeout,
+    expires_at, trace))
+from (
+    select j.id, j.task, d.queue, d.priority, j.args, d.attempt + 1 as attempt, j.max_attempts,
+        d.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace
+    from duetime_due as d indexed by duetime_due_lane
+    cross join duetime_job as j on j.id = d.job_id
+    where d.queue = :queue and d.priority = :priority and d.run_at <= :now
+    order by d.run_at, d.job_id limit :want
+);
+
+-- name: due_partitions
+-- The first jobs of one lane, without those of the partitions that are full.
+select json_group_array(json_array(job_id, partition))
+from (
+    select d.job_id, d.partition
+    from duetime_due as d indexed by duetime_due_lane
+    where d.queue = :queue and d.priority = :priority and d.run_at <= :now
+      and (d.partition is null or d.partition not in (select value from json_each(:full)))
+    order by d.run_at, d.job_id limit :want
+);
+
+-- name: jobs_due
+-- As `due_jobs`, for jobs chosen already.
+select json_group_array(json_array(
+    id, task, queue, priority, args, attempt, max_attempts, run_at, key, partition, timeout,
+    expires_at, trace))
+from (
+    select j.id, j.task, j.queue, j.priority, j.args, d.attempt + 1 as attempt, j.max_attempts,
+        d.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace
+    from duetime_due as d join duetime_job as j on j.id = d.job_id
+    where d.job_id in (select value from json_each(:jobs))
+    order by d.priority, d.run_at, d.job_id
+);
+
+-- name: hold
+insert into duetime_claim (job_id, token, attempt, worker_id, claimed_at)
+select d.job_id, :token, d.attempt + 1, :worker, :now
+from json_each(:jobs) as e cross join duetime_due as d on d.job_id = e.value;
+
+-- name: hold_limited
+insert into duetime_claim (job_id, token, attempt, worker_id, claimed_at, queue, partition)
+select d.job_id, :token, d.attempt + 1, :worker, :now, d.queue, d.partition
+from json_each(:jobs) as e cross join duetime_due as d on d.job_id = e.value;
+
+-- name: leave_due
+delete from duetime_due where job_id in (select value from json_each(:jobs));
+
+-- name: queue_rules
+select running, per_partition, rate, period from duetime_queue
+where name = :queue and paused_at is null;
+
+-- name: queue_kind
+-- Whether a queue is paused, and whether it has limits; no row: neither.
+select paused_at is not null, coalesce(running, per_partition, rate) is not null
+from duetime_queue where name = :queue;
+
+-- name: count_running
+select count(*) from duetime_claim where queue = :queue;
+
+-- name: count_partitions
+select partition, count(*) from duetime_claim
+where queue = :queue and partition is not null group by partition;
+
+-- name: forget_rate
+delete from duetime_rate_use where queue = :queue and at <= :before;
+
+-- name: rate_used
+select coalesce(sum(used), 0), min(at) from duetime_rate_use where queue = :queue;
+
+-- name: use_rate
+insert into duetime_rate_use (queue, at, used) values (:queue, :now, :used);
+
+-- name: finish
+-- Accepts an ended job only if it is still held under its token (the fence).
+insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+                                       started_at, finished_at)
+select c.job_id, c.token, c.attempt, c.worker_id, 'completed', c.claimed_at,
+    c.claimed_at + json_extract(e.value, '$[2]'), c.claimed_at + json_extract(e.value, '$[3]')
+from json_each(:ended) as e cross join duetime_claim as c
+    on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]');
+
+-- name: finish_fully
+-- As `finish`, with an outcome, an error or a result.
+insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+                                       started_at, finished_at, error_code, error, traceback, result)
+select c.job_id, c.token, c.attempt, c.worker_id, json_extract(e.value, '$[4]'), c.claimed_at,
+    c.claimed_at + json_extract(e.value, '$[2]'), c.claimed_at + json_extract(e.value, '$[3]'),
+    json_extract(e.value, '$[6]'), json_extract(e.value, '$[7]'), json_extract(e.value, '$[8]'),
+    json_extract(e.value, '$[9]')
+from json_each(:ended) as e cross join duetime_claim as c
+    on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]');
+
+-- name: run_again
+-- What is retried or snoozed waits again. A snooze gives the attempt back.
+insert or ignore into duetime_due (job_id, queue, priority, run_at, attempt, partition)
+select j.id, j.queue, j.priority, :now + json_extract(e.value, '$[5]'),
+    c.attempt - (json_extract(e.value, '$[4]') = 'snoozed'), j.partition
+from json_each(:ended) as e cross join duetime_claim as c
+    on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
+cross join duetime_job as j on j.id = c.job_id
+where json_extract(e.value, '$[5]') is not null;
+
+-- name: free_keys
+-- The key goes with its job, unless the job completed and the key is to be held on.
+delete from duetime_job_key
+where job_id in (
+    select c.job_id
+    from json_each(:ended) as e cross join duetime_claim as c
+        on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
+    where json_extract(e.value, '$[5]') is null)
+  and (hold is null or job_id in (
+    select json_extract(value, '$[0]') from json_each(:ended)
+    where json_extract(value, '$[4]') <> 'completed'));
+
+-- name: keep_keys
+update duetime_job_key set held_until = :now + hold where hold is not null and job_id in (
+    select c.job_id
+    from json_each(:ended) as e cross join duetime_claim as c
+        on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
+    where json_extract(e.value, '$[5]') is null and json_extract(e.value, '$[4]') = 'completed');
+
+-- name: still_held
+select json_group_array(c.job_id)
+from json_each(:ended) as e cross join duetime_claim as c
+    on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]');
+
+-- name: let_go
+delete from duetime_claim where (job_id, token) in (
+    select json_extract(value, '$[0]'), json_extract(value, '$[1]') from json_each(:ended));
+
+-- name: finished_before
+-- Which of these attempts are already in the history, from a finish whose answer was lost.
+select json_group_array(a.job_id)
+from json_each(:ended) as e cross join duetime_attempt as a
+    on a.job_id = json_extract(e.value, '$[0]') and a.token = json_extract(e.value, '$[1]');
+
+-- name: put_back
+insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
+select j.id, j.queue, j.priority, json_extract(e.value, '$[2]'), c.attempt - 1, j.partition
+from json_each(:ended) as e cross join duetime_claim as c
+    on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
+cross join duetime_job as j on j.id = c.job_id;
+
+-- name: park
+insert into duetime_parked (job_id, queue, task, priority, run_at, attempt, partition, reason,
+                            parked_at)
+select j.id, j.queue, j.task, j.priority, json_extract(e.value, '$[2]'), c.attempt - 1,
+    j.partition, :reason, :now
+from json_each(:ended) as e cross join duetime_claim as c
+    on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
+cross join duetime_job as j on j.id = c.job_id;
+
+-- name: complete_claim
+-- The fence of a finish inside the caller's transaction. Zero rows: the claim is gone.
+delete from duetime_claim where job_id = ? and token = ? returning attempt, worker_id, claimed_at;
+
+-- name: complete_attempt
+insert into duetime_attempt (job_id, token, attempt, worker_id, ended_as, claimed_at, started_at,
+                             finished_at, result)
+values (?, ?, ?, ?, 'completed', ?, ?, ?, ?);
+
+-- name: complete_free_key
+delete from duetime_job_key where job_id = ? and hold is null;
+
+-- name: complete_keep_key
+update duetime_job_key set held_until = ? + hold where job_id = ?;

@@ -1,0 +1,54 @@
+-- Statements about queues and workers.
+
+-- name: pause_queue
+insert into duetime_queue (name, paused_at, paused_by, pause_reason)
+values (:queue, :now, :by, :reason)
+on conflict (name) do update set (paused_at, paused_by, pause_reason)
+    = (coalesce(paused_at, excluded.paused_at), excluded.paused_by, excluded.pause_reason);
+
+-- name: resume_queue
+update duetime_queue set paused_at = null, paused_by = null, pause_reason = null
+where name = :queue;
+
+-- name: limit_queue
+insert into duetime_queue (name, running, per_partition, rate, period)
+values (:queue, :running, :per_partition, :rate, :period)
+on conflict (name) do update set (running, per_partition, rate, period)
+    = (excluded.running, excluded.per_partition, excluded.rate, excluded.period);
+
+-- name: drop_plain_queues
+delete from duetime_queue
+where name = :queue and paused_at is null and coalesce(running, per_partition, rate) is null;
+
+-- name: limited_queues
+select name, running, per_partition, rate, period from duetime_queue
+where coalesce(running, per_partition, rate) is not null;
+
+-- name: queues
+with waiting as (
+    select queue, count(*) as pending, sum(run_at <= :now) as due, min(run_at) as next_run_at
+    from duetime_due group by queue
+), running as (
+    select j.queue, count(*) as running
+    from duetime_claim as c join duetime_job as j on j.id = c.job_id group by j.queue
+), parked as (
+    select queue, count(*) as parked from duetime_parked group by queue
+), known as (
+    select queue from waiting union select queue from running union select queue from parked
+    union select name from duetime_queue
+    union select q.value from duetime_worker as w cross join json_each(w.queues) as q
+)
+select k.queue, coalesce(w.pending, 0), coalesce(w.due, 0), coalesce(r.running, 0),
+    coalesce(p.parked, 0), w.next_run_at, q.paused_at, q.paused_by, q.pause_reason,
+    q.running, q.per_partition, q.rate, q.period
+from known as k
+left join waiting as w on w.queue = k.queue
+left join running as r on r.queue = k.queue
+left join parked as p on p.queue = k.queue
+left join duetime_queue as q on q.name = k.queue
+order by k.queue;
+
+-- name: workers
+select w.id, w.name, w.queues, w.tasks, w.concurrency, w.started_at, w.seen_at, w.lease_until,
+    (select count(*) from duetime_claim as c where c.worker_id = w.id)
+from duetime_worker as w order by w.id;

@@ -1,0 +1,123 @@
+-- Statements of a worker's life and of the housekeeping.
+
+-- name: next_worker
+update duetime_counter set value = value + 1 where name = 'worker' returning value;
+
+-- name: register_worker
+insert into duetime_worker (id, name, queues, tasks, concurrency, started_at, seen_at, lease_until)
+values (:worker, :name, :queues, :tasks, :concurrency, :now, :now, :lease_until);
+
+-- name: name_worker
+insert into duetime_worker_name (id, name, at) values (:worker, :name, :now);
+
+-- name: register_task
+insert into duetime_task (name, queue, priority, max_attempts, timeout, expires, updated_at)
+values (:name, :queue, :priority, :max_attempts, :timeout, :expires, :now)
+on conflict (name) do update set (queue, priority, max_attempts, timeout, expires, updated_at)
+    = (excluded.queue, excluded.priority, excluded.max_attempts, excluded.timeout,
+       excluded.expires, excluded.updated_at);
+
+-- name: remove_worker
+-- Only a worker that holds nothing may go; else its lease runs out and it is rescued.
+delete from duetime_worker where id = :worker
+    and not exists (select 1 from duetime_claim where worker_id = :worker);
+
+-- name: beat
+-- Zero rows: this worker's lease had run out.
+update duetime_worker set seen_at = :now, lease_until = :lease_until
+where id = :worker and lease_until > :now
+returning (select count(*) from duetime_worker as w where w.id < :worker);
+
+-- name: cancelled_of
+select job_id from duetime_claim indexed by duetime_claim_cancelled
+where worker_id = :worker and cancelled is not null order by job_id;
+
+-- name: unpark_due
+insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
+select job_id, queue, priority, run_at, attempt, partition from duetime_parked
+where task in (select value from json_each(:tasks)) order by job_id limit 1000;
+
+-- name: unpark
+delete from duetime_parked where job_id in (
+    select job_id from duetime_parked
+    where task in (select value from json_each(:tasks)) order by job_id limit 1000)
+returning queue;
+
+-- name: set_progress
+insert into duetime_progress (job_id, token, progress, at)
+select :job, :token, :progress, :now
+where exists (select 1 from duetime_claim where job_id = :job and token = :token)
+on conflict (job_id) do update set (token, progress, at)
+    = (excluded.token, excluded.progress, excluded.at)
+returning 1;
+
+-- name: dead_claims
+-- What is held by workers whose lease ran out, or that are gone, and what becomes of it. The
+-- attempt counts.
+select c.job_id, c.token, c.attempt, c.worker_id, c.claimed_at, j.task, j.queue, j.priority,
+    j.partition,
+    case when c.cancelled is not null then 'cancelled'
+         when c.attempt >= j.max_attempts then 'dead' else 'lost' end,
+    (select count(*) from duetime_attempt as a where a.job_id = c.job_id and a.ended_as = 'lost'),
+    coalesce(n.name, cast(c.worker_id as text)), c.queue is not null
+from duetime_claim as c
+join duetime_job as j on j.id = c.job_id
+left join duetime_worker as w on w.id = c.worker_id
+left join duetime_worker_name as n on n.id = c.worker_id
+where w.id is null or w.lease_until <= :now
+order by c.token, c.job_id limit 10000;
+
+-- name: any_dead
+-- Whether the rescuer has anything to do; else it takes no lock.
+select exists (select 1 from duetime_worker where lease_until <= :now)
+    or exists (select 1 from duetime_claim where worker_id not in (select id from duetime_worker));
+
+-- name: record_lost
+insert into duetime_attempt (job_id, token, attempt, worker_id, ended_as, claimed_at, finished_at,
+                             error_code, error)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: return_lost
+insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
+values (?, ?, ?, ?, ?, ?);
+
+-- name: drop_claim
+delete from duetime_claim where job_id = ?;
+
+-- name: free_key
+delete from duetime_job_key where job_id = ?;
+
+-- name: bury_workers
+-- Dead workers that hold nothing any more.
+delete from duetime_worker where lease_until <= :now
+    and id not in (select worker_id from duetime_claim);
+
+-- name: old_jobs
+-- Jobs whose last attempt ended so, before the time, and that stand nowhere else.
+-- Served by attempt_ended.
+select json_group_array(job_id) from (
+    select a.job_id from duetime_attempt as a indexed by duetime_attempt_ended
+    where a.ended_as = :ended_as and a.finished_at < :before
+      and not exists (select 1 from duetime_attempt as b
+                      where b.job_id = a.job_id and b.token > a.token)
+      and not exists (select 1 from duetime_due as d where d.job_id = a.job_id)
+      and not exists (select 1 from duetime_parked as p where p.job_id = a.job_id)
+      and not exists (select 1 from duetime_claim as c where c.job_id = a.job_id)
+    limit :batch
+);
+
+-- name: prune_attempts
+delete from duetime_attempt where job_id in (select value from json_each(:jobs));
+
+-- name: prune_progress
+delete from duetime_progress where job_id in (select value from json_each(:jobs));
+
+-- name: prune_jobs
+delete from duetime_job where id in (select value from json_each(:jobs));
+
+-- name: prune_keys
+delete from duetime_job_key where held_until <= :now;
+
+-- name: prune_names
+delete from duetime_worker_name where at < :before
+    and id not in (select id from duetime_worker);

@@ -1,0 +1,257 @@
+"""The thread that owns a store's connection: whole transactions, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from duetime.errors import DatabaseUnreachable
+from duetime.storage.sqlite.connection import connect, tell
+from duetime.storage.sqlite.shared import Shared, call_soon
+from duetime.storage.sqlite.transaction import Transaction
+
+log = logging.getLogger("duetime.sqlite")
+
+T = TypeVar("T")
+Work = Callable[[Transaction], T]
+
+_CHECKPOINT_PAGES = 4000
+"""Checkpoint when the log has 16 MB; it then costs little, and the log stays small."""
+_IDLE_SECONDS = 1.0
+
+
+class _Call:
+    """A transaction that someone waits for."""
+
+    __slots__ = ("abandoned", "answer", "work", "write")
+
+    def __init__(self, work: Work[Any], write: bool, answer: Callable[[Any, Any], None]) -> None:
+        self.work = work
+        self.write = write
+        self.answer = answer
+        self.abandoned = False
+        """Nobody waits any more; if it has not begun, it must not."""
+
+
+class StoreThread:
+    def __init__(
+        self,
+        path: str,
+        sql: Mapping[str, str],
+        shared: Shared,
+        *,
+        call_seconds: float,
+        poll_seconds: float,
+        changed: Callable[[Transaction], None],
+    ) -> None:
+        self._path = path
+        self._sql = sql
+        self._shared = shared
+        self._call_seconds = call_seconds
+        self._poll_seconds = poll_seconds
+        self._changed = changed
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._version = 0
+        self._polled = 0.0
+        self._written = 0.0
+        """When something was written that no checkpoint has moved yet; 0: nothing."""
+
+    def start(self) -> None:
+        """Open the connection, off the event loop."""
+        # Half of a call's time for the lock, so that its failure is told, not guessed.
+        self._connection = connect(
+            self._path,
+            busy_seconds=self._call_seconds / 2,
+            checkpoint_pages=_CHECKPOINT_PAGES,
+        )
+        try:
+            self._connection.execute("pragma journal_mode = wal")
+            self._version = self._data_version(self._connection)
+            # A file that cannot be written is told now, not at the first job.
+            self._connection.execute("begin immediate")
+            self._connection.execute("rollback")
+        except BaseException:
+            self._connection.close()
+            raise
+        self._thread = threading.Thread(target=self._serve, name="duetime-sqlite", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish what is queued, then close the connection."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._calls.put(None)
+            thread.join()
+
+    async def write(self, work: Work[T]) -> T:
+        """Run `work` in a transaction that holds the write lock."""
+        return await self._call(work, write=True)
+
+    async def read(self, work: Work[T]) -> T:
+        """Run `work` on one snapshot; it must not write."""
+        return await self._call(work, write=False)
+
+    def write_from_thread(self, work: Work[T], seconds: float) -> T:
+        """As `write`, for a caller without an event loop. Gives up after `seconds`."""
+        done = threading.Event()
+        answers: list[tuple[Any, Any]] = []
+
+        def answer(result: Any, error: Any) -> None:
+            answers.append((result, error))
+            done.set()
+
+        call = _Call(work, True, answer)
+        self._put(call)
+        if not done.wait(seconds):
+            call.abandoned = True
+            raise DatabaseUnreachable(f"{self._path}: no answer within {seconds:g} s.")
+        result, error = answers[0]
+        if error is not None:
+            raise error
+        return result  # type: ignore[no-any-return]
+
+    def look(self) -> None:
+        """Another connection of this process has committed: look at once."""
+        if self._thread is not None and self._shared.anyone:
+            self._calls.put(_Call(_look, False, _ignore))
+
+    async def _call(self, work: Work[T], *, write: bool) -> T:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def answer(result: Any, error: Any) -> None:
+            call_soon(loop, _resolve, future, result, error)
+
+        call = _Call(work, write, answer)
+        self._put(call)
+        timer = loop.call_later(self._call_seconds, _expire, future, self._path, self._call_seconds)
+        try:
+            return await future
+        finally:
+            call.abandoned = True
+            timer.cancel()
+
+    def _put(self, call: _Call) -> None:
+        if self._thread is None:
+            raise AssertionError("the store is not open")
+        self._calls.put(call)
+
+    # On the thread
+
+    def _serve(self) -> None:
+        connection = self._connection
+        assert connection is not None
+        try:
+            while True:
+                try:
+                    call = self._calls.get(timeout=self._patience())
+                except Empty:
+                    self._rest(connection)
+                    continue
+                if call is None:
+                    return
+                if call.work is _look:
+                    self._poll(connection)
+                elif not call.abandoned:
+                    self._answer(connection, call)
+                    if time.monotonic() - self._polled > self._poll_seconds:
+                        self._poll(connection)
+        finally:
+            connection.close()
+
+    def _patience(self) -> float | None:
+        if self._shared.anyone:
+            return self._poll_seconds
+        return _IDLE_SECONDS if self._written else None
+
+    def _answer(self, connection: sqlite3.Connection, call: _Call) -> None:
+        try:
+            result = self._run(connection, call)
+        except sqlite3.Error as error:
+            told = tell(error, self._path)
+            told.__cause__ = error
+            call.answer(None, told)
+        except BaseException as error:  # noqa: BLE001 -- whoever waits shall have it.
+            call.answer(None, error)
+        else:
+            call.answer(result, None)
+
+    def _run(self, connection: sqlite3.Connection, call: _Call) -> Any:
+        connection.execute("begin immediate" if call.write else "begin")
+        try:
+            transaction = Transaction(connection, self._sql, self._shared.now_us())
+            result = call.work(transaction)
+            connection.execute("commit")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("rollback")
+            raise
+        if call.write:
+            self._written = time.monotonic()
+            self._announce(transaction)
+        return result
+
+    def _announce(self, transaction: Transaction) -> None:
+        if transaction.queues:
+            self._shared.wake(transaction.queues)
+        if transaction.ended:
+            self._shared.tell_ended(transaction.ended)
+        for worker_id, job_id in transaction.cancelled:
+            self._shared.tell_cancelled(worker_id, job_id)
+
+    def _rest(self, connection: sqlite3.Connection) -> None:
+        """Nothing to do: look for changes; move the log into the file."""
+        self._poll(connection)
+        if self._written and time.monotonic() - self._written > _IDLE_SECONDS:
+            self._written = 0.0
+            try:
+                connection.execute("pragma wal_checkpoint(passive)").fetchall()
+            except sqlite3.Error as error:
+                log.warning("checkpoint_failed", extra={"error": str(error)})
+
+    def _poll(self, connection: sqlite3.Connection) -> None:
+        """If another connection has written, see whom it concerns."""
+        self._polled = time.monotonic()
+        if not self._shared.anyone:
+            return
+        try:
+            version = self._data_version(connection)
+            if version != self._version:
+                self._changed(Transaction(connection, self._sql, self._shared.now_us()))
+                # Kept only now: a look that failed is repeated.
+                self._version = version
+        except sqlite3.Error as error:
+            log.warning("poll_failed", extra={"error": str(error)})
+
+    def _data_version(self, connection: sqlite3.Connection) -> int:
+        return int(connection.execute("pragma data_version").fetchone()[0])
+
+
+def _look(transaction: Transaction) -> None:
+    """Not run: asks the thread to look for changes."""
+
+
+def _ignore(result: Any, error: Any) -> None:
+    pass
+
+
+def _resolve(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+def _expire(future: asyncio.Future[Any], path: str, seconds: float) -> None:
+    if not future.done():
+        future.set_exception(DatabaseUnreachable(f"{path}: no answer within {seconds:g} s."))

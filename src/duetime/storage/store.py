@@ -1,0 +1,252 @@
+"""The protocol that every backend fulfils. Each verb is one short transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+import msgspec
+
+from duetime.domain.job import (
+    ClaimedJob,
+    EndedAs,
+    EndedJob,
+    Enqueued,
+    JobFilter,
+    JobInfo,
+    JobState,
+    NewJob,
+)
+from duetime.domain.queue import Limits, QueueInfo
+
+Row = tuple[Any, ...]
+Statements = Generator[tuple[str, Sequence[Any]], list[Row], Any]
+"""A piece of work as SQL, without I/O: yields (statement, parameters), is sent the rows."""
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What a backend can do, asked instead of its type."""
+
+    notifies: bool
+    """Another process is woken by the database; else it polls for changes."""
+    many_machines: bool
+    placeholder: str
+    """How a parameter is written in `Statements`: `%s` or `?`."""
+
+
+class Lane(msgspec.Struct):
+    """One (queue, priority) in time order, and the time before which all was seen."""
+
+    queue: str
+    priority: int
+    floor: datetime
+
+
+class Exchange(msgspec.Struct):
+    """What one round trip of a worker brought."""
+
+    now: datetime | None = None
+    """The database's clock; only if something was to be claimed."""
+    refused: frozenset[int] = frozenset()
+    """Ended jobs that were not accepted: this worker had lost them."""
+    claimed: list[ClaimedJob] = []
+    next_run_at: datetime | None = None
+    """The earliest due time in the lanes, overdue included; only if `claimed` came back short."""
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """The answer to a heartbeat."""
+
+    alive: bool
+    """False: the lease had run out and the worker was declared dead."""
+    rank: int = 0
+    """How many live workers are older than this one."""
+    cancelled: tuple[int, ...] = ()
+    """Jobs held by this worker whose cancellation was asked for."""
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A live worker as people see it."""
+
+    id: int
+    name: str
+    queues: tuple[str, ...]
+    tasks: tuple[str, ...]
+    concurrency: int
+    started_at: datetime
+    seen_at: datetime
+    lease_until: datetime
+    running: int
+
+
+class Rescued(msgspec.Struct, frozen=True):
+    """A job that a dead worker held, and what became of it."""
+
+    job_id: int
+    task: str
+    attempt: int
+    state: JobState
+    worker: str
+
+
+class Heart(Protocol):
+    """Renews a worker's lease over its own connection, from its own thread."""
+
+    def beat(self, worker_id: int, lease: timedelta) -> Beat: ...
+
+    def close(self) -> None: ...
+
+
+class Sleeper(Protocol):
+    """Lets a worker sleep without missing an enqueue."""
+
+    async def fall_asleep(self, queues: Sequence[str]) -> bool:
+        """From now on every enqueue wakes us. False: one is in flight; look again soon."""
+
+    async def sleep(self, seconds: float) -> str:
+        """Wait for a wake-up or the time; return the reason and forget it.
+
+        `interrupted` if nothing but `interrupt` was called, `timed out`, else what woke us:
+        `notified`, `cancelled`, `reconnected`. What came before the call counts.
+        """
+
+    async def wake_up(self) -> None:
+        """We are awake: enqueues need not wake us."""
+
+    def interrupt(self) -> None:
+        """End a `sleep` from the same event loop."""
+
+    def cancelled_jobs(self) -> list[int]:
+        """Return and forget the jobs whose cancellation has been announced."""
+
+    async def close(self) -> None: ...
+
+
+class Store(Protocol):
+    """A backend. `open` before use; every method may raise `StorageError`."""
+
+    capabilities: Capabilities
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def now(self) -> datetime: ...
+
+    async def drive_clock(self, now: datetime | None) -> None:
+        """For tests: the database's clock stands at `now`; None sets it going again."""
+
+    # Enqueue
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]: ...
+
+    def enqueue_in(self, jobs: Sequence[NewJob]) -> Statements:
+        """The statements of an enqueue inside the caller's transaction; returns `[Enqueued]`."""
+
+    def enqueued_in(self) -> None:
+        """Rows were written through `enqueue_in` in this process; a commit may follow."""
+
+    # A worker's life
+
+    async def register_worker(
+        self,
+        *,
+        name: str,
+        queues: Sequence[str],
+        tasks: Mapping[str, Mapping[str, Any]],
+        concurrency: int,
+        lease: timedelta,
+    ) -> int: ...
+
+    async def remove_worker(self, worker_id: int) -> None: ...
+
+    def heart(self) -> Heart: ...
+
+    async def sleeper(self, worker_id: int) -> Sleeper: ...
+
+    # The hot path
+
+    async def exchange(
+        self,
+        worker_id: int,
+        *,
+        ended: Sequence[EndedJob] = (),
+        closed: Sequence[int] = (),
+        lanes: Sequence[Lane] = (),
+        limited: Sequence[str] = (),
+        want: int = 0,
+        look_ahead: bool = False,
+    ) -> Exchange:
+        """Finish what ended and claim what is due, fenced, in one transaction."""
+
+    async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> frozenset[int]:
+        """Finish again what may or may not have been finished (the answer was lost).
+
+        Returns the ids refused. Idempotent.
+        """
+
+    async def disown(self, worker_id: int, known: Sequence[int]) -> int:
+        """Give back this worker's claims whose tokens are not `known`: their answer was lost."""
+
+    async def claim_quarantined(self, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
+        """Claim one job that was held by two dead workers; it runs apart from others."""
+
+    async def release(self, jobs: Sequence[ClaimedJob], closed: Sequence[int]) -> None:
+        """Give claimed jobs back, unstarted; their attempts do not count."""
+
+    async def park(self, jobs: Sequence[ClaimedJob], closed: Sequence[int], reason: str) -> None:
+        """Set aside claimed jobs whose task this worker does not know."""
+
+    async def unpark(self, tasks: Sequence[str]) -> int:
+        """Put parked jobs of these tasks back into `due`."""
+
+    def finish_in(self, ended: EndedJob) -> Statements:
+        """The statements of a fenced finish in the caller's transaction; returns a bool."""
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """A database transaction on a connection of its own, for `ctx.transaction()`."""
+
+    def transaction_sync(self) -> AbstractContextManager[Any]: ...
+
+    async def set_progress(self, job: ClaimedJob, progress: str) -> bool: ...
+
+    # Housekeeping
+
+    async def rescue(self) -> list[Rescued]:
+        """Return to `due`, or declare dead, what dead workers held."""
+
+    async def prune(self, retention: Mapping[EndedAs, timedelta], *, batch: int) -> int: ...
+
+    # Operate
+
+    async def get(self, job_id: int) -> JobInfo | None: ...
+
+    async def find(self, which: JobFilter) -> list[JobInfo]:
+        """Newest first."""
+
+    async def cancel(self, job_id: int, *, reason: str) -> JobState | None:
+        """Cancel a job that waits, or ask its worker to stop it. Returns the state it was in."""
+
+    async def reschedule(self, job_id: int, run_at: datetime) -> JobState | None: ...
+
+    async def reprioritise(self, job_id: int, priority: int) -> JobState | None: ...
+
+    async def requeue(self, which: JobFilter, *, run_at: datetime | None) -> list[int]:
+        """Give dead, cancelled or expired jobs a fresh set of attempts."""
+
+    async def pause_queue(self, queue: str, *, by: str, reason: str) -> None: ...
+
+    async def resume_queue(self, queue: str) -> None: ...
+
+    async def limit_queue(self, queue: str, limits: Limits) -> None: ...
+
+    async def queues(self) -> list[QueueInfo]: ...
+
+    async def limited_queues(self) -> dict[str, Limits]: ...
+
+    async def workers(self) -> list[WorkerInfo]: ...
+
+    async def wait_ended(self, job_id: int, seconds: float) -> None:
+        """Return when the job may have ended, at the latest after `seconds`."""

@@ -1,0 +1,143 @@
+"""What happens, told once: each event is a structured log line.
+
+INFO: begun and completed. WARNING: retried, lost, rescued. ERROR: dead. DEBUG: contention.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from duetime.domain.job import ClaimedJob, EndedAs, EndedJob, JobState
+
+if TYPE_CHECKING:
+    from duetime.storage.store import Rescued
+
+log = logging.getLogger("duetime.events")
+
+_LEVELS = {
+    EndedAs.COMPLETED: logging.INFO,
+    EndedAs.SNOOZED: logging.INFO,
+    EndedAs.CANCELLED: logging.INFO,
+    EndedAs.RETRIED: logging.WARNING,
+    EndedAs.EXPIRED: logging.WARNING,
+    EndedAs.DEAD: logging.ERROR,
+}
+_FAILED = frozenset({EndedAs.RETRIED, EndedAs.DEAD})
+
+
+class Events:
+    """The engine tells it; whoever listens, listens to the logger `duetime.events`."""
+
+    def worker_started(self, worker: str, worker_id: int, queues: Sequence[str]) -> None:
+        self._say(logging.INFO, "worker_started", worker_id=worker, queues=list(queues))
+
+    def worker_stopping(self, worker: str, *, running: int) -> None:
+        self._say(logging.INFO, "worker_stopping", worker_id=worker, running=running)
+
+    def worker_stopped(self, worker: str, *, given_back: int) -> None:
+        self._say(logging.INFO, "worker_stopped", worker_id=worker, given_back=given_back)
+
+    def worker_fenced(self, worker: str, reason: str, *, held: int) -> None:
+        self._say(logging.WARNING, "worker_fenced", worker_id=worker, reason=reason, held=held)
+
+    def woken(self, worker: str, reason: str) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            self._say(logging.DEBUG, "worker_woken", worker_id=worker, reason=reason)
+
+    def database_unreachable(self, worker: str, error: str, wait: float) -> None:
+        self._say(
+            logging.WARNING, "database_unreachable", worker_id=worker, error=error, retry_in_s=wait
+        )
+
+    def jobs_claimed(self, worker: str, jobs: Sequence[ClaimedJob]) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            for job in jobs:
+                self._say(
+                    logging.DEBUG,
+                    "job_claimed",
+                    job_id=job.id,
+                    task=job.task,
+                    queue=job.queue,
+                    attempt=job.attempt,
+                    worker_id=worker,
+                )
+
+    def job_started(self, worker: str) -> Callable[[ClaimedJob], None]:
+        """Return a function to call at each start; made once, since it is on the hot path."""
+
+        def started(job: ClaimedJob) -> None:
+            if log.isEnabledFor(logging.INFO):
+                self._say(
+                    logging.INFO,
+                    "job_started",
+                    job_id=job.id,
+                    task=job.task,
+                    attempt=job.attempt,
+                    worker_id=worker,
+                )
+
+        return started
+
+    def jobs_ended(self, worker: str, ended: Sequence[EndedJob]) -> None:
+        for end in ended:
+            level = _LEVELS.get(end.ended_as, logging.INFO)
+            if not log.isEnabledFor(level):
+                continue
+            fields = {
+                "job_id": end.job.id,
+                "task": end.job.task,
+                "queue": end.job.queue,
+                "attempt": end.job.attempt,
+                "worker_id": worker,
+                "duration_ms": round((end.finished_us - end.started_us) / 1000, 3),
+            }
+            if end.ended_as in _FAILED:
+                again = None if end.again_after is None else end.again_after.total_seconds()
+                fields |= {
+                    "error_code": end.error_code,
+                    "error": end.error,
+                    "will_retry": again is not None,
+                    "retry_in_s": again,
+                    "traceback": end.traceback,
+                }
+                self._say(level, "job_failed", **fields)
+            else:
+                self._say(level, f"job_{end.ended_as}", **fields, reason=end.error)
+
+    def job_refused(self, worker: str, end: EndedJob) -> None:
+        self._say(
+            logging.WARNING,
+            "job_refused",
+            job_id=end.job.id,
+            task=end.job.task,
+            token=end.job.token,
+            worker_id=worker,
+            reason="the claim was lost; nothing was recorded",
+        )
+
+    def job_rescued(self, rescued: Rescued) -> None:
+        self._say(
+            logging.ERROR if rescued.state is JobState.DEAD else logging.WARNING,
+            "job_rescued",
+            job_id=rescued.job_id,
+            task=rescued.task,
+            attempt=rescued.attempt,
+            lost_by=rescued.worker,
+            state=rescued.state.value,
+        )
+
+    def jobs_parked(self, worker: str, jobs: Sequence[ClaimedJob]) -> None:
+        for job in jobs:
+            self._say(
+                logging.WARNING,
+                "job_parked",
+                job_id=job.id,
+                task=job.task,
+                worker_id=worker,
+                reason="no task of that name is registered here",
+            )
+
+    def _say(self, level: int, event: str, **fields: object) -> None:
+        log.log(level, event, extra={"duetime": fields})

@@ -1,0 +1,83 @@
+"""The only module that knows the concrete backends."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from duetime.errors import BadDatabaseURL
+from duetime.settings import Settings
+from duetime.storage.migrations import Migrator
+from duetime.storage.store import Store
+
+
+def make_store(settings: Settings) -> Store:
+    """Return the store for the database URL; it is not opened yet."""
+    if backend_of(settings.database) == "sqlite":
+        from duetime.storage.sqlite.store import SqliteStore
+
+        return SqliteStore(
+            sqlite_path(settings.database),
+            prefix=settings.prefix,
+            call_seconds=settings.database_timeout.total_seconds(),
+        )
+    _need_psycopg()
+    from duetime.storage.postgres.store import PostgresStore
+
+    return PostgresStore(
+        settings.database,
+        listen_url=settings.listen_database,
+        schema=settings.schema,
+        notify=settings.notify,
+        prepare=settings.prepare,
+        pool_size=settings.pool_size,
+        call_seconds=settings.database_timeout.total_seconds(),
+    )
+
+
+def make_migrator(settings: Settings) -> Migrator:
+    """Return what changes the schema of the database."""
+    if backend_of(settings.database) == "sqlite":
+        from duetime.storage.sqlite.migrator import SqliteMigrator
+
+        return SqliteMigrator(sqlite_path(settings.database), settings.prefix)
+    _need_psycopg()
+    from duetime.storage.postgres.migrator import PostgresMigrator
+
+    return PostgresMigrator(settings.database, settings.schema)
+
+
+def backend_of(url: str) -> str:
+    """Return `postgres` or `sqlite`."""
+    scheme = urlsplit(url).scheme
+    if scheme in ("postgresql", "postgres"):
+        return "postgres"
+    if scheme == "sqlite":
+        return "sqlite"
+    raise BadDatabaseURL(
+        f"The database URL must begin with postgresql:// or sqlite:///, got {_hide(url)!r}."
+    )
+
+
+def sqlite_path(url: str) -> str:
+    """`sqlite:///jobs.db` is relative, `sqlite:////var/jobs.db` absolute, as elsewhere."""
+    path = url.partition("://")[2]
+    if not path.startswith("/") or len(path) < 2:
+        raise BadDatabaseURL(
+            f"A SQLite URL is sqlite:/// and a path, such as sqlite:///duetime.db, got {url!r}."
+        )
+    return path[1:]
+
+
+def _need_psycopg() -> None:
+    try:
+        import psycopg  # noqa: F401
+        import psycopg_pool  # noqa: F401
+    except ImportError:
+        raise BadDatabaseURL(
+            "PostgreSQL needs its driver: pip install 'duetime[postgres]'."
+        ) from None
+
+
+def _hide(url: str) -> str:
+    """The URL without what may be a password."""
+    return url if "@" not in url else "…@" + url.rpartition("@")[2]

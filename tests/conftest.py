@@ -1,0 +1,75 @@
+"""Databases for the tests. Servers start on first use, one of each kind per test process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.postgres_binaries import find_system, find_wheel
+from tests.servers import PostgresServer
+
+BACKENDS = ("postgres15", "postgres18", "sqlite")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A fresh, empty database."""
+
+    name: str
+    url: str
+
+    @property
+    def is_postgres(self) -> bool:
+        return self.name != "sqlite"
+
+
+@pytest.fixture(scope="session")
+def postgres15() -> Iterator[PostgresServer]:
+    """Debian's PostgreSQL: 15 on bookworm, the system's or the wheel's 16 elsewhere."""
+    with PostgresServer(find_system()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres18() -> Iterator[PostgresServer]:
+    with PostgresServer(find_wheel()) as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A server of the test's own, to be stopped, paused or killed. Takes about a second."""
+    with PostgresServer(find_system()) as server:
+        yield server
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    """A fresh database on each backend in turn."""
+    name: str = request.param
+    if name == "sqlite":
+        yield Backend(name, f"sqlite:///{tmp_path / 'duetime.db'}")
+        return
+    with fresh_database(request.getfixturevalue(name)) as url:
+        yield Backend(name, url)
+
+
+@pytest.fixture
+def pg_url(postgres15: PostgresServer) -> Iterator[str]:
+    """The URL of a fresh database on Debian's PostgreSQL."""
+    with fresh_database(postgres15) as url:
+        yield url
+
+
+@contextmanager
+def fresh_database(server: PostgresServer) -> Iterator[str]:
+    name = server.create_database()
+    try:
+        yield server.dsn(name)
+    finally:
+        if server.running:
+            server.drop_database(name)
