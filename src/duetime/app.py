@@ -35,7 +35,7 @@ from duetime.telemetry.events import Events
 from duetime.wiring import backend_of, make_migrator, make_store
 
 if TYPE_CHECKING:
-    from duetime.testing import World
+    from duetime.testing import Opening
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -265,12 +265,21 @@ class Duetime:
         return lifespan
 
     def testing(
-        self, now: datetime | str | None = None, **options: Any
-    ) -> AbstractAsyncContextManager[World]:
-        """A world of its own for tests: a virtual clock, `advance`, `drain`. See `duetime.testing`."""
+        self,
+        now: datetime | str | None = None,
+        *,
+        inline: bool = False,
+        isolated: bool = True,
+        most: int = 1000,
+    ) -> Opening:
+        """A world of its own for a test: a clock that stands still, `advance`, `drain`.
+
+        `async with app.testing(now="2026-03-08T00:00Z") as world:`, or `with` in sync code. See
+        `duetime.testing.open_world` for the options.
+        """
         from duetime.testing import open_world
 
-        return open_world(self, now=now, **options)
+        return open_world(self, now=now, inline=inline, isolated=isolated, most=most)
 
     # The database
 

@@ -127,3 +127,7 @@ class UnsupportedTransaction(DuetimeError, TypeError):
 
 class SettingsError(DuetimeError, ValueError):
     """A setting has a value that cannot be used."""
+
+
+class EndlessWork(DuetimeError):
+    """In a test world, jobs led to more jobs without end."""

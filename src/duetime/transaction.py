@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from duetime.errors import UnsupportedTransaction
@@ -56,7 +58,9 @@ def _find_library(tx: Any) -> _Library:
 
 
 def _check_database(tx: Any, library: _Library, placeholder: str) -> None:
-    found, expected = library.database(tx), _DATABASES[placeholder]
+    expected, found = _DATABASES[placeholder], library.database
+    if not isinstance(found, str):
+        found = found(tx)
     if found != expected:
         raise UnsupportedTransaction(
             f"tx= is {_name(tx)} on {found}, and this app's jobs are on {expected}. A job is "
@@ -79,7 +83,9 @@ def _run_psycopg(connection: Any, statements: Statements) -> Any:
     cursor = Cursor(connection, row_factory=tuple_row)
 
     def execute(sql: str, params: Row) -> list[Row]:
-        cursor.execute(sql.encode(), params or None)
+        # In the caller's pipeline, a nested one brings the answer at its end.
+        with connection.pipeline() if connection.pgconn.pipeline_status else nullcontext():
+            cursor.execute(sql.encode(), params or None)
         return cursor.fetchall() if cursor.description else []
 
     return _drive(_framed(statements, connection), execute)
@@ -92,7 +98,8 @@ async def _run_psycopg_async(connection: Any, statements: Statements) -> Any:
     cursor = AsyncCursor(connection, row_factory=tuple_row)
 
     async def execute(sql: str, params: Row) -> list[Row]:
-        await cursor.execute(sql.encode(), params or None)
+        async with connection.pipeline() if connection.pgconn.pipeline_status else nullcontext():
+            await cursor.execute(sql.encode(), params or None)
         return await cursor.fetchall() if cursor.description else []
 
     return await _drive_async(_framed(statements, connection), execute)
@@ -161,53 +168,39 @@ async def _run_session_async(session: Any, statements: Statements) -> Any:
 
 class _Library(NamedTuple):
     run: Callable[[Any, Statements], Any]
-    database: Callable[[Any], str]
+    database: str | Callable[[Any], str]
+    """Its database, or where to ask for it."""
     is_async: bool = False
 
 
-def _postgresql(_: Any) -> str:
-    return "postgresql"
+_of_bind = attrgetter("dialect.name")
 
 
-def _sqlite(_: Any) -> str:
-    return "sqlite"
-
-
-def _dialect(connection: Any) -> str:
-    return str(connection.dialect.name)
-
-
-def _dialect_of_bind(session: Any) -> str:
-    return str(session.get_bind().dialect.name)
-
-
-def _vendor(connection: Any) -> str:
-    return str(connection.vendor)
+def _of_session(session: Any) -> str:
+    return str(_of_bind(session.get_bind()))
 
 
 _LIBRARIES = {
-    "psycopg.Connection": _Library(_run_psycopg, _postgresql),
-    "psycopg.Cursor": _Library(lambda tx, todo: _run_psycopg(tx.connection, todo), _postgresql),
-    "psycopg.AsyncConnection": _Library(_run_psycopg_async, _postgresql, is_async=True),
+    "psycopg.Connection": _Library(_run_psycopg, "postgresql"),
+    "psycopg.Cursor": _Library(lambda tx, todo: _run_psycopg(tx.connection, todo), "postgresql"),
+    "psycopg.AsyncConnection": _Library(_run_psycopg_async, "postgresql", is_async=True),
     "psycopg.AsyncCursor": _Library(
-        lambda tx, todo: _run_psycopg_async(tx.connection, todo), _postgresql, is_async=True
+        lambda tx, todo: _run_psycopg_async(tx.connection, todo), "postgresql", is_async=True
     ),
-    "psycopg2.connection": _Library(_run_psycopg2, _postgresql),
-    "asyncpg.Connection": _Library(_run_asyncpg, _postgresql, is_async=True),
-    "asyncpg.PoolConnectionProxy": _Library(_run_asyncpg, _postgresql, is_async=True),
-    "sqlalchemy.Session": _Library(_run_session, _dialect_of_bind),
-    "sqlalchemy.scoped_session": _Library(_run_session, _dialect_of_bind),
-    "sqlalchemy.Connection": _Library(_run_sqlalchemy, _dialect),
-    "sqlalchemy.AsyncSession": _Library(_run_session_async, _dialect_of_bind, is_async=True),
-    "sqlalchemy.async_scoped_session": _Library(
-        _run_session_async, _dialect_of_bind, is_async=True
-    ),
-    "sqlalchemy.AsyncConnection": _Library(_run_sqlalchemy_async, _dialect, is_async=True),
-    "django.ConnectionProxy": _Library(_run_django, _vendor),
-    "django.BaseDatabaseWrapper": _Library(_run_django, _vendor),
-    "sqlite3.Connection": _Library(_run_sqlite3, _sqlite),
-    "sqlite3.Cursor": _Library(lambda tx, todo: _run_sqlite3(tx.connection, todo), _sqlite),
-    "aiosqlite.Connection": _Library(_run_aiosqlite, _sqlite, is_async=True),
+    "psycopg2.connection": _Library(_run_psycopg2, "postgresql"),
+    "asyncpg.Connection": _Library(_run_asyncpg, "postgresql", is_async=True),
+    "asyncpg.PoolConnectionProxy": _Library(_run_asyncpg, "postgresql", is_async=True),
+    "sqlalchemy.Session": _Library(_run_session, _of_session),
+    "sqlalchemy.scoped_session": _Library(_run_session, _of_session),
+    "sqlalchemy.Connection": _Library(_run_sqlalchemy, _of_bind),
+    "sqlalchemy.AsyncSession": _Library(_run_session_async, _of_session, is_async=True),
+    "sqlalchemy.async_scoped_session": _Library(_run_session_async, _of_session, is_async=True),
+    "sqlalchemy.AsyncConnection": _Library(_run_sqlalchemy_async, _of_bind, is_async=True),
+    "django.ConnectionProxy": _Library(_run_django, attrgetter("vendor")),
+    "django.BaseDatabaseWrapper": _Library(_run_django, attrgetter("vendor")),
+    "sqlite3.Connection": _Library(_run_sqlite3, "sqlite"),
+    "sqlite3.Cursor": _Library(lambda tx, todo: _run_sqlite3(tx.connection, todo), "sqlite"),
+    "aiosqlite.Connection": _Library(_run_aiosqlite, "sqlite", is_async=True),
 }
 
 

@@ -38,7 +38,6 @@ from duetime.storage.store import Statements, Store
 class Caller:
     """Opened in a transaction, or with `autocommit` in none."""
 
-    scheme: ClassVar[str]
     tx: Any
 
     def __init__(self, url: str, store: Store, *, autocommit: bool = False) -> None:
@@ -118,13 +117,16 @@ class _Savepoint:
     """For libraries that leave savepoints to SQL."""
 
     def __init__(self, caller: Caller) -> None:
-        self._do = lambda sql: caller.do(caller.execute(sql))
+        self._caller = caller
 
     def __enter__(self) -> None:
-        self._do("savepoint inner_part")
+        self._execute("savepoint inner_part")
 
     def __exit__(self, error: object, *_: object) -> None:
-        self._do("rollback to inner_part" if error else "release inner_part")
+        self._execute("rollback to inner_part" if error else "release inner_part")
+
+    def _execute(self, sql: str) -> None:
+        self._caller.do(self._caller.execute(sql))
 
 
 # Drivers for PostgreSQL
@@ -207,7 +209,9 @@ class AsyncpgPool(Asyncpg):
 
 class Sqlite3(Caller):
     def open(self) -> Any:
-        self.tx = sqlite3.connect(self.path, isolation_level=None if self.autocommit else "")
+        self.tx = sqlite3.connect(
+            self.path, isolation_level=None if self.autocommit else "DEFERRED"
+        )
 
 
 class Sqlite3Begun(Caller):
@@ -398,13 +402,12 @@ def configure_django(urls: dict[str, str]) -> None:
     if not settings.configured:
         settings.configure(INSTALLED_APPS=[], USE_TZ=True)
         django.setup()
-    connections.close_all()
-    for alias in connections.settings:
-        if hasattr(connections._connections, alias):
-            del connections[alias]
+    for open_connection in connections.all(initialized_only=True):
+        open_connection.close()
+        del connections[open_connection.alias]
     databases = {alias: _django_database(url) for alias, url in urls.items()}
     databases.setdefault("default", {})
-    connections.settings = connections.configure_settings(databases)  # type: ignore[misc]
+    connections.settings = connections.configure_settings(databases)
 
 
 def _django_database(url: str) -> dict[str, Any]:

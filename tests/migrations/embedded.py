@@ -14,14 +14,14 @@ from duetime.wiring import make_migrator
 from tests.conftest import Backend
 
 SCHEMA_QUERIES = (
-    "select table_name, column_name, data_type, is_nullable, column_default, is_identity"
-    " from information_schema.columns where table_schema = %s order by 1, 2",
+    """select table_name, column_name, data_type, is_nullable, column_default, is_identity
+    from information_schema.columns where table_schema = %s order by 1, 2""",
     "select indexdef from pg_indexes where schemaname = %s order by 1",
     "select definition from pg_views where schemaname = %s order by 1",
-    "select pg_get_functiondef(oid) from pg_proc where pronamespace = to_regnamespace(%s)"
-    " order by 1",
-    "select relname, reloptions, relpersistence from pg_class"
-    " where relnamespace = to_regnamespace(%s) order by 1",
+    """select pg_get_functiondef(oid) from pg_proc
+    where pronamespace = to_regnamespace(%s) order by 1""",
+    """select relname, reloptions, relpersistence from pg_class
+    where relnamespace = to_regnamespace(%s) order by 1""",
 )
 
 
@@ -56,6 +56,19 @@ def describe(backend: Backend, schema: str = "duetime") -> list[Any]:
     if found:
         found += query_sqlite(backend, f"select version, name from {schema}_migration order by 1")
     return found
+
+
+def keep_apart(backend: Backend) -> None:
+    """Have the user's tables made in `public`.
+
+    The tests' role is named as our schema is, so that PostgreSQL would find that one first.
+    """
+    if backend.is_postgres:
+        execute_script(
+            backend,
+            "do $$ begin execute format("
+            "'alter database %I set search_path = public', current_database()); end $$",
+        )
 
 
 def tables(backend: Backend) -> list[str]:

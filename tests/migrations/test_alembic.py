@@ -13,9 +13,9 @@ from alembic.config import Config
 from duetime.errors import BadDatabaseURL, SchemaMismatch
 from duetime.storage.migrations import downgrade, upgrade
 from tests.conftest import Backend
-from tests.migrations.embedded import describe, execute_script, migrator, status, tables
+from tests.migrations.embedded import describe, execute_script, keep_apart, migrator, status, tables
 
-ENV = '''
+ENV = """
 import asyncio
 from alembic import context
 from sqlalchemy import create_engine
@@ -44,9 +44,9 @@ elif "async" in url or "aio" in url:
 else:
     with create_engine(url).connect() as connection:
         migrate(connection)
-'''
+"""
 
-REVISION = '''
+REVISION = """
 import sqlalchemy as sa
 from alembic import op
 from duetime.integrations import alembic as duetime
@@ -61,12 +61,20 @@ def upgrade():
 def downgrade():
     {downgrade}
     op.drop_table("{table}")
-'''
+"""
 
-DRIVERS = {
-    "postgres": ("postgresql+psycopg", "postgresql+psycopg2", "postgresql+asyncpg"),
-    "sqlite": ("sqlite", "sqlite+aiosqlite"),
-}
+pytestmark = pytest.mark.parametrize(
+    ("backend", "driver"),
+    [
+        ("postgres15", "postgresql+psycopg"),
+        ("postgres15", "postgresql+psycopg2"),
+        ("postgres15", "postgresql+asyncpg"),
+        ("postgres18", "postgresql+psycopg"),
+        ("sqlite", "sqlite"),
+        ("sqlite", "sqlite+aiosqlite"),
+    ],
+    indirect=["backend"],
+)
 
 
 class Project:
@@ -113,18 +121,111 @@ class Project:
         return self.output.getvalue()
 
 
-@pytest.fixture(
-    params=[
-        *(("postgres15", driver) for driver in DRIVERS["postgres"]),
-        ("postgres18", "postgresql+psycopg"),
-        *(("sqlite", driver) for driver in DRIVERS["sqlite"]),
-    ],
-    ids=lambda param: "-".join(param),
-)
-def driver(request: pytest.FixtureRequest) -> str:
-    return str(request.param[1])
-
-
 @pytest.fixture
-def backend(request: pytest.FixtureRequest) -> None:
-    raise NotImplementedError
+def project(tmp_path: Path, backend: Backend, driver: str) -> Project:
+    keep_apart(backend)
+    return Project(tmp_path / "alembic", backend, driver)
+
+
+def test_upgrade_gives_what_db_upgrade_gives(project: Project) -> None:
+    project.add("duetime.upgrade(op)")
+    project.upgrade()
+    embedded = describe(project.backend)
+
+    downgrade(migrator(project.backend), 0)
+    upgrade(migrator(project.backend))
+    assert embedded == describe(project.backend)
+    assert status(project.backend).current
+
+
+def test_downgrade_removes_all(project: Project) -> None:
+    project.add("duetime.upgrade(op)")
+    project.upgrade()
+    project.downgrade()
+
+    assert describe(project.backend) == []
+    assert status(project.backend).version == 0
+    assert tables(project.backend) == ["alembic_version"]
+
+
+def test_revisions_go_up_and_down_step_by_step(project: Project) -> None:
+    project.add("duetime.upgrade(op, to=1)")
+    project.add("duetime.upgrade(op, to=2)", "duetime.downgrade(op, to=1)")
+
+    project.upgrade("1")
+    assert status(project.backend).version == 1
+    project.upgrade("2")
+    assert status(project.backend).version == 2
+    project.downgrade("1")
+    assert status(project.backend).version == 1
+    project.upgrade("2")
+    assert status(project.backend).version == 2
+
+
+def test_failed_revision_leaves_nothing(project: Project) -> None:
+    project.add("duetime.upgrade(op); op.execute('select missing from nowhere')")
+
+    with pytest.raises(Exception, match="nowhere"):
+        project.upgrade()
+    assert describe(project.backend) == []
+
+
+def test_revision_after_db_upgrade_changes_nothing(project: Project) -> None:
+    upgrade(migrator(project.backend))
+    before = describe(project.backend)
+    project.add("duetime.upgrade(op)")
+    project.upgrade()
+
+    assert describe(project.backend) == before
+    assert "ticket1" in tables(project.backend)
+
+
+def test_newer_schema_is_refused(project: Project) -> None:
+    upgrade(migrator(project.backend))
+    table = "duetime.migration" if project.backend.is_postgres else "duetime_migration"
+    execute_script(project.backend, f"update {table} set version = 99 where version = 1")
+    before = describe(project.backend)
+    project.add("duetime.upgrade(op)")
+
+    with pytest.raises(SchemaMismatch, match="99"):
+        project.upgrade()
+    assert describe(project.backend) == before
+
+
+def test_another_schema(project: Project) -> None:
+    names = "schema='jobs', prefix='jobs_'"
+    project.add(f"duetime.upgrade(op, {names})", f"duetime.downgrade(op, {names})")
+    project.upgrade()
+
+    assert status(project.backend, "jobs").current
+    assert describe(project.backend, "duetime") == []
+    project.downgrade()
+    assert describe(project.backend, "jobs") == []
+
+
+def test_reserved_schema_is_refused(project: Project) -> None:
+    project.add("duetime.upgrade(op, schema='select', prefix='sqlite_')")
+
+    with pytest.raises(BadDatabaseURL):
+        project.upgrade()
+
+
+def test_autocommit_block(project: Project) -> None:
+    project.add("with op.get_context().autocommit_block(): duetime.upgrade(op)")
+    project.upgrade()
+
+    assert status(project.backend).current
+    assert "ticket1" in tables(project.backend)
+
+
+def test_sql_script_gives_what_db_upgrade_gives(project: Project) -> None:
+    project.add("duetime.upgrade(op, to=1)")
+    project.add("duetime.upgrade(op, since=1)", "duetime.downgrade(op, to=1)")
+    execute_script(project.backend, project.script(command.upgrade, "head"))
+    embedded = describe(project.backend)
+    assert status(project.backend).current
+
+    project.upgrade()
+    assert describe(project.backend) == embedded
+    execute_script(project.backend, project.script(command.downgrade, "2:1"))
+    assert status(project.backend).version == 1

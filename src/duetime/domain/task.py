@@ -62,6 +62,11 @@ class TaskDefinition:
         ]
         self._call = self._signature.replace(parameters=parameters)
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the arguments that are stored."""
+        return self._fields
+
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> msgspec.Raw:
         """Return the call's arguments as a JSON object; raise `InvalidArguments` naming the one
         that does not fit."""

@@ -84,6 +84,7 @@ class Worker:
         self._fenced: str | None = None
         self._look = True
         self._quarantined: int | None = None
+        self._quarantine_next = False
         self._lanes = [
             Lane(queue, priority, _LONG_AGO)
             for priority in range(LAST_PRIORITY + 1)
@@ -226,6 +227,9 @@ class Worker:
                 await self._settle()
             for job_id in self._sleeper.cancelled_jobs():
                 self._runners.cancel(job_id)
+            if self._quarantine_next:
+                self._quarantine_next = False
+                await self._claim_quarantined()
             room = self._runners.room(2 * self._options.batch) if self._look else 0
             if room > 0:
                 await self._linger(room)
@@ -392,6 +396,7 @@ class Worker:
         self._count_down(job)
         if job.id == self._quarantined:
             self._quarantined = None
+            self._quarantine_next = True
         if job.limited:
             self._look = True
         self._sleeper.interrupt()
@@ -443,13 +448,16 @@ class Worker:
             await self._give_back(self._runners.take_back(older_than=1.0))
             self._limited = await self._read_limited()
             await self._store.unpark(list(self._tasks))
-            if self._quarantined is None and self._runners.free:
-                for job in await self._store.claim_quarantined(
-                    self._worker_id, self._options.queues
-                ):
-                    self._quarantined = job.id
-                    self._accept([job], time.monotonic())
+            await self._claim_quarantined()
         return 1.0
+
+    async def _claim_quarantined(self) -> None:
+        """One at a time: if it takes this worker down too, it takes nothing else with it."""
+        if self._quarantined is None and self._runners.free and not self._stopping:
+            self._quarantined = 0
+            jobs = await self._store.claim_quarantined(self._worker_id, self._options.queues)
+            self._quarantined = jobs[0].id if jobs else None
+            self._accept(jobs, time.monotonic())
 
     async def _read_limited(self) -> list[str]:
         limited = await self._store.limited_queues()

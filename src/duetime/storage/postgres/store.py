@@ -345,6 +345,8 @@ class PostgresStore:
         with told_errors():
             async with self._open_pool().connection() as connection:
                 async with connection.transaction():
+                    # The handler's own statements are planned as anywhere else.
+                    await connection.execute("set local enable_seqscan = on")
                     yield connection
 
     @contextmanager
@@ -510,6 +512,10 @@ class PostgresStore:
 
     async def _configure(self, connection: Connection) -> None:
         await connection.execute("set jit = off")
+        if self._prepare:
+            # A prepared plan outlives the size of the table that it was made for: one made for
+            # an empty `due` would scan a million rows. Plans made each time see the size.
+            await connection.execute("set enable_seqscan = off")
         if not self._notify:
             await connection.execute(in_schema("set duetime.notify = 'off'", self.schema))
 

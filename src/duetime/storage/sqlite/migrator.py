@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from duetime.storage.migrations import Migration, load_migrations
 from duetime.storage.sqlite.connection import (
@@ -74,7 +74,7 @@ class _Session:
         return self.applied() if exists else 0
 
     def applied(self) -> int:
-        return cast(int, self._rows("applied")[0][0])
+        return int(self._rows("applied")[0][0])
 
     def run(self, script: str) -> None:
         # Not `executescript`: that would commit what went before.
@@ -94,8 +94,8 @@ class _Session:
         if migration.version == 1:
             self._rows("drop_migration")
 
-    def _rows(self, name: str, **parameters: Any) -> list[Any]:
-        return self._connection.execute(self._sql[name], parameters).fetchall()
+    def _rows(self, statement: str, /, **parameters: Any) -> list[Any]:
+        return self._connection.execute(self._sql[statement], parameters).fetchall()
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

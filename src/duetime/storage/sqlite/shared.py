@@ -13,6 +13,8 @@ class Asleep(Protocol):
     """A worker's sleeper, as seen from the threads of stores."""
 
     worker_id: int
+    queues: frozenset[str]
+    until: float
 
     def awaits(self, queue: str) -> bool: ...
 
@@ -21,6 +23,9 @@ class Asleep(Protocol):
 
     def tell_cancelled(self, jobs: Iterable[int]) -> None:
         """May be called from any thread."""
+
+    def see_cancelled(self, jobs: Iterable[int]) -> None:
+        """As `tell_cancelled`, with all that the database knows: the new ones are told."""
 
 
 class Shared:

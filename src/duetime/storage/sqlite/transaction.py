@@ -28,17 +28,17 @@ class Transaction:
         self.cancelled: list[tuple[int, int]] = []
         """(worker, job) whose cancellation was asked for."""
 
-    def rows(self, name: str, **parameters: Any) -> list[Row]:
-        return self.connection.execute(self._sql[name], parameters).fetchall()
+    def rows(self, statement: str, /, **parameters: Any) -> list[Row]:
+        return self.connection.execute(self._sql[statement], parameters).fetchall()
 
-    def value(self, name: str, **parameters: Any) -> Any:
+    def value(self, statement: str, /, **parameters: Any) -> Any:
         """The first column of the first row; None if there is no row."""
-        row = self.connection.execute(self._sql[name], parameters).fetchone()
+        row = self.connection.execute(self._sql[statement], parameters).fetchone()
         return None if row is None else row[0]
 
-    def run(self, name: str, **parameters: Any) -> int:
+    def run(self, statement: str, /, **parameters: Any) -> int:
         """Return how many rows were changed."""
-        return self.connection.execute(self._sql[name], parameters).rowcount
+        return self.connection.execute(self._sql[statement], parameters).rowcount
 
     def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
         self.connection.executemany(self._sql[name], rows)

@@ -56,7 +56,7 @@ from (
     order by d.run_at, d.job_id limit :want
 );
 
--- name: jobs_due
+-- name: chosen_jobs
 -- As `due_jobs`, for jobs chosen already.
 select json_group_array(json_array(
     id, task, queue, priority, args, attempt, max_attempts, run_at, key, partition, timeout,
@@ -90,6 +90,12 @@ where name = :queue and paused_at is null;
 -- Whether a queue is paused, and whether it has limits; no row: neither.
 select paused_at is not null, coalesce(running, per_partition, rate) is not null
 from duetime_queue where name = :queue;
+
+-- name: any_quarantined
+-- Whether a look into the quarantine lanes can find anything; else no lock is taken.
+select exists (
+    select 1 from json_each(:queues) as q cross join duetime_due as d indexed by duetime_due_lane
+    where d.queue = q.value and d.priority = 10 and d.run_at <= :now);
 
 -- name: count_running
 select count(*) from duetime_claim where queue = :queue;
@@ -167,9 +173,11 @@ delete from duetime_claim where (job_id, token) in (
 
 -- name: finished_before
 -- Which of these attempts are already in the history, from a finish whose answer was lost.
+-- What the rescuer recorded has no start: that worker had lost the job.
 select json_group_array(a.job_id)
 from json_each(:ended) as e cross join duetime_attempt as a
-    on a.job_id = json_extract(e.value, '$[0]') and a.token = json_extract(e.value, '$[1]');
+    on a.job_id = json_extract(e.value, '$[0]') and a.token = json_extract(e.value, '$[1]')
+where a.started_at is not null;
 
 -- name: put_back
 insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)

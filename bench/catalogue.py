@@ -1,0 +1,58 @@
+"""The measures by name: their unit, what they stand beside, and what they must reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bench.reading import Reading
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound for the ratio or for the value."""
+
+    of: Literal["ratio", "value"]
+    at: Literal["least", "most"]
+    bound: float
+
+    def met(self, reading: Reading) -> bool:
+        found = reading.ratio if self.of == "ratio" else reading.value
+        return found >= self.bound if self.at == "least" else found <= self.bound
+
+    def __str__(self) -> str:
+        return f"{self.of} {'≥' if self.at == 'least' else '≤'} {self.bound:g}"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One measure. A higher rate is better; fewer milliseconds and megabytes are."""
+
+    unit: str
+    baseline: str
+    target: Target | None = None
+
+
+def _least(bound: float) -> Target:
+    return Target("ratio", "least", bound)
+
+
+def _most(bound: float) -> Target:
+    return Target("value", "most", bound)
+
+
+CATALOGUE: dict[str, Spec] = {
+    "drain_1": Spec("jobs/s", "raw SQL, one process", _least(0.8)),
+    "drain_2": Spec("jobs/s", "raw SQL, two processes", _least(0.8)),
+    "bulk_enqueue": Spec("jobs/s", "raw COPY", _least(0.6)),
+    "enqueue_16": Spec("jobs/s", "the same, wake-up off", _least(0.9)),
+    "pickup_p50_ms": Spec("ms", "raw LISTEN/NOTIFY", _most(3)),
+    "pickup_p99_ms": Spec("ms", "raw LISTEN/NOTIFY"),
+    "lateness_p50_ms": Spec("ms", "raw sleeping loop"),
+    "lateness_p99_ms": Spec("ms", "raw sleeping loop", _most(10)),
+    "drain_future_1m": Spec("jobs/s", "no future jobs", _least(0.9)),
+    "drain_pinned": Spec("jobs/s", "first of six rounds", _least(0.8)),
+    "sqlite_drain": Spec("jobs/s", "raw sqlite3"),
+    "sqlite_bulk_enqueue": Spec("jobs/s", "raw executemany"),
+    "rss_idle_mb": Spec("MB", "a bare psycopg loop"),
+}

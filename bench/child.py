@@ -1,0 +1,61 @@
+"""A measured process: `python -m bench.child ROLE`, with its parameters as a line of JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import queue
+import sys
+import threading
+from typing import Any
+
+# Imported when asked for: a process holds nothing in memory but what its role needs.
+ROLES = {
+    "worker": "bench.duetime_side:work",
+    "enqueuer": "bench.duetime_side:enqueue_for",
+    "bulk": "bench.duetime_side:enqueue_bulk",
+    "raw_drain": "bench.raw:drain",
+    "raw_bulk": "bench.raw:copy_bulk",
+    "raw_listener": "bench.raw:listen",
+    "raw_sleeper": "bench.raw:sleep_until_due",
+    "raw_idle": "bench.raw_idle:idle",
+    "sqlite_drain": "bench.raw_sqlite:drain",
+    "sqlite_bulk": "bench.raw_sqlite:insert_bulk",
+}
+
+
+class Parent:
+    """The process that measures: we say and hear lines of JSON."""
+
+    def __init__(self) -> None:
+        self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def say(self, message: Any) -> None:
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+    def hear(self) -> Any:
+        return self._heard.get()
+
+    async def heard(self) -> Any:
+        return await asyncio.to_thread(self.hear)
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            self._heard.put(json.loads(line))
+        # Closed on purpose, or dead: there is nobody left to measure for.
+        os._exit(0)
+
+
+def main() -> None:
+    module, _, function = ROLES[sys.argv[1]].partition(":")
+    role = getattr(importlib.import_module(module), function)
+    parent = Parent()
+    asyncio.run(role(parent, **parent.hear()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Duetime as a user would run it: an app, its worker, its producers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from bench.child import Parent
+from bench.payload import note_for
+from duetime import Duetime
+from duetime.domain.job import ClaimedJob, EndedJob
+from duetime.task import Task
+from duetime.telemetry.events import Events
+
+_SHARES = 1000
+"""Jobs of the far future are spread over so many moments."""
+
+
+class Stopwatch(Events):
+    """Notes the first claim and the last finish that the database acknowledged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_claim: float | None = None
+        self.last_end: float | None = None
+        self.ended = 0
+
+    def jobs_claimed(self, worker: str, jobs: Sequence[ClaimedJob]) -> None:
+        if self.first_claim is None and jobs:
+            self.first_claim = jobs[0].claimed_at.timestamp()
+        super().jobs_claimed(worker, jobs)
+
+    def jobs_ended(self, worker: str, ended: Sequence[EndedJob]) -> None:
+        if ended:
+            self.last_end = time.time()
+            self.ended += len(ended)
+        super().jobs_ended(worker, ended)
+
+
+class Bench:
+    """The measured app with its tasks."""
+
+    def __init__(self, database: str, parent: Parent | None = None, **settings: Any) -> None:
+        self.stopwatch = Stopwatch()
+        self.app = Duetime(database, **settings)
+        self.app.events = self.stopwatch
+        self.runs = 0
+        self.parent = parent
+        self.noop = self.app.task(name="noop")(self._noop)
+        self.pickup = self.app.task(name="pickup")(self._pickup)
+        self.timer = self.app.task(name="timer")(self._timer)
+
+    async def _noop(self, number: int, note: str) -> None:
+        self.runs += 1
+
+    async def _pickup(self, number: int) -> None:
+        at = time.monotonic()
+        assert self.parent is not None
+        self.parent.say({"number": number, "at": at})
+
+    async def _timer(self, due: float) -> None:
+        late = time.time() - due
+        assert self.parent is not None
+        self.parent.say({"late": late})
+
+
+# Roles: see `bench.child`
+
+
+async def work(parent: Parent, *, database: str, **settings: Any) -> None:
+    """A worker. Says how many jobs have ended; when told to stop, its times and its count."""
+    logging.basicConfig(level=logging.WARNING)
+    bench = Bench(database, parent, **settings)
+    await bench.app.store()
+    parent.say("ready")
+    await parent.heard()
+    async with bench.app.worker():
+        parent.say("started")
+        told = asyncio.create_task(parent.heard())
+        said = 0
+        while not told.done():
+            await asyncio.wait([told], timeout=0.1)
+            if bench.stopwatch.ended > said:
+                said = bench.stopwatch.ended
+                parent.say({"ended": said})
+    parent.say(
+        {
+            "first": bench.stopwatch.first_claim,
+            "last": bench.stopwatch.last_end,
+            "runs": bench.runs,
+        }
+    )
+    await bench.app.close()
+
+
+async def enqueue_for(
+    parent: Parent, *, database: str, tasks: int, seconds: float, **settings: Any
+) -> None:
+    """`tasks` producers over as many connections, one durable enqueue after another."""
+    bench = Bench(database, pool_size=tasks, **settings)
+    note = note_for(0)
+
+    async def produce(until: float) -> int:
+        done = 0
+        while time.monotonic() < until:
+            await bench.noop.enqueue(number=0, note=note)
+            done += 1
+        return done
+
+    await asyncio.gather(*(produce(time.monotonic() + 0.1) for _ in range(tasks)))
+    parent.say("ready")
+    await parent.heard()
+    began = time.monotonic()
+    counts = await asyncio.gather(*(produce(began + seconds) for _ in range(tasks)))
+    parent.say({"count": sum(counts), "seconds": time.monotonic() - began})
+    await bench.app.close()
+
+
+async def enqueue_bulk(parent: Parent, *, database: str, jobs: int) -> None:
+    """All jobs in one call, from arguments to committed."""
+    bench = Bench(database)
+    await bench.app.store()
+    notes = [note_for(number) for number in range(jobs)]
+    parent.say("ready")
+    await parent.heard()
+    began = time.perf_counter()
+    await bench.app.enqueue_many(
+        bench.noop.job(number=number, note=note) for number, note in enumerate(notes)
+    )
+    parent.say({"seconds": time.perf_counter() - began})
+    await bench.app.close()
+
+
+# For the process that measures
+
+
+def load(database: str, jobs: int) -> None:
+    """Store jobs that are due now."""
+
+    async def enqueue() -> None:
+        bench = Bench(database)
+        await bench.app.enqueue_many(
+            bench.noop.job(number=number, note=note_for(number)) for number in range(jobs)
+        )
+        await bench.app.close()
+
+    asyncio.run(enqueue())
+
+
+def load_future(database: str, jobs: int) -> None:
+    """Store jobs that are due tomorrow and later, in no order."""
+
+    async def enqueue() -> None:
+        bench = Bench(database)
+        begin = datetime.now(UTC) + timedelta(days=1)
+        share = jobs // _SHARES
+        at: list[Task[..., Any] | Any] = [
+            bench.noop.using(at=begin + timedelta(minutes=(number * 367) % _SHARES))
+            for number in range(_SHARES)
+        ]
+        for part in range(0, share, 100):
+            await bench.app.enqueue_many(
+                moment.job(number=number, note=note_for(number))
+                for number in range(part, min(part + 100, share))
+                for moment in at
+            )
+        await bench.app.close()
+
+    asyncio.run(enqueue())

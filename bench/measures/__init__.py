@@ -1,0 +1,25 @@
+"""One module for each kind of measure; each function returns readings by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.environment import Environment
+from bench.measures import bulk, drain, enqueue, lateness, memory, pickup, pinned, sqlite
+from bench.reading import Reading
+
+Measure = Callable[[Environment], dict[str, Reading]]
+
+MEASURES: dict[tuple[str, ...], Measure] = {
+    ("drain_1",): drain.measure_one,
+    ("drain_2",): drain.measure_two,
+    ("bulk_enqueue",): bulk.measure,
+    ("enqueue_16",): enqueue.measure,
+    ("pickup_p50_ms", "pickup_p99_ms"): pickup.measure,
+    ("lateness_p50_ms", "lateness_p99_ms"): lateness.measure,
+    ("drain_future_1m",): drain.measure_future,
+    ("drain_pinned",): pinned.measure,
+    ("sqlite_drain",): sqlite.measure_drain,
+    ("sqlite_bulk_enqueue",): sqlite.measure_bulk,
+    ("rss_idle_mb",): memory.measure,
+}

@@ -1,0 +1,98 @@
+"""Timers at random moments: how late their handlers begin. Never early.
+
+Producer, database and worker share the machine's clock, so a handler reads the lateness itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from datetime import UTC, datetime
+
+import asyncpg
+
+from bench import raw
+from bench.duetime_side import Bench
+from bench.environment import Environment, duetime_worker, execute
+from bench.measures.drain import EMPTY_DUETIME
+from bench.processes import Child
+from bench.reading import Reading, Wrong, percentile
+
+_HEAD_START = 1.0
+"""Seconds until the first timer, so that all are stored and the worker sleeps."""
+
+
+def measure(environment: Environment) -> dict[str, Reading]:
+    scale = environment.scale
+    database = environment.database("plain")
+    execute(database, EMPTY_DUETIME, "truncate raw_job")
+    ours: list[list[float]] = []
+    beside: list[list[float]] = []
+    for _ in range(scale.timer_rounds):
+        ours.append(_time_duetime(database, scale.timers, scale.timer_seconds))
+        beside.append(_time_raw(database, scale.timers, scale.timer_seconds))
+    return {
+        f"lateness_p{share}_ms": Reading(
+            percentile(sum(ours, []), share / 100),
+            percentile(sum(beside, []), share / 100),
+            [percentile(one, share / 100) for one in ours],
+            [percentile(one, share / 100) for one in beside],
+            note=f"latest {max(map(max, ours)):.1f} ms, raw {max(map(max, beside)):.1f} ms"
+            if share == 99
+            else "",
+        )
+        for share in (50, 99)
+    }
+
+
+def _time_duetime(database: str, timers: int, seconds: float) -> list[float]:
+    async def enqueue() -> None:
+        bench = Bench(database)
+        await bench.app.enqueue_many(
+            bench.timer.using(at=datetime.fromtimestamp(due, UTC)).job(due=due)
+            for due in _moments(timers, seconds)
+        )
+        await bench.app.close()
+
+    with duetime_worker(database) as worker:
+        asyncio.run(enqueue())
+        late = _hear(worker, timers)
+    if min(late) < 0:
+        raise Wrong(f"a timer began {-min(late):.3f} ms early")
+    return late
+
+
+def _time_raw(database: str, timers: int, seconds: float) -> list[float]:
+    async def enqueue() -> None:
+        connection = await asyncpg.connect(database)
+        await connection.executemany(
+            raw.INSERT,
+            [
+                (f'{{"due": {due!r}}}', datetime.fromtimestamp(due, UTC))
+                for due in _moments(timers, seconds)
+            ],
+        )
+        await connection.close()
+
+    with Child("raw_sleeper", dsn=database) as worker:
+        worker.hear()
+        asyncio.run(enqueue())
+        worker.tell("go")
+        return _hear(worker, timers)
+
+
+def _moments(timers: int, seconds: float) -> list[float]:
+    begin = time.time() + _HEAD_START
+    # Whole microseconds, as the database stores them.
+    return [round(begin + random.uniform(0, seconds), 6) for _ in range(timers)]
+
+
+def _hear(worker: Child, timers: int) -> list[float]:
+    """Milliseconds that each was late."""
+    late: list[float] = []
+    while len(late) < timers:
+        said = worker.hear()
+        if "late" in said:
+            late.append(said["late"] * 1e3)
+    return late

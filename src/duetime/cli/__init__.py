@@ -1,0 +1,63 @@
+"""The command `duetime`: one file per noun.
+
+Exit codes: 0 done, 1 it could not be done, 2 the command line is wrong. Each error is one line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from duetime import __version__
+from duetime.cli.db import db
+from duetime.cli.jobs import jobs
+from duetime.cli.queues import queues
+from duetime.cli.target import Group
+from duetime.cli.worker import worker
+from duetime.cli.workers import workers
+from duetime.errors import DuetimeError
+
+
+@click.group(cls=Group, app_from_environment=True)
+@click.version_option(__version__, prog_name="duetime", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Durable jobs on the database that you already have.
+
+    The database is --database, else the app's, else DUETIME_DATABASE, else sqlite:///duetime.db.
+    """
+
+
+for command in (worker, jobs, queues, workers, db):
+    cli.add_command(command)
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process."""
+    try:
+        code = cli.main(prog_name="duetime", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read our output has gone (`| head`): not an error. Python must not try again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(0)
+    except click.UsageError as error:
+        where = f" See `{error.ctx.command_path} --help`." if error.ctx is not None else ""
+        fail(f"{error.format_message()}{where}", code=2)
+    except click.ClickException as error:
+        fail(error.format_message())
+    except click.Abort:
+        fail("Not confirmed: nothing was changed. Use --yes to skip the question.")
+    except DuetimeError as error:
+        fail(str(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(message: str, *, code: int = 1) -> NoReturn:
+    click.echo(f"Error: {' '.join(message.split())}", err=True)
+    sys.exit(code)

@@ -1,0 +1,96 @@
+"""`duetime db`: the tables of Duetime in your database."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from duetime.cli.output import print_json
+from duetime.cli.target import Group, Target, target_of
+from duetime.storage.migrations import (
+    Migration,
+    Migrator,
+    downgrade,
+    plan_downgrade,
+    read_status,
+    refuse_newer,
+    upgrade,
+)
+from duetime.wiring import make_migrator
+
+
+@click.group(cls=Group)
+def db() -> None:
+    """Make, upgrade and look at Duetime's tables."""
+
+
+@db.command("init")
+@click.pass_context
+def init_command(context: click.Context) -> None:
+    """Make Duetime's tables, or bring them up to date. Doing it twice changes nothing."""
+    _upgrade(context, None)
+
+
+@db.command("upgrade")
+@click.option("--to", type=click.IntRange(min=1), metavar="N", help="The version to stop at.")
+@click.pass_context
+def upgrade_command(context: click.Context, to: int | None) -> None:
+    """Bring the tables up to date; every job is kept."""
+    _upgrade(context, to)
+
+
+@db.command("downgrade")
+@click.option(
+    "--to", type=click.IntRange(min=0), metavar="N", required=True, help="0 removes everything."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+def downgrade_command(context: click.Context, to: int, yes: bool) -> None:
+    """Undo migrations, down to version N. With 0 every job is gone."""
+    target = target_of(context)
+    migrator = make_migrator(target.settings())
+    before = migrator.version()
+    if not yes and plan_downgrade(migrator.migrations, before, to):
+        loss = "This removes every job and its history." if to == 0 else "This may lose data."
+        click.confirm(f"Downgrade from version {before} to {to}? {loss}", abort=True, err=True)
+    undone = downgrade(migrator, to) if before > to else []
+    _tell(target, migrator, undone, "removed")
+
+
+@db.command("status")
+@click.pass_context
+def status_command(context: click.Context) -> None:
+    """Say which version the tables have. Exit code 1 if they are not up to date."""
+    target = target_of(context)
+    status = read_status(make_migrator(target.settings()))
+    if target.json:
+        print_json(msgspec.structs.asdict(status) | {"current": status.current})
+    elif status.version == 0:
+        click.echo("There are no tables of Duetime yet. Run `duetime db init`.")
+    elif status.current:
+        click.echo(f"Version {status.version}, up to date.")
+    else:
+        refuse_newer(status.version, status.latest)
+        click.echo(
+            f"Version {status.version} of {status.latest}. "
+            f"Missing: {', '.join(status.pending)}. Run `duetime db upgrade`."
+        )
+    context.exit(0 if status.current else 1)
+
+
+def _upgrade(context: click.Context, to: int | None) -> None:
+    target = target_of(context)
+    migrator = make_migrator(target.settings())
+    _tell(target, migrator, upgrade(migrator, to), "applied")
+
+
+def _tell(target: Target, migrator: Migrator, moved: list[Migration], verb: str) -> None:
+    names = [f"{migration.version:04}_{migration.name}" for migration in moved]
+    version = migrator.version()
+    if target.json:
+        print_json({"version": version, verb: names})
+        return
+    for name in names:
+        click.echo(f"{verb} {name}")
+    here = f"Version {version}." if version else "There are no tables of Duetime."
+    click.echo(here if names else f"{here} Nothing to do.")

@@ -1,0 +1,254 @@
+"""`duetime jobs`: see and change them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+
+from duetime.app import Duetime
+from duetime.cli.output import plural, print_facts, print_json, print_table
+from duetime.cli.show import job_row, show_job
+from duetime.cli.target import Group, Target, target_of
+from duetime.domain.explain import Explanation
+from duetime.domain.job import JobInfo, JobState
+from duetime.errors import DuetimeError, IllegalTransition
+
+ID = click.IntRange(min=1)
+_MOST = 10_000
+
+
+@click.group(cls=Group)
+def jobs() -> None:
+    """See and change jobs."""
+
+
+@jobs.command("list")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice([state.value for state in JobState]),
+    multiple=True,
+    metavar="STATE",
+    help=f"One of {', '.join(JobState)}. May be repeated.",
+)
+@click.option("--queue", metavar="NAME", help="Only of this queue.")
+@click.option("--task", metavar="NAME", help="Only of this task.")
+@click.option("--key", metavar="KEY", help="Only with this key.")
+@click.option("--before", type=ID, metavar="ID", help="Only older ones: the next page.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, _MOST),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="How many.",
+)
+@click.pass_context
+def list_command(
+    context: click.Context,
+    states: tuple[str, ...],
+    queue: str | None,
+    task: str | None,
+    key: str | None,
+    before: int | None,
+    limit: int,
+) -> None:
+    """List jobs, newest first."""
+
+    async def look(app: Duetime) -> tuple[list[JobInfo], datetime]:
+        found = await app.jobs.find(
+            state=states, queue=queue, task=task, key=key, before_id=before, limit=limit
+        )
+        return found, await app.now()
+
+    target = target_of(context)
+    found, now = target.run(look)
+    if target.json:
+        print_json(found)
+        return
+    if not found:
+        click.echo("No jobs match." if states or queue or task or key or before else "No jobs.")
+        return
+    print_table(
+        ("ID", "STATE", "TASK", "QUEUE", "TRIES", "WHEN", "REMARKS"),
+        [job_row(job, now) for job in found],
+        right=(0, 4),
+    )
+    if len(found) == limit and sys.stdout.isatty():
+        click.echo(f"More: --before {found[-1].id}")
+
+
+@jobs.command("show")
+@click.argument("job_id", metavar="ID", type=ID)
+@click.pass_context
+def show_command(context: click.Context, job_id: int) -> None:
+    """Show a job with its arguments, times and every attempt."""
+
+    async def look(app: Duetime) -> tuple[JobInfo, datetime]:
+        return await app.jobs.get(job_id), await app.now()
+
+    target = target_of(context)
+    job, now = target.run(look)
+    if target.json:
+        print_json(job)
+    else:
+        show_job(job, now)
+
+
+@jobs.command("explain")
+@click.argument("job_id", metavar="ID", type=ID)
+@click.pass_context
+def explain_command(context: click.Context, job_id: int) -> None:
+    """Say why a job is, or is not, running."""
+
+    async def explain(app: Duetime) -> Explanation:
+        return await app.jobs.explain(job_id)
+
+    target = target_of(context)
+    explanation = target.run(explain)
+    if target.json:
+        print_json(explanation)
+        return
+    click.echo(explanation.sentence)
+    facts = [
+        (name, (", ".join(map(str, value)) or "none") if isinstance(value, list) else value)
+        for name, value in explanation.facts.items()
+    ]
+    print_facts([("reason", explanation.reason), *facts])
+
+
+@jobs.command("cancel")
+@click.argument("job_ids", metavar="ID...", type=ID, nargs=-1, required=True)
+@click.option("--reason", default="cancelled", help="Why; people see it.")
+@click.pass_context
+def cancel_command(context: click.Context, job_ids: tuple[int, ...], reason: str) -> None:
+    """Cancel jobs that wait; ask the workers of running ones to stop them."""
+
+    async def cancel(app: Duetime, job_id: int) -> str:
+        match await app.jobs.cancel(job_id, reason=reason):
+            case JobState.RUNNING:
+                return "is running: its worker was asked to stop it"
+            case JobState.CANCELLED:
+                return "was cancelled before"
+        return "is cancelled"
+
+    _each(context, job_ids, cancel)
+
+
+@jobs.command("retry")
+@click.argument("job_ids", metavar="ID...", type=ID, nargs=-1, required=True)
+@click.pass_context
+def retry_command(context: click.Context, job_ids: tuple[int, ...]) -> None:
+    """Run jobs that wait (pending or retrying) now."""
+
+    async def retry(app: Duetime, job_id: int) -> str:
+        try:
+            await app.jobs.reschedule(job_id, await app.now())
+        except IllegalTransition as error:
+            hint = (
+                f" `duetime jobs requeue {job_id}` gives it fresh attempts."
+                if error.state in ("dead", "cancelled", "expired", "superseded")
+                else ""
+            )
+            raise DuetimeError(f"Job {job_id} is {error.state}: it does not wait.{hint}") from None
+        return "is due now"
+
+    _each(context, job_ids, retry)
+
+
+@jobs.command("requeue")
+@click.argument("job_ids", metavar="[ID...]", type=ID, nargs=-1)
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(["dead", "cancelled", "expired", "superseded"]),
+    multiple=True,
+    help="All in this state.",
+)
+@click.option("--queue", metavar="NAME", help="All of this queue (dead ones, unless --state).")
+@click.option("--task", metavar="NAME", help="All of this task (dead ones, unless --state).")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_context
+def requeue_command(
+    context: click.Context,
+    job_ids: tuple[int, ...],
+    states: tuple[str, ...],
+    queue: str | None,
+    task: str | None,
+    yes: bool,
+) -> None:
+    """Give dead, cancelled or expired jobs a fresh set of attempts: those named, or all that match.
+
+    \b
+    duetime jobs requeue 17 18
+    duetime jobs requeue --state dead --task shop.send_invoice
+    """
+    if bool(job_ids) == bool(states or queue or task):
+        raise click.UsageError("Give either the jobs' ids, or --state, --queue or --task.")
+    if job_ids:
+        _each(context, job_ids, _requeue)
+    else:
+        _requeue_all(target_of(context), states or ("dead",), queue, task, sure=yes)
+
+
+async def _requeue(app: Duetime, job_id: int) -> str:
+    await app.jobs.requeue(job_id)
+    return "is pending again"
+
+
+def _requeue_all(
+    target: Target, states: Sequence[str], queue: str | None, task: str | None, *, sure: bool
+) -> None:
+    async def count(app: Duetime) -> int:
+        return len(await app.jobs.find(state=states, queue=queue, task=task, limit=_MOST))
+
+    async def requeue(app: Duetime) -> int:
+        return await app.jobs.requeue_many(state=states, queue=queue, task=task)
+
+    which = " or ".join(states)
+    if not sure and (found := target.run(count)):
+        number = f"{_MOST:,} or more jobs" if found >= _MOST else plural(found, "job")
+        of = "".join([f" of queue {queue}" if queue else "", f" of task {task}" if task else ""])
+        click.confirm(f"Requeue {number}{of}, {which}?", abort=True, err=True)
+    requeued = target.run(requeue)
+    if target.json:
+        print_json({"requeued": requeued})
+    elif requeued:
+        click.echo(f"{plural(requeued, 'job')} requeued.")
+    else:
+        click.echo(f"No jobs match ({which}). Nothing changed.")
+
+
+def _each(
+    context: click.Context,
+    job_ids: Sequence[int],
+    change: Callable[[Duetime, int], Awaitable[str]],
+) -> None:
+    """Change each job; one that cannot be changed does not keep the others from it."""
+
+    async def change_all(app: Duetime) -> list[tuple[int, str, bool]]:
+        answers = []
+        for job_id in dict.fromkeys(job_ids):
+            try:
+                answers.append((job_id, await change(app, job_id), True))
+            except DuetimeError as error:
+                answers.append((job_id, str(error), False))
+        return answers
+
+    target = target_of(context)
+    answers = target.run(change_all)
+    if target.json:
+        told: list[dict[str, Any]] = [
+            {"id": job_id, "done": done, "message": text} for job_id, text, done in answers
+        ]
+        print_json(told)
+    for job_id, text, done in answers:
+        if not done:
+            click.echo(f"Error: {text}", err=True)
+        elif not target.json:
+            click.echo(f"Job {job_id} {text}.")
+    context.exit(0 if all(done for _, _, done in answers) else 1)

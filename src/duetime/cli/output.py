@@ -1,0 +1,106 @@
+"""How answers look: JSON for machines; aligned columns and relative times for people."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click
+
+from duetime.operate import as_json
+
+_UNITS = (
+    (timedelta(hours=36), timedelta(days=1), "d"),
+    (timedelta(minutes=90), timedelta(hours=1), "h"),
+    (timedelta(seconds=90), timedelta(minutes=1), "m"),
+    (timedelta(seconds=0.5), timedelta(seconds=1), "s"),
+)
+_NARROWEST = 8
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(as_json(value), indent=2, ensure_ascii=not _speaks_unicode()))
+
+
+def print_table(
+    headings: Sequence[str], rows: Sequence[Sequence[Any]], *, right: Sequence[int] = ()
+) -> None:
+    """Print aligned columns. On a terminal the longest are cut until a row fits on a line."""
+    cells = [[one_line(cell) for cell in row] for row in rows]
+    table = [list(headings), *cells]
+    widths = [max(len(row[index]) for row in table) for index in range(len(headings))]
+    room = _width() - 2 * (len(widths) - 1)
+    while sum(widths) > room and max(widths) > _NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    for row in table:
+        line = "  ".join(
+            cut(cell, width).rjust(width) if index in right else cut(cell, width).ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        click.echo(line.rstrip())
+
+
+def print_facts(facts: Sequence[tuple[str, Any]]) -> None:
+    """Print names and values, one a line; what is None is left out."""
+    shown = [(name, value) for name, value in facts if value is not None]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        click.echo(f"  {name:<{width}}  {value}")
+
+
+def relative(moment: datetime | None, now: datetime) -> str:
+    """Say when, seen from `now`.
+
+    >>> noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    >>> relative(noon + timedelta(minutes=3, seconds=20), noon)
+    'in 3 m'
+    >>> relative(noon - timedelta(hours=2), noon)
+    '2 h ago'
+    """
+    if moment is None:
+        return ""
+    distance = abs(moment - now)
+    for least, unit, name in _UNITS:
+        if distance >= least:
+            count = round(distance / unit)
+            return f"in {count} {name}" if moment > now else f"{count} {name} ago"
+    return "now"
+
+
+def exact(moment: datetime | None, now: datetime | None = None) -> str | None:
+    """The moment in UTC, and how far that is from `now`."""
+    if moment is None:
+        return None
+    text = moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
+    return text if now is None else f"{text} ({relative(moment, now)})"
+
+
+def compact(value: Any) -> str:
+    return json.dumps(as_json(value), ensure_ascii=not _speaks_unicode())
+
+
+def one_line(value: Any) -> str:
+    """Text in which nothing can move the cursor or break the line."""
+    text = "" if value is None else " ".join(str(value).split())
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def _width() -> int:
+    """A terminal's width; what is piped elsewhere is never cut."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 1_000_000
+
+
+def _speaks_unicode() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"

@@ -1,0 +1,171 @@
+"""`duetime queues`: see, pause and limit them."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from datetime import datetime
+
+import click
+
+from duetime.app import Duetime
+from duetime.cli.output import exact, plural, print_json, print_table, relative
+from duetime.cli.target import Group, target_of
+from duetime.domain.duration import format_duration
+from duetime.domain.queue import Limits, QueueInfo
+
+
+@click.group(cls=Group)
+def queues() -> None:
+    """See, pause and limit queues."""
+
+
+@queues.command("list")
+@click.pass_context
+def list_command(context: click.Context) -> None:
+    """List every queue that has jobs, a worker, a pause or a limit."""
+
+    async def look(app: Duetime) -> tuple[list[QueueInfo], datetime]:
+        return await app.queues.all(), await app.now()
+
+    target = target_of(context)
+    found, now = target.run(look)
+    if target.json:
+        print_json(found)
+        return
+    if not found:
+        click.echo("No queue has jobs, a worker, a pause or a limit.")
+        return
+    print_table(
+        ("QUEUE", "PENDING", "DUE", "RUNNING", "PARKED", "NEXT", "REMARKS"),
+        [
+            (
+                queue.name,
+                queue.pending,
+                queue.due,
+                queue.running,
+                queue.parked,
+                relative(queue.next_run_at, now),
+                _remarks(queue, now),
+            )
+            for queue in found
+        ],
+        right=(1, 2, 3, 4),
+    )
+
+
+@queues.command("pause")
+@click.argument("queue")
+@click.option("--reason", default="", help="Why; people see it.")
+@click.option("--by", default=None, help="Who; by default you.")
+@click.pass_context
+def pause_command(context: click.Context, queue: str, reason: str, by: str | None) -> None:
+    """Start no more jobs of QUEUE, on any worker. What runs goes on."""
+
+    async def pause(app: Duetime) -> QueueInfo:
+        await app.queues.pause(queue, by=by or _me(), reason=reason)
+        return await app.queues.get(queue)
+
+    target = target_of(context)
+    info = target.run(pause)
+    if target.json:
+        print_json(info)
+        return
+    waiting = plural(info.pending, "job")
+    click.echo(
+        f"Queue {queue} is paused since {exact(info.paused_at)} by {info.paused_by}; "
+        f"{waiting} waiting, {info.running} running."
+    )
+
+
+@queues.command("resume")
+@click.argument("queue")
+@click.pass_context
+def resume_command(context: click.Context, queue: str) -> None:
+    """Let QUEUE go on."""
+
+    async def resume(app: Duetime) -> tuple[QueueInfo, bool]:
+        before = await app.queues.get(queue)
+        await app.queues.resume(queue)
+        return before, before.paused_at is not None
+
+    target = target_of(context)
+    before, was_paused = target.run(resume)
+    if target.json:
+        print_json({"queue": queue, "resumed": was_paused, "due": before.due})
+    elif was_paused:
+        click.echo(f"Queue {queue} goes on; {plural(before.due, 'job')} due.")
+    else:
+        click.echo(f"Queue {queue} was not paused. Nothing changed.")
+
+
+@queues.command("limit")
+@click.argument("queue")
+@click.option("--running", type=click.IntRange(min=1), metavar="N", help="Jobs at once.")
+@click.option(
+    "--per-partition",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Jobs at once with the same partition.",
+)
+@click.option(
+    "--rate", type=click.IntRange(min=1), metavar="N", help="Starts in any span of --period."
+)
+@click.option("--period", metavar="SPAN", help="Such as 1m.")
+@click.option("--none", "lift", is_flag=True, help="Lift every limit.")
+@click.pass_context
+def limit_command(
+    context: click.Context,
+    queue: str,
+    running: int | None,
+    per_partition: int | None,
+    rate: int | None,
+    period: str | None,
+    lift: bool,
+) -> None:
+    """Set the limits of QUEUE, over all workers. What is left out is unlimited."""
+    given = [item for item in (running, per_partition, rate, period) if item is not None]
+    if lift == bool(given):
+        raise click.UsageError("Give --running, --per-partition or --rate, or else --none.")
+
+    async def limit(app: Duetime) -> Limits:
+        await app.queues.limit(
+            queue, running=running, per_partition=per_partition, rate=rate, period=period
+        )
+        limited = await (await app.store()).limited_queues()
+        return limited.get(queue, Limits())
+
+    target = target_of(context)
+    limits = target.run(limit)
+    if target.json:
+        print_json({"queue": queue, "limits": limits})
+    else:
+        click.echo(f"Queue {queue}: {_limits(limits) or 'no limits'}.")
+
+
+def _remarks(queue: QueueInfo, now: datetime) -> str:
+    parts = []
+    if queue.paused_at is not None:
+        why = f" ({queue.pause_reason})" if queue.pause_reason else ""
+        parts.append(f"paused {relative(queue.paused_at, now)} by {queue.paused_by}{why}")
+    if limits := _limits(queue.limits):
+        parts.append(limits)
+    return "; ".join(parts)
+
+
+def _limits(limits: Limits) -> str:
+    parts = []
+    if limits.running is not None:
+        parts.append(f"at most {limits.running} running")
+    if limits.per_partition is not None:
+        parts.append(f"{limits.per_partition} per partition")
+    if limits.rate is not None and limits.period is not None:
+        parts.append(f"{limits.rate} per {format_duration(limits.period)}")
+    return ", ".join(parts)
+
+
+def _me() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return socket.gethostname()

@@ -1,0 +1,151 @@
+"""What a command works on: the app or the database, and how it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from duetime.app import Duetime
+from duetime.errors import SettingsError
+from duetime.settings import Settings
+from duetime.wiring import backend_of
+
+T = TypeVar("T")
+
+
+class Target(msgspec.Struct):
+    """The options that every command has."""
+
+    app: str | None = None
+    database: str | None = None
+    json: bool = False
+
+    def load(self) -> Duetime:
+        """Return the app that was named, or one without tasks on the database that was named."""
+        app = Duetime(self.database) if self.app is None else load_app(self.app)
+        if self.database is not None:
+            backend_of(self.database)
+            app.settings = msgspec.structs.replace(app.settings, database=self.database)
+        return app
+
+    def settings(self) -> Settings:
+        return self.load().settings
+
+    def run(self, work: Callable[[Duetime], Awaitable[T]]) -> T:
+        """Do `work` with the app on an event loop. It never makes tables: that is `db init`'s."""
+        app = self.load()
+        app.settings = msgspec.structs.replace(app.settings, migrate=False)
+
+        async def main() -> T:
+            await app.store()
+            try:
+                return await work(app)
+            finally:
+                await app.close()
+
+        return asyncio.run(main())
+
+
+class Command(click.Command):
+    """A command with the shared options at its end."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += _shared_options()
+
+
+class Group(click.Group):
+    """A group of commands; the shared options may stand before or after any of its words."""
+
+    command_class = Command
+    group_class = type
+
+    def __init__(self, *args: Any, app_from_environment: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += _shared_options(app_variable="DUETIME_APP" if app_from_environment else None)
+
+
+def target_of(context: click.Context) -> Target:
+    return context.ensure_object(Target)
+
+
+def _shared_options(app_variable: str | None = None) -> list[click.Parameter]:
+    return [
+        click.Option(
+            ["--app"],
+            envvar=app_variable,
+            metavar="MODULE:APP",
+            help="Where the app is, such as shop.jobs:app (or DUETIME_APP).",
+            expose_value=False,
+            callback=_remember,
+        ),
+        click.Option(
+            ["--database"],
+            metavar="URL",
+            help="postgresql://… or sqlite:///file (or DUETIME_DATABASE).",
+            expose_value=False,
+            callback=_remember,
+        ),
+        click.Option(
+            ["--json"],
+            is_flag=True,
+            help="Answer in JSON.",
+            expose_value=False,
+            callback=_remember,
+        ),
+    ]
+
+
+def _remember(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    target = target_of(context)
+    if value and parameter.name is not None:
+        setattr(target, parameter.name, value)
+
+
+def load_app(path: str) -> Duetime:
+    """Import `module:attribute`, with the current directory on the path."""
+    module_name, colon, attribute = path.partition(":")
+    if not module_name or (colon and not attribute):
+        raise SettingsError(f"--app must be MODULE:APP, such as shop.jobs:app, got {path!r}.")
+    module = _import(module_name)
+    value: Any = module
+    for name in (attribute or "app").split("."):
+        value = getattr(value, name, None)
+    if isinstance(value, Duetime):
+        return value
+    apps = [name for name, item in vars(module).items() if isinstance(item, Duetime)]
+    hint = f" Did you mean {module_name}:{apps[0]}?" if apps else ""
+    if value is None:
+        raise SettingsError(f"The module {module_name!r} has no {attribute or 'app'!r}.{hint}")
+    raise SettingsError(
+        f"{module_name}:{attribute or 'app'} is a {type(value).__name__}, not a Duetime app.{hint}"
+    )
+
+
+def _import(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise SettingsError(
+                f"There is no module {error.name!r}, neither in {here} nor installed."
+            ) from None
+        raise SettingsError(f"The module {name!r} cannot be imported: {error}.") from error
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise SettingsError(
+            f"The module {name!r} cannot be imported: {type(error).__name__}: {error} "
+            f"({frame.filename}, line {frame.lineno})."
+        ) from error

@@ -1,0 +1,115 @@
+"""`duetime worker`: run jobs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import click
+import msgspec
+
+from duetime.app import Duetime
+from duetime.cli.target import Command, Target, target_of
+from duetime.engine.processes import Processes
+from duetime.engine.runtime import run_worker
+from duetime.settings import load_settings
+from duetime.telemetry.logs import LEVELS, LogFormat, configure_logging
+
+log = logging.getLogger("duetime.cli")
+
+
+@click.command(cls=Command)
+@click.option("--queues", metavar="A,B", help="The queues to work on.  [default: default]")
+@click.option("--concurrency", metavar="N", help="Jobs at once, in each process.  [default: 50]")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 512),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Worker processes; one that dies is replaced.",
+)
+@click.option("--grace", metavar="SPAN", help="Time to finish when stopped.  [default: 30s]")
+@click.option("--lease", metavar="SPAN", help="A dead worker's jobs return after.  [default: 30s]")
+@click.option("--heartbeat", metavar="SPAN", help="The lease is renewed every.  [default: 10s]")
+@click.option("--poll", metavar="SPAN", help="The longest sleep.  [default: 30s]")
+@click.option("--name", help="How it is called.  [default: host:pid:random]")
+@click.option(
+    "--log-format",
+    type=click.Choice(["console", "json"]),
+    envvar="DUETIME_LOG_FORMAT",
+    help="How log lines look.  [default: console]",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    envvar="DUETIME_LOG_LEVEL",
+    default="info",
+    show_default=True,
+    help="The least that is logged.",
+)
+@click.option("--parent", type=int, hidden=True)
+@click.pass_context
+def worker(
+    context: click.Context,
+    /,
+    processes: int,
+    name: str | None,
+    log_format: str | None,
+    log_level: str,
+    parent: int | None,
+    **options: Any,
+) -> None:
+    """Run jobs, until SIGTERM or SIGINT (Ctrl-C).
+
+    The first signal: take no new jobs, finish what runs within --grace, give the rest back.
+    The second: give everything back now. The third: end at once.
+
+    \b
+    Exit codes: 0  stopped; everything ended or was given back
+                1  could not start
+               70  broke
+      130 and 143  forced out; the rest returns when the lease has run out
+    """
+    target = target_of(context)
+    if target.app is None:
+        raise click.UsageError("Which app? Give --app MODULE:APP, or set DUETIME_APP.")
+    log_format = log_format or ("json" if target.json else "console")
+    app = target.load()
+    app.settings = load_settings(msgspec.structs.asdict(app.settings) | _given(options))
+    configure_logging(cast("LogFormat", log_format), log_level)
+    if parent is None:
+        _greet(target, app)
+    if processes == 1:
+        context.exit(run_worker(app, name=name, parent=parent))
+    shared = _given(options) | {"log-format": log_format, "log-level": log_level}
+
+    def command(number: int) -> list[str]:
+        mine = shared | ({"name": f"{name}-{number}"} if name else {})
+        return _child_command(target, mine)
+
+    context.exit(Processes(processes, command=command).run())
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _greet(target: Target, app: Duetime) -> None:
+    """Say what runs where, without the password."""
+    parts = urlsplit(app.settings.database)
+    where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    log.info("starting", extra={"app": target.app, "tasks": len(app.tasks), "database": where})
+    if not app.tasks:
+        log.warning("no_tasks", extra={"hint": "import the modules that define them in the app's"})
+
+
+def _child_command(target: Target, options: dict[str, Any]) -> list[str]:
+    command = [sys.executable, "-m", "duetime", "worker", "--parent", str(os.getpid())]
+    for name, value in {"app": target.app, "database": target.database, **options}.items():
+        if value is not None:
+            command += [f"--{name}", str(value)]
+    return command

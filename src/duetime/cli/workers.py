@@ -1,0 +1,50 @@
+"""`duetime workers`: who works at the moment."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from duetime.app import Duetime
+from duetime.cli.output import print_json, print_table, relative
+from duetime.cli.target import Group, target_of
+from duetime.storage.store import WorkerInfo
+
+
+@click.group(cls=Group)
+def workers() -> None:
+    """See who works."""
+
+
+@workers.command("list")
+@click.pass_context
+def list_command(context: click.Context) -> None:
+    """List the workers, alive or not yet buried."""
+
+    async def look(app: Duetime) -> tuple[list[WorkerInfo], datetime]:
+        return await app.workers(), await app.now()
+
+    target = target_of(context)
+    found, now = target.run(look)
+    if target.json:
+        print_json(found)
+        return
+    if not found:
+        click.echo("No worker is registered. Start one: duetime worker --app MODULE:APP")
+        return
+    print_table(
+        ("WORKER", "QUEUES", "RUNNING", "STARTED", "SEEN", "LEASE"),
+        [
+            (
+                worker.name,
+                ",".join(worker.queues),
+                f"{worker.running} of {worker.concurrency}",
+                relative(worker.started_at, now),
+                relative(worker.seen_at, now),
+                "ok" if worker.lease_until > now else f"ended {relative(worker.lease_until, now)}",
+            )
+            for worker in found
+        ],
+        right=(2,),
+    )

@@ -1,0 +1,124 @@
+"""Several worker processes under one parent, which replaces those that die."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from duetime.engine.runtime import COULD_NOT_START, STOP_SIGNALS
+
+log = logging.getLogger("duetime.runtime")
+
+_BACKOFF = (1.0, 2.0, 4.0)
+_STEADY_SECONDS = 30.0
+"""A child that lived this long did not die of how it starts."""
+_TICK_SECONDS = 0.05
+_FORCED_SECONDS = 2.0
+
+
+class Child:
+    """One place for a process, whoever fills it at the moment."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.process: subprocess.Popen[bytes] | None = None
+        self.began = 0.0
+        self.failures = 0
+        self.start_at = 0.0
+
+    def start(self, command: Sequence[str]) -> None:
+        # A group of its own: Ctrl-C in a terminal reaches the parent alone, which passes it on
+        # once. Else one key press would count as two signals.
+        self.process = subprocess.Popen(command, process_group=0)
+        self.began = time.monotonic()
+        log.info("process_started", extra={"number": self.number, "pid": self.process.pid})
+
+    def send(self, number: int) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+
+class Processes:
+    """Runs `count` children until a signal; `command(n)` is the n-th one's command line."""
+
+    def __init__(self, count: int, *, command: Callable[[int], Sequence[str]]) -> None:
+        self._children = [Child(number) for number in range(1, count + 1)]
+        self._command = command
+        self._signals: list[int] = []
+        self._passed_on = 0
+        self._code = 0
+        self._ending = False
+
+    def run(self) -> int:
+        """Return the worst exit code among the children when all have ended."""
+        former = {number: signal.signal(number, self._received) for number in STOP_SIGNALS}
+        try:
+            while self._step():
+                time.sleep(_TICK_SECONDS)
+        finally:
+            for child in self._children:
+                child.send(signal.SIGKILL)
+            for number, handler in former.items():
+                signal.signal(number, handler)
+        return self._code
+
+    def _step(self) -> bool:
+        """Pass signals on, start who is missing, bury who died; return whether to go on."""
+        now = time.monotonic()
+        if self._passed_on < len(self._signals):
+            self._passed_on += 1
+            self._stop()
+        for child in self._children:
+            if child.process is None:
+                if not self._ending and now >= child.start_at:
+                    child.start(self._command(child.number))
+            elif (code := child.process.poll()) is not None:
+                child.process = None
+                self._ended(child, code)
+        if self._passed_on > 2:
+            return self._force()
+        return not self._ending or any(child.process for child in self._children)
+
+    def _ended(self, child: Child, code: int) -> None:
+        if self._ending:
+            # Killed by what we sent, before it had begun: it held nothing.
+            self._remember(0 if code == -signal.SIGTERM else code)
+            return
+        if code == COULD_NOT_START:
+            # It has said why, and the next one would say the same.
+            self._remember(code)
+            self._stop()
+            return
+        lived = time.monotonic() - child.began
+        child.failures = 1 if lived >= _STEADY_SECONDS else child.failures + 1
+        wait = _BACKOFF[min(child.failures, len(_BACKOFF)) - 1]
+        child.start_at = time.monotonic() + wait
+        log.error(
+            "process_died",
+            extra={"number": child.number, "exit_code": code, "restart_in_s": wait},
+        )
+
+    def _received(self, number: int, _frame: FrameType | None) -> None:
+        # Only noted here: a handler may run in the middle of a start.
+        self._signals.append(number)
+
+    def _stop(self) -> None:
+        self._ending = True
+        for child in self._children:
+            child.send(signal.SIGTERM)
+
+    def _force(self) -> bool:
+        deadline = time.monotonic() + _FORCED_SECONDS
+        while time.monotonic() < deadline and any(
+            child.process is not None and child.process.poll() is None for child in self._children
+        ):
+            time.sleep(_TICK_SECONDS)
+        self._remember(128 + self._signals[-1])
+        return False
+
+    def _remember(self, code: int) -> None:
+        self._code = max(self._code, 128 - code if code < 0 else code)

@@ -1,0 +1,211 @@
+"""A worker as a process: signals, exit codes, and a way out when something hangs.
+
+Exit codes: 0 when it was asked to stop and everything it held has ended or was given back; 1 when
+it could not start; 70 when it broke; 128 + the signal (130, 143) when it was forced out, so that
+what it held waits for its lease to run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any, NoReturn, Protocol
+
+from duetime.engine.service import backoff
+from duetime.engine.worker import Worker
+from duetime.errors import DatabaseUnreachable, DuetimeError
+from duetime.settings import Settings
+from duetime.storage.store import Store
+
+log = logging.getLogger("duetime.runtime")
+
+STOPPED = 0
+COULD_NOT_START = 1
+BROKE = 70
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+PARENT_SECONDS = 0.5
+"""How often a child looks whether its parent lives."""
+_BEYOND_GRACE_SECONDS = 10.0
+_THREAD_SECONDS = 0.5
+_THREADS = ("duetime-task", "duetime-loop")
+
+
+class Host(Protocol):
+    """What the runtime needs of an application."""
+
+    settings: Settings
+
+    async def store(self) -> Store: ...
+
+    async def close(self) -> None: ...
+
+    def make_worker(self, store: Store, **options: Any) -> Worker: ...
+
+
+def run_worker(host: Host, *, name: str | None = None, parent: int | None = None) -> int:
+    """Run a worker until a signal stops it; return the exit code. For the main thread only.
+
+    The first SIGTERM or SIGINT stops it gracefully, the second at once, the third ends the
+    process. With `parent`, the end of that process counts as the first signal.
+    """
+    runtime = Runtime(host, name)
+    with runtime.signals:
+        if parent is not None:
+            threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+        return asyncio.run(runtime.main())
+
+
+class Runtime:
+    """One worker in this process."""
+
+    def __init__(self, host: Host, name: str | None) -> None:
+        self._host = host
+        self._name = name
+        self._worker: Worker | None = None
+        self.signals = Signals(host.settings.grace.total_seconds(), self._signalled)
+
+    async def main(self) -> int:
+        loop = asyncio.get_running_loop()
+        threads = ThreadPoolExecutor(thread_name_prefix="duetime-loop")
+        loop.set_default_executor(threads)
+        self._stopping = asyncio.Event()
+        self.signals.attach(loop)
+        code = await self._work()
+        await self._close()
+        threads.shutdown(wait=False, cancel_futures=True)
+        if left := await _threads_left():
+            # A thread cannot be ended from outside; its job was given back.
+            log.warning("threads_left", extra={"threads": len(left)})
+            leave_now(code)
+        return code
+
+    async def _work(self) -> int:
+        try:
+            return await self._start()
+        except Exception:
+            log.exception("worker_broke")
+            return BROKE
+
+    async def _start(self) -> int:
+        """Try until the database can be reached; what will not pass by itself ends it."""
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                return await self._run_once()
+            except DuetimeError as error:
+                if self._worker is not None and self._worker.started.is_set():
+                    raise
+                if not isinstance(error, DatabaseUnreachable):
+                    log.error("worker_cannot_start", extra={"error": str(error)})
+                    return COULD_NOT_START
+                failures += 1
+                wait = backoff(failures)
+                log.warning("database_unreachable", extra={"error": str(error), "retry_in_s": wait})
+                await self._unless_stopped(asyncio.sleep(wait))
+        return STOPPED
+
+    async def _run_once(self) -> int:
+        self._worker = None
+        store = await self._unless_stopped(self._host.store())
+        if store is None:
+            return STOPPED
+        self._worker = self._host.make_worker(store, name=self._name)
+        if self._stopping.is_set():
+            return STOPPED
+        await self._worker.run()
+        return STOPPED
+
+    async def _unless_stopped(self, work: Any) -> Any:
+        """Await `work`, or return None as soon as a signal comes."""
+        doing = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait([doing, stopped], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if doing.done():
+            return doing.result()
+        doing.cancel()
+        return None
+
+    async def _close(self) -> None:
+        try:
+            await asyncio.wait_for(self._host.close(), 5.0)
+        except (DuetimeError, TimeoutError):
+            # It was never open, or the database is gone: the process ends anyway.
+            pass
+
+    def _signalled(self, count: int) -> None:
+        self._stopping.set()
+        if self._worker is not None:
+            self._worker.stop(now=count > 1)
+
+
+class Signals:
+    """Counts SIGTERM and SIGINT. `told` is called on the loop; the third needs no loop."""
+
+    def __init__(self, grace: float, told: Any) -> None:
+        self._grace = grace
+        self._told = told
+        self._count = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in STOP_SIGNALS:
+            self._former[number] = signal.signal(number, self._received)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, former in self._former.items():
+            signal.signal(number, former)
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        if self._count:
+            loop.call_soon(self._told, self._count)
+
+    def _received(self, number: int, _frame: FrameType | None) -> None:
+        self._count += 1
+        if self._count > 2:
+            leave_now(128 + number, "forced_exit", signal=signal.Signals(number).name)
+        # The loop may be blocked by a handler, and the database may not answer.
+        seconds = _BEYOND_GRACE_SECONDS + (self._grace if self._count == 1 else 0.0)
+        deadline = threading.Timer(seconds, leave_now, (128 + number, "stop_overran"))
+        deadline.daemon = True
+        deadline.start()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._told, self._count)
+
+
+def leave_now(code: int, event: str | None = None, **fields: Any) -> NoReturn:
+    """End the process, whatever its threads do. Log lines are written first."""
+    if event is not None:
+        log.error(event, extra={"exit_code": code, **fields})
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+async def _threads_left() -> list[str]:
+    """Return our threads that still run after a moment."""
+    deadline = time.monotonic() + _THREAD_SECONDS
+    while True:
+        left = [t.name for t in threading.enumerate() if t.name.startswith(_THREADS)]
+        if not left or time.monotonic() > deadline:
+            return left
+        await asyncio.sleep(0.01)
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_SECONDS)
+    log.warning("parent_died", extra={"parent": parent})
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,132 @@
+"""Finish and give back: functions of a transaction that holds the write lock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
+from duetime.storage.sqlite.claim import decode
+from duetime.storage.sqlite.moment import span_to_us, to_us
+from duetime.storage.sqlite.transaction import Transaction
+from duetime.storage.store import Statements
+
+
+def finish(tx: Transaction, ended: Sequence[EndedJob]) -> frozenset[int]:
+    """Record what ended and is still held under its token; return the ids of the others."""
+    plain = [end for end in ended if _is_plain(end)]
+    full = [end for end in ended if not _is_plain(end)] if len(plain) < len(ended) else []
+    refused: frozenset[int] = frozenset()
+    if plain:
+        body = _encode_plain(plain)
+        accepted = tx.run("finish", ended=body)
+        refused |= _let_go(tx, plain, body, accepted)
+    if full:
+        body = _encode_full(full)
+        accepted = tx.run("finish_fully", ended=body)
+        if any(end.again_after is not None for end in full):
+            tx.run("run_again", ended=body, now=tx.now)
+        if any(end.job.key is not None for end in full):
+            tx.run("free_keys", ended=body)
+            tx.run("keep_keys", ended=body, now=tx.now)
+        refused |= _let_go(tx, full, body, accepted)
+    return refused
+
+
+def _let_go(
+    tx: Transaction, ended: Sequence[EndedJob], body: str, accepted: int
+) -> frozenset[int]:
+    """End the claims of what was accepted, last of all: the claim is the fence."""
+    refused: frozenset[int] = frozenset()
+    if accepted < len(ended):
+        held = set(decode(tx.value("still_held", ended=body)))
+        refused = frozenset(end.job.id for end in ended if end.job.id not in held)
+    tx.run("let_go", ended=body)
+    for end in ended:
+        if end.job.id in refused:
+            continue
+        if end.again_after is None:
+            tx.ended.append(end.job.id)
+            if end.job.limited:
+                tx.wake(end.job.queue)
+        else:
+            tx.wake(end.job.queue, tx.now + span_to_us(end.again_after))
+    return refused
+
+
+def settle(tx: Transaction, ended: Sequence[EndedJob]) -> frozenset[int]:
+    """Finish what was not finished before."""
+    before = set(decode(tx.value("finished_before", ended=_encode_plain(ended))))
+    return finish(tx, [end for end in ended if end.job.id not in before])
+
+
+def put(tx: Transaction, how: str, jobs: Sequence[ClaimedJob], **more: Any) -> None:
+    """Move held jobs from `claim` to where they wait; those that were lost stay untouched."""
+    body = msgspec.json.encode([(job.id, job.token, to_us(job.run_at)) for job in jobs]).decode()
+    tx.run(how, ended=body, **more)
+    tx.run("let_go", ended=body)
+    for job in jobs:
+        tx.wake(job.queue)
+
+
+def complete(sql: Mapping[str, str], end: EndedJob, now: int) -> Statements:
+    """Complete a held job in the caller's own transaction: its writes and the finish commit
+    together, or not at all. Returns False if the claim is gone; roll back."""
+    job_id, token = end.job.id, end.job.token
+    held = yield sql["complete_claim"], (job_id, token)
+    if not held:
+        return False
+    attempt, worker_id, claimed_at = held[0]
+    started_at, finished_at = claimed_at + end.started_us, claimed_at + end.finished_us
+    yield (
+        sql["complete_attempt"],
+        (job_id, token, attempt, worker_id, claimed_at, started_at, finished_at, end.result),
+    )
+    if end.job.key is not None:
+        yield sql["complete_free_key"], (job_id,)
+        yield sql["complete_keep_key"], (now, job_id)
+    return True
+
+
+def _is_plain(end: EndedJob) -> bool:
+    return (
+        end.ended_as is EndedAs.COMPLETED
+        and end.result is None
+        and end.job.key is None
+        and end.again_after is None
+    )
+
+
+def _encode_plain(ended: Sequence[EndedJob]) -> str:
+    return (
+        "["
+        + ",".join(
+            [
+                f"[{end.job.id},{end.job.token},{end.started_us},{end.finished_us}]"
+                for end in ended
+            ]
+        )
+        + "]"
+    )
+
+
+def _encode_full(ended: Sequence[EndedJob]) -> str:
+    return msgspec.json.encode(
+        [
+            (
+                end.job.id,
+                end.job.token,
+                end.started_us,
+                end.finished_us,
+                end.ended_as.value,
+                None if end.again_after is None else span_to_us(end.again_after),
+                end.error_code,
+                end.error,
+                end.traceback,
+                end.result,
+            )
+            for end in ended
+        ]
+    ).decode()

@@ -1,0 +1,128 @@
+"""A worker's registration, the rescue of what dead ones held, and the pruning of history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from duetime.domain.job import ClaimedJob, EndedAs, JobState
+from duetime.storage.sqlite.claim import decode, encode_set
+from duetime.storage.sqlite.moment import maybe_to_us, span_to_us
+from duetime.storage.sqlite.transaction import Transaction
+from duetime.storage.store import Rescued
+
+_LOST_STATES = {
+    "lost": JobState.RETRYING,
+    "dead": JobState.DEAD,
+    "cancelled": JobState.CANCELLED,
+}
+_QUARANTINE = 10
+_SECOND = 1_000_000
+
+
+def register_worker(
+    tx: Transaction,
+    *,
+    name: str,
+    queues: Sequence[str],
+    tasks: Mapping[str, Mapping[str, Any]],
+    concurrency: int,
+    lease: timedelta,
+) -> int:
+    for task, options in tasks.items():
+        tx.run(
+            "register_task",
+            name=task,
+            queue=options["queue"],
+            priority=options["priority"],
+            max_attempts=options["max_attempts"],
+            timeout=maybe_to_us(options["timeout"]),
+            expires=maybe_to_us(options["expires"]),
+            now=tx.now,
+        )
+    worker_id: int = tx.value("next_worker")
+    tx.run(
+        "register_worker",
+        worker=worker_id,
+        name=name,
+        queues=msgspec.json.encode(list(queues)).decode(),
+        tasks=msgspec.json.encode(list(tasks)).decode(),
+        concurrency=concurrency,
+        now=tx.now,
+        lease_until=tx.now + span_to_us(lease),
+    )
+    tx.run("name_worker", worker=worker_id, name=name, now=tx.now)
+    return worker_id
+
+
+def unpark(tx: Transaction, tasks: Sequence[str]) -> int:
+    names = encode_set(tasks)
+    tx.run("unpark_due", tasks=names)
+    rows = tx.rows("unpark", tasks=names)
+    for (queue,) in rows:
+        tx.wake(queue)
+    return len(rows)
+
+
+def set_progress(tx: Transaction, job: ClaimedJob, progress: str) -> bool:
+    accepted = tx.rows(
+        "set_progress", job=job.id, token=job.token, progress=progress, now=tx.now
+    )
+    return bool(accepted)
+
+
+def rescue(tx: Transaction) -> list[Rescued]:
+    """What dead workers held ends as lost, and waits again unless its attempts are used up.
+
+    A job that was lost before goes to the quarantine lane, later and later, where it runs alone:
+    it cannot take others down with it.
+    """
+    lost = tx.rows("dead_claims", now=tx.now)
+    recorded, again, freed, rescued = [], [], [], []
+    for (
+        job_id, token, attempt, worker_id, claimed_at, task, queue, priority, partition,
+        ended_as, times, worker, is_limited,
+    ) in lost:  # fmt: skip
+        if ended_as == "cancelled":
+            code, error = None, "cancelled; its worker was lost"
+        else:
+            code = "worker_lost"
+            error = "its worker was lost: the lease ran out before the job ended"
+        recorded.append(
+            (job_id, token, attempt, worker_id, ended_as, claimed_at, tx.now, code, error)
+        )
+        if ended_as == "lost":
+            wait = min(2 ** (times - 1), 60) * _SECOND if times else 0
+            lane = _QUARANTINE if times else priority
+            again.append((job_id, queue, lane, tx.now + wait, attempt, partition))
+        else:
+            freed.append((job_id,))
+            tx.ended.append(job_id)
+        if is_limited or ended_as == "lost":
+            tx.wake(queue)
+        rescued.append(Rescued(job_id, task, attempt, _LOST_STATES[ended_as], worker))
+    tx.run_many("record_lost", recorded)
+    tx.run_many("return_lost", again)
+    tx.run_many("free_key", freed)
+    tx.run_many("drop_claim", [(row[0],) for row in lost])
+    tx.run("bury_workers", now=tx.now)
+    return rescued
+
+
+def prune(tx: Transaction, ended_as: EndedAs, age: timedelta, batch: int) -> int:
+    jobs = tx.value(
+        "old_jobs", ended_as=ended_as.value, before=tx.now - span_to_us(age), batch=batch
+    )
+    if not decode(jobs):
+        return 0
+    tx.run("prune_attempts", jobs=jobs)
+    tx.run("prune_progress", jobs=jobs)
+    return tx.run("prune_jobs", jobs=jobs)
+
+
+def prune_leftovers(tx: Transaction, age: timedelta) -> None:
+    tx.run("prune_keys", now=tx.now)
+    tx.run("prune_names", before=tx.now - span_to_us(age))

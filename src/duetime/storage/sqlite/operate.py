@@ -1,0 +1,239 @@
+"""What people see of jobs, queues and workers, and how they change them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from duetime.domain.job import AttemptInfo, JobFilter, JobInfo, JobState
+from duetime.domain.queue import Limits, QueueInfo
+from duetime.storage.sqlite.claim import encode_ids
+from duetime.storage.sqlite.moment import (
+    from_us,
+    maybe_from_us,
+    maybe_span,
+    maybe_to_us,
+    to_us,
+)
+from duetime.storage.sqlite.transaction import Transaction
+from duetime.storage.store import Row, WorkerInfo
+
+_TROUBLED = frozenset({"dead", "cancelled", "superseded", "expired"})
+_WAITING = frozenset({"pending", "retrying", "parked"})
+
+
+# Look
+
+
+def get(tx: Transaction, job_id: int) -> JobInfo | None:
+    rows = tx.rows("get_job", job=job_id)
+    if not rows:
+        return None
+    history = tuple(_attempt(row) for row in tx.rows("get_history", job=job_id))
+    return _job(rows[0], history)
+
+
+def find(tx: Transaction, which: JobFilter) -> list[JobInfo]:
+    states = {state.value for state in which.states}
+    common = {
+        "states": _encode(sorted(states)) if states else None,
+        "queue": which.queue,
+        "task": which.task,
+        "key": which.key,
+        "before": which.before_id,
+        "limit": which.limit,
+    }
+    if which.ids is not None:
+        rows = tx.rows("list_given_jobs", ids=encode_ids(which.ids), **common)
+    else:
+        walk = not states or "completed" in states
+        rows = tx.rows(
+            "list_jobs",
+            walk=walk,
+            waiting=not walk and bool(states & _WAITING),
+            running=not walk and "running" in states,
+            troubled="[]" if walk else _encode(sorted(states & _TROUBLED)),
+            **common,
+        )
+    return [_job(row) for row in rows]
+
+
+def queues(tx: Transaction) -> list[QueueInfo]:
+    return [
+        QueueInfo(
+            name=row[0],
+            pending=row[1],
+            due=row[2],
+            running=row[3],
+            parked=row[4],
+            next_run_at=maybe_from_us(row[5]),
+            paused_at=maybe_from_us(row[6]),
+            paused_by=row[7],
+            pause_reason=row[8],
+            limits=_limits(row[9:]),
+        )
+        for row in tx.rows("queues", now=tx.now)
+    ]
+
+
+def limited_queues(tx: Transaction) -> dict[str, Limits]:
+    return {row[0]: _limits(row[1:]) for row in tx.rows("limited_queues")}
+
+
+def workers(tx: Transaction) -> list[WorkerInfo]:
+    return [
+        WorkerInfo(
+            id=row[0],
+            name=row[1],
+            queues=tuple(msgspec.json.decode(row[2])),
+            tasks=tuple(msgspec.json.decode(row[3])),
+            concurrency=row[4],
+            started_at=from_us(row[5]),
+            seen_at=from_us(row[6]),
+            lease_until=from_us(row[7]),
+            running=row[8],
+        )
+        for row in tx.rows("workers")
+    ]
+
+
+# Change
+
+
+def cancel(tx: Transaction, job_id: int, reason: str) -> JobState | None:
+    state = _state(tx, job_id)
+    attempt = tx.value("leave_due_one", job=job_id)
+    if attempt is None:
+        attempt = tx.value("leave_parked", job=job_id)
+    if attempt is not None:
+        tx.run(
+            "end_waiting",
+            job=job_id,
+            token=tx.value("next_token"),
+            attempt=attempt,
+            ended_as="cancelled",
+            now=tx.now,
+            reason=reason,
+        )
+        tx.run_many("free_key", [(job_id,)])
+        tx.ended.append(job_id)
+        return state
+    worker_id = tx.value("cancel_running", job=job_id, now=tx.now)
+    if worker_id is not None:
+        tx.cancelled.append((worker_id, job_id))
+    return state
+
+
+def reschedule(tx: Transaction, job_id: int, run_at: datetime) -> JobState | None:
+    moment = to_us(run_at)
+    queue = tx.value("reschedule", job=job_id, run_at=moment)
+    if queue is None:
+        return _state(tx, job_id)
+    tx.wake(queue, moment)
+    return JobState.PENDING
+
+
+def reprioritise(tx: Transaction, job_id: int, priority: int) -> JobState | None:
+    queue = tx.value("reprioritise", job=job_id, priority=priority)
+    if queue is None:
+        return _state(tx, job_id)
+    tx.run("keep_priority", job=job_id, priority=priority)
+    tx.wake(queue)
+    return JobState.PENDING
+
+
+def requeue(tx: Transaction, which: JobFilter, run_at: datetime | None) -> list[int]:
+    jobs = encode_ids(job.id for job in find(tx, which))
+    moment = tx.now if run_at is None else to_us(run_at)
+    rows = tx.rows("requeue", jobs=jobs, run_at=moment)
+    tx.run("unexpire", jobs=encode_ids(row[0] for row in rows))
+    for _, queue in rows:
+        tx.wake(queue, moment)
+    return sorted(row[0] for row in rows)
+
+
+def pause_queue(tx: Transaction, queue: str, *, by: str, reason: str) -> None:
+    tx.run("pause_queue", queue=queue, now=tx.now, by=by, reason=reason)
+
+
+def resume_queue(tx: Transaction, queue: str) -> None:
+    tx.run("resume_queue", queue=queue)
+    tx.run("drop_plain_queues", queue=queue)
+    tx.wake(queue)
+
+
+def limit_queue(tx: Transaction, queue: str, limits: Limits) -> None:
+    tx.run(
+        "limit_queue",
+        queue=queue,
+        running=limits.running,
+        per_partition=limits.per_partition,
+        rate=limits.rate,
+        period=maybe_to_us(limits.period),
+    )
+    tx.run("drop_plain_queues", queue=queue)
+    tx.wake(queue)
+
+
+def _state(tx: Transaction, job_id: int) -> JobState | None:
+    state = tx.value("job_state", job=job_id)
+    return None if state is None else JobState(state)
+
+
+def _job(row: Row, history: tuple[AttemptInfo, ...] = ()) -> JobInfo:
+    return JobInfo(
+        id=row[0],
+        task=row[1],
+        queue=row[2],
+        priority=row[3],
+        state=JobState(row[4]),
+        args=msgspec.json.decode(row[5]),
+        attempts=row[6],
+        max_attempts=row[7],
+        run_at=maybe_from_us(row[8]),
+        created_at=from_us(row[9]),
+        finished_at=maybe_from_us(row[10]),
+        key=row[11],
+        partition=row[12],
+        timeout=maybe_span(row[13]),
+        expires_at=maybe_from_us(row[14]),
+        worker=row[15],
+        claimed_at=maybe_from_us(row[16]),
+        lease_until=maybe_from_us(row[17]),
+        error_code=row[18],
+        error=row[19],
+        parked_reason=row[20],
+        progress=_decode(row[21]),
+        history=history,
+    )
+
+
+def _attempt(row: Row) -> AttemptInfo:
+    return AttemptInfo(
+        token=row[0],
+        attempt=row[1],
+        worker=row[2],
+        ended_as=row[3],
+        claimed_at=maybe_from_us(row[4]),
+        started_at=maybe_from_us(row[5]),
+        finished_at=from_us(row[6]),
+        error_code=row[7],
+        error=row[8],
+        traceback=row[9],
+        result=_decode(row[10]),
+    )
+
+
+def _limits(row: Row) -> Limits:
+    return Limits(running=row[0], per_partition=row[1], rate=row[2], period=maybe_span(row[3]))
+
+
+def _encode(values: Sequence[str]) -> str:
+    return msgspec.json.encode(values).decode()
+
+
+def _decode(text: str | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)

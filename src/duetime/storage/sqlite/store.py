@@ -1,0 +1,334 @@
+"""SQLite: the embedded default, for one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+from duetime.domain.job import (
+    ClaimedJob,
+    EndedAs,
+    EndedJob,
+    Enqueued,
+    JobFilter,
+    JobInfo,
+    JobState,
+    NewJob,
+)
+from duetime.domain.queue import Limits, QueueInfo
+from duetime.storage.sqlite import finish, hot_path, housekeeping, operate
+from duetime.storage.sqlite.claim import claim_quarantined, encode_ids, encode_set, first_due
+from duetime.storage.sqlite.connection import (
+    DEFAULT_PREFIX,
+    check_path,
+    check_prefix,
+    check_version,
+    connect,
+    told_errors,
+    with_prefix,
+)
+from duetime.storage.sqlite.enqueue import Enqueue
+from duetime.storage.sqlite.heart import SqliteHeart
+from duetime.storage.sqlite.moment import from_us, to_us
+from duetime.storage.sqlite.shared import shared_of
+from duetime.storage.sqlite.sleeper import SqliteSleeper
+from duetime.storage.sqlite.thread import StoreThread
+from duetime.storage.sqlite.transaction import Transaction
+from duetime.storage.statements import load_statements
+from duetime.storage.store import (
+    Capabilities,
+    Exchange,
+    Lane,
+    Rescued,
+    Statements,
+    WorkerInfo,
+)
+
+
+class SqliteStore:
+    """One connection on one thread, which runs whole transactions."""
+
+    capabilities = Capabilities(notifies=False, many_machines=False, placeholder="?")
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        prefix: str = DEFAULT_PREFIX,
+        call_seconds: float = 30.0,
+        poll_seconds: float = 0.02,
+    ) -> None:
+        check_version()
+        self.prefix = check_prefix(prefix)
+        self.path = check_path(path)
+        self._call_seconds = call_seconds
+        self._sql = load_statements(
+            "duetime.storage.sqlite", lambda text: with_prefix(text, self.prefix)
+        )
+        self._shared = shared_of(self.path, self.prefix)
+        self._thread = StoreThread(
+            self.path,
+            self._sql,
+            self._shared,
+            call_seconds=call_seconds,
+            poll_seconds=poll_seconds,
+            changed=self._changed,
+        )
+
+    # Life
+
+    async def open(self) -> None:
+        """Open the file; one that is missing, damaged or read-only is told at once."""
+        with told_errors(self.path):
+            await asyncio.to_thread(self._thread.start)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._thread.stop)
+
+    async def now(self) -> datetime:
+        return from_us(self._shared.now_us())
+
+    async def drive_clock(self, now: datetime | None) -> None:
+        self._shared.drive_clock(None if now is None else to_us(now))
+
+    # Enqueue
+
+    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        def work(tx: Transaction) -> list[Enqueued]:
+            plan = Enqueue(self._sql, jobs, tx.now)
+            answers: list[Enqueued] = tx.drive(plan.statements())
+            for queue, run_at in plan.queues.items():
+                tx.wake(queue, run_at)
+            return answers
+
+        return await self._thread.write(work)
+
+    def enqueue_in(self, jobs: Sequence[NewJob]) -> Statements:
+        return (yield from Enqueue(self._sql, jobs, self._shared.now_us()).statements())
+
+    def enqueued_in(self) -> None:
+        """Sleepers see the commit by the file's `data_version`."""
+
+    # A worker's life
+
+    async def register_worker(
+        self,
+        *,
+        name: str,
+        queues: Sequence[str],
+        tasks: Mapping[str, Mapping[str, Any]],
+        concurrency: int,
+        lease: timedelta,
+    ) -> int:
+        return await self._thread.write(
+            lambda tx: housekeeping.register_worker(
+                tx, name=name, queues=queues, tasks=tasks, concurrency=concurrency, lease=lease
+            )
+        )
+
+    async def remove_worker(self, worker_id: int) -> None:
+        await self._thread.write(lambda tx: tx.run("remove_worker", worker=worker_id))
+
+    def heart(self) -> SqliteHeart:
+        return SqliteHeart(self._thread)
+
+    async def sleeper(self, worker_id: int) -> SqliteSleeper:
+        return SqliteSleeper(self._shared, worker_id)
+
+    # The hot path
+
+    async def exchange(
+        self,
+        worker_id: int,
+        *,
+        ended: Sequence[EndedJob] = (),
+        closed: Sequence[int] = (),
+        lanes: Sequence[Lane] = (),
+        limited: Sequence[str] = (),
+        want: int = 0,
+        look_ahead: bool = False,
+    ) -> Exchange:
+        """As the protocol says. Claims close by themselves here, with their last job."""
+        if not ended:
+            idle = await self._thread.read(
+                lambda tx: hot_path.look(tx, lanes, limited, want=want, look_ahead=look_ahead)
+            )
+            if idle is not None:
+                return idle
+        return await self._thread.write(
+            lambda tx: hot_path.exchange(
+                tx,
+                worker_id,
+                ended=ended,
+                lanes=lanes,
+                limited=limited,
+                want=want,
+                look_ahead=look_ahead,
+            )
+        )
+
+    async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> frozenset[int]:
+        return await self._thread.write(lambda tx: finish.settle(tx, ended))
+
+    async def claim_quarantined(self, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
+        names = encode_set(queues)
+        if not await self._thread.read(
+            lambda tx: tx.value("any_quarantined", queues=names, now=tx.now)
+        ):
+            return []
+        return await self._thread.write(lambda tx: claim_quarantined(tx, worker_id, queues))
+
+    async def release(self, jobs: Sequence[ClaimedJob], closed: Sequence[int]) -> None:
+        await self._thread.write(lambda tx: finish.put(tx, "put_back", jobs))
+
+    async def park(self, jobs: Sequence[ClaimedJob], closed: Sequence[int], reason: str) -> None:
+        await self._thread.write(
+            lambda tx: finish.put(tx, "park", jobs, reason=reason, now=tx.now)
+        )
+
+    async def unpark(self, tasks: Sequence[str]) -> int:
+        return await self._thread.write(lambda tx: housekeeping.unpark(tx, tasks))
+
+    def finish_in(self, ended: EndedJob) -> Statements:
+        return (yield from finish.complete(self._sql, ended, self._shared.now_us()))
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
+        """The write lock is held until the end: await little in it."""
+        connection = await asyncio.to_thread(self._begin)
+        try:
+            yield connection
+        except BaseException:
+            _roll_back(connection)
+            raise
+        await asyncio.to_thread(self._commit, connection)
+
+    @contextmanager
+    def transaction_sync(self) -> Iterator[sqlite3.Connection]:
+        connection = self._begin()
+        try:
+            yield connection
+        except BaseException:
+            _roll_back(connection)
+            raise
+        self._commit(connection)
+
+    async def set_progress(self, job: ClaimedJob, progress: str) -> bool:
+        return await self._thread.write(lambda tx: housekeeping.set_progress(tx, job, progress))
+
+    # Housekeeping
+
+    async def rescue(self) -> list[Rescued]:
+        if not await self._thread.read(lambda tx: tx.value("any_dead", now=tx.now)):
+            return []
+        return await self._thread.write(housekeeping.rescue)
+
+    async def prune(self, retention: Mapping[EndedAs, timedelta], *, batch: int) -> int:
+        pruned = 0
+        for ended_as, age in retention.items():
+            pruned += await self._prune(ended_as, age, batch)
+        if retention:
+            oldest = max(retention.values())
+            await self._thread.write(lambda tx: housekeeping.prune_leftovers(tx, oldest))
+        return pruned
+
+    async def _prune(self, ended_as: EndedAs, age: timedelta, batch: int) -> int:
+        return await self._thread.write(lambda tx: housekeeping.prune(tx, ended_as, age, batch))
+
+    # Operate
+
+    async def get(self, job_id: int) -> JobInfo | None:
+        return await self._thread.read(lambda tx: operate.get(tx, job_id))
+
+    async def find(self, which: JobFilter) -> list[JobInfo]:
+        return await self._thread.read(lambda tx: operate.find(tx, which))
+
+    async def cancel(self, job_id: int, *, reason: str) -> JobState | None:
+        return await self._thread.write(lambda tx: operate.cancel(tx, job_id, reason))
+
+    async def reschedule(self, job_id: int, run_at: datetime) -> JobState | None:
+        return await self._thread.write(lambda tx: operate.reschedule(tx, job_id, run_at))
+
+    async def reprioritise(self, job_id: int, priority: int) -> JobState | None:
+        return await self._thread.write(lambda tx: operate.reprioritise(tx, job_id, priority))
+
+    async def requeue(self, which: JobFilter, *, run_at: datetime | None) -> list[int]:
+        return await self._thread.write(lambda tx: operate.requeue(tx, which, run_at))
+
+    async def pause_queue(self, queue: str, *, by: str, reason: str) -> None:
+        await self._thread.write(lambda tx: operate.pause_queue(tx, queue, by=by, reason=reason))
+
+    async def resume_queue(self, queue: str) -> None:
+        await self._thread.write(lambda tx: operate.resume_queue(tx, queue))
+
+    async def limit_queue(self, queue: str, limits: Limits) -> None:
+        await self._thread.write(lambda tx: operate.limit_queue(tx, queue, limits))
+
+    async def queues(self) -> list[QueueInfo]:
+        return await self._thread.read(operate.queues)
+
+    async def limited_queues(self) -> dict[str, Limits]:
+        return await self._thread.read(operate.limited_queues)
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await self._thread.read(operate.workers)
+
+    async def wait_ended(self, job_id: int, seconds: float) -> None:
+        event = asyncio.Event()
+        self._shared.watch(job_id, event)
+        try:
+            # Watch first, then look: an end between the two is seen by one of them.
+            if await self._thread.read(lambda tx: tx.rows("ended_jobs", jobs=encode_ids([job_id]))):
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await event.wait()
+        finally:
+            self._shared.unwatch(job_id, event)
+
+    # Connections and changes
+
+    def _begin(self) -> sqlite3.Connection:
+        with told_errors(self.path):
+            connection = connect(self.path, busy_seconds=self._call_seconds / 2)
+            try:
+                connection.execute("begin immediate")
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+
+    def _commit(self, connection: sqlite3.Connection) -> None:
+        with told_errors(self.path):
+            try:
+                if connection.in_transaction:
+                    connection.execute("commit")
+            finally:
+                connection.close()
+        self._thread.look()
+
+    def _changed(self, tx: Transaction) -> None:
+        """Another connection has written: tell those whom it concerns. Runs on the thread."""
+        for sleeper in self._shared.sleepers:
+            cancelled = tx.rows("cancelled_of", worker=sleeper.worker_id)
+            sleeper.see_cancelled(row[0] for row in cancelled)
+            left = sleeper.until - time.monotonic()
+            if left > 0:
+                queues = sorted(sleeper.queues)
+                first = first_due(tx, queues, queues, overdue=True)
+                if first and min(first) - tx.now < left * 1_000_000:
+                    sleeper.wake()
+        if watched := self._shared.watched:
+            rows = tx.rows("ended_jobs", jobs=encode_ids(watched))
+            self._shared.tell_ended(row[0] for row in rows)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    # Closing rolls back; nothing is waited for.
+    connection.close()

@@ -1,0 +1,214 @@
+"""A worker without a loop of its own: it claims and runs one job when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from duetime.app import Duetime
+from duetime.domain.job import LAST_PRIORITY, ClaimedJob, EndedAs, EndedJob
+from duetime.domain.task import TaskDefinition
+from duetime.engine.executor import TimedOut
+from duetime.engine.runners import Runners, Running
+from duetime.engine.worker import _defaults
+from duetime.storage.store import Lane, Store
+
+_NAME = "test world"
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+_LEASE = timedelta(days=36525)
+"""However far the clock is moved, the jobs are held."""
+_THREADS = 64
+_FAILED = (EndedAs.RETRIED, EndedAs.DEAD)
+
+_seen: contextvars.ContextVar[list[Any]] = contextvars.ContextVar("duetime_seen")
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt that the world made."""
+
+    job_id: int
+    task: str
+    args: dict[str, Any]
+    attempt: int
+    at: datetime
+    """What the world's clock showed."""
+    ended_as: EndedAs
+    error: str | None = None
+    exception: BaseException | None = None
+    """What a failed attempt raised."""
+
+    @property
+    def failed(self) -> bool:
+        return self.ended_as in _FAILED
+
+
+class SoloWorker:
+    """Real claims, fences and outcomes, in the task of whoever calls; on one event loop."""
+
+    def __init__(self, app: Duetime, store: Store) -> None:
+        self._app = app
+        self._store = store
+        self._overran: dict[int, EndedJob] = {}
+        self._claiming = asyncio.Lock()
+
+    async def open(self) -> None:
+        tasks = self._app.tasks
+        self._worker_id = await self._store.register_worker(
+            name=_NAME,
+            queues=self._app.settings.queues,
+            tasks={name: _defaults(task) for name, task in tasks.items()},
+            concurrency=1,
+            lease=_LEASE,
+        )
+        self._runners = Runners(
+            _Watched(tasks),
+            store=self._store,
+            worker=_NAME,
+            concurrency=_THREADS,
+            ended=self._overrun,
+            started=self._app.events.job_started(_NAME),
+        )
+
+    async def close(self) -> None:
+        await self._runners.close()
+        await self._store.disown(self._worker_id, [])
+        await self._store.remove_worker(self._worker_id)
+
+    async def claim(self, now: datetime) -> tuple[ClaimedJob | None, datetime | None]:
+        """Claim the first job that may start now; else say when, later, the next one may."""
+        queues = await self._store.queues()
+        lanes = [
+            Lane(queue.name, priority, _LONG_AGO)
+            for priority in range(LAST_PRIORITY + 1)
+            for queue in queues
+            if not queue.limits.any
+        ]
+        looks: list[dict[str, Any]] = [{"lanes": lanes}] if lanes else []
+        looks += [{"limited": [queue.name]} for queue in queues if queue.limits.any]
+        times: list[datetime] = []
+        while looks:
+            answer = await self._store.exchange(
+                self._worker_id, **looks[0], want=1, look_ahead=True
+            )
+            for job in answer.claimed:
+                if job.task in self._app.tasks:
+                    return job, None
+                await self._park(job)
+            if answer.claimed:
+                continue
+            if answer.next_run_at is not None and answer.next_run_at > now:
+                times.append(answer.next_run_at)
+            del looks[0]
+        return None, min(times, default=None)
+
+    async def claim_this(self, job_id: int, now: datetime) -> ClaimedJob | None:
+        """Claim one particular job if it may start now; what else is due stays as it is."""
+        aside: list[ClaimedJob] = []
+        async with self._claiming:
+            job, _ = await self.claim(now)
+            while job is not None and job.id != job_id:
+                aside.append(job)
+                job, _ = await self.claim(now)
+            if aside:
+                await self._store.release(aside, [other.token for other in aside])
+        return job
+
+    async def run(self, job: ClaimedJob, now: datetime) -> Ran:
+        """Run the handler and record how it ended."""
+        me = asyncio.current_task()
+        assert me is not None
+        seen: list[Any] = []
+        reset = _seen.set(seen)
+        try:
+            end = await self._runners._attempt(Running(job, me), time.monotonic())
+        finally:
+            _seen.reset(reset)
+        end = end or self._overran.pop(job.token, None)
+        if end is not None:
+            # The clock stood still.
+            end.started_us = end.finished_us = 0
+        answer = await self._store.exchange(
+            self._worker_id, ended=[end] if end else [], closed=[job.token]
+        )
+        ended_as = self._tell(end, refused=job.id in answer.refused)
+        return Ran(
+            job_id=job.id,
+            task=job.task,
+            args=msgspec.json.decode(job.args),
+            attempt=job.attempt,
+            at=now,
+            ended_as=ended_as,
+            error=None if end is None else end.error,
+            exception=_exception(end, seen) if ended_as in _FAILED else None,
+        )
+
+    def _tell(self, end: EndedJob | None, *, refused: bool) -> EndedAs:
+        if end is None:
+            # The handler's own transaction completed it.
+            return EndedAs.COMPLETED
+        if refused and not end.completed_before:
+            self._app.events.job_refused(_NAME, end)
+            return EndedAs.LOST
+        self._app.events.jobs_ended(_NAME, [end])
+        return end.ended_as
+
+    def _overrun(self, job: ClaimedJob, end: EndedJob | None) -> None:
+        """A handler in a thread was out of time; its end is known before the thread's."""
+        if end is not None:
+            self._overran[job.token] = end
+
+    async def _park(self, job: ClaimedJob) -> None:
+        self._app.events.jobs_parked(_NAME, [job])
+        reason = f"the test's app does not know the task {job.task}"
+        await self._store.park([job], [job.token], reason)
+
+
+class _Watched(Mapping[str, TaskDefinition]):
+    """The app's tasks, whose functions leave what they returned or raised in `_seen`."""
+
+    def __init__(self, tasks: Mapping[str, TaskDefinition]) -> None:
+        self._tasks = tasks
+
+    def __getitem__(self, name: str) -> TaskDefinition:
+        task = copy.copy(self._tasks[name])
+        function = task.function
+
+        def watch(**kwargs: Any) -> Any:
+            try:
+                value = function(**kwargs)
+            except BaseException as error:
+                _seen.get().append(error)
+                raise
+            _seen.get().append(value)
+            return value
+
+        async def watch_async(**kwargs: Any) -> Any:
+            try:
+                value = await function(**kwargs)
+            except BaseException as error:
+                _seen.get().append(error)
+                raise
+            _seen.get().append(value)
+            return value
+
+        task.function = watch_async if task.is_async else watch
+        return task
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+
+def _exception(end: EndedJob | None, seen: Sequence[Any]) -> BaseException | None:
+    if end is not None and end.error_code == "timed_out":
+        return TimedOut(end.error)
+    return seen[-1] if seen and isinstance(seen[-1], BaseException) else None

@@ -1,0 +1,288 @@
+"""A world: the app's jobs under a clock that stands still until the test moves it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, TypeVar
+
+from duetime.app import Duetime
+from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.job import (
+    ClaimedJob,
+    EndedAs,
+    Enqueued,
+    JobFilter,
+    JobInfo,
+    JobState,
+    NewJob,
+    check_moment,
+)
+from duetime.domain.task import TaskDefinition
+from duetime.errors import DuetimeError, EndlessWork, InvalidInput, JobFailed, UnknownTask
+from duetime.storage.store import Store
+from duetime.task import Task
+from duetime.testing.expectation import Expected, tell_difference
+from duetime.testing.solo import Ran, SoloWorker
+
+T = TypeVar("T")
+
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+_DEEPEST = 30
+_WAITING = (JobState.PENDING, JobState.RETRYING, JobState.PARKED)
+
+_depth: contextvars.ContextVar[int] = contextvars.ContextVar("duetime_inline_depth", default=0)
+
+
+class World:
+    """Runs the app's jobs in this process, one at a time, each exactly when it is due.
+
+    Claims, fences, retries, keys and limits are the real ones; only the clock is driven.
+    """
+
+    def __init__(self, app: Duetime, store: Store, *, now: datetime, most: int) -> None:
+        self.app = app
+        self._store = store
+        self._now = now
+        self._most = most
+        self.ran: list[Ran] = []
+        """Every attempt, in the order in which they ended."""
+        self._loop = asyncio.get_running_loop()
+        self._worker = SoloWorker(app, store)
+
+    async def __aenter__(self) -> World:
+        await self._worker.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._worker.close()
+
+    # Time
+
+    @property
+    def now(self) -> datetime:
+        """What the clock shows; `await app.now()` says the same."""
+        return self._now
+
+    async def advance(self, by: Duration) -> int:
+        """Move the clock forward, stopping at each due time to run what is due; see `drain`.
+
+        Returns how many attempts ran.
+        """
+        return await self.advance_to(self._now + parse_duration(by, name="by"))
+
+    async def advance_to(self, moment: datetime | str) -> int:
+        """`advance`, to a moment that is not before `now`."""
+        target = read_moment(moment, name="moment")
+        if target < self._now:
+            raise InvalidInput(
+                f"The clock shows {self._now.isoformat()} already; it does not go back to "
+                f"{target.isoformat()}."
+            )
+        return await self._on_its_loop(self._advance_to(target))
+
+    async def drain(self) -> int:
+        """Run what is due, and what that enqueues, until nothing is; the clock stands still.
+
+        Returns how many attempts ran. Errors of handlers are recorded as a worker does: see
+        `failed`. Raises `EndlessWork` if it does not come to an end.
+        """
+        ran, _ = await self._on_its_loop(self._drain())
+        return ran
+
+    async def run_next(self) -> Ran | None:
+        """Run one job: the next one, moving the clock to its due time. None: nothing waits."""
+        return await self._on_its_loop(self._run_next())
+
+    # What became of the jobs
+
+    @property
+    def completed(self) -> list[Ran]:
+        """The attempts that completed their job."""
+        return [ran for ran in self.ran if ran.ended_as is EndedAs.COMPLETED]
+
+    @property
+    def failed(self) -> list[Ran]:
+        """The attempts that failed, whether the job is tried again or dead."""
+        return [ran for ran in self.ran if ran.failed]
+
+    async def enqueued(self, task: Task[..., Any] | str | None = None) -> list[JobInfo]:
+        """Return the jobs that wait, of one task or of all, in the order in which they are due."""
+        name = None if task is None else self._definition(task).name
+        store = await self.app.store()
+        jobs = await store.find(JobFilter(states=_WAITING, task=name, limit=10_000))
+        return sorted(jobs, key=lambda job: (job.run_at or _LONG_AGO, job.priority, job.id))
+
+    async def assert_enqueued(
+        self,
+        task: Task[..., Any] | str,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        at: datetime | str | None = None,
+        delay: Duration | None = None,
+        key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        count: int | None = None,
+    ) -> list[JobInfo]:
+        """Fail unless such a job waits; with `count`, unless exactly so many do. Returns them.
+
+        `at`: its due time; `delay`: the same, from now. `args`: some or all of its arguments.
+        """
+        __tracebackhide__ = True
+        if at is not None and delay is not None:
+            raise InvalidInput("Give either at= or delay=, not both.")
+        moment = None if at is None else read_moment(at, name="at")
+        if delay is not None:
+            moment = self._now + parse_duration(delay, name="delay")
+        expected = Expected(
+            task=self._definition(task),
+            queue=queue,
+            priority=priority,
+            at=moment,
+            key=key,
+            args=args or {},
+        )
+        enqueued = await self.enqueued()
+        found = [job for job in enqueued if expected.matches(job)]
+        if len(found) == count or (count is None and found):
+            return found
+        wanted = {None: "a job", 0: "no job", 1: "1 job"}.get(count, f"{count} jobs")
+        raise AssertionError(
+            tell_difference(
+                expected,
+                found=found,
+                wanted=wanted,
+                enqueued=enqueued,
+                ran=sum(ran.task == expected.task.name for ran in self.ran),
+                now=self._now,
+            )
+        )
+
+    async def assert_not_enqueued(self, task: Task[..., Any] | str, **details: Any) -> None:
+        """Fail if such a job waits. Takes what `assert_enqueued` takes, except `count`."""
+        __tracebackhide__ = True
+        await self.assert_enqueued(task, **details, count=0)
+
+    def _definition(self, task: Task[..., Any] | str) -> TaskDefinition:
+        if isinstance(task, Task):
+            return task.definition
+        if task not in self.app.tasks:
+            raise UnknownTask(task)
+        return self.app.tasks[task]
+
+    # Work
+
+    async def run_inline(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Enqueue, and run at once what can start now; raise the error of the first that fails.
+
+        What is due later, or held up by a pause or a limit, waits.
+        """
+        return await self._on_its_loop(self._run_inline(jobs))
+
+    async def _run_inline(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        depth = _depth.get()
+        if depth >= _DEEPEST:
+            raise EndlessWork(
+                f"Inline jobs have enqueued each other {depth} deep, the last one of "
+                f"{jobs[0].task!r}. Break the chain, or use a world that is not inline."
+            )
+        answers = await self._store.enqueue(jobs)
+        reset = _depth.set(depth + 1)
+        try:
+            for answer in answers:
+                if answer.outcome in ("created", "replaced"):
+                    job = await self._worker.claim_this(answer.job_id, self._now)
+                    if job is not None:
+                        _raise_failure(await self._run(job))
+        finally:
+            _depth.reset(reset)
+        return answers
+
+    async def _advance_to(self, target: datetime) -> int:
+        ran, next_at = await self._drain()
+        while next_at is not None and next_at <= target:
+            await self._set_clock(next_at)
+            more, next_at = await self._drain()
+            ran += more
+        await self._set_clock(target)
+        return ran
+
+    async def _run_next(self) -> Ran | None:
+        await self._store.unpark(list(self.app.tasks))
+        while True:
+            job, next_at = await self._worker.claim(self._now)
+            if job is not None:
+                return await self._run(job)
+            if next_at is None:
+                return None
+            await self._set_clock(next_at)
+
+    async def _drain(self) -> tuple[int, datetime | None]:
+        """Returns how many ran, and when the next job is due."""
+        await self._store.unpark(list(self.app.tasks))
+        allowed = self._most + sum(queue.due for queue in await self._store.queues())
+        ran: Counter[str] = Counter()
+        while True:
+            job, next_at = await self._worker.claim(self._now)
+            if job is None:
+                return ran.total(), next_at
+            if ran.total() >= allowed:
+                await self._store.release([job], [job.token])
+                often = ", ".join(f"{task!r} {times} times" for task, times in ran.most_common(3))
+                raise EndlessWork(
+                    f"{ran.total()} jobs ran while the clock stood at {self._now.isoformat()}, "
+                    f"{self._most} more than were due, and there is still one: {often}. A job "
+                    "that enqueues, snoozes or retries itself without a delay never ends; if it "
+                    "does, open the world with a larger most=."
+                )
+            ran[job.task] += 1
+            await self._run(job)
+
+    async def _run(self, job: ClaimedJob) -> Ran:
+        ran = await self._worker.run(job, self._now)
+        self.ran.append(ran)
+        return ran
+
+    async def _set_clock(self, moment: datetime) -> None:
+        await self._store.drive_clock(moment)
+        self._now = moment
+
+    async def _on_its_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        if asyncio.get_running_loop() is self._loop:
+            return await work
+        if not self._loop.is_running():
+            work.close()
+            raise DuetimeError(
+                "This world was opened on another event loop, which does not run now. Open it "
+                "inside the test: async with app.testing() as world."
+            )
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+
+def read_moment(value: datetime | str, *, name: str) -> datetime:
+    """Return an aware datetime, also from ISO 8601 such as `2026-03-08T00:00Z`."""
+    if not isinstance(value, str):
+        return check_moment(value, name=name)
+    try:
+        return check_moment(datetime.fromisoformat(value), name=name)
+    except ValueError as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise InvalidInput(
+            f"{name} {value[:40]!r} is not a moment. Write 2026-03-08T00:00Z."
+        ) from None
+
+
+def _raise_failure(ran: Ran) -> None:
+    if ran.failed:
+        raise ran.exception or JobFailed(ran.job_id, state=ran.ended_as, error=ran.error)

@@ -1,0 +1,346 @@
+"""Finish, retry, snooze, release, park: fenced, and the attempts counted right."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from duetime.domain.job import EndedAs, EndedJob, JobState
+from duetime.storage.store import Store
+from tests.conformance.conftest import Clock, MakeHand, seconds
+from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids, retried
+
+
+async def test_completed_job_is_in_the_history(
+    store: Store, clock: Clock, make_hand: MakeHand
+) -> None:
+    hand = await make_hand(name="left")
+    job_id = await enqueue(store)
+    job = await hand.claim_one()
+    await clock.advance("1s")
+    refused = await hand.end(EndedJob(job, EndedAs.COMPLETED, 1500, 2_000_000))
+    info = await get(store, job_id)
+    [attempt] = info.history
+
+    assert refused == frozenset()
+    assert (info.state, info.attempts, info.run_at) == (JobState.COMPLETED, 1, None)
+    assert (attempt.token, attempt.attempt, attempt.worker) == (job.token, 1, "left")
+    assert (attempt.ended_as, attempt.error, attempt.result) == ("completed", None, None)
+    assert attempt.claimed_at == job.claimed_at
+    assert attempt.started_at == job.claimed_at + timedelta(microseconds=1500)
+    assert attempt.finished_at == info.finished_at == job.claimed_at + seconds(2)
+
+
+async def test_an_attempt_may_last_for_days(store: Store, clock: Clock, hand: Hand) -> None:
+    job_id = await enqueue(store)
+    job = await hand.claim_one()
+    await hand.end(EndedJob(job, EndedAs.COMPLETED, 1, 3 * 86_400_000_000))
+
+    assert (await get(store, job_id)).finished_at == clock.after("3d")
+
+
+async def test_result_is_stored(store: Store, clock: Clock, hand: Hand) -> None:
+    job_id = await enqueue(store)
+    await hand.end(ended(await hand.claim_one(), result='{"ok": [1, null]}'))
+
+    assert (await get(store, job_id)).history[0].result == {"ok": [1, None]}
+
+
+@pytest.mark.parametrize(
+    ("ended_as", "state"),
+    [
+        (EndedAs.DEAD, JobState.DEAD),
+        (EndedAs.CANCELLED, JobState.CANCELLED),
+        (EndedAs.EXPIRED, JobState.EXPIRED),
+        (EndedAs.SUPERSEDED, JobState.SUPERSEDED),
+    ],
+)
+async def test_job_that_ended_without_success_tells_why(
+    store: Store, clock: Clock, hand: Hand, ended_as: EndedAs, state: JobState
+) -> None:
+    job_id = await enqueue(store)
+    job = await hand.claim_one()
+    await hand.end(ended(job, ended_as, error_code="E", error="why", traceback="where"))
+    info = await get(store, job_id)
+
+    assert (info.state, info.error_code, info.error) == (state, "E", "why")
+    assert info.history[0].traceback == "where"
+    assert await hand.claim() == []
+
+
+async def test_retried_job_waits_and_counts_its_attempts(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id = await enqueue(store, priority=2)
+    await hand.end(retried(await hand.claim_one(), seconds(60)))
+    waiting = await get(store, job_id)
+    await clock.advance("59s")
+    early = await hand.claim()
+    await clock.advance("1s")
+    again = await hand.claim_one()
+    await hand.finish(again)
+    done = await get(store, job_id)
+
+    assert (waiting.state, waiting.attempts, waiting.error) == (JobState.RETRYING, 1, "it broke")
+    assert waiting.run_at == clock.now
+    assert early == []
+    assert (again.attempt, again.priority) == (2, 2)
+    assert [(one.attempt, one.ended_as) for one in done.history] == [(1, "retried"), (2, "completed")]
+    assert (done.state, done.attempts, done.error) == (JobState.COMPLETED, 2, None)
+
+
+async def test_snoozed_job_gets_its_attempt_back(store: Store, clock: Clock, hand: Hand) -> None:
+    job_id = await enqueue(store)
+    await hand.end(ended(await hand.claim_one(), EndedAs.SNOOZED, again_after=seconds(5)))
+    waiting = await get(store, job_id)
+    await clock.advance("5s")
+    again = await hand.claim_one()
+
+    assert (waiting.state, waiting.attempts) == (JobState.PENDING, 0)
+    assert waiting.run_at == clock.now
+    assert again.attempt == 1
+
+
+async def test_one_exchange_ends_jobs_in_every_way(store: Store, clock: Clock, hand: Hand) -> None:
+    given = await enqueue_many(store, 4)
+    jobs = await hand.claim()
+    refused = await hand.end(
+        ended(jobs[0]),
+        retried(jobs[1], seconds(1)),
+        ended(jobs[2], EndedAs.SNOOZED, again_after=seconds(1)),
+        ended(jobs[3], EndedAs.DEAD, error="no"),
+    )
+    states = [(await get(store, job_id)).state for job_id in given]
+
+    assert refused == frozenset()
+    assert states == ["completed", "retrying", "pending", "dead"]
+
+
+# The fence
+
+
+async def test_finish_twice_is_refused(store: Store, clock: Clock, hand: Hand) -> None:
+    first, _ = await enqueue_many(store, 2)
+    job, _ = await hand.claim()
+    accepted = await hand.finish(job)
+    # The other job of the batch is still held: the token alone must not suffice.
+    refused = await hand.end(ended(job, EndedAs.DEAD, error="too late"))
+
+    assert accepted == frozenset()
+    assert refused == {first}
+    assert (await get(store, first)).state is JobState.COMPLETED
+
+
+async def test_finish_under_another_token_is_refused(
+    store: Store, clock: Clock, make_hand: MakeHand
+) -> None:
+    left, right = await make_hand(), await make_hand()
+    first, second = await enqueue_many(store, 2)
+    mine, other = await left.claim_one(), await right.claim_one()
+    mine.token = other.token
+    refused = await left.end(ended(mine))
+
+    assert refused == {first}
+    assert [(await get(store, job)).state for job in (first, second)] == ["running", "running"]
+
+
+async def test_finish_after_a_rescue_is_refused(
+    store: Store, clock: Clock, make_hand: MakeHand
+) -> None:
+    stalled, other = await make_hand(lease="30s"), await make_hand(lease="1h")
+    job_id = await enqueue(store)
+    job = await stalled.claim_one()
+    await clock.advance("31s")
+    await store.rescue()
+    refused_before = await stalled.finish(job)
+    again = await other.claim_one()
+    refused_after = await stalled.end(ended(job, EndedAs.DEAD))
+    accepted = await other.finish(again)
+
+    assert refused_before == refused_after == {job_id}
+    assert accepted == frozenset()
+    assert again.token > job.token
+    assert [one.ended_as for one in (await get(store, job_id)).history] == ["lost", "completed"]
+
+
+async def test_finish_under_the_token_of_an_earlier_attempt_is_refused(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id, _ = await enqueue_many(store, 2)
+    old, _ = await hand.claim()
+    await hand.end(retried(old, seconds(0)))
+    new = await hand.claim_one()
+    refused = await hand.end(ended(old))
+
+    assert new.id == old.id == job_id
+    assert refused == {job_id}
+    assert (await get(store, job_id)).state is JobState.RUNNING
+    assert await hand.finish(new) == frozenset()
+
+
+async def test_refusal_of_one_does_not_hinder_others(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    given = await enqueue_many(store, 3)
+    jobs = await hand.claim()
+    await hand.release(jobs[1])
+    refused = await hand.finish(*jobs)
+
+    assert refused == {given[1]}
+    states = [(await get(store, job_id)).state for job_id in given]
+    assert states == ["completed", "pending", "completed"]
+
+
+# A finish whose answer was lost
+
+
+async def test_settle_finishes_what_was_not_finished(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    given = await enqueue_many(store, 2)
+    jobs = await hand.claim()
+    await hand.end(retried(jobs[0], seconds(60)))
+    ends = [retried(jobs[0], seconds(60)), ended(jobs[1], result="1")]
+    first = await store.settle(ends, [jobs[0].token])
+    second = await store.settle(ends, [jobs[0].token])
+    history = [(await get(store, job_id)).history for job_id in given]
+
+    assert first == second == frozenset()
+    assert [[one.ended_as for one in attempts] for attempts in history] == [
+        ["retried"],
+        ["completed"],
+    ]
+
+
+async def test_settle_refuses_what_was_lost(store: Store, clock: Clock, hand: Hand) -> None:
+    job_id = await enqueue(store)
+    job = await hand.claim_one()
+    await clock.advance("31s")
+    await store.rescue()
+
+    # The rescuer's record stands under the same token: it is not ours.
+    assert await store.settle([ended(job)], [job.token]) == {job_id}
+
+
+# Give back
+
+
+async def test_released_job_waits_as_before(store: Store, clock: Clock, hand: Hand) -> None:
+    job_id = await enqueue(store, run_at=clock.before("1m"), priority=3)
+    await hand.release(await hand.claim_one())
+    waiting = await get(store, job_id)
+    again = await hand.claim_one()
+
+    assert (waiting.state, waiting.attempts, waiting.priority) == (JobState.PENDING, 0, 3)
+    assert (waiting.run_at, waiting.history) == (clock.before("1m"), ())
+    assert again.attempt == 1
+
+
+async def test_released_retry_keeps_its_earlier_attempts(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id = await enqueue(store)
+    await hand.end(retried(await hand.claim_one(), seconds(0)))
+    await hand.release(await hand.claim_one())
+
+    assert (await get(store, job_id)).state is JobState.RETRYING
+    assert (await hand.claim_one()).attempt == 2
+
+
+async def test_finish_of_a_released_job_is_refused(store: Store, clock: Clock, hand: Hand) -> None:
+    job_id, _ = await enqueue_many(store, 2)
+    job, _ = await hand.claim()
+    await hand.release(job)
+
+    assert await hand.end(ended(job)) == {job_id}
+    assert (await get(store, job_id)).state is JobState.PENDING
+
+
+async def test_release_of_a_finished_job_changes_nothing(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    given = await enqueue_many(store, 2)
+    jobs = await hand.claim()
+    await hand.finish(jobs[0])
+    await hand.release(*jobs)
+
+    assert [(await get(store, job_id)).state for job_id in given] == ["completed", "pending"]
+    assert ids(await hand.claim()) == given[1:]
+
+
+async def test_release_twice_is_as_once(store: Store, clock: Clock, hand: Hand) -> None:
+    given = await enqueue_many(store, 2)
+    job, _ = await hand.claim()
+    await store.release([job], [])
+    await store.release([job], [])
+
+    assert ids(await hand.claim()) == given[:1]
+
+
+async def test_release_after_a_rescue_changes_nothing(
+    store: Store, clock: Clock, make_hand: MakeHand
+) -> None:
+    stalled, other = await make_hand(), await make_hand(lease="1h")
+    job_id = await enqueue(store)
+    job = await stalled.claim_one()
+    await clock.advance("31s")
+    await store.rescue()
+    again = await other.claim_one()
+    await stalled.release(job)
+
+    assert (await get(store, job_id)).state is JobState.RUNNING
+    assert await other.finish(again) == frozenset()
+
+
+# Park
+
+
+async def test_parked_job_is_set_aside_until_unparked(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id = await enqueue(store, "strange")
+    await hand.park(await hand.claim_one(), reason="no worker knows it")
+    parked = await get(store, job_id)
+    claimable = await hand.claim()
+    others = await store.unpark(["another"])
+    count = await store.unpark(["another", "strange"])
+    again = await hand.claim_one()
+
+    assert (parked.state, parked.attempts) == (JobState.PARKED, 0)
+    assert parked.parked_reason == "no worker knows it"
+    assert (claimable, others, count) == ([], 0, 1)
+    assert (again.id, again.attempt, again.run_at) == (job_id, 1, clock.now)
+
+
+async def test_finish_of_a_parked_job_is_refused(store: Store, clock: Clock, hand: Hand) -> None:
+    job_id, _ = await enqueue_many(store, 2)
+    job, _ = await hand.claim()
+    await hand.park(job)
+
+    assert await hand.end(ended(job)) == {job_id}
+    assert (await get(store, job_id)).state is JobState.PARKED
+
+
+# Progress
+
+
+async def test_progress_of_a_held_job_is_shown(store: Store, clock: Clock, hand: Hand) -> None:
+    job_id = await enqueue(store)
+    job = await hand.claim_one()
+    accepted = [await store.set_progress(job, text) for text in ("0.5", '{"done": 3}')]
+
+    assert accepted == [True, True]
+    assert (await get(store, job_id)).progress == {"done": 3}
+
+
+async def test_progress_is_fenced(store: Store, clock: Clock, hand: Hand) -> None:
+    job_id, _ = await enqueue_many(store, 2)
+    job, _ = await hand.claim()
+    await hand.finish(job)
+    after_finish = await store.set_progress(job, "1")
+    job.token += 1000
+
+    assert not after_finish
+    assert not await store.set_progress(job, "1")
+    assert (await get(store, job_id)).progress is None

@@ -1,0 +1,243 @@
+"""Sleep and wake-up: no enqueue is slept over; cancellation and ends are told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from duetime.domain.job import EndedAs, NewJob
+from duetime.domain.queue import Limits
+from duetime.storage.store import Sleeper, Store
+from tests.conformance.conftest import MakeHand, OpenStore, seconds
+from tests.conformance.hand import Hand, drive, ended, enqueue, ids, retried
+
+SOON = 0.5
+LONG = 20.0
+
+
+@pytest.fixture
+async def sleeper(store: Store, hand: Hand) -> AsyncIterator[Sleeper]:
+    sleeper = await store.sleeper(hand.id)
+    yield sleeper
+    await sleeper.close()
+
+
+async def fall_asleep(sleeper: Sleeper, *queues: str) -> asyncio.Task[str]:
+    while not await sleeper.fall_asleep(queues or ("default",)):
+        await asyncio.sleep(0.002)
+    return asyncio.create_task(sleeper.sleep(LONG))
+
+
+async def reason_of(sleep: asyncio.Task[str]) -> str:
+    async with asyncio.timeout(SOON):
+        return await sleep
+
+
+async def stays_asleep(sleep: asyncio.Task[str], sleeper: Sleeper) -> bool:
+    done, _ = await asyncio.wait([sleep], timeout=0.2)
+    sleeper.interrupt()
+    await sleep
+    return not done
+
+
+async def test_enqueue_wakes(store: Store, sleeper: Sleeper) -> None:
+    sleep = await fall_asleep(sleeper)
+    await enqueue(store)
+
+    assert await reason_of(sleep) == "notified"
+
+
+async def test_enqueue_through_another_store_wakes(
+    open_store: OpenStore, sleeper: Sleeper
+) -> None:
+    other = await open_store()
+    sleep = await fall_asleep(sleeper)
+    await enqueue(other)
+
+    assert await reason_of(sleep) == "notified"
+
+
+async def test_enqueue_in_a_transaction_wakes_when_it_commits(
+    store: Store, sleeper: Sleeper
+) -> None:
+    async with store.transaction() as connection:
+        sleep = asyncio.create_task(_sleep_when_possible(sleeper))
+        await drive(connection, store.enqueue_in([NewJob(task="noop")]))
+        store.enqueued_in()
+        await asyncio.sleep(0.1)
+        done_before = sleep.done()
+
+    assert not done_before
+    await asyncio.wait_for(sleep, SOON)
+
+
+async def _sleep_when_possible(sleeper: Sleeper) -> None:
+    while not await sleeper.fall_asleep(["default"]):
+        await asyncio.sleep(0.002)
+        # An enqueue in flight: it is committed when this succeeds.
+        if await sleeper.fall_asleep(["default"]):
+            return
+    await sleeper.sleep(LONG)
+
+
+async def test_enqueue_before_the_sleep_is_not_missed(store: Store, sleeper: Sleeper) -> None:
+    assert await sleeper.fall_asleep(["default"])
+    await enqueue(store)
+    await asyncio.sleep(0.05)
+    began = time.monotonic()
+    await sleeper.sleep(LONG)
+
+    assert time.monotonic() - began < SOON
+
+
+async def test_enqueue_into_another_queue_does_not_wake(store: Store, sleeper: Sleeper) -> None:
+    sleep = await fall_asleep(sleeper, "a", "b")
+    await enqueue(store, queue="c")
+
+    assert await stays_asleep(sleep, sleeper)
+
+
+async def test_enqueue_for_tomorrow_does_not_wake(store: Store, sleeper: Sleeper) -> None:
+    sleep = await fall_asleep(sleeper)
+    await enqueue(store, delay=seconds(86_400))
+
+    assert await stays_asleep(sleep, sleeper)
+
+
+async def test_sleep_ends_in_time(sleeper: Sleeper) -> None:
+    await sleeper.fall_asleep(["default"])
+
+    assert await sleeper.sleep(0.01) == "timed out"
+    await sleeper.wake_up()
+
+
+async def test_interrupt_ends_the_sleep(sleeper: Sleeper) -> None:
+    sleep = await fall_asleep(sleeper)
+    sleeper.interrupt()
+
+    assert await reason_of(sleep) == "interrupted"
+
+
+async def test_release_retry_and_resume_wake(
+    store: Store, hand: Hand, make_hand: MakeHand, sleeper: Sleeper
+) -> None:
+    other = await make_hand()
+    await enqueue(store)
+
+    job = await other.claim_one()
+    sleep = await fall_asleep(sleeper)
+    await other.release(job)
+    await reason_of(sleep)
+    await sleeper.wake_up()
+
+    job = await other.claim_one()
+    sleep = await fall_asleep(sleeper)
+    await other.end(retried(job, seconds(0)))
+    await reason_of(sleep)
+    await sleeper.wake_up()
+
+    await store.pause_queue("default", by="ann", reason="test")
+    sleep = await fall_asleep(sleeper)
+    await store.resume_queue("default")
+    assert await reason_of(sleep) == "notified"
+
+
+async def test_room_in_a_limited_queue_wakes(
+    store: Store, make_hand: MakeHand, sleeper: Sleeper
+) -> None:
+    other = await make_hand()
+    await store.limit_queue("default", Limits(running=1))
+    await enqueue(store)
+    await enqueue(store)
+    [job] = await other.claim(limited=["default"])
+    sleep = await fall_asleep(sleeper)
+    await other.finish(job)
+
+    assert await reason_of(sleep) == "notified"
+
+
+async def test_cancel_of_a_running_job_is_told_its_worker(
+    store: Store, open_store: OpenStore, hand: Hand, sleeper: Sleeper
+) -> None:
+    job_id = await enqueue(store)
+    await hand.claim_one()
+    other = await open_store()
+    sleep = await fall_asleep(sleeper)
+    await other.cancel(job_id, reason="test")
+    reason = await reason_of(sleep)
+
+    assert reason == "cancelled"
+    assert sleeper.cancelled_jobs() == [job_id]
+    assert sleeper.cancelled_jobs() == []
+
+
+async def test_many_single_enqueues_against_a_sleeping_worker(
+    store: Store, open_store: OpenStore, hand: Hand, sleeper: Sleeper
+) -> None:
+    other = await open_store()
+    seen: list[int] = []
+
+    async def work() -> None:
+        while len(seen) < 200:
+            jobs = await hand.claim()
+            seen.extend(ids(jobs))
+            if jobs:
+                await hand.finish(*jobs)
+                continue
+            if await sleeper.fall_asleep(["default"]):
+                jobs = await hand.claim()
+                seen.extend(ids(jobs))
+                if not jobs and len(seen) < 200:
+                    await sleeper.sleep(LONG)
+                await sleeper.wake_up()
+
+    async def produce(store: Store) -> None:
+        for n in range(100):
+            await enqueue(store)
+            await asyncio.sleep(0.001 * (n % 4))
+
+    async with asyncio.timeout(LONG - 1):
+        await asyncio.gather(work(), produce(store), produce(other))
+
+    assert len(seen) == 200
+
+
+# Who waits for a job's end
+
+
+@pytest.mark.parametrize("how", ["finish", "dead", "cancel"])
+async def test_wait_ends_with_the_job(
+    store: Store, open_store: OpenStore, hand: Hand, how: str
+) -> None:
+    waiter = await open_store()
+    job_id = await enqueue(store)
+    job = await hand.claim_one() if how != "cancel" else None
+    wait = asyncio.create_task(waiter.wait_ended(job_id, LONG))
+    await asyncio.sleep(0.1)
+    waited = not wait.done()
+    if job is None:
+        await store.cancel(job_id, reason="test")
+    else:
+        ended_as = EndedAs.COMPLETED if how == "finish" else EndedAs.DEAD
+        await hand.end(ended(job, ended_as))
+
+    assert waited
+    await asyncio.wait_for(wait, SOON)
+
+
+async def test_wait_for_a_job_that_has_ended_returns(store: Store, hand: Hand) -> None:
+    job_id = await enqueue(store)
+    await hand.finish(await hand.claim_one())
+
+    await asyncio.wait_for(store.wait_ended(job_id, LONG), SOON)
+
+
+async def test_wait_gives_up_in_time(store: Store) -> None:
+    job_id = await enqueue(store)
+    began = time.monotonic()
+    await store.wait_ended(job_id, 0.05)
+
+    assert time.monotonic() - began < SOON

@@ -1,0 +1,589 @@
+"""A worker on every backend: from enqueue to the recorded end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from duetime import (
+    Cancel,
+    Constant,
+    Context,
+    Delays,
+    Discard,
+    Duetime,
+    JobState,
+    Retry,
+    Snooze,
+)
+from duetime.errors import (
+    IllegalTransition,
+    InvalidInput,
+    JobFailed,
+    JobNotFound,
+    KeyConflict,
+    ResultTimeout,
+)
+from tests.waiting import until, until_true
+
+
+async def state_of(app: Duetime, job_id: int) -> JobState:
+    return (await app.jobs.get(job_id)).state
+
+
+async def reaches(app: Duetime, job_id: int, state: JobState, *, seconds: float = 10.0) -> None:
+    async def there() -> bool:
+        return await state_of(app, job_id) is state
+
+    await until(there, seconds=seconds)
+
+
+async def test_happy_path(app: Duetime) -> None:
+    """S2.30: enqueue, claim, complete, and the history says so."""
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async with app.worker():
+        handle = await double.enqueue(n=21)
+        result = await handle.result("5s")
+    job = await handle.info()
+
+    assert result == 42
+    assert job.state is JobState.COMPLETED
+    assert job.attempts == 1
+    assert [attempt.ended_as for attempt in job.history] == ["completed"]
+
+
+async def test_plain_functions_run_in_threads_not_on_the_loop(app: Duetime) -> None:
+    loop_thread = threading.get_ident()
+
+    @app.task
+    def where() -> int:
+        time.sleep(0.05)
+        return threading.get_ident()
+
+    async with app.worker():
+        before = time.monotonic()
+        handles = [await where.enqueue() for _ in range(10)]
+        threads = [await handle.result("5s") for handle in handles]
+        took = time.monotonic() - before
+
+    assert loop_thread not in threads
+    assert took < 0.45, "ten blocking handlers run side by side"
+
+
+async def test_jobs_enqueued_before_the_worker_started_are_drained_first(app: Duetime) -> None:
+    """S2.11: LISTEN, then drain what is there."""
+    ran: list[int] = []
+
+    @app.task
+    async def note(n: int) -> None:
+        ran.append(n)
+
+    await app.enqueue_many(note.job(n=n) for n in range(300))
+    async with app.worker():
+        await until_true(lambda: len(ran) == 300)
+
+    assert sorted(ran) == list(range(300))
+
+
+async def test_a_job_is_never_early_and_on_time(app: Duetime) -> None:
+    late: list[float] = []
+
+    @app.task
+    async def at(moment: float) -> None:
+        late.append(time.time() - moment)
+
+    async with app.worker():
+        now = datetime.now(UTC)
+        moments = [now + timedelta(milliseconds=150 + 13 * i) for i in range(40)]
+        await app.enqueue_many(at.using(at=m).job(moment=m.timestamp()) for m in moments)
+        await until_true(lambda: len(late) == 40)
+
+    assert min(late) >= 0
+    assert sorted(late)[len(late) // 2] < 0.1
+
+
+async def test_priorities_are_kept_and_queues_are_apart(app: Duetime) -> None:
+    ran: list[str] = []
+
+    @app.task
+    async def note(name: str) -> None:
+        ran.append(name)
+
+    await note.using(priority=9).enqueue("last")
+    await note.using(priority=0).enqueue("first")
+    await note.enqueue("middle")
+    await note.using(queue="other").enqueue("elsewhere")
+    async with app.worker(concurrency=1, queues=["default"]):
+        await until_true(lambda: len(ran) == 3)
+
+    assert ran == ["first", "middle", "last"]
+
+
+async def test_a_failing_job_is_retried_and_then_dead_with_its_errors(app: Duetime) -> None:
+    @app.task(retry=Delays("0s", "10ms", "20ms"))
+    async def fail() -> None:
+        raise ValueError("broken pipe dream")
+
+    async with app.worker():
+        handle = await fail.enqueue()
+        await reaches(app, handle.id, JobState.DEAD)
+    job = await handle.info()
+
+    assert [attempt.ended_as for attempt in job.history] == ["retried", "retried", "dead"]
+    assert {attempt.error_code for attempt in job.history} == {"ValueError"}
+    assert "broken pipe dream" in (job.history[0].traceback or "")
+    with pytest.raises(JobFailed, match="broken pipe dream"):
+        await handle.result("1s")
+
+
+async def test_permanent_errors_are_not_retried(app: Duetime) -> None:
+    @app.task(retry_on=OSError, retry=Constant("0s"))
+    async def fail(kind: str) -> None:
+        raise OSError("passing") if kind == "passing" else KeyError("permanent")
+
+    async with app.worker():
+        permanent = await fail.enqueue("permanent")
+        passing = await fail.enqueue("passing")
+        await reaches(app, permanent.id, JobState.DEAD)
+        await reaches(app, passing.id, JobState.DEAD)
+
+    assert (await permanent.info()).attempts == 1
+    assert (await passing.info()).attempts == 3
+
+
+@pytest.mark.parametrize("raised", [True, False])
+async def test_outcomes_are_values_or_exceptions(app: Duetime, raised: bool) -> None:
+    seen: list[int] = []
+
+    @app.task(max_attempts=5)
+    async def decide(ctx: Context, how: str) -> object:
+        seen.append(ctx.attempt)
+        outcome: object = {
+            "cancel": Cancel("not wanted"),
+            "discard": Discard("hopeless"),
+            "retry": Retry("later", after="5ms") if ctx.attempt == 1 else None,
+            "snooze": Snooze("5ms") if len(seen) < 3 else None,
+        }[how]
+        if raised and isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async with app.worker():
+        handles = {}
+        for how in ("cancel", "discard", "retry"):
+            handles[how] = await decide.enqueue(how)
+        await reaches(app, handles["cancel"].id, JobState.CANCELLED)
+        await reaches(app, handles["discard"].id, JobState.DEAD)
+        await reaches(app, handles["retry"].id, JobState.COMPLETED)
+        seen.clear()
+        snoozed = await decide.enqueue("snooze")
+        await reaches(app, snoozed.id, JobState.COMPLETED)
+
+    assert (await handles["retry"].info()).attempts == 2
+    assert seen == [1, 1, 1], "a snooze gives the attempt back"
+    assert (await snoozed.info()).attempts == 1
+
+
+async def test_a_time_out_cancels_an_async_handler(app: Duetime) -> None:
+    cancelled: list[bool] = []
+
+    @app.task(timeout="50ms", max_attempts=1)
+    async def hang() -> None:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    async with app.worker():
+        handle = await hang.enqueue()
+        await reaches(app, handle.id, JobState.DEAD)
+
+    assert cancelled == [True]
+    assert (await handle.info()).error_code == "timed_out"
+
+
+async def test_a_time_out_flags_a_thread_and_reports_it(app: Duetime) -> None:
+    flagged: list[bool] = []
+
+    @app.task(timeout="50ms", max_attempts=1)
+    def hang(ctx: Context) -> None:
+        while not ctx.cancelled:
+            time.sleep(0.005)
+        flagged.append(True)
+
+    async with app.worker():
+        handle = await hang.enqueue()
+        await reaches(app, handle.id, JobState.DEAD)
+        await until_true(lambda: bool(flagged))
+
+    assert (await handle.info()).error_code == "timed_out"
+
+
+async def test_a_job_too_late_to_start_expires(app: Duetime) -> None:
+    ran: list[int] = []
+
+    @app.task
+    async def note(n: int) -> None:
+        ran.append(n)
+
+    past = datetime.now(UTC) - timedelta(minutes=1)
+    late = await note.using(at=past, expires="30s").enqueue(1)
+    good = await note.using(at=past, expires="10m").enqueue(2)
+    async with app.worker():
+        await reaches(app, late.id, JobState.EXPIRED)
+        await reaches(app, good.id, JobState.COMPLETED)
+
+    assert ran == [2]
+
+
+async def test_cancel_of_a_waiting_job(app: Duetime) -> None:
+    @app.task
+    async def never() -> None:
+        raise AssertionError
+
+    handle = await never.using(delay="1h").enqueue()
+    was = await handle.cancel("no longer wanted")
+    again = await handle.cancel()
+
+    assert was is JobState.PENDING
+    assert again is JobState.CANCELLED
+    assert (await handle.info()).error == "no longer wanted"
+
+
+async def test_cancel_reaches_a_running_handler_within_100_ms(app: Duetime) -> None:
+    stopped: list[float] = []
+    running = asyncio.Event()
+
+    @app.task
+    async def long() -> None:
+        running.set()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            stopped.append(time.monotonic())
+
+    async with app.worker():
+        handle = await long.enqueue()
+        await running.wait()
+        asked = time.monotonic()
+        assert await handle.cancel() is JobState.RUNNING
+        await until_true(lambda: bool(stopped))
+        await reaches(app, handle.id, JobState.CANCELLED)
+
+    assert stopped[0] - asked < 0.25
+
+
+async def test_cancel_tells_a_thread(app: Duetime) -> None:
+    running = threading.Event()
+
+    @app.task
+    def long(ctx: Context) -> None:
+        running.set()
+        while True:
+            ctx.check()
+            time.sleep(0.005)
+
+    async with app.worker():
+        handle = await long.enqueue()
+        await until_true(running.is_set)
+        await handle.cancel()
+        await reaches(app, handle.id, JobState.CANCELLED)
+
+
+async def test_operating_on_ended_or_missing_jobs_is_a_clear_error(app: Duetime) -> None:
+    @app.task
+    async def quick() -> None: ...
+
+    async with app.worker():
+        handle = await quick.enqueue()
+        await handle.result("5s")
+
+    with pytest.raises(IllegalTransition, match=r"is completed: it cannot be cancelled"):
+        await handle.cancel()
+    with pytest.raises(IllegalTransition, match="rescheduled"):
+        await app.jobs.reschedule(handle.id, datetime.now(UTC))
+    with pytest.raises(IllegalTransition, match="requeued"):
+        await app.jobs.requeue(handle.id)
+    with pytest.raises(JobNotFound, match="no job 999999"):
+        await app.jobs.cancel(999999)
+
+
+async def test_reschedule_and_reprioritise_take_effect(app: Duetime) -> None:
+    ran: list[str] = []
+
+    @app.task
+    async def note(name: str) -> None:
+        ran.append(name)
+
+    async with app.worker(concurrency=1):
+        far = await note.using(delay="1h").enqueue("far")
+        await app.jobs.reprioritise(far.id, 2)
+        await app.jobs.reschedule(far.id, datetime.now(UTC))
+        await until_true(lambda: ran == ["far"])
+
+    assert (await far.info()).priority == 2
+
+
+async def test_dead_letters_are_listed_and_requeued(app: Duetime) -> None:
+    """S2.35"""
+    broken = True
+
+    @app.task(max_attempts=1)
+    async def flaky(n: int) -> None:
+        if broken:
+            raise RuntimeError("down")
+
+    async with app.worker():
+        handles = [await flaky.enqueue(n) for n in range(5)]
+        for handle in handles:
+            await reaches(app, handle.id, JobState.DEAD)
+        dead = await app.jobs.find(state="dead")
+        broken = False
+        await app.jobs.requeue(handles[0].id)
+        requeued = await app.jobs.requeue_many(state="dead", task=flaky.name)
+        for handle in handles:
+            await reaches(app, handle.id, JobState.COMPLETED)
+
+    assert {job.id for job in dead} == {handle.id for handle in handles}
+    assert requeued == 4
+
+
+async def test_results_time_out_while_the_job_goes_on(app: Duetime) -> None:
+    @app.task
+    async def nothing() -> None: ...
+
+    handle = await nothing.using(delay="1h").enqueue()
+
+    with pytest.raises(ResultTimeout, match="did not end within"):
+        await handle.result("50ms")
+
+
+async def test_an_unknown_task_is_parked_and_runs_when_a_worker_knows_it(app: Duetime) -> None:
+    other = Duetime(app.settings.database)
+
+    @other.task(name="new.task")
+    async def new_task() -> str:
+        return "done"
+
+    async with app.worker(name="old-deploy"):
+        handle = await new_task.enqueue()
+        await reaches(app, handle.id, JobState.PARKED)
+        parked = await app.jobs.get(handle.id)
+        explanation = await app.jobs.explain(handle.id)
+        async with other.worker(name="new-deploy"):
+            result = await handle.result("10s")
+    await other.close()
+    job = await app.jobs.get(handle.id)
+
+    assert "old-deploy does not know the task new.task" in (parked.parked_reason or "")
+    assert explanation.reason == "parked"
+    assert result == "done"
+    assert job.attempts == 1, "being parked costs no attempt"
+
+
+async def test_keys(app: Duetime) -> None:
+    @app.task
+    async def note(n: int) -> None: ...
+
+    first = await note.using(key="a", delay="1h").enqueue(1)
+    same = await note.using(key="a").enqueue(2)
+    moved = await note.using(key="a", delay="2h", on_conflict="replace").enqueue(3)
+
+    assert first.created
+    assert (same.id, same.outcome) == (first.id, "existing")
+    assert (moved.id, moved.outcome) == (first.id, "replaced")
+    assert (await moved.info()).args == {"n": 3}
+    with pytest.raises(KeyConflict, match=f"Job {first.id} of task") as caught:
+        await note.using(key="a", on_conflict="reject").enqueue(4)
+    assert caught.value.job_id == first.id
+
+
+async def test_a_key_is_free_again_after_the_end_or_its_hold(app: Duetime) -> None:
+    @app.task
+    async def note() -> None: ...
+
+    async with app.worker():
+        free = await note.using(key="free").enqueue()
+        held = await note.using(key="held", hold="1h").enqueue()
+        await free.result("5s")
+        await held.result("5s")
+        free_again = await note.using(key="free").enqueue()
+        held_again = await note.using(key="held").enqueue()
+
+    assert free_again.created
+    assert (held_again.id, held_again.outcome) == (held.id, "existing")
+
+
+async def test_a_paused_queue_starts_nothing_until_resumed(app: Duetime) -> None:
+    ran: list[int] = []
+
+    @app.task
+    async def note(n: int) -> None:
+        ran.append(n)
+
+    await app.queues.pause("default", by="ann", reason="maintenance")
+    async with app.worker():
+        handle = await note.enqueue(1)
+        # A job of another queue that runs shows that the worker is awake.
+        explanation = await app.jobs.explain(handle.id)
+        assert ran == []
+        await app.queues.resume("default")
+        await until_true(lambda: ran == [1])
+
+    assert explanation.reason == "queue_paused"
+    assert "ann: maintenance" in explanation.sentence
+
+
+async def test_progress_is_seen_while_the_job_runs(app: Duetime) -> None:
+    go_on = asyncio.Event()
+
+    @app.task
+    async def long(ctx: Context) -> None:
+        await ctx.progress({"done": 0.5})
+        await go_on.wait()
+
+    async with app.worker():
+        handle = await long.enqueue()
+
+        async def half() -> bool:
+            return (await handle.info()).progress == {"done": 0.5}
+
+        await until(half)
+        go_on.set()
+        await handle.result("5s")
+
+
+async def test_a_transaction_of_the_handler_commits_with_the_job(app: Duetime) -> None:
+    """Guarantee 4: the effect and the completion are one commit."""
+
+    @app.task(max_attempts=2, retry=Constant("0s"))
+    async def write(ctx: Context, fail: bool) -> None:
+        async with ctx.transaction() as connection:
+            result = connection.execute("create table if not exists note (n integer)")
+            if hasattr(result, "__await__"):
+                await result
+            result = connection.execute("insert into note values (1)")
+            if hasattr(result, "__await__"):
+                await result
+            if fail and ctx.attempt == 1:
+                raise RuntimeError("after the write, before the commit")
+
+    async with app.worker():
+        handle = await write.enqueue(fail=True)
+        await handle.result("5s")
+        store = await app.store()
+        async with store.transaction() as connection:
+            cursor = connection.execute("select count(*) from note")
+            cursor = await cursor if hasattr(cursor, "__await__") else cursor
+            row = cursor.fetchone()
+            count = (await row if hasattr(row, "__await__") else row)[0]
+
+    assert count == 1
+    assert [attempt.ended_as for attempt in (await handle.info()).history] == [
+        "retried",
+        "completed",
+    ]
+
+
+async def test_graceful_stop_gives_back_what_did_not_end(app: Duetime) -> None:
+    started = asyncio.Event()
+
+    @app.task
+    async def long() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    async with app.worker(concurrency=1, grace="100ms"):
+        first = await long.enqueue()
+        second = await long.enqueue()
+        await started.wait()
+
+    for handle in (first, second):
+        job = await handle.info()
+        assert (job.state, job.attempts) == (JobState.PENDING, 0)
+    assert await app.workers() == []
+
+
+async def test_a_worker_in_a_thread_serves_sync_code(app: Duetime) -> None:
+    @app.task
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    def host() -> int:
+        with app.worker_thread():
+            handle = add.enqueue_sync(2, 3)
+            result = app.sync(handle.result("5s"))
+        app.sync(app.close())
+        assert isinstance(result, int)
+        return result
+
+    assert await asyncio.to_thread(host) == 5
+
+
+async def test_sync_call_on_the_loop_is_refused(app: Duetime) -> None:
+    @app.task
+    async def note() -> None: ...
+
+    with pytest.raises(Exception, match="would block it"):
+        note.enqueue_sync()
+
+
+async def test_bad_options_change_nothing(app: Duetime) -> None:
+    @app.task
+    async def note(n: int) -> None: ...
+
+    with pytest.raises(InvalidInput, match="no time zone"):
+        note.using(at=datetime(2026, 1, 1))
+    with pytest.raises(InvalidInput, match="must not be negative"):
+        note.using(delay=timedelta(seconds=-1))
+    with pytest.raises(InvalidInput, match="not a duration"):
+        note.using(delay="-5s")
+    with pytest.raises(InvalidInput, match="priority"):
+        note.using(priority=10)
+    with pytest.raises(InvalidInput, match="NUL"):
+        note.using(key="a\x00b")
+    with pytest.raises(InvalidInput, match="either at= or delay="):
+        note.using(at=datetime.now(UTC), delay="1s")
+    with pytest.raises(InvalidInput, match="argument 'n'"):
+        await note.enqueue(n="seven")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="period"):
+        await app.queues.limit("default", rate=5)
+
+    assert await app.jobs.find() == []
+
+
+async def test_process_twice_changes_nothing(app: Duetime) -> None:
+    """S2.30: a job whose finish is repeated is recorded once."""
+    ran: list[int] = []
+
+    @app.task
+    async def note(n: int) -> None:
+        ran.append(n)
+
+    async with app.worker():
+        handle = await note.enqueue(1)
+        await handle.result("5s")
+    store = await app.store()
+    job = await handle.info()
+    from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
+
+    claimed = ClaimedJob(
+        handle.id, job.history[0].token, job.task, job.queue, job.priority, "{}", 1, 3,
+        datetime.now(UTC), datetime.now(UTC),
+    )  # fmt: skip
+    refused = await store.settle([EndedJob(claimed, EndedAs.DEAD, 0, 1)], [claimed.token])
+
+    assert refused == frozenset(), "already recorded under this token"
+    assert (await handle.info()).state is JobState.COMPLETED
+    assert ran == [1]
+
+

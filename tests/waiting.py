@@ -1,0 +1,31 @@
+"""Wait for what should happen, with a deadline; never for a fixed time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def until(condition: Callable[[], Awaitable[T]], *, seconds: float = 10.0) -> T:
+    """Return the condition's first true answer; fail after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        answer = await condition()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {condition}, last answer {answer!r}")
+        await asyncio.sleep(0.01)
+
+
+async def until_true(condition: Callable[[], object], *, seconds: float = 10.0) -> None:
+    """Wait until the plain function's answer is true."""
+
+    async def ask() -> object:
+        return condition()
+
+    await until(ask, seconds=seconds)

@@ -1,0 +1,107 @@
+"""An application for tests that need workers in processes of their own.
+
+Its tasks leave their effects in the table `effect`, in the same transaction as the job's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from duetime import Constant, Context, Duetime, Task
+from duetime.domain.job import NewJob
+
+app = Duetime()
+"""On DUETIME_DATABASE."""
+
+INSERT = "insert into effect (n, job_id, token, worker, at) values ({p}, {p}, {p}, {p}, {p})"
+
+
+def effect_sql(connection: Any) -> str:
+    return INSERT.format(p="?" if isinstance(connection, sqlite3.Connection) else "%s")
+
+
+@app.task(name="effect", retry=Constant("0s", max_attempts=200))
+async def effect(ctx: Context, n: int, seconds: float = 0.0) -> None:
+    """Leave one row for each time that this job's effect was committed."""
+    if seconds:
+        await asyncio.sleep(seconds)
+    async with ctx.transaction() as connection:
+        values = (n, ctx.id, ctx.token, ctx.worker, time.time())
+        result = connection.execute(effect_sql(connection), values)
+        if not isinstance(connection, sqlite3.Connection):
+            await result
+
+
+@app.task(name="started", retry=Constant("0s", max_attempts=50))
+async def started(ctx: Context, n: int, seconds: float = 0.0) -> None:
+    """Write a line to standard output when it starts, and when it ends."""
+    print(f"started {n} {ctx.attempt} {time.time()}", flush=True)
+    if seconds:
+        await asyncio.sleep(seconds)
+    print(f"ended {n} {ctx.attempt} {time.time()}", flush=True)
+
+
+@app.task(name="poison", retry=Constant("0s", max_attempts=3))
+async def poison() -> None:
+    """End the process, as a crash in native code would."""
+    os._exit(99)
+
+
+def task_of(other: Duetime, name: str, *, max_attempts: int = 200) -> Task[..., None]:
+    """A task of this application, registered in another one too."""
+    definition = other.tasks[name] = app.tasks[name]
+    return Task(other, definition, NewJob(task=name, max_attempts=max_attempts))
+
+
+async def work(**options: Any) -> None:
+    loop = asyncio.get_running_loop()
+    async with app.worker(**options) as worker:
+        stop = asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        print(f"ready {worker.name}", flush=True)
+        await stop.wait()
+    await app.close()
+
+
+@contextmanager
+def worker_process(url: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A worker in a process of its own; ended by kill -9 if it is still there."""
+    process = start_worker(url, **options)
+    try:
+        yield process
+    finally:
+        end_worker(process)
+
+
+def start_worker(url: str, **options: Any) -> subprocess.Popen[str]:
+    arguments = [f"{name}={value}" for name, value in options.items()]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.workload", *arguments],
+        env={**os.environ, "DUETIME_DATABASE": url},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("ready"), f"the worker did not start: {line!r}"
+    return process
+
+
+def end_worker(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(work(**dict(argument.split("=", 1) for argument in sys.argv[1:])))
