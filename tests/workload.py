@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from duetime import Constant, Context, Duetime, Task
@@ -82,17 +83,28 @@ def worker_process(url: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
         end_worker(process)
 
 
-def start_worker(url: str, **options: Any) -> subprocess.Popen[str]:
+def start_worker(
+    url: str, *, output: Path | None = None, **options: Any
+) -> subprocess.Popen[str]:
+    """Start a worker and wait until it is ready; what it prints goes to a pipe, or a file."""
     arguments = [f"{name}={value}" for name, value in options.items()]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.workload", *arguments],
-        env={**os.environ, "DUETIME_DATABASE": url},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("ready"), f"the worker did not start: {line!r}"
+    with ExitStack() as stack:
+        file = subprocess.PIPE if output is None else stack.enter_context(output.open("w"))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.workload", *arguments],
+            env={**os.environ, "DUETIME_DATABASE": url},
+            stdout=file,
+            text=True,
+        )
+    if process.stdout is not None:
+        line = process.stdout.readline()
+        assert line.startswith("ready"), f"the worker did not start: {line!r}"
+    elif output is not None:
+        deadline = time.monotonic() + 20
+        while not output.read_text().startswith("ready"):
+            assert process.poll() is None, "the worker did not start"
+            assert time.monotonic() < deadline, "the worker did not start in time"
+            time.sleep(0.01)
     return process
 
 

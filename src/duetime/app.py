@@ -71,6 +71,8 @@ class Duetime:
     @overload
     def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
     @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
     def task(
@@ -87,15 +89,15 @@ class Duetime:
         keep_result: bool = True,
     ) -> Registrar: ...
 
-    def task(self, function: Any = None, /, **options: Any) -> Any:
+    def task(self, *function: Any, **options: Any) -> Any:
         """Register a function as a task. Its name is `module.function` unless `name=` is given.
 
         `retry`: a policy such as `Exponential("60s")` or `Delays("0s", "30s", "5m")`.
         `retry_on`: the errors that may pass; any other ends the job as dead.
         """
-        if function is None:
+        if not function:
             return lambda function: self._register(function, **options)
-        return self._register(function, **options)
+        return self._register(*function, **options)
 
     def _register(
         self,
@@ -325,6 +327,8 @@ class Registrar(Protocol):
     ) -> Task[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 

@@ -48,7 +48,10 @@ def make_migrator(settings: Settings) -> Migrator:
 
 def backend_of(url: str) -> str:
     """Return `postgres` or `sqlite`."""
-    scheme = urlsplit(url).scheme
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError as error:
+        raise BadDatabaseURL(f"The database URL cannot be read: {error}.") from None
     if scheme in ("postgresql", "postgres"):
         return "postgres"
     if scheme == "sqlite":

@@ -13,7 +13,9 @@ FLOOR = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Hand:
-    def __init__(self, store: Store, worker_id: int, queues: Sequence[str], lease: timedelta) -> None:
+    def __init__(
+        self, store: Store, worker_id: int, queues: Sequence[str], lease: timedelta
+    ) -> None:
         self.store = store
         self.id = worker_id
         self.queues = queues

@@ -86,7 +86,8 @@ async def test_retried_job_waits_and_counts_its_attempts(
     assert waiting.run_at == clock.now
     assert early == []
     assert (again.attempt, again.priority) == (2, 2)
-    assert [(one.attempt, one.ended_as) for one in done.history] == [(1, "retried"), (2, "completed")]
+    assert [one.attempt for one in done.history] == [1, 2]
+    assert [one.ended_as for one in done.history] == ["retried", "completed"]
     assert (done.state, done.attempts, done.error) == (JobState.COMPLETED, 2, None)
 
 
@@ -291,6 +292,25 @@ async def test_release_after_a_rescue_changes_nothing(
 
     assert (await get(store, job_id)).state is JobState.RUNNING
     assert await other.finish(again) == frozenset()
+
+
+async def test_claims_whose_answer_was_lost_are_given_back(
+    store: Store, clock: Clock, make_hand: MakeHand
+) -> None:
+    hand, other = await make_hand(), await make_hand()
+    given = await enqueue_many(store, 4)
+    known = await hand.claim(1)
+    finished, _ = await hand.claim(2)
+    await hand.finish(finished)
+    theirs = await other.claim(1)
+    count = await store.disown(hand.id, [known[0].token])
+    states = [(await get(store, job_id)).state for job_id in given]
+
+    assert count == 1
+    assert states == ["running", "completed", "pending", "running"]
+    assert [(job.id, job.attempt) for job in await hand.claim()] == [(given[2], 1)]
+    assert await hand.finish(*known) == frozenset()
+    assert await other.finish(*theirs) == frozenset()
 
 
 # Park

@@ -10,7 +10,9 @@ from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, answer, ended, enqueue, enqueue_many, get, ids, retried
 
 
-async def lose(store: Store, clock: Clock, make_hand: MakeHand, *, of: str = "claim") -> list[Rescued]:
+async def lose(
+    store: Store, clock: Clock, make_hand: MakeHand, *, of: str = "claim"
+) -> list[Rescued]:
     """Let a new worker claim, and die."""
     hand = await make_hand(name="dead", lease="30s")
     await (hand.claim() if of == "claim" else hand.claim_quarantined())
@@ -193,8 +195,9 @@ async def test_quarantined_job_waits_longer_after_each_loss_and_dies(
     for _ in range(2):
         await lose(store, clock, make_hand)
     for _ in range(2):
-        waits.append((await get(store, job_id)).run_at)
-        waits[-1] -= clock.now  # type: ignore[operator]
+        run_at = (await get(store, job_id)).run_at
+        assert run_at is not None
+        waits.append(run_at - clock.now)
         await clock.advance("10s")
         await lose(store, clock, make_hand, of="quarantine")
 

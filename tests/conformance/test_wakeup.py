@@ -26,8 +26,7 @@ async def sleeper(store: Store, hand: Hand) -> AsyncIterator[Sleeper]:
 
 
 async def fall_asleep(sleeper: Sleeper, *queues: str) -> asyncio.Task[str]:
-    while not await sleeper.fall_asleep(queues or ("default",)):
-        await asyncio.sleep(0.002)
+    assert await sleeper.fall_asleep(queues or ("default",))
     return asyncio.create_task(sleeper.sleep(LONG))
 
 
@@ -61,26 +60,36 @@ async def test_enqueue_through_another_store_wakes(
 
 
 async def test_enqueue_in_a_transaction_wakes_when_it_commits(
-    store: Store, sleeper: Sleeper
+    store: Store, sleeper: Sleeper, hand: Hand
 ) -> None:
+    sleep = await fall_asleep(sleeper)
     async with store.transaction() as connection:
-        sleep = asyncio.create_task(_sleep_when_possible(sleeper))
         await drive(connection, store.enqueue_in([NewJob(task="noop")]))
         store.enqueued_in()
-        await asyncio.sleep(0.1)
-        done_before = sleep.done()
+        done, _ = await asyncio.wait([sleep], timeout=0.1)
 
-    assert not done_before
-    await asyncio.wait_for(sleep, SOON)
+    assert not done
+    assert await reason_of(sleep) == "notified"
+    assert len(await hand.claim()) == 1
 
 
-async def _sleep_when_possible(sleeper: Sleeper) -> None:
-    while not await sleeper.fall_asleep(["default"]):
-        await asyncio.sleep(0.002)
-        # An enqueue in flight: it is committed when this succeeds.
-        if await sleeper.fall_asleep(["default"]):
-            return
-    await sleeper.sleep(LONG)
+async def test_enqueue_in_flight_is_not_slept_over(
+    store: Store, sleeper: Sleeper, hand: Hand
+) -> None:
+    async with store.transaction() as connection:
+        await drive(connection, store.enqueue_in([NewJob(task="noop")]))
+        work = asyncio.create_task(_claim_or_sleep(sleeper, hand))
+        await asyncio.wait([work], timeout=0.1)
+
+    assert len(await asyncio.wait_for(work, 2 * SOON)) == 1
+
+
+async def _claim_or_sleep(sleeper: Sleeper, hand: Hand) -> list[int]:
+    while True:
+        asleep = await sleeper.fall_asleep(["default"])
+        if jobs := ids(await hand.claim()):
+            return jobs
+        await (sleeper.sleep(LONG) if asleep else asyncio.sleep(0.002))
 
 
 async def test_enqueue_before_the_sleep_is_not_missed(store: Store, sleeper: Sleeper) -> None:
@@ -119,6 +128,31 @@ async def test_interrupt_ends_the_sleep(sleeper: Sleeper) -> None:
     sleeper.interrupt()
 
     assert await reason_of(sleep) == "interrupted"
+
+
+async def test_reason_is_told_once(store: Store, sleeper: Sleeper) -> None:
+    sleep = await fall_asleep(sleeper)
+    await enqueue(store)
+    await reason_of(sleep)
+
+    assert await sleeper.sleep(0.01) == "timed out"
+
+
+async def test_interrupt_does_not_hide_a_wake_up(store: Store, sleeper: Sleeper) -> None:
+    await sleeper.fall_asleep(["default"])
+    await enqueue(store)
+    await asyncio.sleep(0.1)
+    sleeper.interrupt()
+
+    assert await sleeper.sleep(LONG) == "notified"
+
+
+async def test_worker_that_is_awake_is_not_woken(store: Store, sleeper: Sleeper) -> None:
+    await sleeper.fall_asleep(["default"])
+    await sleeper.wake_up()
+    await enqueue(store)
+
+    assert await sleeper.sleep(0.2) == "timed out"
 
 
 async def test_release_retry_and_resume_wake(

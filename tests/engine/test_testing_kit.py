@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from duetime import Cancel, Context, Delays, Discard, Duetime, Exponential, JobState, Snooze
 from duetime.domain.job import EndedAs
 from duetime.errors import DuetimeError, EndlessWork, InvalidInput, KeyConflict
+from duetime.settings import Settings
 from duetime.testing import World
 from tests.conftest import Backend
 
@@ -263,7 +264,10 @@ async def test_outcomes_results_and_the_context_are_real(app: Duetime) -> None:
         "commit": "completed",
     }
     assert [run.ended_as for run in world.ran if run.task == "stop"] == ["cancelled", "dead"]
-    assert {run.error for run in world.failed} == {"broken", "the handler was cancelled after 0.01 s"}
+    assert {run.error for run in world.failed} == {
+        "broken",
+        "the handler was cancelled after 0.01 s",
+    }
 
 
 async def test_a_thread_that_overruns_is_recorded(app: Duetime) -> None:
@@ -406,20 +410,30 @@ async def test_the_app_is_restored_also_when_the_test_fails(app: Duetime) -> Non
     async def work() -> None: ...
 
     before = app.settings
-    with pytest.raises(ZeroDivisionError):
-        async with app.testing(now=START, inline=True) as world:
+    inside: list[Settings] = []
+
+    async def fail() -> None:
+        async with app.testing(now=START, inline=True):
             await work.using(delay="1h").enqueue()
-            inside = app.settings
+            inside.append(app.settings)
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
     async with app.testing(now=START) as world:
         await world.assert_not_enqueued(work)
 
     assert app.settings is before
     assert app._inline is None
-    assert (inside.database, inside.schema) != (before.database, before.schema)
-    with pytest.raises(DuetimeError):
-        async with app.testing(), app.testing():
-            pass
+    assert (inside[0].database, inside[0].schema) != (before.database, before.schema)
+
+
+async def test_one_world_at_a_time(app: Duetime) -> None:
+    async with app.testing() as world:
+        with pytest.raises(DuetimeError, match="in a test world already"):
+            await app.testing().__aenter__()
+
+        assert await world.drain() == 0
 
 
 async def test_a_world_on_the_apps_own_tables_sees_its_jobs(app: Duetime) -> None:
@@ -570,7 +584,7 @@ class TestBadInput:
     def test_a_start_that_is_no_moment(self, now: str | datetime) -> None:
         with pytest.raises(InvalidInput, match="now"):
             Duetime("sqlite:///never.db").testing(now=now)
-        assert not os.path.exists("never.db")
+        assert not Path("never.db").exists()
 
     async def test_a_clock_that_goes_back(self, app: Duetime) -> None:
         async with app.testing(now=START) as world:

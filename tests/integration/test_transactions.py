@@ -227,11 +227,8 @@ def test_statement_that_begins_with_with_is_the_caller_s_to_commit(
     caller: Caller, database: Database, name: str
 ) -> None:
     def statements() -> Statements:
-        yield (
-            f"with given as (select '100 % {name}' as name) "
-            "insert into ticket (name) select name from given",
-            (),
-        )
+        given = f"with given as (select '100 % {name}' as name)"
+        yield f"{given} insert into ticket (name) select name from given", ()
 
     caller.run(statements())
     assert database.tickets(f"100 % {name}") == 0

@@ -50,11 +50,11 @@ def downgrade_command(context: click.Context, to: int, yes: bool) -> None:
     target = target_of(context)
     migrator = make_migrator(target.settings())
     before = migrator.version()
-    if not yes and plan_downgrade(migrator.migrations, before, to):
+    todo = plan_downgrade(migrator.migrations, before, to)
+    if todo and not yes:
         loss = "This removes every job and its history." if to == 0 else "This may lose data."
         click.confirm(f"Downgrade from version {before} to {to}? {loss}", abort=True, err=True)
-    undone = downgrade(migrator, to) if before > to else []
-    _tell(target, migrator, undone, "removed")
+    _tell(target, migrator, downgrade(migrator, to) if todo else [], "removed")
 
 
 @db.command("status")

@@ -17,8 +17,14 @@ from duetime.domain.explain import Explanation
 from duetime.domain.job import JobInfo, JobState
 from duetime.errors import DuetimeError, IllegalTransition
 
-ID = click.IntRange(min=1)
 _MOST = 10_000
+
+
+class JobId(click.IntRange):
+    name = "job's id"
+
+
+ID = JobId(1, 2**63 - 1)
 
 
 @click.group(cls=Group)

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from duetime.app import Duetime
-from duetime.errors import SettingsError
+from duetime.errors import DuetimeError, SettingsError
 from duetime.settings import Settings
 from duetime.wiring import backend_of
 
@@ -143,6 +143,8 @@ def _import(name: str) -> ModuleType:
                 f"There is no module {error.name!r}, neither in {here} nor installed."
             ) from None
         raise SettingsError(f"The module {name!r} cannot be imported: {error}.") from error
+    except DuetimeError:
+        raise
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise SettingsError(

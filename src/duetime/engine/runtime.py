@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -78,8 +79,11 @@ class Runtime:
         loop.set_default_executor(threads)
         self._stopping = asyncio.Event()
         self.signals.attach(loop)
-        code = await self._work()
-        await self._close()
+        try:
+            code = await self._work()
+            await self._close()
+        finally:
+            self.signals.detach()
         threads.shutdown(wait=False, cancel_futures=True)
         if left := await _threads_left():
             # A thread cannot be ended from outside; its job was given back.
@@ -156,6 +160,7 @@ class Signals:
         self._count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._former: dict[int, Any] = {}
+        self._ear, self._mouth = socket.socketpair()
 
     def __enter__(self) -> Signals:
         for number in STOP_SIGNALS:
@@ -163,13 +168,27 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(-1)
         for number, former in self._former.items():
             signal.signal(number, former)
+        self._ear.close()
+        self._mouth.close()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        # A signal may come just before the loop falls asleep, or on another thread: then only a
+        # byte that the interpreter writes wakes it, and the handler below runs.
+        for end in (self._ear, self._mouth):
+            end.setblocking(False)
+        loop.add_reader(self._ear, self._ear.recv, 64)
+        signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
         self._loop = loop
         if self._count:
             loop.call_soon(self._told, self._count)
+
+    def detach(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._ear)
+            self._loop = None
 
     def _received(self, number: int, _frame: FrameType | None) -> None:
         self._count += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Iterator
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,13 +27,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "duetime(now=, inline=, isolated=, most=): options of the test's duetime_world"
     )
+    # Whose kind of async fixture it must be depends on the plugins.
+    make: Any = pytest.fixture
     if config.pluginmanager.hasplugin("asyncio"):
         import pytest_asyncio
 
-        make = pytest_asyncio.fixture(name="_duetime_world_asyncio")
-    else:
-        make = pytest.fixture(name="_duetime_world_asyncio")
-    config.pluginmanager.register(_AsyncFixture(make), "duetime-async")
+        make = pytest_asyncio.fixture
+    fixtures = ModuleType("duetime_async_fixtures")
+    fixtures.__dict__["world"] = make(name="_duetime_world_async")(_world_async)
+    config.pluginmanager.register(fixtures, fixtures.__name__)
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def duetime_world(request: pytest.FixtureRequest) -> World:
     function = getattr(request.function, "hypothesis", None)
     function = getattr(function, "inner_test", request.function)
     asynchronous = inspect.iscoroutinefunction(function)
-    name = "_duetime_world_asyncio" if asynchronous else "_duetime_world_sync"
+    name = "_duetime_world_async" if asynchronous else "_duetime_world_sync"
     world: World = request.getfixturevalue(name)
     return world
 
@@ -68,17 +71,11 @@ def _world_sync(request: pytest.FixtureRequest, duetime_app: Duetime) -> Iterato
         yield world
 
 
-class _AsyncFixture:
-    """Made when pytest is configured: whose kind of async fixture it is depends on the plugins."""
-
-    def __init__(self, make: Any) -> None:
-        async def world(
-            request: pytest.FixtureRequest, duetime_app: Duetime
-        ) -> AsyncIterator[World]:
-            async with _opening(request, duetime_app) as opened:
-                yield opened
-
-        self.world = make(world)
+async def _world_async(
+    request: pytest.FixtureRequest, duetime_app: Duetime
+) -> AsyncIterator[World]:
+    async with _opening(request, duetime_app) as world:
+        yield world
 
 
 def _opening(request: pytest.FixtureRequest, app: Duetime) -> Opening:

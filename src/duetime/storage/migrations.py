@@ -98,7 +98,8 @@ def upgrade(migrator: Migrator, to: int | None = None) -> list[Migration]:
 
 def downgrade(migrator: Migrator, to: int) -> list[Migration]:
     """Undo migrations down to `to`; 0 removes everything of ours."""
-    _check_target(to, len(migrator.migrations))
+    if migrator.version() == _check_target(to, len(migrator.migrations)):
+        return []
     with migrator.session() as session:
         todo = plan_downgrade(migrator.migrations, session.applied(), to)
         for migration in todo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -134,19 +134,27 @@ class PostgresStore:
         if len(jobs) >= _BULK and all(job.key is None for job in jobs):
             return await self._copy(jobs)
         async with self._connection() as connection, connection.transaction():
-            answers: list[Enqueued] = []
-            for start in range(0, len(jobs), _CHUNK):
-                body = msgspec.json.encode(jobs[start : start + _CHUNK]).decode()
-                cursor = await connection.execute(self._sql["enqueue"], (body, self._notify))
-                answers += [Enqueued(*row) for row in await cursor.fetchall()]
-            return answers
+            statements = self.enqueue_in(jobs)
+            try:
+                statement, parameters = next(statements)
+                while True:
+                    cursor = await connection.execute(statement, parameters)
+                    statement, parameters = statements.send(await cursor.fetchall())
+            except StopIteration as done:
+                return cast(list[Enqueued], done.value)
 
     def enqueue_in(self, jobs: Sequence[NewJob]) -> Statements:
-        answers: list[Enqueued] = []
+        # Keys are taken in one order, across chunks too: two such calls cannot deadlock.
+        order = sorted(
+            range(len(jobs)), key=lambda place: (jobs[place].key or "", jobs[place].task, place)
+        )
+        answers: list[Enqueued | None] = [None] * len(jobs)
         for start in range(0, len(jobs), _CHUNK):
-            body = msgspec.json.encode(jobs[start : start + _CHUNK]).decode()
+            places = order[start : start + _CHUNK]
+            body = msgspec.json.encode([jobs[place] for place in places]).decode()
             rows = yield self._sql["enqueue"], (body, self._notify)
-            answers += [Enqueued(*row) for row in rows]
+            for place, row in zip(places, rows, strict=True):
+                answers[place] = Enqueued(*row)
         return answers
 
     def enqueued_in(self) -> None:
@@ -342,17 +350,34 @@ class PostgresStore:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
+        # The caller's own errors pass as they are: only ours are told.
+        pool = self._open_pool()
         with told_errors():
-            async with self._open_pool().connection() as connection:
-                async with connection.transaction():
-                    # The handler's own statements are planned as anywhere else.
-                    await connection.execute("set local enable_seqscan = on")
-                    yield connection
+            connection = await pool.getconn()
+        try:
+            with told_errors():
+                await connection.execute("begin")
+                # The caller's own statements are planned as anywhere else.
+                await connection.execute("set local enable_seqscan = on")
+            try:
+                yield connection
+            except BaseException:
+                with contextlib.suppress(psycopg.Error):
+                    await connection.rollback()
+                raise
+            with told_errors():
+                await connection.commit()
+        finally:
+            await pool.putconn(connection)
 
     @contextmanager
     def transaction_sync(self) -> Iterator[psycopg.Connection[Any]]:
-        with told_errors(), psycopg.connect(self.dsn) as connection:
+        with told_errors():
+            connection = psycopg.connect(self.dsn)
+        with closing(connection):
             yield connection
+            with told_errors():
+                connection.commit()
 
     async def set_progress(self, job: ClaimedJob, progress: str) -> bool:
         return bool(

@@ -180,9 +180,7 @@ def _order(row: Sequence[Any]) -> tuple[int, int, int]:
     return row[3], row[7], row[0]
 
 
-def _claimed(
-    rows: Sequence[Any], token: int, now: int, *, limited: bool
-) -> list[ClaimedJob]:
+def _claimed(rows: Sequence[Any], token: int, now: int, *, limited: bool) -> list[ClaimedJob]:
     claimed_at = from_us(now)
     # In the order of the columns of `due_jobs`; positional, as this is the hot path.
     return [

@@ -41,7 +41,9 @@ def with_prefix(text: str, prefix: str) -> str:
 def check_path(path: str) -> str:
     """Return the absolute path of the database file; the file itself need not be there."""
     if not path or "\x00" in path:
-        raise BadDatabaseURL("The path of the SQLite file is empty. Write sqlite:///path/to/file.db.")
+        raise BadDatabaseURL(
+            "The path of the SQLite file is empty. Write sqlite:///path/to/file.db."
+        )
     if path == ":memory:" or path.startswith("file:"):
         raise BadDatabaseURL(
             f"{path!r} cannot be used: jobs outlive the process, so SQLite needs a plain file. "

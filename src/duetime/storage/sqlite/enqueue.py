@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,22 +19,28 @@ Write = Generator[tuple[str, Sequence[Any]], list[Row], None]
 Written = Generator[tuple[str, Sequence[Any]], list[Row], list[Enqueued]]
 
 
-class Plan(msgspec.Struct):
-    """A job as it will be stored."""
+class Kind(msgspec.Struct, frozen=True):
+    """What jobs of one call mostly have in common: all but their arguments and keys."""
 
-    id: int
     task: str
     queue: str
     priority: int
-    args: str
     run_at: int
-    key: str | None
     hold: int | None
     partition: str | None
     max_attempts: int
     timeout: int | None
     expires_at: int | None
     trace: str | None
+
+
+class Plan(NamedTuple):
+    """A job as it will be stored."""
+
+    id: int
+    args: str
+    key: str | None
+    kind: Kind
 
 
 class Enqueue:
@@ -46,64 +52,77 @@ class Enqueue:
         self._now = now
         self._new: list[Plan] = []
         self.queues: dict[str, int] = {}
+        # Checked before anything is written.
+        self._args = [_read_args(job) for job in jobs]
+        self._samples: list[NewJob] = []
+        self._sample_of: list[int] = []
+        alike: tuple[object, ...] = ()
         for job in jobs:
-            _check(job)
+            features = (
+                job.task, job.queue, job.priority, job.run_at, job.delay, job.on_conflict, job.hold,
+                job.partition, job.max_attempts, job.timeout, job.expires_at, job.expires_after,
+                job.trace,
+            )  # fmt: skip
+            if features != alike:
+                alike = features
+                _check(job)
+                self._samples.append(job)
+            self._sample_of.append(len(self._samples) - 1)
 
     def statements(self) -> Written:
         if not self._jobs:
             return []
         sql = self._sql
         [(last,)] = yield sql["reserve_ids"], (len(self._jobs),)
-        tasks = msgspec.json.encode(sorted({job.task for job in self._jobs})).decode()
+        tasks = msgspec.json.encode(sorted({job.task for job in self._samples})).decode()
         rows = yield sql["task_defaults"], (tasks,)
         defaults = {row[0]: row[1:] for row in rows}
+        kinds = [_kind(job, self._now, defaults.get(job.task)) for job in self._samples]
         answers: list[Enqueued] = []
-        for place, job in enumerate(self._jobs, start=last - len(self._jobs) + 1):
-            plan = _plan(job, place, self._now, defaults.get(job.task))
+        job_id: int = last - len(self._jobs)
+        for job, args, sample in zip(self._jobs, self._args, self._sample_of, strict=True):
+            job_id += 1
+            plan = Plan(job_id, args, job.key, kinds[sample])
             if job.key is None:
-                self._create(plan)
-                answers.append(Enqueued(place, "created"))
+                self._new.append(plan)
+                answers.append(Enqueued(job_id, "created"))
             else:
                 answers.append((yield from self._enqueue_keyed(plan, job.on_conflict)))
         yield from self._flush()
         return answers
 
-    def _create(self, plan: Plan) -> None:
-        self._new.append(plan)
-        self._wake(plan)
-
-    def _wake(self, plan: Plan) -> None:
-        first = self.queues.get(plan.queue)
-        if first is None or plan.run_at < first:
-            self.queues[plan.queue] = plan.run_at
+    def _wake(self, kind: Kind) -> None:
+        first = self.queues.get(kind.queue)
+        if first is None or kind.run_at < first:
+            self.queues[kind.queue] = kind.run_at
 
     def _enqueue_keyed(
         self, plan: Plan, on_conflict: str
     ) -> Generator[tuple[str, Sequence[Any]], list[Row], Enqueued]:
-        sql = self._sql
-        taken = yield sql["take_key"], (plan.task, plan.key, plan.id, plan.hold, self._now)
+        sql, kind = self._sql, plan.kind
+        taken = yield sql["take_key"], (kind.task, plan.key, plan.id, kind.hold, self._now)
         if taken:
-            self._create(plan)
+            self._new.append(plan)
             return Enqueued(plan.id, "created")
-        [(holder,)] = yield sql["key_holder"], (plan.task, plan.key)
+        [(holder,)] = yield sql["key_holder"], (kind.task, plan.key)
         if on_conflict != "replace":
             return Enqueued(holder, "rejected" if on_conflict == "reject" else "existing")
         # The holder may be of this very call.
         yield from self._flush()
         replaced = yield (
             sql["replace_due"],
-            (plan.run_at, plan.queue, plan.priority, plan.partition, holder),
+            (kind.run_at, kind.queue, kind.priority, kind.partition, holder),
         )
         if replaced:
             yield (
                 sql["replace_job"],
-                (plan.args, plan.queue, plan.priority, plan.partition, plan.expires_at, holder),
+                (plan.args, kind.queue, kind.priority, kind.partition, kind.expires_at, holder),
             )
-            self._wake(plan)
+            self._wake(kind)
             return Enqueued(holder, "replaced")
         # It runs already, or is done: what was asked for needs a run of its own.
-        yield sql["move_key"], (plan.id, plan.hold, plan.task, plan.key)
-        self._create(plan)
+        yield sql["move_key"], (plan.id, kind.hold, kind.task, plan.key)
+        self._new.append(plan)
         return Enqueued(plan.id, "created")
 
     def _flush(self) -> Write:
@@ -117,12 +136,13 @@ class Enqueue:
     def _insert(self, plans: Sequence[Plan]) -> Write:
         job_values: list[Any] = []
         due_values: list[Any] = []
-        for plan in plans:
+        for job_id, args, key, kind in plans:
             job_values += (
-                plan.id, plan.task, plan.queue, plan.priority, plan.args, plan.key, plan.partition,
-                plan.max_attempts, plan.timeout, plan.expires_at, self._now, plan.trace,
+                job_id, kind.task, kind.queue, kind.priority, args, key, kind.partition,
+                kind.max_attempts, kind.timeout, kind.expires_at, self._now, kind.trace,
             )  # fmt: skip
-            due_values += (plan.id, plan.queue, plan.priority, plan.run_at, plan.partition)
+            due_values += (job_id, kind.queue, kind.priority, kind.run_at, kind.partition)
+            self._wake(kind)
         yield _of_rows(self._sql["insert_job"], len(plans)), job_values
         yield _of_rows(self._sql["insert_due"], len(plans)), due_values
 
@@ -133,8 +153,8 @@ def _of_rows(insert: str, rows: int) -> str:
     return insert + (", " + values) * (rows - 1)
 
 
-def _plan(job: NewJob, job_id: int, now: int, defaults: Row | None) -> Plan:
-    """Return the job with its times, and its task's defaults where it sets none."""
+def _kind(job: NewJob, now: int, defaults: Row | None) -> Kind:
+    """Return what the job is like, with its times, and its task's defaults where it sets none."""
     queue, priority, max_attempts = job.queue, job.priority, job.max_attempts
     timeout = maybe_to_us(job.timeout)
     expires_after = maybe_to_us(job.expires_after)
@@ -157,9 +177,9 @@ def _plan(job: NewJob, job_id: int, now: int, defaults: Row | None) -> Plan:
         expires_at: int | None = to_us(job.expires_at)
     else:
         expires_at = None if expires_after is None else run_at + expires_after
-    return Plan(
-        job_id, job.task, queue, priority, str(bytes(job.args), "utf-8"), run_at, job.key,
-        maybe_to_us(job.hold), job.partition, max_attempts, timeout, expires_at,
+    return Kind(
+        job.task, queue, priority, run_at, maybe_to_us(job.hold), job.partition, max_attempts,
+        timeout, expires_at,
         None if job.trace is None else msgspec.json.encode(job.trace).decode(),
     )  # fmt: skip
 
@@ -168,6 +188,13 @@ _UNSET = NewJob(task="unset")
 _DEFAULT_QUEUE = _UNSET.queue
 _DEFAULT_PRIORITY = _UNSET.priority
 _DEFAULT_ATTEMPTS = _UNSET.max_attempts
+
+
+def _read_args(job: NewJob) -> str:
+    args = str(job.args, "utf-8")
+    if not args.startswith("{") and not args.lstrip().startswith("{"):
+        raise InvalidInput(f"The args of task {job.task} must be a JSON object.")
+    return args
 
 
 def _check(job: NewJob) -> None:
@@ -179,8 +206,6 @@ def _check(job: NewJob) -> None:
         raise InvalidInput(f"priority must be 0 (first) to 9 (last), got {job.priority}.")
     if not 1 <= job.max_attempts <= 10_000:
         raise InvalidInput(f"max_attempts must be 1 to 10000, got {job.max_attempts}.")
-    if not bytes(job.args).lstrip().startswith(b"{"):
-        raise InvalidInput(f"The args of task {job.task} must be a JSON object.")
     if job.on_conflict not in ("return", "reject", "replace"):
         raise InvalidInput(
             f"on_conflict must be return, reject or replace, got {job.on_conflict!r}."

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
-from duetime.storage.sqlite.claim import decode
+from duetime.storage.sqlite.claim import decode, encode_ids
 from duetime.storage.sqlite.moment import span_to_us, to_us
 from duetime.storage.sqlite.transaction import Transaction
 from duetime.storage.store import Statements
@@ -35,9 +35,7 @@ def finish(tx: Transaction, ended: Sequence[EndedJob]) -> frozenset[int]:
     return refused
 
 
-def _let_go(
-    tx: Transaction, ended: Sequence[EndedJob], body: str, accepted: int
-) -> frozenset[int]:
+def _let_go(tx: Transaction, ended: Sequence[EndedJob], body: str, accepted: int) -> frozenset[int]:
     """End the claims of what was accepted, last of all: the claim is the fence."""
     refused: frozenset[int] = frozenset()
     if accepted < len(ended):
@@ -69,6 +67,17 @@ def put(tx: Transaction, how: str, jobs: Sequence[ClaimedJob], **more: Any) -> N
     tx.run("let_go", ended=body)
     for job in jobs:
         tx.wake(job.queue)
+
+
+def disown(tx: Transaction, worker_id: int, known: Sequence[int]) -> int:
+    """Give back what a live worker holds and does not know of: the answer was lost."""
+    rows = tx.rows("unknown_claims", worker=worker_id, known=encode_ids(known))
+    body = msgspec.json.encode([(job_id, token, tx.now) for job_id, token, _ in rows]).decode()
+    tx.run("put_back", ended=body)
+    tx.run("let_go", ended=body)
+    for _, _, queue in rows:
+        tx.wake(queue)
+    return len(rows)
 
 
 def complete(sql: Mapping[str, str], end: EndedJob, now: int) -> Statements:
@@ -103,10 +112,7 @@ def _encode_plain(ended: Sequence[EndedJob]) -> str:
     return (
         "["
         + ",".join(
-            [
-                f"[{end.job.id},{end.job.token},{end.started_us},{end.finished_us}]"
-                for end in ended
-            ]
+            [f"[{end.job.id},{end.job.token},{end.started_us},{end.finished_us}]" for end in ended]
         )
         + "]"
     )

@@ -68,9 +68,7 @@ def unpark(tx: Transaction, tasks: Sequence[str]) -> int:
 
 
 def set_progress(tx: Transaction, job: ClaimedJob, progress: str) -> bool:
-    accepted = tx.rows(
-        "set_progress", job=job.id, token=job.token, progress=progress, now=tx.now
-    )
+    accepted = tx.rows("set_progress", job=job.id, token=job.token, progress=progress, now=tx.now)
     return bool(accepted)
 
 

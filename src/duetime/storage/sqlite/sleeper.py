@@ -19,21 +19,19 @@ class SqliteSleeper:
     def __init__(self, shared: Shared, worker_id: int) -> None:
         self.worker_id = worker_id
         self.queues: frozenset[str] = frozenset()
-        self.until = 0.0
-        """When it will wake by itself, as `time.monotonic` counts; 0: it is awake."""
+        """On which it sleeps; none if it is awake."""
+        self.until = float("inf")
+        """When it will wake by itself, as `time.monotonic` counts."""
         self._shared = shared
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
-        self._reason = "timed out"
+        self._reason: str | None = None
         self._cancelled: list[int] = []
         self._told: frozenset[int] = frozenset()
         shared.add_sleeper(self)
 
     async def fall_asleep(self, queues: Sequence[str]) -> bool:
         self.queues = frozenset(queues)
-        self._woken.clear()
-        self._reason = "timed out"
-        self.until = float("inf")
         return True
 
     async def sleep(self, seconds: float) -> str:
@@ -44,13 +42,16 @@ class SqliteSleeper:
                 await self._woken.wait()
             finally:
                 timer.cancel()
-        return self._reason
+                self.until = float("inf")
+        reason, self._reason = self._reason, None
+        self._woken.clear()
+        return reason or "timed out"
 
     async def wake_up(self) -> None:
-        self.until = 0.0
+        self.queues = frozenset()
 
     def interrupt(self) -> None:
-        self._wake_for("interrupted")
+        self._wake_for(self._reason or "interrupted")
 
     def cancelled_jobs(self) -> list[int]:
         jobs, self._cancelled = self._cancelled, []
@@ -62,13 +63,15 @@ class SqliteSleeper:
     # From the threads of stores
 
     def awaits(self, queue: str) -> bool:
-        return self.until > 0 and queue in self.queues
+        return queue in self.queues
 
     def wake(self) -> None:
         call_soon(self._loop, self._wake_for, "notified")
 
     def tell_cancelled(self, jobs: Iterable[int]) -> None:
-        call_soon(self._loop, self._hear_cancelled, tuple(jobs))
+        new = tuple(jobs)
+        self._told |= set(new)
+        call_soon(self._loop, self._hear_cancelled, new)
 
     def see_cancelled(self, jobs: Iterable[int]) -> None:
         """These are cancelled, as the database says: tell those that are new."""

@@ -176,6 +176,9 @@ class SqliteStore:
     async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> frozenset[int]:
         return await self._thread.write(lambda tx: finish.settle(tx, ended))
 
+    async def disown(self, worker_id: int, known: Sequence[int]) -> int:
+        return await self._thread.write(lambda tx: finish.disown(tx, worker_id, known))
+
     async def claim_quarantined(self, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
         names = encode_set(queues)
         if not await self._thread.read(
@@ -188,9 +191,7 @@ class SqliteStore:
         await self._thread.write(lambda tx: finish.put(tx, "put_back", jobs))
 
     async def park(self, jobs: Sequence[ClaimedJob], closed: Sequence[int], reason: str) -> None:
-        await self._thread.write(
-            lambda tx: finish.put(tx, "park", jobs, reason=reason, now=tx.now)
-        )
+        await self._thread.write(lambda tx: finish.put(tx, "park", jobs, reason=reason, now=tx.now))
 
     async def unpark(self, tasks: Sequence[str]) -> int:
         return await self._thread.write(lambda tx: housekeeping.unpark(tx, tasks))
@@ -318,9 +319,8 @@ class SqliteStore:
         for sleeper in self._shared.sleepers:
             cancelled = tx.rows("cancelled_of", worker=sleeper.worker_id)
             sleeper.see_cancelled(row[0] for row in cancelled)
-            left = sleeper.until - time.monotonic()
-            if left > 0:
-                queues = sorted(sleeper.queues)
+            if queues := sorted(sleeper.queues):
+                left = sleeper.until - time.monotonic()
                 first = first_due(tx, queues, queues, overdue=True)
                 if first and min(first) - tx.now < left * 1_000_000:
                     sleeper.wake()

@@ -95,7 +95,7 @@ begin
     -- In key order, so that two transactions with the same keys cannot deadlock.
     for given in
         select * from duetime._read_jobs(jobs, moment) as i
-        where i.key is not null order by i.task, i.key, i.place
+        where i.key is not null order by i.key, i.task, i.place
     loop
         place := given.place;
         outcome := null;

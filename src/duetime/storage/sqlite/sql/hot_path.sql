@@ -195,6 +195,10 @@ from json_each(:ended) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
 cross join duetime_job as j on j.id = c.job_id;
 
+-- name: unknown_claims
+select c.job_id, c.token, j.queue from duetime_claim as c join duetime_job as j on j.id = c.job_id
+where c.worker_id = :worker and c.token not in (select value from json_each(:known));
+
 -- name: complete_claim
 -- The fence of a finish inside the caller's transaction. Zero rows: the claim is gone.
 delete from duetime_claim where job_id = ? and token = ? returning attempt, worker_id, claimed_at;

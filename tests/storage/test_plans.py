@@ -1,0 +1,141 @@
+"""Query plans with a million rows: the hot statements use their indexes, however stale the plan.
+
+The statements are prepared while the tables are empty, as a worker does that starts on a fresh
+database, and explained when they are full.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from duetime.storage.migrations import upgrade
+from duetime.storage.postgres.connection import array
+from duetime.storage.postgres.migrator import PostgresMigrator
+from duetime.storage.postgres.store import PostgresStore
+from tests.conftest import fresh_database
+
+ROWS = 1_000_000
+FILL = """
+insert into duetime.job (task, queue, priority, args, max_attempts)
+    select 'noop', 'default', 5, '{}', 3 from generate_series(1, %(rows)s);
+insert into duetime.due (queue, priority, run_at, job_id)
+    select 'default', 5, clock_timestamp() + (id - 1000) * interval '1 second', id from duetime.job;
+insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at)
+    select id, id, 1, case when id %% 1000 = 0 then 'dead' else 'completed' end, clock_timestamp()
+    from duetime.job where id <= %(rows)s / 2;
+"""
+LANES = {
+    "queues": ["default"] * 10,
+    "priorities": array(range(10)),
+    "floors": ["1970-01-01+00"] * 10,
+}
+
+
+class Prepared:
+    """A session as the store's: statements prepared on empty tables, their plans kept."""
+
+    def __init__(self, connection: psycopg.Connection[Any], sql: dict[str, str]) -> None:
+        self._connection = connection
+        self._sql = sql
+
+    def prepare(self, name: str, **parameters: Any) -> None:
+        names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", self._sql[name])))
+        text = self._sql[name]
+        for place, parameter in enumerate(names, 1):
+            text = text.replace(f"%({parameter})s", f"${place}")
+        types = {"want": "integer", "worker": "bigint", "queue": "text"}
+        kinds = ", ".join(types.get(parameter, "unknown") for parameter in names)
+        self._connection.execute(f"prepare {name} ({kinds}) as {text}")
+        self.names = {**getattr(self, "names", {}), name: names}
+        for _ in range(6):
+            self.execute(name, "", **parameters)
+
+    def execute(self, name: str, explain: str, **parameters: Any) -> str:
+        values = ", ".join(_literal(parameters[each]) for each in self.names[name])
+        rows = self._connection.execute(f"{explain} execute {name} ({values})").fetchall()
+        return "\n".join(str(row[0]) for row in rows)
+
+    def plan(self, name: str, **parameters: Any) -> str:
+        self._connection.execute("begin")
+        text = self.execute(name, "explain (analyze, buffers)", **parameters)
+        self._connection.execute("rollback")
+        return text
+
+
+@pytest.fixture(scope="module", params=["postgres15", "postgres18"])
+def session(request: pytest.FixtureRequest) -> Iterator[Prepared]:
+    with fresh_database(request.getfixturevalue(request.param)) as url:
+        upgrade(PostgresMigrator(url))
+        store = PostgresStore(url)
+        with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
+            connection.execute("set enable_seqscan = off")
+            connection.execute("set jit = off")
+            prepared = Prepared(connection, store._sql)
+            prepared.prepare("claim", worker=1, want=500, **LANES)
+            prepared.prepare("next_run_at", queues=["default"])
+            prepared.prepare("finish", **ending([]))
+            with psycopg.ClientCursor(connection) as cursor:
+                cursor.execute(FILL, {"rows": ROWS})
+            yield prepared
+
+
+def ending(jobs: list[int]) -> dict[str, Any]:
+    return {
+        "jobs": array(jobs),
+        "tokens": array(jobs),
+        "attempts": array(1 for _ in jobs),
+        "started": array(1 for _ in jobs),
+        "finished": array(2 for _ in jobs),
+        "held": array(jobs),
+        "closed": "{}",
+    }
+
+
+def test_claim_walks_its_lane_and_no_table(session: Prepared) -> None:
+    plan = session.plan("claim", worker=1, want=500, **LANES)
+
+    assert "Index Scan using due_pkey" in plan
+    assert "Tid Scan on due" in plan
+    assert "Index Scan using job_pkey" in plan
+    assert scanned(plan) == set()
+    assert milliseconds(plan) < 100
+
+
+def test_next_run_at_is_one_probe_a_lane(session: Prepared) -> None:
+    """S0.5, S0.8: one MIN over the index, whatever the number of rows."""
+    plan = session.plan("next_run_at", queues=["default"])
+
+    assert re.search(r"Index (Only )?Scan using due_pkey", plan)
+    assert scanned(plan) == set()
+    assert milliseconds(plan) < 20
+
+
+def test_finish_touches_only_what_it_ends(session: Prepared) -> None:
+    plan = session.plan("finish", **ending(list(range(600_000, 600_500))))
+
+    assert scanned(plan) == set()
+    assert milliseconds(plan) < 100
+
+
+def scanned(plan: str) -> set[str]:
+    """The tables that grow and that are read from end to end."""
+    return set(re.findall(r"Seq Scan on (job|due|attempt)\b", plan))
+
+
+def milliseconds(plan: str) -> float:
+    found = re.search(r"Execution Time: ([\d.]+) ms", plan)
+    assert found is not None
+    return float(found[1])
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return f"'{array(value)}'"
+    return str(value) if isinstance(value, int) else f"'{value}'"
+
+
