@@ -71,7 +71,7 @@ def _measure(
         began = time.monotonic()
         try:
             found = measure(environment)
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it was, it is printed
             print("failed", flush=True)
             traceback.print_exc()
             failed += chosen

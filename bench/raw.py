@@ -47,7 +47,9 @@ INSERT = """
 insert into raw_job (queue, task, args, priority, run_at)
 values ('default', 'noop', $1, 5, coalesce($2, clock_timestamp()))
 """
-NEXT = "select extract(epoch from min(run_at))::float8 from raw_job where queue = 'default' and state = 0"
+NEXT = """
+select extract(epoch from min(run_at))::float8 from raw_job where queue = 'default' and state = 0
+"""
 
 
 def create(dsn: str) -> None:
@@ -112,17 +114,11 @@ async def _drain_psycopg(parent: Parent, dsn: str) -> None:
 
 async def copy_bulk(parent: Parent, *, dsn: str, jobs: int, driver: str) -> None:
     """All jobs by one COPY, from arguments to committed."""
-    notes = [note_for(number) for number in range(jobs)]
-    if driver == "psycopg":
-        with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
-            connection.execute("select 1")
-            parent.say("ready")
-            await parent.heard()
-            began = time.perf_counter()
-            _copy(cursor, notes)
-            connection.commit()
-            parent.say({"seconds": time.perf_counter() - began})
-        return
+    copy = {"asyncpg": _bulk_asyncpg, "psycopg": _bulk_psycopg}[driver]
+    await copy(parent, dsn, [note_for(number) for number in range(jobs)])
+
+
+async def _bulk_asyncpg(parent: Parent, dsn: str, notes: list[str]) -> None:
     connection = await asyncpg.connect(dsn)
     parent.say("ready")
     await parent.heard()
@@ -136,12 +132,24 @@ async def copy_bulk(parent: Parent, *, dsn: str, jobs: int, driver: str) -> None
     await connection.close()
 
 
+async def _bulk_psycopg(parent: Parent, dsn: str, notes: list[str]) -> None:
+    with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
+        parent.say("ready")
+        await parent.heard()
+        began = time.perf_counter()
+        _copy(cursor, notes)
+        connection.commit()
+        parent.say({"seconds": time.perf_counter() - began})
+
+
 async def listen(parent: Parent, *, dsn: str) -> None:
     """A worker that a NOTIFY wakes."""
     connection = await asyncpg.connect(dsn)
     woken = asyncio.Event()
     await connection.add_listener("raw_job", lambda *_: woken.set())
     claim = await connection.prepare(CLAIM)
+    # Listen first, then drain. Besides, a session that has only prepared hears no NOTIFY.
+    await claim.fetch()
     parent.say("ready")
     while True:
         await woken.wait()

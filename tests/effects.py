@@ -18,8 +18,8 @@ def run(url: str, statement: str) -> list[Any]:
     if backend_of(url) == "sqlite":
         with closing(sqlite3.connect(sqlite_path(url), timeout=10)) as connection, connection:
             return connection.execute(statement).fetchall()
-    with psycopg.connect(url, autocommit=True) as connection:
-        cursor = connection.execute(statement)
+    with psycopg.connect(url, autocommit=True) as postgres:
+        cursor = postgres.execute(statement)
         return cursor.fetchall() if cursor.description else []
 
 

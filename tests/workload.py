@@ -83,9 +83,7 @@ def worker_process(url: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
         end_worker(process)
 
 
-def start_worker(
-    url: str, *, output: Path | None = None, **options: Any
-) -> subprocess.Popen[str]:
+def start_worker(url: str, *, output: Path | None = None, **options: Any) -> subprocess.Popen[str]:
     """Start a worker and wait until it is ready; what it prints goes to a pipe, or a file."""
     arguments = [f"{name}={value}" for name, value in options.items()]
     with ExitStack() as stack:

@@ -9,6 +9,7 @@ import asyncio
 import random
 import time
 from datetime import UTC, datetime
+from itertools import chain
 
 import asyncpg
 
@@ -34,8 +35,8 @@ def measure(environment: Environment) -> dict[str, Reading]:
         beside.append(_time_raw(database, scale.timers, scale.timer_seconds))
     return {
         f"lateness_p{share}_ms": Reading(
-            percentile(sum(ours, []), share / 100),
-            percentile(sum(beside, []), share / 100),
+            percentile([*chain(*ours)], share / 100),
+            percentile([*chain(*beside)], share / 100),
             [percentile(one, share / 100) for one in ours],
             [percentile(one, share / 100) for one in beside],
             note=f"latest {max(map(max, ours)):.1f} ms, raw {max(map(max, beside)):.1f} ms"

@@ -1,12 +1,18 @@
 """Durable reminders, schedules, jobs and flows for Python, on the database you already have."""
 
-from duetime.app import Duetime
-from duetime.domain.job import JobInfo, JobState
-from duetime.domain.outcome import Cancel, Completed, Discard, Retry, Snooze
-from duetime.domain.retry import Constant, Custom, Delays, Exponential
-from duetime.engine.context import Context
-from duetime.errors import DuetimeError
-from duetime.task import JobHandle, Task
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+    from duetime.domain.job import JobInfo, JobState
+    from duetime.domain.outcome import Cancel, Completed, Discard, Retry, Snooze
+    from duetime.domain.retry import Constant, Custom, Delays, Exponential
+    from duetime.engine.context import Context
+    from duetime.errors import DuetimeError
+    from duetime.task import JobHandle, Task
 
 __version__ = "0.1.0"
 
@@ -28,3 +34,34 @@ __all__ = [
     "Snooze",
     "Task",
 ]
+
+# Imported on first use: pytest loads our plugin in every run, and the CLI its help.
+_HOMES = {
+    "Cancel": "duetime.domain.outcome",
+    "Completed": "duetime.domain.outcome",
+    "Constant": "duetime.domain.retry",
+    "Context": "duetime.engine.context",
+    "Custom": "duetime.domain.retry",
+    "Delays": "duetime.domain.retry",
+    "Discard": "duetime.domain.outcome",
+    "Duetime": "duetime.app",
+    "DuetimeError": "duetime.errors",
+    "Exponential": "duetime.domain.retry",
+    "JobHandle": "duetime.task",
+    "JobInfo": "duetime.domain.job",
+    "JobState": "duetime.domain.job",
+    "Retry": "duetime.domain.outcome",
+    "Snooze": "duetime.domain.outcome",
+    "Task": "duetime.task",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -364,7 +364,7 @@ class WorkerThread:
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._error = error
         finally:
             self._ready.set()

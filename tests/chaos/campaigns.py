@@ -10,13 +10,14 @@ import sys
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from duetime import Duetime
 from tests import effects, workload
 from tests.waiting import until, until_true
 from tests.workload import end_worker, start_worker
 
-SHORT = {"lease": "1s", "heartbeat": "250ms", "rescue_every": "250ms"}
+SHORT: dict[str, Any] = {"lease": "1s", "heartbeat": "250ms", "rescue_every": "250ms"}
 
 
 async def enqueue_at_random_moments(url: str, *, jobs: int, directory: Path) -> dict[str, float]:
@@ -32,7 +33,7 @@ async def enqueue_at_random_moments(url: str, *, jobs: int, directory: Path) -> 
             process = start_worker(url, output=output, poll="60s")
             stack.callback(end_worker, process)
         running = [
-            subprocess.Popen(
+            subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-m", "tests.producer", str(number), str(jobs // producers)],
                 env={**os.environ, "DUETIME_DATABASE": url},
                 stdout=subprocess.PIPE,
@@ -98,5 +99,3 @@ def pairs(text: str, word: str) -> list[tuple[int, float]]:
     """Lines `word N … TIME` as (N, TIME); an unfinished last line is left out."""
     lines = (line.split() for line in text.splitlines(keepends=True) if line.endswith("\n"))
     return [(int(words[1]), float(words[-1])) for words in lines if words and words[0] == word]
-
-

@@ -82,9 +82,7 @@ async def test_unknown_job(store: Store, clock: Clock) -> None:
 # Move
 
 
-async def test_rescheduled_job_runs_at_its_new_time(
-    store: Store, clock: Clock, hand: Hand
-) -> None:
+async def test_rescheduled_job_runs_at_its_new_time(store: Store, clock: Clock, hand: Hand) -> None:
     job_id = await enqueue(store)
     state = await store.reschedule(job_id, clock.after("1m"))
     early = await hand.claim()
@@ -109,9 +107,7 @@ async def test_reprioritised_job_overtakes(store: Store, clock: Clock, hand: Han
     assert ids(await hand.claim()) == [first]
 
 
-async def test_running_and_ended_jobs_are_not_moved(
-    store: Store, clock: Clock, hand: Hand
-) -> None:
+async def test_running_and_ended_jobs_are_not_moved(store: Store, clock: Clock, hand: Hand) -> None:
     running, done = await enqueue_many(store, 2)
     jobs = await hand.claim()
     await hand.finish(jobs[1])

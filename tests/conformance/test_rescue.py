@@ -33,9 +33,7 @@ async def test_registered_worker_is_shown(store: Store, clock: Clock) -> None:
     assert worker.lease_until == clock.after("30s")
 
 
-async def test_running_jobs_of_a_worker_are_counted(
-    store: Store, clock: Clock, hand: Hand
-) -> None:
+async def test_running_jobs_of_a_worker_are_counted(store: Store, clock: Clock, hand: Hand) -> None:
     await enqueue_many(store, 3)
     jobs = await hand.claim()
     await hand.finish(jobs[0])
@@ -54,9 +52,7 @@ async def test_beat_renews_the_lease(store: Store, clock: Clock, hand: Hand) -> 
     assert (worker.seen_at, worker.lease_until) == (clock.now, clock.after("30s"))
 
 
-async def test_beat_after_the_lease_ran_out_says_so(
-    store: Store, clock: Clock, hand: Hand
-) -> None:
+async def test_beat_after_the_lease_ran_out_says_so(store: Store, clock: Clock, hand: Hand) -> None:
     heart = store.heart()
     await clock.advance("30s")
     late = await asyncio.to_thread(heart.beat, hand.id, seconds(30))

@@ -82,9 +82,7 @@ async def test_transaction_of_a_thread(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("notes")
-async def test_enqueue_commits_with_the_users_rows(
-    store: Store, clock: Clock, hand: Hand
-) -> None:
+async def test_enqueue_commits_with_the_users_rows(store: Store, clock: Clock, hand: Hand) -> None:
     async with store.transaction() as connection:
         await execute(connection, "insert into note values ('a')")
         given = await enqueue_through(connection, store, NewJob(task="a"), NewJob(task="b"))

@@ -49,9 +49,7 @@ async def test_enqueue_wakes(store: Store, sleeper: Sleeper) -> None:
     assert await reason_of(sleep) == "notified"
 
 
-async def test_enqueue_through_another_store_wakes(
-    open_store: OpenStore, sleeper: Sleeper
-) -> None:
+async def test_enqueue_through_another_store_wakes(open_store: OpenStore, sleeper: Sleeper) -> None:
     other = await open_store()
     sleep = await fall_asleep(sleeper)
     await enqueue(other)

@@ -6,14 +6,15 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from subprocess import Popen
 
 import psycopg
 import pytest
 
 from duetime import Constant, Context, Duetime, JobState
+from duetime.errors import StorageError
 from tests import effects, workload
 from tests.conftest import Backend
 from tests.servers import PostgresServer
@@ -24,13 +25,17 @@ SHORT = {"lease": "1s", "heartbeat": "200ms", "rescue_every": "200ms"}
 
 
 @pytest.fixture
-def url(backend: Backend) -> Iterator[str]:
+def url(backend: Backend) -> str:
     """A migrated database with the table of effects."""
     app = Duetime(backend.url, migrate=True)
     app.sync(app.now())
     app.sync(app.close())
     effects.run(backend.url, effects.CREATE)
-    yield backend.url
+    return backend.url
+
+
+def more_than(url: str, count: int) -> bool:
+    return effects.count(url) >= count
 
 
 async def all_completed(app: Duetime) -> bool:
@@ -168,14 +173,14 @@ async def test_the_database_goes_away_and_comes_back(own_postgres: PostgresServe
     with worker_process(url, concurrency=5, lease="5s", heartbeat="500ms", rescue_every="300ms"):
         for how in ("fast", "immediate", "kill"):
             seen = effects.count(url)
-            await until_true(lambda seen=seen: effects.count(url) >= seen + 20, seconds=30)
+            await until_true(partial(more_than, url, seen + 20), seconds=30)
             own_postgres.stop(how)
             own_postgres.start()
 
         async def done() -> bool:
             try:
                 return await all_completed(app)
-            except Exception:
+            except StorageError:
                 return False
 
         await until(done, seconds=60)
@@ -217,7 +222,7 @@ async def test_a_worker_that_cannot_renew_its_lease_stops_its_handlers(
         async def done() -> bool:
             try:
                 return (await handle.info()).state is JobState.COMPLETED
-            except Exception:
+            except StorageError:
                 return False
 
         await until(done, seconds=30)

@@ -585,5 +585,3 @@ async def test_process_twice_changes_nothing(app: Duetime) -> None:
     assert refused == frozenset(), "already recorded under this token"
     assert (await handle.info()).state is JobState.COMPLETED
     assert ran == [1]
-
-

@@ -8,6 +8,8 @@ from tests.conftest import Backend
 
 pytest_plugins = ["pytester"]
 
+ASYNCIO = ("-o", "asyncio_default_fixture_loop_scope=function")
+
 SHOP = """
     from duetime import Duetime
 
@@ -24,10 +26,7 @@ SHOP = """
 def shop(pytester: pytest.Pytester, backend: Backend) -> pytest.Pytester:
     """A project with an app of its own, named in its settings of pytest."""
     pytester.makepyfile(shop=SHOP.format(url=backend.url, retry=None))
-    pytester.makeini(
-        "[pytest]\npythonpath = .\nduetime_app = shop:app\n"
-        "asyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
-    )
+    pytester.makeini("[pytest]\npythonpath = .\nduetime_app = shop:app\nfilterwarnings = error\n")
     return pytester
 
 
@@ -52,7 +51,7 @@ def test_an_async_test_has_its_world_on_its_own_loop(shop: pytest.Pytester) -> N
             await duetime_world.assert_not_enqueued(send)
     """)
 
-    shop.runpytest_subprocess("-q").assert_outcomes(passed=2)
+    shop.runpytest_subprocess(*ASYNCIO).assert_outcomes(passed=2)
 
 
 def test_a_sync_test_has_a_world(shop: pytest.Pytester) -> None:
@@ -90,7 +89,7 @@ def test_anyio_needs_no_other_plugin(shop: pytest.Pytester) -> None:
     shop.runpytest_subprocess("-q", "-p", "no:asyncio").assert_outcomes(passed=1)
 
 
-def test_a_failure_lists_what_is_enqueued_and_hides_the_kit(shop: pytest.Pytester) -> None:
+def test_a_failure_lists_what_is_enqueued(shop: pytest.Pytester) -> None:
     shop.makepyfile("""
         from shop import app, send
 
@@ -99,7 +98,7 @@ def test_a_failure_lists_what_is_enqueued_and_hides_the_kit(shop: pytest.Pyteste
             app.sync(duetime_world.assert_enqueued(send, args={"to": "bob"}))
     """)
 
-    result = shop.runpytest_subprocess("-q")
+    result = shop.runpytest_subprocess(*ASYNCIO)
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*args={'to': 'bob'}*found 0.", "*send args={'to': 'ann'}*"])

@@ -137,5 +137,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, list):
         return f"'{array(value)}'"
     return str(value) if isinstance(value, int) else f"'{value}'"
-
-

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 it could not be done, 2 the command line is wrong. Each er
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import NoReturn
@@ -36,6 +37,10 @@ for command in (worker, jobs, queues, workers, db):
 
 def main() -> NoReturn:
     """Run the command line and end the process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What is stored may be any text; what a terminal can show may be less.
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(prog_name="duetime", standalone_mode=False)
         sys.stdout.flush()

@@ -62,7 +62,8 @@ def format_duration(value: timedelta) -> str:
     if microseconds % 1_000_000 == 0:
         parts += [f"{microseconds // 1_000_000}s"] if microseconds else []
     else:
-        parts.append(f"{microseconds / 1000:g}ms")
+        whole, rest = divmod(microseconds, 1000)
+        parts.append(f"{whole}.{rest:03}".rstrip("0").rstrip(".") + "ms")
     return "".join(parts)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -57,7 +57,7 @@ def explain_job(
             f"{job.task!r} and works on the queue {job.queue!r}.",
         )
     if job.run_at is not None and job.run_at > now:
-        wait = format_duration(job.run_at - now)
+        wait = format_duration(_rounded(job.run_at - now))
         again = f" after attempt {job.attempts} failed ({job.error})" if job.attempts else ""
         return because(
             "not_due", f"is not due: it may start at {job.run_at.isoformat()}, in {wait}{again}."
@@ -120,6 +120,12 @@ def explain_job(
     return because(
         "about_to_run", "is due, and a worker that knows it is alive: it starts any moment."
     )
+
+
+def _rounded(wait: timedelta) -> timedelta:
+    """Whole seconds, or whole milliseconds of a wait under a second."""
+    step = timedelta(seconds=1) if wait >= timedelta(seconds=1) else timedelta(milliseconds=1)
+    return -(-wait // step) * step
 
 
 def _running(job: JobInfo, now: datetime, because: Any) -> Explanation:

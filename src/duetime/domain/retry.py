@@ -36,7 +36,7 @@ class Exponential:
         base: Duration = "15s",
         *,
         factor: float = 2.0,
-        max: Duration = "1d",
+        max: Duration = "1d",  # noqa: A002
         jitter: float = 0.0,
         max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     ) -> None:

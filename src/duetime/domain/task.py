@@ -17,7 +17,7 @@ from duetime.errors import InvalidArguments, InvalidInput
 
 MAX_ARGS_BYTES = 1024 * 1024
 _PATH = re.compile(r"at `\$\.(\w+)")
-_MISSING = re.compile(r"missing required field `(\w+)`")
+_FIELD = re.compile(r"(?:missing required|unknown) field `(\w+)`")
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ class TaskDefinition:
             raise self._not_json(kwargs, error) from None
         if b"null" in raw or b"\\u0000" in raw:
             for argument, value in kwargs.items():
-                self._check_value(argument, value)
+                self._check_plain(argument, msgspec.to_builtins(value))
         if len(raw) > self.options.max_args_bytes:
             raise InvalidArguments(
                 f"The arguments of task {self.name!r} take {len(raw):,} bytes of JSON, more than "
@@ -98,8 +98,8 @@ class TaskDefinition:
     def _read(self, raw: str | bytes) -> Any:
         try:
             return self._decoder.decode(raw)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            found = _PATH.search(str(error)) or _MISSING.search(str(error))
+        except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
+            found = _PATH.search(str(error)) or _FIELD.search(str(error))
             argument = found[1] if found else None
             where = f"argument {argument!r}" if argument else "the arguments"
             raise InvalidArguments(
@@ -140,8 +140,8 @@ class TaskDefinition:
             f"Task {self.name!r}: the arguments cannot be written as JSON: {error}.", task=self.name
         )
 
-    def _check_value(self, argument: str, value: Any) -> None:
-        match msgspec.to_builtins(value):
+    def _check_plain(self, argument: str, value: Any) -> None:
+        match value:
             case str() as text:
                 try:
                     check_text(text, what=f"argument {argument!r} of task {self.name!r}")
@@ -156,11 +156,11 @@ class TaskDefinition:
                 )
             case dict() as mapping:
                 for key, item in mapping.items():
-                    self._check_value(argument, key)
-                    self._check_value(argument, item)
+                    self._check_plain(argument, key)
+                    self._check_plain(argument, item)
             case list() | tuple() as items:
                 for item in items:
-                    self._check_value(argument, item)
+                    self._check_plain(argument, item)
 
     def _read_signature(self, context_type: type[Any]) -> tuple[str | None, type[Any]]:
         try:

@@ -62,7 +62,7 @@ def end_with(
         case BaseException():
             code = "timed_out" if isinstance(value, TimedOut) else type(value).__name__
             _describe(end, value, code=getattr(value, "code", None) or code)
-            if isinstance(value, task.options.retry_on) or isinstance(value, TimedOut):
+            if isinstance(value, (*task.options.retry_on, TimedOut)):
                 _again(end, task, value, random)
             else:
                 end.ended_as = EndedAs.DEAD
@@ -97,7 +97,7 @@ def _again(end: EndedJob, task: TaskDefinition, value: BaseException, random: Ra
     if after is None:
         try:
             after = task.options.retry.delay(end.job.attempt, value, random)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # A broken policy must neither lose the job nor spin on it.
             end.ended_as = EndedAs.DEAD
             end.error = f"{end.error}; and its retry policy failed: {error!r}"

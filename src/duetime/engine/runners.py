@@ -209,15 +209,16 @@ class Runners:
             value = JobCancelled(job.id, running.reason)
         except GeneratorExit:
             raise
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything
             value = error
         context = running.context
         ended = time.monotonic()
         self._mean_seconds += (ended - began - self._mean_seconds) * 0.05
-        if running.reason in (LOST, STOPPING) or (context is not None and context.committed):
-            # Lost: not ours to record. Stopping: given back. Committed: recorded already.
-            if isinstance(value, BaseException) or context is None or context.committed:
-                return None
+        if context is not None and context.committed:
+            return None
+        if running.reason in (LOST, STOPPING) and isinstance(value, BaseException):
+            # Lost: not ours to record. Stopping: it will be given back.
+            return None
         end = end_with(
             job,
             task,
@@ -275,7 +276,7 @@ def _call_in_thread(
     # StopIteration and SystemExit must not travel through a future.
     try:
         return call(lambda: task.function(**kwargs)), None
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001
         return None, error
 
 

@@ -205,12 +205,13 @@ class Signals:
 
 def leave_now(code: int, event: str | None = None, **fields: Any) -> NoReturn:
     """End the process, whatever its threads do. Log lines are written first."""
-    if event is not None:
-        log.error(event, extra={"exit_code": code, **fields})
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        if event is not None:
+            log.error(event, extra={"exit_code": code, **fields})
+        logging.shutdown()
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
 
 
 async def _threads_left() -> list[str]:

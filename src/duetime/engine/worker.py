@@ -22,7 +22,7 @@ from duetime.engine.heartbeat import Heartbeat
 from duetime.engine.housekeeping import prune_forever, rescue_forever
 from duetime.engine.runners import LOST, STOPPING, Runners
 from duetime.engine.service import backoff, repeat
-from duetime.errors import DatabaseUnreachable, StorageError
+from duetime.errors import StorageError
 from duetime.storage.store import Beat, Exchange, Lane, Sleeper, Store
 from duetime.telemetry.events import Events
 
@@ -215,7 +215,7 @@ class Worker:
                 self._fenced = None
                 await self._join()
                 return
-            except DatabaseUnreachable as error:
+            except StorageError as error:
                 await self._back_off(error)
 
     # The loop
@@ -239,7 +239,7 @@ class Worker:
             else:
                 await self._rest()
             self._failures = 0
-        except DatabaseUnreachable as error:
+        except StorageError as error:
             self._unsure = True
             self._look = True
             await self._back_off(error)
@@ -431,12 +431,12 @@ class Worker:
             await self._store.disown(self._worker_id, list(self._left))
             self._unsure = False
 
-    async def _back_off(self, error: DatabaseUnreachable) -> None:
+    async def _back_off(self, error: StorageError) -> None:
         self._failures += 1
         wait = backoff(self._failures)
         self._events.database_unreachable(self.name, str(error), wait)
         deadline = time.monotonic() + wait
-        while time.monotonic() < deadline and not self._stopping and self._fenced is None:
+        while time.monotonic() < deadline and not self._stopping and self._fenced is None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     # Housekeeping of this worker alone

@@ -141,7 +141,7 @@ class PostgresStore:
                     cursor = await connection.execute(statement, parameters)
                     statement, parameters = statements.send(await cursor.fetchall())
             except StopIteration as done:
-                return cast(list[Enqueued], done.value)
+                return cast("list[Enqueued]", done.value)
 
     def enqueue_in(self, jobs: Sequence[NewJob]) -> Statements:
         # Keys are taken in one order, across chunks too: two such calls cannot deadlock.
@@ -170,7 +170,7 @@ class PostgresStore:
             if self._notify:
                 for queue, run_at in sorted(first_due.items()):
                     await self._on(connection, "wake", queue=queue, run_at=run_at)
-            return [Enqueued(id, "created") for id in ids]
+            return [Enqueued(job_id, "created") for job_id in ids]
 
     # A worker's life
 

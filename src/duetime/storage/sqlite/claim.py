@@ -83,6 +83,11 @@ def claim_limited(
     return _hold_chosen(tx, worker_id, jobs, "hold_limited"), None
 
 
+def any_quarantined(tx: Transaction, queues: Sequence[str]) -> bool:
+    """Whether `claim_quarantined` may find something. This reads only."""
+    return bool(tx.value("any_quarantined", queues=encode_set(queues), now=tx.now))
+
+
 def claim_quarantined(tx: Transaction, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
     """Take one job of the quarantine lane, alone in its claim."""
     for queue in queues:

@@ -23,7 +23,7 @@ from duetime.domain.job import (
 )
 from duetime.domain.queue import Limits, QueueInfo
 from duetime.storage.sqlite import finish, hot_path, housekeeping, operate
-from duetime.storage.sqlite.claim import claim_quarantined, encode_ids, encode_set, first_due
+from duetime.storage.sqlite.claim import any_quarantined, claim_quarantined, encode_ids, first_due
 from duetime.storage.sqlite.connection import (
     DEFAULT_PREFIX,
     check_path,
@@ -139,7 +139,10 @@ class SqliteStore:
         return SqliteHeart(self._thread)
 
     async def sleeper(self, worker_id: int) -> SqliteSleeper:
-        return SqliteSleeper(self._shared, worker_id)
+        sleeper = SqliteSleeper(self._shared, worker_id)
+        # The thread may rest without end; from now on it has to look out.
+        self._thread.look()
+        return sleeper
 
     # The hot path
 
@@ -155,14 +158,9 @@ class SqliteStore:
         look_ahead: bool = False,
     ) -> Exchange:
         """As the protocol says. Claims close by themselves here, with their last job."""
-        if not ended:
-            idle = await self._thread.read(
-                lambda tx: hot_path.look(tx, lanes, limited, want=want, look_ahead=look_ahead)
-            )
-            if idle is not None:
-                return idle
-        return await self._thread.write(
-            lambda tx: hot_path.exchange(
+
+        def work(tx: Transaction) -> Exchange:
+            return hot_path.exchange(
                 tx,
                 worker_id,
                 ended=ended,
@@ -171,6 +169,11 @@ class SqliteStore:
                 want=want,
                 look_ahead=look_ahead,
             )
+
+        if ended:
+            return await self._thread.write(work)
+        return await self._thread.write_unless(
+            lambda tx: hot_path.look(tx, lanes, limited, want=want, look_ahead=look_ahead), work
         )
 
     async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> frozenset[int]:
@@ -180,12 +183,10 @@ class SqliteStore:
         return await self._thread.write(lambda tx: finish.disown(tx, worker_id, known))
 
     async def claim_quarantined(self, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
-        names = encode_set(queues)
-        if not await self._thread.read(
-            lambda tx: tx.value("any_quarantined", queues=names, now=tx.now)
-        ):
-            return []
-        return await self._thread.write(lambda tx: claim_quarantined(tx, worker_id, queues))
+        return await self._thread.write_unless(
+            lambda tx: None if any_quarantined(tx, queues) else [],
+            lambda tx: claim_quarantined(tx, worker_id, queues),
+        )
 
     async def release(self, jobs: Sequence[ClaimedJob], closed: Sequence[int]) -> None:
         await self._thread.write(lambda tx: finish.put(tx, "put_back", jobs))
@@ -202,7 +203,13 @@ class SqliteStore:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
         """The write lock is held until the end: await little in it."""
-        connection = await asyncio.to_thread(self._begin)
+        beginning = asyncio.ensure_future(asyncio.to_thread(self._begin))
+        try:
+            connection = await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            # It may still begin: nobody would end it.
+            beginning.add_done_callback(_give_up)
+            raise
         try:
             yield connection
         except BaseException:
@@ -226,9 +233,9 @@ class SqliteStore:
     # Housekeeping
 
     async def rescue(self) -> list[Rescued]:
-        if not await self._thread.read(lambda tx: tx.value("any_dead", now=tx.now)):
-            return []
-        return await self._thread.write(housekeeping.rescue)
+        return await self._thread.write_unless(
+            lambda tx: None if tx.value("any_dead", now=tx.now) else [], housekeeping.rescue
+        )
 
     async def prune(self, retention: Mapping[EndedAs, timedelta], *, batch: int) -> int:
         pruned = 0
@@ -332,3 +339,8 @@ class SqliteStore:
 def _roll_back(connection: sqlite3.Connection) -> None:
     # Closing rolls back; nothing is waited for.
     connection.close()
+
+
+def _give_up(beginning: asyncio.Future[sqlite3.Connection]) -> None:
+    if not beginning.cancelled() and beginning.exception() is None:
+        _roll_back(beginning.result())

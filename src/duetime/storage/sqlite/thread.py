@@ -7,11 +7,12 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from duetime.errors import DatabaseUnreachable
+from duetime.errors import DatabaseUnreachable, InvalidInput
 from duetime.storage.sqlite.connection import connect, tell
 from duetime.storage.sqlite.shared import Shared, call_soon
 from duetime.storage.sqlite.transaction import Transaction
@@ -29,11 +30,18 @@ _IDLE_SECONDS = 1.0
 class _Call:
     """A transaction that someone waits for."""
 
-    __slots__ = ("abandoned", "answer", "work", "write")
+    __slots__ = ("abandoned", "answer", "look", "work")
 
-    def __init__(self, work: Work[Any], write: bool, answer: Callable[[Any, Any], None]) -> None:
+    def __init__(
+        self,
+        look: Work[Any] | None,
+        work: Work[Any] | None,
+        answer: Callable[[Any, Any], None],
+    ) -> None:
+        self.look = look
+        """Reads; if it returns something, that is the answer."""
         self.work = work
-        self.write = write
+        """Writes, in a transaction of its own."""
         self.answer = answer
         self.abandoned = False
         """Nobody waits any more; if it has not begun, it must not."""
@@ -93,11 +101,18 @@ class StoreThread:
 
     async def write(self, work: Work[T]) -> T:
         """Run `work` in a transaction that holds the write lock."""
-        return await self._call(work, write=True)
+        answer: T = await self._call(None, work)
+        return answer
 
-    async def read(self, work: Work[T]) -> T:
-        """Run `work` on one snapshot; it must not write."""
-        return await self._call(work, write=False)
+    async def read(self, look: Work[T]) -> T:
+        """Run `look` on one snapshot; it must not write."""
+        answer: T = await self._call(look, None)
+        return answer
+
+    async def write_unless(self, look: Work[T | None], work: Work[T]) -> T:
+        """Return what `look` finds; if that is nothing, run `work` under the write lock."""
+        answer: T = await self._call(look, work)
+        return answer
 
     def write_from_thread(self, work: Work[T], seconds: float) -> T:
         """As `write`, for a caller without an event loop. Gives up after `seconds`."""
@@ -108,7 +123,7 @@ class StoreThread:
             answers.append((result, error))
             done.set()
 
-        call = _Call(work, True, answer)
+        call = _Call(None, work, answer)
         self._put(call)
         if not done.wait(seconds):
             call.abandoned = True
@@ -121,16 +136,16 @@ class StoreThread:
     def look(self) -> None:
         """Another connection of this process has committed: look at once."""
         if self._thread is not None and self._shared.anyone:
-            self._calls.put(_Call(_look, False, _ignore))
+            self._calls.put(_Call(None, None, _ignore))
 
-    async def _call(self, work: Work[T], *, write: bool) -> T:
+    async def _call(self, look: Work[Any] | None, work: Work[Any] | None) -> Any:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[Any] = loop.create_future()
 
         def answer(result: Any, error: Any) -> None:
             call_soon(loop, _resolve, future, result, error)
 
-        call = _Call(work, write, answer)
+        call = _Call(look, work, answer)
         self._put(call)
         timer = loop.call_later(self._call_seconds, _expire, future, self._path, self._call_seconds)
         try:
@@ -158,12 +173,10 @@ class StoreThread:
                     continue
                 if call is None:
                     return
-                if call.work is _look:
-                    self._poll(connection)
-                elif not call.abandoned:
+                if not call.abandoned:
                     self._answer(connection, call)
-                    if time.monotonic() - self._polled > self._poll_seconds:
-                        self._poll(connection)
+                if (call.work is None and call.look is None) or self._is_time_to_poll():
+                    self._poll(connection)
         finally:
             connection.close()
 
@@ -179,25 +192,33 @@ class StoreThread:
             told = tell(error, self._path)
             told.__cause__ = error
             call.answer(None, told)
+        except OverflowError:
+            call.answer(None, InvalidInput("A number is too large: SQLite's have 64 bits."))
         except BaseException as error:  # noqa: BLE001 -- whoever waits shall have it.
             call.answer(None, error)
         else:
             call.answer(result, None)
 
     def _run(self, connection: sqlite3.Connection, call: _Call) -> Any:
-        connection.execute("begin immediate" if call.write else "begin")
-        try:
-            transaction = Transaction(connection, self._sql, self._shared.now_us())
-            result = call.work(transaction)
-            connection.execute("commit")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("rollback")
-            raise
-        if call.write:
-            self._written = time.monotonic()
-            self._announce(transaction)
-        return result
+        if call.look is not None:
+            with _transaction(connection, "begin"):
+                answer = call.look(self._transaction(connection))
+            if answer is not None or call.work is None:
+                return answer
+        if call.work is None:
+            return None
+        with _transaction(connection, "begin immediate"):
+            # The lock may have come too late for whoever asked.
+            if call.abandoned:
+                return None
+            transaction = self._transaction(connection)
+            answer = call.work(transaction)
+        self._written = time.monotonic()
+        self._announce(transaction)
+        return answer
+
+    def _transaction(self, connection: sqlite3.Connection) -> Transaction:
+        return Transaction(connection, self._sql, self._shared.now_us())
 
     def _announce(self, transaction: Transaction) -> None:
         if transaction.queues:
@@ -217,6 +238,9 @@ class StoreThread:
             except sqlite3.Error as error:
                 log.warning("checkpoint_failed", extra={"error": str(error)})
 
+    def _is_time_to_poll(self) -> bool:
+        return time.monotonic() - self._polled > self._poll_seconds
+
     def _poll(self, connection: sqlite3.Connection) -> None:
         """If another connection has written, see whom it concerns."""
         self._polled = time.monotonic()
@@ -225,7 +249,7 @@ class StoreThread:
         try:
             version = self._data_version(connection)
             if version != self._version:
-                self._changed(Transaction(connection, self._sql, self._shared.now_us()))
+                self._changed(self._transaction(connection))
                 # Kept only now: a look that failed is repeated.
                 self._version = version
         except sqlite3.Error as error:
@@ -235,8 +259,16 @@ class StoreThread:
         return int(connection.execute("pragma data_version").fetchone()[0])
 
 
-def _look(transaction: Transaction) -> None:
-    """Not run: asks the thread to look for changes."""
+@contextmanager
+def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("commit")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("rollback")
+        raise
 
 
 def _ignore(result: Any, error: Any) -> None:

@@ -4,8 +4,10 @@
 -- limit lets the next one through.
 create function duetime.claim_limited(worker bigint, of_queue text, want integer)
     returns table (
-        token bigint, job_id bigint, attempt smallint, run_at timestamptz,
-        claimed_at timestamptz, open_at timestamptz)
+        claimed_at timestamptz, token bigint, job_id bigint, task text, queue text,
+        priority smallint, args text, attempt smallint, max_attempts smallint,
+        run_at timestamptz, key text, partition text, timeout interval, expires_at timestamptz,
+        trace text, open_at timestamptz)
     language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -75,7 +77,12 @@ begin
         values (worker, array[picked.job_id], array[picked.attempt + 1]::smallint[], moment,
                 of_queue, picked.partition)
         returning claim.token into token;
-        job_id := picked.job_id;
+        -- Read here: the caller's snapshot may be older than the job.
+        select j.id, j.task, j.queue, j.priority, j.args::text, j.max_attempts, j.key,
+               j.partition, j.timeout, j.expires_at, j.trace::text
+        into job_id, task, queue, priority, args, max_attempts, key,
+             partition, timeout, expires_at, trace
+        from duetime.job as j where j.id = picked.job_id;
         attempt := picked.attempt + 1;
         run_at := picked.run_at;
         claimed_at := moment;

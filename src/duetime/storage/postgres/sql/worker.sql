@@ -105,11 +105,8 @@ cross join lateral (
 ) as d;
 
 -- name: claim_limited
-select c.claimed_at, c.token, c.job_id, j.task, j.queue, j.priority, j.args::text, c.attempt,
-    j.max_attempts, c.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace::text, c.open_at
-from duetime.claim_limited(%(worker)s, %(queue)s, %(want)s) as c
-left join lateral (select * from duetime.job where job.id = c.job_id offset 0) as j on true
-order by j.priority, c.run_at, c.job_id;
+select * from duetime.claim_limited(%(worker)s, %(queue)s, %(want)s)
+order by priority, run_at, job_id;
 
 -- name: claim_quarantined
 -- One job of the quarantine lane (priority 10), alone in its claim.

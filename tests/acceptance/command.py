@@ -1,0 +1,155 @@
+"""The real command `duetime`, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from duetime import Duetime
+from duetime.domain.job import NewJob
+
+ROOT = Path(__file__).parents[2]
+DUETIME = Path(sys.executable).with_name("duetime")
+SHOP = "tests.acceptance.shop:app"
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> str:
+        """The one line that an error is."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("Error: "), self.err
+        return lines[0].removeprefix("Error: ")
+
+
+def environment(url: str | None, **more: str) -> dict[str, str]:
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("DUETIME_")}
+    return clean | ({} if url is None else {"DUETIME_DATABASE": url}) | more
+
+
+def duetime(
+    url: str | None, *arguments: str, given: str = "", cwd: Path = ROOT, **variables: str
+) -> Answer:
+    """Run a command to its end."""
+    done = subprocess.run(
+        [str(DUETIME), *arguments],
+        input=given,
+        capture_output=True,
+        text=True,
+        env=environment(url, **variables),
+        cwd=cwd,
+        timeout=60,
+        check=False,
+    )
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+class WorkerProcess:
+    """`duetime worker`, and what it logs."""
+
+    def __init__(self, url: str, *options: str) -> None:
+        self.log = Path(tempfile.mkstemp(prefix="duetime-worker-", suffix=".log")[1])
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [str(DUETIME), "worker", "--app", SHOP, "--log-format", "json", *options],
+                stderr=log,
+                env=environment(url),
+                cwd=ROOT,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line[-1:] == "}"]
+
+    def logged(self, event: str) -> bool:
+        return any(line["event"] == event for line in self.lines)
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def exit_code(self, seconds: float = 10.0) -> int:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"alive after {seconds} s:\n{self.log.read_text()}") from None
+
+    def children(self) -> list[int]:
+        return children_of(self.pid)
+
+    def close(self) -> None:
+        pids = [self.pid, *self.children()]
+        if self.process.poll() is None:
+            for pid in pids:
+                _kill(pid)
+            self.process.wait()
+        self.log.unlink()
+
+
+@contextmanager
+def worker(url: str, *options: str) -> Iterator[WorkerProcess]:
+    process = WorkerProcess(url, *options)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def children_of(pid: int) -> list[int]:
+    children = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid and fields[0] != "Z":
+                children.append(int(entry.name))
+    return children
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def new_job(task: str, **arguments: Any) -> NewJob:
+    return NewJob(task=task, args=msgspec.Raw(msgspec.json.encode(arguments)))
+
+
+async def enqueue(app: Duetime, *jobs: NewJob) -> list[int]:
+    return [enqueued.job_id for enqueued in await app.enqueue_jobs(jobs)]
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,209 @@
+"""The command line, as people and scripts use it, on every backend."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import msgspec
+
+from duetime import Duetime, JobState
+from tests.acceptance.command import SHOP, duetime, enqueue, new_job
+from tests.conftest import Backend
+from tests.waiting import until
+
+
+async def dead_jobs(app: Duetime, count: int) -> list[int]:
+    """Enqueue jobs that fail for good, and let them."""
+    job = msgspec.structs.replace(new_job("shop.fail"), max_attempts=1)
+    ids = await enqueue(app, *[job] * count)
+    async with app.worker():
+
+        async def all_dead() -> bool:
+            return len(await app.jobs.find(state="dead")) == count
+
+        await until(all_dead)
+    return ids
+
+
+def test_db_goes_up_and_down(backend: Backend) -> None:
+    empty = duetime(backend.url, "db", "status")
+    first = duetime(backend.url, "db", "init")
+    again = duetime(backend.url, "db", "upgrade", "--json")
+    status = duetime(backend.url, "db", "status", "--json")
+    refused = duetime(backend.url, "db", "downgrade", "--to", "0", given="n\n")
+    kept = duetime(backend.url, "db", "status")
+    down = duetime(backend.url, "db", "downgrade", "--to", "0", "--yes", "--json")
+    gone = duetime(backend.url, "db", "status", "--json")
+
+    assert empty.code == 1
+    assert "duetime db init" in empty.out
+    assert first.code == 0
+    assert "applied 0001_" in first.out
+    latest = status.json["latest"]
+    assert again.json == {"version": latest, "applied": []}
+    assert status.code == 0
+    assert status.json["current"]
+    assert refused.code == 1
+    assert "nothing was changed" in refused.err
+    assert "up to date" in kept.out
+    assert len(down.json["removed"]) == latest
+    assert down.json["version"] == gone.json["version"] == 0
+
+
+async def test_db_upgrades_step_by_step_and_keeps_the_jobs(backend: Backend) -> None:
+    one = duetime(backend.url, "db", "upgrade", "--to", "1", "--json")
+    behind = duetime(backend.url, "db", "status")
+    refused = duetime(backend.url, "jobs", "list")
+    done = duetime(backend.url, "db", "upgrade")
+
+    assert one.json["version"] == 1
+    assert behind.code == 1
+    assert "duetime db upgrade" in behind.out
+    assert "duetime db upgrade" in refused.error
+    assert done.code == 0
+
+
+async def test_jobs_are_listed_newest_first_and_filtered(backend: Backend, app: Duetime) -> None:
+    later = msgspec.structs.replace(
+        new_job("shop.slow", seconds=1), delay=timedelta(hours=3), queue="mail", key="slow:1"
+    )
+    [first, second] = await enqueue(app, new_job("shop.send", item_id=7), later)
+
+    table = duetime(backend.url, "jobs", "list")
+    mail = duetime(backend.url, "jobs", "list", "--queue", "mail", "--json")
+    page = duetime(backend.url, "--json", "jobs", "list", "--before", str(second))
+    none = duetime(backend.url, "jobs", "list", "--state", "dead")
+
+    heading, row2, row1 = table.out.splitlines()
+    assert heading.split() == ["ID", "STATE", "TASK", "QUEUE", "TRIES", "WHEN", "REMARKS"]
+    assert row2.split()[:5] == [str(second), "pending", "shop.slow", "mail", "0/3"]
+    assert "in 3 h" in row2
+    assert "key slow:1" in row2
+    assert row1.split()[:5] == [str(first), "pending", "shop.send", "default", "0/3"]
+    assert [job["id"] for job in mail.json] == [second]
+    assert mail.json[0]["args"] == {"seconds": 1}
+    assert [job["id"] for job in page.json] == [first]
+    assert none.out == "No jobs match.\n"
+    assert {answer.code for answer in (table, mail, page, none)} == {0}
+
+
+async def test_a_job_is_shown_with_its_attempts(backend: Backend, app: Duetime) -> None:
+    [job_id] = await dead_jobs(app, 1)
+
+    shown = duetime(backend.url, "jobs", "show", str(job_id))
+    plain = duetime(backend.url, "jobs", "show", str(job_id), "--json")
+
+    assert shown.code == 0
+    assert f"Job {job_id}: shop.fail, dead" in shown.out
+    assert "Attempt 1: dead" in shown.out
+    assert "ValueError: the shop is closed" in shown.out
+    assert 'raise ValueError("the shop' in shown.out
+    [attempt] = plain.json["history"]
+    assert attempt["error"] == "the shop\nis closed"
+    assert attempt["error_code"] == "ValueError"
+
+
+async def test_jobs_are_cancelled_and_requeued(backend: Backend, app: Duetime) -> None:
+    [job_id] = await enqueue(app, new_job("shop.send", item_id=1))
+
+    cancelled = duetime(backend.url, "jobs", "cancel", str(job_id), "--reason", "not wanted")
+    state = (await app.jobs.get(job_id)).state
+    mixed = duetime(backend.url, "jobs", "requeue", str(job_id), "4711", "--json")
+
+    assert cancelled.out == f"Job {job_id} is cancelled.\n"
+    assert state is JobState.CANCELLED
+    assert mixed.code == 1
+    assert [(item["id"], item["done"]) for item in mixed.json] == [(job_id, True), (4711, False)]
+    assert "There is no job 4711" in mixed.error
+    assert (await app.jobs.get(job_id)).state is JobState.PENDING
+
+
+async def test_retry_makes_a_waiting_job_due(backend: Backend, app: Duetime) -> None:
+    later = msgspec.structs.replace(new_job("shop.send", item_id=1), delay=timedelta(days=1))
+    [job_id] = await enqueue(app, later)
+    [dead] = await dead_jobs(app, 1)
+
+    retried = duetime(backend.url, "jobs", "retry", str(job_id))
+    refused = duetime(backend.url, "jobs", "retry", str(dead))
+
+    assert retried.out == f"Job {job_id} is due now.\n"
+    run_at = (await app.jobs.get(job_id)).run_at
+    assert run_at is not None
+    assert run_at <= await app.now()
+    assert refused.code == 1
+    assert f"duetime jobs requeue {dead}" in refused.error
+
+
+async def test_many_are_requeued_only_when_confirmed(backend: Backend, app: Duetime) -> None:
+    await dead_jobs(app, 3)
+    requeue = ("jobs", "requeue", "--state", "dead", "--task", "shop.fail")
+
+    refused = duetime(backend.url, *requeue, given="n\n")
+    unanswered = duetime(backend.url, *requeue)
+    still = len(await app.jobs.find(state="dead"))
+    done = duetime(backend.url, *requeue, given="y\n")
+    nothing = duetime(backend.url, *requeue, "--yes", "--json")
+
+    assert "Requeue 3 jobs of task shop.fail, dead?" in refused.err
+    assert refused.code == unanswered.code == 1
+    assert still == 3
+    assert done.out == "3 jobs requeued.\n"
+    assert nothing.json == {"requeued": 0}
+    assert len(await app.jobs.find(state="pending")) == 3
+
+
+async def test_a_job_is_explained(backend: Backend, app: Duetime) -> None:
+    [job_id] = await enqueue(app, new_job("shop.send", item_id=1))
+
+    told = duetime(backend.url, "jobs", "explain", str(job_id))
+    plain = duetime(backend.url, "jobs", "explain", str(job_id), "--json")
+
+    assert told.out.startswith(f"Job {job_id} waits: no live worker works on the queue 'default'")
+    assert plain.json["reason"] == "no_worker"
+
+
+async def test_queues_are_paused_limited_and_listed(backend: Backend, app: Duetime) -> None:
+    await enqueue(app, new_job("shop.send", item_id=1))
+    name = "default"
+
+    paused = duetime(backend.url, "queues", "pause", name, "--reason", "holiday", "--by", "ann")
+    limited = duetime(
+        backend.url, "queues", "limit", name, "--running", "2", "--rate", "9", "--period", "1m"
+    )
+    table = duetime(backend.url, "queues", "list")
+    plain = duetime(backend.url, "queues", "list", "--json")
+    resumed = duetime(backend.url, "queues", "resume", name)
+    again = duetime(backend.url, "queues", "resume", name)
+    lifted = duetime(backend.url, "queues", "limit", name, "--none")
+
+    assert "by ann; 1 job waiting" in paused.out
+    assert limited.out == "Queue default: at most 2 running, 9 per 1m.\n"
+    assert "by ann (holiday); at most 2 running, 9 per 1m" in table.out
+    [queue] = plain.json
+    assert (queue["name"], queue["due"], queue["pause_reason"]) == (name, 1, "holiday")
+    assert resumed.out == "Queue default goes on; 1 job due.\n"
+    assert again.out == "Queue default was not paused. Nothing changed.\n"
+    assert lifted.out == "Queue default: no limits.\n"
+    info = await app.queues.get(name)
+    assert info.paused_at is None
+    assert not info.limits.any
+
+
+async def test_workers_are_listed(backend: Backend, app: Duetime) -> None:
+    none = duetime(backend.url, "workers", "list")
+    async with app.worker(name="ann", queues=["a", "b"], concurrency=3):
+        table = duetime(backend.url, "workers", "list")
+        plain = duetime(backend.url, "workers", "list", "--json")
+
+    assert "No worker is registered" in none.out
+    assert table.out.splitlines()[1].split()[:5] == ["ann", "a,b", "0", "of", "3"]
+    assert plain.json[0]["queues"] == ["a", "b"]
+    assert "shop.send" in plain.json[0]["tasks"]
+
+
+async def test_the_app_may_be_named_anywhere(backend: Backend, app: Duetime) -> None:
+    before = duetime(None, "--app", SHOP, "--database", backend.url, "jobs", "list")
+    after = duetime(None, "jobs", "list", "--app", SHOP, "--database", backend.url)
+    environment = duetime(backend.url, "jobs", "list", DUETIME_APP=SHOP)
+
+    assert {answer.out for answer in (before, after, environment)} == {"No jobs.\n"}

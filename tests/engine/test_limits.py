@@ -1,0 +1,129 @@
+"""Limits over all workers: exact, however many race."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import Any
+
+from duetime import Duetime
+from tests.waiting import until_true
+
+
+async def with_workers(stack: AsyncExitStack, app: Duetime, count: int, **options: Any) -> None:
+    for _ in range(count):
+        await stack.enter_async_context(app.worker(concurrency=4, **options))
+
+
+class Gauge:
+    """How many run at once, in all and for each name."""
+
+    def __init__(self) -> None:
+        self.running: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.done = 0
+        self.starts: list[float] = []
+
+    async def pass_through(self, name: str, seconds: float = 0.01) -> None:
+        self.starts.append(time.monotonic())
+        for key in ("all", name):
+            self.running[key] += 1
+            self.most[key] = max(self.most[key], self.running[key])
+        await asyncio.sleep(seconds)
+        for key in ("all", name):
+            self.running[key] -= 1
+        self.done += 1
+
+
+async def test_running_limit_is_exact_under_8_workers(app: Duetime) -> None:
+    gauge = Gauge()
+
+    @app.task(queue="narrow")
+    async def step(name: str) -> None:
+        await gauge.pass_through(name)
+
+    await app.queues.limit("narrow", running=3)
+    async with AsyncExitStack() as stack:
+        await with_workers(stack, app, 8, queues=["narrow"])
+        await app.enqueue_many(step.job(name="x") for _ in range(60))
+        await until_true(lambda: gauge.done == 60, seconds=30)
+
+    assert gauge.most["all"] == 3
+
+
+async def test_partitions_run_one_at_a_time_side_by_side(app: Duetime) -> None:
+    gauge = Gauge()
+
+    @app.task(queue="customers")
+    async def step(name: str) -> None:
+        await gauge.pass_through(name)
+
+    await app.queues.limit("customers", per_partition=1)
+    async with AsyncExitStack() as stack:
+        await with_workers(stack, app, 8, queues=["customers"])
+        names = [f"customer-{number % 5}" for number in range(50)]
+        await app.enqueue_many(step.using(partition=name).job(name=name) for name in names)
+        await until_true(lambda: gauge.done == 50, seconds=30)
+
+    assert all(gauge.most[name] == 1 for name in names)
+    assert gauge.most["all"] > 1
+
+
+async def test_rate_limit_holds_in_every_window(app: Duetime) -> None:
+    gauge = Gauge()
+
+    @app.task(queue="provider")
+    async def step() -> None:
+        await gauge.pass_through("x", 0.0)
+
+    await app.queues.limit("provider", rate=5, period="400ms")
+    async with AsyncExitStack() as stack:
+        await with_workers(stack, app, 8, queues=["provider"])
+        await app.enqueue_many(step.job() for _ in range(20))
+        await until_true(lambda: gauge.done == 20, seconds=30)
+
+    starts = sorted(gauge.starts)
+    # Five may start late in their window and the next five early in theirs: by the time from
+    # claim to start, which is milliseconds.
+    assert all(starts[i + 5] - starts[i] > 0.4 - 0.1 for i in range(len(starts) - 5))
+    assert starts[-1] - starts[0] < 10
+
+
+async def test_a_limited_queue_does_not_hold_up_another(app: Duetime) -> None:
+    gauge = Gauge()
+
+    @app.task
+    async def step(name: str) -> None:
+        await gauge.pass_through(name, 0.2 if name == "narrow" else 0.0)
+
+    await app.queues.limit("narrow", running=1)
+    async with app.worker(queues=["narrow", "default"], concurrency=10):
+        await app.enqueue_many(step.using(queue="narrow").job(name="narrow") for _ in range(5))
+        await app.enqueue_many(step.job(name="wide") for _ in range(50))
+        await until_true(lambda: gauge.done >= 50, seconds=10)
+        assert gauge.most["narrow"] == 1
+        await until_true(lambda: gauge.done == 55, seconds=10)
+
+
+async def test_lifting_a_limit_takes_effect(app: Duetime) -> None:
+    gauge = Gauge()
+
+    @app.task(queue="narrow")
+    async def step() -> None:
+        await gauge.pass_through("x", 0.05)
+
+    await app.queues.limit("narrow", running=1)
+    async with app.worker(queues=["narrow"], concurrency=10):
+        await app.enqueue_many(step.job() for _ in range(20))
+        await until_true(lambda: gauge.done >= 2)
+        assert gauge.most["all"] == 1
+        await app.queues.limit("narrow")
+        await until_true(lambda: gauge.done == 20)
+
+    assert gauge.most["all"] > 1
+    assert [queue.limits.any for queue in await app.queues.all() if queue.name == "narrow"] in (
+        [],
+        [False],
+    )

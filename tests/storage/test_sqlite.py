@@ -1,0 +1,622 @@
+"""What is SQLite's own: the file and its troubles, other processes, idleness, query plans."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duetime.domain.job import JobState, NewJob
+from duetime.errors import BadDatabaseURL, DatabaseUnreachable, SchemaMismatch, StorageError
+from duetime.storage.migrations import check_current, downgrade, read_status, upgrade
+from duetime.storage.sqlite.migrator import SqliteMigrator
+from duetime.storage.sqlite.store import SqliteStore
+from tests.conformance.hand import Hand, drive, enqueue, enqueue_many, get, ids
+from tests.waiting import until_true
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    file = str(tmp_path / "jobs.db")
+    upgrade(SqliteMigrator(file))
+    return file
+
+
+@pytest.fixture
+async def store(path: str) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path)
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def hand(store: SqliteStore) -> Hand:
+    return await Hand.register(store, ["default"], timedelta(seconds=30), "hand")
+
+
+# The schema
+
+
+def test_version_of_a_file_that_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "none.db"
+
+    assert SqliteMigrator(str(file)).version() == 0
+    assert not file.exists()
+
+
+def test_upgrade_is_done_once(tmp_path: Path) -> None:
+    migrator = SqliteMigrator(str(tmp_path / "jobs.db"))
+    first, second = upgrade(migrator), upgrade(migrator)
+
+    assert [one.version for one in first] == [one.version for one in migrator.migrations]
+    assert second == []
+    check_current(read_status(migrator))
+
+
+def test_downgrade_leaves_nothing_of_ours(path: str) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table mine (x)")
+    downgrade(SqliteMigrator(path), 0)
+    with sqlite3.connect(path) as connection:
+        names = connection.execute("select name from sqlite_schema").fetchall()
+    connection.close()
+
+    assert names == [("mine",)]
+    assert SqliteMigrator(path).version() == 0
+
+
+def test_each_step_down_and_up_again_gives_the_same_schema(path: str) -> None:
+    migrator = SqliteMigrator(path)
+    whole = _schema(path)
+    for version in reversed(range(len(migrator.migrations))):
+        downgrade(migrator, version)
+        upgrade(migrator)
+        assert _schema(path) == whole
+
+
+def test_failed_upgrade_changes_nothing(path: str) -> None:
+    downgrade(SqliteMigrator(path), 1)
+    before = _schema(path)
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table duetime_jobs (in_the_way)")
+    connection.close()
+
+    with pytest.raises(StorageError, match="duetime_jobs"):
+        upgrade(SqliteMigrator(path))
+    assert SqliteMigrator(path).version() == 1
+    assert _schema(path) - before == {"CREATE TABLE duetime_jobs (in_the_way)"}
+
+
+def test_newer_schema_is_refused(path: str) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("insert into duetime_migration values (99, 'future', 0)")
+    connection.close()
+
+    with pytest.raises(SchemaMismatch, match="newer"):
+        upgrade(SqliteMigrator(path))
+
+
+def _upgrade(path: str) -> int:
+    return len(upgrade(SqliteMigrator(path)))
+
+
+def test_many_processes_upgrade_at_once(tmp_path: Path) -> None:
+    file = str(tmp_path / "jobs.db")
+    with SPAWN.Pool(4) as pool:
+        counts = pool.map(_upgrade, [file] * 8, chunksize=1)
+
+    assert sorted(counts) == [0] * 7 + [len(SqliteMigrator(file).migrations)]
+
+
+async def test_two_prefixes_share_a_file_with_the_users_tables(tmp_path: Path) -> None:
+    file = str(tmp_path / "jobs.db")
+    with sqlite3.connect(file) as connection:
+        connection.execute("create table job (mine)")
+    connection.close()
+    stores = []
+    for prefix in ("duetime_", "other_"):
+        upgrade(SqliteMigrator(file, prefix))
+        stores.append(SqliteStore(file, prefix=prefix))
+        await stores[-1].open()
+    await enqueue_many(stores[1], 3)
+
+    assert [len(await store.queues()) for store in stores] == [0, 1]
+    for store in stores:
+        await store.close()
+
+
+def test_tables_of_another_prefix_have_no_other_name(tmp_path: Path) -> None:
+    file = str(tmp_path / "jobs.db")
+    upgrade(SqliteMigrator(file, "my_"))
+
+    assert not any("duetime" in sql for sql in _schema(file))
+
+
+@pytest.mark.parametrize("prefix", ["", "1a", "a-b", "A", "sqlite_x", "x" * 41, "a b", "a;"])
+def test_bad_prefix(tmp_path: Path, prefix: str) -> None:
+    with pytest.raises(BadDatabaseURL, match="prefix"):
+        SqliteStore(str(tmp_path / "jobs.db"), prefix=prefix)
+
+
+# The file's troubles
+
+
+@pytest.mark.parametrize("bad", ["", ":memory:", "file:x?mode=memory", "nul\x00"])
+def test_path_that_is_no_file(bad: str) -> None:
+    with pytest.raises(BadDatabaseURL):
+        SqliteStore(bad)
+    with pytest.raises(BadDatabaseURL):
+        SqliteMigrator(bad)
+
+
+def test_directory_in_place_of_a_file(tmp_path: Path) -> None:
+    with pytest.raises(BadDatabaseURL, match="is a directory"):
+        SqliteStore(str(tmp_path))
+
+
+def test_missing_directory(tmp_path: Path) -> None:
+    with pytest.raises(BadDatabaseURL, match="There is no directory"):
+        SqliteStore(str(tmp_path / "none" / "jobs.db"))
+
+
+async def test_missing_file_is_not_made_by_the_store(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.db"
+
+    with pytest.raises(SchemaMismatch, match="duetime db init"):
+        await SqliteStore(str(file)).open()
+    assert not file.exists()
+
+
+async def test_file_without_our_tables(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.db"
+    file.touch()
+    store = SqliteStore(str(file))
+    await store.open()
+
+    with pytest.raises(SchemaMismatch, match="duetime db upgrade"):
+        await enqueue(store)
+    await store.close()
+
+
+async def test_file_that_is_no_database(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.db"
+    file.write_text("This is a text file. " * 100)
+
+    with pytest.raises(StorageError, match="not an SQLite database"):
+        await SqliteStore(str(file)).open()
+    with pytest.raises(StorageError, match="not an SQLite database"):
+        upgrade(SqliteMigrator(str(file)))
+    assert file.read_text().startswith("This is a text file.")
+
+
+async def test_damaged_file(path: str) -> None:
+    _damage(path)
+
+    with pytest.raises(StorageError, match="damaged"):
+        await SqliteStore(path).open()
+
+
+def _damage(path: str) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("pragma wal_checkpoint(truncate)")
+    connection.close()
+    data = bytearray(Path(path).read_bytes())
+    data[4096:] = os.urandom(len(data) - 4096)
+    Path(path).write_bytes(data)
+
+
+def test_read_only_file(path: str) -> None:
+    """Root may write anything: the test is another user's."""
+    code = (
+        "import asyncio, os, sys\n"
+        "from duetime.errors import StorageError\n"
+        "from duetime.storage.sqlite.store import SqliteStore\n"
+        "import concurrent.futures.thread\n"
+        "store = SqliteStore(sys.argv[1])\n"
+        "os.getuid() or os.setuid(65534)\n"
+        "try:\n"
+        "    asyncio.run(store.open())\n"
+        "except StorageError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    folder = Path(path).parent
+    for parent in [folder, *folder.parents][:4]:
+        if parent.owner() == Path(path).owner() and parent != Path("/tmp"):
+            parent.chmod(0o755)
+    Path(path).chmod(0o444)
+    folder.chmod(0o555)
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, check=False
+    )
+    folder.chmod(0o755)
+
+    assert "Error" in done.stdout, done.stderr
+    assert "read-only" in done.stdout or "cannot be opened" in done.stdout
+
+
+async def test_write_lock_held_too_long(path: str) -> None:
+    store = SqliteStore(path, call_seconds=0.4)
+    await store.open()
+    with sqlite3.connect(path, isolation_level=None) as connection:
+        connection.execute("begin immediate")
+        with pytest.raises(DatabaseUnreachable, match="write lock"):
+            await enqueue(store)
+        # Reading goes on meanwhile.
+        assert await store.queues() == []
+        connection.execute("commit")
+    connection.close()
+
+    assert await enqueue(store) > 0
+    await store.close()
+
+
+async def test_call_that_gave_up_waiting_is_not_run_later(path: str) -> None:
+    store = SqliteStore(path, call_seconds=0.4)
+    await store.open()
+    with sqlite3.connect(path, isolation_level=None) as connection:
+        connection.execute("begin immediate")
+        answers = await asyncio.gather(*(enqueue(store) for _ in range(5)), return_exceptions=True)
+        connection.execute("commit")
+    connection.close()
+    await asyncio.sleep(0.3)
+
+    assert all(isinstance(one, DatabaseUnreachable) for one in answers)
+    assert await store.queues() == []
+    await store.close()
+
+
+async def test_full_disk_is_told_and_nothing_is_half_written(path: str) -> None:
+    store = SqliteStore(path)
+    await store.open()
+    connection = store._thread._connection
+    assert connection is not None
+    pages = await store._thread.read(
+        lambda tx: tx.connection.execute("pragma page_count").fetchone()
+    )
+    await store._thread.read(
+        lambda tx: tx.connection.execute(f"pragma max_page_count = {pages[0]}").fetchone()
+    )
+    with pytest.raises(DatabaseUnreachable, match="full"):
+        await enqueue_many(store, 5000)
+    await store._thread.read(
+        lambda tx: tx.connection.execute("pragma max_page_count = 1000000").fetchone()
+    )
+
+    assert await store.queues() == []
+    assert len(await enqueue_many(store, 5000)) == 5000
+    await store.close()
+
+
+# The user's own connection
+
+
+async def test_enqueue_in_a_deferred_transaction_of_the_user(
+    store: SqliteStore, path: str, hand: Hand
+) -> None:
+    connection = sqlite3.connect(path)
+    given = await drive(connection, store.enqueue_in([NewJob(task="a", key="k"), NewJob(task="b")]))
+    before = await hand.claim()
+    connection.commit()
+    connection.close()
+
+    assert before == []
+    assert ids(await hand.claim()) == [one.job_id for one in given]
+
+
+async def test_cancelled_wait_for_a_transaction_leaves_no_lock(
+    store: SqliteStore, path: str
+) -> None:
+    blocker = sqlite3.connect(path, isolation_level=None)
+    blocker.execute("begin immediate")
+
+    async def use() -> None:
+        async with store.transaction():
+            pass
+
+    waiting = asyncio.create_task(use())
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    blocker.execute("commit")
+    blocker.close()
+
+    assert waiting.cancelled()
+    async with asyncio.timeout(5):
+        assert await enqueue(store) > 0
+
+
+async def test_event_loop_runs_while_a_transaction_waits(store: SqliteStore, path: str) -> None:
+    blocker = sqlite3.connect(path, isolation_level=None)
+    blocker.execute("begin immediate")
+
+    async def use() -> None:
+        async with store.transaction():
+            pass
+
+    waiting = asyncio.create_task(use())
+    began = time.monotonic()
+    await asyncio.sleep(0.05)
+    free = time.monotonic() - began < 0.3
+    blocker.execute("commit")
+    blocker.close()
+    await waiting
+
+    assert free
+
+
+# Idleness
+
+
+async def test_idle_worker_writes_nothing(store: SqliteStore, path: str, hand: Hand) -> None:
+    await enqueue(store, delay=timedelta(hours=1))
+    sleeper = await store.sleeper(hand.id)
+    observer = sqlite3.connect(path)
+    before = observer.execute("pragma data_version").fetchone()
+    with sqlite3.connect(path, isolation_level=None) as blocker:
+        # Not even the write lock is taken.
+        blocker.execute("begin immediate")
+        async with asyncio.timeout(2):
+            answer = await hand.exchange(want=10, look_ahead=True)
+            assert await hand.claim_quarantined() == []
+            assert await store.rescue() == []
+            await sleeper.fall_asleep(["default"])
+            await sleeper.sleep(0.1)
+        blocker.execute("rollback")
+    blocker.close()
+    after = observer.execute("pragma data_version").fetchone()
+    observer.close()
+    await sleeper.close()
+
+    assert answer.next_run_at is not None
+    assert before == after
+
+
+async def test_log_is_moved_into_the_file_when_idle(store: SqliteStore, path: str) -> None:
+    size = _size(path)
+    await enqueue_many(store, 2000)
+
+    await until_true(lambda: _size(path) > size)
+
+
+def _size(path: str) -> int:
+    return Path(path).stat().st_size
+
+
+# Other processes
+
+
+def _serve(path: str, orders: Any) -> None:
+    """Another process: does what it is told, one order at a time."""
+
+    async def main() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        orders.send("ready")
+        while order := orders.recv():
+            verb, argument = order
+            if verb == "enqueue":
+                orders.send(await enqueue(store, queue=argument))
+            elif verb == "cancel":
+                orders.send(await store.cancel(argument, reason="test"))
+            elif verb == "drain":
+                hand = await Hand.register(store, ["default"], timedelta(seconds=30), "other")
+                taken = []
+                while jobs := await hand.claim(argument):
+                    taken += ids(jobs)
+                    await hand.finish(*jobs)
+                orders.send(taken)
+        await store.close()
+
+    asyncio.run(main())
+
+
+class Other:
+    def __init__(self, path: str) -> None:
+        self._orders, theirs = SPAWN.Pipe()
+        self._process = SPAWN.Process(target=_serve, args=(path, theirs))
+        self._process.start()
+        assert self._orders.recv() == "ready"
+
+    def send(self, verb: str, argument: Any) -> None:
+        self._orders.send((verb, argument))
+
+    async def answer(self) -> Any:
+        return await asyncio.to_thread(self._orders.recv)
+
+    def close(self) -> None:
+        self._orders.send(None)
+        self._process.join(10)
+
+
+@pytest.fixture
+def other(path: str) -> Iterator[Other]:
+    other = Other(path)
+    yield other
+    other.close()
+
+
+async def test_enqueue_of_another_process_wakes_within_100_ms(
+    store: SqliteStore, hand: Hand, other: Other
+) -> None:
+    sleeper = await store.sleeper(hand.id)
+    delays = []
+    for _ in range(5):
+        await sleeper.fall_asleep(["default"])
+        sleep = asyncio.create_task(sleeper.sleep(10))
+        other.send("enqueue", "default")
+        await other.answer()
+        began = time.monotonic()
+        assert await sleep == "notified"
+        delays.append(time.monotonic() - began)
+        assert len(await hand.claim()) == 1
+        await sleeper.wake_up()
+    await sleeper.close()
+
+    assert sorted(delays)[2] < 0.1
+
+
+async def test_enqueue_elsewhere_does_not_wake(
+    store: SqliteStore, hand: Hand, other: Other
+) -> None:
+    sleeper = await store.sleeper(hand.id)
+    await sleeper.fall_asleep(["default"])
+    sleep = asyncio.create_task(sleeper.sleep(0.3))
+    other.send("enqueue", "another queue")
+    await other.answer()
+
+    assert await sleep == "timed out"
+    await sleeper.close()
+
+
+async def test_cancel_by_another_process_is_told(
+    store: SqliteStore, hand: Hand, other: Other
+) -> None:
+    job_id = await enqueue(store)
+    await hand.claim_one()
+    sleeper = await store.sleeper(hand.id)
+    sleep = asyncio.create_task(sleeper.sleep(10))
+    other.send("cancel", job_id)
+    was = await other.answer()
+    reason = await sleep
+    again = await sleeper.sleep(0.1)
+    await sleeper.close()
+
+    assert (was, reason, again) == (JobState.RUNNING, "cancelled", "timed out")
+    assert sleeper.cancelled_jobs() == [job_id]
+
+
+async def test_end_in_another_process_is_told(store: SqliteStore, other: Other) -> None:
+    job_id = await enqueue(store)
+    wait = asyncio.create_task(store.wait_ended(job_id, 10))
+    await asyncio.sleep(0.05)
+    other.send("drain", 10)
+    taken = await other.answer()
+    async with asyncio.timeout(1):
+        await wait
+
+    assert taken == [job_id]
+    assert (await get(store, job_id)).state is JobState.COMPLETED
+
+
+async def test_processes_share_the_jobs_and_none_runs_twice(
+    store: SqliteStore, path: str, hand: Hand
+) -> None:
+    given = await enqueue_many(store, 2000)
+    others = [Other(path) for _ in range(2)]
+    for other in others:
+        other.send("drain", 7)
+    mine = []
+    while jobs := await hand.claim(7):
+        mine += ids(jobs)
+        await hand.finish(*jobs)
+    theirs = [await other.answer() for other in others]
+    for other in others:
+        other.close()
+
+    assert sorted(sum(theirs, mine)) == given
+
+
+# Plans
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
+    """A million jobs, most in the future, never analysed."""
+    file = str(tmp_path_factory.mktemp("plans") / "jobs.db")
+    upgrade(SqliteMigrator(file))
+    connection = sqlite3.connect(file, isolation_level=None)
+    connection.execute("begin")
+    connection.execute(
+        """with recursive n (id) as (select 1 union all select id + 1 from n where id < 1000000)
+        insert into duetime_job (id, task, queue, priority, args, max_attempts, created_at)
+        select id, 'noop', 'default', 5, '{}', 3, 0 from n"""
+    )
+    connection.execute(
+        """insert into duetime_due (job_id, queue, priority, run_at)
+        select id, 'default', 5, 1000000 * id from duetime_job"""
+    )
+    connection.execute(
+        """insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at)
+        select id, id, 1, iif(id % 1000, 'completed', 'dead'), id from duetime_job where id % 2"""
+    )
+    connection.execute("commit")
+    yield connection
+    connection.close()
+
+
+NOW = 1_000_000 * 1000
+STATEMENTS: dict[str, dict[str, Any]] = {
+    "lanes": {"queues": '["default"]'},
+    "limited_lanes": {"queues": '["default"]', "after": NOW},
+    "due_jobs": {"queue": "default", "priority": 5, "now": NOW, "want": 500},
+    "due_partitions": {"queue": "default", "priority": 5, "now": NOW, "want": 500, "full": "[]"},
+    "chosen_jobs": {"jobs": "[1, 2, 3]"},
+    "any_quarantined": {"queues": '["default"]', "now": NOW},
+    "hold": {"jobs": "[1, 2, 3]", "token": 1, "worker": 1, "now": NOW},
+    "leave_due": {"jobs": "[1, 2, 3]"},
+    "finish": {"ended": "[[1, 1, 5, 9]]"},
+    "finish_fully": {"ended": '[[1, 1, 5, 9, "dead", null, null, null, null, null]]'},
+    "run_again": {"ended": '[[1, 1, 5, 9, "retried", 5, null, null, null, null]]', "now": NOW},
+    "free_keys": {"ended": '[[1, 1, 5, 9, "dead", null, null, null, null, null]]'},
+    "keep_keys": {"ended": '[[1, 1, 5, 9, "completed", null]]', "now": NOW},
+    "let_go": {"ended": "[[1, 1, 5, 9]]"},
+    "finished_before": {"ended": "[[1, 1, 5, 9]]"},
+    "get_job": {"job": 5},
+    "get_history": {"job": 5},
+    "ended_jobs": {"jobs": "[1, 2]"},
+    "old_jobs": {"ended_as": "completed", "before": 1, "batch": 1000},
+    "requeue": {"jobs": "[1, 2]", "run_at": 0},
+    "list_given_jobs": {
+        "ids": "[1, 2]", "states": None, "queue": None, "task": None, "key": None, "before": None,
+        "limit": 10,
+    },
+}  # fmt: skip
+BIG = ("duetime_job", "duetime_due", "duetime_attempt")
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_statement_scans_no_big_table(filled: sqlite3.Connection, name: str) -> None:
+    sql = SqliteStore(filled.execute("pragma database_list").fetchone()[2])._sql
+    plan = [row[3] for row in filled.execute(f"explain query plan {sql[name]}", STATEMENTS[name])]
+    aliases = {"j", "d", "a", "b", "v", "last"}
+    scans = [
+        line for line in plan if line.startswith("SCAN ") and line.split()[1] in {*BIG, *aliases}
+    ]
+
+    assert scans == [], plan
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_statement_is_fast_beside_a_million_future_jobs(
+    filled: sqlite3.Connection, name: str
+) -> None:
+    sql = SqliteStore(filled.execute("pragma database_list").fetchone()[2])._sql
+    times = []
+    for _ in range(3):
+        filled.execute("begin")
+        began = time.perf_counter()
+        filled.execute(sql[name], STATEMENTS[name]).fetchall()
+        times.append(time.perf_counter() - began)
+        filled.execute("rollback")
+
+    assert min(times) < 0.05
+
+
+def _schema(path: str) -> set[str]:
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute("select sql from sqlite_schema where sql is not null").fetchall()
+    connection.close()
+    return {row[0] for row in rows}

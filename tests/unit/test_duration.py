@@ -1,0 +1,79 @@
+"""Durations as people write them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duetime.domain.duration import format_duration, parse_duration
+from duetime.errors import InvalidInput
+
+SPANS = st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=36_525))
+
+
+@given(SPANS)
+def test_what_is_written_is_read_back(span: timedelta) -> None:
+    assert parse_duration(format_duration(span)) == span
+
+
+@given(SPANS)
+def test_a_timedelta_is_taken_as_it_is(span: timedelta) -> None:
+    assert parse_duration(span) is span
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0s", 0),
+        ("250ms", 0.25),
+        ("1.5s", 1.5),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("7d", 604_800),
+        ("2w", 1_209_600),
+        ("1d2h3m4s5ms", 93_784.005),
+    ],
+)
+def test_units_add_up(text: str, seconds: float) -> None:
+    assert parse_duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s", "5", "5 m", " 5m", "5m ", "-5m", "+5m", "5M", "5y", "1h,5m", "1e3s", ".5s"]
+)
+def test_anything_else_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidInput, match="delay .* is not a duration"):
+        parse_duration(text, name="delay")
+
+
+@given(st.text())
+def test_no_text_breaks_the_parser(text: str) -> None:
+    try:
+        span = parse_duration(text)
+    except InvalidInput:
+        return
+    assert timedelta(0) <= span <= timedelta(days=36_525)
+
+
+@pytest.mark.parametrize("value", [5, 0.5, True, None, b"5s", ["5s"]])
+def test_a_bare_number_has_no_unit(value: Any) -> None:
+    with pytest.raises(InvalidInput, match="lease must be a timedelta or a string"):
+        parse_duration(value, name="lease")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (timedelta(seconds=-1), "must not be negative"),
+        (timedelta.max, "at most 100 years"),
+        ("36526d", "at most 100 years"),
+        ("9" * 30 + "w", "at most 100 years"),
+    ],
+)
+def test_out_of_range(value: str | timedelta, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        parse_duration(value)
