@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from tests.pgbouncer import find_pgbouncer
 from tests.postgres_binaries import DEBIAN, find_system, find_wheel
 
 CLUSTER_SETTINGS = Path("/etc/postgresql-common/createcluster.conf")
@@ -14,30 +15,34 @@ CLUSTER_SETTINGS = Path("/etc/postgresql-common/createcluster.conf")
 
 def main() -> None:
     if not any(DEBIAN.glob("*/bin/initdb")) and not shutil.which("initdb"):
-        install_debian()
+        install_debian("postgresql")
+    if find_pgbouncer() is None:
+        install_debian("pgbouncer")
     for binaries in (find_system(), find_wheel()):
         print(f"PostgreSQL {binaries.major}: {binaries.directory}")
 
 
-def install_debian() -> None:
-    """Install Debian's PostgreSQL if we may; without it the wheel's older version stands in."""
+def install_debian(package: str) -> None:
+    """Install Debian's package if we may. Without PostgreSQL the wheel's older version stands in;
+    without pgbouncer its tests are skipped."""
     if os.geteuid() != 0 or not shutil.which("apt-get"):
-        print("No PostgreSQL is installed; the tests use the wheel's (sudo apt-get install it?).")
+        print(f"{package} is not installed, and only root may (sudo apt-get install {package}).")
         return
-    print("Installing Debian's PostgreSQL …", flush=True)
+    print(f"Installing Debian's {package} …", flush=True)
     # The package would otherwise create and start a cluster of its own on port 5432.
     if not CLUSTER_SETTINGS.exists():
         CLUSTER_SETTINGS.parent.mkdir(parents=True, exist_ok=True)
         CLUSTER_SETTINGS.write_text("create_main_cluster = false\n")
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["update"], ["install", "-y", "--no-install-recommends", "postgresql"]):
+    # RUNLEVEL=1 keeps the package from starting its service.
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    for command in (["update"], ["install", "-y", "--no-install-recommends", package]):
         done = subprocess.run(
             ["apt-get", "-qq", "-o", "Dpkg::Options::=--force-confold", *command],
             env=environment,
             stdout=subprocess.DEVNULL,
         )
         if done.returncode != 0:
-            print("apt-get could not install it; the tests use the wheel's.")
+            print(f"apt-get could not install {package}; the tests do without.")
             return
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -93,10 +93,13 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
             content = tomllib.load(file)
     except OSError as error:
         raise SettingsError(f"The settings file {path} cannot be read: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"The settings file {path} is not TOML: {error}.") from None
-    tool = content.get("tool", {})
-    section = tool.get("duetime", {}) if "tool" in content else content
+    section = content
+    for table in ("tool", "duetime") if "tool" in content else ():
+        section = section.get(table, {})
+        if not isinstance(section, dict):
+            raise SettingsError(f"{path}: the settings go into the table tool.duetime.")
     for name in section:
         if name not in _FIELDS:
             raise SettingsError(
@@ -107,23 +110,40 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
 
 def _convert(name: str, value: Any, source: str) -> Any:
     kind = _FIELDS[name].type
+    if name == "retention":
+        return _retention(value, source)
+    if name == "queues":
+        return _names(value, source)
+    if kind is timedelta:
+        return _duration(value, source)
+    if kind in (bool, bool | None):
+        return _boolean(value, source)
+    if kind is int:
+        return _whole_number(value, source)
+    return str(value)
+
+
+def _duration(value: Any, source: str) -> timedelta:
     try:
-        if name == "retention":
-            return _retention(value)
-        if kind is timedelta:
-            return parse_duration(value, name=source)
-        if kind in (bool, bool | None):
-            return _boolean(value, source)
-        if kind is int:
-            return int(value)
-        if name == "queues":
-            names = value.split(",") if isinstance(value, str) else list(value)
-            return tuple(str(item).strip() for item in names if str(item).strip())
-        return None if value is None else str(value)
+        return parse_duration(value, name=source)
     except InvalidInput as error:
         raise SettingsError(str(error)) from None
-    except (TypeError, ValueError):
-        raise SettingsError(f"{source} must be a whole number, got {value!r}.") from None
+
+
+def _whole_number(value: Any, source: str) -> int:
+    if isinstance(value, int | str) and not isinstance(value, bool):
+        try:
+            return int(value)
+        except ValueError:
+            pass
+    raise SettingsError(f"{source} must be a whole number, got {value!r}.")
+
+
+def _names(value: Any, source: str) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, Iterable):
+        raise SettingsError(f"{source} must be names, or one text with commas, got {value!r}.")
+    return tuple(str(name).strip() for name in names if str(name).strip())
 
 
 def _boolean(value: Any, source: str) -> bool:
@@ -137,17 +157,19 @@ def _boolean(value: Any, source: str) -> bool:
     raise SettingsError(f"{source} must be on or off, got {value!r}.")
 
 
-def _retention(value: Any) -> dict[str, timedelta]:
+def _retention(value: Any, source: str) -> dict[str, timedelta]:
     if isinstance(value, str):
         pairs = [item.partition("=") for item in value.split(",") if item.strip()]
         value = {name.strip(): age.strip() for name, _, age in pairs}
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"{source} must be a table of outcomes and ages, got {value!r}.")
     ages = dict(DEFAULT_RETENTION)
     for name, age in value.items():
         if name not in ages:
             raise SettingsError(
                 f"retention of {name!r}: there is no such outcome. There are: {', '.join(ages)}."
             )
-        ages[name] = parse_duration(age, name=f"retention of {name}")
+        ages[name] = _duration(age, f"retention of {name}")
     return ages
 
 
@@ -155,6 +177,9 @@ def _check(settings: Settings) -> Settings:
     for name in ("concurrency", "batch", "pool_size", "max_attempts", "max_args_bytes"):
         if getattr(settings, name) < 1:
             raise SettingsError(f"{name} must be at least 1, got {getattr(settings, name)}.")
+    for name in ("heartbeat", "rescue_every", "prune_every", "database_timeout"):
+        if not getattr(settings, name):
+            raise SettingsError(f"{name} must be longer than nothing.")
     if settings.batch > 500:
         raise SettingsError(f"batch must be at most 500, got {settings.batch}.")
     if not settings.queues:

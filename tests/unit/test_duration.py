@@ -46,7 +46,7 @@ def test_units_add_up(text: str, seconds: float) -> None:
     "text", ["", "s", "5", "5 m", " 5m", "5m ", "-5m", "+5m", "5M", "5y", "1h,5m", "1e3s", ".5s"]
 )
 def test_anything_else_is_refused_by_name(text: str) -> None:
-    with pytest.raises(InvalidInput, match="delay .* is not a duration"):
+    with pytest.raises(InvalidInput, match=r"delay .* is not a duration"):
         parse_duration(text, name="delay")
 
 

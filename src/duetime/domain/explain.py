@@ -129,22 +129,27 @@ def _rounded(wait: timedelta) -> timedelta:
 
 
 def _running(job: JobInfo, now: datetime, because: Any) -> Explanation:
-    if job.lease_until is not None and job.lease_until <= now:
-        explanation: Explanation = because(
+    explanation: Explanation
+    if job.lease_until is None:
+        explanation = because(
+            "worker_dead", "is held by a worker that is gone: it will be rescued within seconds."
+        )
+    elif job.lease_until <= now:
+        explanation = because(
             "worker_dead",
             f"is held by the worker {job.worker}, whose lease ran out at "
             f"{job.lease_until.isoformat()}: it will be rescued within seconds.",
             worker=job.worker,
         )
-        return explanation
-    until = job.lease_until.isoformat() if job.lease_until else "unknown"
-    running: Explanation = because(
-        "running",
-        f"runs on the worker {job.worker}, whose lease holds until {until}.",
-        worker=job.worker,
-        lease_until=until,
-    )
-    return running
+    else:
+        until = job.lease_until.isoformat()
+        explanation = because(
+            "running",
+            f"runs on the worker {job.worker}, whose lease holds until {until}.",
+            worker=job.worker,
+            lease_until=until,
+        )
+    return explanation
 
 
 def _ended(job: JobInfo, because: Any) -> Explanation:

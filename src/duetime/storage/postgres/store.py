@@ -210,7 +210,7 @@ class PostgresStore:
         await self._rows("remove_worker", worker=worker_id)
 
     def heart(self) -> PostgresHeart:
-        return PostgresHeart(self.dsn, self._sql["beat"])
+        return PostgresHeart(self.listen_dsn, self._sql["beat"])
 
     async def sleeper(self, worker_id: int) -> PostgresSleeper:
         sleeper = PostgresSleeper(
@@ -536,11 +536,13 @@ class PostgresStore:
     # Statements
 
     async def _configure(self, connection: Connection) -> None:
+        if not self._prepare:
+            # Behind a pooler, what is set for a session reaches the sessions of others.
+            return
         await connection.execute("set jit = off")
-        if self._prepare:
-            # A prepared plan outlives the size of the table that it was made for: one made for
-            # an empty `due` would scan a million rows. Plans made each time see the size.
-            await connection.execute("set enable_seqscan = off")
+        # A prepared plan outlives the size of the table that it was made for: one made for
+        # an empty `due` would scan a million rows. Plans made each time see the size.
+        await connection.execute("set enable_seqscan = off")
         if not self._notify:
             await connection.execute(in_schema("set duetime.notify = 'off'", self.schema))
 

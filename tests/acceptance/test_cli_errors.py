@@ -1,0 +1,225 @@
+"""Bad input: one clear line, an exit code, and nothing changed."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from duetime import Duetime, JobState
+from duetime.settings import Settings
+from duetime.storage.migrations import Migration, upgrade
+from duetime.wiring import make_migrator
+from tests.acceptance.command import SHOP, duetime, enqueue, new_job
+from tests.conftest import Backend
+
+UNREACHABLE = "postgresql://nobody@127.0.0.1:1/nothing"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("mysql://root@host/shop", "must begin with postgresql:// or sqlite:///"),
+        ("nonsense", "must begin with postgresql:// or sqlite:///"),
+        ("postgresql://[bad", "The database URL cannot be read"),
+        ("postgresql://host/shop?nonsense=1", "The database URL cannot be read"),
+        ("sqlite://shop.db", "A SQLite URL is sqlite:/// and a path"),
+        (UNREACHABLE, "PostgreSQL cannot be reached"),
+    ],
+)
+def test_bad_database(url: str, message: str, tmp_path: Path) -> None:
+    for arguments in (("jobs", "list"), ("db", "init")):
+        answer = duetime(None, *arguments, "--database", url, cwd=tmp_path)
+
+        assert answer.code == 1
+        assert message in answer.error
+        assert answer.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_password_is_not_shown(tmp_path: Path) -> None:
+    answer = duetime("mysql://ann:secret@host/shop", "jobs", "list", cwd=tmp_path)
+
+    assert answer.code == 1
+    assert "secret" not in answer.err
+
+
+def test_nothing_is_made_by_looking(backend: Backend, tmp_path: Path) -> None:
+    before = list(tmp_path.iterdir())
+    answers = [
+        duetime(backend.url, *command.split(), cwd=tmp_path)
+        for command in ("jobs list", "queues pause default", "workers list")
+    ]
+
+    assert {answer.code for answer in answers} == {1}
+    assert all("duetime db init" in answer.error for answer in answers)
+    assert list(tmp_path.iterdir()) == before
+    assert make_migrator(Settings(database=backend.url)).version() == 0
+
+
+async def test_schema_of_another_version(backend: Backend, app: Duetime) -> None:
+    [job_id] = await enqueue(app, new_job("shop.send", item_id=1))
+    migrator = make_migrator(Settings(database=backend.url))
+    with migrator.session() as session:
+        session.record(Migration(99, "from_the_future", "", ""))
+
+    answers = [
+        duetime(backend.url, *command.split())
+        for command in (
+            f"jobs cancel {job_id}",
+            "db upgrade",
+            "db downgrade --to 0 --yes",
+            "db status",
+        )
+    ]
+    work = duetime(backend.url, "worker", "--app", SHOP, "--log-format", "json")
+
+    for answer in answers:
+        assert answer.code == 1
+        assert "version 99, newer than this Duetime knows" in answer.error
+    assert work.code == 1
+    assert "version 99, newer" in work.err
+    assert migrator.version() == 99
+    assert (await app.jobs.get(job_id)).state is JobState.PENDING
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no.such.module:app", "There is no module 'no'"),
+        ("tests.acceptance.shop:nothing", "Did you mean tests.acceptance.shop:app?"),
+        ("tests.acceptance.shop:send", "is a Task, not a Duetime app"),
+        ("tests.acceptance.shop:", "--app must be MODULE:APP"),
+        (":app", "--app must be MODULE:APP"),
+        ("broken:app", "ZeroDivisionError: division by zero"),
+        ("hungry:app", "No module named 'not_installed'"),
+    ],
+)
+def test_unknown_app(path: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("app = 1 / 0\n")
+    (tmp_path / "hungry.py").write_text("import not_installed\n")
+    root = str(Path(__file__).parents[2])
+
+    answer = duetime(None, "worker", "--app", path, cwd=tmp_path, PYTHONPATH=root)
+
+    assert answer.code == 1
+    assert message in answer.error
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "jobs show -- -1",
+        "jobs show 99999999999999999999",
+        "jobs show seven",
+        "jobs list --limit -3",
+        "jobs list --state asleep",
+        "jobs requeue",
+        "jobs requeue 1 --state dead",
+        "jobs nothing",
+        "queues limit default",
+        "queues limit default --running 0",
+        "queues limit default --running 1 --none",
+        "db downgrade --to -1",
+        "worker",
+        f"worker --app {SHOP} --processes 0",
+    ],
+)
+def test_wrong_command_line(command: str, tmp_path: Path) -> None:
+    answer = duetime(None, *command.split(), cwd=tmp_path)
+
+    assert answer.code == 2
+    assert "--help`." in answer.error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--concurrency", "-1"), "concurrency must be at least 1"),
+        (("--concurrency", "many"), "must be a whole number"),
+        (("--lease", "5"), "is not a duration"),
+        (("--lease", "-5s"), "is not a duration"),
+        (("--lease", "5s"), "heartbeat must be at most half of the lease"),
+        (("--queues", ","), "at least one queue"),
+    ],
+)
+def test_worker_settings_that_cannot_be_used(
+    options: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    root = str(Path(__file__).parents[2])
+    answer = duetime(None, "worker", "--app", SHOP, *options, cwd=tmp_path, PYTHONPATH=root)
+
+    assert answer.code == 1
+    assert message in answer.error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["jobs show 4711", "jobs cancel 4711", "jobs retry 4711", "jobs requeue 4711"],
+)
+async def test_unknown_job(command: str, backend: Backend, app: Duetime) -> None:
+    answer = duetime(backend.url, *command.split())
+
+    assert answer.code == 1
+    assert "There is no job 4711" in answer.error
+
+
+def test_read_only_sqlite_file(tmp_path: Path) -> None:
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    file = folder / "duetime.db"
+    url = f"sqlite:///{file}"
+    upgrade(make_migrator(Settings(database=url)))
+    before = file.read_bytes()
+    file.chmod(0o444)
+    folder.chmod(0o555)
+
+    answers = [
+        duetime(url, *command.split(), powerless=True)
+        for command in ("queues pause default", "db downgrade --to 0 --yes")
+    ]
+
+    folder.chmod(0o755)
+    for answer in answers:
+        assert answer.code == 1
+        assert str(file) in answer.error
+    assert file.read_bytes() == before
+
+
+def test_corrupt_sqlite_file(tmp_path: Path) -> None:
+    file = tmp_path / "duetime.db"
+    file.write_bytes(b"This is a text, and not a database." * 100)
+    before = file.read_bytes()
+
+    for command in ("jobs list", "db init", "db status"):
+        answer = duetime(f"sqlite:///{file}", *command.split())
+
+        assert answer.code == 1
+        assert "not an SQLite database, or it is damaged" in answer.error
+    assert file.read_bytes() == before
+
+
+def test_sqlite_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "theirs.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("create table thing (id integer)")
+        connection.commit()
+
+    answer = duetime(f"sqlite:///{file}", "jobs", "list")
+
+    assert "duetime db init" in answer.error
+    with closing(sqlite3.connect(file)) as connection:
+        tables = [name for (name,) in connection.execute("select name from sqlite_master")]
+    assert tables == ["thing"]
+
+
+def test_directory_that_is_not_there(tmp_path: Path) -> None:
+    answer = duetime(f"sqlite:///{tmp_path}/nowhere/duetime.db", "db", "init")
+
+    assert answer.code == 1
+    assert "nowhere" in answer.error
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,61 @@
+"""Behind a pooler in transaction mode: LISTEN and the lease by a direct connection (S2.7)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from duetime import Constant, Context, Duetime
+from tests.pgbouncer import find_pgbouncer, pgbouncer
+from tests.waiting import until_true
+
+pytestmark = pytest.mark.skipif(
+    find_pgbouncer() is None, reason="pgbouncer is neither installed nor could be"
+)
+
+
+@pytest.fixture
+def pooled(pg_url: str) -> Iterator[str]:
+    with pgbouncer(pg_url) as url:
+        yield url
+
+
+async def test_jobs_run_behind_a_transaction_pooler(pg_url: str, pooled: str) -> None:
+    app = Duetime(pooled, listen_database=pg_url, prepare=False, migrate=True, poll="60s")
+
+    @app.task(retry=Constant("0s"))
+    async def double(ctx: Context, n: int) -> int:
+        if ctx.attempt == 1:
+            raise ValueError
+        async with ctx.transaction() as connection:
+            await connection.execute("select 1")
+        return 2 * n
+
+    async with app.worker():
+        await app.enqueue_many(double.job(n=n) for n in range(50))
+        handle = await double.enqueue(n=21)
+        await handle.result("10s")
+    jobs = await app.jobs.find(limit=100)
+    await app.close()
+
+    assert len(jobs) == 51
+    assert {job.state for job in jobs} == {"completed"}
+
+
+async def test_without_a_direct_connection_the_worker_polls(pooled: str) -> None:
+    app = Duetime(pooled, prepare=False, notify=False, migrate=True)
+    ran: list[float] = []
+
+    @app.task
+    async def note() -> None:
+        ran.append(time.monotonic())
+
+    async with app.worker():
+        before = time.monotonic()
+        await note.enqueue()
+        await until_true(lambda: bool(ran), seconds=5)
+    await app.close()
+
+    assert ran[0] - before < 2.5, "found by polling, about every second"

@@ -1,0 +1,123 @@
+"""Enqueue by plain SQL: psql, triggers, any language."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+
+import psycopg
+import pytest
+
+from duetime import Duetime
+from tests.postgres_binaries import find_system
+from tests.waiting import until_true
+
+
+def psql(url: str, statement: str) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("psql") or str(find_system().directory / "psql")
+    return subprocess.run(
+        [program, "-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", statement, url],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+async def test_psql_enqueues_and_the_worker_is_woken(pg_app: Duetime) -> None:
+    ran: list[str] = []
+
+    @pg_app.task(name="greet", queue="polite")
+    async def greet(name: str) -> None:
+        ran.append(name)
+
+    async with pg_app.worker(queues=["polite"], poll="60s"):
+        url = pg_app.settings.database
+        done = await asyncio.to_thread(
+            psql, url, """select duetime.enqueue('greet', '{"name": "ann"}')"""
+        )
+        await until_true(lambda: ran == ["ann"], seconds=5)
+
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0
+
+
+async def test_a_trigger_enqueues_in_the_transaction_of_its_row(pg_app: Duetime) -> None:
+    """S0.11, S0.12: whoever writes; a rollback leaves neither."""
+    await pg_app.now()
+    with psycopg.connect(pg_app.settings.database, autocommit=True) as connection:
+        connection.execute("create table orders (id int)")
+        connection.execute("""
+            create function on_order() returns trigger language plpgsql as $$
+            begin
+                perform duetime.enqueue('ship', json_build_object('order', new.id));
+                return new;
+            end $$""")
+        connection.execute(
+            "create trigger t after insert on orders for each row execute function on_order()"
+        )
+        connection.execute("insert into orders values (1)")
+        with pytest.raises(ZeroDivisionError), connection.transaction():
+            connection.execute("insert into orders values (2)")
+            raise ZeroDivisionError
+    jobs = await pg_app.jobs.find(task="ship")
+
+    assert [job.args for job in jobs] == [{"order": 1}]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("duetime.enqueue('')", "a job needs a task"),
+        ("duetime.enqueue('a', '[1]')", "must be a JSON object"),
+        ("duetime.enqueue('a', 'nonsense')", "invalid input syntax for type json"),
+        ("duetime.enqueue('a', priority => 10)", "priority must be 0"),
+        ("duetime.enqueue('a', max_attempts => 0)", "max_attempts must be"),
+        ("duetime.enqueue('a', run_at => 'infinity')", "run_at must be finite"),
+        ("duetime.enqueue('a', key => 'k', on_conflict => 'what')", "on_conflict must be"),
+        ("duetime.enqueue_many('{}')", "must be a JSON array"),
+    ],
+)
+async def test_bad_input_is_refused_in_words(pg_app: Duetime, call: str, message: str) -> None:
+    await pg_app.now()
+
+    done = await asyncio.to_thread(psql, pg_app.settings.database, f"select {call}")
+
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert await pg_app.jobs.find() == []
+
+
+async def test_a_held_key_rejects_with_the_holder(pg_app: Duetime) -> None:
+    await pg_app.now()
+    url = pg_app.settings.database
+    first = psql(url, "select duetime.enqueue('a', key => 'k')")
+    second = psql(url, "select duetime.enqueue('a', key => 'k')")
+    third = psql(url, "select duetime.enqueue('a', key => 'k', on_conflict => 'reject')")
+
+    assert first.stdout == second.stdout
+    assert f"job {first.stdout.strip()} already holds the key k" in third.stderr
+
+
+@pytest.mark.parametrize("policy", ["return", "reject", "replace"])
+async def test_50_clients_race_for_one_key(pg_app: Duetime, policy: str) -> None:
+    await pg_app.now()
+    url = pg_app.settings.database
+
+    async def enqueue(number: int) -> tuple[int, str]:
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            cursor = await connection.execute(
+                "select job_id, outcome from duetime.enqueue_many(json_build_array("
+                "json_build_object('task', 'a', 'key', 'k', 'on_conflict', %s::text)))",
+                (policy,),
+            )
+            row = await cursor.fetchone()
+            assert row is not None
+            return row[0], row[1]
+
+    answers = await asyncio.gather(*(enqueue(number) for number in range(50)))
+    jobs = await pg_app.jobs.find()
+
+    assert len(jobs) == 1
+    assert {job_id for job_id, _ in answers} == {jobs[0].id}
+    assert [outcome for _, outcome in answers].count("created") == 1

@@ -1,0 +1,196 @@
+"""The schema: built in steps, up and down, by many at once, on a database with data."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from duetime import Duetime
+from duetime.errors import BadDatabaseURL, InvalidInput, SchemaMismatch
+from duetime.settings import load_settings
+from duetime.storage.migrations import Migrator, downgrade, read_status, upgrade
+from duetime.wiring import make_migrator
+from tests import effects
+from tests.conftest import Backend
+
+CATALOG = """
+select 'column', c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull::text
+from pg_attribute a join pg_class c on c.oid = a.attrelid
+where c.relnamespace = 'duetime'::regnamespace and a.attnum > 0 and not a.attisdropped
+union all
+select 'index', c.relname, '', pg_get_indexdef(c.oid), ''
+from pg_class c where c.relnamespace = 'duetime'::regnamespace and c.relkind = 'i'
+union all
+select 'function', proname, '', md5(pg_get_functiondef(oid)), ''
+from pg_proc where pronamespace = 'duetime'::regnamespace
+order by 1, 2, 3, 4
+"""
+
+
+def migrator_of(url: str) -> Migrator:
+    return make_migrator(load_settings({"database": url}, environment={}))
+
+
+def catalog(backend: Backend) -> list[object]:
+    if backend.is_postgres:
+        return effects.run(backend.url, CATALOG)
+    return effects.run(backend.url, "select type, name, sql from sqlite_master order by 1, 2")
+
+
+def test_step_by_step_gives_the_same_schema_as_at_once(backend: Backend) -> None:
+    migrator = migrator_of(backend.url)
+    latest = len(migrator.migrations)
+    upgrade(migrator)
+    at_once = catalog(backend)
+    downgrade(migrator, 0)
+    assert read_status(migrator).version == 0
+    for version in range(1, latest + 1):
+        upgrade(migrator, version)
+        assert read_status(migrator).version == version
+    step_by_step = catalog(backend)
+
+    assert step_by_step == at_once
+
+
+def test_down_and_up_again_at_every_version(backend: Backend) -> None:
+    migrator = migrator_of(backend.url)
+    upgrade(migrator)
+    whole = catalog(backend)
+    for version in reversed(range(len(migrator.migrations))):
+        downgrade(migrator, version)
+        upgrade(migrator)
+        assert catalog(backend) == whole
+
+
+async def test_an_old_database_with_jobs_is_upgraded_and_keeps_them(backend: Backend) -> None:
+    """S2.4: what was stored under the first version runs under the last."""
+    migrator = migrator_of(backend.url)
+    upgrade(migrator, 1)
+    values = "(id, task, queue, priority, args, max_attempts, created_at)"
+    if backend.is_postgres:
+        effects.run(
+            backend.url,
+            f"insert into duetime.job {values} values (7, 'old', 'default', 5, '{{}}', 3, now())",
+        )
+        effects.run(
+            backend.url,
+            "insert into duetime.due (queue, priority, run_at, job_id)"
+            " values ('default', 5, now(), 7)",
+        )
+    else:
+        effects.run(
+            backend.url,
+            f"insert into duetime_job {values} values (7, 'old', 'default', 5, '{{}}', 3, 1)",
+        )
+        effects.run(
+            backend.url,
+            "insert into duetime_due (queue, priority, run_at, job_id) values ('default', 5, 1, 7)",
+        )
+    upgrade(migrator)
+    app = Duetime(backend.url)
+    ran = asyncio.Event()
+
+    @app.task(name="old")
+    async def old() -> None:
+        ran.set()
+
+    async with app.worker():
+        await asyncio.wait_for(ran.wait(), 5)
+    job = await app.jobs.get(7)
+    await app.close()
+
+    assert job.state == "completed"
+
+
+def test_many_processes_may_upgrade_at_once(backend: Backend) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda _: upgrade(migrator_of(backend.url)), range(8)))
+
+    applied = [migration.version for migrations in done for migration in migrations]
+    assert sorted(applied) == list(range(1, len(applied) + 1)), "each exactly once"
+    assert read_status(migrator_of(backend.url)).current
+
+
+async def test_a_newer_schema_is_refused(backend: Backend) -> None:
+    migrator = migrator_of(backend.url)
+    upgrade(migrator)
+    table = "duetime.migration" if backend.is_postgres else "duetime_migration"
+    if backend.is_postgres:
+        effects.run(backend.url, f"insert into {table} (version, name) values (99, 'later')")
+    else:
+        columns = "(version, name, applied_at)"
+        effects.run(backend.url, f"insert into {table} {columns} values (99, 'later', 1)")
+    app = Duetime(backend.url)
+
+    with pytest.raises(SchemaMismatch, match=r"version 99, newer than this Duetime knows"):
+        await app.now()
+    with pytest.raises(SchemaMismatch, match="newer"):
+        upgrade(migrator)
+    with pytest.raises(SchemaMismatch, match="newer"):
+        downgrade(migrator, 0)
+
+
+async def test_an_older_schema_says_what_to_run(backend: Backend) -> None:
+    upgrade(migrator_of(backend.url), 1)
+
+    with pytest.raises(SchemaMismatch, match="duetime db upgrade"):
+        await Duetime(backend.url, migrate=False).now()
+
+
+async def test_an_empty_database_says_what_to_run(pg_url: str) -> None:
+    with pytest.raises(SchemaMismatch, match="duetime db init"):
+        await Duetime(pg_url).now()
+
+
+def test_a_version_that_does_not_exist_is_refused(backend: Backend) -> None:
+    with pytest.raises(InvalidInput, match="no schema version 99"):
+        upgrade(migrator_of(backend.url), 99)
+
+
+def test_downgrade_of_an_empty_database_changes_nothing(backend: Backend) -> None:
+    assert downgrade(migrator_of(backend.url), 0) == []
+    if backend.is_postgres:
+        exists = effects.run(backend.url, "select to_regnamespace('duetime') is not null")
+        assert exists == [(False,)]
+
+
+async def test_two_schemas_in_one_database_are_apart(pg_url: str) -> None:
+    first = Duetime(pg_url, migrate=True)
+    second = Duetime(pg_url, migrate=True, schema="other_app")
+    results = []
+
+    for app, name in ((first, "first"), (second, "second")):
+
+        @app.task(name="who")
+        async def who(name: str = name) -> str:
+            return name
+
+        async with app.worker():
+            results.append(await (await who.enqueue()).result("5s"))
+    jobs = [len(await app.jobs.find()) for app in (first, second)]
+    for app in (first, second):
+        await app.close()
+
+    assert results == ["first", "second"]
+    assert jobs == [1, 1]
+
+
+@pytest.mark.parametrize("schema", ["a-b", "Upper", "1st", "x" * 41, "a;drop", ""])
+def test_a_schema_name_that_needs_quoting_is_refused(pg_url: str, schema: str) -> None:
+    settings = load_settings({"database": pg_url, "schema": schema}, environment={})
+
+    with pytest.raises(BadDatabaseURL, match="schema name"):
+        make_migrator(settings)
+
+
+def test_a_reserved_word_is_refused(pg_url: str) -> None:
+    settings = load_settings({"database": pg_url, "schema": "user"}, environment={})
+
+    with pytest.raises(BadDatabaseURL, match="reserved word"):
+        upgrade(make_migrator(settings))
+    with psycopg.connect(pg_url) as connection:
+        found = connection.execute("select 1 from pg_namespace where nspname = 'user'").fetchall()
+    assert found == []

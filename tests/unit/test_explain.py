@@ -1,0 +1,202 @@
+"""Why a job is, or is not, running."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from duetime.domain.explain import Explanation, WorkerFacts, explain_job
+from duetime.domain.job import JobInfo, JobState
+from duetime.domain.queue import Limits, QueueInfo
+
+NOW = datetime(2026, 3, 8, 12, tzinfo=UTC)
+SOON = NOW + timedelta(seconds=30)
+
+JOB = JobInfo(
+    id=7,
+    task="send",
+    queue="mail",
+    priority=5,
+    state=JobState.PENDING,
+    args={},
+    attempts=0,
+    max_attempts=3,
+    run_at=NOW,
+    created_at=NOW,
+    finished_at=None,
+    key=None,
+    partition="ann",
+    timeout=None,
+    expires_at=None,
+    worker=None,
+    claimed_at=None,
+    lease_until=None,
+    error_code=None,
+    error=None,
+    parked_reason=None,
+)
+QUEUE = QueueInfo(
+    name="mail",
+    pending=1,
+    due=1,
+    running=0,
+    parked=0,
+    next_run_at=NOW,
+    paused_at=None,
+    paused_by=None,
+    pause_reason=None,
+    limits=Limits(),
+)
+WORKER: WorkerFacts = ("w1", ["mail"], ["send"], SOON)
+
+
+def explain(
+    job: dict[str, Any] | None = None,
+    queue: dict[str, Any] | None = None,
+    *,
+    workers: tuple[WorkerFacts, ...] = (WORKER,),
+    beside: int = 0,
+) -> Explanation:
+    return explain_job(
+        msgspec.structs.replace(JOB, **job or {}),
+        queue=msgspec.structs.replace(QUEUE, **queue or {}),
+        workers=workers,
+        running_in_partition=beside,
+        now=NOW,
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "reason", "sentence"),
+    [
+        ({}, "about_to_run", "starts any moment"),
+        (
+            {"run_at": NOW + timedelta(minutes=90)},
+            "not_due",
+            "it may start at 2026-03-08T13:30:00+00:00, in 1h30m.",
+        ),
+        (
+            {"run_at": SOON, "state": JobState.RETRYING, "attempts": 1, "error": "no line"},
+            "not_due",
+            "in 30s after attempt 1 failed (no line).",
+        ),
+        (
+            {"state": JobState.PARKED, "parked_reason": "worker w2 does not know the task send"},
+            "parked",
+            "worker w2 does not know the task send. It runs when a worker comes that knows",
+        ),
+        (
+            {"state": JobState.RUNNING, "worker": "w1", "lease_until": SOON},
+            "running",
+            "runs on the worker w1, whose lease holds until 2026-03-08T12:00:30+00:00.",
+        ),
+        (
+            {"state": JobState.RUNNING, "worker": "w1", "lease_until": NOW},
+            "worker_dead",
+            "lease ran out at 2026-03-08T12:00:00+00:00: it will be rescued",
+        ),
+        ({"state": JobState.RUNNING}, "worker_dead", "a worker that is gone"),
+        ({"state": JobState.COMPLETED, "finished_at": NOW}, "completed", "completed at 2026-"),
+        (
+            {"state": JobState.DEAD, "finished_at": NOW, "attempts": 3, "error": "no line"},
+            "dead",
+            "after 3 of 3 attempts: no line. Requeue it to try again.",
+        ),
+        (
+            {"state": JobState.CANCELLED, "finished_at": NOW, "error": "not wanted"},
+            "cancelled",
+            "was cancelled at 2026-03-08T12:00:00+00:00: not wanted.",
+        ),
+        ({"state": JobState.SUPERSEDED, "finished_at": NOW}, "superseded", "was superseded at"),
+        ({"state": JobState.EXPIRED, "finished_at": NOW}, "expired", "expired at"),
+    ],
+)
+def test_reasons_of_the_job_itself(job: dict[str, Any], reason: str, sentence: str) -> None:
+    explanation = explain(job)
+
+    assert explanation.reason == reason
+    assert explanation.sentence.startswith("Job 7 ")
+    assert sentence in explanation.sentence
+
+
+@pytest.mark.parametrize(
+    ("queue", "beside", "reason", "sentence"),
+    [
+        (
+            {"paused_at": NOW, "paused_by": "ann", "pause_reason": "holiday"},
+            0,
+            "queue_paused",
+            "was paused at 2026-03-08T12:00:00+00:00 by ann: holiday.",
+        ),
+        ({"paused_at": NOW}, 0, "queue_paused", "was paused at 2026-03-08T12:00:00+00:00."),
+        ({"limits": Limits(running=2), "running": 2}, 0, "limit_full", "at most 2 may"),
+        ({"limits": Limits(running=2), "running": 1}, 0, "about_to_run", "any moment"),
+        ({"limits": Limits(per_partition=1)}, 1, "partition_full", "partition 'ann' run"),
+        ({"limits": Limits(per_partition=1)}, 0, "about_to_run", "any moment"),
+        (
+            {"limits": Limits(rate=10, period=timedelta(minutes=1))},
+            0,
+            "rate_limited",
+            "the rate limit of the queue 'mail': 10 in 1m.",
+        ),
+        ({"due": 6}, 0, "in_line", "5 other jobs of its queue are due"),
+    ],
+)
+def test_reasons_of_the_queue(
+    queue: dict[str, Any], beside: int, reason: str, sentence: str
+) -> None:
+    explanation = explain(queue=queue, beside=beside)
+
+    assert explanation.reason == reason
+    assert sentence in explanation.sentence
+
+
+@pytest.mark.parametrize(
+    ("workers", "reason", "sentence"),
+    [
+        ((), "no_worker", "no live worker works on the queue 'mail' (0 on others)"),
+        ((("w1", ["mail"], ["send"], NOW),), "no_worker", "(0 on others)"),
+        ((("w2", ["other"], ["send"], SOON),), "no_worker", "(1 on others)"),
+        ((("w3", ["mail"], ["print"], SOON),), "task_unknown", "knows the task 'send'"),
+    ],
+)
+def test_reasons_of_the_workers(
+    workers: tuple[WorkerFacts, ...], reason: str, sentence: str
+) -> None:
+    explanation = explain(workers=workers)
+
+    assert explanation.reason == reason
+    assert sentence in explanation.sentence
+
+
+def test_the_nearest_reason_comes_first() -> None:
+    """A job that is not due in a paused queue without workers: that it is not due."""
+    explanation = explain({"run_at": SOON}, {"paused_at": NOW}, workers=())
+
+    assert explanation.reason == "not_due"
+
+
+def test_a_queue_that_nobody_knows_is_no_obstacle() -> None:
+    explanation = explain_job(JOB, queue=None, workers=[WORKER], running_in_partition=0, now=NOW)
+
+    assert explanation.reason == "about_to_run"
+
+
+def test_the_facts_can_be_written_as_json() -> None:
+    facts = explain({"run_at": SOON}).facts
+
+    assert (
+        msgspec.json.decode(msgspec.json.encode(facts))
+        == facts
+        == {
+            "state": "pending",
+            "queue": "mail",
+            "task": "send",
+            "attempts": "0 of 3",
+            "now": "2026-03-08T12:00:00+00:00",
+            "run_at": "2026-03-08T12:00:30+00:00",
+        }
+    )

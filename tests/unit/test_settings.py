@@ -1,0 +1,159 @@
+"""Settings: where they come from, which one wins, and what is refused."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duetime.errors import SettingsError
+from duetime.settings import DEFAULT_RETENTION, Settings, load_settings
+
+
+def load(environment: dict[str, str] | None = None, **arguments: Any) -> Settings:
+    return load_settings(arguments, environment=environment or {})
+
+
+def test_without_anything_the_defaults() -> None:
+    assert load() == Settings()
+
+
+def test_every_setting_has_a_variable() -> None:
+    settings = load(
+        {
+            "DUETIME_DATABASE": "postgresql://db/jobs",
+            "DUETIME_LISTEN_DATABASE": "postgresql://direct/jobs",
+            "DUETIME_SCHEMA": "jobs",
+            "DUETIME_PREFIX": "jobs_",
+            "DUETIME_NOTIFY": "off",
+            "DUETIME_PREPARE": "no",
+            "DUETIME_POOL_SIZE": "9",
+            "DUETIME_DATABASE_TIMEOUT": "5s",
+            "DUETIME_QUEUES": "mail, default,,",
+            "DUETIME_CONCURRENCY": "7",
+            "DUETIME_BATCH": "100",
+            "DUETIME_LEASE": "1m",
+            "DUETIME_HEARTBEAT": "15s",
+            "DUETIME_POLL": "1m30s",
+            "DUETIME_GRACE": "0s",
+            "DUETIME_RESCUE_EVERY": "1s",
+            "DUETIME_PRUNE_EVERY": "5m",
+            "DUETIME_RETENTION": "completed=1d, dead=1w",
+            "DUETIME_MAX_ATTEMPTS": "5",
+            "DUETIME_RETRY_BASE": "30s",
+            "DUETIME_MAX_ARGS_BYTES": "4096",
+            "DUETIME_MIGRATE": "TRUE",
+        }
+    )
+
+    changed = [
+        field
+        for field in Settings.__struct_fields__
+        if getattr(settings, field) == getattr(Settings(), field)
+    ]
+    assert changed == []
+    assert settings.queues == ("mail", "default")
+    assert settings.poll == timedelta(seconds=90)
+    assert settings.retention == DEFAULT_RETENTION | {
+        "completed": timedelta(days=1),
+        "dead": timedelta(weeks=1),
+    }
+    assert settings.migrate is True
+    assert settings.notify is False
+
+
+def test_arguments_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "duetime.toml"
+    file.write_text('concurrency = 1\nbatch = 1\npool_size = 1\nqueues = ["a", "b"]\n')
+    environment = {"DUETIME_CONFIG": str(file), "DUETIME_BATCH": "2", "DUETIME_POOL_SIZE": "2"}
+
+    settings = load(environment, pool_size=3, lease=None)
+
+    assert (settings.concurrency, settings.batch, settings.pool_size) == (1, 2, 3)
+    assert settings.queues == ("a", "b")
+    assert settings.lease == Settings().lease
+
+
+def test_an_empty_variable_is_as_good_as_none() -> None:
+    assert load({"DUETIME_LEASE": ""}) == Settings()
+
+
+def test_a_pyproject_has_a_table_of_ours(tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text(
+        '[project]\nname = "shop"\n[tool.duetime]\nlease = "1m"\n'
+        '[tool.duetime.retention]\ncompleted = "2d"\n'
+    )
+
+    settings = load_settings({}, environment={}, file=file)
+
+    assert settings.lease == timedelta(minutes=1)
+    assert settings.retention["completed"] == timedelta(days=2)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("name", "value", "reason"),
+        [
+            ("concurency", 5, "There is no setting 'concurency'. There are: batch, concurrency"),
+            ("concurrency", "many", "concurrency= must be a whole number, got 'many'"),
+            ("concurrency", 2.5, "concurrency= must be a whole number, got 2.5"),
+            ("concurrency", True, "concurrency= must be a whole number, got True"),
+            ("concurrency", 0, "concurrency must be at least 1, got 0"),
+            ("batch", 501, "batch must be at most 500, got 501"),
+            ("pool_size", -1, "pool_size must be at least 1"),
+            ("max_attempts", 0, "max_attempts must be at least 1"),
+            ("max_args_bytes", 0, "max_args_bytes must be at least 1"),
+            ("lease", 30, "lease= must be a timedelta or a string"),
+            ("lease", "soon", "lease= 'soon' is not a duration"),
+            ("lease", "19s", "heartbeat must be at most half of the lease"),
+            ("heartbeat", "0s", "heartbeat must be longer than nothing"),
+            ("rescue_every", "0s", "rescue_every must be longer than nothing"),
+            ("prune_every", "0s", "prune_every must be longer than nothing"),
+            ("database_timeout", "0s", "database_timeout must be longer than nothing"),
+            ("poll", "11m", "poll must be longer than nothing and at most 10m"),
+            ("poll", "0s", "poll must be longer than nothing"),
+            ("queues", "", "queues must name at least one queue"),
+            ("queues", [], "queues must name at least one queue"),
+            ("queues", 5, "queues= must be names, or one text with commas, got 5"),
+            ("notify", "maybe", "notify= must be on or off, got 'maybe'"),
+            ("retention", {"finished": "1d"}, "retention of 'finished': there is no such outcome"),
+            ("retention", "completed=never", "retention of completed 'never' is not a duration"),
+            ("retention", "completed", "retention of completed '' is not a duration"),
+            ("retention", 5, "retention= must be"),
+        ],
+    )
+    def test_an_argument(self, name: str, value: Any, reason: str) -> None:
+        with pytest.raises(SettingsError) as caught:
+            load(**{name: value})
+
+        assert reason in str(caught.value)
+
+    def test_a_variable_is_named(self) -> None:
+        with pytest.raises(SettingsError, match="DUETIME_LEASE 'soon' is not a duration"):
+            load({"DUETIME_LEASE": "soon"})
+
+    @pytest.mark.parametrize(
+        ("content", "reason"),
+        [
+            (b"lease = ", "is not TOML"),
+            (b'lease = "\xff"', "is not TOML"),
+            (b"lease = 30", "duetime.toml: lease must be a timedelta or a string"),
+            (b"leese = '1m'", "there is no setting 'leese'"),
+            (b"[tool.duetime]\nleese = '1m'", "there is no setting 'leese'"),
+            (b"tool = 5", "the table tool.duetime"),
+            (b"[tool]\nduetime = 5", "the table tool.duetime"),
+        ],
+    )
+    def test_a_file(self, tmp_path: Path, content: bytes, reason: str) -> None:
+        file = tmp_path / "duetime.toml"
+        file.write_bytes(content)
+
+        with pytest.raises(SettingsError, match=reason):
+            load_settings({}, environment={}, file=file)
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(SettingsError, match=r"none\.toml cannot be read"):
+            load({"DUETIME_CONFIG": str(tmp_path / "none.toml")})
