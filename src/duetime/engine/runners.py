@@ -112,6 +112,9 @@ class Runners:
         limit = time.monotonic() - older_than
         back = [job for job, received in self._waiting if received <= limit]
         self._waiting = deque(item for item in self._waiting if item[1] > limit)
+        if back:
+            # The handlers are slower than they were: claim fewer ahead.
+            self._mean_seconds = max(self._mean_seconds, older_than)
         return back
 
     def cancel(self, job_id: int) -> bool:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -35,6 +37,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 PARENT_SECONDS = 0.5
 """How often a child looks whether its parent lives."""
 _BEYOND_GRACE_SECONDS = 10.0
+"""What a stop may take beyond the grace time."""
 _THREAD_SECONDS = 0.5
 _THREADS = ("duetime-task", "duetime-loop")
 
@@ -152,55 +155,84 @@ class Runtime:
 
 
 class Signals:
-    """Counts SIGTERM and SIGINT. `told` is called on the loop; the third needs no loop."""
+    """Counts SIGTERM and SIGINT on a thread of its own, which acts even if the loop is blocked.
 
-    def __init__(self, grace: float, told: Any) -> None:
+    `told(count)` is called on the loop for the first two. The third ends the process; so does a
+    stop that takes longer than the grace time and a bit.
+    """
+
+    def __init__(self, grace: float, told: Callable[[int], None]) -> None:
         self._grace = grace
         self._told = told
         self._count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._former: dict[int, Any] = {}
-        self._ear, self._mouth = socket.socketpair()
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._reader, self._writer = os.pipe()
+        self._watcher = threading.Thread(target=self._watch, name="duetime-signals", daemon=True)
 
     def __enter__(self) -> Signals:
+        self._watcher.start()
         for number in STOP_SIGNALS:
             self._former[number] = signal.signal(number, self._received)
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(-1)
         for number, former in self._former.items():
             signal.signal(number, former)
-        self._ear.close()
-        self._mouth.close()
+        os.write(self._writer, b"\0")
+        self._watcher.join()
+        os.close(self._reader)
+        os.close(self._writer)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        # A signal may come just before the loop falls asleep, or on another thread: then only a
-        # byte that the interpreter writes wakes it, and the handler below runs.
-        for end in (self._ear, self._mouth):
-            end.setblocking(False)
-        loop.add_reader(self._ear, self._ear.recv, 64)
-        signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        # The interpreter runs `_received` only when the main thread is awake. A signal that comes
+        # just before the loop falls asleep, or on another thread, wakes it by this byte.
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        loop.add_reader(self._wake_reader, self._wake_reader.recv, 64)
+        signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         self._loop = loop
         if self._count:
             loop.call_soon(self._told, self._count)
 
     def detach(self) -> None:
-        if self._loop is not None:
-            self._loop.remove_reader(self._ear)
-            self._loop = None
+        loop, self._loop = self._loop, None
+        signal.set_wakeup_fd(-1)
+        if loop is not None:
+            loop.remove_reader(self._wake_reader)
+        self._wake_reader.close()
+        self._wake_writer.close()
 
     def _received(self, number: int, _frame: FrameType | None) -> None:
-        self._count += 1
-        if self._count > 2:
-            leave_now(128 + number, "forced_exit", signal=signal.Signals(number).name)
-        # The loop may be blocked by a handler, and the database may not answer.
-        seconds = _BEYOND_GRACE_SECONDS + (self._grace if self._count == 1 else 0.0)
-        deadline = threading.Timer(seconds, leave_now, (128 + number, "stop_overran"))
-        deadline.daemon = True
-        deadline.start()
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._told, self._count)
+        # In the middle of anything: no lock may be taken here.
+        os.write(self._writer, bytes([number]))
+
+    def _watch(self) -> None:
+        number, deadline = 0, float("inf")
+        while True:
+            left = min(max(deadline - time.monotonic(), 0.0), 3600.0)
+            if not select.select([self._reader], [], [], left)[0]:
+                if time.monotonic() >= deadline:
+                    leave_now(128 + number, "stop_overran")
+                continue
+            number = os.read(self._reader, 1)[0]
+            if not number:
+                return
+            self._count += 1
+            if self._count > 2:
+                leave_now(128 + number, "forced_exit", signal=signal.Signals(number).name)
+            grace = self._grace if self._count == 1 else 0.0
+            deadline = time.monotonic() + grace + _BEYOND_GRACE_SECONDS
+            self._tell()
+
+    def _tell(self) -> None:
+        try:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._told, self._count)
+        except RuntimeError:
+            # The loop has just been closed: it is all over.
+            pass
 
 
 def leave_now(code: int, event: str | None = None, **fields: Any) -> NoReturn:

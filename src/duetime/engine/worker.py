@@ -85,11 +85,13 @@ class Worker:
         self._look = True
         self._quarantined: int | None = None
         self._quarantine_next = False
-        self._lanes = [
-            Lane(queue, priority, _LONG_AGO)
+        self._lanes = {
+            (queue, priority): Lane(queue, priority, _LONG_AGO)
             for priority in range(LAST_PRIORITY + 1)
             for queue in options.queues
-        ]
+        }
+        self._turn = 0
+        self._claiming = asyncio.Lock()
         self._floors_until = 0.0
         self.started = asyncio.Event()
 
@@ -260,7 +262,7 @@ class Worker:
                 self._worker_id,
                 ended=ended,
                 closed=closed,
-                lanes=self._lanes if want else (),
+                lanes=self._lanes_in_turn() if want else (),
                 want=want,
                 look_ahead=want > 0 and short_before,
             )
@@ -372,13 +374,24 @@ class Worker:
         if not claimed:
             return
         last = {(job.queue, job.priority): job.run_at for job in claimed}
-        for lane in self._lanes:
-            if floor := last.get((lane.queue, lane.priority)):
+        for where, floor in last.items():
+            if lane := self._lanes.get(where):
                 lane.floor = max(lane.floor, floor)
 
     def _forget_floors(self) -> None:
-        for lane in self._lanes:
+        for lane in self._lanes.values():
             lane.floor = _LONG_AGO
+
+    def _lanes_in_turn(self) -> list[Lane]:
+        """Priority first; within a priority each queue is first in its turn."""
+        queues = self._options.queues
+        self._turn = (self._turn + 1) % len(queues)
+        order = queues[self._turn :] + queues[: self._turn]
+        return [
+            self._lanes[queue, priority]
+            for priority in range(LAST_PRIORITY + 1)
+            for queue in order
+        ]
 
     def _drop_old_floors(self) -> None:
         now = time.monotonic()
@@ -428,7 +441,8 @@ class Worker:
             del self._closed[: len(closed)]
             self._report(ended, refused)
         if self._unsure:
-            await self._store.disown(self._worker_id, list(self._left))
+            async with self._claiming:
+                await self._store.disown(self._worker_id, list(self._left))
             self._unsure = False
 
     async def _back_off(self, error: StorageError) -> None:
@@ -455,9 +469,15 @@ class Worker:
         """One at a time: if it takes this worker down too, it takes nothing else with it."""
         if self._quarantined is None and self._runners.free and not self._stopping:
             self._quarantined = 0
-            jobs = await self._store.claim_quarantined(self._worker_id, self._options.queues)
-            self._quarantined = jobs[0].id if jobs else None
-            self._accept(jobs, time.monotonic())
+            jobs: list[ClaimedJob] = []
+            try:
+                async with self._claiming:
+                    jobs = await self._store.claim_quarantined(
+                        self._worker_id, self._options.queues
+                    )
+                    self._accept(jobs, time.monotonic())
+            finally:
+                self._quarantined = jobs[0].id if jobs else None
 
     async def _read_limited(self) -> list[str]:
         limited = await self._store.limited_queues()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
 from duetime.errors import (
@@ -16,8 +18,13 @@ from duetime.errors import (
     StorageError,
 )
 
+T = TypeVar("T")
+
 DEFAULT_PREFIX = "duetime_"
 OLDEST_SQLITE = (3, 37, 0)
+
+_TRY_SECONDS = 0.06
+"""SQLite sleeps longer and longer between its tries, up to 100 ms; `persist` begins anew."""
 
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _OURS = re.compile(r"\bduetime_")
@@ -66,7 +73,7 @@ def check_version() -> None:
         )
 
 
-def connect(path: str, *, busy_seconds: float, checkpoint_pages: int = 0) -> sqlite3.Connection:
+def connect(path: str, *, checkpoint_pages: int = 0) -> sqlite3.Connection:
     """Open the file that is there. Only the store's own connection checkpoints.
 
     Versions before 3.51.3 may corrupt the file if two connections of a process write or
@@ -80,7 +87,7 @@ def connect(path: str, *, busy_seconds: float, checkpoint_pages: int = 0) -> sql
     connection = sqlite3.connect(
         f"file:{quote(path)}?mode=rw",
         uri=True,
-        timeout=busy_seconds,
+        timeout=_TRY_SECONDS,
         isolation_level=None,
         check_same_thread=False,
         cached_statements=256,
@@ -96,6 +103,22 @@ def connect(path: str, *, busy_seconds: float, checkpoint_pages: int = 0) -> sql
     return connection
 
 
+def persist(attempt: Callable[[], T], seconds: float) -> T:
+    """Return what `attempt` returns; while the database is locked, try again."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return attempt()
+        except sqlite3.OperationalError as error:
+            if not _is_locked(error) or time.monotonic() > deadline:
+                raise
+
+
+def _is_locked(error: sqlite3.Error) -> bool:
+    name = getattr(error, "sqlite_errorname", "") or ""
+    return name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
 @contextmanager
 def told_errors(path: str) -> Iterator[None]:
     """Raise the driver's errors as ours; a passing one as `DatabaseUnreachable`."""
@@ -109,7 +132,7 @@ def tell(error: sqlite3.Error, path: str) -> StorageError:
     """Return the driver's error as ours, with what to do about it."""
     name = getattr(error, "sqlite_errorname", "") or ""
     text = str(error)
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+    if _is_locked(error):
         return DatabaseUnreachable(
             f"{path}: another connection holds the write lock for too long ({text}). "
             "Commit its transaction; keep transactions short."

@@ -15,6 +15,7 @@ from duetime.storage.sqlite.connection import (
     check_path,
     check_prefix,
     connect,
+    persist,
     told_errors,
     with_prefix,
 )
@@ -33,17 +34,17 @@ class SqliteMigrator:
     def version(self) -> int:
         if not Path(self.path).exists():
             return 0
-        with told_errors(self.path), closing(self._connect()) as connection:
-            return _Session(connection, self._sql).version()
+        with told_errors(self.path), closing(connect(self.path)) as connection:
+            return persist(_Session(connection, self._sql).version, _LOCK_SECONDS)
 
     @contextmanager
     def session(self) -> Iterator[_Session]:
         with told_errors(self.path):
             Path(self.path).touch()
-            with closing(self._connect()) as connection:
-                _use_wal(connection)
+            with closing(connect(self.path)) as connection:
+                persist(lambda: connection.execute("pragma journal_mode = wal"), _LOCK_SECONDS)
                 # One migrator at a time: this waits for the write lock.
-                connection.execute("begin immediate")
+                persist(lambda: connection.execute("begin immediate"), _LOCK_SECONDS)
                 try:
                     session = _Session(connection, self._sql)
                     session.prepare()
@@ -53,9 +54,6 @@ class SqliteMigrator:
                     if connection.in_transaction:
                         connection.execute("rollback")
                     raise
-
-    def _connect(self) -> sqlite3.Connection:
-        return connect(self.path, busy_seconds=_LOCK_SECONDS)
 
     def _rename(self, text: str) -> str:
         return with_prefix(text, self.prefix)
@@ -96,20 +94,6 @@ class _Session:
 
     def _rows(self, statement: str, /, **parameters: Any) -> list[Any]:
         return self._connection.execute(self._sql[statement], parameters).fetchall()
-
-
-def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch the file to WAL, for good. The switch does not wait for locks by itself."""
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            connection.execute("pragma journal_mode = wal")
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-        else:
-            return
 
 
 def _split(script: str) -> Iterator[str]:

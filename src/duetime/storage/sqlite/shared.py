@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from random import sample
 from typing import Protocol
 
 
@@ -57,7 +58,8 @@ class Shared:
             self.sleepers = tuple(other for other in self.sleepers if other is not sleeper)
 
     def wake(self, queues: Iterable[str]) -> None:
-        for sleeper in self.sleepers:
+        # In no fixed order: else the first would get every single job.
+        for sleeper in sample(self.sleepers, len(self.sleepers)):
             if any(sleeper.awaits(queue) for queue in queues):
                 sleeper.wake()
 
@@ -100,13 +102,17 @@ class Shared:
             call_soon(loop, event.set)
 
 
-def call_soon(loop: asyncio.AbstractEventLoop, callback: object, *args: object) -> None:
-    """Call back on a loop from any thread; a loop that is closed has nobody to tell."""
+def call_soon(
+    loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object
+) -> bool:
+    """Call back on a loop from any thread. False: the loop is closed, nobody is there."""
     try:
-        loop.call_soon_threadsafe(callback, *args)  # type: ignore[arg-type]
+        loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:
         if not loop.is_closed():
             raise
+        return False
+    return True
 
 
 _ALL: dict[tuple[str, str], Shared] = {}

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -29,17 +29,18 @@ from duetime.storage.sqlite.connection import (
     check_path,
     check_prefix,
     check_version,
-    connect,
     told_errors,
     with_prefix,
 )
 from duetime.storage.sqlite.enqueue import Enqueue
 from duetime.storage.sqlite.heart import SqliteHeart
+from duetime.storage.sqlite.lending import Lender
 from duetime.storage.sqlite.moment import from_us, to_us
 from duetime.storage.sqlite.shared import shared_of
 from duetime.storage.sqlite.sleeper import SqliteSleeper
 from duetime.storage.sqlite.thread import StoreThread
 from duetime.storage.sqlite.transaction import Transaction
+from duetime.storage.sqlite.turn import turn_of
 from duetime.storage.statements import load_statements
 from duetime.storage.store import (
     Capabilities,
@@ -67,18 +68,22 @@ class SqliteStore:
         check_version()
         self.prefix = check_prefix(prefix)
         self.path = check_path(path)
-        self._call_seconds = call_seconds
         self._sql = load_statements(
             "duetime.storage.sqlite", lambda text: with_prefix(text, self.prefix)
         )
         self._shared = shared_of(self.path, self.prefix)
+        turn = turn_of(self.path)
         self._thread = StoreThread(
             self.path,
             self._sql,
             self._shared,
+            turn,
             call_seconds=call_seconds,
             poll_seconds=poll_seconds,
             changed=self._changed,
+        )
+        self._lender = Lender(
+            self.path, turn, lock_seconds=call_seconds / 2, committed=self._thread.look
         )
 
     # Life
@@ -89,6 +94,7 @@ class SqliteStore:
             await asyncio.to_thread(self._thread.start)
 
     async def close(self) -> None:
+        self._lender.close()
         await asyncio.to_thread(self._thread.stop)
 
     async def now(self) -> datetime:
@@ -200,32 +206,12 @@ class SqliteStore:
     def finish_in(self, ended: EndedJob) -> Statements:
         return (yield from finish.complete(self._sql, ended, self._shared.now_us()))
 
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
+    def transaction(self) -> AbstractAsyncContextManager[sqlite3.Connection]:
         """The write lock is held until the end: await little in it."""
-        beginning = asyncio.ensure_future(asyncio.to_thread(self._begin))
-        try:
-            connection = await asyncio.shield(beginning)
-        except asyncio.CancelledError:
-            # It may still begin: nobody would end it.
-            beginning.add_done_callback(_give_up)
-            raise
-        try:
-            yield connection
-        except BaseException:
-            _roll_back(connection)
-            raise
-        await asyncio.to_thread(self._commit, connection)
+        return self._lender.lend()
 
-    @contextmanager
-    def transaction_sync(self) -> Iterator[sqlite3.Connection]:
-        connection = self._begin()
-        try:
-            yield connection
-        except BaseException:
-            _roll_back(connection)
-            raise
-        self._commit(connection)
+    def transaction_sync(self) -> AbstractContextManager[sqlite3.Connection]:
+        return self._lender.lend_sync()
 
     async def set_progress(self, job: ClaimedJob, progress: str) -> bool:
         return await self._thread.write(lambda tx: housekeeping.set_progress(tx, job, progress))
@@ -300,27 +286,6 @@ class SqliteStore:
         finally:
             self._shared.unwatch(job_id, event)
 
-    # Connections and changes
-
-    def _begin(self) -> sqlite3.Connection:
-        with told_errors(self.path):
-            connection = connect(self.path, busy_seconds=self._call_seconds / 2)
-            try:
-                connection.execute("begin immediate")
-            except BaseException:
-                connection.close()
-                raise
-            return connection
-
-    def _commit(self, connection: sqlite3.Connection) -> None:
-        with told_errors(self.path):
-            try:
-                if connection.in_transaction:
-                    connection.execute("commit")
-            finally:
-                connection.close()
-        self._thread.look()
-
     def _changed(self, tx: Transaction) -> None:
         """Another connection has written: tell those whom it concerns. Runs on the thread."""
         for sleeper in self._shared.sleepers:
@@ -334,13 +299,3 @@ class SqliteStore:
         if watched := self._shared.watched:
             rows = tx.rows("ended_jobs", jobs=encode_ids(watched))
             self._shared.tell_ended(row[0] for row in rows)
-
-
-def _roll_back(connection: sqlite3.Connection) -> None:
-    # Closing rolls back; nothing is waited for.
-    connection.close()
-
-
-def _give_up(beginning: asyncio.Future[sqlite3.Connection]) -> None:
-    if not beginning.cancelled() and beginning.exception() is None:
-        _roll_back(beginning.result())

@@ -9,13 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from duetime.errors import DatabaseUnreachable, InvalidInput
-from duetime.storage.sqlite.connection import connect, tell
+from duetime.storage.sqlite.connection import connect, persist, tell
 from duetime.storage.sqlite.shared import Shared, call_soon
 from duetime.storage.sqlite.transaction import Transaction
+from duetime.storage.sqlite.turn import Turn
 
 log = logging.getLogger("duetime.sqlite")
 
@@ -53,6 +55,7 @@ class StoreThread:
         path: str,
         sql: Mapping[str, str],
         shared: Shared,
+        turn: Turn,
         *,
         call_seconds: float,
         poll_seconds: float,
@@ -61,7 +64,10 @@ class StoreThread:
         self._path = path
         self._sql = sql
         self._shared = shared
+        self._turn = turn
         self._call_seconds = call_seconds
+        # Half of a call's time for the lock, so that its failure is told, not guessed.
+        self._lock_seconds = call_seconds / 2
         self._poll_seconds = poll_seconds
         self._changed = changed
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
@@ -74,21 +80,17 @@ class StoreThread:
 
     def start(self) -> None:
         """Open the connection, off the event loop."""
-        # Half of a call's time for the lock, so that its failure is told, not guessed.
-        self._connection = connect(
-            self._path,
-            busy_seconds=self._call_seconds / 2,
-            checkpoint_pages=_CHECKPOINT_PAGES,
-        )
+        connection = connect(self._path, checkpoint_pages=_CHECKPOINT_PAGES)
         try:
-            self._connection.execute("pragma journal_mode = wal")
-            self._version = self._data_version(self._connection)
+            persist(lambda: connection.execute("pragma journal_mode = wal"), self._lock_seconds)
+            self._version = self._data_version(connection)
             # A file that cannot be written is told now, not at the first job.
-            self._connection.execute("begin immediate")
-            self._connection.execute("rollback")
+            with self._write_lock(connection):
+                pass
         except BaseException:
-            self._connection.close()
+            connection.close()
             raise
+        self._connection = connection
         self._thread = threading.Thread(target=self._serve, name="duetime-sqlite", daemon=True)
         self._thread.start()
 
@@ -201,13 +203,12 @@ class StoreThread:
 
     def _run(self, connection: sqlite3.Connection, call: _Call) -> Any:
         if call.look is not None:
-            with _transaction(connection, "begin"):
-                answer = call.look(self._transaction(connection))
+            answer = persist(partial(self._look, connection, call.look), self._lock_seconds)
             if answer is not None or call.work is None:
                 return answer
         if call.work is None:
             return None
-        with _transaction(connection, "begin immediate"):
+        with self._write_lock(connection):
             # The lock may have come too late for whoever asked.
             if call.abandoned:
                 return None
@@ -216,6 +217,28 @@ class StoreThread:
         self._written = time.monotonic()
         self._announce(transaction)
         return answer
+
+    def _look(self, connection: sqlite3.Connection, look: Work[T]) -> T:
+        connection.execute("begin")
+        try:
+            return look(self._transaction(connection))
+        finally:
+            connection.execute("commit")
+
+    @contextmanager
+    def _write_lock(self, connection: sqlite3.Connection) -> Iterator[None]:
+        self._turn.take(self._lock_seconds)
+        try:
+            persist(lambda: connection.execute("begin immediate"), self._lock_seconds)
+            try:
+                yield
+                connection.execute("commit")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+                raise
+        finally:
+            self._turn.release()
 
     def _transaction(self, connection: sqlite3.Connection) -> Transaction:
         return Transaction(connection, self._sql, self._shared.now_us())
@@ -257,18 +280,6 @@ class StoreThread:
 
     def _data_version(self, connection: sqlite3.Connection) -> int:
         return int(connection.execute("pragma data_version").fetchone()[0])
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
-    connection.execute(begin)
-    try:
-        yield
-        connection.execute("commit")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("rollback")
-        raise
 
 
 def _ignore(result: Any, error: Any) -> None:
