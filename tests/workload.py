@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,12 @@ async def work(**options: Any) -> None:
         stop = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         print(f"ready {worker.name}", flush=True)
-        await stop.wait()
+        parent = os.getppid()
+        while not stop.is_set():
+            if os.getppid() != parent:
+                os._exit(1)  # The test is gone: so are we.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 1.0)
     await app.close()
 
 
@@ -94,6 +99,15 @@ def start_worker(url: str, *, output: Path | None = None, **options: Any) -> sub
             stdout=file,
             text=True,
         )
+    try:
+        wait_until_ready(process, output)
+    except BaseException:
+        end_worker(process)
+        raise
+    return process
+
+
+def wait_until_ready(process: subprocess.Popen[str], output: Path | None) -> None:
     if process.stdout is not None:
         line = process.stdout.readline()
         assert line.startswith("ready"), f"the worker did not start: {line!r}"
@@ -103,7 +117,6 @@ def start_worker(url: str, *, output: Path | None = None, **options: Any) -> sub
             assert process.poll() is None, "the worker did not start"
             assert time.monotonic() < deadline, "the worker did not start in time"
             time.sleep(0.01)
-    return process
 
 
 def end_worker(process: subprocess.Popen[str]) -> None:
