@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+from bench.scale import Scale
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,22 @@ def medians(ours: Sequence[float], baseline: Sequence[float], note: str = "") ->
     return Reading(statistics.median(ours), statistics.median(baseline), ours, baseline, note)
 
 
-def alternate(rounds: int, **sides: Callable[[], float]) -> dict[str, list[float]]:
+def alternate(scale: Scale, **sides: Callable[[], float]) -> dict[str, list[float]]:
     """Measure each side in turn, A B A B: what slows the machine down slows both."""
     found: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
+    for _ in rounds(scale):
         for name, side in sides.items():
             found[name].append(side())
     return found
+
+
+def rounds(scale: Scale) -> Iterator[int]:
+    """Count the rounds: all of them, or on a slow machine at least the fewest."""
+    began = time.monotonic()
+    for number in range(scale.rounds):
+        if number >= scale.fewest_rounds and time.monotonic() - began > scale.patience_seconds:
+            return
+        yield number
 
 
 def best(found: dict[str, list[float]], *names: str) -> str:

@@ -14,7 +14,7 @@ def measure(environment: Environment) -> dict[str, Reading]:
     jobs = environment.scale.bulk_jobs
     database = environment.database("plain")
     found = alternate(
-        environment.scale.rounds,
+        environment.scale,
         duetime=lambda: _bulk_duetime(database, jobs),
         psycopg=lambda: _bulk_raw(database, jobs, "psycopg"),
         asyncpg=lambda: _bulk_raw(database, jobs, "asyncpg"),

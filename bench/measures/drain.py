@@ -35,7 +35,7 @@ def measure_future(environment: Environment) -> dict[str, Reading]:
     duetime_side.load_future(crowded, scale.future_jobs)
     execute(crowded, "vacuum analyze")
     found = alternate(
-        scale.rounds,
+        scale,
         crowded=lambda: drain_duetime(crowded, scale.drain_jobs, empty=False),
         plain=lambda: drain_duetime(plain, scale.drain_jobs),
     )
@@ -47,7 +47,7 @@ def _beside_raw(environment: Environment, *, processes: int) -> Reading:
     jobs = environment.scale.drain_jobs
     database = environment.database("plain")
     found = alternate(
-        environment.scale.rounds,
+        environment.scale,
         duetime=lambda: drain_duetime(database, jobs, processes=processes),
         psycopg=lambda: drain_raw(database, jobs, processes=processes, driver="psycopg"),
         asyncpg=lambda: drain_raw(database, jobs, processes=processes, driver="asyncpg"),

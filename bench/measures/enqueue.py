@@ -19,7 +19,7 @@ def measure(environment: Environment) -> dict[str, Reading]:
     seconds = environment.scale.enqueue_seconds
     database = environment.database("plain")
     found = alternate(
-        environment.scale.rounds,
+        environment.scale,
         on=lambda: _enqueue(database, seconds, notify=True),
         off=lambda: _enqueue(database, seconds, notify=False),
     )

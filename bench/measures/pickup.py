@@ -22,8 +22,8 @@ from bench.processes import Child
 from bench.reading import Reading, Wrong, percentile
 
 _WARM_UP = 5
-_GAP_SECONDS = (0.04, 0.07)
-"""Between two turns; long enough for a worker to fall asleep."""
+_GAP_SECONDS = (0.03, 0.06)
+"""Between two turns. A worker has two gaps and a turn of the other to fall asleep."""
 Sample = tuple[float, float]
 """Milliseconds to the handler: from the enqueue's return, and from its call."""
 

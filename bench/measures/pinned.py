@@ -8,7 +8,7 @@ import psycopg
 
 from bench.environment import Environment, execute
 from bench.measures.drain import EMPTY_DUETIME, drain_duetime
-from bench.reading import Reading, medians
+from bench.reading import Reading, medians, rounds
 
 ROUNDS = 6
 
@@ -18,9 +18,7 @@ def measure(environment: Environment) -> dict[str, Reading]:
     jobs = environment.scale.pinned_jobs
     database = environment.database("pinned")
     drain_duetime(database, jobs)  # So that the first round is not the one that warms up.
-    sequences = [
-        _measure_sequence(database, jobs) for _ in range(environment.scale.pinned_sequences)
-    ]
+    sequences = [_measure_sequence(database, jobs) for _ in rounds(environment.scale)]
     course = " → ".join(
         f"{statistics.median(rates):,.0f}" for rates in zip(*sequences, strict=True)
     )

@@ -25,7 +25,7 @@ from duetime_attempt
 def measure_drain(environment: Environment) -> dict[str, Reading]:
     jobs = environment.scale.sqlite_jobs
     found = alternate(
-        environment.scale.rounds,
+        environment.scale,
         duetime=lambda: _drain_duetime(environment, jobs),
         raw=lambda: _drain_raw(environment, jobs),
     )
@@ -35,7 +35,7 @@ def measure_drain(environment: Environment) -> dict[str, Reading]:
 def measure_bulk(environment: Environment) -> dict[str, Reading]:
     jobs = environment.scale.sqlite_jobs
     found = alternate(
-        environment.scale.rounds,
+        environment.scale,
         duetime=lambda: _bulk_duetime(environment, jobs),
         raw=lambda: _bulk_raw(environment, jobs),
     )

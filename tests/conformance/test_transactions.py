@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import Any
 
@@ -67,6 +68,29 @@ async def test_transaction_rolls_back_and_the_error_passes_unchanged(
         await write_and_fail()
     assert caught.value is raised
     assert await read_notes(store) == []
+
+
+@pytest.mark.usefixtures("notes")
+async def test_many_transactions_at_once_beside_enqueues(store: Store, clock: Clock) -> None:
+    async def write(n: int) -> None:
+        async with store.transaction() as connection:
+            await asyncio.sleep(0.001)
+            await execute(connection, f"insert into note values ('{n}')")
+
+    def write_in_a_thread(n: int) -> None:
+        with store.transaction_sync() as connection:
+            connection.execute(f"insert into note values ('{n}')")
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(
+            *(write(n) for n in range(40)),
+            *(asyncio.to_thread(write_in_a_thread, n) for n in range(40, 60)),
+            *(enqueue(store) for _ in range(40)),
+        )
+
+    assert sorted(map(int, await read_notes(store))) == list(range(60))
+    [queue] = await store.queues()
+    assert queue.due == 40
 
 
 @pytest.mark.usefixtures("notes")

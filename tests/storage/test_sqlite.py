@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from duetime.errors import BadDatabaseURL, DatabaseUnreachable, SchemaMismatch, 
 from duetime.storage.migrations import check_current, downgrade, read_status, upgrade
 from duetime.storage.sqlite.migrator import SqliteMigrator
 from duetime.storage.sqlite.store import SqliteStore
+from duetime.storage.sqlite.turn import Turn
 from tests.conformance.hand import Hand, drive, enqueue, enqueue_many, get, ids
 from tests.waiting import until_true
 
@@ -336,6 +338,56 @@ async def test_cancelled_wait_for_a_transaction_leaves_no_lock(
     assert waiting.cancelled()
     async with asyncio.timeout(5):
         assert await enqueue(store) > 0
+
+
+async def test_turns_are_given_in_the_order_asked_for() -> None:
+    turn = Turn()
+    order: list[str] = []
+    turn.take(1)
+
+    async def on_the_loop(name: str) -> None:
+        await turn.take_async(5)
+        order.append(name)
+        turn.release()
+
+    def in_a_thread(name: str) -> None:
+        turn.take(5)
+        order.append(name)
+        turn.release()
+
+    waiting: list[asyncio.Future[None]] = []
+    for n in range(3):
+        waiting.append(asyncio.ensure_future(on_the_loop(f"loop {n}")))
+        await until_true(partial(_waiting, turn, 2 * n + 1))
+        waiting.append(asyncio.ensure_future(asyncio.to_thread(in_a_thread, f"thread {n}")))
+        await until_true(partial(_waiting, turn, 2 * n + 2))
+    turn.release()
+    await asyncio.gather(*waiting)
+
+    assert order == [f"{where} {n}" for n in range(3) for where in ("loop", "thread")]
+
+
+def _waiting(turn: Turn, count: int) -> bool:
+    return len(turn._waiting) == count
+
+
+async def test_turn_passes_over_those_who_left() -> None:
+    turn = Turn()
+    turn.take(1)
+    with pytest.raises(DatabaseUnreachable):
+        turn.take(0.01)
+    with pytest.raises(DatabaseUnreachable):
+        await turn.take_async(0.01)
+    cancelled = asyncio.create_task(turn.take_async(5))
+    given_and_cancelled = asyncio.create_task(turn.take_async(5))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    turn.release()
+    given_and_cancelled.cancel()
+    await asyncio.wait([given_and_cancelled])
+
+    turn.take(0.01)
 
 
 async def test_event_loop_runs_while_a_transaction_waits(store: SqliteStore, path: str) -> None:

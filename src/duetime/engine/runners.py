@@ -34,7 +34,7 @@ _YIELD_SECONDS = 0.002
 class Running:
     """A job in the hands of its handler."""
 
-    __slots__ = ("context", "in_thread", "job", "reason", "runner")
+    __slots__ = ("context", "in_thread", "job", "reason", "runner", "value")
 
     def __init__(self, job: ClaimedJob, runner: asyncio.Task[Any]) -> None:
         self.job = job
@@ -42,6 +42,8 @@ class Running:
         self.reason: str | None = None
         self.context: Context | None = None
         self.in_thread = False
+        self.value: Any = None
+        """What the handler returned or raised."""
 
     def stop(self, reason: str) -> None:
         """Ask the handler to stop: an async one is cancelled, one in a thread is told."""
@@ -164,7 +166,7 @@ class Runners:
             running = Running(job, me)
             self.running.add(running)
             try:
-                end = await self._attempt(running, received)
+                end = await self.attempt(running, received)
             finally:
                 self.running.discard(running)
             if running.reason is not None:
@@ -178,7 +180,8 @@ class Runners:
                 await asyncio.sleep(0)
                 self._last_yield = time.monotonic()
 
-    async def _attempt(self, running: Running, received: float) -> EndedJob | None:
+    async def attempt(self, running: Running, received: float) -> EndedJob | None:
+        """Run the handler and return the record of how it ended; None if none is due."""
         job = running.job
         task = self._tasks[job.task]
         began = time.monotonic()
@@ -214,6 +217,7 @@ class Runners:
             raise
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
             value = error
+        running.value = value
         context = running.context
         ended = time.monotonic()
         self._mean_seconds += (ended - began - self._mean_seconds) * 0.05

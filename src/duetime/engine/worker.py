@@ -140,7 +140,7 @@ class Worker:
         self._worker_id = await self._store.register_worker(
             name=self.name,
             queues=options.queues,
-            tasks={name: _defaults(task) for name, task in self._tasks.items()},
+            tasks={name: task_defaults(task) for name, task in self._tasks.items()},
             concurrency=options.concurrency,
             lease=options.lease,
         )
@@ -517,7 +517,8 @@ class Worker:
         return closed
 
 
-def _defaults(task: TaskDefinition) -> dict[str, Any]:
+def task_defaults(task: TaskDefinition) -> dict[str, Any]:
+    """What enqueues by plain SQL need to know of a task."""
     options = task.options
     return {
         "queue": options.queue,

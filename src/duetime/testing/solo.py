@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,10 +11,9 @@ import msgspec
 
 from duetime.app import Duetime
 from duetime.domain.job import LAST_PRIORITY, ClaimedJob, EndedAs, EndedJob
-from duetime.domain.task import TaskDefinition
 from duetime.engine.executor import TimedOut
 from duetime.engine.runners import Runners, Running
-from duetime.engine.worker import _defaults
+from duetime.engine.worker import task_defaults
 from duetime.storage.store import Lane, Store
 
 _NAME = "test world"
@@ -26,8 +22,6 @@ _LEASE = timedelta(days=36525)
 """However far the clock is moved, the jobs are held."""
 _THREADS = 64
 _FAILED = (EndedAs.RETRIED, EndedAs.DEAD)
-
-_seen: contextvars.ContextVar[list[Any]] = contextvars.ContextVar("duetime_seen")
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,12 +57,12 @@ class SoloWorker:
         self._worker_id = await self._store.register_worker(
             name=_NAME,
             queues=self._app.settings.queues,
-            tasks={name: _defaults(task) for name, task in tasks.items()},
+            tasks={name: task_defaults(task) for name, task in tasks.items()},
             concurrency=1,
             lease=_LEASE,
         )
         self._runners = Runners(
-            _Watched(tasks),
+            tasks,
             store=self._store,
             worker=_NAME,
             concurrency=_THREADS,
@@ -124,12 +118,8 @@ class SoloWorker:
         """Run the handler and record how it ended."""
         me = asyncio.current_task()
         assert me is not None
-        seen: list[Any] = []
-        reset = _seen.set(seen)
-        try:
-            end = await self._runners._attempt(Running(job, me), time.monotonic())
-        finally:
-            _seen.reset(reset)
+        running = Running(job, me)
+        end = await self._runners.attempt(running, time.monotonic())
         end = end or self._overran.pop(job.token, None)
         if end is not None:
             # The clock stood still.
@@ -146,7 +136,7 @@ class SoloWorker:
             at=now,
             ended_as=ended_as,
             error=None if end is None else end.error,
-            exception=_exception(end, seen) if ended_as in _FAILED else None,
+            exception=_exception(end, running.value) if ended_as in _FAILED else None,
         )
 
     def _tell(self, end: EndedJob | None, *, refused: bool) -> EndedAs:
@@ -170,45 +160,7 @@ class SoloWorker:
         await self._store.park([job], [job.token], reason)
 
 
-class _Watched(Mapping[str, TaskDefinition]):
-    """The app's tasks, whose functions leave what they returned or raised in `_seen`."""
-
-    def __init__(self, tasks: Mapping[str, TaskDefinition]) -> None:
-        self._tasks = tasks
-
-    def __getitem__(self, name: str) -> TaskDefinition:
-        task = copy.copy(self._tasks[name])
-        function = task.function
-
-        def watch(**kwargs: Any) -> Any:
-            try:
-                value = function(**kwargs)
-            except BaseException as error:
-                _seen.get().append(error)
-                raise
-            _seen.get().append(value)
-            return value
-
-        async def watch_async(**kwargs: Any) -> Any:
-            try:
-                value = await function(**kwargs)
-            except BaseException as error:
-                _seen.get().append(error)
-                raise
-            _seen.get().append(value)
-            return value
-
-        task.function = watch_async if task.is_async else watch
-        return task
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tasks)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-
-def _exception(end: EndedJob | None, seen: Sequence[Any]) -> BaseException | None:
+def _exception(end: EndedJob | None, value: Any) -> BaseException | None:
     if end is not None and end.error_code == "timed_out":
         return TimedOut(end.error)
-    return seen[-1] if seen and isinstance(seen[-1], BaseException) else None
+    return value if isinstance(value, BaseException) else None

@@ -159,7 +159,7 @@ def _hold_chosen(
     tx: Transaction, worker_id: int, jobs: Sequence[int], how: str
 ) -> list[ClaimedJob]:
     rows = decode(tx.value("chosen_jobs", jobs=encode_ids(jobs))) if jobs else []
-    return _hold(tx, worker_id, rows, how)
+    return _hold(tx, worker_id, sorted(rows, key=_order), how)
 
 
 def _hold(tx: Transaction, worker_id: int, rows: Sequence[Any], how: str) -> list[ClaimedJob]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -34,13 +34,8 @@ class Kind(msgspec.Struct, frozen=True):
     trace: str | None
 
 
-class Plan(NamedTuple):
-    """A job as it will be stored."""
-
-    id: int
-    args: str
-    key: str | None
-    kind: Kind
+Plan = tuple[int, str, str | None, Kind]
+"""A job as it will be stored: id, arguments, key, kind."""
 
 
 class Enqueue:
@@ -82,7 +77,7 @@ class Enqueue:
         job_id: int = last - len(self._jobs)
         for job, args, sample in zip(self._jobs, self._args, self._sample_of, strict=True):
             job_id += 1
-            plan = Plan(job_id, args, job.key, kinds[sample])
+            plan = (job_id, args, job.key, kinds[sample])
             if job.key is None:
                 self._new.append(plan)
                 answers.append(Enqueued(job_id, "created"))
@@ -99,12 +94,13 @@ class Enqueue:
     def _enqueue_keyed(
         self, plan: Plan, on_conflict: str
     ) -> Generator[tuple[str, Sequence[Any]], list[Row], Enqueued]:
-        sql, kind = self._sql, plan.kind
-        taken = yield sql["take_key"], (kind.task, plan.key, plan.id, kind.hold, self._now)
+        sql = self._sql
+        job_id, args, key, kind = plan
+        taken = yield sql["take_key"], (kind.task, key, job_id, kind.hold, self._now)
         if taken:
             self._new.append(plan)
-            return Enqueued(plan.id, "created")
-        [(holder,)] = yield sql["key_holder"], (kind.task, plan.key)
+            return Enqueued(job_id, "created")
+        [(holder,)] = yield sql["key_holder"], (kind.task, key)
         if on_conflict != "replace":
             return Enqueued(holder, "rejected" if on_conflict == "reject" else "existing")
         # The holder may be of this very call.
@@ -116,14 +112,14 @@ class Enqueue:
         if replaced:
             yield (
                 sql["replace_job"],
-                (plan.args, kind.queue, kind.priority, kind.partition, kind.expires_at, holder),
+                (args, kind.queue, kind.priority, kind.partition, kind.expires_at, holder),
             )
             self._wake(kind)
             return Enqueued(holder, "replaced")
         # It runs already, or is done: what was asked for needs a run of its own.
-        yield sql["move_key"], (plan.id, kind.hold, kind.task, plan.key)
+        yield sql["move_key"], (job_id, kind.hold, kind.task, key)
         self._new.append(plan)
-        return Enqueued(plan.id, "created")
+        return Enqueued(job_id, "created")
 
     def _flush(self) -> Write:
         new, self._new = self._new, []

@@ -57,17 +57,12 @@ from (
 );
 
 -- name: chosen_jobs
--- As `due_jobs`, for jobs chosen already.
+-- As `due_jobs`, for jobs chosen already; in no order.
 select json_group_array(json_array(
-    id, task, queue, priority, args, attempt, max_attempts, run_at, key, partition, timeout,
-    expires_at, trace))
-from (
-    select j.id, j.task, j.queue, j.priority, j.args, d.attempt + 1 as attempt, j.max_attempts,
-        d.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace
-    from duetime_due as d join duetime_job as j on j.id = d.job_id
-    where d.job_id in (select value from json_each(:jobs))
-    order by d.priority, d.run_at, d.job_id
-);
+    j.id, j.task, j.queue, j.priority, j.args, d.attempt + 1, j.max_attempts, d.run_at, j.key,
+    j.partition, j.timeout, j.expires_at, j.trace))
+from duetime_due as d join duetime_job as j on j.id = d.job_id
+where d.job_id in (select value from json_each(:jobs));
 
 -- name: hold
 insert into duetime_claim (job_id, token, attempt, worker_id, claimed_at)

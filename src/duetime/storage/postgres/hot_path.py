@@ -1,0 +1,297 @@
+"""A worker's statements: claim, finish and give back, each in one short transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import msgspec
+import psycopg
+
+from duetime.domain.job import ClaimedJob, EndedAs, EndedJob, JobState
+from duetime.storage.postgres.connection import array, told_errors
+from duetime.storage.postgres.heart import PostgresHeart
+from duetime.storage.postgres.sessions import Connection, Sessions
+from duetime.storage.postgres.sleeper import PostgresSleeper
+from duetime.storage.store import Exchange, Lane, Rescued, Row, Statements
+
+_LONGEST_SHORT_US = 2**31 - 1
+
+
+class HotPath(Sessions):
+    """What a worker does, from its registration to the rescue of another."""
+
+    async def register_worker(
+        self,
+        *,
+        name: str,
+        queues: Sequence[str],
+        tasks: Mapping[str, Mapping[str, Any]],
+        concurrency: int,
+        lease: timedelta,
+    ) -> int:
+        async with self._connection() as connection, connection.transaction():
+            if tasks:
+                await self._on(
+                    connection,
+                    "register_tasks",
+                    names=list(tasks),
+                    queues=[task["queue"] for task in tasks.values()],
+                    priorities=[task["priority"] for task in tasks.values()],
+                    max_attempts=[task["max_attempts"] for task in tasks.values()],
+                    timeouts=[task["timeout"] for task in tasks.values()],
+                    expires=[task["expires"] for task in tasks.values()],
+                )
+            rows = await self._on(
+                connection,
+                "register_worker",
+                name=name,
+                queues=list(queues),
+                tasks=list(tasks),
+                concurrency=concurrency,
+                lease=lease,
+            )
+            return cast("int", rows[0][0])
+
+    async def remove_worker(self, worker_id: int) -> None:
+        await self._rows("remove_worker", worker=worker_id)
+
+    def heart(self) -> PostgresHeart:
+        return PostgresHeart(self.listen_dsn, self._sql["beat"])
+
+    async def sleeper(self, worker_id: int) -> PostgresSleeper:
+        sleeper = PostgresSleeper(
+            self.listen_dsn,
+            self.schema,
+            worker_id,
+            notify=self._notify,
+            poll=self._poll_seconds,
+        )
+        with told_errors():
+            await sleeper.open()
+        return sleeper
+
+    async def exchange(
+        self,
+        worker_id: int,
+        *,
+        ended: Sequence[EndedJob] = (),
+        closed: Sequence[int] = (),
+        lanes: Sequence[Lane] = (),
+        limited: Sequence[str] = (),
+        want: int = 0,
+        look_ahead: bool = False,
+    ) -> Exchange:
+        async with self._connection() as connection, connection.pipeline():
+            finishes = await self._send_finishes(connection, ended, closed)
+            claim = None
+            if want > 0 and lanes:
+                claim = await self._send(
+                    connection,
+                    "claim",
+                    worker=worker_id,
+                    want=want,
+                    queues=[lane.queue for lane in lanes],
+                    priorities=array(lane.priority for lane in lanes),
+                    floors=[lane.floor for lane in lanes],
+                )
+            claims_limited = [
+                await self._send(
+                    connection, "claim_limited", worker=worker_id, queue=queue, want=want
+                )
+                for queue in limited
+                if want > 0
+            ]
+            ahead = None
+            if look_ahead:
+                queues = sorted({lane.queue for lane in lanes})
+                ahead = await self._send(connection, "next_run_at", queues=queues)
+            accepted = {row[0] for cursor in finishes for row in await cursor.fetchall()}
+            rows = await claim.fetchall() if claim is not None else []
+            limited_rows = [row for cursor in claims_limited for row in await cursor.fetchall()]
+            next_rows = await ahead.fetchall() if ahead is not None else []
+        claimed = [_claimed(row, limited=False) for row in rows if row[2] is not None]
+        claimed += [_claimed(row, limited=True) for row in limited_rows if row[2] is not None]
+        now = rows[0][0] if rows else None
+        next_run_at = None
+        if next_rows:
+            now, next_run_at = next_rows[0]
+        opens = [row[15] for row in limited_rows if row[15] is not None]
+        if limited and look_ahead and now is not None:
+            soonest = await self._rows("next_limited_at", queues=list(limited), now=now)
+            opens += [row[0] for row in soonest if row[0] is not None]
+        if opens:
+            next_run_at = min([next_run_at, *opens] if next_run_at else opens)
+        return Exchange(
+            now=now,
+            refused=frozenset(end.job.id for end in ended) - accepted,
+            claimed=claimed,
+            next_run_at=next_run_at,
+        )
+
+    async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> frozenset[int]:
+        async with self._connection() as connection, connection.transaction():
+            before = await self._on(
+                connection,
+                "finished_before",
+                jobs=array(end.job.id for end in ended),
+                tokens=array(end.job.token for end in ended),
+            )
+            done = {row[0] for row in before}
+            left = [end for end in ended if end.job.id not in done]
+            cursors = await self._send_finishes(connection, left, closed)
+            done |= {row[0] for cursor in cursors for row in await cursor.fetchall()}
+            return frozenset(end.job.id for end in ended) - done
+
+    async def disown(self, worker_id: int, known: Sequence[int]) -> int:
+        rows = await self._rows("disown", worker=worker_id, known=array(known))
+        return len(rows)
+
+    async def claim_quarantined(self, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
+        for queue in queues:
+            rows = await self._rows("claim_quarantined", worker=worker_id, queue=queue)
+            if rows:
+                return [_claimed(row, limited=False) for row in rows]
+        return []
+
+    async def release(self, jobs: Sequence[ClaimedJob], closed: Sequence[int]) -> None:
+        await self._put("put_back", jobs, closed)
+
+    async def park(self, jobs: Sequence[ClaimedJob], closed: Sequence[int], reason: str) -> None:
+        await self._put("park", jobs, closed, reason=reason)
+
+    async def _put(
+        self, name: str, jobs: Sequence[ClaimedJob], closed: Sequence[int], **more: Any
+    ) -> None:
+        ids = array(job.id for job in jobs)
+        tokens = array(job.token for job in jobs)
+        async with self._connection() as connection, connection.transaction():
+            left = await self._on(connection, "leave_claims", tokens=tokens, jobs=ids)
+            await self._on(connection, "drop_claims", tokens=tokens, closed=array(closed))
+            await self._on(
+                connection,
+                name,
+                jobs=ids,
+                run_ats=[job.run_at for job in jobs],
+                attempts=array(job.attempt - 1 for job in jobs),
+                left=array(row[0] for row in left),
+                **more,
+            )
+            await self._on(connection, "wake_for", jobs=ids)
+
+    async def unpark(self, tasks: Sequence[str]) -> int:
+        return cast("int", (await self._rows("unpark", tasks=list(tasks)))[0][0])
+
+    def finish_in(self, ended: EndedJob) -> Statements:
+        body = {
+            "job": ended.job.id,
+            "token": ended.job.token,
+            "started": ended.started_us,
+            "finished": ended.finished_us,
+            "result": None if ended.result is None else msgspec.Raw(ended.result.encode()),
+        }
+        rows = yield self._sql["complete"], (msgspec.json.encode(body).decode(),)
+        return bool(rows[0][0])
+
+    async def set_progress(self, job: ClaimedJob, progress: str) -> bool:
+        return bool(
+            await self._rows("set_progress", job=job.id, token=job.token, progress=progress)
+        )
+
+    async def rescue(self) -> list[Rescued]:
+        async with self._connection() as connection:
+            async with connection.transaction():
+                dead = await self._on(connection, "lock_dead_claims")
+                rows = (
+                    await self._on(connection, "rescue", tokens=array(row[0] for row in dead))
+                    if dead
+                    else []
+                )
+            await self._on(connection, "bury_workers")
+        states = {"lost": JobState.RETRYING, "dead": JobState.DEAD, "cancelled": JobState.CANCELLED}
+        return [
+            Rescued(job_id, task, attempt, states[ended_as], worker)
+            for job_id, task, attempt, ended_as, worker in rows
+        ]
+
+    async def prune(self, retention: Mapping[EndedAs, timedelta], *, batch: int) -> int:
+        pruned = 0
+        for ended_as, age in retention.items():
+            rows = await self._rows("prune", ended_as=ended_as.value, age=age, batch=batch)
+            pruned += rows[0][0]
+        if retention:
+            await self._rows("prune_leftovers", age=max(retention.values()))
+        return pruned
+
+    async def _send_finishes(
+        self, connection: Connection, ended: Sequence[EndedJob], closed: Sequence[int]
+    ) -> list[psycopg.AsyncCursor[Row]]:
+        """Send `finish` for the plainly completed, `finish_fully` for the rest.
+
+        The claims are closed by the last statement, after both have passed the fence.
+        """
+        plain = [end for end in ended if _is_plain(end)]
+        full = [end for end in ended if not _is_plain(end)] if len(plain) < len(ended) else []
+        cursors = []
+        if plain or (closed and not full):
+            held = sorted({end.job.token for end in plain})
+            cursors.append(
+                await self._send(
+                    connection,
+                    "finish",
+                    jobs=array(end.job.id for end in plain),
+                    tokens=array(end.job.token for end in plain),
+                    attempts=array(end.job.attempt for end in plain),
+                    started=array(end.started_us for end in plain),
+                    finished=array(end.finished_us for end in plain),
+                    held=array(held),
+                    closed=array(() if full else closed),
+                )
+            )
+        if full:
+            held = sorted({end.job.token for end in full})
+            cursors.append(
+                await self._send(
+                    connection, "finish_fully", **_full_parameters(full, held, closed=closed)
+                )
+            )
+        return cursors
+
+
+def _is_plain(end: EndedJob) -> bool:
+    return (
+        end.ended_as is EndedAs.COMPLETED
+        and end.result is None
+        and end.job.key is None
+        and not end.job.limited
+        and end.finished_us <= _LONGEST_SHORT_US
+    )
+
+
+def _full_parameters(
+    ended: Sequence[EndedJob], held: Sequence[int], *, closed: Sequence[int]
+) -> dict[str, Any]:
+    return {
+        "jobs": array(end.job.id for end in ended),
+        "tokens": array(end.job.token for end in ended),
+        "attempts": array(end.job.attempt for end in ended),
+        "started": array(end.started_us for end in ended),
+        "finished": array(end.finished_us for end in ended),
+        "ended_as": [end.ended_as.value for end in ended],
+        "again": [end.again_after for end in ended],
+        "codes": [end.error_code for end in ended],
+        "errors": [end.error for end in ended],
+        "tracebacks": [end.traceback for end in ended],
+        "results": [end.result for end in ended],
+        "held": array(held),
+        "closed": array(closed),
+    }
+
+
+def _claimed(row: Row, *, limited: bool) -> ClaimedJob:
+    # In the order of the columns of `claim`; positional, as this is the hot path.
+    return ClaimedJob(
+        row[2], row[1], row[3], row[4], row[5], row[6], row[7], row[8], row[9], row[0],
+        row[10], row[11], row[12], row[13], row[14], limited,
+    )  # fmt: skip

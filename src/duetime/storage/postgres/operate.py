@@ -1,0 +1,168 @@
+"""How people look at jobs, queues and workers, and change them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from duetime.domain.job import AttemptInfo, JobFilter, JobInfo, JobState
+from duetime.domain.queue import Limits, QueueInfo
+from duetime.storage.postgres.connection import array, told_errors
+from duetime.storage.postgres.listener import Listener
+from duetime.storage.postgres.sessions import Connection, Sessions
+from duetime.storage.store import Row, WorkerInfo
+
+_TROUBLED = ("dead", "cancelled", "superseded", "expired")
+
+
+class Operations(Sessions):
+    """Off the hot path: every method may take its time."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._results: Listener | None = None
+        self._watched: dict[int, list[asyncio.Event]] = {}
+
+    async def close(self) -> None:
+        if self._results is not None:
+            await self._results.close()
+            self._results = None
+        await super().close()
+
+    async def get(self, job_id: int) -> JobInfo | None:
+        rows = await self._rows("get_job", job=job_id)
+        if not rows:
+            return None
+        history = await self._rows("get_history", job=job_id)
+        attempts = tuple(
+            AttemptInfo(**dict(zip(AttemptInfo.__struct_fields__, row, strict=True)))
+            for row in history
+        )
+        return _job_info(rows[0], history=attempts)
+
+    async def find(self, which: JobFilter) -> list[JobInfo]:
+        states = {state.value for state in which.states}
+        walk = not states or "completed" in states or which.ids is not None
+        rows = await self._rows(
+            "list_jobs",
+            walk=walk,
+            waiting=not walk and bool(states & {"pending", "retrying", "parked"}),
+            running=not walk and "running" in states,
+            troubled=[] if walk else sorted(states & set(_TROUBLED)),
+            states=sorted(states) or None,
+            ids=None if which.ids is None else list(which.ids),
+            queue=which.queue,
+            task=which.task,
+            key=which.key,
+            before=which.before_id,
+            limit=which.limit,
+        )
+        return [_job_info(row) for row in rows]
+
+    async def cancel(self, job_id: int, *, reason: str) -> JobState | None:
+        async with self._connection() as connection, connection.transaction():
+            state = await self._state(connection, job_id)
+            if await self._on(
+                connection, "cancel_waiting", job=job_id, reason=reason, ended_as="cancelled"
+            ):
+                return JobState.PENDING if state is None or state.ended else state
+            if await self._on(connection, "cancel_running", job=job_id):
+                return JobState.RUNNING
+            return await self._state(connection, job_id)
+
+    async def reschedule(self, job_id: int, run_at: datetime) -> JobState | None:
+        return await self._move("reschedule", job_id, run_at=run_at)
+
+    async def reprioritise(self, job_id: int, priority: int) -> JobState | None:
+        return await self._move("reprioritise", job_id, priority=priority)
+
+    async def _move(self, name: str, job_id: int, **parameters: Any) -> JobState | None:
+        async with self._connection() as connection, connection.transaction():
+            moved = await self._on(connection, name, job=job_id, **parameters)
+            state = await self._state(connection, job_id)
+            return JobState.PENDING if moved else state
+
+    async def _state(self, connection: Connection, job_id: int) -> JobState | None:
+        rows = await self._on(connection, "job_state", job=job_id)
+        return JobState(rows[0][0]) if rows else None
+
+    async def requeue(self, which: JobFilter, *, run_at: datetime | None) -> list[int]:
+        ids = [job.id for job in await self.find(which)]
+        rows = await self._rows("requeue", ids=array(ids), run_at=run_at)
+        return sorted(row[0] for row in rows)
+
+    async def pause_queue(self, queue: str, *, by: str, reason: str) -> None:
+        await self._rows("pause_queue", queue=queue, by=by, reason=reason)
+
+    async def resume_queue(self, queue: str) -> None:
+        async with self._connection() as connection, connection.transaction():
+            await self._on(connection, "resume_queue", queue=queue)
+            await self._on(connection, "drop_plain_queues", queue=queue)
+
+    async def limit_queue(self, queue: str, limits: Limits) -> None:
+        async with self._connection() as connection, connection.transaction():
+            await self._on(connection, "limit_queue", queue=queue, **msgspec.structs.asdict(limits))
+            await self._on(connection, "drop_plain_queues", queue=queue)
+
+    async def queues(self) -> list[QueueInfo]:
+        return [
+            QueueInfo(
+                **dict(zip(QueueInfo.__struct_fields__[:9], row[:9], strict=True)),
+                limits=_limits(row[9:]),
+            )
+            for row in await self._rows("queues")
+        ]
+
+    async def limited_queues(self) -> dict[str, Limits]:
+        return {row[0]: _limits(row[1:]) for row in await self._rows("limited_queues")}
+
+    async def workers(self) -> list[WorkerInfo]:
+        return [
+            WorkerInfo(**dict(zip(WorkerInfo.__struct_fields__, _tuples(row), strict=True)))
+            for row in await self._rows("workers")
+        ]
+
+    async def wait_ended(self, job_id: int, seconds: float) -> None:
+        if self._results is None and self._notify:
+            self._results = Listener(self.listen_dsn, [f"{self.schema}.ended"], self._heard_ended)
+            with told_errors():
+                await self._results.open()
+        event = asyncio.Event()
+        self._watched.setdefault(job_id, []).append(event)
+        try:
+            await self._rows("watch", job=job_id, wait=timedelta(seconds=seconds))
+            state = await self._rows("job_state", job=job_id)
+            if state and JobState(state[0][0]).ended:
+                return
+            # A finish may have begun before it could see us: look again soon, then less often.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await event.wait()
+        finally:
+            self._watched[job_id].remove(event)
+            if not self._watched[job_id]:
+                del self._watched[job_id]
+
+    def _heard_ended(self, channel: str, payload: str) -> None:
+        jobs = [int(payload)] if payload.isdigit() else list(self._watched)
+        for job_id in jobs:
+            for event in self._watched.get(job_id, ()):
+                event.set()
+
+
+def _job_info(row: Row, history: tuple[AttemptInfo, ...] = ()) -> JobInfo:
+    values = dict(zip(JobInfo.__struct_fields__, row, strict=False))
+    values["state"] = JobState(values["state"])
+    return JobInfo(**values, history=history)
+
+
+def _limits(row: Row) -> Limits:
+    return Limits(running=row[0], per_partition=row[1], rate=row[2], period=row[3])
+
+
+def _tuples(row: Row) -> Row:
+    return tuple(tuple(value) if isinstance(value, list) else value for value in row)

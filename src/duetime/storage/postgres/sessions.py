@@ -1,0 +1,145 @@
+"""The pool of a store, and how its named statements are run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from typing import Any
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool
+
+from duetime.storage.postgres.connection import (
+    check_schema_name,
+    in_schema,
+    limited_to,
+    make_dsn,
+    told_errors,
+)
+from duetime.storage.statements import load_statements
+from duetime.storage.store import Row
+
+Connection = psycopg.AsyncConnection[Row]
+
+
+class Sessions:
+    """Connections for short transactions. Listeners and hearts have their own."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        listen_url: str | None = None,
+        schema: str = "duetime",
+        notify: bool = True,
+        prepare: bool = True,
+        pool_size: int = 4,
+        call_seconds: float = 30.0,
+        poll_seconds: float = 1.0,
+    ) -> None:
+        self.schema = check_schema_name(schema)
+        self.dsn = make_dsn(url)
+        self.listen_dsn = make_dsn(listen_url) if listen_url else self.dsn
+        self._notify = notify
+        self._prepare = prepare
+        self._pool_size = pool_size
+        self._call_seconds = call_seconds
+        self._poll_seconds = poll_seconds
+        self._sql = load_statements(
+            "duetime.storage.postgres", lambda text: in_schema(text, self.schema)
+        )
+        self._pool: AsyncConnectionPool[Connection] | None = None
+
+    async def open(self) -> None:
+        """Connect; a wrong password or host is told at once."""
+        with told_errors():
+            probe = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True)
+            await probe.close()
+        self._pool = AsyncConnectionPool(
+            self.dsn,
+            kwargs={"autocommit": True, "prepare_threshold": 0 if self._prepare else None},
+            min_size=1,
+            max_size=self._pool_size,
+            timeout=self._call_seconds,
+            max_idle=300,
+            reconnect_timeout=10**9,
+            configure=self._configure,
+            check=None,
+            open=False,
+            name="duetime",
+        )
+        await self._pool.open()
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            await self._pool.close(timeout=2)
+            self._pool = None
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        # The caller's own errors pass as they are: only ours are told.
+        pool = self._open_pool()
+        with told_errors():
+            connection = await pool.getconn()
+        try:
+            with told_errors():
+                await connection.execute("begin")
+                # The caller's own statements are planned as anywhere else.
+                await connection.execute("set local enable_seqscan = on")
+            try:
+                yield connection
+            except BaseException:
+                with contextlib.suppress(psycopg.Error):
+                    await connection.rollback()
+                raise
+            with told_errors():
+                await connection.commit()
+        finally:
+            await pool.putconn(connection)
+
+    @contextmanager
+    def transaction_sync(self) -> Iterator[psycopg.Connection[Any]]:
+        with told_errors():
+            connection = psycopg.connect(self.dsn)
+        with closing(connection):
+            yield connection
+            with told_errors():
+                connection.commit()
+
+    async def _configure(self, connection: Connection) -> None:
+        if not self._prepare:
+            # Behind a pooler, what is set for a session reaches the sessions of others.
+            return
+        await connection.execute("set jit = off")
+        # A prepared plan outlives the size of the table that it was made for: one made for
+        # an empty `due` would scan a million rows. Plans made each time see the size.
+        await connection.execute("set enable_seqscan = off")
+        if not self._notify:
+            await connection.execute(in_schema("set duetime.notify = 'off'", self.schema))
+
+    def _open_pool(self) -> AsyncConnectionPool[Connection]:
+        if self._pool is None:
+            raise AssertionError("the store is not open")
+        return self._pool
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        async with limited_to(self._call_seconds):
+            async with self._open_pool().connection() as connection:
+                yield connection
+
+    async def _rows(self, name: str, /, **parameters: Any) -> list[Row]:
+        async with self._connection() as connection:
+            return await self._on(connection, name, **parameters)
+
+    async def _on(self, connection: Connection, name: str, /, **parameters: Any) -> list[Row]:
+        cursor = await self._send(connection, name, **parameters)
+        return await cursor.fetchall() if cursor.description else []
+
+    async def _send(
+        self, connection: Connection, name: str, /, **parameters: Any
+    ) -> psycopg.AsyncCursor[Row]:
+        cursor = connection.cursor(binary=True)
+        await cursor.execute(self._sql[name], parameters)
+        return cursor

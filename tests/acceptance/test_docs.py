@@ -1,0 +1,115 @@
+"""The manual tells the truth: its programs run, and its lists are complete."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import duetime
+from duetime import JobState, errors
+from duetime.cli import cli
+from duetime.settings import Settings
+from tests.acceptance.command import environment
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PROGRAM = re.compile(
+    r'^```python title="(\w+\.py)"\n(.*?)^```$(?:\n\n```text title="prints"\n(.*?)^```$)?',
+    re.MULTILINE | re.DOTALL,
+)
+# `guide/testing.md` has pytest's own test: tests/integration/test_testing_guide.py.
+PAGES = [
+    page
+    for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+    if PROGRAM.search(page.read_text()) and page.name != "testing.md"
+]
+LOGGED = re.compile(
+    r'(?:\blog\.(?:debug|info|warning|error|exception)|_say|leave_now)\((?:[^")]|\([^)]*\))*?"(\w+)"'
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_program_of_the_page_runs(page: Path, tmp_path: Path) -> None:
+    programs = PROGRAM.findall(page.read_text())
+    for name, code, _ in programs:
+        (tmp_path / name).write_text(code)
+    for name, _, prints in programs:
+        done = subprocess.run(
+            [sys.executable, name],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment(None),
+            timeout=30,
+            check=False,
+        )
+
+        assert done.returncode == 0, f"{name}:\n{done.stderr}"
+        assert not prints or done.stdout == prints, name
+
+
+def test_the_readme_s_quickstart_says_what_it_did(tmp_path: Path) -> None:
+    [(name, code, _)] = PROGRAM.findall((ROOT / "README.md").read_text())
+    (tmp_path / name).write_text(code)
+
+    done = subprocess.run(
+        [sys.executable, name], capture_output=True, text=True, cwd=tmp_path, timeout=30, check=True
+    )
+
+    assert done.stdout.splitlines() == [
+        "The invoice of order 7 is sent.",
+        "The invoice of order 8 is sent.",
+    ]
+
+
+def test_every_setting_is_in_the_manual() -> None:
+    assert missing("settings", Settings.__struct_fields__) == []
+
+
+def test_every_public_name_is_in_the_manual() -> None:
+    assert missing("python", duetime.__all__) == []
+
+
+def test_every_error_is_in_the_manual() -> None:
+    assert missing("errors", [name for name in vars(errors) if name[0].isupper()]) == []
+
+
+def test_every_state_is_in_the_manual() -> None:
+    assert missing("tables", [state.value for state in JobState]) == []
+
+
+def test_every_command_and_option_is_in_the_manual() -> None:
+    assert missing("cli", command_words(cli)) == []
+
+
+def test_every_log_event_is_in_the_manual() -> None:
+    source = "".join(file.read_text() for file in (ROOT / "src" / "duetime").rglob("*.py"))
+    events = {name for name in LOGGED.findall(source) if "_" in name or name == "starting"}
+
+    assert len(events) > 30
+    assert missing("events", sorted(events)) == []
+
+
+def missing(page: str, names: list[str] | tuple[str, ...]) -> list[str]:
+    """Those of the names that the page does not show as code."""
+    text = (DOCS / "reference" / f"{page}.md").read_text()
+    return [name for name in names if not re.search(rf"`[^`\n]*\b{re.escape(name)}\b", text)]
+
+
+def command_words(command: click.Command) -> list[str]:
+    """The names of its commands and of the options that are shown."""
+    words = [
+        name.lstrip("-")
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and not parameter.hidden
+        for name in parameter.opts
+    ]
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            words += [name, *command_words(inner)]
+    return words
