@@ -21,8 +21,10 @@ from bench.scale import FULL, QUICK
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _read(arguments)
-    # Ended from outside as by Ctrl-C: everything that was started is stopped on the way out.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Ended from outside as by Ctrl-C, which a shell's background job would ignore: everything
+    # that was started is stopped on the way out.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
     try:
         with open_environment(QUICK if options.quick else FULL) as environment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Sequence
@@ -13,7 +14,6 @@ from bench.child import Parent
 from bench.payload import note_for
 from duetime import Duetime
 from duetime.domain.job import ClaimedJob, EndedJob
-from duetime.task import Task
 from duetime.telemetry.events import Events
 
 _SHARES = 1000
@@ -98,26 +98,36 @@ async def work(parent: Parent, *, database: str, **settings: Any) -> None:
 
 
 async def enqueue_for(
-    parent: Parent, *, database: str, tasks: int, seconds: float, **settings: Any
+    parent: Parent, *, database: str, connections: int, seconds: float, notify: bool
 ) -> None:
-    """`tasks` producers over as many connections, one durable enqueue after another."""
-    bench = Bench(database, pool_size=tasks, **settings)
-    note = note_for(0)
+    """A producer on each connection, one durable enqueue after another, by the SQL function.
 
-    async def produce(until: float) -> int:
+    What the Python API adds would load this process and not the server.
+    """
+    import asyncpg
+
+    jobs = json.dumps([{"task": "noop", "args": {"number": 0, "note": note_for(0)}}])
+    pool = [await asyncpg.connect(database) for _ in range(connections)]
+    enqueues = [
+        await connection.prepare("select * from duetime.enqueue_many($1, $2)")
+        for connection in pool
+    ]
+
+    async def produce(enqueue: Any, until: float) -> int:
         done = 0
         while time.monotonic() < until:
-            await bench.noop.enqueue(number=0, note=note)
+            await enqueue.fetch(jobs, notify)
             done += 1
         return done
 
-    await asyncio.gather(*(produce(time.monotonic() + 0.1) for _ in range(tasks)))
+    await asyncio.gather(*(produce(enqueue, time.monotonic() + 0.1) for enqueue in enqueues))
     parent.say("ready")
     await parent.heard()
     began = time.monotonic()
-    counts = await asyncio.gather(*(produce(began + seconds) for _ in range(tasks)))
+    counts = await asyncio.gather(*(produce(enqueue, began + seconds) for enqueue in enqueues))
     parent.say({"count": sum(counts), "seconds": time.monotonic() - began})
-    await bench.app.close()
+    for connection in pool:
+        await connection.close()
 
 
 async def enqueue_bulk(parent: Parent, *, database: str, jobs: int) -> None:
@@ -158,7 +168,7 @@ def load_future(database: str, jobs: int) -> None:
         bench = Bench(database)
         begin = datetime.now(UTC) + timedelta(days=1)
         share = jobs // _SHARES
-        at: list[Task[..., Any] | Any] = [
+        moments = [
             bench.noop.using(at=begin + timedelta(minutes=(number * 367) % _SHARES))
             for number in range(_SHARES)
         ]
@@ -166,7 +176,7 @@ def load_future(database: str, jobs: int) -> None:
             await bench.app.enqueue_many(
                 moment.job(number=number, note=note_for(number))
                 for number in range(part, min(part + 100, share))
-                for moment in at
+                for moment in moments
             )
         await bench.app.close()
 

@@ -1,7 +1,8 @@
 """Sixteen producers, one durable enqueue after another, beside a worker that drains.
 
-Four processes with four connections each; every enqueue is a commit of its own. The baseline is
-the same with wake-up off: the cost of never missing an enqueue without polling.
+Four processes with four connections each call the SQL function `duetime.enqueue_many`; every
+enqueue is a commit of its own. The baseline is the same with wake-up off, in the producers and in
+the worker: what it costs to wake who sleeps.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from bench.processes import children
 from bench.reading import Reading, alternate, medians
 
 PROCESSES = 4
-TASKS = 4
+CONNECTIONS = 4
 
 
 def measure(environment: Environment) -> dict[str, Reading]:
@@ -34,7 +35,7 @@ def _enqueue(database: str, seconds: float, *, notify: bool) -> float:
             PROCESSES,
             "enqueuer",
             database=database,
-            tasks=TASKS,
+            connections=CONNECTIONS,
             seconds=seconds,
             notify=notify,
         ) as producers,

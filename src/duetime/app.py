@@ -61,7 +61,7 @@ class Duetime:
         )
         self._checked = False
         self._check_lock = threading.Lock()
-        self._portal = Portal()
+        self._portal = Portal(self.close)
         self._inline: Callable[[Sequence[NewJob]], Awaitable[list[Enqueued]]] | None = None
 
     # Tasks

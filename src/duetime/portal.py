@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from duetime.errors import DuetimeError
 
 T = TypeVar("T")
 
+_CLOSE_SECONDS = 5.0
+
 
 class Portal:
-    """Runs coroutines from sync code. The thread starts with the first and is a daemon."""
+    """Runs coroutines from sync code. The thread starts with the first and is a daemon.
 
-    def __init__(self) -> None:
+    When the interpreter ends, `closing` closes what was opened on its loop.
+    """
+
+    def __init__(self, closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._closing = closing
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -33,16 +40,35 @@ class Portal:
         return asyncio.run_coroutine_threadsafe(coroutine, self._running_loop()).result()
 
     def close(self) -> None:
+        """Close what was opened, and end the thread. The next call starts another."""
         with self._lock:
             loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.call_soon_threadsafe(loop.stop)
+        if loop is None:
+            return
+        atexit.unregister(self.close)
+        try:
+            asyncio.run_coroutine_threadsafe(self._closing(), loop).result(_CLOSE_SECONDS)
+        except (DuetimeError, TimeoutError, RuntimeError):
+            # The database is gone or slow, or the interpreter has no threads to give any more:
+            # the connections end with the process.
+            pass
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join(_CLOSE_SECONDS)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(
-                    target=self._loop.run_forever, name="duetime-portal", daemon=True
-                ).start()
+                self._thread = threading.Thread(
+                    target=_run, args=(self._loop,), name="duetime-portal", daemon=True
+                )
+                self._thread.start()
+                atexit.register(self.close)
             return self._loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()

@@ -77,7 +77,7 @@ class WorkerProcess:
 
     def __init__(self, url: str, *options: str) -> None:
         self.log = Path(tempfile.mkstemp(prefix="duetime-worker-", suffix=".log")[1])
-        with self.log.open("w") as log:
+        with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 [str(DUETIME), "worker", "--app", SHOP, "--log-format", "json", *options],
                 stderr=log,
@@ -94,7 +94,10 @@ class WorkerProcess:
         return [json.loads(line) for line in self.log.read_text().splitlines() if line[-1:] == "}"]
 
     def logged(self, event: str) -> bool:
-        return any(line["event"] == event for line in self.lines)
+        return self.count(event) > 0
+
+    def count(self, event: str) -> int:
+        return sum(line["event"] == event for line in self.lines)
 
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(number)

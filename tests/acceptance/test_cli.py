@@ -176,7 +176,7 @@ async def test_queues_are_paused_limited_and_listed(backend: Backend, app: Dueti
     again = duetime(backend.url, "queues", "resume", name)
     lifted = duetime(backend.url, "queues", "limit", name, "--none")
 
-    assert "by ann; 1 job waiting" in paused.out
+    assert paused.out == "Queue default is paused by ann: 1 job waiting.\n"
     assert limited.out == "Queue default: at most 2 running, 9 per 1m.\n"
     assert "by ann (holiday); at most 2 running, 9 per 1m" in table.out
     [queue] = plain.json

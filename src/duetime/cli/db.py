@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
+from duetime.cli.number import Number
 from duetime.cli.output import print_json
 from duetime.cli.target import Group, Target, target_of
 from duetime.storage.migrations import (
@@ -32,7 +33,7 @@ def init_command(context: click.Context) -> None:
 
 
 @db.command("upgrade")
-@click.option("--to", type=click.IntRange(min=1), metavar="N", help="The version to stop at.")
+@click.option("--to", type=Number(1), metavar="N", help="The version to stop at.")
 @click.pass_context
 def upgrade_command(context: click.Context, to: int | None) -> None:
     """Bring the tables up to date; every job is kept."""
@@ -40,9 +41,7 @@ def upgrade_command(context: click.Context, to: int | None) -> None:
 
 
 @db.command("downgrade")
-@click.option(
-    "--to", type=click.IntRange(min=0), metavar="N", required=True, help="0 removes everything."
-)
+@click.option("--to", type=Number(0), metavar="N", required=True, help="0 removes everything.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def downgrade_command(context: click.Context, to: int, yes: bool) -> None:

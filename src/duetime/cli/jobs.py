@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from duetime.app import Duetime
+from duetime.cli.number import JOB_ID, Number
 from duetime.cli.output import plural, print_facts, print_json, print_table
 from duetime.cli.show import job_row, show_job
 from duetime.cli.target import Group, Target, target_of
@@ -18,13 +19,6 @@ from duetime.domain.job import JobInfo, JobState
 from duetime.errors import DuetimeError, IllegalTransition
 
 _MOST = 10_000
-
-
-class JobId(click.IntRange):
-    name = "job's id"
-
-
-ID = JobId(1, 2**63 - 1)
 
 
 @click.group(cls=Group)
@@ -44,14 +38,13 @@ def jobs() -> None:
 @click.option("--queue", metavar="NAME", help="Only of this queue.")
 @click.option("--task", metavar="NAME", help="Only of this task.")
 @click.option("--key", metavar="KEY", help="Only with this key.")
-@click.option("--before", type=ID, metavar="ID", help="Only older ones: the next page.")
+@click.option("--before", type=JOB_ID, metavar="ID", help="Only older ones: the next page.")
 @click.option(
     "--limit",
-    type=click.IntRange(1, _MOST),
+    type=Number(1, _MOST),
     default=20,
-    show_default=True,
     metavar="N",
-    help="How many.",
+    help="How many, at most 10,000.  [default: 20]",
 )
 @click.pass_context
 def list_command(
@@ -89,7 +82,7 @@ def list_command(
 
 
 @jobs.command("show")
-@click.argument("job_id", metavar="ID", type=ID)
+@click.argument("job_id", metavar="ID", type=JOB_ID)
 @click.pass_context
 def show_command(context: click.Context, job_id: int) -> None:
     """Show a job with its arguments, times and every attempt."""
@@ -106,7 +99,7 @@ def show_command(context: click.Context, job_id: int) -> None:
 
 
 @jobs.command("explain")
-@click.argument("job_id", metavar="ID", type=ID)
+@click.argument("job_id", metavar="ID", type=JOB_ID)
 @click.pass_context
 def explain_command(context: click.Context, job_id: int) -> None:
     """Say why a job is, or is not, running."""
@@ -128,7 +121,7 @@ def explain_command(context: click.Context, job_id: int) -> None:
 
 
 @jobs.command("cancel")
-@click.argument("job_ids", metavar="ID...", type=ID, nargs=-1, required=True)
+@click.argument("job_ids", metavar="ID...", type=JOB_ID, nargs=-1, required=True)
 @click.option("--reason", default="cancelled", help="Why; people see it.")
 @click.pass_context
 def cancel_command(context: click.Context, job_ids: tuple[int, ...], reason: str) -> None:
@@ -146,7 +139,7 @@ def cancel_command(context: click.Context, job_ids: tuple[int, ...], reason: str
 
 
 @jobs.command("retry")
-@click.argument("job_ids", metavar="ID...", type=ID, nargs=-1, required=True)
+@click.argument("job_ids", metavar="ID...", type=JOB_ID, nargs=-1, required=True)
 @click.pass_context
 def retry_command(context: click.Context, job_ids: tuple[int, ...]) -> None:
     """Run jobs that wait (pending or retrying) now."""
@@ -167,16 +160,17 @@ def retry_command(context: click.Context, job_ids: tuple[int, ...]) -> None:
 
 
 @jobs.command("requeue")
-@click.argument("job_ids", metavar="[ID...]", type=ID, nargs=-1)
+@click.argument("job_ids", metavar="[ID...]", type=JOB_ID, nargs=-1)
 @click.option(
     "--state",
     "states",
     type=click.Choice(["dead", "cancelled", "expired", "superseded"]),
     multiple=True,
-    help="All in this state.",
+    metavar="STATE",
+    help="All that are dead, cancelled, expired or superseded.",
 )
-@click.option("--queue", metavar="NAME", help="All of this queue (dead ones, unless --state).")
-@click.option("--task", metavar="NAME", help="All of this task (dead ones, unless --state).")
+@click.option("--queue", metavar="NAME", help="All of this queue; dead ones, unless --state.")
+@click.option("--task", metavar="NAME", help="All of this task; dead ones, unless --state.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def requeue_command(

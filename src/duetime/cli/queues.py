@@ -9,7 +9,8 @@ from datetime import datetime
 import click
 
 from duetime.app import Duetime
-from duetime.cli.output import exact, plural, print_json, print_table, relative
+from duetime.cli.number import Number
+from duetime.cli.output import plural, print_json, print_table, relative
 from duetime.cli.target import Group, target_of
 from duetime.domain.duration import format_duration
 from duetime.domain.queue import Limits, QueueInfo
@@ -72,10 +73,7 @@ def pause_command(context: click.Context, queue: str, reason: str, by: str | Non
         print_json(info)
         return
     waiting = plural(info.pending, "job")
-    click.echo(
-        f"Queue {queue} is paused since {exact(info.paused_at)} by {info.paused_by}; "
-        f"{waiting} waiting, {info.running} running."
-    )
+    click.echo(f"Queue {queue} is paused by {info.paused_by}: {waiting} waiting.")
 
 
 @queues.command("resume")
@@ -101,16 +99,14 @@ def resume_command(context: click.Context, queue: str) -> None:
 
 @queues.command("limit")
 @click.argument("queue")
-@click.option("--running", type=click.IntRange(min=1), metavar="N", help="Jobs at once.")
+@click.option("--running", type=Number(1), metavar="N", help="Jobs at once.")
 @click.option(
     "--per-partition",
-    type=click.IntRange(min=1),
+    type=Number(1),
     metavar="N",
     help="Jobs at once with the same partition.",
 )
-@click.option(
-    "--rate", type=click.IntRange(min=1), metavar="N", help="Starts in any span of --period."
-)
+@click.option("--rate", type=Number(1), metavar="N", help="Starts in any span of --period.")
 @click.option("--period", metavar="SPAN", help="Such as 1m.")
 @click.option("--none", "lift", is_flag=True, help="Lift every limit.")
 @click.pass_context

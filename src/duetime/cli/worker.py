@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from duetime.app import Duetime
+from duetime.cli.number import Number
 from duetime.cli.target import Command, Target, target_of
 from duetime.engine.processes import Processes
 from duetime.engine.runtime import run_worker
@@ -23,33 +24,33 @@ log = logging.getLogger("duetime.cli")
 
 @click.command(cls=Command)
 @click.option("--queues", metavar="A,B", help="The queues to work on.  [default: default]")
-@click.option("--concurrency", metavar="N", help="Jobs at once, in each process.  [default: 50]")
+@click.option("--concurrency", metavar="N", help="Jobs at once in each process.  [default: 50]")
 @click.option(
     "--processes",
-    type=click.IntRange(1, 512),
+    type=Number(1, 512),
     default=1,
-    show_default=True,
     metavar="N",
-    help="Worker processes; one that dies is replaced.",
+    help="Worker processes; one that dies is replaced.  [default: 1]",
 )
-@click.option("--grace", metavar="SPAN", help="Time to finish when stopped.  [default: 30s]")
-@click.option("--lease", metavar="SPAN", help="A dead worker's jobs return after.  [default: 30s]")
-@click.option("--heartbeat", metavar="SPAN", help="The lease is renewed every.  [default: 10s]")
+@click.option("--grace", metavar="SPAN", help="Time to finish in when stopped.  [default: 30s]")
+@click.option("--lease", metavar="SPAN", help="When a dead worker's jobs return.  [default: 30s]")
+@click.option("--heartbeat", metavar="SPAN", help="How often the lease is renewed.  [default: 10s]")
 @click.option("--poll", metavar="SPAN", help="The longest sleep.  [default: 30s]")
-@click.option("--name", help="How it is called.  [default: host:pid:random]")
+@click.option("--name", metavar="NAME", help="What it is called.  [default: host:pid:random]")
 @click.option(
     "--log-format",
     type=click.Choice(["console", "json"]),
     envvar="DUETIME_LOG_FORMAT",
-    help="How log lines look.  [default: console]",
+    metavar="FORMAT",
+    help="console or json (or DUETIME_LOG_FORMAT).  [default: console]",
 )
 @click.option(
     "--log-level",
     type=click.Choice(LEVELS, case_sensitive=False),
     envvar="DUETIME_LOG_LEVEL",
     default="info",
-    show_default=True,
-    help="The least that is logged.",
+    metavar="LEVEL",
+    help=f"{', '.join(LEVELS)} (or DUETIME_LOG_LEVEL).  [default: info]",
 )
 @click.option("--parent", type=int, hidden=True)
 @click.pass_context

@@ -103,7 +103,12 @@ class Runners:
         return max(0, self._concurrency + int(min(ahead, most)) - held)
 
     def put(self, jobs: Sequence[ClaimedJob], *, received: float) -> None:
-        self._waiting.extend((job, received) for job in jobs)
+        for job in jobs:
+            if job.limited:
+                # What waits here counts as running everywhere: it is next.
+                self._waiting.appendleft((job, received))
+            else:
+                self._waiting.append((job, received))
         for _ in range(min(len(jobs), len(self._idle))):
             future = self._idle.pop()
             if not future.done():

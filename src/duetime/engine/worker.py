@@ -282,12 +282,12 @@ class Worker:
             await self._after_look(answer, claimed, want, looked_ahead=short_before)
 
     async def _claim_limited(self, answer: Exchange) -> int:
-        """From limited queues only what can start at once: what waits here counts as running."""
-        free = self._runners.free
+        """From limited queues only what the runners can take next: it counts as running."""
+        held = sum(job.limited for job in self._held.values())
         more = await self._store.exchange(
             self._worker_id,
             limited=self._limited,
-            want=free,
+            want=max(0, self._options.concurrency - held),
             look_ahead=True,
         )
         self._accept(more.claimed, time.monotonic())

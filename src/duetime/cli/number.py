@@ -1,0 +1,29 @@
+"""Whole numbers on the command line, with errors that say what is wanted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+class Number(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A whole number from `least` to `most`."""
+
+    name = "number"
+
+    def __init__(self, least: int, most: int = 2**31 - 1) -> None:
+        self._least = least
+        self._most = most
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        if not self._least <= number <= self._most:
+            self.fail(f"{number} is not between {self._least:,} and {self._most:,}.", param, ctx)
+        return number
+
+
+JOB_ID = Number(1, 2**63 - 1)

@@ -1,0 +1,63 @@
+"""`make bench` in miniature: every measure is taken, and says something."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.catalogue import CATALOGUE
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NAMES = {
+    "drain_1",
+    "drain_2",
+    "bulk_enqueue",
+    "enqueue_16",
+    "pickup_p50_ms",
+    "pickup_p99_ms",
+    "lateness_p50_ms",
+    "lateness_p99_ms",
+    "drain_future_1m",
+    "drain_pinned",
+    "sqlite_drain",
+    "sqlite_bulk_enqueue",
+    "rss_idle_mb",
+}
+
+
+@pytest.mark.slow
+def test_every_measure_is_written_with_a_positive_value(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+
+    done = run_bench("--quick", "--output", str(results))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(results.read_text())
+    assert set(found) == NAMES
+    for name, measure in found.items():
+        assert set(measure) == {"value", "baseline", "ratio", "unit"}
+        assert measure["value"] > 0, name
+        assert measure["baseline"] > 0, name
+        assert measure["unit"] == CATALOGUE[name].unit
+        assert name in done.stdout
+
+
+def test_an_unknown_measure_is_refused_by_name() -> None:
+    done = run_bench("drain_3")
+
+    assert done.returncode == 2
+    assert "there is no measure 'drain_3'" in done.stderr
+
+
+def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )

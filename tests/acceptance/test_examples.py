@@ -1,0 +1,98 @@
+"""The examples run, as they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.acceptance.command import ROOT, environment
+from tests.conftest import Backend
+from tests.servers import free_port
+from tests.waiting import until
+
+EXAMPLES = ROOT / "examples"
+
+
+def run(example: str, cwd: Path, url: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / example)],
+        capture_output=True,
+        text=True,
+        env=environment(url),
+        cwd=cwd,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_quickstart(tmp_path: Path) -> None:
+    done = run("quickstart.py", tmp_path)
+
+    assert done.stderr == ""
+    assert done.stdout == "Hello, world!\nHello, world, a second later!\n"
+    assert (tmp_path / "duetime.db").exists()
+
+
+def test_demo_shows_what_it_says_and_cleans_up(tmp_path: Path) -> None:
+    done = run("demo.py", tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert done.stdout.count("✓") == 11
+    assert "✗" not in done.stdout
+    for heading in ("On time", "Retried", "Recovered", "Cancelled", "Explained", "Next:"):
+        assert heading in done.stdout
+    home = Path(done.stdout.splitlines()[0].rpartition(" in ")[2])
+    assert home.name.startswith("duetime-demo-")
+    assert not home.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_fastapi_keeps_order_and_job_together(backend: Backend, tmp_path: Path) -> None:
+    with server(backend.url, tmp_path) as address:
+        async with httpx.AsyncClient(base_url=address, timeout=10) as client:
+
+            async def up() -> bool:
+                try:
+                    return (await client.get("/orders/0")).status_code == 404
+                except httpx.TransportError:
+                    return False
+
+            await until(up, seconds=30)
+            refused = await client.post("/orders", params={"item": "unicorn"})
+            placed = await client.post("/orders", params={"item": "book"})
+
+            async def confirmed() -> bool:
+                order = await client.get(f"/orders/{placed.json()['id']}")
+                return bool(order.json()["status"] == "confirmed")
+
+            await until(confirmed)
+
+    assert refused.status_code == 422
+    assert placed.status_code == 201
+    assert placed.json()["status"] == "placed"
+
+
+@contextmanager
+def server(url: str, cwd: Path) -> Iterator[str]:
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", "fastapi_app:api", "--port", str(port)]
+    process = subprocess.Popen(
+        [*command, "--app-dir", str(EXAMPLES)],
+        env=environment(url),
+        cwd=cwd,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+        process.terminate()
+        assert process.wait(20) in (0, -15)
+    finally:
+        process.kill()
+        process.wait()
