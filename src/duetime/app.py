@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakKeyDictionary
 
@@ -62,6 +64,7 @@ class Duetime:
         self._checked = False
         self._check_lock = threading.Lock()
         self._portal = Portal(self.close)
+        self._text_store: tuple[Settings, Store] | None = None
         self._inline: Callable[[Sequence[NewJob]], Awaitable[list[Enqueued]]] | None = None
 
     # Tasks
@@ -121,7 +124,9 @@ class Duetime:
             priority=check_priority(priority),
             retry=policy,
             retry_on=retry_on if isinstance(retry_on, tuple) else (retry_on,),
-            max_attempts=check_max_attempts(max_attempts or policy.max_attempts),
+            max_attempts=check_max_attempts(
+                policy.max_attempts if max_attempts is None else max_attempts
+            ),
             timeout=None if timeout is None else positive(timeout, name="timeout"),
             expires=None if expires is None else parse_duration(expires, name="expires"),
             keep_result=keep_result,
@@ -129,7 +134,7 @@ class Duetime:
         )
         definition = TaskDefinition(
             function,
-            name=name or f"{function.__module__}.{function.__qualname__}".replace("__main__.", ""),
+            name=name or f"{_module_of(function)}.{function.__qualname__}",
             options=options,
             context_type=Context,
         )
@@ -171,13 +176,12 @@ class Duetime:
             return []
         if self._inline is not None:
             return await self._inline(jobs)
-        store = await self.store()
         if tx is None:
-            return await store.enqueue(jobs)
+            return await (await self.store()).enqueue(jobs)
+        store = self._unopened()
         answer: list[Enqueued] = await transaction.run_async(
             tx, store.enqueue_in(jobs), placeholder=store.capabilities.placeholder
         )
-        store.enqueued_in()
         return answer
 
     def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, tx: Any = None) -> list[Enqueued]:
@@ -185,8 +189,7 @@ class Duetime:
         if tx is None or self._inline is not None:
             return self.sync(self.enqueue_jobs(jobs))
         _check_jobs(jobs)
-        # Its statements are text: no connection of ours is needed.
-        store = make_store(self.settings)
+        store = self._unopened()
         answer: list[Enqueued] = transaction.run(
             tx, store.enqueue_in(jobs), placeholder=store.capabilities.placeholder
         )
@@ -299,6 +302,13 @@ class Duetime:
         if opening is not None:
             await (await opening).close()
 
+    def _unopened(self) -> Store:
+        """A store for its statements alone: writing in the caller's transaction needs no
+        connection of ours, and must not wait for one."""
+        if self._text_store is None or self._text_store[0] is not self.settings:
+            self._text_store = (self.settings, make_store(self.settings))
+        return self._text_store[1]
+
     async def _open_store(self) -> Store:
         if not self._checked:
             await asyncio.to_thread(self._check_schema)
@@ -380,6 +390,19 @@ class WorkerThread:
             await running
         finally:
             await self._app.close()
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    """The module's name; of a script the one under which a worker imports it."""
+    module = function.__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        if spec is not None:
+            return str(spec.name)
+        if file := getattr(main, "__file__", None):
+            return Path(file).stem
+    return module
 
 
 def _check_jobs(jobs: Sequence[NewJob]) -> None:

@@ -42,7 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 500
     lease: timedelta = timedelta(seconds=30)
     heartbeat: timedelta = timedelta(seconds=10)
-    poll: timedelta = timedelta(seconds=30)
+    poll: timedelta = timedelta(seconds=1)
     grace: timedelta = timedelta(seconds=30)
     rescue_every: timedelta = timedelta(seconds=2)
     prune_every: timedelta = timedelta(seconds=60)

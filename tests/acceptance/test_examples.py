@@ -53,6 +53,26 @@ def test_demo_shows_what_it_says_and_cleans_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_sync_script_ends_quietly(backend: Backend) -> None:
+    script = """
+from duetime import Duetime
+app = Duetime(migrate=True)
+@app.task(name="greet")
+def greet() -> None: ...
+print(greet.enqueue_sync().id)
+"""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", script],
+        capture_output=True,
+        text=True,
+        env=environment(backend.url),
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
 async def test_fastapi_keeps_order_and_job_together(backend: Backend, tmp_path: Path) -> None:
     with server(backend.url, tmp_path) as address:
         async with httpx.AsyncClient(base_url=address, timeout=10) as client:

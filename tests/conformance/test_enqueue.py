@@ -95,8 +95,8 @@ async def test_arguments_survive(store: Store, clock: Clock, hand: Hand, count: 
 
 
 @pytest.mark.parametrize("count", [1, 1500])
-async def test_tasks_defaults_fill_what_is_not_given(
-    store: Store, clock: Clock, count: int
+async def test_a_new_job_says_all_and_a_tasks_defaults_change_nothing(
+    store: Store, count: int
 ) -> None:
     defaults = {
         "queue": "mail",
@@ -111,8 +111,8 @@ async def test_tasks_defaults_fill_what_is_not_given(
     [first, *_] = await enqueue_many(store, count)
     job = await get(store, first)
 
-    assert (job.queue, job.priority, job.max_attempts) == ("mail", 1, 9)
-    assert (job.timeout, job.expires_at) == (seconds(5), clock.after("60s"))
+    assert (job.queue, job.priority, job.max_attempts) == ("default", 5, 3)
+    assert (job.timeout, job.expires_at) == (None, None)
 
 
 @pytest.mark.parametrize("beside", [0, 1500])

@@ -20,7 +20,6 @@ class Broken(Exception):
 
 async def enqueue_through(connection: Any, store: Store, *jobs: NewJob) -> list[Enqueued]:
     given: list[Enqueued] = await drive(connection, store.enqueue_in(jobs))
-    store.enqueued_in()
     return given
 
 

@@ -63,7 +63,6 @@ async def test_enqueue_in_a_transaction_wakes_when_it_commits(
     sleep = await fall_asleep(sleeper)
     async with store.transaction() as connection:
         await drive(connection, store.enqueue_in([NewJob(task="noop")]))
-        store.enqueued_in()
         done, _ = await asyncio.wait([sleep], timeout=0.1)
 
     assert not done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -42,6 +43,24 @@ async def test_psql_enqueues_and_the_worker_is_woken(pg_app: Duetime) -> None:
     assert int(done.stdout) > 0
 
 
+async def test_what_sql_does_not_name_comes_from_the_task(pg_app: Duetime) -> None:
+    @pg_app.task(name="slow", queue="heavy", priority=2, max_attempts=9, timeout="5s", expires="1m")
+    async def slow(note: str | None = None) -> None: ...
+
+    async with pg_app.worker():
+        pass
+    url = pg_app.settings.database
+    await asyncio.to_thread(psql, url, """select duetime.enqueue('slow', '{"note": null}')""")
+    await asyncio.to_thread(psql, url, "select duetime.enqueue('slow', queue => 'default')")
+    own, plain = await pg_app.jobs.find()
+
+    assert (plain.queue, plain.priority, plain.max_attempts) == ("heavy", 2, 9)
+    assert plain.timeout == timedelta(seconds=5)
+    assert plain.expires_at is not None
+    assert plain.args == {"note": None}
+    assert own.queue == "default"
+
+
 async def test_a_trigger_enqueues_in_the_transaction_of_its_row(pg_app: Duetime) -> None:
     """S0.11, S0.12: whoever writes; a rollback leaves neither."""
     await pg_app.now()
@@ -57,9 +76,8 @@ async def test_a_trigger_enqueues_in_the_transaction_of_its_row(pg_app: Duetime)
             "create trigger t after insert on orders for each row execute function on_order()"
         )
         connection.execute("insert into orders values (1)")
-        with pytest.raises(ZeroDivisionError), connection.transaction():
+        with connection.transaction(force_rollback=True):
             connection.execute("insert into orders values (2)")
-            raise ZeroDivisionError
     jobs = await pg_app.jobs.find(task="ship")
 
     assert [job.args for job in jobs] == [{"order": 1}]

@@ -48,10 +48,10 @@ def main() -> NoReturn:
         # Who read our output has gone (`| head`): not an error. Python must not try again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
-        sys.exit(0)
     except click.UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # Not there before click 8.2.
+            click.echo(error.format_message())
+            sys.exit(0)
         where = f" See `{error.ctx.command_path} --help`." if error.ctx is not None else ""
         fail(f"{error.format_message()}{where}", code=2)
     except click.ClickException as error:

@@ -48,8 +48,8 @@ _ENDED = frozenset(
 )
 
 
-class NewJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job to be enqueued. `args` is a JSON object, already encoded and checked."""
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job to be enqueued, with nothing left open. `args` is a JSON object, already encoded."""
 
     task: str
     args: msgspec.Raw = msgspec.Raw(b"{}")

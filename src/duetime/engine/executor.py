@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback as tracebacks
 from random import Random
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -109,7 +110,18 @@ def _describe(end: EndedJob, error: BaseException, *, code: Any) -> None:
     end.error_code = _clean(str(code), 200)
     end.error = _clean(str(error) or type(error).__name__, _MAX_ERROR)
     if error.__traceback__ is not None or error.__cause__ is not None:
-        end.traceback = _clean("".join(tracebacks.format_exception(error)), _MAX_TRACEBACK)
+        lines = tracebacks.format_exception(type(error), error, _of_handler(error.__traceback__))
+        end.traceback = _clean("".join(lines), _MAX_TRACEBACK)
+
+
+def _of_handler(traceback: TracebackType | None) -> TracebackType | None:
+    """The traceback without the engine's own frames at its top."""
+    inner = traceback
+    while inner is not None and inner.tb_frame.f_globals.get("__name__", "").startswith(
+        "duetime.engine."
+    ):
+        inner = inner.tb_next
+    return inner or traceback
 
 
 def _clean(text: str, most: int) -> str:

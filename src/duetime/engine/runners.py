@@ -79,6 +79,7 @@ class Runners:
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="duetime-task")
         self._waiting: deque[tuple[ClaimedJob, float]] = deque()
         self._idle: list[asyncio.Future[None]] = []
+        self._closing = False
         self._last_yield = 0.0
         self._mean_seconds = 0.05
         self.running: set[Running] = set()
@@ -153,6 +154,7 @@ class Runners:
         return True
 
     async def close(self) -> None:
+        self._closing = True
         for runner in self._runners:
             runner.cancel()
         await asyncio.gather(*self._runners, return_exceptions=True)
@@ -161,7 +163,7 @@ class Runners:
     async def _run_forever(self) -> None:
         me = asyncio.current_task()
         assert me is not None
-        while True:
+        while not self._closing:
             if not self._waiting:
                 future = self._loop.create_future()
                 self._idle.append(future)

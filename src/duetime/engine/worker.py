@@ -44,7 +44,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 500
     lease: timedelta = timedelta(seconds=30)
     heartbeat: timedelta = timedelta(seconds=10)
-    poll: timedelta = timedelta(seconds=30)
+    poll: timedelta = timedelta(seconds=1)
     grace: timedelta = timedelta(seconds=30)
     rescue_every: timedelta = timedelta(seconds=2)
     prune_every: timedelta = timedelta(seconds=60)
@@ -94,6 +94,8 @@ class Worker:
         self._claiming = asyncio.Lock()
         self._floors_until = 0.0
         self.started = asyncio.Event()
+        self.left_behind = 0
+        """Jobs that could not be given back; their lease must run out first."""
 
     # Life
 
@@ -108,7 +110,11 @@ class Worker:
             ended=self._job_ended,
             started=self._events.job_started(self.name),
         )
-        await self._join()
+        try:
+            await self._join()
+        except BaseException:
+            await self._runners.close()
+            raise
         services = [
             asyncio.create_task(repeat("housekeeping", self._keep_house)),
             asyncio.create_task(rescue_forever(self._store, self._options, self._events)),
@@ -122,9 +128,7 @@ class Worker:
                     await self._rejoin()
                 await self._step()
         finally:
-            for service in services:
-                service.cancel()
-            await asyncio.gather(*services, return_exceptions=True)
+            await _cancel_all(services)
             await self._leave()
 
     def stop(self, *, now: bool = False) -> None:
@@ -388,9 +392,7 @@ class Worker:
         self._turn = (self._turn + 1) % len(queues)
         order = queues[self._turn :] + queues[: self._turn]
         return [
-            self._lanes[queue, priority]
-            for priority in range(LAST_PRIORITY + 1)
-            for queue in order
+            self._lanes[queue, priority] for priority in range(LAST_PRIORITY + 1) for queue in order
         ]
 
     def _drop_old_floors(self) -> None:
@@ -491,6 +493,7 @@ class Worker:
             await self._store.release(jobs, closed)
         except StorageError as error:
             # Their lease runs out, and they are rescued.
+            self.left_behind += len(jobs)
             log.warning("release_failed", extra={"worker": self.name, "error": str(error)})
 
     def _park_soon(self, jobs: Sequence[ClaimedJob]) -> None:
@@ -515,6 +518,16 @@ class Worker:
                 self._count_down(job)
         closed, self._closed = self._closed[before:], self._closed[:before]
         return closed
+
+
+async def _cancel_all(services: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel until all have ended: before Python 3.12 `wait_for`, which drivers use, may swallow
+    a cancel that comes at the moment of its answer."""
+    left = set(services)
+    while left:
+        for service in left:
+            service.cancel()
+        _, left = await asyncio.wait(left, timeout=0.1)
 
 
 def task_defaults(task: TaskDefinition) -> dict[str, Any]:

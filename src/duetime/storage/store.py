@@ -145,9 +145,6 @@ class Store(Protocol):
     def enqueue_in(self, jobs: Sequence[NewJob]) -> Statements:
         """The statements of an enqueue inside the caller's transaction; returns `[Enqueued]`."""
 
-    def enqueued_in(self) -> None:
-        """Rows were written through `enqueue_in` in this process; a commit may follow."""
-
     # A worker's life
 
     async def register_worker(

@@ -7,7 +7,9 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from duetime.domain.job import NewJob
+from duetime.domain.job import NewJob, check_name, check_priority
+from duetime.domain.retry import check_max_attempts
+from duetime.errors import InvalidInput
 
 
 def copy_rows(
@@ -32,7 +34,10 @@ def copy_rows(
             known = formats[alike] = _format(job, moment, first_due)
         head, tail, due_head, due_tail = known
         number = b"%d" % job_id
-        job_rows.append(number + head + bytes(job.args).replace(b"\\", b"\\\\") + tail)
+        args = bytes(job.args)
+        if not args.startswith(b"{"):
+            raise InvalidInput(f"The args of task {job.task!r} must be a JSON object.")
+        job_rows.append(number + head + args.replace(b"\\", b"\\\\") + tail)
         due_rows.append(due_head + number + due_tail)
     return b"".join(job_rows), b"".join(due_rows), first_due
 
@@ -40,6 +45,10 @@ def copy_rows(
 def _format(
     job: NewJob, moment: datetime, first_due: dict[str, datetime]
 ) -> tuple[bytes, bytes, bytes, bytes]:
+    check_name(job.task, what="task")
+    check_name(job.queue, what="queue")
+    check_priority(job.priority)
+    check_max_attempts(job.max_attempts)
     run_at = job.run_at or moment + (job.delay or timedelta(0))
     expires_at = job.expires_at
     if expires_at is None and job.expires_after is not None:

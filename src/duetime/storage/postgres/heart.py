@@ -23,11 +23,12 @@ class PostgresHeart:
             try:
                 if self._connection is None:
                     self._connection = psycopg.connect(self._dsn, autocommit=True)
+                with self._connection.transaction():
                     # A beat that takes longer than this has failed: the next one is due.
-                    self._connection.execute("set statement_timeout = '5s'")
-                row = self._connection.execute(
-                    self._beat, {"worker": worker_id, "lease": lease}
-                ).fetchone()
+                    self._connection.execute("set local statement_timeout = '5s'")
+                    row = self._connection.execute(
+                        self._beat, {"worker": worker_id, "lease": lease}
+                    ).fetchone()
             except psycopg.Error:
                 self.close()
                 raise

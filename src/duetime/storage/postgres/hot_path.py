@@ -96,23 +96,26 @@ class HotPath(Sessions):
                     priorities=array(lane.priority for lane in lanes),
                     floors=[lane.floor for lane in lanes],
                 )
-            claims_limited = [
-                await self._send(
-                    connection, "claim_limited", worker=worker_id, queue=queue, want=want
-                )
-                for queue in limited
-                if want > 0
-            ]
             ahead = None
             if look_ahead:
                 queues = sorted({lane.queue for lane in lanes})
                 ahead = await self._send(connection, "next_run_at", queues=queues)
             accepted = {row[0] for cursor in finishes for row in await cursor.fetchall()}
             rows = await claim.fetchall() if claim is not None else []
-            limited_rows = [row for cursor in claims_limited for row in await cursor.fetchall()]
             next_rows = await ahead.fetchall() if ahead is not None else []
         claimed = [_claimed(row, limited=False) for row in rows if row[2] is not None]
-        claimed += [_claimed(row, limited=True) for row in limited_rows if row[2] is not None]
+        limited_rows: list[Row] = []
+        for queue in limited:
+            if len(claimed) < want:
+                more = await self._rows(
+                    "claim_limited",
+                    worker=worker_id,
+                    queue=queue,
+                    want=want - len(claimed),
+                    quarantined=False,
+                )
+                claimed += [_claimed(row, limited=True) for row in more if row[2] is not None]
+                limited_rows += more
         now = rows[0][0] if rows else None
         next_run_at = None
         if next_rows:
@@ -153,6 +156,12 @@ class HotPath(Sessions):
             rows = await self._rows("claim_quarantined", worker=worker_id, queue=queue)
             if rows:
                 return [_claimed(row, limited=False) for row in rows]
+            rows = await self._rows(
+                "claim_limited", worker=worker_id, queue=queue, want=1, quarantined=True
+            )
+            claimed = [_claimed(row, limited=True) for row in rows if row[2] is not None]
+            if claimed:
+                return claimed
         return []
 
     async def release(self, jobs: Sequence[ClaimedJob], closed: Sequence[int]) -> None:

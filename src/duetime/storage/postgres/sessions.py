@@ -50,13 +50,24 @@ class Sessions:
             "duetime.storage.postgres", lambda text: in_schema(text, self.schema)
         )
         self._pool: AsyncConnectionPool[Connection] | None = None
+        self._transactions: AsyncConnectionPool[Connection] | None = None
 
     async def open(self) -> None:
         """Connect; a wrong password or host is told at once."""
         with told_errors():
             probe = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True)
             await probe.close()
-        self._pool = AsyncConnectionPool(
+        self._pool = self._make_pool("duetime")
+        await self._pool.open()
+
+    async def close(self) -> None:
+        for pool in (self._pool, self._transactions):
+            if pool is not None:
+                await pool.close(timeout=2)
+        self._pool = self._transactions = None
+
+    def _make_pool(self, name: str) -> AsyncConnectionPool[Connection]:
+        return AsyncConnectionPool(
             self.dsn,
             kwargs={"autocommit": True, "prepare_threshold": 0 if self._prepare else None},
             min_size=1,
@@ -65,21 +76,14 @@ class Sessions:
             max_idle=300,
             reconnect_timeout=10**9,
             configure=self._configure,
-            check=None,
             open=False,
-            name="duetime",
+            name=name,
         )
-        await self._pool.open()
-
-    async def close(self) -> None:
-        if self._pool is not None:
-            await self._pool.close(timeout=2)
-            self._pool = None
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
         # The caller's own errors pass as they are: only ours are told.
-        pool = self._open_pool()
+        pool = await self._transaction_pool()
         with told_errors():
             connection = await pool.getconn()
         try:
@@ -122,6 +126,13 @@ class Sessions:
         if self._pool is None:
             raise AssertionError("the store is not open")
         return self._pool
+
+    async def _transaction_pool(self) -> AsyncConnectionPool[Connection]:
+        """Handlers hold these for as long as they like; our short statements never wait for one."""
+        if self._transactions is None:
+            self._transactions = self._make_pool("duetime-transactions")
+            await self._transactions.open()
+        return self._transactions
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:

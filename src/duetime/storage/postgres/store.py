@@ -60,9 +60,6 @@ class PostgresStore(HotPath, Operations):
                 answers[place] = Enqueued(*row)
         return answers
 
-    def enqueued_in(self) -> None:
-        """The database wakes the sleepers at the commit."""
-
     async def _copy(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         async with self._connection() as connection, connection.transaction():
             [(moment, ids)] = await self._on(connection, "reserve_ids", count=len(jobs))

@@ -69,10 +69,7 @@ class Enqueue:
             return []
         sql = self._sql
         [(last,)] = yield sql["reserve_ids"], (len(self._jobs),)
-        tasks = msgspec.json.encode(sorted({job.task for job in self._samples})).decode()
-        rows = yield sql["task_defaults"], (tasks,)
-        defaults = {row[0]: row[1:] for row in rows}
-        kinds = [_kind(job, self._now, defaults.get(job.task)) for job in self._samples]
+        kinds = [_kind(job, self._now) for job in self._samples]
         answers: list[Enqueued] = []
         job_id: int = last - len(self._jobs)
         for job, args, sample in zip(self._jobs, self._args, self._sample_of, strict=True):
@@ -109,6 +106,11 @@ class Enqueue:
             sql["replace_due"],
             (kind.run_at, kind.queue, kind.priority, kind.partition, holder),
         )
+        if not replaced:
+            replaced = yield (
+                sql["replace_parked"],
+                (kind.run_at, kind.queue, kind.priority, kind.partition, holder),
+            )
         if replaced:
             yield (
                 sql["replace_job"],
@@ -149,41 +151,20 @@ def _of_rows(insert: str, rows: int) -> str:
     return insert + (", " + values) * (rows - 1)
 
 
-def _kind(job: NewJob, now: int, defaults: Row | None) -> Kind:
-    """Return what the job is like, with its times, and its task's defaults where it sets none."""
-    queue, priority, max_attempts = job.queue, job.priority, job.max_attempts
-    timeout = maybe_to_us(job.timeout)
-    expires_after = maybe_to_us(job.expires_after)
-    if defaults is not None:
-        if queue == _DEFAULT_QUEUE:
-            queue = defaults[0]
-        if priority == _DEFAULT_PRIORITY:
-            priority = defaults[1]
-        if max_attempts == _DEFAULT_ATTEMPTS:
-            max_attempts = defaults[2]
-        if timeout is None:
-            timeout = defaults[3]
-        if expires_after is None:
-            expires_after = defaults[4]
+def _kind(job: NewJob, now: int) -> Kind:
+    """Return what the job is like, with its times."""
     if job.run_at is not None:
         run_at = to_us(job.run_at)
     else:
         run_at = now if job.delay is None else now + span_to_us(job.delay)
-    if job.expires_at is not None:
-        expires_at: int | None = to_us(job.expires_at)
-    else:
-        expires_at = None if expires_after is None else run_at + expires_after
+    expires_at = None if job.expires_at is None else to_us(job.expires_at)
+    if expires_at is None and job.expires_after is not None:
+        expires_at = run_at + span_to_us(job.expires_after)
     return Kind(
-        job.task, queue, priority, run_at, maybe_to_us(job.hold), job.partition, max_attempts,
-        timeout, expires_at,
+        job.task, job.queue, job.priority, run_at, maybe_to_us(job.hold), job.partition,
+        job.max_attempts, maybe_to_us(job.timeout), expires_at,
         None if job.trace is None else msgspec.json.encode(job.trace).decode(),
     )  # fmt: skip
-
-
-_UNSET = NewJob(task="unset")
-_DEFAULT_QUEUE = _UNSET.queue
-_DEFAULT_PRIORITY = _UNSET.priority
-_DEFAULT_ATTEMPTS = _UNSET.max_attempts
 
 
 def _read_args(job: NewJob) -> str:

@@ -129,7 +129,9 @@ def cancel(tx: Transaction, job_id: int, reason: str) -> JobState | None:
 
 def reschedule(tx: Transaction, job_id: int, run_at: datetime) -> JobState | None:
     moment = to_us(run_at)
-    queue = tx.value("reschedule", job=job_id, run_at=moment)
+    queue = tx.value("reschedule", job=job_id, run_at=moment) or tx.value(
+        "reschedule_parked", job=job_id, run_at=moment
+    )
     if queue is None:
         return _state(tx, job_id)
     tx.wake(queue, moment)
@@ -137,7 +139,9 @@ def reschedule(tx: Transaction, job_id: int, run_at: datetime) -> JobState | Non
 
 
 def reprioritise(tx: Transaction, job_id: int, priority: int) -> JobState | None:
-    queue = tx.value("reprioritise", job=job_id, priority=priority)
+    queue = tx.value("reprioritise", job=job_id, priority=priority) or tx.value(
+        "reprioritise_parked", job=job_id, priority=priority
+    )
     if queue is None:
         return _state(tx, job_id)
     tx.run("keep_priority", job=job_id, priority=priority)

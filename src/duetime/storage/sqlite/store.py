@@ -118,9 +118,6 @@ class SqliteStore:
     def enqueue_in(self, jobs: Sequence[NewJob]) -> Statements:
         return (yield from Enqueue(self._sql, jobs, self._shared.now_us()).statements())
 
-    def enqueued_in(self) -> None:
-        """Sleepers see the commit by the file's `data_version`."""
-
     # A worker's life
 
     async def register_worker(

@@ -89,7 +89,7 @@ begin
     )
     select i.place, i.id, 'created' from item as i, woken order by i.place;
 
-    if position('"key"' in jobs::text) = 0 then
+    if not exists (select from json_array_elements(jobs) as item where item ->> 'key' is not null) then
         return;
     end if;
     -- In key order, so that two transactions with the same keys cannot deadlock.
@@ -117,6 +117,12 @@ begin
                     set run_at = given.run_at, queue = given.queue, priority = given.priority,
                         partition = given.partition
                     where d.job_id = existing.job_id;
+                    if not found then
+                        update duetime.parked as p
+                        set run_at = given.run_at, queue = given.queue,
+                            priority = given.priority, partition = given.partition
+                        where p.job_id = existing.job_id;
+                    end if;
                     if found then
                         update duetime.job as j
                         set args = given.args, queue = given.queue, priority = given.priority,
@@ -153,7 +159,8 @@ begin
     end loop;
 end $$;
 
--- The jobs of `enqueue_many`, checked, with the defaults of their tasks.
+-- The jobs of `enqueue_many`, checked. What a job does not name (a key set to null is named)
+-- comes from its task, as the last deployed worker knows it.
 create function duetime._read_jobs(jobs json, moment timestamptz)
     returns table (
         place bigint, task text, args json, queue text, priority smallint, run_at timestamptz,
@@ -171,10 +178,11 @@ begin
             coalesce(g.run_at, moment + coalesce(g.delay, interval '0')),
             g.key, coalesce(g.on_conflict, 'return'), g.hold, g.partition,
             coalesce(g.max_attempts, t.max_attempts, 3::smallint),
-            coalesce(g.timeout, t.timeout),
+            case when e.item -> 'timeout' is null then t.timeout else g.timeout end,
             coalesce(g.expires_at,
                      coalesce(g.run_at, moment + coalesce(g.delay, interval '0'))
-                     + coalesce(g.expires_after, t.expires)),
+                     + case when e.item -> 'expires_after' is null then t.expires
+                            else g.expires_after end),
             g.trace
         from json_array_elements(jobs) with ordinality as e(item, place)
         cross join lateral json_to_record(e.item) as g(
@@ -216,11 +224,14 @@ create function duetime.enqueue(
 declare
     answer record;
 begin
-    select * into strict answer from duetime.enqueue_many(json_build_array(json_build_object(
-        'task', task, 'args', args, 'queue', queue, 'priority', priority, 'run_at', run_at,
-        'delay', delay, 'key', key, 'on_conflict', on_conflict, 'hold', hold,
-        'partition', partition, 'max_attempts', max_attempts, 'timeout', timeout,
-        'expires_at', expires_at)));
+    -- What is null here is not named, so that the task's own options hold.
+    select * into strict answer from duetime.enqueue_many((
+        '[{"args": ' || coalesce(args, '{}')::text || ', ' || substr(json_strip_nulls(
+            json_build_object(
+                'task', task, 'queue', queue, 'priority', priority, 'run_at', run_at,
+                'delay', delay, 'key', key, 'on_conflict', on_conflict, 'hold', hold,
+                'partition', partition, 'max_attempts', max_attempts, 'timeout', timeout,
+                'expires_at', expires_at))::text, 2) || ']')::json);
     if answer.outcome = 'rejected' then
         raise exception 'duetime: job % already holds the key % of task %', answer.job_id, key, task
             using errcode = 'unique_violation';

@@ -1,1 +1,1 @@
-drop function duetime.claim_limited(bigint, text, integer);
+drop function duetime.claim_limited(bigint, text, integer, boolean);

@@ -2,7 +2,8 @@
 -- sees what the last claimer committed, so counts are exact however many workers race.
 -- One `claim` row for each job: the running are counted by rows. `open_at` says when a rate
 -- limit lets the next one through.
-create function duetime.claim_limited(worker bigint, of_queue text, want integer)
+create function duetime.claim_limited(
+    worker bigint, of_queue text, want integer, quarantined boolean default false)
     returns table (
         claimed_at timestamptz, token bigint, job_id bigint, task text, queue text,
         priority smallint, args text, attempt smallint, max_attempts smallint,
@@ -52,7 +53,9 @@ begin
         with seen as materialized (
             select d.priority, d.run_at, d.job_id, d.attempt, d.partition
             from duetime.due as d
-            where d.queue = of_queue and d.priority < 10 and d.run_at <= moment
+            where d.queue = of_queue and d.run_at <= moment
+              and d.priority between case when quarantined then 10 else 0 end
+                             and case when quarantined then 10 else 9 end
               and (d.partition is null or d.partition <> all (full_partitions))
             order by d.priority, d.run_at, d.job_id
             limit case when rules.per_partition is null then room else greatest(room * 10, 1000) end

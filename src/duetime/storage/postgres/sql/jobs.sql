@@ -88,17 +88,25 @@ select state from duetime.jobs where id = %(job)s;
 -- name: reschedule
 with moved as (
     update duetime.due set run_at = %(run_at)s where job_id = %(job)s returning queue, run_at
+), aside as (
+    update duetime.parked set run_at = %(run_at)s where job_id = %(job)s returning queue, run_at
 )
-select duetime.wake(queue, run_at) from moved;
+select duetime.wake(m.queue, m.run_at)
+from (select * from moved union all select * from aside) as m;
 
 -- name: reprioritise
 with moved as (
     update duetime.due set priority = %(priority)s where job_id = %(job)s and priority < 10
     returning job_id, queue, run_at
+), aside as (
+    update duetime.parked set priority = %(priority)s where job_id = %(job)s
+    returning job_id, queue, run_at
+), both_of_them as (
+    select * from moved union all select * from aside
 ), kept as (
-    update duetime.job as j set priority = %(priority)s from moved as m where j.id = m.job_id
+    update duetime.job as j set priority = %(priority)s from both_of_them as m where j.id = m.job_id
 )
-select duetime.wake(queue, run_at) from moved;
+select duetime.wake(m.queue, m.run_at) from both_of_them as m;
 
 -- name: requeue
 -- A fresh set of attempts for jobs that ended without success. Each is locked, and looked at

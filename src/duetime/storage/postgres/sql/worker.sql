@@ -105,7 +105,7 @@ cross join lateral (
 ) as d;
 
 -- name: claim_limited
-select * from duetime.claim_limited(%(worker)s, %(queue)s, %(want)s)
+select * from duetime.claim_limited(%(worker)s, %(queue)s, %(want)s, %(quarantined)s)
 order by priority, run_at, job_id;
 
 -- name: claim_quarantined
@@ -223,8 +223,10 @@ select a.job_id from accepted as a, woken, sleepers;
 
 -- name: finished_before
 -- Which of these attempts are already in the history, from a finish whose answer was lost.
+-- (The row of a rescue has no start.)
 select e.job_id from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[]) as e(job_id, token)
-where exists (select from duetime.attempt as a where a.job_id = e.job_id and a.token = e.token);
+where exists (select from duetime.attempt as a
+              where a.job_id = e.job_id and a.token = e.token and a.started_at is not null);
 
 -- name: leave_claims
 -- Take jobs out of their claims: an old token never matches them again. Returns those that
@@ -237,8 +239,10 @@ with leaving as (
     set job_ids = array(select id from unnest(c.job_ids) as id where id <> all (l.job_ids)),
         attempts = array(select p.attempt from unnest(c.job_ids, c.attempts) as p(id, attempt)
                          where p.id <> all (l.job_ids))
-    from leaving as l where c.token = l.token
-    returning c.token, l.job_ids
+    from leaving as l, duetime.claim as before
+    where c.token = l.token and before.token = c.token
+    returning c.token, array(select id from unnest(before.job_ids) as id
+                             where id = any (l.job_ids)) as job_ids
 )
 select u.job_id from left_over as l cross join lateral unnest(l.job_ids) as u(job_id)
 where not exists (select from duetime.attempt as a where a.job_id = u.job_id and a.token = l.token);

@@ -5,10 +5,6 @@
 -- First of all: takes the write lock, so that nothing read after it can change.
 update duetime_counter set value = value + ? where name = 'job' returning value;
 
--- name: task_defaults
-select name, queue, priority, max_attempts, timeout, expires from duetime_task
-where name in (select value from json_each(?));
-
 -- name: insert_job
 insert into duetime_job (id, task, queue, priority, args, key, partition, max_attempts, timeout,
                          expires_at, created_at, trace)
@@ -34,6 +30,10 @@ update duetime_job_key set job_id = ?, hold = ?, held_until = null where task = 
 
 -- name: replace_due
 update duetime_due set run_at = ?, queue = ?, priority = ?, partition = ? where job_id = ?
+returning job_id;
+
+-- name: replace_parked
+update duetime_parked set run_at = ?, queue = ?, priority = ?, partition = ? where job_id = ?
 returning job_id;
 
 -- name: replace_job

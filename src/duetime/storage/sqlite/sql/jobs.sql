@@ -71,6 +71,12 @@ update duetime_claim set cancelled = :now where job_id = :job returning worker_i
 -- name: reschedule
 update duetime_due set run_at = :run_at where job_id = :job returning queue;
 
+-- name: reschedule_parked
+update duetime_parked set run_at = :run_at where job_id = :job returning queue;
+
+-- name: reprioritise_parked
+update duetime_parked set priority = :priority where job_id = :job returning queue;
+
 -- name: reprioritise
 update duetime_due set priority = :priority where job_id = :job and priority < 10 returning queue;
 
