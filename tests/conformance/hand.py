@@ -70,10 +70,12 @@ class Hand:
         return (await self.exchange(*ends, want=0)).refused
 
     async def release(self, *jobs: ClaimedJob) -> None:
-        await self.store.release(jobs, self._close(jobs))
+        self._close(jobs)
+        await self.store.release(jobs)
 
     async def park(self, *jobs: ClaimedJob, reason: str = "unknown task") -> None:
-        await self.store.park(jobs, self._close(jobs), reason)
+        self._close(jobs)
+        await self.store.park(jobs, reason)
 
     def _remember(self, jobs: Iterable[ClaimedJob]) -> None:
         for job in jobs:

@@ -193,6 +193,23 @@ async def test_refusal_of_one_does_not_hinder_others(
     assert states == ["completed", "pending", "completed"]
 
 
+async def test_the_last_jobs_of_two_claims_end_together(store: Store, hand: Hand) -> None:
+    """The fence is passed before the claims are closed, in whatever order the plan runs."""
+    await enqueue_many(store, 60)
+    jobs = [*await hand.claim(30), *await hand.claim(30)]
+
+    assert len({job.token for job in jobs}) == 2
+    assert await hand.finish(*jobs) == frozenset()
+
+
+async def test_a_release_leaves_the_claim_for_what_has_ended(store: Store, hand: Hand) -> None:
+    await enqueue_many(store, 3)
+    jobs = await hand.claim()
+    await store.release(jobs[:2])
+
+    assert await hand.finish(jobs[2]) == frozenset()
+
+
 # A finish whose answer was lost
 
 
@@ -273,8 +290,8 @@ async def test_release_of_a_finished_job_changes_nothing(
 async def test_release_twice_is_as_once(store: Store, clock: Clock, hand: Hand) -> None:
     given = await enqueue_many(store, 2)
     job, _ = await hand.claim()
-    await store.release([job], [])
-    await store.release([job], [])
+    await store.release([job])
+    await store.release([job])
 
     assert ids(await hand.claim()) == given[:1]
 

@@ -28,7 +28,7 @@ STOPPING = "the worker is stopping"
 
 _HOLD_SECONDS = 0.1
 """About how much work a worker may hold back from others."""
-_YIELD_SECONDS = 0.002
+_YIELD_SECONDS = 0.001
 
 
 class Running:

@@ -8,7 +8,6 @@ import os
 import secrets
 import socket
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -70,9 +69,8 @@ class Worker:
         self._worker_id = 0
         self._rank = 0
         self._clock = DatabaseClock()
-        self._held: dict[tuple[int, int], ClaimedJob] = {}
-        self._left: Counter[int] = Counter()
-        """How many jobs of each token have not ended."""
+        self._held: dict[int, dict[int, ClaimedJob]] = {}
+        """The jobs of each token that have not ended, by their ids."""
         self._outbox: list[EndedJob] = []
         self._closed: list[int] = []
         self._limited: list[str] = []
@@ -175,7 +173,7 @@ class Worker:
         self._runners.stop_all(STOPPING)
         await self._runners.drained(0.25)
         await self._flush()
-        unfinished = list(self._held.values())
+        unfinished = [job for jobs in self._held.values() for job in jobs.values()]
         await self._give_back(unfinished)
         await self._loop.run_in_executor(None, self._heartbeat.stop)
         try:
@@ -201,7 +199,7 @@ class Worker:
         """Others may take our jobs now: stop every handler, and record nothing."""
         if self._fenced is None:
             self._fenced = reason
-            self._events.worker_fenced(self.name, reason, held=len(self._held))
+            self._events.worker_fenced(self.name, reason, held=sum(map(len, self._held.values())))
             self._runners.take_back()
             self._runners.stop_all(LOST)
             self._sleeper.interrupt()
@@ -216,7 +214,6 @@ class Worker:
             try:
                 await self._settle()
                 self._held.clear()
-                self._left.clear()
                 self._closed.clear()
                 self._fenced = None
                 await self._join()
@@ -287,7 +284,7 @@ class Worker:
 
     async def _claim_limited(self, answer: Exchange) -> int:
         """From limited queues only what the runners can take next: it counts as running."""
-        held = sum(job.limited for job in self._held.values())
+        held = sum(job.limited for jobs in self._held.values() for job in jobs.values())
         more = await self._store.exchange(
             self._worker_id,
             limited=self._limited,
@@ -303,8 +300,7 @@ class Worker:
         known: list[ClaimedJob] = []
         unknown: list[ClaimedJob] = []
         for job in jobs:
-            self._held[job.token, job.id] = job
-            self._left[job.token] += 1
+            self._held.setdefault(job.token, {})[job.id] = job
             (known if job.task in self._tasks else unknown).append(job)
         if known:
             self._events.jobs_claimed(self.name, known)
@@ -404,11 +400,10 @@ class Worker:
     # What ended
 
     def _job_ended(self, job: ClaimedJob, end: EndedJob | None) -> None:
-        if self._held.pop((job.token, job.id), None) is None:
+        if not self._drop(job):
             return
         if end is not None:
             self._outbox.append(end)
-        self._count_down(job)
         if job.id == self._quarantined:
             self._quarantined = None
             self._quarantine_next = True
@@ -416,11 +411,15 @@ class Worker:
             self._look = True
         self._sleeper.interrupt()
 
-    def _count_down(self, job: ClaimedJob) -> None:
-        self._left[job.token] -= 1
-        if self._left[job.token] <= 0:
-            del self._left[job.token]
+    def _drop(self, job: ClaimedJob) -> bool:
+        """Hold the job no longer; its claim is closed with its last job. False: it was not held."""
+        jobs = self._held.get(job.token)
+        if jobs is None or jobs.pop(job.id, None) is None:
+            return False
+        if not jobs:
+            del self._held[job.token]
             self._closed.append(job.token)
+        return True
 
     def _report(self, ended: Sequence[EndedJob], refused: frozenset[int]) -> None:
         self._events.jobs_ended(self.name, [end for end in ended if end.job.id not in refused])
@@ -444,7 +443,7 @@ class Worker:
             self._report(ended, refused)
         if self._unsure:
             async with self._claiming:
-                await self._store.disown(self._worker_id, list(self._left))
+                await self._store.disown(self._worker_id, list(self._held))
             self._unsure = False
 
     async def _back_off(self, error: StorageError) -> None:
@@ -488,36 +487,33 @@ class Worker:
     async def _give_back(self, jobs: Sequence[ClaimedJob]) -> None:
         if not jobs:
             return
-        closed = self._let_go(jobs)
+        self._let_go(jobs)
         try:
-            await self._store.release(jobs, closed)
+            await self._store.release(jobs)
         except StorageError as error:
             # Their lease runs out, and they are rescued.
             self.left_behind += len(jobs)
             log.warning("release_failed", extra={"worker": self.name, "error": str(error)})
 
     def _park_soon(self, jobs: Sequence[ClaimedJob]) -> None:
-        closed = self._let_go(jobs)
+        self._let_go(jobs)
         self._events.jobs_parked(self.name, jobs)
         names = ", ".join(sorted({job.task for job in jobs}))
         reason = f"worker {self.name} does not know the task {names}"
-        self._parking = asyncio.create_task(self._park(jobs, closed, reason))
+        self._parking = asyncio.create_task(self._park(jobs, reason))
 
-    async def _park(self, jobs: Sequence[ClaimedJob], closed: Sequence[int], reason: str) -> None:
+    async def _park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
         try:
-            await self._store.park(jobs, closed, reason)
+            await self._store.park(jobs, reason)
         except StorageError as error:
             log.warning("park_failed", extra={"worker": self.name, "error": str(error)})
             self._unsure = True
 
-    def _let_go(self, jobs: Sequence[ClaimedJob]) -> list[int]:
-        """Hold these jobs no longer; return the tokens that are done with."""
-        before = len(self._closed)
+    def _let_go(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Hold these jobs no longer. Their claims are closed with the ends of their other jobs,
+        which must pass the fence first."""
         for job in jobs:
-            if self._held.pop((job.token, job.id), None) is not None:
-                self._count_down(job)
-        closed, self._closed = self._closed[before:], self._closed[:before]
-        return closed
+            self._drop(job)
 
 
 async def _cancel_all(services: Sequence[asyncio.Task[None]]) -> None:

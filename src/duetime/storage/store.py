@@ -190,10 +190,10 @@ class Store(Protocol):
     async def claim_quarantined(self, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
         """Claim one job that was held by two dead workers; it runs apart from others."""
 
-    async def release(self, jobs: Sequence[ClaimedJob], closed: Sequence[int]) -> None:
+    async def release(self, jobs: Sequence[ClaimedJob]) -> None:
         """Give claimed jobs back, unstarted; their attempts do not count."""
 
-    async def park(self, jobs: Sequence[ClaimedJob], closed: Sequence[int], reason: str) -> None:
+    async def park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
         """Set aside claimed jobs whose task this worker does not know."""
 
     async def unpark(self, tasks: Sequence[str]) -> int:

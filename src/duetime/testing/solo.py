@@ -111,7 +111,7 @@ class SoloWorker:
                 aside.append(job)
                 job, _ = await self.claim(now)
             if aside:
-                await self._store.release(aside, [other.token for other in aside])
+                await self._store.release(aside)
         return job
 
     async def run(self, job: ClaimedJob, now: datetime) -> Ran:
@@ -157,7 +157,7 @@ class SoloWorker:
     async def _park(self, job: ClaimedJob) -> None:
         self._app.events.jobs_parked(_NAME, [job])
         reason = f"the test's app does not know the task {job.task}"
-        await self._store.park([job], [job.token], reason)
+        await self._store.park([job], reason)
 
 
 def _exception(end: EndedJob | None, value: Any) -> BaseException | None:

@@ -237,7 +237,7 @@ class World:
             if job is None:
                 return ran.total(), next_at
             if ran.total() >= allowed:
-                await self._store.release([job], [job.token])
+                await self._store.release([job])
                 often = ", ".join(f"{task!r} {times} times" for task, times in ran.most_common(3))
                 raise EndlessWork(
                     f"{ran.total()} jobs ran while the clock stood at {self._now.isoformat()}, "

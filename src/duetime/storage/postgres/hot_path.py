@@ -10,6 +10,7 @@ import msgspec
 import psycopg
 
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob, JobState
+from duetime.errors import StorageError
 from duetime.storage.postgres.connection import array, told_errors
 from duetime.storage.postgres.heart import PostgresHeart
 from duetime.storage.postgres.sessions import Connection, Sessions
@@ -83,8 +84,31 @@ class HotPath(Sessions):
         want: int = 0,
         look_ahead: bool = False,
     ) -> Exchange:
+        try:
+            return await self._exchange(
+                worker_id, ended, closed, lanes, limited, want, look_ahead, False
+            )
+        except StorageError as error:
+            if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
+                raise
+            # Something was ended twice under its token: look at each.
+            return await self._exchange(
+                worker_id, ended, closed, lanes, limited, want, look_ahead, True
+            )
+
+    async def _exchange(
+        self,
+        worker_id: int,
+        ended: Sequence[EndedJob],
+        closed: Sequence[int],
+        lanes: Sequence[Lane],
+        limited: Sequence[str],
+        want: int,
+        look_ahead: bool,
+        careful: bool,
+    ) -> Exchange:
         async with self._connection() as connection, connection.pipeline():
-            finishes = await self._send_finishes(connection, ended, closed)
+            finishes = await self._send_finishes(connection, ended, closed, careful=careful)
             claim = None
             if want > 0 and lanes:
                 claim = await self._send(
@@ -143,7 +167,7 @@ class HotPath(Sessions):
             )
             done = {row[0] for row in before}
             left = [end for end in ended if end.job.id not in done]
-            cursors = await self._send_finishes(connection, left, closed)
+            cursors = await self._send_finishes(connection, left, closed, careful=True)
             done |= {row[0] for cursor in cursors for row in await cursor.fetchall()}
             return frozenset(end.job.id for end in ended) - done
 
@@ -164,20 +188,18 @@ class HotPath(Sessions):
                 return claimed
         return []
 
-    async def release(self, jobs: Sequence[ClaimedJob], closed: Sequence[int]) -> None:
-        await self._put("put_back", jobs, closed)
+    async def release(self, jobs: Sequence[ClaimedJob]) -> None:
+        await self._put("put_back", jobs)
 
-    async def park(self, jobs: Sequence[ClaimedJob], closed: Sequence[int], reason: str) -> None:
-        await self._put("park", jobs, closed, reason=reason)
+    async def park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
+        await self._put("park", jobs, reason=reason)
 
-    async def _put(
-        self, name: str, jobs: Sequence[ClaimedJob], closed: Sequence[int], **more: Any
-    ) -> None:
+    async def _put(self, name: str, jobs: Sequence[ClaimedJob], **more: Any) -> None:
         ids = array(job.id for job in jobs)
         tokens = array(job.token for job in jobs)
         async with self._connection() as connection, connection.transaction():
             left = await self._on(connection, "leave_claims", tokens=tokens, jobs=ids)
-            await self._on(connection, "drop_claims", tokens=tokens, closed=array(closed))
+            await self._on(connection, "drop_claims", tokens=tokens)
             await self._on(
                 connection,
                 name,
@@ -234,14 +256,21 @@ class HotPath(Sessions):
         return pruned
 
     async def _send_finishes(
-        self, connection: Connection, ended: Sequence[EndedJob], closed: Sequence[int]
+        self,
+        connection: Connection,
+        ended: Sequence[EndedJob],
+        closed: Sequence[int],
+        *,
+        careful: bool,
     ) -> list[psycopg.AsyncCursor[Row]]:
-        """Send `finish` for the plainly completed, `finish_fully` for the rest.
+        """Send `finish` for the plainly completed, `finish_fully` for the rest or if `careful`.
 
         The claims are closed by the last statement, after both have passed the fence.
         """
-        plain = [end for end in ended if _is_plain(end)]
-        full = [end for end in ended if not _is_plain(end)] if len(plain) < len(ended) else []
+        plain = [] if careful else [end for end in ended if _is_plain(end)]
+        full = ended if careful else []
+        if not careful and len(plain) < len(ended):
+            full = [end for end in ended if not _is_plain(end)]
         cursors = []
         if plain or (closed and not full):
             held = sorted({end.job.token for end in plain})
@@ -274,6 +303,7 @@ def _is_plain(end: EndedJob) -> bool:
         and end.result is None
         and end.job.key is None
         and not end.job.limited
+        and not end.completed_before
         and end.finished_us <= _LONGEST_SHORT_US
     )
 

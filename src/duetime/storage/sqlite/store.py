@@ -191,10 +191,10 @@ class SqliteStore:
             lambda tx: claim_quarantined(tx, worker_id, queues),
         )
 
-    async def release(self, jobs: Sequence[ClaimedJob], closed: Sequence[int]) -> None:
+    async def release(self, jobs: Sequence[ClaimedJob]) -> None:
         await self._thread.write(lambda tx: finish.put(tx, "put_back", jobs))
 
-    async def park(self, jobs: Sequence[ClaimedJob], closed: Sequence[int], reason: str) -> None:
+    async def park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
         await self._thread.write(lambda tx: finish.put(tx, "park", jobs, reason=reason, now=tx.now))
 
     async def unpark(self, tasks: Sequence[str]) -> int:

@@ -133,8 +133,10 @@ select h.claimed_at, h.token, t.job_id, j.task, t.queue, j.priority, j.args::tex
 from held as h cross join taken as t join duetime.job as j on j.id = t.job_id;
 
 -- name: finish
--- Accepts an ended job only if its claim is still there (the fence) and it has no attempt under
--- that token; `key share` makes the rescuer wait for us, and us for it. Returns the accepted.
+-- Accepts an ended job only if its claim is still there (the fence); `key share` makes the
+-- rescuer wait for us, and us for it. Returns the accepted. A second finish under one token, which
+-- no healthy worker sends, is a unique violation: then `finish_fully` sorts them out. Looking
+-- first would cost an index probe a job, `on conflict` a WAL record.
 with ended as materialized (
     select * from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[], %(attempts)s::smallint[],
                          %(started)s::integer[], %(finished)s::integer[])
@@ -151,13 +153,17 @@ with ended as materialized (
            m.claimed_at + e.started * interval '1 microsecond',
            m.claimed_at + e.finished * interval '1 microsecond'
     from ended as e join mine as m on m.job_id = e.job_id and m.token = e.token
-    on conflict (job_id, token) do nothing
     returning job_id
 ), closed as (
-    delete from duetime.claim where token = any (%(closed)s::bigint[]) returning queue
+    -- After the fence has been passed, not before: the count makes it wait.
+    delete from duetime.claim
+    where token = any (%(closed)s::bigint[]) and (select count(*) from accepted) >= 0
+    returning queue
 ), woken as materialized (
     select count(pg_notify('duetime.ended', a.job_id::text))
-    from accepted as a where exists (select from duetime.waiter as w where w.job_id = a.job_id)
+    from accepted as a
+    where (select exists (select from duetime.waiter))
+      and exists (select from duetime.waiter as w where w.job_id = a.job_id)
 ), sleepers as materialized (
     select count(duetime.wake(c.queue)) from closed as c where c.queue is not null
 )
@@ -197,7 +203,10 @@ with ended as materialized (
     where e.again is not null
     returning queue, run_at
 ), closed as (
-    delete from duetime.claim where token = any (%(closed)s::bigint[]) returning queue
+    -- After the fence has been passed, not before: the count makes it wait.
+    delete from duetime.claim
+    where token = any (%(closed)s::bigint[]) and (select count(*) from accepted) >= 0
+    returning queue
 ), freed as (
     delete from duetime.job_key as k using accepted as a join ended as e on e.job_id = a.job_id
     where k.job_id = a.job_id and e.again is null
@@ -248,8 +257,8 @@ select u.job_id from left_over as l cross join lateral unnest(l.job_ids) as u(jo
 where not exists (select from duetime.attempt as a where a.job_id = u.job_id and a.token = l.token);
 
 -- name: drop_claims
-delete from duetime.claim
-where token = any (%(closed)s::bigint[]) or (token = any (%(tokens)s::bigint[]) and job_ids = '{}');
+-- Those that all their jobs have left. One whose other jobs ended is closed by their finish.
+delete from duetime.claim where token = any (%(tokens)s::bigint[]) and job_ids = '{}';
 
 -- name: put_back
 insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
