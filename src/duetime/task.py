@@ -74,6 +74,7 @@ class Task(Generic[P, R]):
         self.__name__ = definition.name
         self.__doc__ = definition.function.__doc__
         self.__wrapped__ = definition.function
+        self._plain: BoundTask[P, R] = BoundTask(app, definition, defaults, None)
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"
@@ -87,15 +88,15 @@ class Task(Generic[P, R]):
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Have it run, now or as `using` says; it is durable when this returns."""
-        return await self.using().enqueue(*args, **kwargs)
+        return await self._plain.enqueue(*args, **kwargs)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """`enqueue` for sync code."""
-        return self.using().enqueue_sync(*args, **kwargs)
+        return self._plain.enqueue_sync(*args, **kwargs)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """Return a job of this task, for `app.enqueue_many`."""
-        return self.using().job(*args, **kwargs)
+        return self._plain.job(*args, **kwargs)
 
     def using(
         self,

@@ -28,7 +28,7 @@ from duetime.telemetry.events import Events
 log = logging.getLogger("duetime.worker")
 
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-_NAPS = (0.001, 0.002, 0.005, 0.01, 0.02)
+_NAPS = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02)
 _LINGER_SECONDS = 0.002
 _BUSY_SECONDS = 0.05
 """Woken twice within this time: stay awake, so that producers need not wake us."""
@@ -73,6 +73,8 @@ class Worker:
         """The jobs of each token that have not ended, by their ids."""
         self._outbox: list[EndedJob] = []
         self._closed: list[int] = []
+        self._returning: list[ClaimedJob] = []
+        """Jobs that could not be given back yet."""
         self._limited: list[str] = []
         self._unsure = False
         """An exchange failed: what it did is unknown until settled."""
@@ -149,6 +151,8 @@ class Worker:
         self._sleeper: Sleeper = await self._store.sleeper(self._worker_id)
         self._asleep = False
         self._look = True
+        self._look_ahead = False
+        self._more = False
         self._last_wake = 0.0
         self._naps = 0
         self._heartbeat = Heartbeat(
@@ -175,6 +179,8 @@ class Worker:
         await self._flush()
         unfinished = [job for jobs in self._held.values() for job in jobs.values()]
         await self._give_back(unfinished)
+        # Their lease runs out, and they are rescued.
+        self.left_behind = len(self._returning)
         await self._loop.run_in_executor(None, self._heartbeat.stop)
         try:
             await self._store.remove_worker(self._worker_id)
@@ -214,6 +220,7 @@ class Worker:
             try:
                 await self._settle()
                 self._held.clear()
+                self._returning.clear()
                 self._closed.clear()
                 self._fenced = None
                 await self._join()
@@ -253,10 +260,25 @@ class Worker:
             await asyncio.sleep(_LINGER_SECONDS)
 
     async def _exchange(self, want: int) -> None:
-        ended, self._outbox = self._outbox, []
-        closed, self._closed = self._closed, []
+        """One round trip for both; while there is more than we can claim, two side by side."""
         self._drop_old_floors()
-        short_before = self._asleep or self._naps > 0
+        if want and self._more and (self._outbox or self._closed):
+            done = await asyncio.gather(
+                self._send(0), self._send(want, finish=False), return_exceptions=True
+            )
+            for error in done:
+                if isinstance(error, BaseException):
+                    raise error
+        else:
+            await self._send(want)
+
+    async def _send(self, want: int, *, finish: bool = True) -> None:
+        ended: list[EndedJob] = []
+        closed: list[int] = []
+        if finish:
+            ended, self._outbox = self._outbox, []
+            closed, self._closed = self._closed, []
+        look_ahead = self._look_ahead
         sent = time.monotonic()
         try:
             answer = await self._store.exchange(
@@ -265,7 +287,7 @@ class Worker:
                 closed=closed,
                 lanes=self._lanes_in_turn() if want else (),
                 want=want,
-                look_ahead=want > 0 and short_before,
+                look_ahead=want > 0 and look_ahead,
             )
         except BaseException:
             self._outbox = ended + self._outbox
@@ -274,13 +296,13 @@ class Worker:
         received = time.monotonic()
         if answer.now is not None:
             self._clock.set(answer.now, sent=sent, received=received)
-        self._report(ended, answer.refused)
         self._accept(answer.claimed, received)
+        self._report(ended, answer.refused)
         if want:
             claimed = len(answer.claimed)
             if self._limited:
                 claimed += await self._claim_limited(answer)
-            await self._after_look(answer, claimed, want, looked_ahead=short_before)
+            await self._after_look(answer, claimed, want, looked_ahead=look_ahead)
 
     async def _claim_limited(self, answer: Exchange) -> int:
         """From limited queues only what the runners can take next: it counts as running."""
@@ -312,15 +334,20 @@ class Worker:
         self, answer: Exchange, claimed: int, want: int, *, looked_ahead: bool
     ) -> None:
         """Decide when to look again."""
-        if claimed >= want:
+        self._more = claimed >= want
+        if self._more:
             self._raise_floors(answer.claimed)
             self._naps = 0
+            self._look_ahead = False
             if self._asleep:
                 await self._wake_up()
             return
         self._forget_floors()
         if not looked_ahead:
             # All that was due is claimed. Look once more, with an eye on what comes next.
+            self._look_ahead = True
+            if self._asleep:
+                return
             if await self._sleeper.fall_asleep(self._options.queues):
                 self._asleep = True
                 self._naps = 0
@@ -330,14 +357,17 @@ class Worker:
         wait = self._options.poll.total_seconds()
         if answer.next_run_at is not None:
             wait = min(wait, self._clock.seconds_until(answer.next_run_at))
+        if claimed:
+            self._naps = 0
         if wait <= 0.0 or not self._asleep:
-            # Due, yet not claimed: another worker is claiming it, or an enqueue is in flight.
+            # It fell due since; or another worker is claiming it, or an enqueue is in flight.
             await self._nap()
             if not self._asleep and await self._sleeper.fall_asleep(self._options.queues):
                 self._asleep = True
             return
         self._naps = 0
         self._look = False
+        self._look_ahead = False
         if answer.next_run_at is not None and wait > 0.005:
             wait += min(self._rank, 5) * _STAGGER_SECONDS
         self._wake_at = time.monotonic() + wait
@@ -409,7 +439,8 @@ class Worker:
             self._quarantine_next = True
         if job.limited:
             self._look = True
-        self._sleeper.interrupt()
+        if len(self._outbox) <= 1:
+            self._sleeper.interrupt()
 
     def _drop(self, job: ClaimedJob) -> bool:
         """Hold the job no longer; its claim is closed with its last job. False: it was not held."""
@@ -441,6 +472,11 @@ class Worker:
             del self._outbox[: len(ended)]
             del self._closed[: len(closed)]
             self._report(ended, refused)
+        if self._returning:
+            returning = self._returning[:]
+            await self._store.release(returning)
+            self._let_go(returning)
+            del self._returning[: len(returning)]
         if self._unsure:
             async with self._claiming:
                 await self._store.disown(self._worker_id, list(self._held))
@@ -487,16 +523,14 @@ class Worker:
     async def _give_back(self, jobs: Sequence[ClaimedJob]) -> None:
         if not jobs:
             return
-        self._let_go(jobs)
         try:
             await self._store.release(jobs)
         except StorageError as error:
-            # Their lease runs out, and they are rescued.
-            self.left_behind += len(jobs)
-            log.warning("release_failed", extra={"worker": self.name, "error": str(error)})
+            self._return_later(jobs, error)
+        else:
+            self._let_go(jobs)
 
     def _park_soon(self, jobs: Sequence[ClaimedJob]) -> None:
-        self._let_go(jobs)
         self._events.jobs_parked(self.name, jobs)
         names = ", ".join(sorted({job.task for job in jobs}))
         reason = f"worker {self.name} does not know the task {names}"
@@ -506,12 +540,22 @@ class Worker:
         try:
             await self._store.park(jobs, reason)
         except StorageError as error:
-            log.warning("park_failed", extra={"worker": self.name, "error": str(error)})
-            self._unsure = True
+            self._return_later(jobs, error)
+        else:
+            self._let_go(jobs)
+
+    def _return_later(self, jobs: Sequence[ClaimedJob], error: StorageError) -> None:
+        """Still held, so that their claims stay open, and given back as soon as that works."""
+        self._returning += jobs
+        self._unsure = True
+        log.warning(
+            "give_back_failed",
+            extra={"worker": self.name, "jobs": len(jobs), "error": str(error)},
+        )
 
     def _let_go(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Hold these jobs no longer. Their claims are closed with the ends of their other jobs,
-        which must pass the fence first."""
+        """Hold these jobs no longer: they have left their claims. (Before that, closing a claim
+        would lose them.)"""
         for job in jobs:
             self._drop(job)
 

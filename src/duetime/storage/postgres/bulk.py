@@ -11,35 +11,60 @@ from duetime.domain.job import NewJob, check_name, check_priority
 from duetime.domain.retry import check_max_attempts
 from duetime.errors import InvalidInput
 
+_BRACE = ord("{")
 
-def copy_rows(
-    jobs: Sequence[NewJob], ids: Sequence[int], moment: datetime
-) -> tuple[bytes, bytes, dict[str, datetime]]:
-    """Return the text rows of `job` and of `due`, and the earliest due time of each queue."""
-    job_rows: list[bytes] = []
-    due_rows: list[bytes] = []
-    first_due: dict[str, datetime] = {}
-    # Jobs of one call mostly differ in their arguments alone: format the rest once.
-    formats: dict[tuple[object, ...], tuple[bytes, bytes, bytes, bytes]] = {}
-    for job, job_id in zip(jobs, ids, strict=True):
+
+class CopyRows:
+    """Makes the text rows of `job` and `due`, a piece at a time, while the server reads the last.
+
+    `due` collects the rows of `due`; `first_due` the earliest due time of each queue.
+    """
+
+    def __init__(self, moment: datetime) -> None:
+        self._moment = moment
+        self.due: list[bytes] = []
+        self.first_due: dict[str, datetime] = {}
+        # Jobs of one call mostly differ in their arguments alone: format the rest once.
+        self._formats: dict[tuple[object, ...], tuple[bytes, bytes, bytes, bytes]] = {}
+
+    def add(self, jobs: Sequence[NewJob], ids: Sequence[int]) -> bytes:
+        """Return the rows of `job` for these."""
+        rows: list[bytes] = []
+        due: list[bytes] = []
+        last: tuple[object, ...] = ()
+        known = (b"", b"", b"", b"")
+        for job, job_id in zip(jobs, ids, strict=True):
+            alike = (
+                job.task, job.queue, job.priority, job.run_at, job.delay, job.partition,
+                job.max_attempts, job.timeout, job.expires_at, job.expires_after, job.trace,
+            )  # fmt: skip
+            if alike != last:
+                last = alike
+                known = self._formatted(job)
+            head, tail, due_head, due_tail = known
+            number = b"%d" % job_id
+            args = bytes(job.args)
+            if args[0] != _BRACE:
+                raise InvalidInput(f"The args of task {job.task!r} must be a JSON object.")
+            if b"\\" in args:
+                args = args.replace(b"\\", b"\\\\")
+            rows.append(number + head + args + tail)
+            due.append(due_head + number + due_tail)
+        self.due.append(b"".join(due))
+        return b"".join(rows)
+
+    def _formatted(self, job: NewJob) -> tuple[bytes, bytes, bytes, bytes]:
         alike = (
             job.task, job.queue, job.priority, job.run_at, job.delay, job.partition,
             job.max_attempts, job.timeout, job.expires_at, job.expires_after,
             None if job.trace is None else tuple(job.trace.items()),
         )  # fmt: skip
-        known = formats.get(alike)
+        known = self._formats.get(alike)
         if known is None:
-            if len(formats) > 10_000:
-                formats.clear()
-            known = formats[alike] = _format(job, moment, first_due)
-        head, tail, due_head, due_tail = known
-        number = b"%d" % job_id
-        args = bytes(job.args)
-        if not args.startswith(b"{"):
-            raise InvalidInput(f"The args of task {job.task!r} must be a JSON object.")
-        job_rows.append(number + head + args.replace(b"\\", b"\\\\") + tail)
-        due_rows.append(due_head + number + due_tail)
-    return b"".join(job_rows), b"".join(due_rows), first_due
+            if len(self._formats) > 10_000:
+                self._formats.clear()
+            known = self._formats[alike] = _format(job, self._moment, self.first_due)
+        return known
 
 
 def _format(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, cast
 
@@ -107,7 +108,12 @@ class HotPath(Sessions):
         look_ahead: bool,
         careful: bool,
     ) -> Exchange:
-        async with self._connection() as connection, connection.pipeline():
+        # A lone claim is faster without the pipeline's extra steps.
+        alone = not (ended or closed or look_ahead)
+        async with (
+            self._connection() as connection,
+            nullcontext() if alone else connection.pipeline(),
+        ):
             finishes = await self._send_finishes(connection, ended, closed, careful=careful)
             claim = None
             if want > 0 and lanes:

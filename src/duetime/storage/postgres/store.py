@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from typing import cast
 
 import msgspec
 
 from duetime.domain.job import Enqueued, NewJob
-from duetime.storage.postgres.bulk import copy_rows
+from duetime.storage.postgres.bulk import CopyRows
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
 from duetime.storage.store import Capabilities, Statements
@@ -36,7 +37,12 @@ class PostgresStore(HotPath, Operations):
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         if len(jobs) >= _BULK and all(job.key is None for job in jobs):
             return await self._copy(jobs)
-        async with self._connection() as connection, connection.transaction():
+        # One chunk is one statement, and its own transaction.
+        whole = nullcontext() if len(jobs) <= _CHUNK else None
+        async with (
+            self._connection() as connection,
+            whole or connection.transaction(),
+        ):
             statements = self.enqueue_in(jobs)
             try:
                 statement, parameters = next(statements)
@@ -63,11 +69,15 @@ class PostgresStore(HotPath, Operations):
     async def _copy(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         async with self._connection() as connection, connection.transaction():
             [(moment, ids)] = await self._on(connection, "reserve_ids", count=len(jobs))
-            job_rows, due_rows, first_due = copy_rows(jobs, ids, moment)
-            for name, rows in (("copy_job", job_rows), ("copy_due", due_rows)):
-                async with connection.cursor().copy(self._sql[name]) as copy:
-                    await copy.write(rows)
+            rows = CopyRows(moment)
+            async with connection.cursor().copy(self._sql["copy_job"]) as copy:
+                for start in range(0, len(jobs), _CHUNK):
+                    end = start + _CHUNK
+                    await copy.write(rows.add(jobs[start:end], ids[start:end]))
+            async with connection.cursor().copy(self._sql["copy_due"]) as copy:
+                for chunk in rows.due:
+                    await copy.write(chunk)
             if self._notify:
-                for queue, run_at in sorted(first_due.items()):
+                for queue, run_at in sorted(rows.first_due.items()):
                     await self._on(connection, "wake", queue=queue, run_at=run_at)
             return [Enqueued(job_id, "created") for job_id in ids]
