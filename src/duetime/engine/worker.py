@@ -73,6 +73,7 @@ class Worker:
         """The jobs of each token that have not ended, by their ids."""
         self._outbox: list[EndedJob] = []
         self._closed: list[int] = []
+        self._flushing: asyncio.Task[None] | None = None
         self._returning: list[ClaimedJob] = []
         """Jobs that could not be given back yet."""
         self._limited: list[str] = []
@@ -260,17 +261,26 @@ class Worker:
             await asyncio.sleep(_LINGER_SECONDS)
 
     async def _exchange(self, want: int) -> None:
-        """One round trip for both; while there is more than we can claim, two side by side."""
+        """One round trip for both. While there is more than we can claim, the ends go beside."""
         self._drop_old_floors()
-        if want and self._more and (self._outbox or self._closed):
-            done = await asyncio.gather(
-                self._send(0), self._send(want, finish=False), return_exceptions=True
-            )
-            for error in done:
-                if isinstance(error, BaseException):
-                    raise error
+        if want and self._more:
+            if (self._outbox or self._closed) and self._flushing is None:
+                self._flushing = asyncio.create_task(self._send(0), name="duetime-finish")
+                self._flushing.add_done_callback(self._flushed)
+            await self._send(want, finish=False)
         else:
+            await self._await_flush()
             await self._send(want)
+
+    def _flushed(self, flushing: asyncio.Task[None]) -> None:
+        self._flushing = None
+        if not flushing.cancelled() and (error := flushing.exception()) is not None:
+            self._unsure = True
+            log.warning("finish_failed", extra={"worker": self.name, "error": str(error)})
+
+    async def _await_flush(self) -> None:
+        if self._flushing is not None:
+            await asyncio.wait([self._flushing])
 
     async def _send(self, want: int, *, finish: bool = True) -> None:
         ended: list[EndedJob] = []
@@ -466,6 +476,7 @@ class Worker:
 
     async def _settle(self) -> None:
         """Record what ended; idempotent, whatever became of an earlier try."""
+        await self._await_flush()
         ended, closed = self._outbox[:], self._closed[:]
         if ended or closed:
             refused = await self._store.settle(ended, closed)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from struct import Struct, pack
 
 import msgspec
 
@@ -11,11 +12,19 @@ from duetime.domain.job import NewJob, check_name, check_priority
 from duetime.domain.retry import check_max_attempts
 from duetime.errors import InvalidInput
 
+BEGIN = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+END = b"\xff\xff"
+
 _BRACE = ord("{")
+_NULL = b"\xff\xff\xff\xff"
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_pack_id = Struct("!iq").pack
+_pack_size = Struct("!i").pack
 
 
 class CopyRows:
-    """Makes the text rows of `job` and `due`, a piece at a time, while the server reads the last.
+    """Makes the binary rows of `job` and `due`, a piece at a time, while the server reads the last.
 
     `due` collects the rows of `due`; `first_due` the earliest due time of each queue.
     """
@@ -42,13 +51,11 @@ class CopyRows:
                 last = alike
                 known = self._formatted(job)
             head, tail, due_head, due_tail = known
-            number = b"%d" % job_id
+            number = _pack_id(8, job_id)
             args = bytes(job.args)
             if args[0] != _BRACE:
                 raise InvalidInput(f"The args of task {job.task!r} must be a JSON object.")
-            if b"\\" in args:
-                args = args.replace(b"\\", b"\\\\")
-            rows.append(number + head + args + tail)
+            rows.append(b"\0\x0b" + number + head + _pack_size(len(args)) + args + tail)
             due.append(due_head + number + due_tail)
         self.due.append(b"".join(due))
         return b"".join(rows)
@@ -70,6 +77,7 @@ class CopyRows:
 def _format(
     job: NewJob, moment: datetime, first_due: dict[str, datetime]
 ) -> tuple[bytes, bytes, bytes, bytes]:
+    """What stands before and after a job's arguments, and before and after its id in `due`."""
     check_name(job.task, what="task")
     check_name(job.queue, what="queue")
     check_priority(job.priority)
@@ -79,26 +87,37 @@ def _format(
     if expires_at is None and job.expires_after is not None:
         expires_at = run_at + job.expires_after
     first_due[job.queue] = min(run_at, first_due.get(job.queue, run_at))
-    trace = None if job.trace is None else msgspec.json.encode(job.trace).decode()
-    head = _row("", job.task, job.queue, job.priority, "")
-    timeout = None if job.timeout is None else f"{job.timeout / timedelta(microseconds=1):.0f} us"
-    tail = _row(
-        "",
-        job.partition,
-        job.max_attempts,
-        timeout,
-        None if expires_at is None else expires_at.isoformat(),
-        moment.isoformat(),
-        trace,
+    head = _text(job.task) + _text(job.queue) + _small(job.priority)
+    tail = (
+        _text(job.partition)
+        + _small(job.max_attempts)
+        + _interval(job.timeout)
+        + _moment(expires_at)
+        + _moment(moment)
+        + _text(None if job.trace is None else msgspec.json.encode(job.trace).decode())
     )
-    due_head = _row(job.queue, job.priority, run_at.isoformat(), "")
-    due_tail = _row("", job.partition)
-    return head, tail + b"\n", due_head, due_tail + b"\n"
+    due_head = b"\0\5" + _text(job.queue) + _small(job.priority) + _moment(run_at)
+    return head, tail, due_head, _text(job.partition)
 
 
-def _row(*values: str | int | None) -> bytes:
-    return "\t".join("\\N" if value is None else _escape(str(value)) for value in values).encode()
+# Binary values, each with its length: cheaper for the server to read than text.
 
 
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+def _text(value: str | None) -> bytes:
+    return _NULL if value is None else _sized(value.encode())
+
+
+def _small(value: int) -> bytes:
+    return _sized(pack("!h", value))
+
+
+def _moment(value: datetime | None) -> bytes:
+    return _NULL if value is None else _sized(pack("!q", (value - _EPOCH) // _MICROSECOND))
+
+
+def _interval(value: timedelta | None) -> bytes:
+    return _NULL if value is None else _sized(pack("!qii", value // _MICROSECOND, 0, 0))
+
+
+def _sized(value: bytes) -> bytes:
+    return pack("!i", len(value)) + value

@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 
 from duetime.domain.job import Enqueued, NewJob
-from duetime.storage.postgres.bulk import CopyRows
+from duetime.storage.postgres.bulk import BEGIN, END, CopyRows
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
 from duetime.storage.store import Capabilities, Statements
@@ -71,12 +71,16 @@ class PostgresStore(HotPath, Operations):
             [(moment, ids)] = await self._on(connection, "reserve_ids", count=len(jobs))
             rows = CopyRows(moment)
             async with connection.cursor().copy(self._sql["copy_job"]) as copy:
+                await copy.write(BEGIN)
                 for start in range(0, len(jobs), _CHUNK):
                     end = start + _CHUNK
                     await copy.write(rows.add(jobs[start:end], ids[start:end]))
+                await copy.write(END)
             async with connection.cursor().copy(self._sql["copy_due"]) as copy:
+                await copy.write(BEGIN)
                 for chunk in rows.due:
                     await copy.write(chunk)
+                await copy.write(END)
             if self._notify:
                 for queue, run_at in sorted(rows.first_due.items()):
                     await self._on(connection, "wake", queue=queue, run_at=run_at)

@@ -10,10 +10,10 @@ select job_id, outcome from duetime.enqueue_many(%s::json, %s) order by place;
 select duetime.now(), array(select nextval('duetime.job_id_seq') from generate_series(1, %(count)s));
 
 -- name: copy_job
-copy duetime.job (id, task, queue, priority, args, partition, max_attempts, timeout, expires_at, created_at, trace) from stdin;
+copy duetime.job (id, task, queue, priority, args, partition, max_attempts, timeout, expires_at, created_at, trace) from stdin (format binary);
 
 -- name: copy_due
-copy duetime.due (queue, priority, run_at, job_id, partition) from stdin;
+copy duetime.due (queue, priority, run_at, job_id, partition) from stdin (format binary);
 
 -- name: wake
 select duetime.wake(%(queue)s, %(run_at)s);
