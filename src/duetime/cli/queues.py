@@ -16,9 +16,12 @@ from duetime.domain.duration import format_duration
 from duetime.domain.queue import Limits, QueueInfo
 
 
-@click.group(cls=Group)
-def queues() -> None:
-    """See, pause and limit queues."""
+@click.group(cls=Group, invoke_without_command=True)
+@click.pass_context
+def queues(context: click.Context) -> None:
+    """See, pause and limit queues. Alone it lists them."""
+    if context.invoked_subcommand is None:
+        context.invoke(list_command)
 
 
 @queues.command("list")

@@ -35,7 +35,7 @@ log = logging.getLogger("duetime.cli")
 @click.option("--grace", metavar="SPAN", help="Time to finish in when stopped.  [default: 30s]")
 @click.option("--lease", metavar="SPAN", help="When a dead worker's jobs return.  [default: 30s]")
 @click.option("--heartbeat", metavar="SPAN", help="How often the lease is renewed.  [default: 10s]")
-@click.option("--poll", metavar="SPAN", help="The longest sleep.  [default: 30s]")
+@click.option("--poll", metavar="SPAN", help="The longest sleep.  [default: 1s]")
 @click.option("--name", metavar="NAME", help="What it is called.  [default: host:pid:random]")
 @click.option(
     "--log-format",

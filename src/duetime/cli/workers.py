@@ -12,9 +12,12 @@ from duetime.cli.target import Group, target_of
 from duetime.storage.store import WorkerInfo
 
 
-@click.group(cls=Group)
-def workers() -> None:
-    """See who works."""
+@click.group(cls=Group, invoke_without_command=True)
+@click.pass_context
+def workers(context: click.Context) -> None:
+    """See who works. Alone it lists them."""
+    if context.invoked_subcommand is None:
+        context.invoke(list_command)
 
 
 @workers.command("list")

@@ -128,7 +128,8 @@ class Runtime:
         if self._stopping.is_set():
             return STOPPED
         await self._worker.run()
-        return STOPPED
+        # What could not be given back waits for the lease to run out: say so.
+        return BROKE if self._worker.left_behind else STOPPED
 
     async def _unless_stopped(self, work: Any) -> Any:
         """Await `work`, or return None as soon as a signal comes."""

@@ -9,25 +9,26 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 
-from duetime.domain.job import LAST_PRIORITY, ClaimedJob, EndedJob
+from duetime.domain.job import ClaimedJob, EndedJob
 from duetime.domain.task import TaskDefinition
 from duetime.engine.clock import DatabaseClock
 from duetime.engine.heartbeat import Heartbeat
+from duetime.engine.holdings import Holdings
 from duetime.engine.housekeeping import prune_forever, rescue_forever
+from duetime.engine.lanes import Lanes
 from duetime.engine.runners import LOST, STOPPING, Runners
 from duetime.engine.service import backoff, repeat
 from duetime.errors import StorageError
-from duetime.storage.store import Beat, Exchange, Lane, Sleeper, Store
+from duetime.storage.store import Beat, Exchange, Sleeper, Store
 from duetime.telemetry.events import Events
 
 log = logging.getLogger("duetime.worker")
 
-_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _NAPS = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02)
 _LINGER_SECONDS = 0.002
 _BUSY_SECONDS = 0.05
@@ -69,10 +70,7 @@ class Worker:
         self._worker_id = 0
         self._rank = 0
         self._clock = DatabaseClock()
-        self._held: dict[int, dict[int, ClaimedJob]] = {}
-        """The jobs of each token that have not ended, by their ids."""
-        self._outbox: list[EndedJob] = []
-        self._closed: list[int] = []
+        self._holdings = Holdings()
         self._flushing: asyncio.Task[None] | None = None
         self._returning: list[ClaimedJob] = []
         """Jobs that could not be given back yet."""
@@ -86,14 +84,8 @@ class Worker:
         self._look = True
         self._quarantined: int | None = None
         self._quarantine_next = False
-        self._lanes = {
-            (queue, priority): Lane(queue, priority, _LONG_AGO)
-            for priority in range(LAST_PRIORITY + 1)
-            for queue in options.queues
-        }
-        self._turn = 0
+        self._lanes = Lanes(options.queues)
         self._claiming = asyncio.Lock()
-        self._floors_until = 0.0
         self.started = asyncio.Event()
         self.left_behind = 0
         """Jobs that could not be given back; their lease must run out first."""
@@ -178,7 +170,8 @@ class Worker:
         self._runners.stop_all(STOPPING)
         await self._runners.drained(0.25)
         await self._flush()
-        unfinished = [job for jobs in self._held.values() for job in jobs.values()]
+        unfinished = list(self._holdings)
+        self._returning.clear()
         await self._give_back(unfinished)
         # Their lease runs out, and they are rescued.
         self.left_behind = len(self._returning)
@@ -206,7 +199,7 @@ class Worker:
         """Others may take our jobs now: stop every handler, and record nothing."""
         if self._fenced is None:
             self._fenced = reason
-            self._events.worker_fenced(self.name, reason, held=sum(map(len, self._held.values())))
+            self._events.worker_fenced(self.name, reason, held=len(self._holdings))
             self._runners.take_back()
             self._runners.stop_all(LOST)
             self._sleeper.interrupt()
@@ -220,9 +213,8 @@ class Worker:
         while not self._stopping:
             try:
                 await self._settle()
-                self._held.clear()
+                self._holdings.forget()
                 self._returning.clear()
-                self._closed.clear()
                 self._fenced = None
                 await self._join()
                 return
@@ -245,7 +237,7 @@ class Worker:
             if room > 0:
                 await self._linger(room)
                 await self._exchange(min(room, self._options.batch))
-            elif self._outbox or self._closed:
+            elif self._holdings.to_send:
                 await self._exchange(0)
             else:
                 await self._rest()
@@ -262,14 +254,15 @@ class Worker:
 
     async def _exchange(self, want: int) -> None:
         """One round trip for both. While there is more than we can claim, the ends go beside."""
-        self._drop_old_floors()
         if want and self._more:
-            if (self._outbox or self._closed) and self._flushing is None:
+            if self._holdings.to_send and self._flushing is None:
                 self._flushing = asyncio.create_task(self._send(0), name="duetime-finish")
                 self._flushing.add_done_callback(self._flushed)
             await self._send(want, finish=False)
         else:
             await self._await_flush()
+            if self._unsure:
+                await self._settle()
             await self._send(want)
 
     def _flushed(self, flushing: asyncio.Task[None]) -> None:
@@ -283,11 +276,7 @@ class Worker:
             await asyncio.wait([self._flushing])
 
     async def _send(self, want: int, *, finish: bool = True) -> None:
-        ended: list[EndedJob] = []
-        closed: list[int] = []
-        if finish:
-            ended, self._outbox = self._outbox, []
-            closed, self._closed = self._closed, []
+        ended, closed = self._holdings.take() if finish else ([], [])
         look_ahead = self._look_ahead
         sent = time.monotonic()
         try:
@@ -295,13 +284,12 @@ class Worker:
                 self._worker_id,
                 ended=ended,
                 closed=closed,
-                lanes=self._lanes_in_turn() if want else (),
+                lanes=self._lanes.in_turn() if want else (),
                 want=want,
                 look_ahead=want > 0 and look_ahead,
             )
         except BaseException:
-            self._outbox = ended + self._outbox
-            self._closed = closed + self._closed
+            self._holdings.put_back(ended, closed)
             raise
         received = time.monotonic()
         if answer.now is not None:
@@ -316,7 +304,7 @@ class Worker:
 
     async def _claim_limited(self, answer: Exchange) -> int:
         """From limited queues only what the runners can take next: it counts as running."""
-        held = sum(job.limited for jobs in self._held.values() for job in jobs.values())
+        held = sum(job.limited for job in self._holdings)
         more = await self._store.exchange(
             self._worker_id,
             limited=self._limited,
@@ -332,7 +320,7 @@ class Worker:
         known: list[ClaimedJob] = []
         unknown: list[ClaimedJob] = []
         for job in jobs:
-            self._held.setdefault(job.token, {})[job.id] = job
+            self._holdings.add(job)
             (known if job.task in self._tasks else unknown).append(job)
         if known:
             self._events.jobs_claimed(self.name, known)
@@ -346,13 +334,13 @@ class Worker:
         """Decide when to look again."""
         self._more = claimed >= want
         if self._more:
-            self._raise_floors(answer.claimed)
+            self._lanes.raise_floors(answer.claimed)
             self._naps = 0
             self._look_ahead = False
             if self._asleep:
                 await self._wake_up()
             return
-        self._forget_floors()
+        self._lanes.forget_floors()
         if not looked_ahead:
             # All that was due is claimed. Look once more, with an eye on what comes next.
             self._look_ahead = True
@@ -407,60 +395,20 @@ class Worker:
         self._asleep = False
         await self._sleeper.wake_up()
 
-    # Floors
-
-    def _raise_floors(self, claimed: Sequence[ClaimedJob]) -> None:
-        """Below the last claimed of a lane all was seen: do not walk its dead rows again."""
-        if not claimed:
-            return
-        last = {(job.queue, job.priority): job.run_at for job in claimed}
-        for where, floor in last.items():
-            if lane := self._lanes.get(where):
-                lane.floor = max(lane.floor, floor)
-
-    def _forget_floors(self) -> None:
-        for lane in self._lanes.values():
-            lane.floor = _LONG_AGO
-
-    def _lanes_in_turn(self) -> list[Lane]:
-        """Priority first; within a priority each queue is first in its turn."""
-        queues = self._options.queues
-        self._turn = (self._turn + 1) % len(queues)
-        order = queues[self._turn :] + queues[: self._turn]
-        return [
-            self._lanes[queue, priority] for priority in range(LAST_PRIORITY + 1) for queue in order
-        ]
-
-    def _drop_old_floors(self) -> None:
-        now = time.monotonic()
-        if now >= self._floors_until:
-            self._floors_until = now + 1.0
-            self._forget_floors()
-
     # What ended
 
     def _job_ended(self, job: ClaimedJob, end: EndedJob | None) -> None:
-        if not self._drop(job):
+        if not self._holdings.drop(job):
             return
         if end is not None:
-            self._outbox.append(end)
+            self._holdings.ended.append(end)
         if job.id == self._quarantined:
             self._quarantined = None
             self._quarantine_next = True
         if job.limited:
             self._look = True
-        if len(self._outbox) <= 1:
+        if len(self._holdings.ended) <= 1:
             self._sleeper.interrupt()
-
-    def _drop(self, job: ClaimedJob) -> bool:
-        """Hold the job no longer; its claim is closed with its last job. False: it was not held."""
-        jobs = self._held.get(job.token)
-        if jobs is None or jobs.pop(job.id, None) is None:
-            return False
-        if not jobs:
-            del self._held[job.token]
-            self._closed.append(job.token)
-        return True
 
     def _report(self, ended: Sequence[EndedJob], refused: frozenset[int]) -> None:
         self._events.jobs_ended(self.name, [end for end in ended if end.job.id not in refused])
@@ -477,11 +425,13 @@ class Worker:
     async def _settle(self) -> None:
         """Record what ended; idempotent, whatever became of an earlier try."""
         await self._await_flush()
-        ended, closed = self._outbox[:], self._closed[:]
+        ended, closed = self._holdings.take()
         if ended or closed:
-            refused = await self._store.settle(ended, closed)
-            del self._outbox[: len(ended)]
-            del self._closed[: len(closed)]
+            try:
+                refused = await self._store.settle(ended, closed)
+            except BaseException:
+                self._holdings.put_back(ended, closed)
+                raise
             self._report(ended, refused)
         if self._returning:
             returning = self._returning[:]
@@ -490,7 +440,7 @@ class Worker:
             del self._returning[: len(returning)]
         if self._unsure:
             async with self._claiming:
-                await self._store.disown(self._worker_id, list(self._held))
+                await self._store.disown(self._worker_id, self._holdings.tokens)
             self._unsure = False
 
     async def _back_off(self, error: StorageError) -> None:
@@ -568,7 +518,7 @@ class Worker:
         """Hold these jobs no longer: they have left their claims. (Before that, closing a claim
         would lose them.)"""
         for job in jobs:
-            self._drop(job)
+            self._holdings.drop(job)
 
 
 async def _cancel_all(services: Sequence[asyncio.Task[None]]) -> None:

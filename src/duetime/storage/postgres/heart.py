@@ -22,7 +22,9 @@ class PostgresHeart:
         with told_errors():
             try:
                 if self._connection is None:
-                    self._connection = psycopg.connect(self._dsn, autocommit=True)
+                    self._connection = psycopg.connect(
+                        self._dsn, autocommit=True, prepare_threshold=None
+                    )
                 with self._connection.transaction():
                     # A beat that takes longer than this has failed: the next one is due.
                     self._connection.execute("set local statement_timeout = '5s'")

@@ -105,7 +105,7 @@ class Sessions:
     @contextmanager
     def transaction_sync(self) -> Iterator[psycopg.Connection[Any]]:
         with told_errors():
-            connection = psycopg.connect(self.dsn)
+            connection = psycopg.connect(self.dsn, prepare_threshold=None)
         with closing(connection):
             yield connection
             with told_errors():

@@ -1,0 +1,54 @@
+"""Where a worker looks: its lanes, in turn, and from which time on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from duetime.domain.job import LAST_PRIORITY, ClaimedJob
+from duetime.storage.store import Lane
+
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+_FLOOR_SECONDS = 1.0
+
+
+class Lanes:
+    """The lanes of a worker's queues.
+
+    A lane's floor is the time before which all was seen: a claim does not walk its dead rows
+    again. What a rolled back transaction of another leaves below it is found within a second.
+    """
+
+    def __init__(self, queues: tuple[str, ...]) -> None:
+        self._queues = queues
+        self._lanes = {
+            (queue, priority): Lane(queue, priority, _LONG_AGO)
+            for priority in range(LAST_PRIORITY + 1)
+            for queue in queues
+        }
+        self._turn = 0
+        self._floors_end = 0.0
+
+    def in_turn(self) -> list[Lane]:
+        """Priority first; within a priority each queue is first in its turn."""
+        now = time.monotonic()
+        if now >= self._floors_end:
+            self._floors_end = now + _FLOOR_SECONDS
+            self.forget_floors()
+        self._turn = (self._turn + 1) % len(self._queues)
+        order = self._queues[self._turn :] + self._queues[: self._turn]
+        return [
+            self._lanes[queue, priority] for priority in range(LAST_PRIORITY + 1) for queue in order
+        ]
+
+    def raise_floors(self, claimed: Sequence[ClaimedJob]) -> None:
+        """After a full claim: below its last job of a lane, all was seen."""
+        last = {(job.queue, job.priority): job.run_at for job in claimed}
+        for where, floor in last.items():
+            if lane := self._lanes.get(where):
+                lane.floor = max(lane.floor, floor)
+
+    def forget_floors(self) -> None:
+        for lane in self._lanes.values():
+            lane.floor = _LONG_AGO
