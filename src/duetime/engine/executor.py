@@ -77,7 +77,7 @@ def _completed(end: EndedJob, task: TaskDefinition, result: Any) -> EndedJob:
         return end
     try:
         raw = msgspec.json.encode(result)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - a result may be anything
         end.error_code = "result_not_stored"
         end.error = f"the result cannot be written as JSON: {error}"
         return end
@@ -108,10 +108,22 @@ def _again(end: EndedJob, task: TaskDefinition, value: BaseException, random: Ra
 
 def _describe(end: EndedJob, error: BaseException, *, code: Any) -> None:
     end.error_code = _clean(str(code), 200)
-    end.error = _clean(str(error) or type(error).__name__, _MAX_ERROR)
+    end.error = _clean(_say(error), _MAX_ERROR)
     if error.__traceback__ is not None or error.__cause__ is not None:
-        lines = tracebacks.format_exception(type(error), error, _of_handler(error.__traceback__))
+        try:
+            lines = tracebacks.format_exception(
+                type(error), error, _of_handler(error.__traceback__)
+            )
+        except Exception:  # noqa: BLE001
+            return
         end.traceback = _clean("".join(lines), _MAX_TRACEBACK)
+
+
+def _say(error: BaseException) -> str:
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001 - an error may fail to describe itself
+        return f"{type(error).__name__} (it cannot be shown as text)"
 
 
 def _of_handler(traceback: TracebackType | None) -> TracebackType | None:

@@ -63,6 +63,8 @@ class Heartbeat:
             try:
                 beat = self._heart.beat(self._worker_id, self._lease)
             except StorageError as error:
+                if self._stop.is_set():
+                    break
                 failures += 1
                 log.warning("heartbeat_failed", extra={"error": str(error), "failures": failures})
                 if self.seconds_left <= self._every / 4:
@@ -71,6 +73,8 @@ class Heartbeat:
                 wait = min(backoff(failures), self._every, max(self.seconds_left / 4, 0.05))
                 continue
             failures = 0
+            if self._stop.is_set():
+                break
             if not beat.alive:
                 self._end("the lease had run out")
                 return

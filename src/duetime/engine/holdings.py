@@ -28,7 +28,8 @@ class Holdings:
 
     @property
     def tokens(self) -> list[int]:
-        return list(self._held)
+        """Every token that we know of: of what is held, and of what is still to be sent."""
+        return [*self._held, *self.closed, *(end.job.token for end in self.ended)]
 
     @property
     def to_send(self) -> bool:

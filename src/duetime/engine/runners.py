@@ -243,6 +243,10 @@ class Runners:
         )
         if context is not None and context.completed:
             end.completed_before = True
+        if running.reason == CANCELLED and end.again_after is not None:
+            # It failed after it was told to stop: it does not run again.
+            end.ended_as = EndedAs.CANCELLED
+            end.again_after = None
         return end
 
     async def _run_in_thread(

@@ -72,6 +72,7 @@ class Worker:
         self._clock = DatabaseClock()
         self._holdings = Holdings()
         self._flushing: asyncio.Task[None] | None = None
+        self._parking: set[asyncio.Task[None]] = set()
         self._returning: list[ClaimedJob] = []
         """Jobs that could not be given back yet."""
         self._limited: list[str] = []
@@ -109,6 +110,7 @@ class Worker:
             await self._runners.close()
             raise
         services = [
+            asyncio.create_task(repeat("lease", self._watch_lease)),
             asyncio.create_task(repeat("housekeeping", self._keep_house)),
             asyncio.create_task(rescue_forever(self._store, self._options, self._events)),
             asyncio.create_task(prune_forever(self._store, self._options)),
@@ -119,7 +121,8 @@ class Worker:
             while not self._stopping:
                 if self._fenced is not None:
                     await self._rejoin()
-                await self._step()
+                else:
+                    await self._step()
         finally:
             await _cancel_all(services)
             await self._leave()
@@ -141,8 +144,8 @@ class Worker:
             concurrency=options.concurrency,
             lease=options.lease,
         )
+        self._limited = await self._read_limited()
         self._sleeper: Sleeper = await self._store.sleeper(self._worker_id)
-        self._asleep = False
         self._look = True
         self._look_ahead = False
         self._more = False
@@ -157,11 +160,11 @@ class Worker:
             lost=lambda reason: self._from_thread(self._fence, reason),
         )
         self._heartbeat.start()
-        self._limited = await self._read_limited()
 
     async def _leave(self) -> None:
         grace = 0.0 if self._stop_now else self._options.grace.total_seconds()
         self._events.worker_stopping(self.name, running=len(self._runners.running))
+        await asyncio.gather(*self._parking)
         await self._give_back(self._runners.take_back())
         deadline = time.monotonic() + grace
         while not self._stop_now and self._runners.running and time.monotonic() < deadline:
@@ -209,14 +212,18 @@ class Worker:
         database's fence decides."""
         await self._loop.run_in_executor(None, self._heartbeat.stop)
         await self._sleeper.close()
+        # A claim may have been answered since.
+        self._runners.take_back()
+        self._runners.stop_all(LOST)
         await self._runners.drained(1.0)
         while not self._stopping:
             try:
                 await self._settle()
                 self._holdings.forget()
                 self._returning.clear()
-                self._fenced = None
+                self._quarantined = None
                 await self._join()
+                self._fenced = None
                 return
             except StorageError as error:
                 await self._back_off(error)
@@ -317,6 +324,9 @@ class Worker:
         return len(more.claimed)
 
     def _accept(self, jobs: Sequence[ClaimedJob], received: float) -> None:
+        if self._fenced is not None:
+            # Answered too late: these are no longer ours, and the rescuer takes them.
+            return
         known: list[ClaimedJob] = []
         unknown: list[ClaimedJob] = []
         for job in jobs:
@@ -337,17 +347,19 @@ class Worker:
             self._lanes.raise_floors(answer.claimed)
             self._naps = 0
             self._look_ahead = False
-            if self._asleep:
-                await self._wake_up()
+            if self._sleeper.asleep:
+                await self._sleeper.wake_up()
             return
         self._lanes.forget_floors()
         if not looked_ahead:
             # All that was due is claimed. Look once more, with an eye on what comes next.
-            self._look_ahead = True
-            if self._asleep:
-                return
-            if await self._sleeper.fall_asleep(self._options.queues):
-                self._asleep = True
+            if self._sleeper.asleep:
+                self._look_ahead = True
+            elif claimed:
+                # Busy: stay awake, so that producers need not wake us.
+                await asyncio.sleep(_LINGER_SECONDS)
+            elif await self._sleeper.fall_asleep(self._options.queues):
+                self._look_ahead = True
                 self._naps = 0
             else:
                 await self._nap()
@@ -357,11 +369,10 @@ class Worker:
             wait = min(wait, self._clock.seconds_until(answer.next_run_at))
         if claimed:
             self._naps = 0
-        if wait <= 0.0 or not self._asleep:
-            # It fell due since; or another worker is claiming it, or an enqueue is in flight.
+        if wait <= 0.0 or not self._sleeper.asleep:
+            # It fell due since; or another worker is claiming it, or the listener was lost.
+            self._look_ahead = self._sleeper.asleep
             await self._nap()
-            if not self._asleep and await self._sleeper.fall_asleep(self._options.queues):
-                self._asleep = True
             return
         self._naps = 0
         self._look = False
@@ -388,23 +399,17 @@ class Worker:
         self._events.woken(self.name, reason)
         if reason == "notified":
             if now - self._last_wake < _BUSY_SECONDS:
-                await self._wake_up()
+                await self._sleeper.wake_up()
             self._last_wake = now
-
-    async def _wake_up(self) -> None:
-        self._asleep = False
-        await self._sleeper.wake_up()
 
     # What ended
 
     def _job_ended(self, job: ClaimedJob, end: EndedJob | None) -> None:
-        if not self._holdings.drop(job):
+        self._quarantine_next = self._quarantine_next or job.id == self._quarantined
+        if not self._drop(job):
             return
         if end is not None:
             self._holdings.ended.append(end)
-        if job.id == self._quarantined:
-            self._quarantined = None
-            self._quarantine_next = True
         if job.limited:
             self._look = True
         if len(self._holdings.ended) <= 1:
@@ -453,9 +458,13 @@ class Worker:
 
     # Housekeeping of this worker alone
 
-    async def _keep_house(self) -> float:
-        if self._heartbeat.seconds_left <= 0:
+    async def _watch_lease(self) -> float:
+        """Asks no database, so that a hanging one cannot hold up the fence."""
+        if self._fenced is None and self._heartbeat.seconds_left <= 0:
             self._fence("the lease ran out")
+        return min(0.25, self._options.lease.total_seconds() / 10)
+
+    async def _keep_house(self) -> float:
         if self._fenced is None:
             await self._give_back(self._runners.take_back(older_than=1.0))
             self._limited = await self._read_limited()
@@ -495,7 +504,9 @@ class Worker:
         self._events.jobs_parked(self.name, jobs)
         names = ", ".join(sorted({job.task for job in jobs}))
         reason = f"worker {self.name} does not know the task {names}"
-        self._parking = asyncio.create_task(self._park(jobs, reason))
+        parking = asyncio.create_task(self._park(jobs, reason))
+        self._parking.add(parking)
+        parking.add_done_callback(self._parking.discard)
 
     async def _park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
         try:
@@ -518,7 +529,12 @@ class Worker:
         """Hold these jobs no longer: they have left their claims. (Before that, closing a claim
         would lose them.)"""
         for job in jobs:
-            self._holdings.drop(job)
+            self._drop(job)
+
+    def _drop(self, job: ClaimedJob) -> bool:
+        if job.id == self._quarantined:
+            self._quarantined = None
+        return self._holdings.drop(job)
 
 
 async def _cancel_all(services: Sequence[asyncio.Task[None]]) -> None:

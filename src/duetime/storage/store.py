@@ -102,6 +102,10 @@ class Heart(Protocol):
 class Sleeper(Protocol):
     """Lets a worker sleep without missing an enqueue."""
 
+    @property
+    def asleep(self) -> bool:
+        """Whether every enqueue wakes us; a lost connection ends that."""
+
     async def fall_asleep(self, queues: Sequence[str]) -> bool:
         """From now on every enqueue wakes us. False: one is in flight; look again soon."""
 

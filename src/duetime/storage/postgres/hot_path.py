@@ -130,10 +130,10 @@ class HotPath(Sessions):
             if look_ahead:
                 queues = sorted({lane.queue for lane in lanes})
                 ahead = await self._send(connection, "next_run_at", queues=queues)
-            accepted = {row[0] for cursor in finishes for row in await cursor.fetchall()}
+            accepted = {row for cursor in finishes for row in await cursor.fetchall()}
             rows = await claim.fetchall() if claim is not None else []
             next_rows = await ahead.fetchall() if ahead is not None else []
-        claimed = [_claimed(row, limited=False) for row in rows if row[2] is not None]
+        claimed = [_claimed(row, limited=False) for row in rows if row[3] is not None]
         limited_rows: list[Row] = []
         for queue in limited:
             if len(claimed) < want:
@@ -144,7 +144,7 @@ class HotPath(Sessions):
                     want=want - len(claimed),
                     quarantined=False,
                 )
-                claimed += [_claimed(row, limited=True) for row in more if row[2] is not None]
+                claimed += [_claimed(row, limited=True) for row in more if row[3] is not None]
                 limited_rows += more
         now = rows[0][0] if rows else None
         next_run_at = None
@@ -158,7 +158,7 @@ class HotPath(Sessions):
             next_run_at = min([next_run_at, *opens] if next_run_at else opens)
         return Exchange(
             now=now,
-            refused=frozenset(end.job.id for end in ended) - accepted,
+            refused=_refused(ended, accepted),
             claimed=claimed,
             next_run_at=next_run_at,
         )
@@ -171,11 +171,11 @@ class HotPath(Sessions):
                 jobs=array(end.job.id for end in ended),
                 tokens=array(end.job.token for end in ended),
             )
-            done = {row[0] for row in before}
-            left = [end for end in ended if end.job.id not in done]
+            done = set(before)
+            left = [end for end in ended if (end.job.id, end.job.token) not in done]
             cursors = await self._send_finishes(connection, left, closed, careful=True)
-            done |= {row[0] for cursor in cursors for row in await cursor.fetchall()}
-            return frozenset(end.job.id for end in ended) - done
+            done |= {row for cursor in cursors for row in await cursor.fetchall()}
+            return _refused(ended, done)
 
     async def disown(self, worker_id: int, known: Sequence[int]) -> int:
         rows = await self._rows("disown", worker=worker_id, known=array(known))
@@ -189,7 +189,7 @@ class HotPath(Sessions):
             rows = await self._rows(
                 "claim_limited", worker=worker_id, queue=queue, want=1, quarantined=True
             )
-            claimed = [_claimed(row, limited=True) for row in rows if row[2] is not None]
+            claimed = [_claimed(row, limited=True) for row in rows if row[3] is not None]
             if claimed:
                 return claimed
         return []
@@ -204,6 +204,7 @@ class HotPath(Sessions):
         ids = array(job.id for job in jobs)
         tokens = array(job.token for job in jobs)
         async with self._connection() as connection, connection.transaction():
+            await self._on(connection, "lock_claims", tokens=tokens)
             left = await self._on(connection, "leave_claims", tokens=tokens, jobs=ids)
             await self._on(connection, "drop_claims", tokens=tokens)
             await self._on(
@@ -255,8 +256,13 @@ class HotPath(Sessions):
     async def prune(self, retention: Mapping[EndedAs, timedelta], *, batch: int) -> int:
         pruned = 0
         for ended_as, age in retention.items():
-            rows = await self._rows("prune", ended_as=ended_as.value, age=age, batch=batch)
-            pruned += rows[0][0]
+            async with self._connection() as connection, connection.transaction():
+                jobs = await self._on(
+                    connection, "lock_prunable", ended_as=ended_as.value, age=age, batch=batch
+                )
+                if jobs:
+                    rows = await self._on(connection, "prune", jobs=array(row[0] for row in jobs))
+                    pruned += rows[0][0]
         if retention:
             await self._rows("prune_leftovers", age=max(retention.values()))
         return pruned
@@ -301,6 +307,10 @@ class HotPath(Sessions):
                 )
             )
         return cursors
+
+
+def _refused(ended: Sequence[EndedJob], accepted: set[Row]) -> frozenset[int]:
+    return frozenset(end.job.id for end in ended if (end.job.id, end.job.token) not in accepted)
 
 
 def _is_plain(end: EndedJob) -> bool:

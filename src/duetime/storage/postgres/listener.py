@@ -32,6 +32,7 @@ class Listener:
         self._busy = asyncio.Lock()
         self._reconnecting: asyncio.Task[None] | None = None
         self._closed = False
+        self._fd = -1
 
     @property
     def connected(self) -> bool:
@@ -47,7 +48,7 @@ class Listener:
             if connection is None:
                 return None
             loop = asyncio.get_running_loop()
-            loop.remove_reader(connection.fileno())
+            loop.remove_reader(self._fd)
             try:
                 async with asyncio.timeout(_CALL_SECONDS):
                     cursor = await connection.execute(statement, parameters)
@@ -59,7 +60,8 @@ class Listener:
                 # The session's state is unknown: begin a new one.
                 self._lost(RuntimeError("a call was cancelled"))
                 raise
-            loop.add_reader(connection.fileno(), self._read)
+            loop.add_reader(self._fd, self._read)
+            self._read()
             return rows
 
     async def close(self) -> None:
@@ -70,8 +72,7 @@ class Listener:
                 await self._reconnecting
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(ValueError, OSError, psycopg.Error):
-                asyncio.get_running_loop().remove_reader(connection.fileno())
+            asyncio.get_running_loop().remove_reader(self._fd)
             await connection.close()
 
     async def _connect(self) -> None:
@@ -80,7 +81,9 @@ class Listener:
             await connection.execute(f'listen "{channel}"')
         connection.add_notify_handler(lambda notify: self._heard(notify.channel, notify.payload))
         self._connection = connection
-        asyncio.get_running_loop().add_reader(connection.fileno(), self._read)
+        # Remembered: a connection that broke no longer tells, and its number is soon another's.
+        self._fd = connection.fileno()
+        asyncio.get_running_loop().add_reader(self._fd, self._read)
 
     def _read(self) -> None:
         connection = self._connection
@@ -98,8 +101,7 @@ class Listener:
         if connection is None or self._closed:
             return
         log.warning("listener_lost", extra={"error": first_line(error)})
-        with contextlib.suppress(ValueError, OSError, psycopg.Error):
-            asyncio.get_running_loop().remove_reader(connection.fileno())
+        asyncio.get_running_loop().remove_reader(self._fd)
         self._reconnecting = asyncio.ensure_future(self._reconnect(connection))
 
     async def _reconnect(self, old: psycopg.AsyncConnection[Any]) -> None:

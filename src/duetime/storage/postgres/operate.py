@@ -25,6 +25,7 @@ class Operations(Sessions):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._results: Listener | None = None
+        self._opening = asyncio.Lock()
         self._watched: dict[int, list[asyncio.Event]] = {}
 
     async def close(self) -> None:
@@ -92,7 +93,9 @@ class Operations(Sessions):
 
     async def requeue(self, which: JobFilter, *, run_at: datetime | None) -> list[int]:
         ids = [job.id for job in await self.find(which)]
-        rows = await self._rows("requeue", ids=array(ids), run_at=run_at)
+        async with self._connection() as connection, connection.transaction():
+            await self._on(connection, "lock_jobs", ids=array(ids))
+            rows = await self._on(connection, "requeue", ids=array(ids), run_at=run_at)
         return sorted(row[0] for row in rows)
 
     async def pause_queue(self, queue: str, *, by: str, reason: str) -> None:
@@ -127,10 +130,12 @@ class Operations(Sessions):
         ]
 
     async def wait_ended(self, job_id: int, seconds: float) -> None:
-        if self._results is None and self._notify:
-            self._results = Listener(self.listen_dsn, [f"{self.schema}.ended"], self._heard_ended)
-            with told_errors():
-                await self._results.open()
+        async with self._opening:
+            if self._results is None and self._notify:
+                listener = Listener(self.listen_dsn, [f"{self.schema}.ended"], self._heard_ended)
+                with told_errors():
+                    await listener.open()
+                self._results = listener
         event = asyncio.Event()
         self._watched.setdefault(job_id, []).append(event)
         try:

@@ -85,7 +85,8 @@ class Sessions:
         # The caller's own errors pass as they are: only ours are told.
         pool = await self._transaction_pool()
         with told_errors():
-            connection = await pool.getconn()
+            # Handlers may queue for one: the task's own time-out bounds the wait.
+            connection = await pool.getconn(timeout=3600)
         try:
             with told_errors():
                 await connection.execute("begin")
@@ -116,6 +117,8 @@ class Sessions:
             # Behind a pooler, what is set for a session reaches the sessions of others.
             return
         await connection.execute("set jit = off")
+        # Whatever the database's default: each statement must see what was committed before it.
+        await connection.execute("set default_transaction_isolation = 'read committed'")
         # A prepared plan outlives the size of the table that it was made for: one made for
         # an empty `due` would scan a million rows. Plans made each time see the size.
         await connection.execute("set enable_seqscan = off")

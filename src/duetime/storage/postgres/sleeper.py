@@ -20,10 +20,15 @@ class PostgresSleeper:
         self._listener = Listener(dsn, [self._wake, self._cancel], self._heard) if notify else None
         self._poll = poll
         self._asleep_on: list[str] = []
+        self._asleep = False
         self._woken = asyncio.Event()
         self._reason: str | None = None
         self._cancelled: list[int] = []
         self._queues: frozenset[str] = frozenset()
+
+    @property
+    def asleep(self) -> bool:
+        return self._asleep
 
     async def open(self) -> None:
         if self._listener is not None:
@@ -31,15 +36,14 @@ class PostgresSleeper:
 
     async def fall_asleep(self, queues: Sequence[str]) -> bool:
         self._queues = frozenset(queues)
-        if self._listener is None or not self._listener.connected:
-            return True
-        rows = await self._listener.execute(self._fall_asleep, [list(queues)])
-        if rows is None:
-            return True
-        if rows[0][0]:
+        rows = None
+        if self._listener is not None and self._listener.connected:
+            rows = await self._listener.execute(self._fall_asleep, [list(queues)])
+        # Without a connection nobody can wake us: `sleep` polls.
+        self._asleep = rows is None or bool(rows[0][0])
+        if rows is not None and self._asleep:
             self._asleep_on = list(queues)
-            return True
-        return False
+        return self._asleep
 
     async def sleep(self, seconds: float) -> str:
         # Without a listener nobody wakes us: look often.
@@ -57,6 +61,7 @@ class PostgresSleeper:
         return reason or "timed out"
 
     async def wake_up(self) -> None:
+        self._asleep = False
         queues, self._asleep_on = self._asleep_on, []
         if queues and self._listener is not None:
             await self._listener.execute(self._wake_up, [queues])
@@ -85,6 +90,8 @@ class PostgresSleeper:
                 self._reason = "notified"
                 self._woken.set()
         else:
+            # The locks went with the old session: fall asleep anew.
             self._asleep_on = []
+            self._asleep = False
             self._reason = "reconnected"
             self._woken.set()

@@ -30,6 +30,10 @@ class SqliteSleeper:
         self._told: frozenset[int] = frozenset()
         shared.add_sleeper(self)
 
+    @property
+    def asleep(self) -> bool:
+        return bool(self.queues)
+
     async def fall_asleep(self, queues: Sequence[str]) -> bool:
         self.queues = frozenset(queues)
         return True

@@ -39,9 +39,16 @@ begin
             end loop;
             return false;
         end if;
-        perform pg_advisory_lock_shared(asleep, hashtext(queues[i]));
-        perform pg_advisory_unlock(barrier, hashtext(queues[i]));
-        held := i;
+        if pg_try_advisory_lock_shared(asleep, hashtext(queues[i])) then
+            perform pg_advisory_unlock(barrier, hashtext(queues[i]));
+            held := i;
+        else
+            perform pg_advisory_unlock(barrier, hashtext(queues[i]));
+            for k in 1 .. held loop
+                perform pg_advisory_unlock_shared(asleep, hashtext(queues[k]));
+            end loop;
+            return false;
+        end if;
     end loop;
     return true;
 end $$;
@@ -95,7 +102,7 @@ begin
     -- In key order, so that two transactions with the same keys cannot deadlock.
     for given in
         select * from duetime._read_jobs(jobs, moment) as i
-        where i.key is not null order by i.key, i.task, i.place
+        where i.key is not null order by i.key collate "C", i.task collate "C", i.place
     loop
         place := given.place;
         outcome := null;
@@ -103,14 +110,24 @@ begin
             job_id := nextval('duetime.job_id_seq');
             insert into duetime.job_key as held (task, key, job_id, hold)
             values (given.task, given.key, job_id, given.hold)
-            on conflict (task, key) do update
-                set job_id = excluded.job_id, hold = excluded.hold, held_until = null
-                where held.held_until <= duetime.now();
+            on conflict (task, key) do nothing;
+            if not found then
+                update duetime.job_key as k
+                set job_id = enqueue_many.job_id, hold = given.hold, held_until = null
+                where k.task = given.task and k.key = given.key
+                  and k.held_until <= duetime.now();
+            end if;
             if found then
                 outcome := 'created';
             else
-                select k.job_id, k.held_until into existing from duetime.job_key as k
-                where k.task = given.task and k.key = given.key for update;
+                -- Only a replacement locks the key: else the end of its job need not wait for us.
+                if given.on_conflict = 'replace' then
+                    select k.job_id, k.held_until into existing from duetime.job_key as k
+                    where k.task = given.task and k.key = given.key for update;
+                else
+                    select k.job_id, k.held_until into existing from duetime.job_key as k
+                    where k.task = given.task and k.key = given.key;
+                end if;
                 continue when not found or existing.held_until <= duetime.now();
                 if given.on_conflict = 'replace' then
                     update duetime.due as d
@@ -205,8 +222,12 @@ begin
             raise exception 'duetime: the queue must have 1 to 200 characters' using errcode = '22023';
         elsif on_conflict not in ('return', 'reject', 'replace') then
             raise exception 'duetime: on_conflict must be return, reject or replace, got %', on_conflict using errcode = '22023';
-        elsif not isfinite(run_at) then
-            raise exception 'duetime: run_at must be finite' using errcode = '22023';
+        elsif not isfinite(run_at) or not run_at between '1970-01-01Z' and '9000-01-01Z' then
+            raise exception 'duetime: run_at must be finite, from the year 1970 to 9000' using errcode = '22023';
+        elsif not coalesce(isfinite(expires_at) and expires_at < '9100-01-01Z', true) then
+            raise exception 'duetime: expires_at must be finite, up to the year 9000' using errcode = '22023';
+        elsif not coalesce(timeout between interval '0' and interval '100 years', true) then
+            raise exception 'duetime: timeout must be positive and at most 100 years' using errcode = '22023';
         end if;
         return next;
     end loop;

@@ -72,8 +72,13 @@ begin
                or r.place <= rules.per_partition
             order by r.priority, r.run_at, r.job_id
             limit room
+        ), locked as materialized (
+            -- Looked at again: one that was moved meanwhile is not due, one in use is left.
+            select d.ctid as id from duetime.due as d join chosen as c on c.job_id = d.job_id
+            where d.queue = of_queue and d.run_at <= moment
+            for update of d skip locked
         )
-        delete from duetime.due as d using chosen as c where d.job_id = c.job_id
+        delete from duetime.due as d where d.ctid = any (array(select id from locked))
         returning d.priority, d.run_at, d.job_id, d.attempt, d.partition
     loop
         insert into duetime.claim (worker_id, job_ids, attempts, claimed_at, queue, partition)

@@ -108,16 +108,18 @@ with moved as (
 )
 select duetime.wake(m.queue, m.run_at) from both_of_them as m;
 
+-- name: lock_jobs
+select id from duetime.job where id = any (%(ids)s::bigint[]) order by id for update;
+
 -- name: requeue
--- A fresh set of attempts for jobs that ended without success. Each is locked, and looked at
--- again: of two requeues at once, one does it.
-with picked as materialized (
-    select j.id from duetime.job as j where j.id = any (%(ids)s::bigint[]) order by j.id for update
-), again as (
+-- A fresh set of attempts for jobs that ended without success; locked before, so that of two
+-- requeues at once one does it.
+with again as (
     insert into duetime.due (queue, priority, run_at, job_id, partition)
     select j.queue, j.priority, coalesce(%(run_at)s, duetime.now()), j.id, j.partition
-    from picked join duetime.jobs as v on v.id = picked.id join duetime.job as j on j.id = picked.id
-    where v.state in ('dead', 'cancelled', 'expired', 'superseded')
+    from duetime.job as j join duetime.jobs as v on v.id = j.id
+    where j.id = any (%(ids)s::bigint[])
+      and v.state in ('dead', 'cancelled', 'expired', 'superseded')
     on conflict do nothing
     returning queue, run_at, job_id
 ), unexpired as (

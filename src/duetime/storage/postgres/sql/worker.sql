@@ -31,7 +31,9 @@ delete from duetime.worker where id = %(worker)s
 update duetime.worker set seen_at = duetime.now(), lease_until = duetime.now() + %(lease)s
 where id = %(worker)s and lease_until > duetime.now()
 returning (select count(*) from duetime.worker as w where w.id < %(worker)s),
-    array(select unnest(cancelled) from duetime.claim where worker_id = %(worker)s);
+    array(select u.id from duetime.claim as c cross join lateral unnest(c.cancelled) as u(id)
+          where c.worker_id = %(worker)s and not exists (
+              select from duetime.attempt as a where a.job_id = u.id and a.token = c.token));
 
 -- name: claim
 -- At most one worker gets a job: its row of `due` is locked, skipped by others, deleted.
@@ -153,7 +155,7 @@ with ended as materialized (
            m.claimed_at + e.started * interval '1 microsecond',
            m.claimed_at + e.finished * interval '1 microsecond'
     from ended as e join mine as m on m.job_id = e.job_id and m.token = e.token
-    returning job_id
+    returning job_id, token
 ), closed as (
     -- After the fence has been passed, not before: the count makes it wait.
     delete from duetime.claim
@@ -167,7 +169,7 @@ with ended as materialized (
 ), sleepers as materialized (
     select count(duetime.wake(c.queue)) from closed as c where c.queue is not null
 )
-select a.job_id from accepted as a, woken, sleepers;
+select a.job_id, a.token from woken cross join sleepers left join accepted as a on true;
 
 -- name: finish_fully
 -- As `finish`, for what ended otherwise than plainly completed: with an outcome, an error or a
@@ -201,6 +203,7 @@ with ended as materialized (
     from accepted as a join ended as e on e.job_id = a.job_id and e.token = a.token
     cross join lateral (select * from duetime.job where job.id = a.job_id offset 0) as j
     where e.again is not null
+    on conflict (job_id) do nothing
     returning queue, run_at
 ), closed as (
     -- After the fence has been passed, not before: the count makes it wait.
@@ -228,14 +231,19 @@ with ended as materialized (
         ) as s group by s.queue order by s.queue
     ) as q
 )
-select a.job_id from accepted as a, woken, sleepers;
+select a.job_id, a.token from woken cross join sleepers left join accepted as a on true;
 
 -- name: finished_before
 -- Which of these attempts are already in the history, from a finish whose answer was lost.
 -- (The row of a rescue has no start.)
-select e.job_id from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[]) as e(job_id, token)
+select e.job_id, e.token from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[]) as e(job_id, token)
 where exists (select from duetime.attempt as a
               where a.job_id = e.job_id and a.token = e.token and a.started_at is not null);
+
+-- name: lock_claims
+-- Before jobs leave their claims: waits for a finish in flight (its key share), and gives the
+-- next statement a snapshot that sees it.
+select token from duetime.claim where token = any (%(tokens)s::bigint[]) order by token for update;
 
 -- name: leave_claims
 -- Take jobs out of their claims: an old token never matches them again. Returns those that
@@ -266,7 +274,8 @@ select j.queue, j.priority, r.run_at, j.id, r.attempt, j.partition
 from unnest(%(jobs)s::bigint[], %(run_ats)s::timestamptz[], %(attempts)s::smallint[])
     as r(job_id, run_at, attempt)
 join duetime.job as j on j.id = r.job_id
-where r.job_id = any (%(left)s::bigint[]);
+where r.job_id = any (%(left)s::bigint[])
+on conflict (job_id) do nothing;
 
 -- name: wake_for
 select count(duetime.wake(queue)) from (
@@ -289,6 +298,7 @@ with taken as (
 ), back as (
     insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
     select queue, priority, run_at, job_id, attempt, partition from taken
+    on conflict (job_id) do nothing
     returning queue
 ), woken as materialized (
     select count(duetime.wake(q.queue)) from (select distinct queue from back order by queue) as q
@@ -307,6 +317,7 @@ with held as (
     join duetime.job as j on j.id = u.job_id
     where not exists (select from duetime.attempt as a
                       where a.job_id = u.job_id and a.token = h.token)
+    on conflict (job_id) do nothing
     returning queue, job_id
 ), woken as materialized (
     select count(duetime.wake(q.queue)) from (select distinct queue from back order by queue) as q
@@ -366,6 +377,7 @@ with held as (
                              else least(power(2, f.times - 1), 60) * interval '1 second' end,
         f.job_id, f.attempt, f.partition
     from fate as f where f.ended_as = 'lost'
+    on conflict (job_id) do nothing
 ), freed as (
     delete from duetime.job_key as k using fate as f
     where k.job_id = f.job_id and f.ended_as <> 'lost'
@@ -388,18 +400,26 @@ delete from duetime.worker where id in (
       and not exists (select from duetime.claim as c where c.worker_id = w.id)
     for update skip locked);
 
+-- name: lock_prunable
+-- Jobs whose last attempt ended so, before the time. Locked, and looked at again by `prune`: a
+-- requeue in flight has then either committed, or waits for us.
+select j.id from duetime.attempt as a join duetime.job as j on j.id = a.job_id
+where a.ended_as = %(ended_as)s and a.finished_at < (select duetime.now()) - %(age)s
+  and not exists (select from duetime.attempt as b
+                  where b.job_id = a.job_id and b.token > a.token)
+limit %(batch)s
+for update of j skip locked;
+
 -- name: prune
--- Jobs whose last attempt ended so, before the time; attempts first seen by attempt_finished.
 with old as materialized (
     select a.job_id from duetime.attempt as a
-    where a.ended_as = %(ended_as)s and a.finished_at < duetime.now() - %(age)s
+    where a.job_id = any (%(jobs)s::bigint[])
       and not exists (select from duetime.attempt as b
                       where b.job_id = a.job_id and b.token > a.token)
       and not exists (select from duetime.due as d where d.job_id = a.job_id)
       and not exists (select from duetime.parked as p where p.job_id = a.job_id)
       and not exists (select from duetime.claim as c where a.job_id = any (c.job_ids)
                       and c.token > a.token)
-    limit %(batch)s
 ), history as (
     delete from duetime.attempt where job_id in (select job_id from old)
 ), notes as (
