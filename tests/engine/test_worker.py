@@ -192,6 +192,52 @@ async def test_outcomes_are_values_or_exceptions(app: Duetime, raised: bool) -> 
     assert (await snoozed.info()).attempts == 1
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+async def test_what_cannot_be_described_costs_no_runner(app: Duetime) -> None:
+    @app.task(max_attempts=1)
+    async def strange(how: str) -> object:
+        if how == "error":
+            raise Unspeakable
+        knot: list[object] = []
+        knot.append(knot)
+        return knot
+
+    @app.task
+    async def plain() -> str:
+        return "still here"
+
+    async with app.worker(concurrency=1):
+        error = await strange.enqueue("error")
+        knot = await strange.enqueue("result")
+        result = await (await plain.enqueue()).result("5s")
+
+    assert result == "still here"
+    assert "cannot be shown" in ((await error.info()).error or "")
+    assert (await knot.info()).error_code == "result_not_stored"
+
+
+async def test_a_handler_that_fails_after_its_cancel_is_not_retried(app: Duetime) -> None:
+    running = asyncio.Event()
+
+    @app.task
+    async def stubborn() -> None:
+        running.set()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            raise OSError("while cleaning up")
+
+    async with app.worker():
+        handle = await stubborn.enqueue()
+        await running.wait()
+        await handle.cancel()
+        await reaches(app, handle.id, JobState.CANCELLED)
+
+
 async def test_a_time_out_cancels_an_async_handler(app: Duetime) -> None:
     cancelled: list[bool] = []
 

@@ -317,6 +317,7 @@ def _is_plain(end: EndedJob) -> bool:
     return (
         end.ended_as is EndedAs.COMPLETED
         and end.result is None
+        and end.error_code is None
         and end.job.key is None
         and not end.job.limited
         and not end.completed_before

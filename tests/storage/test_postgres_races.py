@@ -1,0 +1,192 @@
+"""Interleavings on PostgreSQL, each step by step: what waits, what is seen, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from duetime import Duetime, JobState, transaction
+from duetime.domain.job import ClaimedJob, EndedAs, EndedJob, JobFilter, NewJob
+from duetime.domain.queue import Limits
+from duetime.storage.migrations import upgrade
+from duetime.storage.postgres.migrator import PostgresMigrator
+from duetime.storage.postgres.store import PostgresStore
+from duetime.storage.store import Lane
+from tests.waiting import until, until_true
+
+FLOOR = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+async def store(pg_url: str) -> AsyncIterator[PostgresStore]:
+    upgrade(PostgresMigrator(pg_url))
+    store = PostgresStore(pg_url)
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def worker(store: PostgresStore) -> int:
+    return await store.register_worker(
+        name="w", queues=["default"], tasks={}, concurrency=9, lease=timedelta(seconds=60)
+    )
+
+
+async def claim(store: PostgresStore, worker_id: int, **options: object) -> list[ClaimedJob]:
+    lanes = [Lane("default", 5, FLOOR)] if not options else []
+    answer = await store.exchange(worker_id, lanes=lanes, want=10, **options)  # type: ignore[arg-type]
+    return answer.claimed
+
+
+async def blocked(url: str) -> bool:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        cursor = await connection.execute(
+            "select count(*) from pg_stat_activity"
+            " where wait_event_type = 'Lock' and datname = current_database()"
+        )
+        row = await cursor.fetchone()
+        return row is not None and row[0] > 0
+
+
+async def test_a_release_waits_for_a_completion_in_the_handlers_transaction(
+    store: PostgresStore, pg_url: str
+) -> None:
+    [given] = await store.enqueue([NewJob(task="noop")])
+    [job] = await claim(store, await worker(store))
+    async with await psycopg.AsyncConnection.connect(pg_url) as connection:
+        finish = store.finish_in(EndedJob(job, EndedAs.COMPLETED, 0, 1))
+        assert await transaction.run_async(connection, finish, placeholder="%s")
+        releasing = asyncio.create_task(store.release([job]))
+        await until(lambda: blocked(pg_url))
+        await connection.commit()
+    await releasing
+    found = await store.get(given.job_id)
+
+    assert found is not None
+    assert found.state is JobState.COMPLETED
+
+
+async def test_settle_tells_two_tokens_of_one_job_apart(store: PostgresStore) -> None:
+    """The first try's retry was recorded, its answer lost; the second try is not yet."""
+    [given] = await store.enqueue([NewJob(task="noop")])
+    worker_id = await worker(store)
+    [first] = await claim(store, worker_id)
+    retried = EndedJob(first, EndedAs.RETRIED, 0, 1, again_after=timedelta(0))
+    await store.exchange(worker_id, ended=[retried])
+    [second] = await claim(store, worker_id)
+    completed = EndedJob(second, EndedAs.COMPLETED, 0, 1)
+    refused = await store.settle([retried, completed], [first.token, second.token])
+    found = await store.get(given.job_id)
+
+    assert refused == frozenset()
+    assert found is not None
+    assert found.state is JobState.COMPLETED
+
+
+async def test_a_requeue_that_waited_looks_again(store: PostgresStore, pg_url: str) -> None:
+    ids = [given.job_id for given in await store.enqueue([NewJob(task="noop")] * 2)]
+    worker_id = await worker(store)
+    jobs = await claim(store, worker_id)
+    ends = [EndedJob(job, EndedAs.DEAD, 0, 1) for job in jobs]
+    await store.exchange(worker_id, ended=ends, closed=[jobs[0].token])
+    async with await psycopg.AsyncConnection.connect(pg_url) as connection:
+        await connection.execute("select from duetime.job where id = %s for update", (ids[0],))
+        both = asyncio.create_task(store.requeue(JobFilter(ids=tuple(ids)), run_at=None))
+        await until(lambda: blocked(pg_url))
+        await store.requeue(JobFilter(ids=(ids[1],)), run_at=None)
+        [running] = await claim(store, worker_id)
+        await connection.commit()
+    requeued = await both
+    found = await store.get(running.id)
+
+    assert requeued == [ids[0]]
+    assert found is not None
+    assert found.state is JobState.RUNNING
+    again = EndedJob(running, EndedAs.RETRIED, 0, 1, again_after=timedelta(0))
+    assert (await store.exchange(worker_id, ended=[again])).refused == frozenset()
+
+
+async def test_a_prune_leaves_what_is_being_requeued(store: PostgresStore, pg_url: str) -> None:
+    [given] = await store.enqueue([NewJob(task="noop")])
+    worker_id = await worker(store)
+    [job] = await claim(store, worker_id)
+    await store.exchange(worker_id, ended=[EndedJob(job, EndedAs.DEAD, 0, 1)], closed=[job.token])
+    async with await psycopg.AsyncConnection.connect(pg_url) as connection:
+        await connection.execute("select from duetime.job where id = %s for update", (job.id,))
+        pruned = await store.prune({EndedAs.DEAD: timedelta(0)}, batch=10)
+    await store.requeue(JobFilter(ids=(given.job_id,)), run_at=None)
+
+    assert pruned == 0
+    assert await store.prune({EndedAs.DEAD: timedelta(0)}, batch=10) == 0
+    assert [claimed.id for claimed in await claim(store, worker_id)] == [given.job_id]
+
+
+async def test_a_limited_claim_neither_waits_nor_takes_what_was_moved(
+    store: PostgresStore, pg_url: str
+) -> None:
+    [given] = await store.enqueue([NewJob(task="noop")])
+    worker_id = await worker(store)
+    await store.limit_queue("default", Limits(running=5))
+    async with await psycopg.AsyncConnection.connect(pg_url) as connection:
+        await connection.execute(
+            "update duetime.due set run_at = '2040-01-01Z' where job_id = %s", (given.job_id,)
+        )
+        async with asyncio.timeout(5):
+            during = await claim(store, worker_id, limited=["default"])
+        await connection.commit()
+    after = await claim(store, worker_id, limited=["default"])
+
+    assert during == after == []
+
+
+async def test_an_open_enqueue_with_a_held_key_does_not_hold_up_the_end_of_its_job(
+    store: PostgresStore, pg_url: str
+) -> None:
+    await store.enqueue([NewJob(task="noop", key="k")])
+    worker_id = await worker(store)
+    [job] = await claim(store, worker_id)
+    async with await psycopg.AsyncConnection.connect(pg_url) as connection:
+        statements = store.enqueue_in([NewJob(task="noop", key="k")])
+        [existing] = await transaction.run_async(connection, statements, placeholder="%s")
+        async with asyncio.timeout(5):
+            ended = EndedJob(job, EndedAs.COMPLETED, 0, 1)
+            answer = await store.exchange(worker_id, ended=[ended], closed=[job.token])
+
+    assert existing.outcome == "existing"
+    assert answer.refused == frozenset()
+
+
+async def test_a_worker_is_woken_again_after_its_listener_was_cut_off(pg_url: str) -> None:
+    app = Duetime(pg_url, migrate=True, poll="60s")
+    ran: list[float] = []
+
+    @app.task
+    async def note() -> None:
+        ran.append(time.monotonic())
+
+    async with app.worker():
+        await (await note.enqueue()).result("5s")
+        async with await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as connection:
+            await connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where query ilike '%%fall_asleep%%' and pid <> pg_backend_pid()"
+            )
+
+            async def listens_again() -> bool:
+                cursor = await connection.execute(
+                    "select 1 from pg_locks where locktype = 'advisory' and mode = 'ShareLock'"
+                )
+                return bool(await cursor.fetchall())
+
+            await until(listens_again, seconds=15)
+        before = time.monotonic()
+        await note.enqueue()
+        await until_true(lambda: len(ran) == 2, seconds=5)
+    await app.close()
+
+    assert ran[1] - before < 1.0
