@@ -213,6 +213,19 @@ async def test_a_release_leaves_the_claim_for_what_has_ended(store: Store, hand:
 # A finish whose answer was lost
 
 
+async def test_settle_tells_two_tokens_of_one_job_apart(store: Store, hand: Hand) -> None:
+    """The first try's retry was recorded, its answer lost; the second try's end is not yet."""
+    job_id = await enqueue(store)
+    first = await hand.claim_one()
+    retried = ended(first, EndedAs.RETRIED, again_after=timedelta(0))
+    await hand.end(retried)
+    second = await hand.claim_one()
+    refused = await store.settle([retried, ended(second)], [first.token, second.token])
+
+    assert refused == frozenset()
+    assert (await get(store, job_id)).state is JobState.COMPLETED
+
+
 async def test_settle_finishes_what_was_not_finished(
     store: Store, clock: Clock, hand: Hand
 ) -> None:

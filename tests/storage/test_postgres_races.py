@@ -71,23 +71,6 @@ async def test_a_release_waits_for_a_completion_in_the_handlers_transaction(
     assert found.state is JobState.COMPLETED
 
 
-async def test_settle_tells_two_tokens_of_one_job_apart(store: PostgresStore) -> None:
-    """The first try's retry was recorded, its answer lost; the second try is not yet."""
-    [given] = await store.enqueue([NewJob(task="noop")])
-    worker_id = await worker(store)
-    [first] = await claim(store, worker_id)
-    retried = EndedJob(first, EndedAs.RETRIED, 0, 1, again_after=timedelta(0))
-    await store.exchange(worker_id, ended=[retried])
-    [second] = await claim(store, worker_id)
-    completed = EndedJob(second, EndedAs.COMPLETED, 0, 1)
-    refused = await store.settle([retried, completed], [first.token, second.token])
-    found = await store.get(given.job_id)
-
-    assert refused == frozenset()
-    assert found is not None
-    assert found.state is JobState.COMPLETED
-
-
 async def test_a_requeue_that_waited_looks_again(store: PostgresStore, pg_url: str) -> None:
     ids = [given.job_id for given in await store.enqueue([NewJob(task="noop")] * 2)]
     worker_id = await worker(store)

@@ -33,6 +33,7 @@ _NAPS = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02)
 _LINGER_SECONDS = 0.002
 _BUSY_SECONDS = 0.05
 """Woken twice within this time: stay awake, so that producers need not wake us."""
+_BUSY_NAP_SECONDS = 0.005
 _STAGGER_SECONDS = 0.002
 
 
@@ -357,7 +358,7 @@ class Worker:
                 self._look_ahead = True
             elif claimed:
                 # Busy: stay awake, so that producers need not wake us.
-                await asyncio.sleep(_LINGER_SECONDS)
+                await asyncio.sleep(_BUSY_NAP_SECONDS)
             elif await self._sleeper.fall_asleep(self._options.queues):
                 self._look_ahead = True
                 self._naps = 0

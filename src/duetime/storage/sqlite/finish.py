@@ -56,8 +56,10 @@ def _let_go(tx: Transaction, ended: Sequence[EndedJob], body: str, accepted: int
 
 def settle(tx: Transaction, ended: Sequence[EndedJob]) -> frozenset[int]:
     """Finish what was not finished before."""
-    before = set(decode(tx.value("finished_before", ended=_encode_plain(ended))))
-    return finish(tx, [end for end in ended if end.job.id not in before])
+    before = {
+        tuple(pair) for pair in decode(tx.value("finished_before", ended=_encode_plain(ended)))
+    }
+    return finish(tx, [end for end in ended if (end.job.id, end.job.token) not in before])
 
 
 def put(tx: Transaction, how: str, jobs: Sequence[ClaimedJob], **more: Any) -> None:

@@ -169,7 +169,7 @@ delete from duetime_claim where (job_id, token) in (
 -- name: finished_before
 -- Which of these attempts are already in the history, from a finish whose answer was lost.
 -- What the rescuer recorded has no start: that worker had lost the job.
-select json_group_array(a.job_id)
+select json_group_array(json_array(a.job_id, a.token))
 from json_each(:ended) as e cross join duetime_attempt as a
     on a.job_id = json_extract(e.value, '$[0]') and a.token = json_extract(e.value, '$[1]')
 where a.started_at is not null;
