@@ -25,7 +25,8 @@ from duetime.domain.job import (
 from duetime.domain.retry import Exponential, RetryPolicy, check_max_attempts
 from duetime.domain.task import TaskDefinition, TaskOptions
 from duetime.engine.context import Context
-from duetime.engine.worker import Worker, WorkerOptions
+from duetime.engine.options import WorkerOptions
+from duetime.engine.worker import Worker
 from duetime.errors import InvalidInput
 from duetime.operate import Jobs, Queues
 from duetime.portal import Portal
@@ -35,6 +36,7 @@ from duetime.storage.store import Store, WorkerInfo
 from duetime.task import JobHandle, Task, first_delay, positive
 from duetime.telemetry.events import Events
 from duetime.wiring import backend_of, make_migrator, make_store
+from duetime.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
     from duetime.testing import Opening
@@ -341,55 +343,6 @@ class Registrar(Protocol):
     def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-
-
-class WorkerThread:
-    """A worker on a thread of its own. `stop()` waits for it."""
-
-    def __init__(self, app: Duetime, options: dict[str, Any]) -> None:
-        self._app = app
-        self._options = options
-        self._ready = threading.Event()
-        self._error: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._worker: Worker | None = None
-        self._thread = threading.Thread(target=self._run, name="duetime-worker", daemon=True)
-        self._thread.start()
-        self._ready.wait()
-        if self._error is not None:
-            raise self._error
-
-    def stop(self, *, now: bool = False) -> None:
-        if self._loop is not None and self._worker is not None and self._thread.is_alive():
-            worker = self._worker
-            self._loop.call_soon_threadsafe(lambda: worker.stop(now=now))
-        self._thread.join()
-
-    def __enter__(self) -> WorkerThread:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._main())
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            self._error = error
-        finally:
-            self._ready.set()
-
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        try:
-            self._worker = self._app.make_worker(await self._app.store(), **self._options)
-            running = asyncio.create_task(self._worker.run())
-            started = asyncio.create_task(self._worker.started.wait())
-            await asyncio.wait([running, started], return_when=asyncio.FIRST_COMPLETED)
-            self._ready.set()
-            await running
-        finally:
-            await self._app.close()
 
 
 def _module_of(function: Callable[..., Any]) -> str:

@@ -353,8 +353,8 @@ async def test_parked_job_is_set_aside_until_unparked(
     await hand.park(await hand.claim_one(), reason="no worker knows it")
     parked = await get(store, job_id)
     claimable = await hand.claim()
-    others = await store.unpark(["another"])
-    count = await store.unpark(["another", "strange"])
+    others = await store.unpark(["another"], ["default"])
+    count = await store.unpark(["another", "strange"], ["default"])
     again = await hand.claim_one()
 
     assert (parked.state, parked.attempts) == (JobState.PARKED, 0)

@@ -42,7 +42,7 @@ async def test_cancel_of_a_parked_job_ends_it(store: Store, clock: Clock, hand: 
 
     assert await store.cancel(job_id, reason="no") is JobState.PARKED
     assert (await get(store, job_id)).state is JobState.CANCELLED
-    assert await store.unpark(["noop"]) == 0
+    assert await store.unpark(["noop"], ["default"]) == 0
 
 
 async def test_cancel_of_a_running_job_asks_its_worker(

@@ -200,8 +200,9 @@ class Store(Protocol):
     async def park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
         """Set aside claimed jobs whose task this worker does not know."""
 
-    async def unpark(self, tasks: Sequence[str]) -> int:
-        """Put parked jobs of these tasks back into `due`."""
+    async def unpark(self, tasks: Sequence[str], queues: Sequence[str]) -> int:
+        """Put parked jobs of these tasks and queues back into `due`, and wake nobody: the caller
+        knows them and looks at once; another worker would only park them again."""
 
     def finish_in(self, ended: EndedJob) -> Statements:
         """The statements of a fenced finish in the caller's transaction; returns a bool."""

@@ -218,8 +218,9 @@ class HotPath(Sessions):
             )
             await self._on(connection, "wake_for", jobs=ids)
 
-    async def unpark(self, tasks: Sequence[str]) -> int:
-        return cast("int", (await self._rows("unpark", tasks=list(tasks)))[0][0])
+    async def unpark(self, tasks: Sequence[str], queues: Sequence[str]) -> int:
+        rows = await self._rows("unpark", tasks=list(tasks), queues=list(queues))
+        return cast("int", rows[0][0])
 
     def finish_in(self, ended: EndedJob) -> Statements:
         body = {

@@ -58,13 +58,10 @@ def register_worker(
     return worker_id
 
 
-def unpark(tx: Transaction, tasks: Sequence[str]) -> int:
-    names = encode_set(tasks)
-    tx.run("unpark_due", tasks=names)
-    rows = tx.rows("unpark", tasks=names)
-    for (queue,) in rows:
-        tx.wake(queue)
-    return len(rows)
+def unpark(tx: Transaction, tasks: Sequence[str], queues: Sequence[str]) -> int:
+    which = {"tasks": encode_set(tasks), "queues": encode_set(queues)}
+    tx.run("unpark_due", **which)
+    return len(tx.rows("unpark", **which))
 
 
 def set_progress(tx: Transaction, job: ClaimedJob, progress: str) -> bool:

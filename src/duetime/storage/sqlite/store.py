@@ -197,8 +197,8 @@ class SqliteStore:
     async def park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
         await self._thread.write(lambda tx: finish.put(tx, "park", jobs, reason=reason, now=tx.now))
 
-    async def unpark(self, tasks: Sequence[str]) -> int:
-        return await self._thread.write(lambda tx: housekeeping.unpark(tx, tasks))
+    async def unpark(self, tasks: Sequence[str], queues: Sequence[str]) -> int:
+        return await self._thread.write(lambda tx: housekeeping.unpark(tx, tasks, queues))
 
     def finish_in(self, ended: EndedJob) -> Statements:
         return (yield from finish.complete(self._sql, ended, self._shared.now_us()))

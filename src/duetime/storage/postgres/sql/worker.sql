@@ -292,18 +292,16 @@ where r.job_id = any (%(left)s::bigint[]);
 -- name: unpark
 with taken as (
     delete from duetime.parked where job_id in (
-        select job_id from duetime.parked where task = any (%(tasks)s::text[])
+        select job_id from duetime.parked
+        where task = any (%(tasks)s::text[]) and queue = any (%(queues)s::text[])
         limit 1000 for update skip locked)
     returning *
 ), back as (
     insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
     select queue, priority, run_at, job_id, attempt, partition from taken
     on conflict (job_id) do nothing
-    returning queue
-), woken as materialized (
-    select count(duetime.wake(q.queue)) from (select distinct queue from back order by queue) as q
 )
-select count(*) from taken, woken;
+select count(*) from taken;
 
 -- name: disown
 -- Claims of a live worker that it does not know of: the answer was lost on the way.

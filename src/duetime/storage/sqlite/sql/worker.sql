@@ -35,13 +35,15 @@ where worker_id = :worker and cancelled is not null order by job_id;
 -- name: unpark_due
 insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
 select job_id, queue, priority, run_at, attempt, partition from duetime_parked
-where task in (select value from json_each(:tasks)) order by job_id limit 1000;
+where task in (select value from json_each(:tasks))
+  and queue in (select value from json_each(:queues)) order by job_id limit 1000;
 
 -- name: unpark
 delete from duetime_parked where job_id in (
     select job_id from duetime_parked
-    where task in (select value from json_each(:tasks)) order by job_id limit 1000)
-returning queue;
+    where task in (select value from json_each(:tasks))
+      and queue in (select value from json_each(:queues)) order by job_id limit 1000)
+returning job_id;
 
 -- name: set_progress
 insert into duetime_progress (job_id, token, progress, at)

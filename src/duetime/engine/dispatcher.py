@@ -1,0 +1,372 @@
+"""A worker's loop: send what ended, claim what is due, and sleep in between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+
+from duetime.domain.job import ClaimedJob, EndedJob
+from duetime.domain.task import TaskDefinition
+from duetime.engine.clock import DatabaseClock
+from duetime.engine.holdings import Holdings
+from duetime.engine.lanes import Lanes
+from duetime.engine.options import WorkerOptions
+from duetime.engine.runners import Runners
+from duetime.engine.service import backoff
+from duetime.errors import StorageError
+from duetime.storage.store import Exchange, Sleeper, Store
+from duetime.telemetry.events import Events
+
+log = logging.getLogger("duetime.worker")
+
+_NAPS = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02)
+_LINGER_SECONDS = 0.002
+_BUSY_SECONDS = 0.05
+"""Woken twice within this time: stay awake, so that producers need not wake us."""
+_BUSY_NAP_SECONDS = 0.005
+_STAGGER_SECONDS = 0.002
+
+
+class Dispatcher:
+    """Moves jobs between the store and the runners. `Worker` gives it its life."""
+
+    _runners: Runners
+    _sleeper: Sleeper
+
+    def __init__(
+        self,
+        store: Store,
+        tasks: Mapping[str, TaskDefinition],
+        options: WorkerOptions,
+        events: Events,
+    ) -> None:
+        self._store = store
+        self._tasks = tasks
+        self._options = options
+        self._events = events
+        self.name = options.name or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self._worker_id = 0
+        self._rank = 0
+        self._clock = DatabaseClock()
+        self._holdings = Holdings()
+        self._flushing: asyncio.Task[None] | None = None
+        self._parking: set[asyncio.Task[None]] = set()
+        self._returning: list[ClaimedJob] = []
+        """Jobs that could not be given back yet."""
+        self._limited: list[str] = []
+        self._unsure = False
+        """An exchange failed: what it did is unknown until settled."""
+        self._failures = 0
+        self._stopping = False
+        self._stop_now = False
+        self._fenced: str | None = None
+        self._quarantined: int | None = None
+        self._quarantine_next = False
+        self._lanes = Lanes(options.queues)
+        self._claiming = asyncio.Lock()
+        self.started = asyncio.Event()
+        self.left_behind = 0
+        """Jobs that could not be given back; their lease must run out first."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Look at once; nothing is known of what comes."""
+        self._look = True
+        self._look_ahead = False
+        self._more = False
+        self._last_wake = 0.0
+        self._wake_at = 0.0
+        self._naps = 0
+
+    async def _step(self) -> None:
+        """Send what ended, claim what is due; or, if there is neither, sleep."""
+        try:
+            if self._unsure:
+                await self._settle()
+            for job_id in self._sleeper.cancelled_jobs():
+                self._runners.cancel(job_id)
+            if self._quarantine_next:
+                self._quarantine_next = False
+                await self._claim_quarantined()
+            room = self._runners.room(2 * self._options.batch) if self._look else 0
+            if room > 0:
+                await self._linger(room)
+                await self._exchange(min(room, self._options.batch))
+            elif self._holdings.to_send:
+                await self._exchange(0)
+            else:
+                await self._rest()
+            self._failures = 0
+        except StorageError as error:
+            self._unsure = True
+            self._look = True
+            await self._back_off(error)
+
+    async def _linger(self, room: int) -> None:
+        # With work at hand, a small exchange can wait a moment and become a larger one.
+        if self._runners.waiting and room < self._options.batch // 2:
+            await asyncio.sleep(_LINGER_SECONDS)
+
+    async def _exchange(self, want: int) -> None:
+        """One round trip for both. While there is more than we can claim, the ends go beside."""
+        if want and self._more:
+            if self._holdings.to_send and self._flushing is None:
+                self._flushing = asyncio.create_task(self._send(0), name="duetime-finish")
+                self._flushing.add_done_callback(self._flushed)
+            await self._send(want, finish=False)
+        else:
+            await self._await_flush()
+            if self._unsure:
+                await self._settle()
+            await self._send(want)
+
+    def _flushed(self, flushing: asyncio.Task[None]) -> None:
+        self._flushing = None
+        if not flushing.cancelled() and (error := flushing.exception()) is not None:
+            self._unsure = True
+            log.warning("finish_failed", extra={"worker": self.name, "error": str(error)})
+
+    async def _await_flush(self) -> None:
+        if self._flushing is not None:
+            await asyncio.wait([self._flushing])
+
+    async def _send(self, want: int, *, finish: bool = True) -> None:
+        ended, closed = self._holdings.take() if finish else ([], [])
+        look_ahead = self._look_ahead
+        sent = time.monotonic()
+        try:
+            answer = await self._store.exchange(
+                self._worker_id,
+                ended=ended,
+                closed=closed,
+                lanes=self._lanes.in_turn() if want else (),
+                want=want,
+                look_ahead=want > 0 and look_ahead,
+            )
+        except BaseException:
+            self._holdings.put_back(ended, closed)
+            raise
+        received = time.monotonic()
+        if answer.now is not None:
+            self._clock.set(answer.now, sent=sent, received=received)
+        self._accept(answer.claimed, received)
+        self._report(ended, answer.refused)
+        if want:
+            claimed = len(answer.claimed)
+            if self._limited:
+                claimed += await self._claim_limited(answer)
+            await self._after_look(answer, claimed, want, looked_ahead=look_ahead)
+
+    async def _claim_limited(self, answer: Exchange) -> int:
+        """From limited queues only what the runners can take next: it counts as running."""
+        held = sum(job.limited for job in self._holdings)
+        more = await self._store.exchange(
+            self._worker_id,
+            limited=self._limited,
+            want=max(0, self._options.concurrency - held),
+            look_ahead=True,
+        )
+        self._accept(more.claimed, time.monotonic())
+        times = [at for at in (answer.next_run_at, more.next_run_at) if at is not None]
+        answer.next_run_at = min(times) if times else None
+        return len(more.claimed)
+
+    def _accept(self, jobs: Sequence[ClaimedJob], received: float) -> None:
+        if self._fenced is not None:
+            # Answered too late: these are no longer ours, and the rescuer takes them.
+            return
+        known: list[ClaimedJob] = []
+        unknown: list[ClaimedJob] = []
+        for job in jobs:
+            self._holdings.add(job)
+            (known if job.task in self._tasks else unknown).append(job)
+        if known:
+            self._events.jobs_claimed(self.name, known)
+            self._runners.put(known, received=received)
+        if unknown:
+            self._park_soon(unknown)
+
+    async def _after_look(
+        self, answer: Exchange, claimed: int, want: int, *, looked_ahead: bool
+    ) -> None:
+        """Decide when to look again."""
+        self._more = claimed >= want
+        if self._more:
+            self._lanes.raise_floors(answer.claimed)
+            self._naps = 0
+            self._look_ahead = False
+            if self._sleeper.asleep:
+                await self._sleeper.wake_up()
+            return
+        self._lanes.forget_floors()
+        if not looked_ahead:
+            # All that was due is claimed. Look once more, with an eye on what comes next.
+            if self._sleeper.asleep:
+                self._look_ahead = True
+            elif claimed:
+                # Busy: stay awake, so that producers need not wake us.
+                await asyncio.sleep(_BUSY_NAP_SECONDS)
+            elif await self._sleeper.fall_asleep(self._options.queues):
+                self._look_ahead = True
+                self._naps = 0
+            else:
+                await self._nap()
+            return
+        wait = self._options.poll.total_seconds()
+        if answer.next_run_at is not None:
+            wait = min(wait, self._clock.seconds_until(answer.next_run_at))
+        if claimed:
+            self._naps = 0
+        if wait <= 0.0 or not self._sleeper.asleep:
+            # It fell due since; or another worker is claiming it, or the listener was lost.
+            self._look_ahead = self._sleeper.asleep
+            await self._nap()
+            return
+        self._naps = 0
+        self._look = False
+        self._look_ahead = False
+        if answer.next_run_at is not None and wait > 0.005:
+            wait += min(self._rank, 5) * _STAGGER_SECONDS
+        self._wake_at = time.monotonic() + wait
+
+    async def _nap(self) -> None:
+        self._naps += 1
+        await asyncio.sleep(_NAPS[min(self._naps, len(_NAPS)) - 1])
+
+    async def _rest(self) -> None:
+        """Sleep until due, notified, or something ends here."""
+        if self._look:
+            # No room: a job must end before we look again.
+            await self._sleeper.sleep(1.0)
+            return
+        reason = await self._sleeper.sleep(max(0.0, self._wake_at - time.monotonic()))
+        now = time.monotonic()
+        if reason == "interrupted" and now < self._wake_at:
+            return
+        self._look = True
+        self._events.woken(self.name, reason)
+        if reason == "notified":
+            if now - self._last_wake < _BUSY_SECONDS:
+                await self._sleeper.wake_up()
+            self._last_wake = now
+
+    # What ended
+
+    def _job_ended(self, job: ClaimedJob, end: EndedJob | None) -> None:
+        self._quarantine_next = self._quarantine_next or job.id == self._quarantined
+        if not self._drop(job):
+            return
+        if end is not None:
+            self._holdings.ended.append(end)
+        if job.limited:
+            self._look = True
+        if len(self._holdings.ended) <= 1:
+            self._sleeper.interrupt()
+
+    def _report(self, ended: Sequence[EndedJob], refused: frozenset[int]) -> None:
+        self._events.jobs_ended(self.name, [end for end in ended if end.job.id not in refused])
+        for end in ended:
+            if end.job.id in refused and not end.completed_before:
+                self._events.job_refused(self.name, end)
+
+    async def _flush(self) -> None:
+        try:
+            await self._settle()
+        except StorageError as error:
+            log.warning("flush_failed", extra={"worker": self.name, "error": str(error)})
+
+    async def _settle(self) -> None:
+        """Record what ended; idempotent, whatever became of an earlier try."""
+        await self._await_flush()
+        ended, closed = self._holdings.take()
+        if ended or closed:
+            try:
+                refused = await self._store.settle(ended, closed)
+            except BaseException:
+                self._holdings.put_back(ended, closed)
+                raise
+            self._report(ended, refused)
+        if self._returning:
+            returning = self._returning[:]
+            await self._store.release(returning)
+            self._let_go(returning)
+            del self._returning[: len(returning)]
+        if self._unsure:
+            async with self._claiming:
+                await self._store.disown(self._worker_id, self._holdings.tokens)
+            self._unsure = False
+
+    async def _back_off(self, error: StorageError) -> None:
+        self._failures += 1
+        wait = backoff(self._failures)
+        self._events.database_unreachable(self.name, str(error), wait)
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline and not self._stopping and self._fenced is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    # What is given back
+
+    async def _claim_quarantined(self) -> None:
+        """One at a time: if it takes this worker down too, it takes nothing else with it."""
+        if self._quarantined is None and self._runners.free and not self._stopping:
+            self._quarantined = 0
+            jobs: list[ClaimedJob] = []
+            try:
+                async with self._claiming:
+                    jobs = await self._store.claim_quarantined(
+                        self._worker_id, self._options.queues
+                    )
+                    self._accept(jobs, time.monotonic())
+            finally:
+                self._quarantined = jobs[0].id if jobs else None
+
+    async def _give_back(self, jobs: Sequence[ClaimedJob]) -> None:
+        if not jobs:
+            return
+        try:
+            await self._store.release(jobs)
+        except StorageError as error:
+            self._return_later(jobs, error)
+        else:
+            self._let_go(jobs)
+
+    def _park_soon(self, jobs: Sequence[ClaimedJob]) -> None:
+        self._events.jobs_parked(self.name, jobs)
+        names = ", ".join(sorted({job.task for job in jobs}))
+        reason = f"worker {self.name} does not know the task {names}"
+        parking = asyncio.create_task(self._park(jobs, reason))
+        self._parking.add(parking)
+        parking.add_done_callback(self._parking.discard)
+
+    async def _park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
+        try:
+            await self._store.park(jobs, reason)
+        except StorageError as error:
+            self._return_later(jobs, error)
+        else:
+            self._let_go(jobs)
+
+    def _return_later(self, jobs: Sequence[ClaimedJob], error: StorageError) -> None:
+        """Still held, so that their claims stay open, and given back as soon as that works."""
+        self._returning += jobs
+        self._unsure = True
+        log.warning(
+            "give_back_failed",
+            extra={"worker": self.name, "jobs": len(jobs), "error": str(error)},
+        )
+
+    def _let_go(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Hold these jobs no longer: they have left their claims. (Before that, closing a claim
+        would lose them.)"""
+        for job in jobs:
+            self._drop(job)
+
+    def _drop(self, job: ClaimedJob) -> bool:
+        if job.id == self._quarantined:
+            self._quarantined = None
+        return self._holdings.drop(job)

@@ -1,0 +1,60 @@
+"""A worker on a thread of its own, for hosts without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+    from duetime.engine.worker import Worker
+
+
+class WorkerThread:
+    """A worker on a thread of its own. `stop()` waits for it."""
+
+    def __init__(self, app: Duetime, options: dict[str, Any]) -> None:
+        self._app = app
+        self._options = options
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._worker: Worker | None = None
+        self._thread = threading.Thread(target=self._run, name="duetime-worker", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self, *, now: bool = False) -> None:
+        if self._loop is not None and self._worker is not None and self._thread.is_alive():
+            worker = self._worker
+            self._loop.call_soon_threadsafe(lambda: worker.stop(now=now))
+        self._thread.join()
+
+    def __enter__(self) -> WorkerThread:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            self._error = error
+        finally:
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._worker = self._app.make_worker(await self._app.store(), **self._options)
+            running = asyncio.create_task(self._worker.run())
+            started = asyncio.create_task(self._worker.started.wait())
+            await asyncio.wait([running, started], return_when=asyncio.FIRST_COMPLETED)
+            self._ready.set()
+            await running
+        finally:
+            await self._app.close()
