@@ -218,7 +218,7 @@ class World:
         return ran
 
     async def _run_next(self) -> Ran | None:
-        await self._store.unpark(list(self.app.tasks))
+        await self._unpark()
         while True:
             job, next_at = await self._worker.claim(self._now)
             if job is not None:
@@ -227,9 +227,14 @@ class World:
                 return None
             await self._set_clock(next_at)
 
+    async def _unpark(self) -> None:
+        """A world works on every queue."""
+        queues = [queue.name for queue in await self._store.queues()]
+        await self._store.unpark(list(self.app.tasks), queues)
+
     async def _drain(self) -> tuple[int, datetime | None]:
         """Returns how many ran, and when the next job is due."""
-        await self._store.unpark(list(self.app.tasks))
+        await self._unpark()
         allowed = self._most + sum(queue.due for queue in await self._store.queues())
         ran: Counter[str] = Counter()
         while True:
