@@ -24,12 +24,14 @@ from duetime.domain.job import (
 )
 from duetime.domain.retry import Exponential, RetryPolicy, check_max_attempts
 from duetime.domain.task import TaskDefinition, TaskOptions
+from duetime.domain.timetable import Spec
 from duetime.engine.context import Context
 from duetime.engine.options import WorkerOptions
 from duetime.engine.worker import Worker
 from duetime.errors import InvalidInput
 from duetime.operate import Jobs, Queues
 from duetime.portal import Portal
+from duetime.schedules import Schedules
 from duetime.settings import Settings, load_settings
 from duetime.storage.migrations import check_current, read_status, upgrade
 from duetime.storage.store import Store, WorkerInfo
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+TaskT = TypeVar("TaskT", bound=Task[..., Any])
 
 
 class Duetime:
@@ -59,6 +62,7 @@ class Duetime:
         self.tasks: dict[str, TaskDefinition] = {}
         self.jobs = Jobs(self)
         self.queues = Queues(self)
+        self.schedules = Schedules(self)
         self.events = Events()
         self._stores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Store]] = (
             WeakKeyDictionary()
@@ -158,6 +162,28 @@ class Duetime:
         )
         return Task(self, definition, defaults)
 
+    # Schedules
+
+    def schedule(
+        self, *specs: Spec, name: str | None = None, **options: Any
+    ) -> Callable[[TaskT], TaskT]:
+        """Declare when a task runs: `@app.schedule("0 9 * * 1-5", tz="America/New_York")`.
+
+        Above `@app.task`; several times for several schedules, each with its own `name=` and
+        `args=`. The options are those of `app.schedules.put`. Every worker stores the
+        declaration when it starts; a pause stays.
+        """
+
+        def declare(task: TaskT) -> TaskT:
+            if not isinstance(task, Task):
+                raise InvalidInput("@app.schedule goes above @app.task: it takes a task.")
+            self.schedules.declare(
+                self.schedules.define(name or task.name, task, *specs, **options)
+            )
+            return task
+
+        return declare
+
     # Enqueue
 
     async def enqueue_many(self, jobs: Iterable[NewJob], *, tx: Any = None) -> list[JobHandle[Any]]:
@@ -226,7 +252,11 @@ class Duetime:
         for queue in merged.queues:
             check_name(queue, what="queue")
         return Worker(
-            store, self.tasks, WorkerOptions(**values, name=options.get("name")), self.events
+            store,
+            self.tasks,
+            WorkerOptions(**values, name=options.get("name")),
+            self.events,
+            self.schedules.declared,
         )
 
     @asynccontextmanager

@@ -20,6 +20,10 @@ class InvalidArguments(InvalidInput):
         self.argument = argument
 
 
+class InvalidSchedule(InvalidInput):
+    """A schedule's times cannot be read, never come, or name an unknown time zone."""
+
+
 class UnknownTask(DuetimeError, LookupError):
     """No task of that name is registered in this process."""
 
@@ -37,6 +41,14 @@ class JobNotFound(DuetimeError, LookupError):
     def __init__(self, job_id: int) -> None:
         super().__init__(f"There is no job {job_id}. It may have been pruned.")
         self.job_id = job_id
+
+
+class ScheduleNotFound(DuetimeError, LookupError):
+    """No schedule has that name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"There is no schedule named {name!r}. `duetime schedules` lists them.")
+        self.name = name
 
 
 class KeyConflict(DuetimeError):

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from duetime import transaction
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.schedule import read_run_key
 from duetime.errors import ClaimLost, InvalidInput, JobCancelled
 from duetime.storage.store import Store
 
@@ -56,6 +58,21 @@ class Context:
     def key(self) -> str:
         """The idempotency key: the same in every attempt. Hand it to whom you call."""
         return self.job.key or f"duetime:{self.job.id}"
+
+    @property
+    def tick(self) -> datetime | None:
+        """The tick that this job is the run of, if a schedule made it: the same in every attempt.
+
+        That is when it was to run; not when it does.
+        """
+        run = read_run_key(self.job.key)
+        return None if run is None else run[1]
+
+    @property
+    def schedule(self) -> str | None:
+        """The name of the schedule that made this job."""
+        run = read_run_key(self.job.key)
+        return None if run is None else run[0]
 
     @property
     def token(self) -> int:

@@ -10,15 +10,18 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 
-from duetime.domain.job import ClaimedJob, EndedJob
+from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.schedule import read_run_key
 from duetime.domain.task import TaskDefinition
 from duetime.engine.clock import DatabaseClock
 from duetime.engine.holdings import Holdings
 from duetime.engine.lanes import Lanes
 from duetime.engine.options import WorkerOptions
+from duetime.engine.planner import Planner
 from duetime.engine.runners import Runners
 from duetime.engine.service import backoff
 from duetime.errors import StorageError
+from duetime.storage.schedules import NewSchedule
 from duetime.storage.store import Exchange, Sleeper, Store
 from duetime.telemetry.events import Events
 
@@ -44,8 +47,10 @@ class Dispatcher:
         tasks: Mapping[str, TaskDefinition],
         options: WorkerOptions,
         events: Events,
+        declared: Sequence[NewSchedule] = (),
     ) -> None:
         self._store = store
+        self._declared = declared
         self._tasks = tasks
         self._options = options
         self._events = events
@@ -54,6 +59,15 @@ class Dispatcher:
         self._rank = 0
         self._clock = DatabaseClock()
         self._holdings = Holdings()
+        self._planner = Planner(
+            store,
+            events,
+            worker=self.name,
+            run=lambda jobs, received: self._runners.put(jobs, received=received),
+            skip=self._skip,
+            wait=self._give_back,
+        )
+        self._admitting: set[asyncio.Task[None]] = set()
         self._flushing: asyncio.Task[None] | None = None
         self._parking: set[asyncio.Task[None]] = set()
         self._returning: list[ClaimedJob] = []
@@ -182,14 +196,34 @@ class Dispatcher:
             return
         known: list[ClaimedJob] = []
         unknown: list[ClaimedJob] = []
+        runs: list[ClaimedJob] = []
         for job in jobs:
             self._holdings.add(job)
-            (known if job.task in self._tasks else unknown).append(job)
+            if job.task not in self._tasks:
+                unknown.append(job)
+            elif job.key is not None and job.attempt == 1 and read_run_key(job.key):
+                runs.append(job)
+            else:
+                known.append(job)
+        self._events.jobs_claimed(self.name, known + runs)
         if known:
-            self._events.jobs_claimed(self.name, known)
             self._runners.put(known, received=received)
+        if runs:
+            admitting = asyncio.create_task(self._admit(runs, received))
+            self._admitting.add(admitting)
+            admitting.add_done_callback(self._admitting.discard)
         if unknown:
             self._park_soon(unknown)
+
+    async def _admit(self, runs: Sequence[ClaimedJob], received: float) -> None:
+        try:
+            await self._planner.admit(runs, received)
+        except StorageError as error:
+            waiting = self._runners.has
+            self._return_later([job for job in runs if not waiting(job)], error)
+
+    def _skip(self, job: ClaimedJob, ended_as: EndedAs, reason: str) -> None:
+        self._job_ended(job, EndedJob(job, ended_as, 0, 0, error=reason))
 
     async def _after_look(
         self, answer: Exchange, claimed: int, want: int, *, looked_ahead: bool
@@ -263,6 +297,8 @@ class Dispatcher:
             return
         if end is not None:
             self._holdings.ended.append(end)
+        else:
+            self._planner.ended([job])
         if job.limited:
             self._look = True
         if len(self._holdings.ended) <= 1:
@@ -270,6 +306,9 @@ class Dispatcher:
 
     def _report(self, ended: Sequence[EndedJob], refused: frozenset[int]) -> None:
         self._events.jobs_ended(self.name, [end for end in ended if end.job.id not in refused])
+        self._planner.ended(
+            [end.job for end in ended if end.job.key is not None and end.again_after is None]
+        )
         for end in ended:
             if end.job.id in refused and not end.completed_before:
                 self._events.job_refused(self.name, end)

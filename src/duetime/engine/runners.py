@@ -115,6 +115,12 @@ class Runners:
             if not future.done():
                 future.set_result(None)
 
+    def has(self, job: ClaimedJob) -> bool:
+        """Whether the job runs here, or waits for a runner."""
+        return any(held is job for held, _ in self._waiting) or any(
+            running.job is job for running in self.running
+        )
+
     def take_back(self, older_than: float = 0.0) -> list[ClaimedJob]:
         """Remove and return what waits for a runner longer than `older_than` seconds."""
         limit = time.monotonic() - older_than

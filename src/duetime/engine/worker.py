@@ -44,6 +44,7 @@ class Worker(Dispatcher):
             asyncio.create_task(repeat("housekeeping", self._keep_house)),
             asyncio.create_task(rescue_forever(self._store, self._options, self._events)),
             asyncio.create_task(prune_forever(self._store, self._options)),
+            asyncio.create_task(repeat("planner", self._planner.repair)),
         ]
         self.started.set()
         self._events.worker_started(self.name, self._worker_id, self._options.queues)
@@ -74,6 +75,7 @@ class Worker(Dispatcher):
             concurrency=options.concurrency,
             lease=options.lease,
         )
+        await self._planner.apply(self._declared)
         self._limited = await self._read_limited()
         self._sleeper = await self._store.sleeper(self._worker_id)
         self._begin()
@@ -90,7 +92,7 @@ class Worker(Dispatcher):
     async def _leave(self) -> None:
         grace = 0.0 if self._stop_now else self._options.grace.total_seconds()
         self._events.worker_stopping(self.name, running=len(self._runners.running))
-        await asyncio.gather(*self._parking)
+        await asyncio.gather(*self._parking, *self._admitting)
         await self._give_back(self._runners.take_back())
         deadline = time.monotonic() + grace
         while not self._stop_now and self._runners.running and time.monotonic() < deadline:
@@ -104,6 +106,7 @@ class Worker(Dispatcher):
         await self._give_back(unfinished)
         # Their lease runs out, and they are rescued.
         self.left_behind = len(self._returning)
+        await self._planner.kept()
         await self._loop.run_in_executor(None, self._heartbeat.stop)
         try:
             await self._store.remove_worker(self._worker_id)

@@ -22,8 +22,19 @@ from duetime.domain.job import (
 from duetime.domain.queue import Limits, QueueInfo
 
 Row = tuple[Any, ...]
-Statements = Generator[tuple[str, Sequence[Any]], list[Row], Any]
+Statement = tuple[str, Sequence[Any]]
+Statements = Generator[Statement, list[Row], Any]
 """A piece of work as SQL, without I/O: yields (statement, parameters), is sent the rows."""
+
+
+class Dialect(Protocol):
+    """How a backend runs a named statement with one JSON document, and reads its times."""
+
+    def run(self, name: str, document: Any) -> Generator[Statement, list[Row], list[Row]]: ...
+
+    def now(self) -> Generator[Statement, list[Row], datetime]: ...
+
+    def moment(self, value: Any) -> datetime: ...
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -133,6 +144,9 @@ class Store(Protocol):
 
     capabilities: Capabilities
 
+    @property
+    def dialect(self) -> Dialect: ...
+
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
@@ -206,6 +220,12 @@ class Store(Protocol):
 
     def finish_in(self, ended: EndedJob) -> Statements:
         """The statements of a fenced finish in the caller's transaction; returns a bool."""
+
+    async def transact(self, statements: Statements, *, reads: bool = False) -> Any:
+        """Run statements in a transaction of their own, and return what they return.
+
+        `reads`: they change nothing, and are one statement.
+        """
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
         """A database transaction on a connection of its own, for `ctx.transaction()`."""

@@ -139,5 +139,20 @@ class Events:
                 reason="no task of that name is registered here",
             )
 
+    def tick_skipped(self, worker: str, job: ClaimedJob, status: str, reason: str) -> None:
+        self._say(
+            logging.INFO,
+            f"tick_{status}",
+            job_id=job.id,
+            key=job.key,
+            task=job.task,
+            worker_id=worker,
+            reason=reason,
+        )
+
+    def schedule_changed(self, worker: str, schedule: str, change: str) -> None:
+        level = logging.WARNING if change == "paused" else logging.INFO
+        self._say(level, f"schedule_{change}", schedule=schedule, worker_id=worker)
+
     def _say(self, level: int, event: str, **fields: object) -> None:
         log.log(level, event, extra={"duetime": fields})

@@ -11,7 +11,9 @@ import msgspec
 
 from duetime.app import Duetime
 from duetime.domain.job import LAST_PRIORITY, ClaimedJob, EndedAs, EndedJob
+from duetime.domain.schedule import read_run_key
 from duetime.engine.executor import TimedOut
+from duetime.engine.planner import Planner
 from duetime.engine.runners import Runners, Running
 from duetime.engine.worker import task_defaults
 from duetime.storage.store import Lane, Store
@@ -51,6 +53,18 @@ class SoloWorker:
         self._store = store
         self._overran: dict[int, EndedJob] = {}
         self._claiming = asyncio.Lock()
+        self._admitted: list[ClaimedJob] = []
+        self._skipped: list[EndedJob] = []
+        self._planner = Planner(
+            store,
+            app.events,
+            worker=_NAME,
+            run=lambda jobs, _: self._admitted.extend(jobs),
+            skip=lambda job, ended_as, reason: self._skipped.append(
+                EndedJob(job, ended_as, 0, 0, error=reason)
+            ),
+            wait=store.release,
+        )
 
     async def open(self) -> None:
         tasks = self._app.tasks
@@ -61,6 +75,7 @@ class SoloWorker:
             concurrency=1,
             lease=_LEASE,
         )
+        await self._planner.apply(self._app.schedules.declared)
         self._runners = Runners(
             tasks,
             store=self._store,
@@ -92,15 +107,33 @@ class SoloWorker:
                 self._worker_id, **looks[0], want=1, look_ahead=True
             )
             for job in answer.claimed:
-                if job.task in self._app.tasks:
+                if job.task not in self._app.tasks:
+                    await self._park(job)
+                elif await self._admit(job):
                     return job, None
-                await self._park(job)
             if answer.claimed:
                 continue
             if answer.next_run_at is not None and answer.next_run_at > now:
                 times.append(answer.next_run_at)
             del looks[0]
         return None, min(times, default=None)
+
+    async def _admit(self, job: ClaimedJob) -> bool:
+        """Whether a claimed job may run; a schedule may have decided otherwise."""
+        if job.attempt > 1 or read_run_key(job.key) is None:
+            return True
+        self._admitted.clear()
+        await self._planner.admit([job], time.monotonic())
+        for end in self._skipped:
+            await self._store.exchange(self._worker_id, ended=[end], closed=[job.token])
+            self._planner.ended([job])
+        self._skipped.clear()
+        await self._planner.kept()
+        return bool(self._admitted)
+
+    async def plan(self) -> None:
+        """What the planner of a worker does every second."""
+        await self._planner.repair()
 
     async def claim_this(self, job_id: int, now: datetime) -> ClaimedJob | None:
         """Claim one particular job if it may start now; what else is due stays as it is."""
@@ -128,6 +161,9 @@ class SoloWorker:
             self._worker_id, ended=[end] if end else [], closed=[job.token]
         )
         ended_as = self._tell(end, refused=job.id in answer.refused)
+        if end is None or end.again_after is None:
+            self._planner.ended([job])
+            await self._planner.kept()
         return Ran(
             job_id=job.id,
             task=job.task,

@@ -90,6 +90,10 @@ class World:
             )
         return await self._on_its_loop(self._advance_to(target))
 
+    async def outage(self, by: Duration) -> None:
+        """Move the clock forward and run nothing, as if no worker had been up for so long."""
+        await self._on_its_loop(self._set_clock(self._now + parse_duration(by, name="by")))
+
     async def drain(self) -> int:
         """Run what is due, and what that enqueues, until nothing is; the clock stands still.
 
@@ -235,6 +239,7 @@ class World:
     async def _drain(self) -> tuple[int, datetime | None]:
         """Returns how many ran, and when the next job is due."""
         await self._unpark()
+        await self._worker.plan()
         allowed = self._most + sum(queue.due for queue in await self._store.queues())
         ran: Counter[str] = Counter()
         while True:

@@ -17,6 +17,7 @@ from duetime.storage.postgres.connection import (
     make_dsn,
     told_errors,
 )
+from duetime.storage.postgres.dialect import PostgresDialect
 from duetime.storage.statements import load_statements
 from duetime.storage.store import Row
 
@@ -49,6 +50,7 @@ class Sessions:
         self._sql = load_statements(
             "duetime.storage.postgres", lambda text: in_schema(text, self.schema)
         )
+        self.dialect = PostgresDialect(self._sql)
         self._pool: AsyncConnectionPool[Connection] | None = None
         self._transactions: AsyncConnectionPool[Connection] | None = None
 

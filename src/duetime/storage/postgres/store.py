@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import datetime
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -13,6 +13,7 @@ from duetime.domain.job import Enqueued, NewJob
 from duetime.storage.postgres.bulk import BEGIN, END, CopyRows
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
+from duetime.storage.postgres.sessions import Connection
 from duetime.storage.store import Capabilities, Statements
 
 _BULK = 1000
@@ -43,14 +44,14 @@ class PostgresStore(HotPath, Operations):
             self._connection() as connection,
             whole or connection.transaction(),
         ):
-            statements = self.enqueue_in(jobs)
-            try:
-                statement, parameters = next(statements)
-                while True:
-                    cursor = await connection.execute(statement, parameters)
-                    statement, parameters = statements.send(await cursor.fetchall())
-            except StopIteration as done:
-                return cast("list[Enqueued]", done.value)
+            return cast("list[Enqueued]", await _drive(connection, self.enqueue_in(jobs)))
+
+    async def transact(self, statements: Statements, *, reads: bool = False) -> Any:
+        async with (
+            self._connection() as connection,
+            nullcontext() if reads else connection.transaction(),
+        ):
+            return await _drive(connection, statements)
 
     def enqueue_in(self, jobs: Sequence[NewJob]) -> Statements:
         # Keys are taken in one order, across chunks too: two such calls cannot deadlock.
@@ -85,3 +86,14 @@ class PostgresStore(HotPath, Operations):
                 for queue, run_at in sorted(rows.first_due.items()):
                     await self._on(connection, "wake", queue=queue, run_at=run_at)
             return [Enqueued(job_id, "created") for job_id in ids]
+
+
+async def _drive(connection: Connection, statements: Statements) -> Any:
+    try:
+        statement, parameters = next(statements)
+        while True:
+            cursor = await connection.execute(statement, parameters or None)
+            rows = await cursor.fetchall() if cursor.description else []
+            statement, parameters = statements.send(rows)
+    except StopIteration as done:
+        return done.value

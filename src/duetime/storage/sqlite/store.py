@@ -32,6 +32,7 @@ from duetime.storage.sqlite.connection import (
     told_errors,
     with_prefix,
 )
+from duetime.storage.sqlite.dialect import SqliteDialect
 from duetime.storage.sqlite.enqueue import Enqueue
 from duetime.storage.sqlite.heart import SqliteHeart
 from duetime.storage.sqlite.lending import Lender
@@ -72,6 +73,7 @@ class SqliteStore:
             "duetime.storage.sqlite", lambda text: with_prefix(text, self.prefix)
         )
         self._shared = shared_of(self.path, self.prefix)
+        self.dialect = SqliteDialect(self._sql, self._shared.now_us)
         turn = turn_of(self.path)
         self._thread = StoreThread(
             self.path,
@@ -202,6 +204,19 @@ class SqliteStore:
 
     def finish_in(self, ended: EndedJob) -> Statements:
         return (yield from finish.complete(self._sql, ended, self._shared.now_us()))
+
+    async def transact(self, statements: Statements, *, reads: bool = False) -> Any:
+        if reads:
+            return await self._thread.read(lambda tx: tx.drive(statements))
+
+        def work(tx: Transaction) -> Any:
+            answer = tx.drive(statements)
+            # Whatever was written may concern any sleeper: looking again costs them little.
+            for sleeper in self._shared.sleepers:
+                tx.queues |= sleeper.queues
+            return answer
+
+        return await self._thread.write(work)
 
     def transaction(self) -> AbstractAsyncContextManager[sqlite3.Connection]:
         """The write lock is held until the end: await little in it."""

@@ -1,0 +1,161 @@
+"""The planner: decides on claimed runs of schedules, arms what follows, keeps the ledger.
+
+No leader: each worker plans for the runs that it claimed, and any worker repairs what a crash
+left undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from duetime.domain.job import ClaimedJob, EndedAs
+from duetime.domain.schedule import Decision, TickStatus, read_run_key
+from duetime.errors import StorageError
+from duetime.storage.schedules import ClaimedRun, NewSchedule, ScheduleStatements
+from duetime.storage.store import Store
+from duetime.telemetry.events import Events
+
+log = logging.getLogger("duetime.planner")
+
+REPAIR_SECONDS = 1.0
+_UNSETTLED_EVERY = 5
+"""Every so many repairs, look for runs that ended and were not recorded."""
+
+
+class Planner:
+    """A worker's planner. `run`, `skip` and `wait` are what it tells the worker to do."""
+
+    def __init__(
+        self,
+        store: Store,
+        events: Events,
+        *,
+        worker: str,
+        run: Callable[[Sequence[ClaimedJob], float], None],
+        skip: Callable[[ClaimedJob, EndedAs, str], None],
+        wait: Callable[[Sequence[ClaimedJob]], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._statements = ScheduleStatements(store.dialect)
+        self._events = events
+        self._worker = worker
+        self._run = run
+        self._skip = skip
+        self._wait = wait
+        self._begun: list[ClaimedRun] = []
+        self._ended: list[int] = []
+        self._keeping: asyncio.Task[None] | None = None
+        self._repairs = 0
+
+    async def apply(self, declared: Sequence[NewSchedule]) -> None:
+        """Store what the code declares, as it is now; an operator's pause stays."""
+        if declared:
+            answer = await self._store.transact(
+                self._statements.apply(declared, actor="code", prune=False)
+            )
+            for name, change in answer.items():
+                if change != "same":
+                    self._events.schedule_changed(self._worker, name, change)
+
+    async def admit(self, jobs: Sequence[ClaimedJob], received: float) -> None:
+        """Let claimed runs start, unless their schedule says otherwise."""
+        claimed = {job.id: job for job in jobs}
+        runs = await self._store.transact(self._statements.gate(list(claimed)), reads=True)
+        clear = [run for run in runs if run.clear]
+        unclear = [run for run in runs if not run.clear]
+        held = {run.job_id for run in unclear}
+        # What the ledger does not know (it was pruned, or the key is a stranger's) runs as any job.
+        self._run([job for job in jobs if job.id not in held], received)
+        if clear:
+            self._begun += clear
+            self._keep_soon()
+        if unclear:
+            decisions = await self._store.transact(self._statements.decide(unclear, self._worker))
+            await self._follow(decisions, claimed, unclear, received)
+
+    async def _follow(
+        self,
+        decisions: dict[int, Decision],
+        claimed: dict[int, ClaimedJob],
+        runs: Sequence[ClaimedRun],
+        received: float,
+    ) -> None:
+        run, wait = [], []
+        for job_id, job in claimed.items():
+            decision = decisions.get(job_id)
+            if decision is None:
+                continue
+            if decision.action == "run":
+                run.append(job)
+            elif decision.action == "skip":
+                self._events.tick_skipped(self._worker, job, decision.status, decision.reason or "")
+                self._skip(
+                    job, _ENDS.get(decision.status, EndedAs.CANCELLED), decision.reason or ""
+                )
+            else:
+                job.run_at = decision.at or job.run_at
+                wait.append(job)
+        self._run(run, received)
+        for decision in decisions.values():
+            for job_id in decision.cancel:
+                await self._store.cancel(
+                    job_id, reason="cancelled: the next run of its schedule is due"
+                )
+        if wait:
+            await self._wait(wait)
+        self._begun += [item for item in runs if item.job_id in decisions]
+        self._keep_soon()
+
+    def ended(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Jobs have ended for good; those that are runs go into the ledger."""
+        runs = [job.id for job in jobs if read_run_key(job.key) is not None]
+        if runs:
+            self._ended += runs
+            self._keep_soon()
+
+    async def repair(self) -> float:
+        """Plan on where nobody has; record what nobody did. Returns the seconds until the next."""
+        if await self._store.transact(self._statements.due(), reads=True):
+            planned = await self._store.transact(self._statements.repair())
+            if planned:
+                log.info("schedules_repaired", extra={"worker": self._worker, "count": planned})
+        if self._repairs % _UNSETTLED_EVERY == 0:
+            jobs = await self._store.transact(self._statements.unsettled(), reads=True)
+            if jobs:
+                await self._settle(jobs)
+        self._repairs += 1
+        return REPAIR_SECONDS
+
+    async def kept(self) -> None:
+        """Wait until the ledger is up to date with what happened here."""
+        while self._keeping is not None:
+            await asyncio.wait([self._keeping])
+
+    def _keep_soon(self) -> None:
+        if self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep(), name="duetime-planner")
+
+    async def _keep(self) -> None:
+        """One batch at a time: what comes meanwhile is the next."""
+        try:
+            while self._begun or self._ended:
+                begun, self._begun = self._begun, []
+                ended, self._ended = self._ended, []
+                if begun:
+                    await self._store.transact(self._statements.advance(begun, self._worker))
+                if ended:
+                    await self._settle(ended)
+        except StorageError as error:
+            # Repaired within seconds, by this worker or another.
+            log.warning("ledger_delayed", extra={"worker": self._worker, "error": str(error)})
+        finally:
+            self._keeping = None
+
+    async def _settle(self, jobs: Sequence[int]) -> None:
+        for name in await self._store.transact(self._statements.settle(jobs)):
+            self._events.schedule_changed(self._worker, name, "paused")
+
+
+_ENDS = {TickStatus.COALESCED: EndedAs.SUPERSEDED}

@@ -1,0 +1,465 @@
+"""`app.schedules`: what runs when, declared in code or changed at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime, timedelta
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from duetime import transaction
+from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.explain import Explanation
+from duetime.domain.explain_schedule import explain_schedule, explain_tick
+from duetime.domain.job import check_moment, check_name, check_priority, check_text
+from duetime.domain.preview import PreviewRow, preview
+from duetime.domain.schedule import CatchUp, Overlap, Policy, Schedule, TickStatus, make_policy
+from duetime.domain.templates import TEMPLATES, Template, find_template
+from duetime.domain.timetable import Spec, Timetable, timetable
+from duetime.errors import InvalidInput, ScheduleNotFound
+from duetime.storage.schedules import (
+    AuditEvent,
+    NewSchedule,
+    OccurrenceInfo,
+    ScheduleStatements,
+)
+from duetime.storage.store import Statements, Store
+from duetime.task import Task
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+T = TypeVar("T", bound=Task[..., Any])
+
+_MOST_BACKFILLED = 10_000
+
+
+class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule as people see it."""
+
+    name: str
+    kind: str
+    target: str
+    args: Any
+    when: str
+    tz: str
+    timetable: dict[str, Any]
+    policy: Policy
+    enabled: bool
+    next_run_at: datetime | None
+    last_run_at: datetime | None
+    last_enqueued_at: datetime | None
+    paused_at: datetime | None
+    paused_by: str | None
+    pause_reason: str | None
+    paused_until: datetime | None
+    failures: int
+    broken: str | None
+    declared: bool
+    revision: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class Schedules:
+    """`app.schedules`. `app.schedules["name"]` is one of them, to operate on."""
+
+    def __init__(self, app: Duetime) -> None:
+        self._app = app
+        self._declared: dict[str, NewSchedule] = {}
+
+    @property
+    def declared(self) -> list[NewSchedule]:
+        """What the code declares; every worker stores it when it starts."""
+        return list(self._declared.values())
+
+    def __getitem__(self, name: str) -> ScheduleHandle:
+        return ScheduleHandle(self._app, self, check_name(name, what="schedule's name"))
+
+    def define(
+        self,
+        name: str,
+        task: Task[..., Any] | str,
+        *specs: Spec,
+        args: Mapping[str, Any] | None = None,
+        tz: str = "UTC",
+        exclude: Iterable[str | date] | str | date = (),
+        start: datetime | str | None = None,
+        end: datetime | str | None = None,
+        jitter: Duration | None = None,
+        template: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        **policy: Any,
+    ) -> NewSchedule:
+        """Return a schedule, checked and not stored: for `apply`. See `put` for the options."""
+        if template is not None:
+            specs = (*specs, find_template(template).spec)
+        times = timetable(*specs, tz=tz, exclude=exclude, start=start, end=end, jitter=jitter)
+        return self._make(name, task, times, args, queue, priority, make_policy(policy))
+
+    def _make(
+        self,
+        name: str,
+        task: Task[..., Any] | str,
+        times: Timetable,
+        args: Mapping[str, Any] | None,
+        queue: str | None,
+        priority: int | None,
+        policy: Policy,
+    ) -> NewSchedule:
+        target = task.name if isinstance(task, Task) else check_name(task, what="task")
+        new = NewSchedule(
+            name=check_name(name, what="schedule's name"),
+            target=target,
+            queue=None if queue is None else check_name(queue, what="queue"),
+            priority=None if priority is None else check_priority(priority),
+            timetable=times,
+            policy=policy,
+        )
+        definition = self._app.tasks.get(target)
+        if definition is None:
+            # Another deploy may know it; what it takes cannot be checked here.
+            raw = msgspec.json.encode(dict(args or {}))
+            check_text(raw.decode(), what="the args")
+            return msgspec.structs.replace(new, args=msgspec.Raw(raw))
+        options = definition.options
+        return msgspec.structs.replace(
+            new,
+            args=definition.encode((), dict(args or {})),
+            queue=new.queue or options.queue,
+            priority=options.priority if new.priority is None else new.priority,
+            max_attempts=options.max_attempts,
+            timeout=options.timeout,
+            policy=_with_task_expiry(policy, options.expires),
+        )
+
+    def declare(self, schedule: NewSchedule) -> None:
+        """Declare a schedule in code; `@app.schedule` does this. The name is taken anew."""
+        self._declared[schedule.name] = msgspec.structs.replace(schedule, declared=True)
+
+    async def put(
+        self,
+        name: str,
+        task: Task[..., Any] | str,
+        *specs: Spec,
+        by: str = "unknown",
+        tx: Any = None,
+        args: Mapping[str, Any] | None = None,
+        tz: str = "UTC",
+        exclude: Iterable[str | date] | str | date = (),
+        start: datetime | str | None = None,
+        end: datetime | str | None = None,
+        jitter: Duration | None = None,
+        template: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        catch_up: CatchUp = "latest",
+        overlap: Overlap = "skip",
+        **policy: Any,
+    ) -> str:
+        """Add a schedule, or change the one of that name; return `added`, `changed` or `same`.
+
+        `specs`: cron, `@every 10m`, RRULE, moments; see `duetime.domain.timetable.timetable`.
+        `catch_up`: what becomes of missed ticks, with `max_runs`, `max_age`, `pace`, `grace`.
+        `overlap`: what if the last run has not ended, with `max_concurrent_runs`,
+        `burst_allowed`. `after`, `within`, `wait`: only if another schedule succeeded.
+        `pause_after`: failures in a row. `expires`: the latest start. `shadow`: only the ledger.
+        """
+        new = self.define(
+            name, task, *specs, args=args, tz=tz, exclude=exclude, start=start, end=end,
+            jitter=jitter, template=template, queue=queue, priority=priority, catch_up=catch_up,
+            overlap=overlap, **policy,
+        )  # fmt: skip
+        answer = await self.apply([new], by=by, tx=tx)
+        return answer[name]
+
+    async def apply(
+        self,
+        schedules: Iterable[NewSchedule],
+        *,
+        prune: bool = False,
+        by: str = "unknown",
+        tx: Any = None,
+    ) -> dict[str, str]:
+        """Store these schedules, all or none: what is new is added, what differs is changed.
+
+        `prune`: what an earlier `apply(prune=True)` or the code declared, and is not among these,
+        is removed. A pause stays. Returns what became of each name: `added`, `changed`, `same`,
+        `removed`.
+        """
+        given = list(schedules)
+        for schedule in given:
+            if not isinstance(schedule, NewSchedule):
+                raise InvalidInput(
+                    f"apply takes schedules made by define(…), got {schedule!r:.60}."
+                )
+        names = [schedule.name for schedule in given]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise InvalidInput(f"The schedule {min(twice)!r} is given twice; names are unique.")
+        if prune:
+            given = [msgspec.structs.replace(schedule, declared=True) for schedule in given]
+        answer: dict[str, str] = await self._do(
+            lambda statements: statements.apply(given, actor=_actor(by), prune=prune), tx
+        )
+        return answer
+
+    async def all(self) -> list[ScheduleInfo]:
+        """Return every schedule, sorted by name."""
+        found = await self._do(lambda statements: statements.find(None), reads=True)
+        return [_info(schedule) for schedule in found]
+
+    async def get(self, name: str) -> ScheduleInfo:
+        """Return one schedule; raise `ScheduleNotFound`."""
+        return _info(await self._find(name))
+
+    async def audit(
+        self, name: str | None = None, *, before_id: int | None = None
+    ) -> list[AuditEvent]:
+        """Return who changed what, newest first, of one schedule or of all."""
+        entity = None if name is None else f"schedule:{name}"
+        events: list[AuditEvent] = await self._do(
+            lambda statements: statements.audit(entity, before_id=before_id), reads=True
+        )
+        return events
+
+    # Templates
+
+    async def templates(self) -> list[Template]:
+        """Return the named specs: those that come with Duetime, and your own."""
+        own = await self._do(lambda statements: statements.templates(), reads=True)
+        mine = [
+            Template(name, Timetable.from_json(value).describe(), description)
+            for name, value, description in own
+        ]
+        return [*TEMPLATES, *mine]
+
+    async def put_template(
+        self, name: str, *specs: Spec, tz: str = "UTC", description: str = ""
+    ) -> None:
+        """Store specs under a name that people choose from; the name is taken anew."""
+        check_name(name, what="template's name")
+        times = timetable(*specs, tz=tz)
+        check_text(description, what="the description")
+        await self._do(lambda statements: statements.put_template(name, times, description))
+
+    async def delete_template(self, name: str) -> None:
+        if not await self._do(lambda statements: statements.delete_template(name)):
+            raise InvalidInput(f"There is no template {name!r} of your own.")
+
+    # Pieces
+
+    async def _find(self, name: str) -> Schedule:
+        found: list[Schedule] = await self._do(
+            lambda statements: statements.find([name]), reads=True
+        )
+        if not found:
+            raise ScheduleNotFound(name)
+        return found[0]
+
+    async def _do(
+        self,
+        make: Callable[[ScheduleStatements], Statements],
+        tx: Any = None,
+        *,
+        reads: bool = False,
+    ) -> Any:
+        if tx is None:
+            store: Store = await self._app.store()
+            return await store.transact(make(ScheduleStatements(store.dialect)), reads=reads)
+        store = self._app._unopened()
+        return await transaction.run_async(
+            tx, make(ScheduleStatements(store.dialect)), placeholder=store.capabilities.placeholder
+        )
+
+
+class ScheduleHandle:
+    """One schedule, by its name. Every change is audited with who made it: `by`."""
+
+    def __init__(self, app: Duetime, schedules: Schedules, name: str) -> None:
+        self._app = app
+        self._schedules = schedules
+        self.name = name
+
+    async def get(self) -> ScheduleInfo:
+        """Return the schedule; raise `ScheduleNotFound`."""
+        return await self._schedules.get(self.name)
+
+    async def pause(
+        self,
+        *,
+        reason: str = "",
+        until: datetime | Duration | None = None,
+        by: str = "unknown",
+        tx: Any = None,
+    ) -> None:
+        """Run no more, on any worker; what runs goes on. `until`: it resumes by itself then."""
+        check_text(reason, what="the reason")
+        at = None if until is None else await self._moment(until, name="until")
+        self._found(
+            await self._do(
+                lambda s: s.pause(self.name, actor=_actor(by), reason=reason, until=at), tx
+            )
+        )
+
+    async def resume(self, *, missed: bool = False, by: str = "unknown", tx: Any = None) -> None:
+        """Go on. `missed`: the ticks of the pause are caught up as `catch_up` says; else they are
+        skipped. Resuming twice changes nothing."""
+        self._found(
+            await self._do(lambda s: s.resume(self.name, actor=_actor(by), missed=missed), tx)
+        )
+
+    async def trigger(
+        self, *, by: str = "unknown", reason: str | None = None, tx: Any = None
+    ) -> int:
+        """Run it once now; its next run stays. Returns the job's id."""
+        job_id: int | None = await self._do(
+            lambda s: s.trigger(self.name, actor=_actor(by), reason=reason), tx
+        )
+        self._found(job_id is not None)
+        assert job_id is not None
+        return job_id
+
+    async def reschedule(
+        self, at: datetime | Duration, *, by: str = "unknown", tx: Any = None
+    ) -> datetime:
+        """Move the next run to a time, or to so long from now; the runs after it stay.
+
+        Returns the tick that was moved.
+        """
+        moment = await self._moment(at, name="at")
+        tick: datetime | None = await self._do(
+            lambda s: s.reschedule(self.name, moment, actor=_actor(by)), tx
+        )
+        if tick is None:
+            await self.get()
+            raise InvalidInput(
+                f"The schedule {self.name!r} has no next run to move: it is paused, or has ended."
+            )
+        return tick
+
+    async def backfill(
+        self, start: datetime, end: datetime, *, by: str = "unknown", tx: Any = None
+    ) -> int:
+        """Run the ticks from `start` up to `end` (not included) that have not run; return how many.
+
+        They run one after the other, or together with `burst_allowed`.
+        """
+        check_moment(start, name="start")
+        check_moment(end, name="end")
+        schedule = await self._schedules._find(self.name)
+        now = await self._app.now()
+        if not start < end <= now:
+            raise InvalidInput(
+                f"A backfill goes from an earlier to a later time, up to now ({now.isoformat()})."
+            )
+        before = start - timedelta(microseconds=1)
+        found = takewhile(lambda tick: tick.at < end, schedule.timetable.ticks(before))
+        ticks: list[datetime] = []
+        for tick in found:
+            if tick.excluded is None:
+                ticks.append(tick.at)
+            if len(ticks) > _MOST_BACKFILLED:
+                raise InvalidInput(
+                    f"That is more than {_MOST_BACKFILLED:,} runs; backfill a shorter range."
+                )
+        count: int | None = await self._do(
+            lambda s: s.backfill(self.name, ticks, actor=_actor(by)), tx
+        )
+        return count or 0
+
+    async def delete(
+        self, *, by: str = "unknown", reason: str | None = None, tx: Any = None
+    ) -> None:
+        """Remove the schedule and its ledger; what runs goes on."""
+        self._found(
+            await self._do(lambda s: s.delete(self.name, actor=_actor(by), reason=reason), tx)
+        )
+
+    async def preview(self, n: int = 10, *, after: datetime | None = None) -> list[PreviewRow]:
+        """Return the next ticks of the timetable, in UTC and local time."""
+        schedule = await self._schedules._find(self.name)
+        return preview(schedule.timetable, after or await self._app.now(), n)
+
+    async def history(
+        self,
+        *,
+        since: datetime | None = None,
+        before: datetime | None = None,
+        status: TickStatus | str | None = None,
+        limit: int = 50,
+    ) -> list[OccurrenceInfo]:
+        """Return the ledger, newest first: what became of each tick, and why."""
+        await self.get()
+        if status is not None and status not in set(TickStatus):
+            raise InvalidInput(
+                f"There is no status {status!r}. There are: {', '.join(TickStatus)}."
+            )
+        if isinstance(limit, bool) or not 1 <= limit <= 10_000:
+            raise InvalidInput(f"limit must be 1 to 10,000, got {limit!r}.")
+        rows: list[OccurrenceInfo] = await self._do(
+            lambda s: s.history(self.name, since=since, before=before, status=status, limit=limit),
+            reads=True,
+        )
+        return rows
+
+    async def explain(self, tick: datetime | None = None) -> Explanation:
+        """Say why it did or did not run: the schedule as it is, or one tick of it."""
+        schedule = await self._schedules._find(self.name)
+        store = await self._app.store()
+        now = await store.now()
+        workers = [worker for worker in await store.workers() if worker.lease_until > now]
+        if tick is None:
+            last = await self.history(limit=1, before=now)
+            able = [worker.name for worker in workers if schedule.target in worker.tasks]
+            return explain_schedule(schedule, now=now, last=last[0] if last else None, able=able)
+        check_moment(tick, name="tick")
+        rows = await self.history(since=tick, before=tick + timedelta(microseconds=1), limit=1)
+        return explain_tick(schedule, tick, now=now, row=rows[0] if rows else None)
+
+    async def _do(
+        self,
+        make: Callable[[ScheduleStatements], Statements],
+        tx: Any = None,
+        *,
+        reads: bool = False,
+    ) -> Any:
+        return await self._schedules._do(make, tx, reads=reads)
+
+    def _found(self, found: bool) -> None:
+        if not found:
+            raise ScheduleNotFound(self.name)
+
+    async def _moment(self, value: datetime | Duration, *, name: str) -> datetime:
+        if isinstance(value, datetime):
+            return check_moment(value, name=name)
+        return await self._app.now() + parse_duration(value, name=name)
+
+
+def _info(schedule: Schedule) -> ScheduleInfo:
+    return ScheduleInfo(
+        args=msgspec.json.decode(schedule.args),
+        when=schedule.timetable.describe() if schedule.broken is None else "unreadable",
+        tz=schedule.timetable.tz,
+        timetable=schedule.timetable.to_json(),
+        enabled=schedule.paused_at is None and schedule.broken is None,
+        **{
+            field: getattr(schedule, field)
+            for field in ("name", "kind", "target", "policy", "next_run_at", "last_run_at",
+                          "last_enqueued_at", "paused_at", "paused_by", "pause_reason",
+                          "paused_until", "failures", "broken", "declared", "revision",
+                          "created_at", "updated_at")
+        },
+    )  # fmt: skip
+
+
+def _with_task_expiry(policy: Policy, expires: timedelta | None) -> Policy:
+    if policy.expires is None and expires is not None:
+        return msgspec.structs.replace(policy, expires=expires)
+    return policy
+
+
+def _actor(by: str) -> str:
+    return check_name(by, what="actor (by=)")

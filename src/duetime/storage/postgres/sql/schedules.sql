@@ -1,0 +1,355 @@
+-- Statements of schedules. Each takes one JSON document; those of the same name on SQLite take the
+-- same, and give the same columns.
+
+-- name: schedule_gate
+-- The look before runs start: whether each is clear to run without further ado. Reads only.
+-- A run is clear if it is on time and the open runs before it leave a place. Only earlier ticks
+-- count, so of two workers that look at once one goes first. Served by occurrence_job and
+-- occurrence_open.
+select o.job_id, s.id, o.tick,
+    coalesce(
+        o.runs_as = 'triggered'
+        or s.plain and s.paused_at is null and o.status = 'armed' and o.runs_as = 'fired'
+           and (select duetime.now()) - o.run_at <= s.grace
+           and (s.at_once is null
+                or (select count(*) from duetime.open_run as r
+                    where r.schedule_id = s.id and r.tick < o.tick) < s.at_once),
+        false)
+from duetime.occurrence as o join duetime.schedule as s on s.id = o.schedule_id
+where o.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)));
+
+-- name: schedule_lock
+select s.id, s.name, s.kind, s.target, s.args::text, s.queue, s.priority, s.max_attempts,
+    (extract(epoch from s.timeout) * 1000000)::bigint, s.timetable::text, s.policy::text,
+    s.planned_until, s.next_run_at, s.last_run_at, s.last_enqueued_at, s.paused_at, s.paused_by,
+    s.pause_reason, s.paused_until, s.failures, s.broken, s.declared, s.revision, s.created_at,
+    s.updated_at, s.plain
+from duetime.schedule as s cross join (select %s::json as doc) as i
+where s.id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
+   or s.name = any (array(select value from json_array_elements_text(i.doc -> 'names')))
+order by s.id
+for update of s;
+
+-- name: schedule_find
+-- Like `schedule_lock`, without the lock; all of them if `names` is null.
+select s.id, s.name, s.kind, s.target, s.args::text, s.queue, s.priority, s.max_attempts,
+    (extract(epoch from s.timeout) * 1000000)::bigint, s.timetable::text, s.policy::text,
+    s.planned_until, s.next_run_at, s.last_run_at, s.last_enqueued_at, s.paused_at, s.paused_by,
+    s.pause_reason, s.paused_until, s.failures, s.broken, s.declared, s.revision, s.created_at,
+    s.updated_at, s.plain
+from duetime.schedule as s cross join (select %s::json as doc) as i
+where json_typeof(i.doc -> 'names') = 'null'
+   or s.name = any (array(select value from json_array_elements_text(i.doc -> 'names')))
+order by s.name;
+
+-- name: schedule_due
+-- Schedules that nobody has planned on, a moment after their tick; or whose pause is over.
+select s.id from duetime.schedule as s cross join (select %s::json as doc) as i
+where (s.paused_at is null and s.broken is null
+       and s.next_run_at <= duetime.now() - (i.doc ->> 'patience')::bigint * interval '1 microsecond')
+   or s.paused_until <= duetime.now()
+order by s.next_run_at
+limit 500
+for update of s skip locked;
+
+-- name: schedule_open
+select r.schedule_id, r.tick, r.run_at, r.status, r.runs_as, r.job_id, r.begun
+from duetime.open_run as r
+where r.schedule_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+order by r.tick;
+
+-- name: schedule_write
+-- New rows of the ledger, their jobs, and the schedules' next step: one statement for a batch.
+-- The ledger's key refuses a tick that it has; without its row there is no job.
+with input as materialized (
+    select %s::json as doc
+), given as materialized (
+    select t.* from input cross join lateral json_to_recordset(doc -> 'ticks') as t(
+        schedule_id bigint, tick timestamptz, run_at timestamptz, status text, runs_as text,
+        reason text, has_job boolean, key text, expires_at timestamptz)
+), fresh as (
+    insert into duetime.occurrence as o (schedule_id, tick, run_at, status, runs_as, reason,
+                                         job_id, enqueued_at, finished_at)
+    select g.schedule_id, g.tick, g.run_at, g.status, g.runs_as, g.reason,
+        case when g.has_job then nextval('duetime.job_id_seq') end,
+        case when g.has_job then duetime.now() end,
+        case when not g.has_job then duetime.now() end
+    from given as g
+    on conflict (schedule_id, tick) do update
+    set (run_at, status, runs_as, reason, job_id, enqueued_at, finished_at)
+        = (excluded.run_at, excluded.status, excluded.runs_as, excluded.reason, excluded.job_id,
+           excluded.enqueued_at, excluded.finished_at)
+    where o.status in ('skipped', 'coalesced') and excluded.runs_as = 'backfilled'
+    returning o.schedule_id, o.tick, o.run_at, o.job_id
+), made as (
+    insert into duetime.job (id, task, queue, priority, args, key, max_attempts, timeout,
+                             expires_at)
+    select f.job_id, s.target, coalesce(s.queue, t.queue, 'default'),
+        coalesce(s.priority, t.priority, 5), s.args, g.key,
+        coalesce(s.max_attempts, t.max_attempts, 3), coalesce(s.timeout, t.timeout),
+        coalesce(g.expires_at, f.run_at + t.expires)
+    from fresh as f join given as g on g.schedule_id = f.schedule_id and g.tick = f.tick
+    join duetime.schedule as s on s.id = f.schedule_id
+    left join duetime.task as t on t.name = s.target
+    where f.job_id is not null
+    returning id, queue, priority
+), waiting as (
+    insert into duetime.due (queue, priority, run_at, job_id)
+    select m.queue, m.priority, f.run_at, m.id from made as m join fresh as f on f.job_id = m.id
+    returning queue, run_at
+), advanced as (
+    update duetime.schedule as s
+    set planned_until = n.planned_until, next_run_at = n.next_run_at, plain = n.plain,
+        at_once = n.at_once, grace = n.grace * interval '1 microsecond',
+        last_enqueued_at = case when n.enqueued then duetime.now() else s.last_enqueued_at end
+    from input cross join lateral json_to_recordset(doc -> 'schedules') as n(
+        id bigint, planned_until timestamptz, next_run_at timestamptz, plain boolean,
+        at_once integer, grace bigint, enqueued boolean)
+    where s.id = n.id
+), woken as materialized (
+    select count(duetime.wake(q.queue, q.run_at)) from (
+        select queue, min(run_at) as run_at from waiting group by queue order by queue) as q
+)
+select f.schedule_id, f.tick, f.job_id from woken join fresh as f on true;
+
+-- name: schedule_mark
+-- What became of ticks whose jobs were claimed. `expect`: only if the tick still stands so.
+update duetime.occurrence as o
+set status = coalesce(m.status, o.runs_as), reason = coalesce(m.reason, o.reason), runs_as = coalesce(m.runs_as, o.runs_as),
+    worker = coalesce(m.worker, o.worker),
+    begun_at = case when m.begun then coalesce(o.begun_at, duetime.now()) else o.begun_at end,
+    finished_at = case when m.done then duetime.now() else o.finished_at end
+from json_to_recordset(%s::json) as m(
+    schedule_id bigint, tick timestamptz, expect text, status text, runs_as text, reason text,
+    worker text, begun boolean, done boolean)
+where o.schedule_id = m.schedule_id and o.tick = m.tick
+  and (m.expect is null or o.status = m.expect);
+
+-- name: schedule_supersede
+-- The armed runs of schedules end: they are paused, changed or removed. Ticks that lie ahead
+-- leave the ledger, so that they can be planned anew. What is already claimed goes on.
+with input as materialized (
+    select %s::json as doc
+), armed as materialized (
+    select o.schedule_id, o.tick, o.job_id from duetime.occurrence as o cross join input as i
+    where o.schedule_id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
+      and o.job_id is not null and o.finished_at is null and o.begun_at is null
+      and o.runs_as = 'fired'
+), gone as (
+    delete from duetime.due where job_id in (select job_id from armed) and attempt = 0
+    returning job_id
+), unparked as (
+    delete from duetime.parked where job_id in (select job_id from armed) and attempt = 0
+    returning job_id
+), ended as (
+    insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at, error)
+    select g.job_id, nextval('duetime.claim_token_seq'), 0, 'superseded', duetime.now(),
+        i.doc ->> 'reason'
+    from (select job_id from gone union all select job_id from unparked) as g, input as i
+    returning job_id
+), past as (
+    update duetime.occurrence as o
+    set status = 'skipped', reason = i.doc ->> 'reason', finished_at = duetime.now()
+    from armed as a, input as i
+    where o.schedule_id = a.schedule_id and o.tick = a.tick and o.tick <= duetime.now()
+      and a.job_id in (select job_id from ended)
+), ahead as (
+    delete from duetime.occurrence as o using armed as a
+    where o.schedule_id = a.schedule_id and o.tick = a.tick and o.tick > duetime.now()
+      and a.job_id in (select job_id from ended)
+)
+select job_id from ended;
+
+-- name: schedule_unsettled
+select o.job_id from duetime.occurrence as o
+where o.job_id is not null and o.finished_at is null and o.run_at <= duetime.now()
+  and exists (
+    select from duetime.attempt as a
+    where a.job_id = o.job_id
+      and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
+  and not exists (select from duetime.due as d where d.job_id = o.job_id)
+  and %s::json is not null
+limit 500;
+
+-- name: schedule_settle
+-- Take over into the ledger how runs ended, and let go on what waits for them. Returns the
+-- schedules of what ended, with their failures in a row.
+with seen as materialized (
+    select o.schedule_id, o.tick, o.job_id
+    from duetime.occurrence as o
+    where o.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+      and o.finished_at is null
+), ended as materialized (
+    select s.schedule_id, s.tick, a.ended_as, a.claimed_at, a.started_at, a.finished_at, a.error,
+        n.name as worker
+    from seen as s
+    cross join lateral (
+        select a.* from duetime.attempt as a
+        where a.job_id = s.job_id
+          and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+        order by a.token desc limit 1) as a
+    left join duetime.worker_name as n on n.id = a.worker_id
+    where not exists (select from duetime.due as d where d.job_id = s.job_id)
+), settled as (
+    update duetime.occurrence as o
+    set status = case when e.ended_as = 'expired' then 'skipped'
+                  when o.status not in ('armed', 'waiting') then o.status
+                      when e.ended_as in ('cancelled', 'superseded')
+                           and o.begun_at is null then 'skipped'
+                      else o.runs_as end,
+        reason = case when e.ended_as = 'expired' then 'too late: ' || e.error
+                      when o.status in ('armed', 'waiting') and o.begun_at is null
+                           and e.ended_as in ('cancelled', 'superseded') then e.error
+                      else o.reason end,
+        begun_at = coalesce(o.begun_at, e.claimed_at), worker = coalesce(e.worker, o.worker),
+        started_at = e.started_at, finished_at = e.finished_at,
+        succeeded = case e.ended_as when 'completed' then true when 'dead' then false end,
+        error = case when e.ended_as = 'dead' then e.error end
+    from ended as e where o.schedule_id = e.schedule_id and o.tick = e.tick
+      and o.finished_at is null
+    returning o.schedule_id, o.started_at, o.succeeded
+), counted as (
+    update duetime.schedule as s
+    set failures = case when c.good > 0 then 0 else s.failures + c.bad end,
+        last_run_at = greatest(s.last_run_at, c.started_at)
+    from (select schedule_id, max(started_at) as started_at,
+              count(*) filter (where succeeded) as good,
+              count(*) filter (where not succeeded) as bad
+          from settled group by schedule_id) as c
+    where s.id = c.schedule_id
+    returning s.id, s.name, s.failures
+), forward as (
+    update duetime.due as d set run_at = duetime.now()
+    from duetime.occurrence as o join duetime.schedule as s on s.id = o.schedule_id
+    where d.job_id = o.job_id and o.status = 'waiting' and o.finished_at is null
+      and d.run_at > duetime.now()
+      and (s.id in (select id from counted)
+           or s.policy ->> 'after' in (select name from counted))
+    returning d.queue
+), woken as materialized (
+    select count(duetime.wake(q.queue)) from (select distinct queue from forward order by 1) as q
+)
+select c.id, c.failures from counted as c, woken;
+
+-- name: schedule_insert
+insert into duetime.schedule (name, kind, target, args, queue, priority, max_attempts, timeout,
+                              timetable, policy, declared, plain, planned_until, next_run_at)
+select g.name, g.kind, g.target, g.args, g.queue, g.priority, g.max_attempts,
+    g.timeout * interval '1 microsecond', g.timetable, g.policy, g.declared, null,
+    g.planned_until, g.planned_until
+from json_to_recordset(%s::json) as g(
+    name text, kind text, target text, args json, queue text, priority smallint,
+    max_attempts smallint, timeout bigint, timetable json, policy json, declared boolean,
+    planned_until timestamptz)
+order by g.name
+on conflict (name) do nothing
+returning id;
+
+-- name: schedule_update
+update duetime.schedule as s
+set target = g.target, kind = g.kind, args = g.args, queue = g.queue, priority = g.priority,
+    max_attempts = g.max_attempts, timeout = g.timeout * interval '1 microsecond',
+    timetable = g.timetable, policy = g.policy, declared = g.declared, plain = null,
+    planned_until = g.planned_until, next_run_at = g.next_run_at, paused_at = g.paused_at,
+    paused_by = g.paused_by, pause_reason = g.pause_reason, paused_until = g.paused_until,
+    failures = g.failures, broken = g.broken, revision = s.revision + 1,
+    updated_at = duetime.now()
+from json_to_recordset(%s::json) as g(
+    id bigint, target text, kind text, args json, queue text, priority smallint,
+    max_attempts smallint, timeout bigint, timetable json, policy json, declared boolean,
+    planned_until timestamptz, next_run_at timestamptz, paused_at timestamptz, paused_by text,
+    pause_reason text, paused_until timestamptz, failures integer, broken text)
+where s.id = g.id;
+
+-- name: schedule_move
+-- Another time for an armed run: its tick, and so its key, stay. Zero rows: it has begun.
+with given as (
+    select * from json_to_record(%s::json) as g(schedule_id bigint, tick timestamptz, run_at timestamptz)
+), moved as (
+    update duetime.due as d set run_at = g.run_at
+    from duetime.occurrence as o, given as g
+    where o.schedule_id = g.schedule_id and o.tick = g.tick and d.job_id = o.job_id
+      and d.attempt = 0
+    returning d.job_id, d.queue
+), noted as (
+    update duetime.occurrence as o set run_at = g.run_at from given as g, moved as m
+    where o.job_id = m.job_id
+), unexpired as (
+    update duetime.job as j set expires_at = null from moved as m
+    where j.id = m.job_id and j.expires_at is not null
+), woken as materialized (
+    select count(duetime.wake(m.queue, g.run_at)) from moved as m, given as g
+)
+select m.job_id from moved as m, woken;
+
+-- name: schedule_delete
+delete from duetime.schedule where id = any (array(select value::bigint from json_array_elements_text(%s::json)));
+
+-- name: schedule_success
+-- When each named schedule last succeeded, recorded or not yet.
+select s.name, greatest(
+    (select o.finished_at from duetime.occurrence as o
+     where o.schedule_id = s.id and o.succeeded order by o.tick desc limit 1),
+    (select max(a.finished_at) from duetime.occurrence as o
+     join duetime.attempt as a on a.job_id = o.job_id
+     where o.schedule_id = s.id and o.job_id is not null and o.finished_at is null
+       and a.ended_as = 'completed'))
+from duetime.schedule as s
+where s.name = any (array(select value from json_array_elements_text(%s::json)));
+
+-- name: schedule_history
+select s.name, o.tick, o.run_at, o.status, o.runs_as, o.reason, o.job_id, o.enqueued_at,
+    o.begun_at, o.worker, o.started_at, o.finished_at, o.succeeded, o.error
+from (select * from json_to_record(%s::json) as g(
+        name text, since timestamptz, before timestamptz, status text, most integer)) as g
+join duetime.schedule as s on s.name = g.name
+cross join lateral (
+    select * from duetime.occurrence as o
+    where o.schedule_id = s.id and (g.before is null or o.tick < g.before)
+      and (g.since is null or o.tick >= g.since)
+      and (g.status is null or o.status = g.status)
+    order by o.tick desc limit g.most) as o
+order by o.tick desc;
+
+-- name: schedule_prune
+with old as (
+    select schedule_id, tick from duetime.occurrence
+    where finished_at < duetime.now() - (%s::json ->> 'age')::bigint * interval '1 microsecond'
+    limit 1000
+)
+delete from duetime.occurrence as o using old
+where o.schedule_id = old.schedule_id and o.tick = old.tick
+returning 1;
+
+-- name: template_put
+insert into duetime.schedule_template (name, timetable, description)
+select * from json_to_record(%s::json) as g(name text, timetable json, description text)
+on conflict (name) do update set (timetable, description, updated_at)
+    = (excluded.timetable, excluded.description, duetime.now());
+
+-- name: template_delete
+delete from duetime.schedule_template where name = %s::json ->> 'name' returning name;
+
+-- name: template_find
+select name, timetable::text, description from duetime.schedule_template
+where %s::json is not null order by name;
+
+-- name: audit_write
+insert into duetime.audit (actor, action, entity, before, after, reason)
+select g.actor, g.action, g.entity, g.before, g.after, g.reason
+from json_to_recordset(%s::json) as g(
+    actor text, action text, entity text, before json, after json, reason text);
+
+-- name: audit_find
+select a.id, a.at, a.actor, a.action, a.entity, a.before::text, a.after::text, a.reason
+from duetime.audit as a cross join (select %s::json as doc) as i
+where (i.doc ->> 'entity' is null or a.entity = i.doc ->> 'entity')
+  and (i.doc ->> 'before_id' is null or a.id < (i.doc ->> 'before_id')::bigint)
+order by a.id desc limit 1000;
+
+-- name: audit_prune
+with old as (
+    select id from duetime.audit
+    where at < duetime.now() - (%s::json ->> 'age')::bigint * interval '1 microsecond' limit 1000
+)
+delete from duetime.audit where id in (select id from old) returning 1;

@@ -1,0 +1,469 @@
+-- Statements of schedules. Each takes one JSON document, {"now": …, "doc": …}, whose second part
+-- is the same as on PostgreSQL, and gives the same columns. What PostgreSQL does in one statement
+-- goes on here in `…_2`, `…_3`; the rows are those of the last.
+
+-- name: schedule_gate
+-- The look before runs start: whether each is clear to run without further ado. Reads only.
+with input(doc) as (select ?)
+select o.job_id, s.id, o.tick,
+    coalesce(
+        o.runs_as = 'triggered'
+        or s.plain and s.paused_at is null and o.status = 'armed' and o.runs_as = 'fired'
+           and json_extract(i.doc, '$.now') - o.run_at <= s.grace
+           and (s.at_once is null
+                or (select count(*) from duetime_open_run as r
+                    where r.schedule_id = s.id and r.tick < o.tick) < s.at_once),
+        false)
+from input as i cross join json_each(i.doc, '$.doc') as e
+cross join duetime_occurrence as o on o.job_id = e.value
+cross join duetime_schedule as s on s.id = o.schedule_id;
+
+-- name: schedule_lock
+with input(doc) as (select ?)
+select s.id, s.name, s.kind, s.target, s.args, s.queue, s.priority, s.max_attempts, s.timeout,
+    s.timetable, s.policy, s.planned_until, s.next_run_at, s.last_run_at, s.last_enqueued_at,
+    s.paused_at, s.paused_by, s.pause_reason, s.paused_until, s.failures, s.broken, s.declared,
+    s.revision, s.created_at, s.updated_at, s.plain
+from duetime_schedule as s
+where s.id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e
+               union
+               select n.id from input as i cross join json_each(i.doc, '$.doc.names') as e
+               cross join duetime_schedule as n on n.name = e.value)
+order by s.id;
+
+-- name: schedule_find
+with input(doc) as (select ?)
+select s.id, s.name, s.kind, s.target, s.args, s.queue, s.priority, s.max_attempts, s.timeout,
+    s.timetable, s.policy, s.planned_until, s.next_run_at, s.last_run_at, s.last_enqueued_at,
+    s.paused_at, s.paused_by, s.pause_reason, s.paused_until, s.failures, s.broken, s.declared,
+    s.revision, s.created_at, s.updated_at, s.plain
+from duetime_schedule as s cross join input as i
+where json_extract(i.doc, '$.doc.names') is null
+   or s.name in (select e.value from json_each(i.doc, '$.doc.names') as e)
+order by s.name;
+
+-- name: schedule_due
+with input(doc) as (select ?)
+select s.id from duetime_schedule as s cross join input as i
+where (s.paused_at is null and s.broken is null
+       and s.next_run_at <= json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.patience'))
+   or s.paused_until <= json_extract(i.doc, '$.now')
+order by s.next_run_at
+limit 500;
+
+-- name: schedule_open
+with input(doc) as (select ?)
+select r.schedule_id, r.tick, r.run_at, r.status, r.runs_as, r.job_id, r.begun
+from duetime_open_run as r
+where r.schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
+order by r.tick;
+
+-- name: schedule_write
+-- New rows of the ledger, their jobs, and the schedules' next step. The ledger's key refuses a
+-- tick that it has; without its row there is no job.
+with input(doc) as (select ?)
+insert into duetime_occurrence (schedule_id, tick, run_at, status, runs_as, reason, job_id,
+                                enqueued_at, finished_at)
+select json_extract(e.value, '$.schedule_id'), json_extract(e.value, '$.tick'),
+    json_extract(e.value, '$.run_at'), json_extract(e.value, '$.status'),
+    json_extract(e.value, '$.runs_as'), json_extract(e.value, '$.reason'),
+    iif(json_extract(e.value, '$.has_job'),
+        (select value from duetime_counter where name = 'job') + e.key + 1, null),
+    iif(json_extract(e.value, '$.has_job'), json_extract(i.doc, '$.now'), null),
+    iif(json_extract(e.value, '$.has_job'), null, json_extract(i.doc, '$.now'))
+from input as i cross join json_each(i.doc, '$.doc.ticks') as e
+where true
+on conflict (schedule_id, tick) do update
+set (run_at, status, runs_as, reason, job_id, enqueued_at, finished_at)
+    = (excluded.run_at, excluded.status, excluded.runs_as, excluded.reason, excluded.job_id,
+       excluded.enqueued_at, excluded.finished_at)
+where status in ('skipped', 'coalesced') and excluded.runs_as = 'backfilled';
+
+-- name: schedule_write_2
+with input(doc) as (select ?)
+insert into duetime_job (id, task, queue, priority, args, key, max_attempts, timeout, expires_at,
+                         created_at)
+select o.job_id, s.target, coalesce(s.queue, t.queue, 'default'),
+    coalesce(s.priority, t.priority, 5), s.args, json_extract(e.value, '$.key'),
+    coalesce(s.max_attempts, t.max_attempts, 3), coalesce(s.timeout, t.timeout),
+    coalesce(json_extract(e.value, '$.expires_at'), o.run_at + t.expires),
+    json_extract(i.doc, '$.now')
+from input as i cross join json_each(i.doc, '$.doc.ticks') as e
+cross join duetime_occurrence as o
+    on o.schedule_id = json_extract(e.value, '$.schedule_id')
+    and o.tick = json_extract(e.value, '$.tick')
+cross join duetime_schedule as s on s.id = o.schedule_id
+left join duetime_task as t on t.name = s.target
+where o.job_id > (select value from duetime_counter where name = 'job');
+
+-- name: schedule_write_3
+with input(doc) as (select ?)
+insert into duetime_due (job_id, queue, priority, run_at)
+select j.id, j.queue, j.priority, o.run_at
+from duetime_job as j cross join duetime_occurrence as o on o.job_id = j.id cross join input
+where j.id > (select value from duetime_counter where name = 'job');
+
+-- name: schedule_write_4
+with input(doc) as (select ?)
+update duetime_counter
+set value = value + (select json_array_length(doc, '$.doc.ticks') from input)
+where name = 'job';
+
+-- name: schedule_write_5
+with input(doc) as (select ?)
+update duetime_schedule as s
+set planned_until = n.planned_until, next_run_at = n.next_run_at, plain = n.plain,
+    at_once = n.at_once, grace = n.grace,
+    last_enqueued_at = iif(n.enqueued, n.now, s.last_enqueued_at)
+from (select json_extract(e.value, '$.id') as id,
+          json_extract(e.value, '$.planned_until') as planned_until,
+          json_extract(e.value, '$.next_run_at') as next_run_at,
+          json_extract(e.value, '$.plain') as plain, json_extract(e.value, '$.at_once') as at_once,
+          json_extract(e.value, '$.grace') as grace,
+          json_extract(e.value, '$.enqueued') as enqueued, json_extract(i.doc, '$.now') as now
+      from input as i cross join json_each(i.doc, '$.doc.schedules') as e) as n
+where s.id = n.id;
+
+-- name: schedule_write_6
+with input(doc) as (select ?)
+select o.schedule_id, o.tick, o.job_id
+from input as i cross join json_each(i.doc, '$.doc.ticks') as e
+cross join duetime_occurrence as o
+    on o.schedule_id = json_extract(e.value, '$.schedule_id')
+    and o.tick = json_extract(e.value, '$.tick')
+where o.job_id > (select value from duetime_counter where name = 'job')
+    - json_array_length(i.doc, '$.doc.ticks');
+
+-- name: schedule_mark
+-- What became of ticks whose jobs were claimed. `expect`: only if the tick still stands so.
+with input(doc) as (select ?)
+update duetime_occurrence as o
+set status = coalesce(m.status, o.runs_as), reason = coalesce(m.reason, o.reason), runs_as = coalesce(m.runs_as, o.runs_as),
+    worker = coalesce(m.worker, o.worker),
+    begun_at = iif(m.begun, coalesce(o.begun_at, m.now), o.begun_at),
+    finished_at = iif(m.done, m.now, o.finished_at)
+from (select json_extract(e.value, '$.schedule_id') as schedule_id,
+          json_extract(e.value, '$.tick') as tick, json_extract(e.value, '$.expect') as expect,
+          json_extract(e.value, '$.status') as status, json_extract(e.value, '$.runs_as') as runs_as,
+          json_extract(e.value, '$.reason') as reason, json_extract(e.value, '$.worker') as worker,
+          json_extract(e.value, '$.begun') as begun, json_extract(e.value, '$.done') as done,
+          json_extract(i.doc, '$.now') as now
+      from input as i cross join json_each(i.doc, '$.doc') as e) as m
+where o.schedule_id = m.schedule_id and o.tick = m.tick
+  and (m.expect is null or o.status = m.expect);
+
+-- name: schedule_supersede
+-- The armed runs of schedules end: they are paused, changed or removed. Ticks that lie ahead
+-- leave the ledger, so that they can be planned anew. What is already claimed goes on.
+with input(doc) as (select ?)
+insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at, error)
+select o.job_id,
+    (select value from duetime_counter where name = 'token') + row_number() over (order by o.job_id),
+    0, 'superseded', json_extract(i.doc, '$.now'), json_extract(i.doc, '$.doc.reason')
+from input as i cross join json_each(i.doc, '$.doc.ids') as e
+cross join duetime_occurrence as o on o.schedule_id = e.value
+where o.job_id is not null and o.finished_at is null and o.begun_at is null
+  and o.runs_as = 'fired'
+  and (exists (select 1 from duetime_due as d where d.job_id = o.job_id and d.attempt = 0)
+       or exists (select 1 from duetime_parked as p where p.job_id = o.job_id and p.attempt = 0));
+
+-- name: schedule_supersede_2
+with input(doc) as (select ?)
+update duetime_counter set value = max(value, coalesce((select max(token) from duetime_attempt as a
+    cross join input as i cross join json_each(i.doc, '$.doc.ids') as e
+    cross join duetime_occurrence as o on o.schedule_id = e.value and o.job_id = a.job_id
+    where a.ended_as = 'superseded' and o.finished_at is null), 0))
+where name = 'token';
+
+-- name: schedule_supersede_3
+with input(doc) as (select ?)
+delete from duetime_due where job_id in (
+    select o.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
+    cross join duetime_occurrence as o on o.schedule_id = e.value and o.job_id is not null
+        and o.finished_at is null
+    cross join duetime_attempt as a on a.job_id = o.job_id and a.ended_as = 'superseded');
+
+-- name: schedule_supersede_4
+with input(doc) as (select ?)
+delete from duetime_parked where job_id in (
+    select o.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
+    cross join duetime_occurrence as o on o.schedule_id = e.value and o.job_id is not null
+        and o.finished_at is null
+    cross join duetime_attempt as a on a.job_id = o.job_id and a.ended_as = 'superseded');
+
+-- name: schedule_supersede_5
+with input(doc) as (select ?)
+delete from duetime_occurrence
+where schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
+  and tick > (select json_extract(doc, '$.now') from input)
+  and job_id is not null and finished_at is null
+  and exists (select 1 from duetime_attempt as a
+              where a.job_id = duetime_occurrence.job_id and a.ended_as = 'superseded');
+
+-- name: schedule_supersede_6
+with input(doc) as (select ?)
+update duetime_occurrence
+set status = 'skipped', reason = (select json_extract(doc, '$.doc.reason') from input),
+    finished_at = (select json_extract(doc, '$.now') from input)
+where schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
+  and job_id is not null and finished_at is null
+  and exists (select 1 from duetime_attempt as a
+              where a.job_id = duetime_occurrence.job_id and a.ended_as = 'superseded')
+returning job_id;
+
+-- name: schedule_unsettled
+with input(doc) as (select ?)
+select o.job_id from duetime_occurrence as o cross join input as i
+where o.job_id is not null and o.finished_at is null and o.run_at <= json_extract(i.doc, '$.now')
+  and exists (
+    select 1 from duetime_attempt as a
+    where a.job_id = o.job_id
+      and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
+  and not exists (select 1 from duetime_due as d where d.job_id = o.job_id)
+limit 500;
+
+-- name: schedule_settle
+-- Take over into the ledger how runs ended, and let go on what waits for them. First the
+-- schedules count, then the runs are closed. Returns the schedules with their failures in a row.
+with input(doc) as (select ?),
+seen as (
+    select o.schedule_id, o.job_id
+    from input as i cross join json_each(i.doc, '$.doc') as e
+    cross join duetime_occurrence as o on o.job_id = e.value
+    where o.finished_at is null
+), ended as (
+    select s.schedule_id, a.ended_as, a.started_at
+    from seen as s cross join duetime_attempt as a on a.job_id = s.job_id
+    where a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+      and a.token = (select max(last.token) from duetime_attempt as last where last.job_id = s.job_id)
+      and not exists (select 1 from duetime_due as d where d.job_id = s.job_id)
+), counted as (
+    select schedule_id, max(started_at) as started_at, sum(ended_as = 'completed') as good,
+        sum(ended_as = 'dead') as bad
+    from ended group by schedule_id
+)
+update duetime_schedule as s
+set failures = iif(c.good > 0, 0, s.failures + c.bad),
+    last_run_at = nullif(max(coalesce(s.last_run_at, 0), coalesce(c.started_at, 0)), 0)
+from counted as c where s.id = c.schedule_id;
+
+-- name: schedule_settle_2
+-- What waits looks again: for a place in its schedule, or for the schedule that it comes after.
+with input(doc) as (select ?),
+seen as (
+    select o.schedule_id, o.job_id
+    from input as i cross join json_each(i.doc, '$.doc') as e
+    cross join duetime_occurrence as o on o.job_id = e.value
+    where o.finished_at is null
+), ended as (
+    select distinct n.id, n.name
+    from seen as s cross join duetime_attempt as a on a.job_id = s.job_id
+    cross join duetime_schedule as n on n.id = s.schedule_id
+    where a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+)
+update duetime_due set run_at = (select json_extract(doc, '$.now') from input)
+where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
+    select o.job_id from duetime_occurrence as o join duetime_schedule as s on s.id = o.schedule_id
+    where o.status = 'waiting' and o.job_id is not null and o.finished_at is null
+      and (s.id in (select id from ended)
+           or json_extract(s.policy, '$.after') in (select name from ended)));
+
+-- name: schedule_settle_3
+with input(doc) as (select ?),
+seen as (
+    select o.schedule_id, o.tick, o.job_id
+    from input as i cross join json_each(i.doc, '$.doc') as e
+    cross join duetime_occurrence as o on o.job_id = e.value
+    where o.finished_at is null
+), ended as (
+    select s.schedule_id, s.tick, a.*, n.name as worker
+    from seen as s cross join duetime_attempt as a on a.job_id = s.job_id
+    left join duetime_worker_name as n on n.id = a.worker_id
+    where a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+      and a.token = (select max(last.token) from duetime_attempt as last where last.job_id = s.job_id)
+      and not exists (select 1 from duetime_due as d where d.job_id = s.job_id)
+)
+update duetime_occurrence as o
+set status = case when e.ended_as = 'expired' then 'skipped'
+                  when o.status not in ('armed', 'waiting') then o.status
+                  when e.ended_as in ('cancelled', 'superseded')
+                       and o.begun_at is null then 'skipped'
+                  else o.runs_as end,
+    reason = case when e.ended_as = 'expired' then 'too late: ' || e.error
+                  when o.status in ('armed', 'waiting') and o.begun_at is null
+                       and e.ended_as in ('cancelled', 'superseded') then e.error
+                  else o.reason end,
+    begun_at = coalesce(o.begun_at, e.claimed_at), worker = coalesce(e.worker, o.worker),
+    started_at = e.started_at, finished_at = e.finished_at,
+    succeeded = case e.ended_as when 'completed' then 1 when 'dead' then 0 end,
+    error = iif(e.ended_as = 'dead', e.error, null)
+from ended as e where o.schedule_id = e.schedule_id and o.tick = e.tick
+returning schedule_id, (select s.failures from duetime_schedule as s where s.id = schedule_id);
+
+-- name: schedule_insert
+with input(doc) as (select ?)
+insert into duetime_schedule (id, name, kind, target, args, queue, priority, max_attempts, timeout,
+                              timetable, policy, declared, planned_until, next_run_at, created_at,
+                              updated_at)
+select (select value from duetime_counter where name = 'schedule') + e.key + 1,
+    json_extract(e.value, '$.name'), json_extract(e.value, '$.kind'),
+    json_extract(e.value, '$.target'), json_extract(e.value, '$.args'),
+    json_extract(e.value, '$.queue'), json_extract(e.value, '$.priority'),
+    json_extract(e.value, '$.max_attempts'), json_extract(e.value, '$.timeout'),
+    json_extract(e.value, '$.timetable'), json_extract(e.value, '$.policy'),
+    json_extract(e.value, '$.declared'), json_extract(e.value, '$.planned_until'),
+    json_extract(e.value, '$.planned_until'), json_extract(i.doc, '$.now'),
+    json_extract(i.doc, '$.now')
+from input as i cross join json_each(i.doc, '$.doc') as e
+where true
+on conflict (name) do nothing;
+
+-- name: schedule_insert_2
+with input(doc) as (select ?)
+update duetime_counter set value = value + (select json_array_length(doc, '$.doc') from input)
+where name = 'schedule';
+
+-- name: schedule_insert_3
+with input(doc) as (select ?)
+select s.id from input as i cross join duetime_schedule as s
+where s.id > (select value from duetime_counter where name = 'schedule')
+    - json_array_length(i.doc, '$.doc')
+order by s.id;
+
+-- name: schedule_update
+with input(doc) as (select ?)
+update duetime_schedule as s
+set target = json_extract(g.value, '$.target'), kind = json_extract(g.value, '$.kind'),
+    args = json_extract(g.value, '$.args'), queue = json_extract(g.value, '$.queue'),
+    priority = json_extract(g.value, '$.priority'),
+    max_attempts = json_extract(g.value, '$.max_attempts'),
+    timeout = json_extract(g.value, '$.timeout'),
+    timetable = json_extract(g.value, '$.timetable'), policy = json_extract(g.value, '$.policy'),
+    declared = json_extract(g.value, '$.declared'), plain = null,
+    planned_until = json_extract(g.value, '$.planned_until'),
+    next_run_at = json_extract(g.value, '$.next_run_at'),
+    paused_at = json_extract(g.value, '$.paused_at'),
+    paused_by = json_extract(g.value, '$.paused_by'),
+    pause_reason = json_extract(g.value, '$.pause_reason'),
+    paused_until = json_extract(g.value, '$.paused_until'),
+    failures = json_extract(g.value, '$.failures'), broken = json_extract(g.value, '$.broken'),
+    revision = s.revision + 1, updated_at = g.now
+from (select e.value, json_extract(i.doc, '$.now') as now
+      from input as i cross join json_each(i.doc, '$.doc') as e) as g
+where s.id = json_extract(g.value, '$.id');
+
+-- name: schedule_move
+-- Another time for an armed run: its tick, and so its key, stay. Zero rows: it has begun.
+with input(doc) as (select ?)
+update duetime_occurrence set run_at = (select json_extract(doc, '$.doc.run_at') from input)
+where schedule_id = (select json_extract(doc, '$.doc.schedule_id') from input)
+  and tick = (select json_extract(doc, '$.doc.tick') from input)
+  and job_id in (select job_id from duetime_due where attempt = 0);
+
+-- name: schedule_move_2
+with input(doc) as (select ?)
+update duetime_job set expires_at = null
+where id in (select o.job_id from input as i cross join duetime_occurrence as o
+             on o.schedule_id = json_extract(i.doc, '$.doc.schedule_id')
+             and o.tick = json_extract(i.doc, '$.doc.tick'));
+
+-- name: schedule_move_3
+with input(doc) as (select ?)
+update duetime_due set run_at = (select json_extract(doc, '$.doc.run_at') from input)
+where attempt = 0 and job_id in (select o.job_id from input as i cross join duetime_occurrence as o
+    on o.schedule_id = json_extract(i.doc, '$.doc.schedule_id')
+    and o.tick = json_extract(i.doc, '$.doc.tick'))
+returning job_id;
+
+-- name: schedule_delete
+-- SQLite minds foreign keys only if it is told to: the ledger goes first.
+with input(doc) as (select ?)
+delete from duetime_occurrence
+where schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
+
+-- name: schedule_delete_2
+with input(doc) as (select ?)
+delete from duetime_schedule
+where id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
+
+-- name: schedule_success
+-- When each named schedule last succeeded, recorded or not yet.
+with input(doc) as (select ?)
+select s.name, nullif(max(coalesce(
+    (select o.finished_at from duetime_occurrence as o
+     where o.schedule_id = s.id and o.succeeded order by o.tick desc limit 1), 0),
+    coalesce((select max(a.finished_at) from duetime_occurrence as o
+     join duetime_attempt as a on a.job_id = o.job_id
+     where o.schedule_id = s.id and o.job_id is not null and o.finished_at is null
+       and a.ended_as = 'completed'), 0)), 0)
+from duetime_schedule as s
+where s.name in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
+
+-- name: schedule_history
+with input(doc) as (select ?)
+select s.name, o.tick, o.run_at, o.status, o.runs_as, o.reason, o.job_id, o.enqueued_at,
+    o.begun_at, o.worker, o.started_at, o.finished_at, o.succeeded, o.error
+from input as i cross join duetime_schedule as s on s.name = json_extract(i.doc, '$.doc.name')
+cross join duetime_occurrence as o on o.schedule_id = s.id
+where (json_extract(i.doc, '$.doc.before') is null or o.tick < json_extract(i.doc, '$.doc.before'))
+  and (json_extract(i.doc, '$.doc.since') is null or o.tick >= json_extract(i.doc, '$.doc.since'))
+  and (json_extract(i.doc, '$.doc.status') is null or o.status = json_extract(i.doc, '$.doc.status'))
+order by o.tick desc limit (select json_extract(doc, '$.doc.most') from input);
+
+-- name: schedule_prune
+with input(doc) as (select ?)
+delete from duetime_occurrence where (schedule_id, tick) in (
+    select o.schedule_id, o.tick from duetime_occurrence as o cross join input as i
+    where o.finished_at < json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.age')
+    limit 1000)
+returning 1;
+
+-- name: template_put
+with input(doc) as (select ?)
+insert into duetime_schedule_template (name, timetable, description, updated_at)
+select json_extract(doc, '$.doc.name'), json_extract(doc, '$.doc.timetable'),
+    json_extract(doc, '$.doc.description'), json_extract(doc, '$.now')
+from input where true
+on conflict (name) do update set (timetable, description, updated_at)
+    = (excluded.timetable, excluded.description, excluded.updated_at);
+
+-- name: template_delete
+with input(doc) as (select ?)
+delete from duetime_schedule_template
+where name = (select json_extract(doc, '$.doc.name') from input) returning name;
+
+-- name: template_find
+with input(doc) as (select ?)
+select t.name, t.timetable, t.description
+from duetime_schedule_template as t cross join input order by t.name;
+
+-- name: audit_write
+with input(doc) as (select ?)
+insert into duetime_audit (id, at, actor, action, entity, before, after, reason)
+select (select value from duetime_counter where name = 'audit') + e.key + 1,
+    json_extract(i.doc, '$.now'), json_extract(e.value, '$.actor'),
+    json_extract(e.value, '$.action'), json_extract(e.value, '$.entity'),
+    json_extract(e.value, '$.before'), json_extract(e.value, '$.after'),
+    json_extract(e.value, '$.reason')
+from input as i cross join json_each(i.doc, '$.doc') as e;
+
+-- name: audit_write_2
+with input(doc) as (select ?)
+update duetime_counter set value = value + (select json_array_length(doc, '$.doc') from input)
+where name = 'audit';
+
+-- name: audit_find
+with input(doc) as (select ?)
+select a.id, a.at, a.actor, a.action, a.entity, a.before, a.after, a.reason
+from duetime_audit as a cross join input as i
+where (json_extract(i.doc, '$.doc.entity') is null or a.entity = json_extract(i.doc, '$.doc.entity'))
+  and (json_extract(i.doc, '$.doc.before_id') is null
+       or a.id < json_extract(i.doc, '$.doc.before_id'))
+order by a.id desc limit 1000;
+
+-- name: audit_prune
+with input(doc) as (select ?)
+delete from duetime_audit where id in (
+    select a.id from duetime_audit as a cross join input as i
+    where a.at < json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.age') limit 1000)
+returning 1;

@@ -1,0 +1,569 @@
+"""Schedules on every backend, under a driven clock: what becomes of each tick, and why."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from duetime import Context, Duetime, Exponential, JobState
+from duetime.domain.schedule import TickStatus
+from duetime.errors import InvalidArguments, InvalidInput, InvalidSchedule, ScheduleNotFound
+from duetime.testing import World
+from tests.conftest import Backend
+
+START = datetime(2026, 3, 2, tzinfo=UTC)  # a Monday
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def app(backend: Backend) -> Duetime:
+    return Duetime(backend.url)
+
+
+class Recorder:
+    """Tasks that note their ticks."""
+
+    def __init__(self, app: Duetime) -> None:
+        self.ticks: list[datetime] = []
+        self.at: list[datetime] = []
+
+        @app.task(name="note")
+        async def note(ctx: Context, n: int = 0) -> None:
+            assert ctx.tick is not None
+            self.ticks.append(ctx.tick)
+            self.at.append(await app.now())
+
+        @app.task(name="stuck", retry=Exponential("10m", factor=1, max_attempts=2))
+        async def stuck(ctx: Context) -> None:
+            """Open for ten minutes: it fails, and succeeds when it is tried again."""
+            if ctx.attempt == 1:
+                assert ctx.tick is not None
+                self.ticks.append(ctx.tick)
+                raise ConnectionError("later")
+
+        @app.task(name="bad", max_attempts=1)
+        async def bad(ctx: Context) -> None:
+            assert ctx.tick is not None
+            self.ticks.append(ctx.tick)
+            raise ValueError("broken")
+
+        self.note, self.stuck, self.bad = note, stuck, bad
+
+
+@pytest.fixture
+def tasks(app: Duetime) -> Recorder:
+    return Recorder(app)
+
+
+async def ledger(app: Duetime, name: str = "s", limit: int = 200) -> dict[datetime, str]:
+    """What became of each tick up to now, oldest first."""
+    now = await app.now()
+    rows = await app.schedules[name].history(limit=limit)
+    return {row.tick: row.status.value for row in reversed(rows) if row.tick <= now}
+
+
+def at(*minutes: float) -> list[datetime]:
+    return [START + minute * MINUTE for minute in minutes]
+
+
+# Fire
+
+
+async def test_each_tick_runs_once_at_its_time(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "*/10 * * * *", args={"n": 7})
+        await world.advance("1h")
+        rows = await app.schedules["s"].history(limit=100)
+        info = await app.schedules.get("s")
+
+    assert tasks.ticks == tasks.at == at(10, 20, 30, 40, 50, 60)
+    ran = [row for row in reversed(rows) if row.tick <= world.now]
+    assert [row.status for row in ran] == [TickStatus.FIRED] * 6
+    assert all(row.succeeded and row.claimed_by == "test world" for row in ran)
+    assert len({row.job_id for row in rows}) == len(rows) == 8
+    assert {run.args["n"] for run in world.ran} == {7}
+    assert info.next_run_at == START + 70 * MINUTE
+    assert info.last_run_at == START + 60 * MINUTE
+
+
+async def test_two_ticks_are_armed_ahead_as_ordinary_jobs(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly")
+        armed = await world.enqueued("note")
+
+    assert [job.run_at for job in armed] == at(60, 120)
+    assert armed[0].key == "tick:s@2026-03-02T01:00:00Z"
+
+
+async def test_a_declared_schedule_is_stored_when_a_worker_starts(app: Duetime) -> None:
+    ran: list[datetime] = []
+
+    @app.schedule("0 9 * * 1-5", tz="America/New_York")
+    @app.task(name="digest")
+    async def digest(ctx: Context) -> None:
+        ran.append(await app.now())
+
+    async with app.testing(now="2026-03-06T00:00Z") as world:
+        await world.advance("5d")
+
+    # Friday in winter time; the clocks change on Sunday; Monday and Tuesday in summer time.
+    assert [f"{moment:%d %H}" for moment in ran] == ["06 14", "09 13", "10 13"]
+
+
+async def test_several_schedules_use_one_task(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("a", tasks.note, "@hourly", args={"n": 1})
+        await app.schedules.put("b", tasks.note, "@every 30m", args={"n": 2})
+        await world.advance("1h")
+
+    assert sorted(run.args["n"] for run in world.ran) == [1, 2, 2]
+
+
+async def test_jitter_delays_the_run_and_not_the_tick(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly", jitter="10m")
+        await world.advance("5h")
+
+    assert tasks.ticks == at(60, 120, 180, 240)
+    lags = [moment - tick for moment, tick in zip(tasks.at, tasks.ticks, strict=True)]
+    assert all(timedelta(0) <= lag < 10 * MINUTE for lag in lags)
+    assert len(set(lags)) > 1
+
+
+async def test_a_one_off_runs_once_and_ends(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, START + HOUR)
+        await world.advance("3h")
+        info = await app.schedules.get("s")
+        why = await app.schedules["s"].explain()
+
+    assert tasks.ticks == at(60)
+    assert info.next_run_at is None
+    assert why.reason == "ended"
+
+
+async def test_an_excluded_tick_is_in_the_ledger_with_its_reason(
+    app: Duetime, tasks: Recorder
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "0 12 * * *", exclude=["2026-03-03", "* * * * 4"])
+        await world.advance("4d")
+        rows = await app.schedules["s"].history()
+
+    assert [tick.day for tick in tasks.ticks] == [2, 4]
+    skipped = {row.tick.day: row.reason for row in rows if row.status is TickStatus.SKIPPED}
+    assert skipped == {3: "excluded date 2026-03-03", 5: "excluded by '* * * * 4'"}
+
+
+async def test_a_failed_run_is_retried_under_the_same_tick(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.stuck, "@hourly")
+        await world.advance("75m")
+        [row] = await app.schedules["s"].history(status="fired")
+
+    assert [run.ended_as for run in world.ran] == ["retried", "completed"]
+    assert row.succeeded
+    assert row.tick == START + HOUR
+
+
+async def test_a_failed_run_is_recorded_with_its_error(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.bad, "@hourly")
+        await world.advance("1h")
+        [row] = await app.schedules["s"].history(status="fired")
+        why = await app.schedules["s"].explain(START + HOUR)
+
+    assert row.succeeded is False
+    assert row.error == "broken"
+    assert "failed: broken" in why.sentence
+
+
+# Catch up
+
+
+async def down_for_a_day(app: Duetime, world: World, tasks: Recorder, **options: object) -> None:
+    await app.schedules.put("s", tasks.note, "30 * * * *", **options)  # type: ignore[arg-type]
+    await world.advance("40m")
+    await world.outage("24h")
+    await world.drain()
+    await world.advance("1h")
+
+
+async def test_latest_runs_the_last_missed_tick(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await down_for_a_day(app, world, tasks, catch_up="latest")
+        found = await ledger(app)
+
+    assert tasks.ticks == at(30, 24 * 60 + 30, 25 * 60 + 30)
+    assert list(found) == at(*range(30, 26 * 60, 60))
+    assert list(found.values()) == ["fired", *["coalesced"] * 23, "caught_up", "fired"]
+
+
+async def test_skip_runs_none_of_the_missed(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await down_for_a_day(app, world, tasks, catch_up="skip")
+        found = await ledger(app)
+        why = await app.schedules["s"].explain(START + 90 * MINUTE)
+
+    assert tasks.ticks == at(30, 25 * 60 + 30)
+    assert list(found.values()) == ["fired", *["skipped"] * 24, "fired"]
+    assert "too late: 23h10m late, and catch_up is skip" in why.sentence
+
+
+async def test_all_runs_every_missed_tick_in_order(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await down_for_a_day(app, world, tasks, catch_up="all")
+        found = await ledger(app)
+
+    assert tasks.ticks == at(*range(30, 26 * 60, 60))
+    assert list(found.values()) == ["fired", *["caught_up"] * 24, "fired"]
+
+
+async def test_all_is_bounded_by_runs_age_and_pace(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await down_for_a_day(app, world, tasks, catch_up="all", max_runs=3, pace="5m")
+        found = await ledger(app)
+
+    assert tasks.ticks == at(*(30 + 60 * hour for hour in (0, 22, 23, 24, 25)))
+    assert list(found.values()) == ["fired", *["skipped"] * 21, *["caught_up"] * 3, "fired"]
+    back = START + 24 * HOUR + 40 * MINUTE
+    assert tasks.at[1:4] == [back, back + 5 * MINUTE, back + 10 * MINUTE]
+
+
+async def test_max_age_bounds_what_is_caught_up(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await down_for_a_day(app, world, tasks, catch_up="all", max_age="2h")
+
+    assert tasks.ticks == at(*(30 + 60 * hour for hour in (0, 23, 24, 25)))
+
+
+@pytest.mark.parametrize("catch_up", ["skip", "latest", "all"])
+async def test_a_tick_on_time_fires_under_every_policy(
+    app: Duetime, tasks: Recorder, catch_up: str
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly", catch_up=catch_up)  # type: ignore[arg-type]
+        await world.outage("3h")
+        await world.outage("9s")
+        await world.drain()
+        found = await ledger(app)
+
+    assert tasks.ticks[-1] == START + 3 * HOUR
+    assert found[START + 3 * HOUR] == "fired"
+
+
+# Overlap
+
+
+async def test_overlap_skip_skips_while_a_run_is_open(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.stuck, "*/4 * * * *")
+        await world.advance("17m")
+        found = await ledger(app)
+        why = await app.schedules["s"].explain(START + 8 * MINUTE)
+
+    # 4 runs until 14; 8 and 12 are skipped; 16 runs.
+    assert list(found.values()) == ["fired", "skipped", "skipped", "fired"]
+    assert "overlap: the run of 2026-03-02T00:04:00Z has not ended" in why.sentence
+
+
+async def test_overlap_allow_runs_beside(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.stuck, "*/4 * * * *", overlap="allow")
+        await world.advance("17m")
+
+    assert tasks.ticks == at(4, 8, 12, 16)
+
+
+async def test_max_concurrent_runs_allows_so_many(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.stuck, "*/4 * * * *", max_concurrent_runs=2)
+        await world.advance("17m")
+        found = await ledger(app)
+
+    assert list(found.values()) == ["fired", "fired", "skipped", "fired"]
+
+
+async def test_overlap_buffer_one_keeps_one_for_later(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.stuck, "*/4 * * * *", overlap="buffer_one")
+        await world.advance("15m")
+        found = await ledger(app)
+
+    # 4 runs until 14, 8 waits for it, 12 finds one waiting.
+    assert tasks.ticks == at(4, 8)
+    assert list(found.values()) == ["fired", "fired", "skipped"]
+    assert world.ran[2].at == START + 14 * MINUTE
+
+
+async def test_overlap_buffer_all_runs_all_in_order(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.stuck, "*/4 * * * *", overlap="buffer_all")
+        await world.advance("45m")
+
+    assert tasks.ticks == at(4, 8, 12, 16, 20)[: len(tasks.ticks)]
+    assert len(tasks.ticks) == 5
+
+
+async def test_overlap_cancel_other_ends_the_run_before(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.stuck, "*/4 * * * *", overlap="cancel_other")
+        await world.advance("9m")
+        rows = await app.schedules["s"].history(status="fired")
+        first = await app.jobs.get(rows[-1].job_id or 0)
+
+    assert tasks.ticks == at(4, 8)
+    assert first.state is JobState.CANCELLED
+
+
+# Dependencies and failures
+
+
+async def test_a_dependency_that_did_not_succeed_skips(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("a", tasks.bad, "@hourly")
+        await app.schedules.put("s", tasks.note, "5 * * * *", after="a", within="1h")
+        await world.advance("2h")
+        [row, *_] = await app.schedules["s"].history(status="skipped")
+
+    assert row.reason == "dependency: 'a' has not succeeded within 1h (it never has)"
+
+
+async def test_a_dependency_that_succeeded_lets_it_run(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("a", tasks.note, "@hourly")
+        await app.schedules.put("s", tasks.note, "5,50 * * * *", after="a", within="30m")
+        await world.advance("119m")
+        found = await ledger(app)
+
+    assert list(found.values()) == ["skipped", "skipped", "fired", "skipped"]
+
+
+async def test_a_dependency_can_be_waited_for(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("a", tasks.stuck, "@hourly")
+        await app.schedules.put("s", tasks.note, "5 1 * * *", after="a", wait="30m")
+        await world.advance("65m")
+        waiting = await app.schedules["s"].explain(START + 65 * MINUTE)
+        await world.advance("30m")
+
+    assert waiting.reason == "waiting"
+    assert tasks.at == at(70)
+
+
+async def test_a_schedule_pauses_after_failures_in_a_row(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.bad, "@hourly", pause_after=3)
+        await world.advance("9h")
+        info = await app.schedules.get("s")
+
+    assert len(tasks.ticks) == 3
+    assert (info.paused_by, info.pause_reason) == ("duetime", "3 runs failed in a row")
+
+
+async def test_a_run_that_cannot_start_in_time_expires(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly", expires="5m", catch_up="all")
+        await app.queues.pause("default")
+        await world.advance("65m")
+        await world.advance("1s")
+        await app.queues.resume("default")
+        await world.drain()
+        [row] = await app.schedules["s"].history(status="skipped")
+
+    assert tasks.ticks == []
+    assert row.reason is not None
+    assert row.reason.startswith("too late")
+
+
+async def test_shadow_records_and_runs_nothing(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly", shadow=True)
+        await world.advance("2h")
+        rows = await app.schedules["s"].history(status="fired")
+
+    assert tasks.ticks == []
+    assert [row.reason for row in rows] == ["shadow: recorded, and not run"] * 2
+
+
+# Operate
+
+
+async def test_pause_and_resume_without_the_missed(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly")
+        await world.advance("1h")
+        await app.schedules["s"].pause(reason="holiday", by="ann")
+        assert await world.enqueued("note") == []
+        why = await app.schedules["s"].explain()
+        await world.advance("3h")
+        await app.schedules["s"].resume(by="bob")
+        await world.advance("1h")
+        found = await ledger(app)
+        events = await app.schedules.audit("s")
+
+    assert "paused by ann: holiday" in why.sentence
+    assert tasks.ticks == at(60, 300)
+    assert list(found.values()) == ["fired", "skipped", "skipped", "skipped", "fired"]
+    assert [(event.action, event.actor) for event in reversed(events)] == [
+        ("schedule.add", "unknown"),
+        ("schedule.pause", "ann"),
+        ("schedule.resume", "bob"),
+    ]
+    assert events[0].before["reason"] == "holiday"
+
+
+async def test_resume_with_the_missed_catches_up(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly", catch_up="all")
+        await app.schedules["s"].pause()
+        await world.advance("3h")
+        await app.schedules["s"].resume(missed=True)
+        await world.drain()
+
+    assert tasks.ticks == at(60, 120, 180)
+
+
+async def test_a_pause_until_ends_by_itself(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly", catch_up="skip")
+        await app.schedules["s"].pause(until="150m")
+        await world.advance("151m")
+        await world.advance("1h")
+
+    assert tasks.ticks == at(180)
+
+
+async def test_trigger_runs_now_and_leaves_the_next_run(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly")
+        await world.advance("10m")
+        job_id = await app.schedules["s"].trigger(by="ann")
+        await world.drain()
+        info = await app.schedules.get("s")
+        [row] = await app.schedules["s"].history(status="triggered")
+
+    assert tasks.ticks == at(10)
+    assert row.job_id == job_id
+    assert row.succeeded
+    assert info.next_run_at == START + HOUR
+
+
+async def test_reschedule_moves_the_next_run_alone(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly")
+        tick = await app.schedules["s"].reschedule("30m")
+        info = await app.schedules.get("s")
+        await world.advance("2h")
+
+    assert tick == START + HOUR
+    assert info.next_run_at == START + 30 * MINUTE
+    assert tasks.at == at(30, 120)
+    assert tasks.ticks == at(60, 120)
+
+
+async def test_backfill_runs_what_has_not_run(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly", catch_up="skip")
+        await world.advance("2h")
+        await world.outage("3h")
+        await world.outage("1m")
+        await world.drain()
+        ran_before = list(tasks.ticks)
+        count = await app.schedules["s"].backfill(START - 2 * HOUR, world.now)
+        again = await app.schedules["s"].backfill(START - 2 * HOUR, world.now)
+        await world.drain()
+        found = await ledger(app)
+
+    assert ran_before == at(60, 120)
+    assert (count, again) == (6, 0)
+    assert tasks.ticks[2:] == at(-120, -60, 0, 180, 240, 300)
+    assert list(found.values()) == ["backfilled"] * 3 + ["fired"] * 2 + ["backfilled"] * 3
+
+
+async def test_delete_removes_what_is_armed(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly")
+        await app.schedules["s"].delete(by="ann")
+        ran = await world.advance("3h")
+
+        assert ran == 0
+        with pytest.raises(ScheduleNotFound, match="no schedule named 's'"):
+            await app.schedules.get("s")
+
+
+# Change
+
+
+async def test_a_changed_spec_changes_the_next_run(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        first = await app.schedules.put("s", tasks.note, "@hourly")
+        same = await app.schedules.put("s", tasks.note, "0 * * * *")
+        changed = await app.schedules.put("s", tasks.note, "30 * * * *", args={"n": 2})
+        info = await app.schedules.get("s")
+        await world.advance("1h")
+        states = [job.state for job in await app.jobs.find(task="note")]
+
+    assert (first, same, changed) == ("added", "same", "changed")
+    assert info.next_run_at == START + 30 * MINUTE
+    assert info.revision == 2
+    assert [run.args["n"] for run in world.ran] == [2]
+    assert states.count(JobState.SUPERSEDED) == 2
+
+
+async def test_a_pause_survives_a_redeploy_and_a_change(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly")
+        await app.schedules["s"].pause(by="ann")
+        await app.schedules.put("s", tasks.note, "30 * * * *")
+        ran = await world.advance("2h")
+        info = await app.schedules.get("s")
+
+    assert ran == 0
+    assert info.paused_by == "ann"
+    assert info.when == "cron 30 * * * * (UTC)"
+
+
+async def test_apply_is_declarative_and_prunes(app: Duetime, tasks: Recorder) -> None:
+    define = app.schedules.define
+    async with app.testing(now=START):
+        await app.schedules.put("operator's", tasks.note, "@daily")
+        one = await app.schedules.apply(
+            [define("a", tasks.note, "@hourly"), define("b", tasks.note, "@hourly")], prune=True
+        )
+        two = await app.schedules.apply(
+            [define("b", tasks.note, "@daily"), define("c", tasks.note, "@hourly")], prune=True
+        )
+        names = [info.name for info in await app.schedules.all()]
+
+    assert one == {"a": "added", "b": "added"}
+    assert two == {"a": "removed", "b": "changed", "c": "added"}
+    assert names == ["b", "c", "operator's"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"catch_up": "some"}, "catch_up must be one of"),
+        ({"overlap": "never"}, "overlap must be one of"),
+        ({"max_runs": 0}, "max_runs must be a whole number"),
+        ({"wait": "5m"}, "need after="),
+        ({"grace": "-5m"}, "not a duration"),
+        ({"colour": "red"}, "has no option 'colour'"),
+        ({"tz": "../../etc/passwd"}, "passwd"),
+    ],
+)
+async def test_a_bad_option_is_refused_and_nothing_changes(
+    app: Duetime, tasks: Recorder, options: dict[str, object], message: str
+) -> None:
+    async with app.testing(now=START):
+        with pytest.raises(InvalidInput, match=message):
+            await app.schedules.put("s", tasks.note, "@hourly", **options)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArguments, match="argument 'n'"):
+            await app.schedules.put("s", tasks.note, "@hourly", args={"n": "many"})
+        with pytest.raises(InvalidSchedule):
+            await app.schedules.put("s", tasks.note, "0 0 30 2 *")
+
+        assert await app.schedules.all() == []

@@ -1,0 +1,232 @@
+"""Cron expressions and time zones, and what becomes of them when clocks change."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise, takewhile
+from time import perf_counter
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duetime.domain.cron import ALIASES, next_change, parse_cron, parse_zone, to_instant
+from duetime.errors import InvalidSchedule
+from tests.chaos.clock_changes import expected_ticks
+
+NEW_YORK = "America/New_York"
+INSTANTS = st.datetimes(datetime(2000, 1, 1), datetime(2060, 1, 1), timezones=st.just(UTC))
+
+
+def local_ticks(text: str, zone: str, day: str, hours: int = 24) -> list[str]:
+    """The ticks of a local day, as that day's clock shows them, with the offset's hours."""
+    start = to_instant(datetime.fromisoformat(day), parse_zone(zone))
+    ticks = parse_cron(text).ticks(parse_zone(zone), start - timedelta(seconds=1))
+    within = takewhile((start + timedelta(hours=hours)).__gt__, ticks)
+    return [f"{tick.astimezone(parse_zone(zone)):%H:%M%z}"[:-2] for tick in within]
+
+
+@pytest.mark.parametrize(
+    ("text", "ticks"),
+    [
+        ("30 2 * * *", ["03:00-04"]),
+        ("15,45 2 * * *", ["03:00-04"]),
+        ("0,30 2,3 * * *", ["03:00-04", "03:30-04"]),
+        ("30 1-3 * * *", ["01:30-05", "03:00-04", "03:30-04"]),
+        ("0 30 2 * * *", ["03:00-04"]),
+        ("*/15 2 * * *", []),
+        ("30 */2 * * *", ["00:30-05", *[f"{hour:02}:30-04" for hour in range(4, 24, 2)]]),
+        ("0 0 1 1 *", []),
+    ],
+)
+def test_a_fixed_time_in_a_gap_runs_once_right_after_it(text: str, ticks: list[str]) -> None:
+    assert local_ticks(text, NEW_YORK, "2026-03-08", 23) == ticks
+
+
+@pytest.mark.parametrize(
+    ("text", "ticks"),
+    [
+        ("30 1 * * *", ["01:30-04"]),
+        ("0 1,2 * * *", ["01:00-04", "02:00-05"]),
+        ("0 30 1 * * *", ["01:30-04"]),
+        ("*/30 1 * * *", ["01:00-04", "01:30-04", "01:00-05", "01:30-05"]),
+        ("0 */12 * * *", ["00:00-04", "12:00-05"]),
+    ],
+)
+def test_a_repeated_hour_runs_fixed_times_once_and_elapsed_ones_twice(
+    text: str, ticks: list[str]
+) -> None:
+    assert local_ticks(text, NEW_YORK, "2026-11-01", 25) == ticks
+
+
+def test_lord_howe_shifts_by_half_an_hour() -> None:
+    zone = "Australia/Lord_Howe"
+
+    assert local_ticks("15 2 * * *", zone, "2026-10-04") == ["02:30+11"]
+    assert local_ticks("45 1 * * *", zone, "2026-04-05", 25) == ["01:45+11"]
+    assert local_ticks("45 * * * *", zone, "2026-04-05", 3) == ["00:45+11", "01:45+11", "01:45+10"]
+
+
+def test_a_gap_at_midnight_moves_midnight() -> None:
+    assert local_ticks("0 0 * * *", "America/Santiago", "2026-09-06", 23) == ["01:00-03"]
+
+
+def test_a_skipped_day_runs_when_the_next_one_begins() -> None:
+    apia = parse_zone("Pacific/Apia")
+    ticks = parse_cron("0 12 * * *").ticks(apia, datetime(2011, 12, 28, 23, tzinfo=UTC))
+
+    shown = [f"{tick.astimezone(apia):%d %H:%M}" for tick in islice(ticks, 3)]
+
+    assert shown == ["29 12:00", "31 00:00", "31 12:00"]
+
+
+@pytest.mark.parametrize("zone", [NEW_YORK, "Australia/Lord_Howe", "Antarctica/Troll"])
+@pytest.mark.parametrize("text", ["30 1 * * *", "0-59 1 * * *", "*/7 * * * *", "15,30 * * * * *"])
+def test_ticks_advance_from_anywhere_in_a_repeated_hour(text: str, zone: str) -> None:
+    info, cron = parse_zone(zone), parse_cron(text)
+    change = next_change(info, datetime(2026, 6, 1, tzinfo=UTC), datetime(2027, 6, 1, tzinfo=UTC))
+    assert change is not None
+
+    for minutes in range(-130, 130, 3):
+        after = change + timedelta(minutes=minutes)
+        ticks = [after, *islice(cron.ticks(info, after), 4)]
+        assert all(earlier < later for earlier, later in pairwise(ticks))
+
+
+@given(
+    st.sampled_from(["30 2 * * *", "*/20 1-3 * * *", "0 0 L * *", "5 0 29 2 *", "0 0 * * 5#2"]),
+    st.sampled_from([NEW_YORK, "Australia/Lord_Howe", "Africa/Casablanca", "Asia/Gaza", "UTC"]),
+    INSTANTS,
+)
+def test_looking_from_a_tick_gives_the_one_after_it(text: str, zone: str, after: datetime) -> None:
+    cron, info = parse_cron(text), parse_zone(zone)
+
+    first, second, third = islice(cron.ticks(info, after), 3)
+
+    assert after < first < second < third
+    assert next(cron.ticks(info, first)) == second
+    assert next(cron.ticks(info, second - timedelta(microseconds=1))) == second
+    assert cron.fixed or cron.matches(first.astimezone(info))
+
+
+@pytest.mark.parametrize(
+    "text", ["0 0 28-31 * *", "0 0 29 2 *", "0 0 31 * *", "30 6 29 2 0", "0 0 29 2 */7"]
+)
+@pytest.mark.parametrize("year", [2026, 2028, 2032])
+def test_month_ends_and_leap_days_are_found_by_walking_too(text: str, year: int) -> None:
+    start, end = datetime(year, 2, 25, tzinfo=UTC), datetime(year, 4, 2, tzinfo=UTC)
+
+    ticks = parse_cron(text).ticks(ZoneInfo("UTC"), start - timedelta(seconds=1))
+
+    assert list(takewhile(end.__gt__, ticks)) == expected_ticks(text, "UTC", start, end)
+
+
+@pytest.mark.parametrize(
+    ("text", "day"),
+    [("0 0 L * *", 29), ("0 0 LW * *", 29), ("0 0 * 2 TUE#5", 29), ("0 0 * * 5L", 25)],
+)
+def test_the_last_days_of_a_leap_february(text: str, day: int) -> None:
+    after = datetime(2028, 2, 20, tzinfo=UTC)
+
+    assert next(parse_cron(text).ticks(parse_zone("UTC"), after)) == datetime(
+        2028, 2, day, tzinfo=UTC
+    )
+
+
+def test_names_and_aliases_are_read_in_any_case() -> None:
+    assert parse_cron("0 9 * jan mon-Fri").text == "0 9 * JAN MON-FRI"
+    assert parse_cron(" @Annually ") is not None
+    assert {parse_cron(alias).text for alias in ALIASES} == set(ALIASES.values())
+
+
+def test_six_fields_begin_with_the_seconds() -> None:
+    ticks = parse_cron("10,50 30 9 * * *").ticks(
+        parse_zone("UTC"), datetime(2026, 1, 1, tzinfo=UTC)
+    )
+
+    assert [tick.second for tick in islice(ticks, 3)] == [10, 50, 10]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("*/0 * * * *", r"bad minute field, '\*/0'"),
+        ("0 */0 * * * *", r"bad minute field"),
+        ("61 * * * *", "bad minute field, '61'"),
+        ("* 24 * * *", "bad hour field"),
+        ("* * * * 8", "bad day-of-week field"),
+        ("* * 5-1 * *", "bad day-of-month field"),
+        ("0 0 30 2 *", "never fires"),
+        ("0 0 31 4,6 *", "never fires"),
+        ("0 0 */40 * MON#5", "never fires"),
+        ("0 0 32 2 *", "bad day-of-month field"),
+        ("0 0 30 13 *", "bad month field"),
+        ("* * * *", "has 4 fields"),
+        ("* * * * * * *", "has 7 fields"),
+        ("", "characters"),
+        ("   ", "has 0 fields"),
+        ("* * * *\x00*", "characters"),
+        ("* * * * ٣", "characters"),
+        ("0 ⓪ * * *", "characters"),
+        ("@fortnightly", "'@every 10m'"),
+        ("* " * 5000, "at most 200 characters, got 10000"),
+        ("1" * 190 + " * * * *", "bad minute field"),
+    ],
+)
+def test_what_cannot_be_read_or_never_fires_is_refused_quickly(text: str, reason: str) -> None:
+    started = perf_counter()
+    with pytest.raises(InvalidSchedule, match=reason):
+        parse_cron(text)
+
+    assert perf_counter() - started < 0.1
+
+
+@pytest.mark.parametrize("text", ["0 0 29 2 *", "0 0 29 2 1", "0 0 29 2 */7", "0 0 30 2 MON"])
+def test_what_fires_rarely_is_accepted(text: str) -> None:
+    assert parse_cron(text).text == text
+
+
+@given(st.text(alphabet="0123456789*/-,#LWlw @MONJAN\t\x00é", max_size=30))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        cron = parse_cron(text)
+    except InvalidSchedule:
+        return
+
+    assert next(cron.ticks(parse_zone(NEW_YORK), datetime(2026, 1, 1, tzinfo=UTC)), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Europe/Berln", "'Europe/Berlin'"),
+        ("europe/berlin", "'Europe/Berlin'"),
+        ("America/NewYork", "'America/New_York'"),
+        ("Europe", "Did you mean"),
+        ("Nowhere/Atall", "IANA name"),
+        ("../../etc/passwd", "not the name"),
+        ("/etc/passwd", "not the name"),
+        ("Europe/../UTC", "not the name"),
+        ("", "not the name"),
+        ("UTC\x00", "not the name"),
+        ("x" * 10_000, "not the name"),
+        ("right/UTC", "no time zone"),
+        ("localtime", "no time zone"),
+        ("tzdata.zi", "not the name"),
+    ],
+)
+def test_an_unknown_zone_is_refused_with_near_names(name: str, hint: str) -> None:
+    with pytest.raises(InvalidSchedule, match=hint) as error:
+        parse_zone(name)
+
+    assert len(str(error.value)) < 250
+
+
+def test_a_mask_matches_the_whole_minute_and_six_fields_the_second() -> None:
+    wall = datetime(2026, 5, 4, 9, 30, 15)
+
+    assert parse_cron("30 9 * * 1").matches(wall)
+    assert parse_cron("15 30 9 * * 1").matches(wall)
+    assert not parse_cron("0 30 9 * * 1").matches(wall)
+    assert not parse_cron("30 9 * * 2").matches(wall)
