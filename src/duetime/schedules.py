@@ -18,7 +18,7 @@ from duetime.domain.preview import PreviewRow, preview
 from duetime.domain.schedule import CatchUp, Overlap, Policy, Schedule, TickStatus, make_policy
 from duetime.domain.templates import TEMPLATES, Template, find_template
 from duetime.domain.timetable import Spec, Timetable, timetable
-from duetime.errors import InvalidInput, ScheduleNotFound
+from duetime.errors import InvalidInput, InvalidSchedule, ScheduleNotFound
 from duetime.storage.schedules import (
     AuditEvent,
     NewSchedule,
@@ -92,13 +92,22 @@ class Schedules:
         template: str | None = None,
         queue: str | None = None,
         priority: int | None = None,
+        stored: bool = True,
         **policy: Any,
     ) -> NewSchedule:
-        """Return a schedule, checked and not stored: for `apply`. See `put` for the options."""
+        """Return a schedule, checked and not stored: for `apply`. See `put` for the options.
+
+        `stored=False`, for `@app.schedule` and `declare`: it ticks in the memory of each worker.
+        """
+        if not stored and (refused := sorted(set(policy) - {"expires"})):
+            raise InvalidSchedule(
+                f"A schedule in memory keeps no record, so it has no {refused[0]}. Store it."
+            )
         if template is not None:
             specs = (*specs, find_template(template).spec)
         times = timetable(*specs, tz=tz, exclude=exclude, start=start, end=end, jitter=jitter)
-        return self._make(name, task, times, args, queue, priority, make_policy(policy))
+        new = self._make(name, task, times, args, queue, priority, make_policy(policy))
+        return new if stored else msgspec.structs.replace(new, stored=False)
 
     def _make(
         self,
@@ -195,6 +204,10 @@ class Schedules:
             if not isinstance(schedule, NewSchedule):
                 raise InvalidInput(
                     f"apply takes schedules made by define(…), got {schedule!r:.60}."
+                )
+            if not schedule.stored:
+                raise InvalidInput(
+                    f"The schedule {schedule.name!r} lives in memory: declare it in code."
                 )
         names = [schedule.name for schedule in given]
         if twice := {name for name in names if names.count(name) > 1}:

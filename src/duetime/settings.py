@@ -23,6 +23,8 @@ DEFAULT_RETENTION = {
     "superseded": timedelta(days=7),
     "expired": timedelta(days=30),
     "dead": timedelta(days=90),
+    "occurrence": timedelta(days=90),
+    "audit": timedelta(days=365),
 }
 
 
@@ -47,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rescue_every: timedelta = timedelta(seconds=2)
     prune_every: timedelta = timedelta(seconds=60)
     retention: dict[str, timedelta] = msgspec.field(default_factory=lambda: dict(DEFAULT_RETENTION))
+    schedule_fallback: bool = False
     max_attempts: int = 3
     retry_base: timedelta = timedelta(seconds=15)
     max_args_bytes: int = 1024 * 1024

@@ -16,6 +16,7 @@ from duetime import __version__
 from duetime.cli.db import db
 from duetime.cli.jobs import jobs
 from duetime.cli.queues import queues
+from duetime.cli.schedules import schedules
 from duetime.cli.target import Group
 from duetime.cli.worker import worker
 from duetime.cli.workers import workers
@@ -31,7 +32,7 @@ def cli() -> None:
     """
 
 
-for command in (worker, jobs, queues, workers, db):
+for command in (worker, jobs, schedules, queues, workers, db):
     cli.add_command(command)
 
 

@@ -571,15 +571,17 @@ class _Rule:
         """Yield the wall times after `after`, if the rule follows the wall clock."""
         if self.frequency > _DAILY:
             return iter(())
-        return self._walls(after, to_wall(self.start, self.zone))
+        return self._walls(after, to_wall(self.start, self.zone), _Search(self.text))
 
     def _every_tick(self, after: datetime) -> Iterator[datetime]:
         after = max(after, self.start - _MOMENT)
         if self.frequency <= _DAILY:
             return fixed_ticks(self.fixed_walls, self.zone, after)
-        start = self.start.replace(tzinfo=None)
+        start, search = self.start.replace(tzinfo=None), _Search(self.text)
         walls = self._walls if self.days is None else self._walls_on_days
-        return elapsed_ticks(lambda wall, offset: walls(wall, start + offset), self.zone, after)
+        return elapsed_ticks(
+            lambda wall, offset: walls(wall, start + offset, search), self.zone, after
+        )
 
     def _count(self, count: int) -> tuple[datetime, ...]:
         century = self.start + timedelta(days=36525)
@@ -589,31 +591,31 @@ class _Rule:
             raise InvalidSchedule(f"The rule {self.text!r} takes over a century for its COUNT.")
         return counted
 
-    def _walls(
-        self, after: datetime, start: datetime, search: _Search | None = None
-    ) -> Iterator[datetime]:
+    def _walls(self, after: datetime, start: datetime, search: _Search) -> Iterator[datetime]:
         """Yield the rule's wall times after `after`, counted from `start`."""
-        search = search or _Search(self.text)
         interval = _Interval(self.interval, search, _COSTS[self.frequency])
         start = _ahead(start, after, self.frequency, self.interval)
         try:
             for wall in self.rule.replace(dtstart=start, interval=interval):
                 if wall > after:
-                    search.left = _SEARCH
                     yield wall
+                    search.left = _SEARCH  # Who asks for more could use this one.
         except InvalidSchedule:
             raise
         except ValueError:
             return  # dateutil finds out late that the interval meets none of the BY parts.
 
-    def _walls_on_days(self, after: datetime, start: datetime) -> Iterator[datetime]:
+    def _walls_on_days(
+        self, after: datetime, start: datetime, search: _Search
+    ) -> Iterator[datetime]:
         """Yield the same, day by day: dateutil would walk through each second of other days."""
         assert self.days is not None
-        search = _Search(self.text)
         midnight = max(start, after).replace(hour=0, minute=0, second=0, microsecond=0)
-        for day in self.days.replace(
-            dtstart=midnight, interval=_Interval(1, search, _COSTS[_DAILY])
-        ):
+        interval = _Interval(1, search, _COSTS[_DAILY])
+        for day in self.days.replace(dtstart=max(midnight, search.day), interval=interval):
+            search.spend(_DAY_COST)
+            # Clocks that go back may show the day before once more.
+            search.day = day - timedelta(days=2)
             before, end = max(after, day - _MOMENT), day + timedelta(days=1)
             yield from takewhile(end.__gt__, self._walls(before, start, search))
 
@@ -621,14 +623,19 @@ class _Rule:
 _SEARCH = 220_000
 _COSTS = (500, 60, 60, 13, 1, 1, 1)
 """How many of the shortest steps one takes, by frequency: 440 years, or 46 years of days."""
+_DAY_COST = 100
 
 
 class _Search:
-    """What is left of the steps that a search for the next time may take: at most about 0.1 s."""
+    """What is left of the steps that a search for the next tick may take: at most about 0.1 s.
+
+    `day`: no day before it needs to be looked at again.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.left = _SEARCH
+        self.day = datetime.min  # noqa: DTZ901
 
     def spend(self, steps: int) -> None:
         self.left -= steps

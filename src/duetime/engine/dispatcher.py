@@ -20,6 +20,7 @@ from duetime.engine.options import WorkerOptions
 from duetime.engine.planner import Planner
 from duetime.engine.runners import Runners
 from duetime.engine.service import backoff
+from duetime.engine.ticker import Ticker
 from duetime.errors import StorageError
 from duetime.storage.schedules import NewSchedule
 from duetime.storage.store import Exchange, Sleeper, Store
@@ -66,7 +67,11 @@ class Dispatcher:
             run=lambda jobs, received: self._runners.put(jobs, received=received),
             skip=self._skip,
             wait=self._give_back,
+            optional=options.schedule_fallback,
         )
+        self._ticker = Ticker(store)
+        self._fallen_back = False
+        """The schedule tables failed: what the code declares ticks in memory."""
         self._admitting: set[asyncio.Task[None]] = set()
         self._flushing: asyncio.Task[None] | None = None
         self._parking: set[asyncio.Task[None]] = set()

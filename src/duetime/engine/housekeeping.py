@@ -9,10 +9,12 @@ from typing import Protocol
 
 from duetime.domain.job import EndedAs
 from duetime.engine.service import repeat
+from duetime.storage.schedules import ScheduleStatements
 from duetime.storage.store import Store
 from duetime.telemetry.events import Events
 
 _PRUNE_BATCH = 1000
+_RECORDS = {"occurrence": "schedule_prune", "audit": "audit_prune"}
 
 
 class Housekeeping(Protocol):
@@ -40,10 +42,16 @@ async def rescue_forever(store: Store, options: Housekeeping, events: Events) ->
 
 async def prune_forever(store: Store, options: Housekeeping) -> None:
     """Remove old history in small batches, so that no statement is long."""
-    retention = {EndedAs(name): age for name, age in options.retention.items()}
+    ages = dict(options.retention)
+    records = {name: ages.pop(name) for name in _RECORDS if name in ages}
+    retention = {EndedAs(name): age for name, age in ages.items()}
+    statements = ScheduleStatements(store.dialect)
 
     async def prune() -> float:
-        if retention and await store.prune(retention, batch=_PRUNE_BATCH) >= _PRUNE_BATCH:
+        pruned = await store.prune(retention, batch=_PRUNE_BATCH) if retention else 0
+        for name, age in records.items():
+            pruned = max(pruned, await store.transact(statements.prune(_RECORDS[name], age)))
+        if pruned >= _PRUNE_BATCH:
             return 0.1
         return options.prune_every.total_seconds() * uniform(0.75, 1.25)
 

@@ -21,4 +21,5 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     rescue_every: timedelta
     prune_every: timedelta
     retention: Mapping[str, timedelta]
+    schedule_fallback: bool
     name: str | None = None

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from duetime.domain.job import ClaimedJob, EndedAs
 from duetime.domain.schedule import Decision, TickStatus, read_run_key
-from duetime.errors import StorageError
+from duetime.errors import DatabaseUnreachable, StorageError
 from duetime.storage.schedules import ClaimedRun, NewSchedule, ScheduleStatements
 from duetime.storage.store import Store
 from duetime.telemetry.events import Events
@@ -36,6 +36,7 @@ class Planner:
         run: Callable[[Sequence[ClaimedJob], float], None],
         skip: Callable[[ClaimedJob, EndedAs, str], None],
         wait: Callable[[Sequence[ClaimedJob]], Awaitable[None]],
+        optional: bool = False,
     ) -> None:
         self._store = store
         self._statements = ScheduleStatements(store.dialect)
@@ -48,6 +49,8 @@ class Planner:
         self._ended: list[int] = []
         self._keeping: asyncio.Task[None] | None = None
         self._repairs = 0
+        self.optional = optional
+        """Runs start even if the schedule tables fail."""
 
     async def apply(self, declared: Sequence[NewSchedule]) -> None:
         """Store what the code declares, as it is now; an operator's pause stays."""
@@ -62,7 +65,15 @@ class Planner:
     async def admit(self, jobs: Sequence[ClaimedJob], received: float) -> None:
         """Let claimed runs start, unless their schedule says otherwise."""
         claimed = {job.id: job for job in jobs}
-        runs = await self._store.transact(self._statements.gate(list(claimed)), reads=True)
+        try:
+            runs = await self._store.transact(self._statements.gate(list(claimed)), reads=True)
+        except DatabaseUnreachable:
+            raise
+        except StorageError as error:
+            if not self.optional:
+                raise
+            log.warning("ledger_delayed", extra={"worker": self._worker, "error": str(error)})
+            runs = []
         clear = [run for run in runs if run.clear]
         unclear = [run for run in runs if not run.clear]
         held = {run.job_id for run in unclear}

@@ -14,10 +14,13 @@ from duetime.engine.heartbeat import Heartbeat
 from duetime.engine.housekeeping import prune_forever, rescue_forever
 from duetime.engine.runners import LOST, STOPPING, Runners
 from duetime.engine.service import repeat
-from duetime.errors import StorageError
+from duetime.errors import DatabaseUnreachable, StorageError
 from duetime.storage.store import Beat
 
 log = logging.getLogger("duetime.worker")
+
+_FALLBACK_SECONDS = 5.0
+"""How often schedules that fell back to memory look for their table."""
 
 
 class Worker(Dispatcher):
@@ -44,7 +47,8 @@ class Worker(Dispatcher):
             asyncio.create_task(repeat("housekeeping", self._keep_house)),
             asyncio.create_task(rescue_forever(self._store, self._options, self._events)),
             asyncio.create_task(prune_forever(self._store, self._options)),
-            asyncio.create_task(repeat("planner", self._planner.repair)),
+            asyncio.create_task(repeat("planner", self._plan)),
+            asyncio.create_task(repeat("ticker", self._ticker.arm)),
         ]
         self.started.set()
         self._events.worker_started(self.name, self._worker_id, self._options.queues)
@@ -75,7 +79,7 @@ class Worker(Dispatcher):
             concurrency=options.concurrency,
             lease=options.lease,
         )
-        await self._planner.apply(self._declared)
+        await self._apply_declared()
         self._limited = await self._read_limited()
         self._sleeper = await self._store.sleeper(self._worker_id)
         self._begin()
@@ -174,6 +178,37 @@ class Worker(Dispatcher):
                 self._sleeper.interrupt()
             await self._claim_quarantined()
         return 1.0
+
+    # Schedules
+
+    async def _apply_declared(self) -> None:
+        """Store what the code declares; what is not to be stored ticks in memory."""
+        stored = [schedule for schedule in self._declared if schedule.stored]
+        memory = [schedule for schedule in self._declared if not schedule.stored]
+        try:
+            await self._planner.apply(stored)
+        except StorageError as error:
+            if not self._options.schedule_fallback or isinstance(error, DatabaseUnreachable):
+                raise
+            if not self._fallen_back:
+                self._events.schedules_in_memory(self.name, len(stored), str(error))
+            self._fallen_back = True
+            memory = list(self._declared)
+        else:
+            if self._fallen_back:
+                self._events.schedules_stored(self.name, len(stored))
+            self._fallen_back = False
+        self._ticker.schedules = memory
+
+    async def _plan(self) -> float:
+        if not self._fallen_back:
+            try:
+                return await self._planner.repair()
+            except StorageError as error:
+                if not self._options.schedule_fallback or isinstance(error, DatabaseUnreachable):
+                    raise
+        await self._apply_declared()
+        return _FALLBACK_SECONDS
 
     async def _read_limited(self) -> list[str]:
         limited = await self._store.limited_queues()

@@ -58,6 +58,8 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
     timetable: Timetable
     policy: Policy = Policy()
     declared: bool = False
+    stored: bool = True
+    """False: it lives in the memory of each worker, and only its jobs are stored."""
 
 
 class OccurrenceInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -154,5 +154,11 @@ class Events:
         level = logging.WARNING if change == "paused" else logging.INFO
         self._say(level, f"schedule_{change}", schedule=schedule, worker_id=worker)
 
+    def schedules_in_memory(self, worker: str, count: int, error: str) -> None:
+        self._say(logging.ERROR, "schedules_in_memory", worker_id=worker, count=count, error=error)
+
+    def schedules_stored(self, worker: str, count: int) -> None:
+        self._say(logging.WARNING, "schedules_stored", worker_id=worker, count=count)
+
     def _say(self, level: int, event: str, **fields: object) -> None:
         log.log(level, event, extra={"duetime": fields})

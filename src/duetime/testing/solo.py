@@ -15,6 +15,7 @@ from duetime.domain.schedule import read_run_key
 from duetime.engine.executor import TimedOut
 from duetime.engine.planner import Planner
 from duetime.engine.runners import Runners, Running
+from duetime.engine.ticker import Ticker
 from duetime.engine.worker import task_defaults
 from duetime.storage.store import Lane, Store
 
@@ -53,6 +54,7 @@ class SoloWorker:
         self._store = store
         self._overran: dict[int, EndedJob] = {}
         self._claiming = asyncio.Lock()
+        self._ticker = Ticker(store)
         self._admitted: list[ClaimedJob] = []
         self._skipped: list[EndedJob] = []
         self._planner = Planner(
@@ -75,7 +77,9 @@ class SoloWorker:
             concurrency=1,
             lease=_LEASE,
         )
-        await self._planner.apply(self._app.schedules.declared)
+        declared = self._app.schedules.declared
+        await self._planner.apply([schedule for schedule in declared if schedule.stored])
+        self._ticker.schedules = [schedule for schedule in declared if not schedule.stored]
         self._runners = Runners(
             tasks,
             store=self._store,
@@ -134,6 +138,7 @@ class SoloWorker:
     async def plan(self) -> None:
         """What the planner of a worker does every second."""
         await self._planner.repair()
+        await self._ticker.arm()
 
     async def claim_this(self, job_id: int, now: datetime) -> ClaimedJob | None:
         """Claim one particular job if it may start now; what else is due stays as it is."""

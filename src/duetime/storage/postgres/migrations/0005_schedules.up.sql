@@ -90,6 +90,7 @@ select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id,
         as begun
 from duetime.occurrence as o
 where o.job_id is not null and o.finished_at is null
+  and exists (select from duetime.job as j where j.id = o.job_id)
   and not exists (
     select from duetime.attempt as a
     where a.job_id = o.job_id

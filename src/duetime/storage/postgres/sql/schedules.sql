@@ -59,22 +59,42 @@ where r.schedule_id = any (array(select value::bigint from json_array_elements_t
 order by r.tick;
 
 -- name: schedule_write
--- New rows of the ledger, their jobs, and the schedules' next step: one statement for a batch.
--- The ledger's key refuses a tick that it has; without its row there is no job.
+-- New rows of the ledger, their jobs, and the schedules' next step: one statement for a batch,
+-- under the schedules' locks. A tick that the ledger has is left as it is. A run's key is taken
+-- like any job's: if a schedule in memory has enqueued that tick, its job is the run.
 with input as materialized (
     select %s::json as doc
 ), given as materialized (
     select t.* from input cross join lateral json_to_recordset(doc -> 'ticks') as t(
         schedule_id bigint, tick timestamptz, run_at timestamptz, status text, runs_as text,
         reason text, has_job boolean, key text, expires_at timestamptz)
+), wanted as materialized (
+    select g.*, s.target from given as g join duetime.schedule as s on s.id = g.schedule_id
+    where not exists (
+        select from duetime.occurrence as o
+        where o.schedule_id = g.schedule_id and o.tick = g.tick
+          and not (o.status in ('skipped', 'coalesced') and g.runs_as = 'backfilled'))
+), keyed as (
+    insert into duetime.job_key as k (task, key, job_id, hold)
+    select w.target, w.key, nextval('duetime.job_id_seq'), interval '1 hour'
+    from wanted as w where w.has_job order by w.target, w.key
+    on conflict (task, key) do update
+    set (job_id, hold, held_until) = (excluded.job_id, excluded.hold, null)
+    where k.held_until <= duetime.now()
+    returning k.task, k.key, k.job_id
 ), fresh as (
     insert into duetime.occurrence as o (schedule_id, tick, run_at, status, runs_as, reason,
                                          job_id, enqueued_at, finished_at)
-    select g.schedule_id, g.tick, g.run_at, g.status, g.runs_as, g.reason,
-        case when g.has_job then nextval('duetime.job_id_seq') end,
-        case when g.has_job then duetime.now() end,
-        case when not g.has_job then duetime.now() end
-    from given as g
+    select w.schedule_id, w.tick, w.run_at, w.status, w.runs_as, w.reason,
+        coalesce(k.job_id, held.job_id),
+        case when w.has_job then duetime.now() end,
+        case when not w.has_job then duetime.now() end
+    from wanted as w
+    left join keyed as k on k.task = w.target and k.key = w.key
+    left join duetime.job_key as held
+        on held.task = w.target and held.key = w.key and w.has_job and k.job_id is null
+    -- One enqueued this very moment is not seen here: it runs, without a row of the ledger.
+    where not w.has_job or coalesce(k.job_id, held.job_id) is not null
     on conflict (schedule_id, tick) do update
     set (run_at, status, runs_as, reason, job_id, enqueued_at, finished_at)
         = (excluded.run_at, excluded.status, excluded.runs_as, excluded.reason, excluded.job_id,
@@ -89,9 +109,9 @@ with input as materialized (
         coalesce(s.max_attempts, t.max_attempts, 3), coalesce(s.timeout, t.timeout),
         coalesce(g.expires_at, f.run_at + t.expires)
     from fresh as f join given as g on g.schedule_id = f.schedule_id and g.tick = f.tick
+    join keyed as k on k.job_id = f.job_id
     join duetime.schedule as s on s.id = f.schedule_id
     left join duetime.task as t on t.name = s.target
-    where f.job_id is not null
     returning id, queue, priority
 ), waiting as (
     insert into duetime.due (queue, priority, run_at, job_id)
@@ -147,6 +167,8 @@ with input as materialized (
         i.doc ->> 'reason'
     from (select job_id from gone union all select job_id from unparked) as g, input as i
     returning job_id
+), freed as (
+    delete from duetime.job_key where job_id in (select job_id from ended)
 ), past as (
     update duetime.occurrence as o
     set status = 'skipped', reason = i.doc ->> 'reason', finished_at = duetime.now()

@@ -59,8 +59,25 @@ where r.schedule_id in (select e.value from input as i cross join json_each(i.do
 order by r.tick;
 
 -- name: schedule_write
--- New rows of the ledger, their jobs, and the schedules' next step. The ledger's key refuses a
--- tick that it has; without its row there is no job.
+-- New rows of the ledger, their jobs, and the schedules' next step. A tick that the ledger has is
+-- left as it is. A run's key is taken like any job's: if a schedule in memory has enqueued that
+-- tick, its job is the run.
+with input(doc) as (select ?)
+insert into duetime_job_key (task, key, job_id, hold)
+select s.target, json_extract(e.value, '$.key'),
+    (select value from duetime_counter where name = 'job') + e.key + 1, 3600000000
+from input as i cross join json_each(i.doc, '$.doc.ticks') as e
+cross join duetime_schedule as s on s.id = json_extract(e.value, '$.schedule_id')
+where json_extract(e.value, '$.has_job') and not exists (
+    select 1 from duetime_occurrence as o
+    where o.schedule_id = s.id and o.tick = json_extract(e.value, '$.tick')
+      and not (o.status in ('skipped', 'coalesced')
+               and json_extract(e.value, '$.runs_as') = 'backfilled'))
+on conflict (task, key) do update
+set (job_id, hold, held_until) = (excluded.job_id, excluded.hold, null)
+where held_until <= (select json_extract(doc, '$.now') from input);
+
+-- name: schedule_write_2
 with input(doc) as (select ?)
 insert into duetime_occurrence (schedule_id, tick, run_at, status, runs_as, reason, job_id,
                                 enqueued_at, finished_at)
@@ -68,10 +85,12 @@ select json_extract(e.value, '$.schedule_id'), json_extract(e.value, '$.tick'),
     json_extract(e.value, '$.run_at'), json_extract(e.value, '$.status'),
     json_extract(e.value, '$.runs_as'), json_extract(e.value, '$.reason'),
     iif(json_extract(e.value, '$.has_job'),
-        (select value from duetime_counter where name = 'job') + e.key + 1, null),
+        (select k.job_id from duetime_job_key as k
+         where k.task = s.target and k.key = json_extract(e.value, '$.key')), null),
     iif(json_extract(e.value, '$.has_job'), json_extract(i.doc, '$.now'), null),
     iif(json_extract(e.value, '$.has_job'), null, json_extract(i.doc, '$.now'))
 from input as i cross join json_each(i.doc, '$.doc.ticks') as e
+cross join duetime_schedule as s on s.id = json_extract(e.value, '$.schedule_id')
 where true
 on conflict (schedule_id, tick) do update
 set (run_at, status, runs_as, reason, job_id, enqueued_at, finished_at)
@@ -79,7 +98,7 @@ set (run_at, status, runs_as, reason, job_id, enqueued_at, finished_at)
        excluded.enqueued_at, excluded.finished_at)
 where status in ('skipped', 'coalesced') and excluded.runs_as = 'backfilled';
 
--- name: schedule_write_2
+-- name: schedule_write_3
 with input(doc) as (select ?)
 insert into duetime_job (id, task, queue, priority, args, key, max_attempts, timeout, expires_at,
                          created_at)
@@ -96,20 +115,20 @@ cross join duetime_schedule as s on s.id = o.schedule_id
 left join duetime_task as t on t.name = s.target
 where o.job_id > (select value from duetime_counter where name = 'job');
 
--- name: schedule_write_3
+-- name: schedule_write_4
 with input(doc) as (select ?)
 insert into duetime_due (job_id, queue, priority, run_at)
 select j.id, j.queue, j.priority, o.run_at
 from duetime_job as j cross join duetime_occurrence as o on o.job_id = j.id cross join input
 where j.id > (select value from duetime_counter where name = 'job');
 
--- name: schedule_write_4
+-- name: schedule_write_5
 with input(doc) as (select ?)
 update duetime_counter
 set value = value + (select json_array_length(doc, '$.doc.ticks') from input)
 where name = 'job';
 
--- name: schedule_write_5
+-- name: schedule_write_6
 with input(doc) as (select ?)
 update duetime_schedule as s
 set planned_until = n.planned_until, next_run_at = n.next_run_at, plain = n.plain,
@@ -124,7 +143,7 @@ from (select json_extract(e.value, '$.id') as id,
       from input as i cross join json_each(i.doc, '$.doc.schedules') as e) as n
 where s.id = n.id;
 
--- name: schedule_write_6
+-- name: schedule_write_7
 with input(doc) as (select ?)
 select o.schedule_id, o.tick, o.job_id
 from input as i cross join json_each(i.doc, '$.doc.ticks') as e
@@ -193,6 +212,14 @@ delete from duetime_parked where job_id in (
 
 -- name: schedule_supersede_5
 with input(doc) as (select ?)
+delete from duetime_job_key where job_id in (
+    select o.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
+    cross join duetime_occurrence as o on o.schedule_id = e.value and o.job_id is not null
+        and o.finished_at is null
+    cross join duetime_attempt as a on a.job_id = o.job_id and a.ended_as = 'superseded');
+
+-- name: schedule_supersede_6
+with input(doc) as (select ?)
 delete from duetime_occurrence
 where schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
   and tick > (select json_extract(doc, '$.now') from input)
@@ -200,7 +227,7 @@ where schedule_id in (select e.value from input as i cross join json_each(i.doc,
   and exists (select 1 from duetime_attempt as a
               where a.job_id = duetime_occurrence.job_id and a.ended_as = 'superseded');
 
--- name: schedule_supersede_6
+-- name: schedule_supersede_7
 with input(doc) as (select ?)
 update duetime_occurrence
 set status = 'skipped', reason = (select json_extract(doc, '$.doc.reason') from input),

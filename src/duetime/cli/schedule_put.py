@@ -1,0 +1,264 @@
+"""`duetime schedules put` and `preview`: specs on the command line, stored or only tried."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar, get_args
+
+import click
+
+from duetime.app import Duetime
+from duetime.cli.moment import MOMENT, iso
+from duetime.cli.number import Number
+from duetime.cli.output import exact, print_json
+from duetime.cli.person import by_option
+from duetime.cli.schedule_show import show_preview
+from duetime.cli.target import Command, Target, target_of
+from duetime.domain.preview import MOST_ROWS, PreviewRow, preview
+from duetime.domain.schedule import CatchUp, Overlap
+from duetime.domain.templates import find_template
+from duetime.domain.timetable import Timetable, timetable
+from duetime.errors import ScheduleNotFound
+from duetime.schedules import ScheduleInfo
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+# A single field never is a spec; the shell has taken an expression apart.
+_FIELD = re.compile(r"[\d*/,?L#-]{1,7}|@every", re.IGNORECASE)
+
+
+class SpecType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A spec as the library reads it; one that begins with { is JSON."""
+
+    name = "spec"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        text = value.strip()
+        if _FIELD.fullmatch(text):
+            example = "@every 10m" if text[0] == "@" else "0 9 * * *"
+            self.fail(f"{text!r} is a part of a spec. Quote the whole: '{example}'.", param, ctx)
+        return _read_object(self, text, param, ctx) if text.startswith("{") else text
+
+
+class ObjectType(click.ParamType):  # type: ignore[type-arg]
+    """A JSON object."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return _read_object(self, value, param, ctx) if isinstance(value, str) else value
+
+
+def _read_object(kind: Any, text: str, param: Any, ctx: Any) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        kind.fail(f"{text[:60]!r} is not JSON: {error}.", param, ctx)
+    if not isinstance(value, dict):
+        kind.fail(f"{text[:60]!r} is not a JSON object such as '{{\"id\": 7}}'.", param, ctx)
+    return dict(value)
+
+
+SPEC = SpecType()
+
+
+def times_options(command: C) -> C:
+    """Add the options that specs share."""
+    for option in (
+        click.option("--end", metavar="TIME", help="No ticks from then on."),
+        click.option("--start", metavar="TIME", help="No ticks before; intervals count from it."),
+        click.option(
+            "--exclude",
+            metavar="DATE|CRON",
+            multiple=True,
+            help="A local date, or a cron expression, on which nothing runs. May be repeated.",
+        ),
+        click.option("--tz", metavar="ZONE", help="Such as Europe/Berlin.  [default: UTC]"),
+    ):
+        command = option(command)
+    return command
+
+
+def _policy_options(command: C) -> C:
+    """Add an option for each policy; what is left out is the library's default."""
+    span, many = {"metavar": "SPAN"}, {"metavar": "N", "type": Number(1, 1_000_000)}
+    catch_up, overlap = get_args(CatchUp), get_args(Overlap)
+    options: list[tuple[str, dict[str, Any]]] = [
+        ("--catch-up", {"metavar": "HOW", "type": click.Choice(catch_up),
+                        "help": f"Missed ticks: {', '.join(catch_up)}.  [default: latest]"}),
+        ("--max-runs", many | {"help": "With all: only the last N missed."}),
+        ("--max-age", span | {"help": "Missed ticks older than this are skipped."}),
+        ("--pace", span | {"help": "The time between runs that are caught up.  [default: 0s]"}),
+        ("--grace", span | {"help": "Later than this is missed.  [default: 10s]"}),
+        ("--overlap", {"metavar": "HOW", "type": click.Choice(overlap),
+                       "help": f"If a run has not ended: {', '.join(overlap)}.  [default: skip]"}),
+        ("--max-concurrent-runs", many | {"help": "How many may run at once.  [default: 1]"}),
+        ("--burst-allowed", {"is_flag": True, "default": None,
+                             "help": "Caught-up and backfilled runs may run together."}),
+        ("--after", {"metavar": "SCHEDULE", "help": "Only if that schedule succeeded lately."}),
+        ("--within", span | {"help": "With --after: how lately.  [default: 1h]"}),
+        ("--wait", span | {"help": "With --after: wait so long for it, else skip."}),
+        ("--pause-after", many | {"help": "Pause after so many failures in a row."}),
+        ("--expires", span | {"help": "A run that could not start for so long is skipped."}),
+        ("--shadow", {"is_flag": True, "default": None, "help": "Record the ticks; run nothing."}),
+    ]  # fmt: skip
+    for name, attributes in reversed(options):
+        command = click.option(name, **attributes)(command)
+    return command
+
+
+@click.command("put", cls=Command)
+@click.argument("name")
+@click.argument("task")
+@click.argument("specs", metavar="SPEC...", type=SPEC, nargs=-1)
+@click.option("--args", type=ObjectType(), metavar="JSON", help="The task's arguments.")
+@times_options
+@click.option("--jitter", metavar="SPAN", help="Each run starts up to so much later.")
+@click.option("--template", metavar="NAME", help="A spec by its name: `schedules templates`.")
+@click.option("--queue", metavar="NAME", help="The runs' queue.  [default: the task's]")
+@click.option(
+    "--priority", type=Number(0, 9), metavar="N", help="0 (first) to 9.  [default: the task's]"
+)
+@_policy_options
+@by_option
+@click.pass_context
+def put_command(
+    context: click.Context,
+    /,
+    name: str,
+    task: str,
+    specs: tuple[Any, ...],
+    template: str | None,
+    by: str,
+    **options: Any,
+) -> None:
+    """Add the schedule NAME, which runs TASK, or change it. What is left out is the default.
+
+    A SPEC is a cron expression, an interval, a recurrence rule or a moment; several are merged.
+
+    \b
+    duetime schedules put digest shop.digest "0 9 * * 1-5" --tz Europe/Berlin
+    duetime schedules put poll shop.poll "@every 10m" --args '{"shop": 7}'
+    duetime schedules put report shop.report "RRULE:FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=17"
+    duetime schedules put launch shop.launch 2026-12-01T08:00:00Z
+
+    With --app, the arguments are checked, and the task's own options are the defaults.
+    """
+    if not specs and template is None:
+        raise click.UsageError("When? Give a SPEC such as '0 9 * * *', or --template.")
+    given = {option: value for option, value in options.items() if value is not None}
+
+    async def put(app: Duetime) -> tuple[str, bool, ScheduleInfo, datetime]:
+        declared = await _is_declared(app, name)
+        result = await app.schedules.put(name, task, *specs, by=by, template=template, **given)
+        return result, declared, await app.schedules.get(name), await app.now()
+
+    target = target_of(context)
+    result, declared, info, now = target.run(put)
+    if target.json:
+        next_run_at = info.next_run_at
+        print_json(
+            {"schedule": name, "result": result, "when": info.when, "next_run_at": next_run_at}
+        )
+        return
+    _tell(result, declared, info, now)
+
+
+async def _is_declared(app: Duetime, name: str) -> bool:
+    try:
+        return (await app.schedules.get(name)).declared
+    except ScheduleNotFound:
+        return False
+
+
+def _tell(result: str, declared: bool, info: ScheduleInfo, now: datetime) -> None:
+    said = "is the same: nothing changed" if result == "same" else f"is {result}"
+    click.echo(f"Schedule {info.name} {said}.")
+    click.echo(f"  when  {info.when}")
+    if info.paused_at is not None:
+        click.echo(f"  next  none: it stays paused. `duetime schedules resume {info.name}`")
+    else:
+        click.echo(f"  next  {exact(info.next_run_at, now) or 'none: no tick lies ahead'}")
+    if declared and result != "same":
+        click.echo("The code declares this schedule: the next worker that starts sets it back.")
+
+
+@click.command("preview", cls=Command)
+@click.argument("name", required=False)
+@click.option(
+    "-n",
+    "--limit",
+    "count",
+    type=Number(1, MOST_ROWS),
+    default=10,
+    metavar="N",
+    help="How many ticks, at most 1,000.  [default: 10]",
+)
+@click.option("--after", type=MOMENT, metavar="TIME", help="From when on.  [default: now]")
+@click.option("--spec", "specs", type=SPEC, metavar="SPEC", multiple=True, help="Try this spec.")
+@click.option("--template", metavar="NAME", help="Try this template.")
+@times_options
+@click.pass_context
+def preview_command(
+    context: click.Context,
+    /,
+    name: str | None,
+    count: int,
+    after: datetime | None,
+    specs: tuple[Any, ...],
+    template: str | None,
+    **times: Any,
+) -> None:
+    """Show the next ticks of a schedule; or of a spec, without a database.
+
+    In UTC and local time, with notes where clocks change, and what is excluded.
+
+    \b
+    duetime schedules preview digest -n 20
+    duetime schedules preview --spec "30 2 * * *" --tz America/New_York --after 2026-03-07T00:00Z
+    """
+    target = target_of(context)
+    trying = bool(specs or template)
+    if trying == (name is not None):
+        raise click.UsageError("Give either a schedule's NAME, or --spec or --template to try.")
+    given = {option: value for option, value in times.items() if value}
+    if name is not None:
+        if given:
+            raise click.UsageError(f"--{min(given)} goes with --spec; a schedule has its own.")
+        _preview_stored(target, name, count, after)
+        return
+    if template is not None:
+        specs = (*specs, find_template(template).spec)
+    times_read = timetable(*specs, **given)
+    now = datetime.now(UTC)
+    rows = preview(times_read, after or now, count)
+    if target.json:
+        print_json(rows)
+    else:
+        click.echo(times_read.describe())
+        show_preview(times_read, rows, count, now=now)
+
+
+def _preview_stored(target: Target, name: str, count: int, after: datetime | None) -> None:
+    async def look(app: Duetime) -> tuple[ScheduleInfo, list[PreviewRow], datetime]:
+        now = await app.now()
+        rows = await app.schedules[name].preview(count, after=after or now)
+        return await app.schedules.get(name), rows, now
+
+    info, rows, now = target.run(look)
+    if target.json:
+        print_json(rows)
+        return
+    click.echo(f"{info.name}: {info.when}")
+    if info.broken is not None:
+        click.echo(f"It is set aside, and does not run: {info.broken}")
+        return
+    if info.paused_at is not None:
+        until = f" until {iso(info.paused_until)}" if info.paused_until else ""
+        click.echo(f"It is paused{until}: no tick of the pause runs.")
+    show_preview(Timetable.from_json(info.timetable), rows, count, now=now, name=name)

@@ -1,0 +1,384 @@
+"""`duetime schedules`: see, make and change what runs when."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime, timedelta
+from itertools import islice, takewhile
+
+import click
+
+from duetime.app import Duetime
+from duetime.cli.moment import MOMENT, MOMENT_OR_SPAN, iso
+from duetime.cli.number import Number
+from duetime.cli.output import exact, plural, print_json, print_table
+from duetime.cli.person import by_option
+from duetime.cli.schedule_put import preview_command, put_command
+from duetime.cli.schedule_show import (
+    audit_row,
+    schedule_row,
+    show_explanation,
+    show_history,
+    show_schedule,
+)
+from duetime.cli.target import Group, target_of
+from duetime.cli.templates import templates
+from duetime.domain.explain import Explanation
+from duetime.domain.schedule import TickStatus
+from duetime.domain.timetable import Timetable
+from duetime.operate import as_json
+from duetime.schedules import ScheduleHandle, ScheduleInfo
+from duetime.storage.schedules import AuditEvent, OccurrenceInfo
+
+_MOST = 10_000
+_SHOWN = 6
+
+
+@click.group(cls=Group, invoke_without_command=True)
+@click.pass_context
+def schedules(context: click.Context) -> None:
+    """See, make and change schedules. Alone it lists them."""
+    if context.invoked_subcommand is None:
+        context.invoke(list_command)
+
+
+for command in (put_command, preview_command, templates):
+    schedules.add_command(command)
+
+
+@schedules.command("list")
+@click.pass_context
+def list_command(context: click.Context) -> None:
+    """List every schedule: when it runs, next and last, and what keeps it from that."""
+
+    async def look(app: Duetime) -> tuple[list[ScheduleInfo], datetime]:
+        return await app.schedules.all(), await app.now()
+
+    target = target_of(context)
+    found, now = target.run(look)
+    if target.json:
+        print_json(found)
+        return
+    if not found:
+        click.echo('No schedules. Make one: duetime schedules put NAME TASK "0 9 * * *"')
+        return
+    print_table(
+        ("NAME", "WHEN", "NEXT", "LAST", "STATUS"), [schedule_row(info, now) for info in found]
+    )
+
+
+@schedules.command("show")
+@click.argument("name")
+@click.pass_context
+def show_command(context: click.Context, name: str) -> None:
+    """Show a schedule with its policies and its last ticks."""
+
+    async def look(app: Duetime) -> tuple[ScheduleInfo, list[OccurrenceInfo], datetime]:
+        info = await app.schedules.get(name)
+        return info, await app.schedules[name].history(limit=_SHOWN), await app.now()
+
+    target = target_of(context)
+    info, rows, now = target.run(look)
+    if target.json:
+        print_json(as_json(info) | {"history": as_json(rows)})
+    else:
+        show_schedule(info, rows, now)
+
+
+@schedules.command("history")
+@click.argument("name")
+@click.option(
+    "--status",
+    type=click.Choice([status.value for status in TickStatus]),
+    metavar="STATUS",
+    help=f"Only {', '.join(TickStatus)}.",
+)
+@click.option("--since", type=MOMENT_OR_SPAN, metavar="TIME", help="From then on, or 2d ago on.")
+@click.option("--before", type=MOMENT_OR_SPAN, metavar="TIME", help="Only older: the next page.")
+@click.option(
+    "--limit",
+    type=Number(1, _MOST),
+    default=20,
+    metavar="N",
+    help="How many, at most 10,000.  [default: 20]",
+)
+@click.pass_context
+def history_command(
+    context: click.Context,
+    name: str,
+    status: str | None,
+    since: datetime | timedelta | None,
+    before: datetime | timedelta | None,
+    limit: int,
+) -> None:
+    """Show what became of each tick, newest first, and why."""
+
+    async def look(app: Duetime) -> tuple[list[OccurrenceInfo], ScheduleInfo, datetime]:
+        now = await app.now()
+        rows = await app.schedules[name].history(
+            since=_ago(since, now), before=_ago(before, now), status=status, limit=limit
+        )
+        return rows, await app.schedules.get(name), now
+
+    target = target_of(context)
+    rows, info, now = target.run(look)
+    if target.json:
+        print_json(rows)
+        return
+    if not rows:
+        click.echo("No ticks match." if status or since or before else "No ticks yet.")
+        return
+    show_history(rows, info.tz, now)
+    if len(rows) == limit and sys.stdout.isatty():
+        click.echo(f"More: --before {iso(rows[-1].tick)}")
+
+
+@schedules.command("explain")
+@click.argument("name")
+@click.argument("tick", type=MOMENT, required=False)
+@click.pass_context
+def explain_command(context: click.Context, name: str, tick: datetime | None) -> None:
+    """Say why a schedule does, or does not, run; or what became of one TICK of it."""
+
+    async def explain(app: Duetime) -> Explanation:
+        return await app.schedules[name].explain(tick)
+
+    target = target_of(context)
+    explanation = target.run(explain)
+    if target.json:
+        print_json(explanation)
+    else:
+        show_explanation(explanation)
+
+
+@schedules.command("audit")
+@click.argument("name", required=False)
+@click.option("--before", type=Number(1, 2**63 - 1), metavar="ID", help="Only older ones.")
+@click.option(
+    "--limit",
+    type=Number(1, 1000),
+    default=20,
+    metavar="N",
+    help="How many, at most 1,000.  [default: 20]",
+)
+@click.pass_context
+def audit_command(context: click.Context, name: str | None, before: int | None, limit: int) -> None:
+    """Show who changed what, newest first: of one schedule, or of all."""
+
+    async def look(app: Duetime) -> list[AuditEvent]:
+        return (await app.schedules.audit(name, before_id=before))[:limit]
+
+    target = target_of(context)
+    events = target.run(look)
+    if target.json:
+        print_json(events)
+        return
+    if not events:
+        click.echo("Nothing was changed." if name is None else f"Nothing is known of {name}.")
+        return
+    print_table(
+        ("ID", "AT", "BY", "ACTION", "SCHEDULE", "WHAT"),
+        [audit_row(event) for event in events],
+        right=(0,),
+    )
+    if len(events) == limit and sys.stdout.isatty():
+        click.echo(f"More: --before {events[-1].id}")
+
+
+@schedules.command("pause")
+@click.argument("name")
+@click.option("--reason", metavar="TEXT", default="", help="Why; people see it.")
+@click.option(
+    "--until",
+    type=MOMENT_OR_SPAN,
+    metavar="TIME",
+    help="It goes on by itself then: a time, or a span such as 2h.",
+)
+@by_option
+@click.pass_context
+def pause_command(
+    context: click.Context, name: str, reason: str, until: datetime | timedelta | None, by: str
+) -> None:
+    """Run no more of NAME, on any worker. What runs goes on."""
+
+    async def pause(app: Duetime) -> tuple[ScheduleInfo, datetime]:
+        await app.schedules[name].pause(reason=reason, until=until, by=by)
+        return await app.schedules.get(name), await app.now()
+
+    target = target_of(context)
+    info, now = target.run(pause)
+    if target.json:
+        fields = ("paused_at", "paused_by", "pause_reason", "paused_until")
+        print_json({"schedule": name} | {field: getattr(info, field) for field in fields})
+        return
+    until_then = f"until {exact(info.paused_until, now)}" if info.paused_until else "until resumed"
+    click.echo(f"Schedule {name} is paused by {info.paused_by}, {until_then}.")
+
+
+@schedules.command("resume")
+@click.argument("name")
+@click.option("--missed", is_flag=True, help="Catch up the ticks of the pause, as catch-up says.")
+@by_option
+@click.pass_context
+def resume_command(context: click.Context, name: str, missed: bool, by: str) -> None:
+    """Let NAME go on. The ticks of the pause are skipped, unless --missed."""
+
+    async def resume(app: Duetime) -> tuple[bool, ScheduleInfo, datetime]:
+        was_paused = (await app.schedules.get(name)).paused_at is not None
+        await app.schedules[name].resume(missed=missed, by=by)
+        return was_paused, await app.schedules.get(name), await app.now()
+
+    target = target_of(context)
+    was_paused, info, now = target.run(resume)
+    if target.json:
+        print_json({"schedule": name, "resumed": was_paused, "next_run_at": info.next_run_at})
+    elif was_paused:
+        after = exact(info.next_run_at, now) or "none: no tick lies ahead"
+        click.echo(f"Schedule {name} goes on. Next run: {after}.")
+    else:
+        click.echo(f"Schedule {name} was not paused. Nothing changed.")
+
+
+@schedules.command("trigger")
+@click.argument("name")
+@click.option("--reason", metavar="TEXT", help="Why; the audit keeps it.")
+@by_option
+@click.pass_context
+def trigger_command(context: click.Context, name: str, reason: str | None, by: str) -> None:
+    """Run NAME once now, paused or not. Its next run stays."""
+
+    async def trigger(app: Duetime) -> int:
+        return await app.schedules[name].trigger(by=by, reason=reason)
+
+    target = target_of(context)
+    job_id = target.run(trigger)
+    if target.json:
+        print_json({"schedule": name, "job_id": job_id})
+    else:
+        click.echo(f"Schedule {name} runs once now, as job {job_id}.")
+
+
+@schedules.command("reschedule")
+@click.argument("name")
+@click.argument("at", metavar="TIME", type=MOMENT_OR_SPAN)
+@by_option
+@click.pass_context
+def reschedule_command(
+    context: click.Context, name: str, at: datetime | timedelta, by: str
+) -> None:
+    """Move the next run to TIME, or to so long from now (30m). The runs after it stay."""
+
+    async def move(app: Duetime) -> tuple[datetime, OccurrenceInfo, datetime]:
+        tick = await app.schedules[name].reschedule(at, by=by)
+        later = tick + timedelta(microseconds=1)
+        [row] = await app.schedules[name].history(since=tick, before=later)
+        return tick, row, await app.now()
+
+    target = target_of(context)
+    tick, row, now = target.run(move)
+    if target.json:
+        print_json({"schedule": name, "tick": tick, "run_at": row.run_at, "job_id": row.job_id})
+    else:
+        click.echo(f"The run of {iso(tick)} moves to {exact(row.run_at, now)}.")
+
+
+@schedules.command("backfill")
+@click.argument("name")
+@click.option(
+    "--from",
+    "start",
+    type=MOMENT_OR_SPAN,
+    metavar="TIME",
+    required=True,
+    help="Or 7d: so long ago.",
+)
+@click.option("--to", "end", type=MOMENT_OR_SPAN, metavar="TIME", help="Excluded.  [default: now]")
+@click.option("--dry-run", is_flag=True, help="Only say how many ticks that is.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@by_option
+@click.pass_context
+def backfill_command(
+    context: click.Context,
+    name: str,
+    start: datetime | timedelta,
+    end: datetime | timedelta | None,
+    dry_run: bool,
+    yes: bool,
+    by: str,
+) -> None:
+    """Run the ticks of a time gone by that have not run. Asks first."""
+
+    async def look(app: Duetime) -> tuple[datetime, datetime, int]:
+        now = await app.now()
+        first, last = _ago(start, now), now if end is None else _ago(end, now)
+        assert first is not None
+        assert last is not None
+        return first, last, await _count_missing(app, name, first, last)
+
+    async def backfill(app: Duetime) -> int:
+        return await app.schedules[name].backfill(first, last, by=by)
+
+    target = target_of(context)
+    first, last, count = target.run(look)
+    span = f"from {iso(first)} to {iso(last)}"
+    if count and not dry_run and not yes:
+        click.confirm(f"Run {plural(count, 'tick')} of {name}, {span}?", abort=True, err=True)
+    runs = count if dry_run else target.run(backfill)
+    if target.json:
+        print_json({"schedule": name, "runs": runs, "from": first, "to": last, "dry_run": dry_run})
+    elif not runs:
+        click.echo(f"No tick of {name} {span} is left to run.")
+    else:
+        verb = "would run" if dry_run else "will run"
+        click.echo(f"{plural(runs, 'tick')} of {name} {verb}, {span}.")
+
+
+@schedules.command("delete")
+@click.argument("name")
+@click.option("--reason", metavar="TEXT", help="Why; the audit keeps it.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@by_option
+@click.pass_context
+def delete_command(
+    context: click.Context, name: str, reason: str | None, yes: bool, by: str
+) -> None:
+    """Delete NAME and its history. What runs goes on. Asks first."""
+
+    async def look(app: Duetime) -> ScheduleInfo:
+        return await app.schedules.get(name)
+
+    async def delete(app: Duetime) -> None:
+        await app.schedules[name].delete(by=by, reason=reason)
+
+    target = target_of(context)
+    info = target.run(look)
+    code = " The code declares it: the next worker adds it again; pause it instead?"
+    if not yes:
+        click.confirm(f"Delete the schedule {name} and its history?", abort=True, err=True)
+    target.run(delete)
+    if target.json:
+        print_json({"schedule": name, "deleted": True, "declared": info.declared})
+    else:
+        click.echo(f"Schedule {name} is deleted.{code if info.declared else ''}")
+
+
+def _ago(value: datetime | timedelta | None, now: datetime) -> datetime | None:
+    return now - value if isinstance(value, timedelta) else value
+
+
+async def _count_missing(app: Duetime, name: str, start: datetime, end: datetime) -> int:
+    """How many ticks a backfill would run."""
+    info = await app.schedules.get(name)
+    times = Timetable.from_json(info.timetable).ticks(start - timedelta(microseconds=1))
+    within = takewhile(lambda tick: tick.at < end, times)
+    wanted = {tick.at for tick in islice(within, _MOST + 1) if tick.excluded is None}
+    return len(wanted - await _ran(app.schedules[name], start, end))
+
+
+async def _ran(schedule: ScheduleHandle, start: datetime, end: datetime) -> set[datetime]:
+    ran: set[datetime] = set()
+    while rows := await schedule.history(since=start, before=end, limit=_MOST):
+        not_run = (TickStatus.SKIPPED, TickStatus.COALESCED)
+        ran |= {row.tick for row in rows if row.status not in not_run}
+        end = rows[-1].tick
+    return ran

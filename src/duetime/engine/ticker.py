@@ -1,0 +1,70 @@
+"""Schedules in memory: never stored, fired by every process, and still one run for each tick.
+
+Each process enqueues the next tick of each schedule, due at its time, under the tick's key. The
+key is the same everywhere, so the first one enqueues it and the others find it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from duetime.domain.job import NewJob
+from duetime.domain.schedule import run_key
+from duetime.storage.schedules import NewSchedule
+from duetime.storage.store import Store
+
+_HOLD = timedelta(hours=1)
+"""How long a key is held once its run completed: no process is later than that."""
+_LONGEST_SLEEP = timedelta(minutes=1)
+_MOMENT = timedelta(milliseconds=5)
+
+
+class Ticker:
+    """Keeps the next tick of each schedule enqueued. A tick that passes while no process runs is
+    gone: nobody knows of it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.schedules: Sequence[NewSchedule] = ()
+        self._armed: dict[str, datetime] = {}
+
+    async def arm(self) -> float:
+        """Enqueue what comes next; return the seconds until there is more to do."""
+        if not self.schedules:
+            return 1.0
+        now = await self._store.now()
+        upcoming = {schedule.name: _next(schedule, now) for schedule in self.schedules}
+        armed = {name: tick for name, tick in upcoming.items() if tick is not None}
+        jobs = [
+            _job(schedule, armed[schedule.name])
+            for schedule in self.schedules
+            if armed.get(schedule.name) != self._armed.get(schedule.name) and schedule.name in armed
+        ]
+        if jobs:
+            await self._store.enqueue(jobs)
+        self._armed = armed
+        first = min(armed.values(), default=now + _LONGEST_SLEEP)
+        return (min(first - now, _LONGEST_SLEEP) + _MOMENT).total_seconds()
+
+
+def _next(schedule: NewSchedule, now: datetime) -> datetime | None:
+    ticks = schedule.timetable.ticks(now)
+    return next((tick.at for tick in ticks if tick.excluded is None), None)
+
+
+def _job(schedule: NewSchedule, tick: datetime) -> NewJob:
+    run_at = schedule.timetable.run_at(schedule.name, tick)
+    expires = schedule.policy.expires
+    return NewJob(
+        task=schedule.target,
+        args=schedule.args,
+        queue=schedule.queue or "default",
+        priority=5 if schedule.priority is None else schedule.priority,
+        run_at=run_at,
+        key=run_key(schedule.name, tick),
+        hold=_HOLD,
+        max_attempts=schedule.max_attempts or 3,
+        timeout=schedule.timeout,
+        expires_at=None if expires is None else run_at + expires,
+    )
