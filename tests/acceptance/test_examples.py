@@ -38,6 +38,15 @@ def test_quickstart(tmp_path: Path) -> None:
     assert (tmp_path / "duetime.db").exists()
 
 
+def test_schedules(tmp_path: Path) -> None:
+    done = run("schedules.py", tmp_path)
+
+    assert done.stderr == ""
+    assert 2 <= done.stdout.count("pulse of ") <= 4
+    assert "paused by the example: enough" in done.stdout
+    assert done.stdout.count("09:00 =") == 3
+
+
 def test_demo_shows_what_it_says_and_cleans_up(tmp_path: Path) -> None:
     done = run("demo.py", tmp_path)
 

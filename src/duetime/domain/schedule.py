@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from itertools import islice
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -21,8 +19,6 @@ ARMED_AHEAD = 2
 DEFAULT_GRACE = timedelta(seconds=10)
 RETRY_WAIT = timedelta(seconds=5)
 """A run that waits for another looks again after this time, if nothing tells it before."""
-_MOST_MISSED = 100_000
-"""How many missed ticks are looked at in one go."""
 
 CatchUp = Literal["skip", "latest", "all"]
 Overlap = Literal["skip", "buffer_one", "buffer_all", "allow", "cancel_other"]
@@ -219,7 +215,6 @@ class LateJudge:
         self._policy = schedule.policy
         self._now = now
         self._first: datetime | None = None
-        self._looked = False
 
     def judge(self, tick: datetime) -> tuple[TickStatus, str | None]:
         policy = self._policy
@@ -246,11 +241,17 @@ class LateJudge:
 
     def _before_last(self, tick: datetime, runs: int) -> bool:
         """Whether `tick` is older than the last `runs` missed ones."""
-        if not self._looked:
-            self._looked = True
-            last = deque(islice(self._missed_after(tick), _MOST_MISSED), maxlen=runs)
-            self._first = last[0] if len(last) == runs else None
-        return self._first is not None and tick < self._first
+        if self._first is not None:
+            return tick < self._first
+        # Looked for from the end: there may be a great many.
+        span = timedelta(minutes=1)
+        while self._now - span > tick:
+            last = list(self._missed_after(self._now - span))
+            if len(last) >= runs:
+                self._first = last[-runs]
+                return tick < self._first
+            span *= 4
+        return len(list(self._missed_after(tick))) >= runs
 
     def _missed_after(self, tick: datetime) -> Iterator[datetime]:
         for later in self._schedule.timetable.ticks(tick):

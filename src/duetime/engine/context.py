@@ -60,13 +60,12 @@ class Context:
         return self.job.key or f"duetime:{self.job.id}"
 
     @property
-    def tick(self) -> datetime | None:
-        """The tick that this job is the run of, if a schedule made it: the same in every attempt.
-
-        That is when it was to run; not when it does.
+    def tick(self) -> datetime:
+        """When this job was to run, not when it does. Of a schedule's run it is the tick, the same
+        in every attempt; of another job the time at which this attempt was due.
         """
         run = read_run_key(self.job.key)
-        return None if run is None else run[1]
+        return self.job.run_at if run is None else run[1]
 
     @property
     def schedule(self) -> str | None:

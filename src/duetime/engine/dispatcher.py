@@ -64,7 +64,7 @@ class Dispatcher:
             store,
             events,
             worker=self.name,
-            run=lambda jobs, received: self._runners.put(jobs, received=received),
+            run=self._start,
             skip=self._skip,
             wait=self._give_back,
             optional=options.schedule_fallback,
@@ -226,6 +226,12 @@ class Dispatcher:
         except StorageError as error:
             waiting = self._runners.has
             self._return_later([job for job in runs if not waiting(job)], error)
+
+    def _start(self, jobs: Sequence[ClaimedJob], received: float) -> None:
+        """Start what is still ours: the lease may have been lost while the planner looked."""
+        if self._fenced is None:
+            mine = [job for job in jobs if self._holdings.holds(job)]
+            self._runners.put(mine, received=received)
 
     def _skip(self, job: ClaimedJob, ended_as: EndedAs, reason: str) -> None:
         self._job_ended(job, EndedJob(job, ended_as, 0, 0, error=reason))

@@ -38,6 +38,9 @@ class Holdings:
     def add(self, job: ClaimedJob) -> None:
         self._held.setdefault(job.token, {})[job.id] = job
 
+    def holds(self, job: ClaimedJob) -> bool:
+        return job.id in self._held.get(job.token, ())
+
     def drop(self, job: ClaimedJob) -> bool:
         """Hold the job no longer. False: it was not held."""
         jobs = self._held.get(job.token)

@@ -137,7 +137,8 @@ class ScheduleStatements:
                 marks.append(_mark(run, decision, worker))
         if marks:
             yield from self._dialect.run("schedule_mark", marks)
-        return decisions
+        gone = Decision("skip", TickStatus.SKIPPED, "its schedule was set aside or removed")
+        return {run.job_id: decisions.get(run.job_id, gone) for run in runs}
 
     def advance(self, begun: Sequence[ClaimedRun], worker: str) -> Statements:
         """Record runs that have begun, and arm what follows."""
