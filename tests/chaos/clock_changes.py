@@ -74,7 +74,7 @@ def all_zones() -> list[str]:
 def clock_changes(name: str) -> Iterator[ClockChange]:
     """Yield the clock changes of a zone in the years looked at."""
     zone = ZoneInfo(name)
-    at, step = datetime(FIRST_YEAR, 1, 1, tzinfo=UTC), timedelta(hours=6)
+    at, step = datetime(FIRST_YEAR, 1, 1, tzinfo=UTC), timedelta(days=1)
     while at.year <= LAST_YEAR:
         before, after = _offset(zone, at), _offset(zone, at + step)
         if before != after:
@@ -178,12 +178,12 @@ def _walk(expression: str, shown: tuple[datetime, ...], step: timedelta) -> tupl
     seen: set[datetime] = set()
     previous = shown[0] - step
     for index, wall in enumerate(shown):
-        new = [wall] if wall not in seen else []
+        due = wall not in seen and matches(wall)
         skipped = previous + step
         while skipped < wall:
-            new.append(skipped)
+            due = due or matches(skipped)
             skipped += step
-        if any(matches(each) for each in new):
+        if due:
             ticks.append(index)
         seen.add(wall)
         previous = wall

@@ -8,7 +8,8 @@ from time import perf_counter
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from cronsim import CronSim
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duetime.domain.cron import ALIASES, next_change, parse_cron, parse_zone, to_instant
@@ -94,6 +95,7 @@ def test_ticks_advance_from_anywhere_in_a_repeated_hour(text: str, zone: str) ->
         assert all(earlier < later for earlier, later in pairwise(ticks))
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(["30 2 * * *", "*/20 1-3 * * *", "0 0 L * *", "5 0 29 2 *", "0 0 * * 5#2"]),
     st.sampled_from([NEW_YORK, "Australia/Lord_Howe", "Africa/Casablanca", "Asia/Gaza", "UTC"]),
@@ -108,6 +110,29 @@ def test_looking_from_a_tick_gives_the_one_after_it(text: str, zone: str, after:
     assert next(cron.ticks(info, first)) == second
     assert next(cron.ticks(info, second - timedelta(microseconds=1))) == second
     assert cron.fixed or cron.matches(first.astimezone(info))
+
+
+FIELDS = st.tuples(
+    st.sampled_from(["0", "*", "*/20", "5,50", "59"]),
+    st.sampled_from(["0", "*", "*/7", "10-20/3", "0,59", "30"]),
+    st.sampled_from(["*", "0", "*/5", "9-17", "23", "2,3"]),
+    st.sampled_from(["*", "1", "L", "LW", "28-31", "*/9"]),
+    st.sampled_from(["*", "2", "*/5", "6-8", "JAN"]),
+    st.sampled_from(["*", "0", "MON-FRI", "7", "5#2", "3L"]),
+)
+
+
+@settings(deadline=None)
+@given(FIELDS, INSTANTS)
+def test_without_clock_changes_ticks_are_those_of_cronsim(
+    fields: tuple[str, ...], after: datetime
+) -> None:
+    text = " ".join(fields)
+
+    ticks = parse_cron(text).ticks(parse_zone("UTC"), after)
+
+    wanted = CronSim(text, after.replace(tzinfo=None))
+    assert [tick.replace(tzinfo=None) for tick in islice(ticks, 5)] == list(islice(wanted, 5))
 
 
 @pytest.mark.parametrize(
@@ -187,6 +212,7 @@ def test_what_fires_rarely_is_accepted(text: str) -> None:
     assert parse_cron(text).text == text
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="0123456789*/-,#LWlw @MONJAN\t\x00é", max_size=30))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:

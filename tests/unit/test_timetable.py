@@ -5,9 +5,10 @@ from __future__ import annotations
 import pickle
 import sys
 from datetime import UTC, date, datetime, timedelta, timezone
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from time import perf_counter
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -61,6 +62,7 @@ TABLES = st.builds(
 MOMENTS = st.datetimes(datetime(2026, 3, 1), datetime(2026, 11, 10), timezones=st.just(UTC))
 
 
+@settings(deadline=None)
 @given(TABLES, MOMENTS)
 def test_ticks_ascend_and_go_on_from_any_of_them(table: Timetable, after: datetime) -> None:
     ticks = list(islice(table.ticks(after), 12))
@@ -71,6 +73,7 @@ def test_ticks_ascend_and_go_on_from_any_of_them(table: Timetable, after: dateti
         assert list(islice(table.ticks(ticks[5].at), 6)) == ticks[6:]
 
 
+@settings(deadline=None)
 @given(TABLES)
 def test_what_is_stored_is_read_back(table: Timetable) -> None:
     text = msgspec.json.encode(table.to_json())
@@ -80,6 +83,7 @@ def test_what_is_stored_is_read_back(table: Timetable) -> None:
     assert pickle.loads(pickle.dumps(table)) == table
 
 
+@settings(deadline=None)
 @given(st.permutations(SPECS))
 def test_the_order_of_specs_does_not_matter(specs: list[Any]) -> None:
     table = timetable(*specs, specs[0], exclude=["@daily", "2026-01-01"])
@@ -214,6 +218,26 @@ def test_rules_agree_with_dateutil_from_their_start(
 
     wanted = islice(rrulestr(text, dtstart=start).xafter(after), 3)
     assert found == [wall.replace(tzinfo=UTC) for wall in wanted]
+
+
+@pytest.mark.parametrize(
+    "zone", [NEW_YORK, "Australia/Lord_Howe", "Asia/Beirut", "America/Havana", "Antarctica/Troll"]
+)
+def test_a_rule_by_the_minute_reads_days_and_hours_on_the_local_clock(zone: str) -> None:
+    start = instant("2026-01-01T00:10Z")
+    rule = "FREQ=MINUTELY;INTERVAL=25;BYHOUR=0,1,2,3,23;BYDAY=SA,SU"
+    table = timetable({"rrule": rule, "start": start}, tz=zone)
+    count = timedelta(days=400) // timedelta(minutes=25)
+    instants = [start + index * timedelta(minutes=25) for index in range(count)]
+
+    found = [
+        tick.at for tick in takewhile(lambda tick: tick.at <= instants[-1], table.ticks(start))
+    ]
+
+    local = [(at, at.astimezone(ZoneInfo(zone))) for at in instants[1:]]
+    assert found == [
+        at for at, wall in local if wall.hour in (0, 1, 2, 3, 23) and wall.weekday() in (5, 6)
+    ]
 
 
 def test_a_rule_by_the_second_skips_other_days_quickly() -> None:

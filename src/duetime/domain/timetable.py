@@ -22,6 +22,7 @@ from duetime.domain.cron import (
     Cron,
     elapsed_ticks,
     fixed_ticks,
+    next_change,
     parse_cron,
     parse_zone,
     to_instant,
@@ -464,7 +465,7 @@ _STEPS = (
 # What a part may hold: BYMONTHDAY=0 and its like would be ignored, not refused.
 _PARTS = {
     "FREQ": "|".join(_FREQUENCIES),
-    "INTERVAL": r"[1-9]\d{0,4}",
+    "INTERVAL": r"[1-9]\d{0,3}",
     "COUNT": r"[1-9]\d{0,3}",
     "UNTIL": r"\d{8}(T\d{6}Z?)?",
     "WKST": "MO|TU|WE|TH|FR|SA|SU",
@@ -481,6 +482,12 @@ _PARTS = {
 _DATE_PARTS = ("BYMONTH", "BYMONTHDAY", "BYYEARDAY", "BYWEEKNO", "BYDAY")
 _DAILY = _FREQUENCIES.index("DAILY")
 _LISTS = tuple(name for name in _PARTS if name.startswith("BY"))
+# A step of dateutil's search takes about half a microsecond, that of a frequency so many of them.
+# A rule is accepted if it fires within 440 years or 46 years of days; later, it may take longer.
+_COSTS = (500, 60, 60, 13, 1, 1, 1)
+_DAY_COST = 500
+_STEPS_TO_ACCEPT = 220_000
+_MOST_STEPS = 5 * _STEPS_TO_ACCEPT
 _MOST_COUNTED = 1000
 _MOST_TIMES_A_DAY = 96
 
@@ -506,7 +513,8 @@ def _read_rule(
         )
     if start is not None and start.microsecond:
         raise InvalidSchedule(f"A rule starts at a whole second, not at {_iso(start)}.")
-    if next(_rule(rules[0], start or anchor, zone).ticks(EPOCH - _MOMENT), None) is None:
+    rule = _rule(rules[0], start or anchor, zone)
+    if next(rule.ticks(EPOCH - _MOMENT, steps=_STEPS_TO_ACCEPT), None) is None:
         raise InvalidSchedule(f"The rule {text!r} never fires; correct it.")
     return RuleTimes(rules[0], start)
 
@@ -558,12 +566,13 @@ class _Rule:
             dates = {name: parts.pop(name) for name in _DATE_PARTS if name in parts}
             self.days = _dateutil_rule({"FREQ": "DAILY"} | dates, text)
         self.rule = _dateutil_rule(parts, text)
+        self.cost = _COSTS[self.frequency] * (4 if "BYSETPOS" in parts else 1)
         self.counted = self._count(count) if count else None
 
-    def ticks(self, after: datetime) -> Iterator[datetime]:
+    def ticks(self, after: datetime, *, steps: int = _MOST_STEPS) -> Iterator[datetime]:
         if self.counted is not None:
             return iter([tick for tick in self.counted if tick > after])
-        ticks = self._every_tick(after)
+        ticks = self._every_tick(after, _Search(self.text, steps))
         until = self.until
         return ticks if until is None else takewhile(until.__ge__, ticks)
 
@@ -571,13 +580,14 @@ class _Rule:
         """Yield the wall times after `after`, if the rule follows the wall clock."""
         if self.frequency > _DAILY:
             return iter(())
-        return self._walls(after, to_wall(self.start, self.zone), _Search(self.text))
+        return self._walls(after, to_wall(self.start, self.zone), _Search(self.text, _MOST_STEPS))
 
-    def _every_tick(self, after: datetime) -> Iterator[datetime]:
+    def _every_tick(self, after: datetime, search: _Search) -> Iterator[datetime]:
         after = max(after, self.start - _MOMENT)
+        start = self.start.replace(tzinfo=None)
         if self.frequency <= _DAILY:
-            return fixed_ticks(self.fixed_walls, self.zone, after)
-        start, search = self.start.replace(tzinfo=None), _Search(self.text)
+            first = to_wall(self.start, self.zone)
+            return fixed_ticks(lambda wall: self._walls(wall, first, search), self.zone, after)
         walls = self._walls if self.days is None else self._walls_on_days
         return elapsed_ticks(
             lambda wall, offset: walls(wall, start + offset, search), self.zone, after
@@ -585,21 +595,23 @@ class _Rule:
 
     def _count(self, count: int) -> tuple[datetime, ...]:
         century = self.start + timedelta(days=36525)
-        ticks = takewhile(century.__gt__, self._every_tick(self.start - _MOMENT))
-        counted = tuple(islice(ticks, count))
+        ticks = self._every_tick(
+            self.start - _MOMENT, _Search(self.text, _MOST_STEPS, refill=False)
+        )
+        counted = tuple(islice(takewhile(century.__gt__, ticks), count))
         if len(counted) < count:
             raise InvalidSchedule(f"The rule {self.text!r} takes over a century for its COUNT.")
         return counted
 
     def _walls(self, after: datetime, start: datetime, search: _Search) -> Iterator[datetime]:
         """Yield the rule's wall times after `after`, counted from `start`."""
-        interval = _Interval(self.interval, search, _COSTS[self.frequency])
+        interval = _Interval(self.interval, search, self.cost)
         start = _ahead(start, after, self.frequency, self.interval)
         try:
             for wall in self.rule.replace(dtstart=start, interval=interval):
                 if wall > after:
                     yield wall
-                    search.left = _SEARCH  # Who asks for more could use this one.
+                    search.found()  # Who asks for more could use this one.
         except InvalidSchedule:
             raise
         except ValueError:
@@ -608,11 +620,19 @@ class _Rule:
     def _walls_on_days(
         self, after: datetime, start: datetime, search: _Search
     ) -> Iterator[datetime]:
-        """Yield the same, day by day: dateutil would walk through each second of other days."""
+        """Yield the same, day by day: dateutil would walk through each second of other days.
+
+        Up to the next clock change at least: then, the interval meets other times of the day.
+        """
         assert self.days is not None
+        offset = start - self.start.replace(tzinfo=None)
+        now = (after - offset + _MOMENT).replace(tzinfo=UTC)
+        change = next_change(self.zone, now, now + timedelta(days=366))
         midnight = max(start, after).replace(hour=0, minute=0, second=0, microsecond=0)
         interval = _Interval(1, search, _COSTS[_DAILY])
         for day in self.days.replace(dtstart=max(midnight, search.day), interval=interval):
+            if change is not None and day > change.replace(tzinfo=None) + offset:
+                return
             search.spend(_DAY_COST)
             # Clocks that go back may show the day before once more.
             search.day = day - timedelta(days=2)
@@ -620,21 +640,16 @@ class _Rule:
             yield from takewhile(end.__gt__, self._walls(before, start, search))
 
 
-_SEARCH = 220_000
-_COSTS = (500, 60, 60, 13, 1, 1, 1)
-"""How many of the shortest steps one takes, by frequency: 440 years, or 46 years of days."""
-_DAY_COST = 100
-
-
 class _Search:
-    """What is left of the steps that a search for the next tick may take: at most about 0.1 s.
+    """What is left of the steps that a search for the next tick may take.
 
     `day`: no day before it needs to be looked at again.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, steps: int, *, refill: bool = True) -> None:
         self.text = text
-        self.left = _SEARCH
+        self.steps = self.left = steps
+        self.refill = refill
         self.day = datetime.min  # noqa: DTZ901
 
     def spend(self, steps: int) -> None:
@@ -644,6 +659,10 @@ class _Search:
                 f"The rule {self.text!r} never fires, or too rarely to be found in time. "
                 "Correct it, or write it as a cron expression."
             )
+
+    def found(self) -> None:
+        if self.refill:
+            self.left = self.steps
 
 
 class _Interval(int):

@@ -1,0 +1,905 @@
+"""The policies of schedules, each beside a plain model: a loop over all ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import permutations, product
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from duetime.domain.schedule import (
+    ARMED_AHEAD,
+    RETRY_WAIT,
+    CatchUp,
+    Decision,
+    LateJudge,
+    OpenRun,
+    Overlap,
+    PlannedTick,
+    Policy,
+    Schedule,
+    TickStatus,
+    counts_for,
+    decide,
+    make_policy,
+    paused_reason,
+    plan_ticks,
+    read_run_key,
+    run_key,
+)
+from duetime.domain.timetable import Timetable, timetable
+from duetime.errors import InvalidSchedule
+
+START = datetime(2026, 3, 2, tzinfo=UTC)  # a Monday
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+ARMED, WAITING, FIRED = TickStatus.ARMED, TickStatus.WAITING, TickStatus.FIRED
+CAUGHT_UP, COALESCED, SKIPPED = TickStatus.CAUGHT_UP, TickStatus.COALESCED, TickStatus.SKIPPED
+BACKFILLED, TRIGGERED = TickStatus.BACKFILLED, TickStatus.TRIGGERED
+OVERLAPS: tuple[Overlap, ...] = ("skip", "buffer_one", "buffer_all", "allow", "cancel_other")
+
+
+def make_schedule(
+    times: Timetable | None = None,
+    *,
+    planned_until: datetime = START,
+    paused_at: datetime | None = None,
+    paused_by: str | None = None,
+    pause_reason: str | None = None,
+    **policy: Any,
+) -> Schedule:
+    return Schedule(
+        id=1, name="s", kind="task", target="note", args="{}", queue=None, priority=None,
+        max_attempts=None, timeout=None, timetable=times or timetable("@hourly"),
+        policy=make_policy(policy), planned_until=planned_until, next_run_at=None,
+        last_run_at=None, last_enqueued_at=None, paused_at=paused_at, paused_by=paused_by,
+        pause_reason=pause_reason, paused_until=None, failures=0, broken=None, declared=False,
+        revision=1, created_at=START, updated_at=START,
+    )  # fmt: skip
+
+
+def at(*minutes: float) -> list[datetime]:
+    return [START + minute * MINUTE for minute in minutes]
+
+
+# The plan
+
+
+class Due(NamedTuple):
+    """A tick as the model sees it."""
+
+    at: datetime
+    run_at: datetime
+    excluded: bool
+
+
+class Case(NamedTuple):
+    """A schedule that was last planned at START, a clock, and every tick of some days."""
+
+    schedule: Schedule
+    now: datetime
+    ticks: list[Due]
+
+    @property
+    def past(self) -> list[Due]:
+        return [tick for tick in self.ticks if tick.at <= self.now]
+
+    @property
+    def late(self) -> list[Due]:
+        grace = self.schedule.policy.grace
+        return [due for due in self.past if not due.excluded and self.now - due.run_at > grace]
+
+    @property
+    def on_time(self) -> list[Due]:
+        return [due for due in self.past if not due.excluded and due not in self.late]
+
+
+SPANS = st.sampled_from([4 * MINUTE, 7 * MINUTE, 20 * MINUTE, 50 * MINUTE, 2 * HOUR])
+POLICIES: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {
+        "catch_up": st.sampled_from(["skip", "latest", "all"]),
+        "grace": st.sampled_from([timedelta(0), 10 * SECOND, 3 * MINUTE, HOUR]),
+    },
+    optional={
+        "max_runs": st.integers(1, 6),
+        "max_age": st.sampled_from([timedelta(0), 5 * MINUTE, HOUR, 3 * HOUR]),
+        "pace": st.sampled_from([SECOND, 5 * MINUTE]),
+    },
+)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    every = draw(st.lists(SPANS, min_size=1, max_size=2))
+    excluded = draw(st.sampled_from([0, 0, 10, 30]))
+    end = START + draw(st.sampled_from([1, 5])) * HOUR
+    jitter = draw(st.sampled_from([None, 30 * SECOND, 10 * MINUTE]))
+    times = timetable(
+        *({"every": span, "start": START} for span in every),
+        exclude=[f"0-{excluded - 1} * * * *"] if excluded else [],
+        end=end,
+        jitter=jitter,
+    )
+    schedule = make_schedule(times, **draw(POLICIES))
+    now = START + draw(
+        st.one_of(
+            st.integers(0, 4 * 60).map(lambda minutes: minutes * MINUTE),
+            st.integers(0, 4 * 3600).map(lambda seconds: seconds * SECOND),
+        )
+    )
+    moments = {START + n * span for span in every for n in range(1, 5 * HOUR // span + 1)}
+    ticks = [
+        Due(moment, times.run_at("s", moment), moment.minute < excluded)
+        for moment in sorted(moments)
+        if moment < end
+    ]
+    return Case(schedule, now, ticks)
+
+
+def model_plan(case: Case, *, armed: int = 0, missed: str | None = None) -> list[PlannedTick]:
+    """What the ledger gets: each tick up to now, then the next ones until two are armed."""
+    rows = []
+    caught_up = [due.at for due in model_caught_up(case)]
+    for due in case.ticks:
+        if due.at > case.now and armed >= ARMED_AHEAD:
+            break
+        status, runs_as, run_at = ARMED, FIRED, due.run_at
+        if due.excluded or (missed is not None and due.at <= case.now):
+            status = SKIPPED
+        elif due in case.late and due.at not in caught_up:
+            too_old = is_too_old(case, due)
+            latest = case.schedule.policy.catch_up == "latest"
+            status = COALESCED if latest and not too_old else SKIPPED
+        elif due in case.late:
+            runs_as = CAUGHT_UP
+            run_at = case.now + caught_up.index(due.at) * case.schedule.policy.pace
+        elif due.at > case.now:
+            armed += 1
+        rows.append(PlannedTick(due.at, run_at, status, runs_as))
+    return rows
+
+
+def model_caught_up(case: Case) -> list[Due]:
+    policy = case.schedule.policy
+    late = [due for due in case.late if not is_too_old(case, due)]
+    if policy.catch_up == "skip":
+        return []
+    if policy.catch_up == "latest":
+        newest = max(due.at for due in case.past if not due.excluded) if late else None
+        return [due for due in late if due.at == newest]
+    return [due for due in late if due in case.late[-(policy.max_runs or len(case.late)) :]]
+
+
+def is_too_old(case: Case, due: Due) -> bool:
+    max_age = case.schedule.policy.max_age
+    return max_age is not None and case.now - due.at > max_age
+
+
+def without_reasons(ticks: Iterable[PlannedTick]) -> list[PlannedTick]:
+    return [msgspec.structs.replace(tick, reason=None) for tick in ticks]
+
+
+def plan_all(
+    schedule: Schedule, now: datetime, *, most: int = 2000, armed: int = 0
+) -> list[PlannedTick]:
+    """Plan until there is no more, as the store does."""
+    found: list[PlannedTick] = []
+    for _ in range(10_000):
+        plan = plan_ticks(schedule, now=now, armed=armed, most=most)
+        assert len(plan.ticks) <= most
+        assert plan.planned_until >= schedule.planned_until
+        assert not plan.more or plan.planned_until > schedule.planned_until
+        found += plan.ticks
+        armed += count_ahead(plan.ticks, now)
+        schedule = msgspec.structs.replace(schedule, planned_until=plan.planned_until)
+        if not plan.more:
+            return found
+    raise AssertionError("The plan never ends.")
+
+
+def count_ahead(ticks: Iterable[PlannedTick], now: datetime) -> int:
+    return sum(tick.tick > now and tick.status is ARMED for tick in ticks)
+
+
+def assume_no_run_on_time_counts_as_missed(case: Case) -> None:
+    """See test_max_runs_counts_missed_ticks_alone."""
+    policy = case.schedule.policy
+    assume(not (policy.catch_up == "all" and policy.max_runs and case.on_time))
+
+
+@given(cases(), st.sampled_from([0, 1, 2]))
+def test_the_plan_is_that_of_the_model(case: Case, armed: int) -> None:
+    assume_no_run_on_time_counts_as_missed(case)
+    plan = plan_ticks(case.schedule, now=case.now, armed=armed)
+
+    assert without_reasons(plan.ticks) == model_plan(case, armed=armed)
+    assert plan.planned_until == max([START, *(tick.tick for tick in plan.ticks)])
+    assert not plan.more
+
+
+@given(cases())
+def test_every_tick_up_to_now_has_one_row_and_every_row_that_does_not_run_a_reason(
+    case: Case,
+) -> None:
+    rows = plan_ticks(case.schedule, now=case.now, armed=0).ticks
+
+    assert [row.tick for row in rows if row.tick <= case.now] == [due.at for due in case.past]
+    assert all(row.status in (ARMED, COALESCED, SKIPPED) for row in rows)
+    assert all(row.reason for row in rows if row.status is not ARMED)
+    assert count_ahead(rows, case.now) == min(
+        ARMED_AHEAD, sum(due.at > case.now and not due.excluded for due in case.ticks)
+    )
+
+
+@given(cases())
+def test_a_tick_on_time_is_armed_under_every_policy_and_no_run_is_early(case: Case) -> None:
+    rows = {row.tick: row for row in plan_ticks(case.schedule, now=case.now, armed=0).ticks}
+
+    for due in case.on_time:
+        assert rows[due.at] == PlannedTick(due.at, due.run_at)
+    jitter = case.schedule.timetable.jitter
+    for row in rows.values():
+        assert row.run_at >= row.tick
+        if row.status is ARMED and row.runs_as is FIRED:
+            assert row.run_at - row.tick <= jitter
+
+
+@given(cases())
+def test_what_is_caught_up_keeps_to_the_policy(case: Case) -> None:
+    policy = case.schedule.policy
+    rows = plan_ticks(case.schedule, now=case.now, armed=0).ticks
+    caught_up = [row for row in rows if row.runs_as is CAUGHT_UP]
+
+    late = [due.at for due in case.late]
+    assert {row.tick for row in caught_up} <= set(late)
+    assert [row.run_at for row in caught_up] == [
+        case.now + n * policy.pace for n in range(len(caught_up))
+    ]
+    if policy.catch_up == "skip":
+        assert caught_up == []
+    if policy.catch_up == "latest":
+        assert [row.tick for row in caught_up] in ([], late[-1:])
+    if policy.catch_up == "all" and policy.max_runs is not None:
+        assert len(caught_up) <= policy.max_runs
+    if policy.max_age is not None:
+        assert all(case.now - row.tick <= policy.max_age for row in caught_up)
+
+
+@given(cases(), st.integers(1, 5))
+def test_a_plan_in_chunks_is_the_plan_in_one_go(case: Case, most: int) -> None:
+    # With a pace it is not: see test_pace_goes_on_over_chunks.
+    policy = msgspec.structs.replace(case.schedule.policy, pace=timedelta(0))
+    schedule = msgspec.structs.replace(case.schedule, policy=policy)
+
+    assert plan_all(schedule, case.now, most=most) == plan_all(schedule, case.now)
+
+
+@given(cases())
+def test_planning_twice_changes_nothing(case: Case) -> None:
+    first = plan_ticks(case.schedule, now=case.now, armed=0)
+    planned = msgspec.structs.replace(case.schedule, planned_until=first.planned_until)
+    again = plan_ticks(planned, now=case.now, armed=count_ahead(first.ticks, case.now))
+
+    assert again.ticks == []
+    assert again.planned_until == first.planned_until
+
+
+@given(cases(), st.lists(st.integers(0, 200), max_size=6))
+def test_plans_one_after_the_other_leave_no_gap_and_repeat_nothing(
+    case: Case, minutes: list[int]
+) -> None:
+    moments = sorted({case.now, *(START + minute * MINUTE for minute in minutes)})
+    schedule = case.schedule
+    rows: list[PlannedTick] = []
+    for now in moments:
+        plan = plan_ticks(schedule, now=now, armed=count_ahead(rows, now))
+        rows += plan.ticks
+        schedule = msgspec.structs.replace(schedule, planned_until=plan.planned_until)
+
+    ticks = [row.tick for row in rows]
+    assert ticks == [due.at for due in case.ticks][: len(ticks)]
+    assert set(ticks) >= {due.at for due in case.ticks if due.at <= moments[-1]}
+
+
+@given(cases())
+def test_missed_in_a_pause_means_skipped_with_its_reason(case: Case) -> None:
+    plan = plan_ticks(case.schedule, now=case.now, armed=0, missed="paused by ann")
+
+    assert without_reasons(plan.ticks) == model_plan(case, missed="paused by ann")
+    excluded = [due.at for due in case.ticks if due.excluded]
+    for row in plan.ticks:
+        if row.tick <= case.now and row.tick not in excluded:
+            assert (row.status, row.reason) == (SKIPPED, "paused by ann")
+
+
+@given(cases())
+def test_an_excluded_tick_is_never_run_and_says_why(case: Case) -> None:
+    rows = plan_ticks(case.schedule, now=case.now, armed=0).ticks
+
+    reasons = {row.tick: row.reason or "" for row in rows if row.status is not ARMED}
+    for due in case.past:
+        assert due.excluded == reasons.get(due.at, "").startswith("excluded by ")
+
+
+@given(cases())
+def test_the_judge_says_of_each_late_tick_what_the_plan_does(case: Case) -> None:
+    """A tick armed before the outage is judged when it is claimed, one at a time."""
+    rows = {row.tick: row for row in plan_ticks(case.schedule, now=case.now, armed=0).ticks}
+
+    for due in case.late:
+        status, reason = LateJudge(case.schedule, case.now).judge(due.at)
+        row = rows[due.at]
+        assert status is (row.runs_as if row.status is ARMED else row.status)
+        assert reason
+        assert row.reason in (None, reason) if status is CAUGHT_UP else row.reason == reason
+
+
+def test_reasons_name_the_policy_and_how_late_it_is() -> None:
+    now = START + 5 * HOUR + 30 * MINUTE
+
+    def reasons(**policy: Any) -> list[str | None]:
+        rows = plan_ticks(make_schedule(**policy), now=now, armed=0).ticks
+        return [row.reason for row in rows if row.tick <= now][-2:]
+
+    assert reasons(catch_up="skip")[1] == "too late: 30m late, and catch_up is skip"
+    assert reasons(catch_up="latest")[0] == "coalesced into a later run: 1h30m late"
+    assert reasons(catch_up="all", max_age="1h")[0] == "too late: 1h30m late, and max_age is 1h"
+    assert reasons(catch_up="all", max_runs=1)[0] == (
+        "too late: 1h30m late, and only the last 1 missed runs are caught up"
+    )
+
+
+def test_a_timetable_that_has_ended_plans_nothing_more() -> None:
+    schedule = make_schedule(timetable(START + HOUR))
+    plan = plan_ticks(schedule, now=START, armed=0)
+    done = msgspec.structs.replace(schedule, planned_until=plan.planned_until)
+
+    assert [tick.tick for tick in plan.ticks] == at(60)
+    assert plan_ticks(done, now=START + 9 * HOUR, armed=0).ticks == []
+
+
+@pytest.mark.xfail(strict=True, reason="the pace starts anew with each 2000 ticks")
+def test_pace_goes_on_over_chunks() -> None:
+    schedule = make_schedule(catch_up="all", pace="5m")
+    now = START + 5 * HOUR + MINUTE
+
+    chunks = plan_all(schedule, now, most=3)
+
+    caught_up = [row.run_at for row in chunks if row.runs_as is CAUGHT_UP]
+    assert caught_up == [now + n * 5 * MINUTE for n in range(5)]
+
+
+@pytest.mark.xfail(strict=True, reason="a tick on time takes a place of the missed ones")
+def test_max_runs_counts_missed_ticks_alone() -> None:
+    """The tick of 3:00 is five seconds old and fires; of those missed, the last is caught up."""
+    schedule = make_schedule(catch_up="all", max_runs=1)
+    rows = plan_ticks(schedule, now=START + 3 * HOUR + 5 * SECOND, armed=0).ticks
+
+    assert [row.runs_as for row in rows if row.status is ARMED][:2] == [CAUGHT_UP, FIRED]
+
+
+@pytest.mark.xfail(strict=True, reason="two ticks ahead are armed, however long the jitter")
+def test_jitter_longer_than_the_interval_delays_no_run_beyond_its_time() -> None:
+    """A worker plans at each run. What is due before the next plan must be armed by then."""
+    times = timetable({"every": "1m", "start": START}, jitter="10m")
+    schedule = make_schedule(times)
+    now, runs = START, list[tuple[datetime, datetime]]()
+    waiting: list[PlannedTick] = []
+    while now < START + 2 * HOUR:
+        plan = plan_ticks(schedule, now=now, armed=count_ahead(waiting, now))
+        schedule.planned_until = plan.planned_until
+        waiting += [tick for tick in plan.ticks if tick.status is ARMED]
+        now = min(tick.run_at for tick in waiting)
+        runs += [(tick.tick, now) for tick in waiting if tick.run_at <= now]
+        waiting = [tick for tick in waiting if tick.run_at > now]
+
+    assert sorted(runs) == [(tick, times.run_at("s", tick)) for tick, _ in sorted(runs)]
+
+
+@pytest.mark.xfail(strict=True, reason="the excluded ticks ahead are planned up to the year 9000")
+def test_a_timetable_whose_every_tick_is_excluded_is_refused_or_planned_within_bounds() -> None:
+    try:
+        times = timetable("0 9 * * *", exclude=["* 9 * * *"])
+    except InvalidSchedule:
+        return
+    plan = plan_ticks(make_schedule(times), now=START, armed=0)
+
+    assert not plan.more
+
+
+# The decision
+
+
+def make_run(
+    minute: float,
+    status: TickStatus = ARMED,
+    runs_as: TickStatus | None = None,
+    *,
+    begun: bool = True,
+    run_at: datetime | None = None,
+) -> OpenRun:
+    """A run of that minute. A claimed one has begun: its job has left `due`."""
+    tick = START + minute * MINUTE
+    runs_as = runs_as or (FIRED if status in (ARMED, WAITING) else status)
+    return OpenRun(1, tick, run_at or tick, status, runs_as, int(minute * 60), begun)
+
+
+def decide_at(
+    schedule: Schedule,
+    run: OpenRun,
+    *others: OpenRun,
+    now: datetime | None = None,
+    succeeded_at: datetime | None = None,
+) -> Decision:
+    return decide(schedule, run, now=now or run.run_at, others=others, succeeded_at=succeeded_at)
+
+
+def after_waiting(run: OpenRun, decision: Decision) -> OpenRun:
+    """The run as it is claimed again."""
+    return msgspec.structs.replace(run, status=WAITING, runs_as=decision.runs_as or run.runs_as)
+
+
+def model_action(policy: Policy, run: OpenRun, running: int, waiting: int) -> str:
+    """`waiting` came before the run."""
+    if policy.overlap == "allow" or running + waiting < policy.max_concurrent_runs:
+        return "run"
+    if run.runs_as in (CAUGHT_UP, BACKFILLED):
+        return "run" if policy.burst_allowed else "wait"
+    if run.status is WAITING:
+        return "wait"
+    if policy.overlap == "skip" or (policy.overlap == "buffer_one" and waiting):
+        return "skip"
+    return "wait"
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("max_concurrent_runs", [1, 2, 3])
+def test_every_overlap_policy_decides_as_the_model(
+    overlap: Overlap, max_concurrent_runs: int
+) -> None:
+    for burst, status, runs_as, running, waiting in product(
+        (False, True), (ARMED, WAITING), (FIRED, CAUGHT_UP, BACKFILLED), range(4), range(3)
+    ):
+        schedule = make_schedule(
+            overlap=overlap, max_concurrent_runs=max_concurrent_runs, burst_allowed=burst
+        )
+        run = make_run(60, status, runs_as)
+        begun = [make_run(minute, FIRED) for minute in range(running)]
+        before = [make_run(minute, WAITING, begun=False) for minute in range(10, 10 + waiting)]
+        decision = decide_at(schedule, run, *begun, *before)
+
+        action = model_action(schedule.policy, run, running, waiting)
+        assert decision.action == action
+        assert decision.status is {"run": runs_as, "wait": WAITING, "skip": SKIPPED}[action]
+        assert (decision.at is None) == (action != "wait")
+        if action == "wait":
+            assert decision.at == run.run_at + RETRY_WAIT
+            assert after_waiting(run, decision).runs_as is runs_as
+        if action != "run":
+            assert decision.reason is not None
+            assert decision.reason.startswith("overlap: the run of 2026-03-02T00:")
+        cancels = overlap == "cancel_other" and action == "wait" and runs_as is FIRED
+        assert set(decision.cancel) == ({other.job_id for other in begun} if cancels else set())
+
+
+def test_a_run_in_its_place_pays_no_heed_to_what_comes_after_it() -> None:
+    schedule = make_schedule()
+    later = [
+        make_run(120, ARMED),
+        make_run(180, ARMED, begun=False),
+        make_run(240, WAITING, begun=False),
+        make_run(300, WAITING),
+    ]
+
+    assert decide_at(schedule, make_run(60), *later).action == "run"
+
+
+@pytest.mark.parametrize("status", [FIRED, CAUGHT_UP, BACKFILLED, TRIGGERED])
+def test_a_run_that_has_begun_takes_a_place_whatever_its_tick(status: TickStatus) -> None:
+    schedule = make_schedule()
+
+    for minute in (0, 120):
+        assert decide_at(schedule, make_run(60), make_run(minute, status)).action == "skip"
+
+
+def test_what_is_given_back_before_it_began_takes_no_place() -> None:
+    given_back = make_run(0, FIRED, begun=False)
+
+    assert decide_at(make_schedule(), make_run(60), given_back).action == "run"
+
+
+def test_a_triggered_run_runs_whatever_else_is() -> None:
+    schedule = make_schedule(
+        paused_at=START, shadow=True, after="a", overlap="skip", catch_up="skip"
+    )
+    run = make_run(60, ARMED, TRIGGERED)
+    decision = decide_at(schedule, run, make_run(0, FIRED), now=START + 9 * HOUR)
+
+    assert decision == Decision("run", TRIGGERED)
+
+
+def test_a_paused_schedule_skips_what_was_claimed_and_says_who_paused_it() -> None:
+    schedule = make_schedule(paused_at=START, paused_by="ann", pause_reason="holiday")
+
+    assert decide_at(schedule, make_run(60)) == Decision("skip", SKIPPED, "paused by ann: holiday")
+    schedule.pause_reason = None
+    assert paused_reason(schedule) == "paused by ann"
+    schedule.paused_by = None
+    assert paused_reason(schedule) == "paused by unknown"
+
+
+@pytest.mark.parametrize("runs_as", [FIRED, CAUGHT_UP, BACKFILLED])
+def test_shadow_records_and_runs_nothing(runs_as: TickStatus) -> None:
+    decision = decide_at(make_schedule(shadow=True), make_run(60, ARMED, runs_as))
+
+    assert decision == Decision("skip", runs_as, "shadow: recorded, and not run")
+
+
+@given(cases())
+def test_a_claimed_run_that_is_late_does_what_the_model_of_the_plan_says(case: Case) -> None:
+    assume_no_run_on_time_counts_as_missed(case)
+    caught_up = model_caught_up(case)
+    for due in case.past:
+        if due.excluded:
+            continue
+        run = OpenRun(1, due.at, due.run_at, ARMED, FIRED, 1, True)
+        decision = decide_at(case.schedule, run, now=case.now)
+
+        if due not in case.late:
+            assert decision == Decision("run", FIRED)
+        elif due in caught_up:
+            assert (decision.action, decision.status) == ("run", CAUGHT_UP)
+        else:
+            latest = case.schedule.policy.catch_up == "latest" and not is_too_old(case, due)
+            assert decision.action == "skip"
+            assert decision.status is (COALESCED if latest else SKIPPED)
+            assert decision.reason
+
+
+@pytest.mark.parametrize(
+    "run",
+    [make_run(60, WAITING), make_run(60, ARMED, CAUGHT_UP), make_run(60, ARMED, BACKFILLED)],
+    ids=["waiting", "caught_up", "backfilled"],
+)
+def test_what_was_decided_once_is_not_judged_late(run: OpenRun) -> None:
+    schedule = make_schedule(catch_up="skip", max_age="1m")
+
+    assert decide_at(schedule, run, now=START + 9 * HOUR) == Decision("run", run.runs_as)
+
+
+# Runs claimed at the same moment
+
+
+def decide_one_by_one(
+    schedule: Schedule, claimed: Sequence[OpenRun], opened: Sequence[OpenRun], now: datetime
+) -> dict[int, Decision]:
+    """Decide on claimed runs in the order given, each seeing what became of those before it."""
+    state = {run.job_id: run for run in [*opened, *claimed]}
+    decisions = {}
+    for run in claimed:
+        del state[run.job_id]
+        others = sorted(state.values(), key=lambda other: other.tick)
+        decision = decide(schedule, run, now=now, others=others, succeeded_at=None)
+        decisions[run.job_id] = decision
+        if decision.action == "run":
+            state[run.job_id] = msgspec.structs.replace(run, status=decision.status)
+        elif decision.action == "wait":
+            state[run.job_id] = msgspec.structs.replace(after_waiting(run, decision), begun=False)
+    return decisions
+
+
+class Crowd(NamedTuple):
+    """Runs claimed at the same moment, beside others that run or wait."""
+
+    schedule: Schedule
+    claimed: list[OpenRun]
+    running: list[OpenRun]
+    waiting: list[OpenRun]
+    now: datetime
+
+    def decide(self, order: Sequence[OpenRun]) -> dict[int, str]:
+        opened = [*self.running, *self.waiting]
+        decisions = decide_one_by_one(self.schedule, order, opened, self.now)
+        return {job_id: decision.action for job_id, decision in decisions.items()}
+
+    @property
+    def by_tick(self) -> list[OpenRun]:
+        return sorted(self.claimed, key=lambda run: run.tick)
+
+    @property
+    def places(self) -> int:
+        policy = self.schedule.policy
+        return 99 if policy.overlap == "allow" else policy.max_concurrent_runs
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> Crowd:
+    """The waiting are older than the claimed; those that run, older or newer."""
+    schedule = make_schedule(
+        timetable("* * * * *"),
+        overlap=draw(st.sampled_from(OVERLAPS)),
+        max_concurrent_runs=draw(st.integers(1, 3)),
+        burst_allowed=draw(st.booleans()),
+        grace="10m",
+    )
+    minutes = draw(st.permutations(range(100, 110)))
+    claimed = [
+        make_run(minute, ARMED, draw(st.sampled_from([FIRED, FIRED, CAUGHT_UP, BACKFILLED])))
+        for minute in minutes[: draw(st.integers(1, 4))]
+    ]
+    running = [
+        make_run(minute, draw(st.sampled_from([FIRED, CAUGHT_UP, BACKFILLED])))
+        for minute in minutes[5 : 5 + draw(st.integers(0, 3))]
+    ]
+    waiting = [
+        make_run(minute, WAITING, draw(st.sampled_from([FIRED, CAUGHT_UP])), begun=False)
+        for minute in range(90, 90 + draw(st.integers(0, 2)))
+    ]
+    return Crowd(schedule, claimed, running, waiting, START + 110 * MINUTE)
+
+
+def model_actions(crowd: Crowd) -> dict[int, str]:
+    """Places go by tick: to what waits already, then to the claimed."""
+    running, waiting = len(crowd.running), len(crowd.waiting)
+    actions = {}
+    for run in crowd.by_tick:
+        action = model_action(crowd.schedule.policy, run, running, waiting)
+        running += action == "run"
+        waiting += action == "wait"
+        actions[run.job_id] = action
+    return actions
+
+
+@given(crowds())
+def test_runs_of_one_moment_are_decided_by_their_ticks(crowd: Crowd) -> None:
+    assert crowd.decide(crowd.by_tick) == model_actions(crowd)
+
+
+@given(crowds())
+def test_whoever_decides_first_the_same_runs_begin(crowd: Crowd) -> None:
+    policy = crowd.schedule.policy
+    # A burst begins at once, and so before an earlier run that is decided on later. For
+    # buffer_one see test_buffer_one_lets_one_wait_whoever_decides_first.
+    assume(not policy.burst_allowed and policy.overlap != "buffer_one")
+
+    for order in permutations(crowd.claimed):
+        assert crowd.decide(order) == model_actions(crowd)
+
+
+@given(crowds())
+def test_whoever_decides_first_no_more_begin_than_there_are_places(crowd: Crowd) -> None:
+    policy = crowd.schedule.policy
+    free = max(0, crowd.places - len(crowd.running) - len(crowd.waiting))
+    for order in permutations(crowd.claimed):
+        actions = crowd.decide(order)
+        bursts = [run for run in order if policy.burst_allowed and run.runs_as is not FIRED]
+        in_turn = [run for run in order if run not in bursts]
+
+        assert all(actions[run.job_id] == "run" for run in bursts)
+        began = sum(actions[run.job_id] == "run" for run in in_turn)
+        assert began <= free
+        assert bursts or began == min(free, len(in_turn))
+
+
+@given(crowds())
+def test_whoever_decides_first_what_was_asked_for_is_never_skipped(crowd: Crowd) -> None:
+    for order in permutations(crowd.claimed):
+        actions = crowd.decide(order)
+
+        assert all(actions[run.job_id] != "skip" for run in order if run.runs_as is not FIRED)
+        assert set(actions.values()) != {"skip"} or crowd.running or crowd.waiting
+
+
+@given(
+    st.sampled_from(["skip", "latest", "all"]),
+    st.sampled_from(OVERLAPS),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(0, 2),
+)
+def test_runs_armed_before_an_outage_are_decided_alike_in_any_order(
+    catch_up: CatchUp, overlap: Overlap, places: int, claimed: int, later: int
+) -> None:
+    """`later`: how many more ticks were missed, and have no run."""
+    schedule = make_schedule(
+        timetable("* * * * *"), catch_up=catch_up, overlap=overlap, max_concurrent_runs=places
+    )
+    runs = [make_run(minute) for minute in range(100, 100 + claimed)]
+    crowd = Crowd(schedule, runs, [], [], runs[-1].tick + later * MINUTE + 30 * SECOND)
+
+    caught_up = {"skip": 0, "latest": int(not later), "all": claimed}[catch_up]
+    places = 99 if overlap == "allow" else places
+    expected = ["skip"] * (claimed - caught_up)
+    expected += ["run"] * min(places, caught_up) + ["wait"] * max(0, caught_up - places)
+    for order in permutations(runs):
+        actions = crowd.decide(order)
+        assert [actions[run.job_id] for run in runs] == expected
+
+
+@given(crowds(), st.sampled_from([timedelta(0), 20 * MINUTE]))
+def test_of_two_runs_at_most_one_gives_way_to_the_other(crowd: Crowd, later: timedelta) -> None:
+    now = crowd.now + later
+    for run, other in permutations(crowd.claimed, 2):
+        gives_way = counts_for(crowd.schedule, run, other, now)
+        is_given_way = counts_for(crowd.schedule, other, run, now)
+
+        assert not (gives_way and is_given_way)
+        assert not gives_way or other.tick < run.tick
+        if not later:
+            assert gives_way or is_given_way
+
+
+@pytest.mark.xfail(strict=True, reason="the earlier does not see that a later one waits")
+def test_buffer_one_lets_one_wait_whoever_decides_first() -> None:
+    schedule = make_schedule(timetable("* * * * *"), overlap="buffer_one", grace="1h")
+    crowd = Crowd(schedule, [make_run(2), make_run(1)], [make_run(0, FIRED)], [], START + HOUR)
+
+    for order in permutations(crowd.claimed):
+        assert sorted(crowd.decide(order).values()) == ["skip", "wait"]
+
+
+@pytest.mark.xfail(strict=True, reason="a run gives way to one that is late when it is decided on")
+@pytest.mark.parametrize("catch_up", ["skip", "latest"])
+def test_two_runs_claimed_at_once_are_not_both_skipped_while_the_grace_ends(
+    catch_up: CatchUp,
+) -> None:
+    """The later one is decided on just before the grace of the earlier one ends."""
+    schedule = make_schedule(timetable("*/5 * * * * *"), catch_up=catch_up)
+    first, second = make_run(60), make_run(60 + 5 / 60)
+    later = decide_at(schedule, second, first, now=first.tick + 9.9 * SECOND)
+    earlier = decide_at(schedule, first, now=first.tick + 10.1 * SECOND)
+
+    assert {earlier.action, later.action} != {"skip"}
+
+
+# Dependencies
+
+
+SUCCESSES = st.one_of(st.none(), st.integers(-300, 0).map(lambda m: START + HOUR + m * MINUTE))
+
+
+@given(
+    SUCCESSES,
+    st.sampled_from([None, timedelta(0), 3 * SECOND, MINUTE, 3 * HOUR]),
+    st.sampled_from([MINUTE, HOUR, 4 * HOUR]),
+    st.sampled_from([timedelta(0), 30 * SECOND, 2 * HOUR]),
+)
+def test_a_run_waits_for_its_dependency_as_long_as_it_may(
+    succeeded_at: datetime | None, wait: timedelta | None, within: timedelta, late: timedelta
+) -> None:
+    options = {} if wait is None else {"wait": wait}
+    schedule = make_schedule(after="a", within=within, grace="3h", **options)
+    run = make_run(60)
+    now = run.tick + late
+    decision = decide_at(schedule, run, now=now, succeeded_at=succeeded_at)
+
+    if succeeded_at is not None and now - succeeded_at <= within:
+        assert decision == Decision("run", FIRED)
+        return
+    assert decision.reason is not None
+    assert decision.reason.startswith("dependency: 'a' has not succeeded within ")
+    assert ("it never has" in decision.reason) == (succeeded_at is None)
+    if wait is None or late >= wait:
+        assert (decision.action, decision.status) == ("skip", SKIPPED)
+    else:
+        assert (decision.action, decision.status) == ("wait", WAITING)
+        assert decision.at == min(now + RETRY_WAIT, run.tick + wait)
+
+
+@given(st.integers(0, 40), st.sampled_from([None, 3, 7, 12, 25]))
+def test_a_run_that_waits_looks_until_the_dependency_succeeds_or_time_is_up(
+    wait: int, success: int | None
+) -> None:
+    """`success`: so many seconds after the tick."""
+    schedule = make_schedule(after="a", wait=wait * SECOND)
+    run = make_run(60)
+    now, looks = run.tick, 0
+    while True:
+        succeeded_at = None if success is None else run.tick + success * SECOND
+        known = succeeded_at if succeeded_at is not None and succeeded_at <= now else None
+        decision = decide_at(schedule, run, now=now, succeeded_at=known)
+        if decision.at is None:
+            break
+        assert decision.at > now
+        run, now, looks = after_waiting(run, decision), decision.at, looks + 1
+
+    waited = now - make_run(60).tick
+    assert looks <= wait / RETRY_WAIT.total_seconds() + 1
+    if success is not None and success <= wait:
+        assert decision.action == "run"
+        assert success * SECOND <= waited < success * SECOND + RETRY_WAIT
+    else:
+        assert decision.action == "skip"
+        assert waited == wait * SECOND
+
+
+def test_a_dependency_comes_before_a_place() -> None:
+    schedule = make_schedule(after="a", overlap="skip")
+    run, running = make_run(60), make_run(0, FIRED)
+    without = decide_at(schedule, run, running)
+    succeeded = decide_at(schedule, run, running, succeeded_at=START + 30 * MINUTE)
+
+    assert (without.reason or "").startswith("dependency: ")
+    assert (succeeded.reason or "").startswith("overlap: ")
+
+
+def test_a_run_that_waited_for_its_dependency_waits_on_for_a_place() -> None:
+    """Under overlap="skip", too: it was there before."""
+    schedule = make_schedule(after="a", wait="30m")
+    run = make_run(60, WAITING)
+    decision = decide_at(schedule, run, make_run(0, FIRED), succeeded_at=START + HOUR)
+
+    assert decision.action == "wait"
+
+
+@pytest.mark.xfail(strict=True, reason="the wait for a dependency forgets that it is caught up")
+def test_a_run_caught_up_after_its_dependency_is_recorded_as_caught_up() -> None:
+    schedule = make_schedule(after="a", wait="5h", catch_up="all")
+    run, now = make_run(60), START + 2 * HOUR
+    wait = decide_at(schedule, run, now=now)
+    run = after_waiting(run, wait)
+    decision = decide_at(schedule, run, now=now + MINUTE, succeeded_at=now)
+
+    assert wait.action == "wait"
+    assert decision == Decision("run", CAUGHT_UP)
+
+
+# Values
+
+
+@given(
+    st.sampled_from(["s", "nightly report", "a@b", "tick:x", "@", "größe"]),
+    st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC)),
+)
+def test_the_key_of_a_run_says_which_schedule_and_tick(name: str, tick: datetime) -> None:
+    assert read_run_key(run_key(name, tick)) == (name, tick)
+
+
+@pytest.mark.parametrize("key", [None, "", "order:7", "tick:", "tick:s", "tick:s@soon", "tick@"])
+def test_any_other_key_is_no_run(key: str | None) -> None:
+    assert read_run_key(key) is None
+
+
+@pytest.mark.parametrize(
+    ("overlap", "at_once"),
+    [("skip", 3), ("buffer_one", 3), ("buffer_all", 3), ("cancel_other", 3), ("allow", None)],
+)
+def test_every_overlap_policy_but_allow_bounds_the_runs_at_once(
+    overlap: Overlap, at_once: int | None
+) -> None:
+    assert Policy(overlap=overlap, max_concurrent_runs=3).at_once == at_once
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"catch_up": "some"},
+        {"overlap": None},
+        {"max_runs": 0},
+        {"max_runs": True},
+        {"max_concurrent_runs": 1.5},
+        {"pause_after": -1},
+        {"burst_allowed": "yes"},
+        {"shadow": 1},
+        {"within": "1h"},
+        {"colour": "red"},
+    ],
+    ids=str,
+)
+def test_a_policy_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSchedule):
+        make_policy(options)
+
+
+@given(POLICIES)
+def test_a_policy_is_read_back_as_it_was_stored(options: dict[str, Any]) -> None:
+    policy = make_policy(options)
+
+    assert msgspec.json.decode(msgspec.json.encode(policy), type=Policy) == policy
+    assert make_policy(dict.fromkeys(("max_runs", "max_age", "after", "wait"))) == Policy()
