@@ -47,6 +47,10 @@ class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
     tz: str
     timetable: dict[str, Any]
     policy: Policy
+    queue: str | None
+    priority: int | None
+    max_attempts: int | None
+    timeout: timedelta | None
     enabled: bool
     next_run_at: datetime | None
     last_run_at: datetime | None
@@ -157,7 +161,7 @@ class Schedules:
         by: str = "unknown",
         tx: Any = None,
         args: Mapping[str, Any] | None = None,
-        tz: str = "UTC",
+        tz: str | None = None,
         exclude: Iterable[str | date] | str | date = (),
         start: datetime | str | None = None,
         end: datetime | str | None = None,
@@ -177,8 +181,11 @@ class Schedules:
         `burst_allowed`. `after`, `within`, `wait`: only if another schedule succeeded.
         `pause_after`: failures in a row. `expires`: the latest start. `shadow`: only the ledger.
         """
+        if template is not None:
+            found = await self._template(template)
+            specs, template, tz = (*specs, *found["specs"]), None, tz or found["tz"]
         new = self.define(
-            name, task, *specs, args=args, tz=tz, exclude=exclude, start=start, end=end,
+            name, task, *specs, args=args, tz=tz or "UTC", exclude=exclude, start=start, end=end,
             jitter=jitter, template=template, queue=queue, priority=priority, catch_up=catch_up,
             overlap=overlap, **policy,
         )  # fmt: skip
@@ -232,7 +239,7 @@ class Schedules:
         self, name: str | None = None, *, before_id: int | None = None
     ) -> list[AuditEvent]:
         """Return who changed what, newest first, of one schedule or of all."""
-        entity = None if name is None else f"schedule:{name}"
+        entity = "schedule:%" if name is None else f"schedule:{name}"
         events: list[AuditEvent] = await self._do(
             lambda statements: statements.audit(entity, before_id=before_id), reads=True
         )
@@ -243,17 +250,23 @@ class Schedules:
     async def templates(self) -> list[Template]:
         """Return the named specs: those that come with Duetime, and your own."""
         own = await self._do(lambda statements: statements.templates(), reads=True)
-        mine = [
-            Template(name, Timetable.from_json(value).describe(), description)
-            for name, value, description in own
-        ]
+        mine = [Template(name, _texts(value), description) for name, value, description in own]
         return [*TEMPLATES, *mine]
+
+    async def _template(self, name: str) -> dict[str, Any]:
+        own = await self._do(lambda statements: statements.templates(), reads=True)
+        for mine, value, _ in own:
+            if mine.casefold() == name.casefold():
+                return dict(value)
+        return {"specs": [find_template(name).spec], "tz": "UTC"}
 
     async def put_template(
         self, name: str, *specs: Spec, tz: str = "UTC", description: str = ""
     ) -> None:
         """Store specs under a name that people choose from; the name is taken anew."""
         check_name(name, what="template's name")
+        if name.casefold() in {template.name.casefold() for template in TEMPLATES}:
+            raise InvalidInput(f"The template {name!r} comes with Duetime; choose another name.")
         times = timetable(*specs, tz=tz)
         check_text(description, what="the description")
         await self._do(lambda statements: statements.put_template(name, times, description))
@@ -311,6 +324,8 @@ class ScheduleHandle:
         """Run no more, on any worker; what runs goes on. `until`: it resumes by itself then."""
         check_text(reason, what="the reason")
         at = None if until is None else await self._moment(until, name="until")
+        if at is not None and at <= await self._app.now():
+            raise InvalidInput(f"until={at.isoformat()} is past: a pause ends later than now.")
         self._found(
             await self._do(
                 lambda s: s.pause(self.name, actor=_actor(by), reason=reason, until=at), tx
@@ -451,6 +466,16 @@ class ScheduleHandle:
         return await self._app.now() + parse_duration(value, name=name)
 
 
+def _texts(timetable: Mapping[str, Any]) -> str:
+    """The specs as people write them."""
+    shown = []
+    for spec in timetable["specs"]:
+        [(kind, text)] = [(kind, text) for kind, text in spec.items() if kind != "start"]
+        shown.append({"every": f"@every {text}", "rrule": f"RRULE:{text}"}.get(kind, text))
+    tz = timetable["tz"]
+    return " and ".join(shown) + ("" if tz == "UTC" else f" ({tz})")
+
+
 def _info(schedule: Schedule) -> ScheduleInfo:
     return ScheduleInfo(
         args=msgspec.json.decode(schedule.args),
@@ -460,10 +485,8 @@ def _info(schedule: Schedule) -> ScheduleInfo:
         enabled=schedule.paused_at is None and schedule.broken is None,
         **{
             field: getattr(schedule, field)
-            for field in ("name", "kind", "target", "policy", "next_run_at", "last_run_at",
-                          "last_enqueued_at", "paused_at", "paused_by", "pause_reason",
-                          "paused_until", "failures", "broken", "declared", "revision",
-                          "created_at", "updated_at")
+            for field in ScheduleInfo.__struct_fields__
+            if field not in ("args", "when", "tz", "timetable", "enabled")
         },
     )  # fmt: skip
 

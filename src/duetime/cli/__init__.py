@@ -14,6 +14,7 @@ import click
 
 from duetime import __version__
 from duetime.cli.db import db
+from duetime.cli.importing import importing
 from duetime.cli.jobs import jobs
 from duetime.cli.queues import queues
 from duetime.cli.schedules import schedules
@@ -32,7 +33,7 @@ def cli() -> None:
     """
 
 
-for command in (worker, jobs, schedules, queues, workers, db):
+for command in (worker, jobs, schedules, queues, workers, db, importing):
     cli.add_command(command)
 
 

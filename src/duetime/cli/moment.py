@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -58,6 +58,11 @@ def iso(moment: datetime) -> str:
     '2026-01-31T09:00:00Z'
     """
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def ago(value: datetime | timedelta | None, now: datetime) -> datetime | None:
+    """What was given, or the moment so long before `now`."""
+    return now - value if isinstance(value, timedelta) else value
 
 
 def _with_zone(moment: datetime) -> str:

@@ -13,9 +13,9 @@ import click
 from duetime.app import Duetime
 from duetime.cli.moment import MOMENT, iso
 from duetime.cli.number import Number
-from duetime.cli.output import exact, print_json
+from duetime.cli.output import print_json
 from duetime.cli.person import by_option
-from duetime.cli.schedule_show import show_preview
+from duetime.cli.schedule_show import next_run, show_preview
 from duetime.cli.target import Command, Target, target_of
 from duetime.domain.preview import MOST_ROWS, PreviewRow, preview
 from duetime.domain.schedule import CatchUp, Overlap
@@ -180,10 +180,7 @@ def _tell(result: str, declared: bool, info: ScheduleInfo, now: datetime) -> Non
     said = "is the same: nothing changed" if result == "same" else f"is {result}"
     click.echo(f"Schedule {info.name} {said}.")
     click.echo(f"  when  {info.when}")
-    if info.paused_at is not None:
-        click.echo(f"  next  none: it stays paused. `duetime schedules resume {info.name}`")
-    else:
-        click.echo(f"  next  {exact(info.next_run_at, now) or 'none: no tick lies ahead'}")
+    click.echo(f"  next  {next_run(info, now)}")
     if declared and result != "same":
         click.echo("The code declares this schedule: the next worker that starts sets it back.")
 

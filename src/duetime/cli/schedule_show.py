@@ -1,4 +1,4 @@
-"""A schedule for people: as a line of a list, in full, its ticks, and who changed it."""
+"""A schedule for people: as a line of a list, in full, and its ticks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import click
-import msgspec
 
 from duetime.cli.moment import iso
 from duetime.cli.output import compact, exact, one_line, plural, print_facts, print_table, relative
@@ -18,22 +17,24 @@ from duetime.domain.preview import PreviewRow
 from duetime.domain.schedule import Policy, TickStatus
 from duetime.domain.timetable import Timetable
 from duetime.schedules import ScheduleInfo
-from duetime.storage.schedules import AuditEvent, OccurrenceInfo
+from duetime.storage.schedules import OccurrenceInfo
 
 _DEFAULTS = Policy()
+POLICIES = Policy.__struct_fields__
+_NOT_RUN = (TickStatus.SKIPPED, TickStatus.COALESCED)
 _SECOND = timedelta(seconds=1)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 def schedule_row(info: ScheduleInfo, now: datetime) -> tuple[Any, ...]:
     """Name, when, next, last, status."""
-    overdue = info.next_run_at is not None and info.next_run_at <= now
+    at = info.next_run_at if info.enabled else None
     return (
         info.name,
         info.when.removeprefix("cron "),
-        f"due {relative(info.next_run_at, now)}" if overdue else relative(info.next_run_at, now),
+        f"due {relative(at, now)}" if at is not None and at <= now else relative(at, now),
         relative(info.last_run_at, now),
-        "; ".join([_state(info), *_remarks(info, now)]),
+        _status(info, now),
     )
 
 
@@ -42,16 +43,16 @@ def show_schedule(info: ScheduleInfo, rows: Sequence[OccurrenceInfo], now: datet
     click.echo(f"Schedule {one_line(info.name)}: {_state(info)}")
     print_facts(
         [
-            (info.kind, info.target),
+            (info.kind, one_line(info.target)),
             ("arguments", compact(info.args)),
             ("when", info.when),
-            ("next run", _there(info.next_run_at, info.tz, now)),
+            ("next run", next_run(info, now)),
             ("last run", _there(info.last_run_at, info.tz, now) or "none yet"),
-            ("broken", info.broken),
+            ("broken", info.broken and one_line(info.broken)),
             ("paused", _pause(info, now)),
             ("failures", f"{info.failures} in a row" if info.failures else None),
             *(_policies(info.policy) or [("policies", "the defaults")]),
-            ("made by", "the code" if info.declared else "hand"),
+            ("origin", "declared in code" if info.declared else "put at run time"),
             ("created", exact(info.created_at, now)),
             ("changed", exact(info.updated_at, now) if info.revision > 1 else None),
             ("revision", info.revision),
@@ -59,31 +60,39 @@ def show_schedule(info: ScheduleInfo, rows: Sequence[OccurrenceInfo], now: datet
     )
     if rows:
         click.echo("\nThe last ticks, and those that are armed:")
-        show_history(rows, info.tz, now)
+        show_history(info, rows, now)
 
 
-def show_history(rows: Sequence[OccurrenceInfo], tz: str, now: datetime) -> None:
+def next_run(info: ScheduleInfo, now: datetime) -> str:
+    """When it runs next, or why it does not."""
+    if info.broken is not None:
+        return "none: it is set aside, because its stored times or policies cannot be read"
+    if info.paused_at is not None:
+        return "none: it is paused"
+    return _there(info.next_run_at, info.tz, now) or "none: no tick lies ahead"
+
+
+def show_history(info: ScheduleInfo, rows: Sequence[OccurrenceInfo], now: datetime) -> None:
     """Print rows of the ledger. A tick is written as `explain` reads it."""
-    local = tz != "UTC"
+    local = info.tz != "UTC"
+    timetable = Timetable.from_json(info.timetable)
+    zone = parse_zone(info.tz)
     print_table(
-        ("TICK", *(["LOCAL"] if local else []), "STATUS", "RESULT", "LATE", "TOOK", "JOB",
-         "WORKER", "REMARKS"),
+        ("TICK", *(["LOCAL"] if local else []), "STATUS", "LATE", "TOOK", "JOB", "RESULT"),
         [
             (
                 iso(row.tick),
-                *([_wall(row.tick, tz)] if local else []),
+                *([f"{row.tick.astimezone(zone):%a %H:%M}"] if local else []),
                 row.status.value,
-                _result(row),
                 _late(row),
-                _span(row.duration),
+                "" if row.duration is None else _span(row.duration),
                 row.job_id,
-                row.claimed_by,
-                row.error or _why(row, now),
+                _result(row, timetable, now),
             )
             for row in rows
         ],
-        right=(4, 5, 6) if local else (3, 4, 5),
-    )  # fmt: skip
+        right=(3, 4, 5) if local else (2, 3, 4),
+    )
 
 
 def show_preview(
@@ -96,46 +105,25 @@ def show_preview(
 ) -> None:
     """Print ticks to come. `name`: the schedule's, which its jitter depends on."""
     local = timetable.tz != "UTC"
-    if rows:
-        print_table(
-            ("UTC", *([f"LOCAL ({timetable.tz})"] if local else []), "FROM NOW", "NOTES"),
-            [
-                (
-                    iso(row.at),
-                    *([f"{row.local:%a} {row.local.isoformat(sep=' ')}"] if local else []),
-                    relative(row.at, now),
-                    "; ".join(_notes(timetable, row, name)),
-                )
-                for row in rows
-            ],
-        )
+    lines: list[tuple[str, ...]] = []
+    for row in rows:
+        there = (_wall(row.local, offset=True),) if local else ()
+        first, *more = _notes(timetable, row, name) or [""]
+        lines.append((iso(row.at), *there, relative(row.at, now), first))
+        lines += [("", *("" for _ in there), "", note) for note in more]
     if not rows:
         click.echo("There are no ticks: the timetable has ended.")
-    elif len(rows) < count:
+        return
+    print_table(("UTC", *(["LOCAL"] if local else []), "FROM NOW", "NOTES"), lines)
+    if len(rows) < count:
         click.echo("The timetable ends there.")
 
 
 def show_explanation(explanation: Explanation) -> None:
     """Print the sentence, then the facts that it rests on."""
-    click.echo(explanation.sentence)
-    facts = [
-        (name, (", ".join(map(str, value)) or "none") if isinstance(value, list) else value)
-        for name, value in explanation.facts.items()
-    ]
+    click.echo(one_line(explanation.sentence))
+    facts = [(name, _fact(value)) for name, value in explanation.facts.items()]
     print_facts([("why", explanation.reason), *facts])
-
-
-def audit_row(event: AuditEvent) -> tuple[Any, ...]:
-    """ID, at, who, what, of which, how."""
-    kind, _, name = event.entity.partition(":")
-    return (
-        event.id,
-        iso(event.at.replace(microsecond=0)),
-        event.actor,
-        event.action.removeprefix("schedule."),
-        name if kind == "schedule" else event.entity,
-        "; ".join([*([event.reason] if event.reason else []), *_changes(event)]),
-    )
 
 
 # Pieces
@@ -151,15 +139,16 @@ def _state(info: ScheduleInfo) -> str:
     return "shadow" if info.policy.shadow else "active"
 
 
-def _remarks(info: ScheduleInfo, now: datetime) -> list[str]:
-    remarks = []
-    if info.broken is not None:
-        remarks.append(info.broken)
-    elif info.paused_at is not None:
-        remarks.append(f"{_pause(info, now)}")
-    if info.failures:
-        remarks.append(plural(info.failures, "failure"))
-    return remarks
+def _status(info: ScheduleInfo, now: datetime) -> str:
+    """The state, and the reason for it in few words."""
+    state = _state(info)
+    if state == "broken":
+        return f"broken: {info.broken}"
+    if state == "paused":
+        resumes = f", resumes {relative(info.paused_until, now)}" if info.paused_until else ""
+        why = f": {info.pause_reason}" if info.pause_reason else ""
+        return f"paused by {info.paused_by}{resumes}{why}"
+    return f"{state}; {plural(info.failures, 'failure')} in a row" if info.failures else state
 
 
 def _pause(info: ScheduleInfo, now: datetime) -> str | None:
@@ -167,64 +156,84 @@ def _pause(info: ScheduleInfo, now: datetime) -> str | None:
         return None
     why = f": {one_line(info.pause_reason)}" if info.pause_reason else ""
     until = f", until {exact(info.paused_until, now)}" if info.paused_until else ""
-    return f"{relative(info.paused_at, now)} by {info.paused_by}{why}{until}"
+    return f"{relative(info.paused_at, now)} by {one_line(info.paused_by)}{why}{until}"
 
 
 def _policies(policy: Policy) -> list[tuple[str, Any]]:
     """Those that differ from the defaults."""
     return [
-        (name.replace("_", "-"), _policy_value(getattr(policy, name)))
-        for name in policy.__struct_fields__
+        (name.replace("_", "-"), policy_value(getattr(policy, name)))
+        for name in POLICIES
         if getattr(policy, name) != getattr(_DEFAULTS, name)
     ]
 
 
-def _policy_value(value: Any) -> Any:
+def policy_value(value: Any) -> str:
+    """A policy's value as its option is written."""
     if isinstance(value, timedelta):
         return format_duration(value)
-    return "yes" if value is True else value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return one_line(value)
 
 
 def _there(moment: datetime | None, tz: str, now: datetime) -> str | None:
     """The moment in UTC, from now, and on the schedule's clock."""
     if moment is None or tz == "UTC":
         return exact(moment, now)
-    return f"{exact(moment, now)}; {_wall(moment, tz)} in {tz}"
+    return f"{exact(moment, now)}; {_wall(moment.astimezone(parse_zone(tz)))} in {tz}"
 
 
-def _wall(moment: datetime, tz: str) -> str:
-    local = moment.astimezone(parse_zone(tz))
-    return f"{local:%a %Y-%m-%d %H:%M:%S}" if local.second else f"{local:%a %Y-%m-%d %H:%M}"
-
-
-def _result(row: OccurrenceInfo) -> str:
-    if row.succeeded is not None:
-        return "succeeded" if row.succeeded else "failed"
-    return "running" if row.claimed_at is not None and row.finished_at is None else ""
+def _wall(local: datetime, *, offset: bool = False) -> str:
+    seconds = ":%S" if local.second else ""
+    text = local.strftime(f"%a %Y-%m-%d %H:%M{seconds}")
+    return f"{text} {local.isoformat()[-6:]}" if offset else text
 
 
 def _late(row: OccurrenceInfo) -> str:
     """From when it was due to its start. What is caught up was due at its tick."""
-    due = row.tick if row.status is TickStatus.CAUGHT_UP else row.run_at
     started = row.started_at or row.claimed_at
-    return "" if started is None else _span(started - due)
-
-
-def _why(row: OccurrenceInfo, now: datetime) -> str | None:
-    if row.status is not TickStatus.ARMED:
-        return row.reason
-    moved = "moved: " if row.run_at < row.tick else ""
-    due = f"{moved}due {relative(row.run_at, now)}"
-    return f"{due}; {row.reason}" if row.reason else due
-
-
-def _span(span: timedelta | None) -> str:
-    """A measured time, as short as it can be read."""
-    if span is None:
+    if started is None or row.status in _NOT_RUN:
         return ""
+    due = min(row.tick, row.run_at) if row.status is TickStatus.CAUGHT_UP else row.run_at
+    return _span(started - due)
+
+
+def _result(row: OccurrenceInfo, timetable: Timetable, now: datetime) -> str:
+    """How it ended, or why it has not, and where it ran."""
+    reason = row.reason or ""
+    if row.status is TickStatus.ARMED:
+        return _due(row, timetable, now)
+    if row.status is TickStatus.WAITING:
+        return f"waits: {reason}"
+    if row.status in _NOT_RUN or row.claimed_at is None:
+        return reason
+    if reason.startswith(("overlap:", "dependency:")):
+        reason = f"waited ({reason})"
+    why = f"; {reason}" if reason else ""
+    if row.finished_at is None:
+        return f"begun on {row.claimed_by}, not ended{why}"
+    match row.succeeded:
+        case True:
+            return f"succeeded on {row.claimed_by}{why}"
+        case False:
+            return f"failed: {one_line(row.error)}, on {row.claimed_by}{why}"
+    return reason or f"cancelled on {row.claimed_by}"
+
+
+def _due(row: OccurrenceInfo, timetable: Timetable, now: datetime) -> str:
+    due = f"due {relative(row.run_at, now)}"
+    if row.reason is not None:
+        return f"{due}; {row.reason}"
+    moved = row.run_at != timetable.run_at(row.schedule, row.tick)
+    return f"moved to {iso(row.run_at)}, {due}" if moved else due
+
+
+def _span(span: timedelta) -> str:
+    """A measured time, as short as it can be read."""
     if abs(span) < _SECOND:
         return f"{span / _MILLISECOND:.0f} ms"
-    if abs(span) < 100 * _SECOND:
+    if abs(span) < 60 * _SECOND:
         return f"{span / _SECOND:.1f} s"
     return format_duration(timedelta(seconds=round(span / _SECOND)))
 
@@ -238,36 +247,7 @@ def _notes(timetable: Timetable, row: PreviewRow, name: str | None) -> list[str]
     return notes
 
 
-def _changes(event: AuditEvent) -> list[str]:
-    """What differs between before and after, each by its name."""
-    if event.action == "schedule.add" and isinstance(event.after, dict):
-        return [
-            f"{event.after['target']}, {Timetable.from_json(event.after['timetable']).describe()}"
-        ]
-    before, after = _leaves(event.before), _leaves(event.after)
-    if not before or event.after is None:
-        return [f"{name} {value}" for name, value in after.items()]
-    return [
-        f"{name} {before.get(name, 'none')} → {after.get(name, 'none')}"
-        for name in dict.fromkeys([*before, *after])
-        if before.get(name) != after.get(name)
-    ]
-
-
-def _leaves(value: Any) -> dict[str, str]:
-    """The values that are not empty, by name; those of `policy` and `timetable` by their own."""
-    leaves: dict[str, str] = {}
-    for name, item in (value or {}).items():
-        if name in ("policy", "timetable") and isinstance(item, dict):
-            leaves |= _leaves(item)
-        elif item is not None and name != "reason":
-            leaves[name] = item if isinstance(item, str) else compact(item)
-    return {name: _readable(text) for name, text in leaves.items()}
-
-
-def _readable(text: str) -> str:
-    """Spans as the options write them."""
-    try:
-        return format_duration(msgspec.convert(text, timedelta))
-    except msgspec.ValidationError:
-        return text
+def _fact(value: Any) -> str | None:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return None if value is None else one_line(value).replace("+00:00", "Z")

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import datetime, timedelta
 from itertools import islice, takewhile
 
 import click
 
 from duetime.app import Duetime
-from duetime.cli.moment import MOMENT, MOMENT_OR_SPAN, iso
-from duetime.cli.number import Number
+from duetime.cli.moment import MOMENT_OR_SPAN, ago, iso
 from duetime.cli.output import exact, plural, print_json, print_table
 from duetime.cli.person import by_option
+from duetime.cli.schedule_history import audit_command, explain_command, history_command
 from duetime.cli.schedule_put import preview_command, put_command
-from duetime.cli.schedule_show import (
-    audit_row,
-    schedule_row,
-    show_explanation,
-    show_history,
-    show_schedule,
-)
+from duetime.cli.schedule_show import next_run, schedule_row, show_schedule
 from duetime.cli.target import Group, target_of
 from duetime.cli.templates import templates
-from duetime.domain.explain import Explanation
 from duetime.domain.schedule import TickStatus
 from duetime.domain.timetable import Timetable
 from duetime.operate import as_json
 from duetime.schedules import ScheduleHandle, ScheduleInfo
-from duetime.storage.schedules import AuditEvent, OccurrenceInfo
+from duetime.storage.schedules import OccurrenceInfo
 
 _MOST = 10_000
 _SHOWN = 6
@@ -42,7 +34,14 @@ def schedules(context: click.Context) -> None:
         context.invoke(list_command)
 
 
-for command in (put_command, preview_command, templates):
+for command in (
+    put_command,
+    preview_command,
+    history_command,
+    explain_command,
+    audit_command,
+    templates,
+):
     schedules.add_command(command)
 
 
@@ -83,106 +82,6 @@ def show_command(context: click.Context, name: str) -> None:
         print_json(as_json(info) | {"history": as_json(rows)})
     else:
         show_schedule(info, rows, now)
-
-
-@schedules.command("history")
-@click.argument("name")
-@click.option(
-    "--status",
-    type=click.Choice([status.value for status in TickStatus]),
-    metavar="STATUS",
-    help=f"Only {', '.join(TickStatus)}.",
-)
-@click.option("--since", type=MOMENT_OR_SPAN, metavar="TIME", help="From then on, or 2d ago on.")
-@click.option("--before", type=MOMENT_OR_SPAN, metavar="TIME", help="Only older: the next page.")
-@click.option(
-    "--limit",
-    type=Number(1, _MOST),
-    default=20,
-    metavar="N",
-    help="How many, at most 10,000.  [default: 20]",
-)
-@click.pass_context
-def history_command(
-    context: click.Context,
-    name: str,
-    status: str | None,
-    since: datetime | timedelta | None,
-    before: datetime | timedelta | None,
-    limit: int,
-) -> None:
-    """Show what became of each tick, newest first, and why."""
-
-    async def look(app: Duetime) -> tuple[list[OccurrenceInfo], ScheduleInfo, datetime]:
-        now = await app.now()
-        rows = await app.schedules[name].history(
-            since=_ago(since, now), before=_ago(before, now), status=status, limit=limit
-        )
-        return rows, await app.schedules.get(name), now
-
-    target = target_of(context)
-    rows, info, now = target.run(look)
-    if target.json:
-        print_json(rows)
-        return
-    if not rows:
-        click.echo("No ticks match." if status or since or before else "No ticks yet.")
-        return
-    show_history(rows, info.tz, now)
-    if len(rows) == limit and sys.stdout.isatty():
-        click.echo(f"More: --before {iso(rows[-1].tick)}")
-
-
-@schedules.command("explain")
-@click.argument("name")
-@click.argument("tick", type=MOMENT, required=False)
-@click.pass_context
-def explain_command(context: click.Context, name: str, tick: datetime | None) -> None:
-    """Say why a schedule does, or does not, run; or what became of one TICK of it."""
-
-    async def explain(app: Duetime) -> Explanation:
-        return await app.schedules[name].explain(tick)
-
-    target = target_of(context)
-    explanation = target.run(explain)
-    if target.json:
-        print_json(explanation)
-    else:
-        show_explanation(explanation)
-
-
-@schedules.command("audit")
-@click.argument("name", required=False)
-@click.option("--before", type=Number(1, 2**63 - 1), metavar="ID", help="Only older ones.")
-@click.option(
-    "--limit",
-    type=Number(1, 1000),
-    default=20,
-    metavar="N",
-    help="How many, at most 1,000.  [default: 20]",
-)
-@click.pass_context
-def audit_command(context: click.Context, name: str | None, before: int | None, limit: int) -> None:
-    """Show who changed what, newest first: of one schedule, or of all."""
-
-    async def look(app: Duetime) -> list[AuditEvent]:
-        return (await app.schedules.audit(name, before_id=before))[:limit]
-
-    target = target_of(context)
-    events = target.run(look)
-    if target.json:
-        print_json(events)
-        return
-    if not events:
-        click.echo("Nothing was changed." if name is None else f"Nothing is known of {name}.")
-        return
-    print_table(
-        ("ID", "AT", "BY", "ACTION", "SCHEDULE", "WHAT"),
-        [audit_row(event) for event in events],
-        right=(0,),
-    )
-    if len(events) == limit and sys.stdout.isatty():
-        click.echo(f"More: --before {events[-1].id}")
 
 
 @schedules.command("pause")
@@ -233,8 +132,7 @@ def resume_command(context: click.Context, name: str, missed: bool, by: str) -> 
     if target.json:
         print_json({"schedule": name, "resumed": was_paused, "next_run_at": info.next_run_at})
     elif was_paused:
-        after = exact(info.next_run_at, now) or "none: no tick lies ahead"
-        click.echo(f"Schedule {name} goes on. Next run: {after}.")
+        click.echo(f"Schedule {name} goes on. Next run: {next_run(info, now)}.")
     else:
         click.echo(f"Schedule {name} was not paused. Nothing changed.")
 
@@ -310,7 +208,7 @@ def backfill_command(
 
     async def look(app: Duetime) -> tuple[datetime, datetime, int]:
         now = await app.now()
-        first, last = _ago(start, now), now if end is None else _ago(end, now)
+        first, last = ago(start, now), now if end is None else ago(end, now)
         assert first is not None
         assert last is not None
         return first, last, await _count_missing(app, name, first, last)
@@ -352,18 +250,15 @@ def delete_command(
 
     target = target_of(context)
     info = target.run(look)
-    code = " The code declares it: the next worker adds it again; pause it instead?"
+    again = " The code declares it: the next worker that starts adds it again."
+    note = again if info.declared else ""
     if not yes:
-        click.confirm(f"Delete the schedule {name} and its history?", abort=True, err=True)
+        click.confirm(f"Delete the schedule {name} and its history?{note}", abort=True, err=True)
     target.run(delete)
     if target.json:
         print_json({"schedule": name, "deleted": True, "declared": info.declared})
     else:
-        click.echo(f"Schedule {name} is deleted.{code if info.declared else ''}")
-
-
-def _ago(value: datetime | timedelta | None, now: datetime) -> datetime | None:
-    return now - value if isinstance(value, timedelta) else value
+        click.echo(f"Schedule {name} is deleted.{note}")
 
 
 async def _count_missing(app: Duetime, name: str, start: datetime, end: datetime) -> int:

@@ -42,7 +42,7 @@ def explain_schedule(
 ) -> Explanation:
     """Say whether and when it runs next, and what keeps it from that."""
     facts: dict[str, Any] = {
-        "when": schedule.timetable.describe(),
+        "when": "unreadable" if schedule.broken else schedule.timetable.describe(),
         "now": now.isoformat(),
         "next_run_at": schedule.next_run_at and schedule.next_run_at.isoformat(),
         "last_tick": last and f"{_say(last.tick)}: {last.status}",
@@ -110,7 +110,9 @@ def explain_tick(
             return because("not_due", f"is armed: job {row.job_id} is due at {_say(row.run_at)}.")
         return because("due", f"is due since {_say(row.run_at)}: job {row.job_id} is to start.")
     if row.finished_at is None:
-        return because("running", f"runs, as job {row.job_id} on {row.claimed_by}{why}.")
+        return because(
+            "running", f"has begun as job {row.job_id} on {row.claimed_by}, and not ended{why}."
+        )
     if row.started_at is None:
         return because(row.status.value, f"did not run{why}.")
     late = format_duration(_milliseconds(row.started_at - row.run_at))

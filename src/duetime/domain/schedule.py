@@ -17,6 +17,7 @@ from duetime.errors import InvalidSchedule
 ARMED_AHEAD = 2
 """How many future ticks wait in `due` as jobs: firing one is nothing but a claim."""
 DEFAULT_GRACE = timedelta(seconds=10)
+UNDECIDED_WAIT = timedelta(milliseconds=200)
 RETRY_WAIT = timedelta(seconds=5)
 """A run that waits for another looks again after this time, if nothing tells it before."""
 
@@ -154,11 +155,14 @@ class PlannedTick(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct):
-    """What is to be written: the ticks up to `planned_until`. `more`: plan again."""
+    """What is to be written: the ticks up to `planned_until`."""
 
     ticks: list[PlannedTick]
     planned_until: datetime
+    caught_up: int = 0
+    """How many missed ones run, those of earlier plans in a row included."""
     more: bool = False
+    """There is more to plan, from `planned_until` on: now if that is past, else then."""
 
 
 def plan_ticks(
@@ -166,23 +170,24 @@ def plan_ticks(
     *,
     now: datetime,
     armed: int,
+    caught_up: int = 0,
     missed: str | None = None,
     most: int = 2000,
 ) -> Plan:
     """Return what follows the last planned tick: the missed are judged, the next two armed.
 
-    `armed` ticks lie ahead already. `missed`: the reason for which every tick up to now is
-    skipped (the schedule was paused).
+    `armed` ticks lie ahead already; `caught_up` were planned just before. `missed`: the reason for
+    which every tick up to now is skipped (the schedule was paused).
     """
     found: list[PlannedTick] = []
     until = schedule.planned_until
-    caught_up = 0
     judge = LateJudge(schedule, now)
+    ahead = _ahead(schedule, now)
     for tick in schedule.timetable.ticks(until):
-        if tick.at > now and armed >= ARMED_AHEAD:
-            return Plan(found, until)
+        if tick.at > ahead and armed >= ARMED_AHEAD:
+            return Plan(found, until, caught_up)
         if len(found) >= most:
-            return Plan(found, until, more=True)
+            return Plan(found, until, caught_up, more=True)
         run_at = schedule.timetable.run_at(schedule.name, tick.at)
         status, runs_as, reason = TickStatus.ARMED, TickStatus.FIRED, None
         if tick.excluded is not None:
@@ -190,7 +195,7 @@ def plan_ticks(
         elif tick.at <= now and missed is not None:
             status, reason = TickStatus.SKIPPED, missed
         elif is_late(schedule, run_at, now):
-            status, reason = judge.judge(tick.at)
+            status, reason = judge.judge(tick.at, run_at)
             if status is TickStatus.CAUGHT_UP:
                 status, runs_as = TickStatus.ARMED, TickStatus.CAUGHT_UP
                 run_at = now + caught_up * schedule.policy.pace
@@ -199,7 +204,18 @@ def plan_ticks(
             armed += 1
         found.append(PlannedTick(tick.at, run_at, status, runs_as, reason))
         until = tick.at
-    return Plan(found, until)
+    return Plan(found, until, caught_up)
+
+
+def _ahead(schedule: Schedule, now: datetime) -> datetime:
+    """Up to when all ticks must be armed: with a long jitter, a later tick may run earlier. The
+    next plan comes with the next run, at most a jitter after the next tick.
+    """
+    jitter = schedule.timetable.jitter
+    if not jitter:
+        return now
+    first = next(schedule.timetable.ticks(now), None)
+    return now if first is None else first.at + jitter
 
 
 def is_late(schedule: Schedule, run_at: datetime, now: datetime) -> bool:
@@ -216,12 +232,13 @@ class LateJudge:
         self._now = now
         self._first: datetime | None = None
 
-    def judge(self, tick: datetime) -> tuple[TickStatus, str | None]:
+    def judge(self, tick: datetime, run_at: datetime) -> tuple[TickStatus, str | None]:
+        """`run_at`: when it was to run, which a person may have moved."""
         policy = self._policy
-        late = f"{format_duration(_whole(self._now - tick))} late"
+        late = f"{format_duration(_whole(self._now - run_at))} late"
         if policy.catch_up == "skip":
             return TickStatus.SKIPPED, f"too late: {late}, and catch_up is skip"
-        if policy.max_age is not None and self._now - tick > policy.max_age:
+        if policy.max_age is not None and self._now - run_at > policy.max_age:
             limit = format_duration(policy.max_age)
             return TickStatus.SKIPPED, f"too late: {late}, and max_age is {limit}"
         if policy.catch_up == "latest":
@@ -240,18 +257,26 @@ class LateJudge:
         return next(self._missed_after(tick), None)
 
     def _before_last(self, tick: datetime, runs: int) -> bool:
-        """Whether `tick` is older than the last `runs` missed ones."""
+        """Whether `tick` is older than the last `runs` missed ones; those on time are not."""
         if self._first is not None:
             return tick < self._first
         # Looked for from the end: there may be a great many.
         span = timedelta(minutes=1)
         while self._now - span > tick:
-            last = list(self._missed_after(self._now - span))
+            last = self._late_after(self._now - span)
             if len(last) >= runs:
                 self._first = last[-runs]
                 return tick < self._first
             span *= 4
-        return len(list(self._missed_after(tick))) >= runs
+        return len(self._late_after(tick)) >= runs
+
+    def _late_after(self, tick: datetime) -> list[datetime]:
+        schedule = self._schedule
+        return [
+            later
+            for later in self._missed_after(tick)
+            if is_late(schedule, schedule.timetable.run_at(schedule.name, later), self._now)
+        ]
 
     def _missed_after(self, tick: datetime) -> Iterator[datetime]:
         for later in self._schedule.timetable.ticks(tick):
@@ -291,13 +316,13 @@ def decide(
         if schedule.paused_at is not None:
             return Decision("skip", TickStatus.SKIPPED, paused_reason(schedule))
         if is_late(schedule, run.run_at, now):
-            runs_as, reason = LateJudge(schedule, now).judge(run.tick)
+            runs_as, reason = LateJudge(schedule, now).judge(run.tick, run.run_at)
             if runs_as is not TickStatus.CAUGHT_UP:
                 return Decision("skip", runs_as, reason)
     if policy.shadow:
         return Decision("skip", runs_as, "shadow: recorded, and not run")
     if policy.after is not None and (succeeded_at is None or now - succeeded_at > policy.within):
-        return _without_predecessor(schedule, run, now, succeeded_at)
+        return _without_predecessor(schedule, run, runs_as, now, succeeded_at)
     running = [other for other in others if counts_for(schedule, run, other, now)]
     before = [
         other
@@ -306,11 +331,16 @@ def decide(
     ]
     if policy.at_once is None or len(running) + len(before) < policy.at_once:
         return Decision("run", runs_as, reason)
-    return _overlap(policy, run, runs_as, now, running, before)
+    waiting = [other for other in others if other.status is TickStatus.WAITING]
+    return _overlap(policy, run, runs_as, now, running, before, waiting)
 
 
 def _without_predecessor(
-    schedule: Schedule, run: OpenRun, now: datetime, succeeded_at: datetime | None
+    schedule: Schedule,
+    run: OpenRun,
+    runs_as: TickStatus,
+    now: datetime,
+    succeeded_at: datetime | None,
 ) -> Decision:
     policy = schedule.policy
     last = "it never has" if succeeded_at is None else f"the last time at {_say(succeeded_at)}"
@@ -320,7 +350,7 @@ def _without_predecessor(
     )
     if policy.wait is not None and now < run.tick + policy.wait:
         at = min(now + RETRY_WAIT, run.tick + policy.wait)
-        return Decision("wait", TickStatus.WAITING, reason, at)
+        return Decision("wait", TickStatus.WAITING, reason, at, runs_as)
     return Decision("skip", TickStatus.SKIPPED, reason)
 
 
@@ -331,6 +361,7 @@ def _overlap(
     now: datetime,
     running: Sequence[OpenRun],
     before: Sequence[OpenRun],
+    waiting: Sequence[OpenRun],
 ) -> Decision:
     first = [*running, *before][0]
     reason = f"overlap: the run of {_say(first.tick)} has not ended"
@@ -339,7 +370,7 @@ def _overlap(
         # Each of these was asked for: they come one after the other, or all together.
         return Decision("run", runs_as) if policy.burst_allowed else wait
     match policy.overlap:
-        case "buffer_one" if run.status is not TickStatus.WAITING and before:
+        case "buffer_one" if run.status is not TickStatus.WAITING and waiting:
             return Decision("skip", TickStatus.SKIPPED, f"{reason}, and one run waits already")
         case "buffer_one" | "buffer_all":
             return wait
@@ -350,6 +381,9 @@ def _overlap(
         case _ if run.status is TickStatus.WAITING:
             # It waited for another reason (a dependency), and waits on.
             return wait
+        case _ if all(other.status is TickStatus.ARMED for other in running):
+            # Another worker decides on those just now: they may not run after all.
+            return Decision("wait", TickStatus.ARMED, None, now + UNDECIDED_WAIT)
         case _:
             return Decision("skip", TickStatus.SKIPPED, reason)
 
@@ -367,7 +401,7 @@ def counts_for(schedule: Schedule, run: OpenRun, other: OpenRun, now: datetime) 
         return False
     return (
         not is_late(schedule, other.run_at, now)
-        or LateJudge(schedule, now).judge(other.tick)[0] is TickStatus.CAUGHT_UP
+        or LateJudge(schedule, now).judge(other.tick, other.run_at)[0] is TickStatus.CAUGHT_UP
     )
 
 

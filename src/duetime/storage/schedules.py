@@ -119,6 +119,8 @@ class ScheduleStatements:
         marks = []
         mine = {run.job_id for run in runs}
         for schedule in schedules.values():
+            if schedule.broken is not None:
+                continue
             others = {run.job_id: run for run in opened[schedule.id]}
             for job_id in [job_id for job_id in others if job_id in mine]:
                 run = others.pop(job_id)
@@ -296,6 +298,7 @@ class ScheduleStatements:
     def reschedule(self, name: str, at: datetime, *, actor: str) -> Statements:
         """Move the next run; the runs after it stay. Returns its tick; None: there is none."""
         for schedule in (yield from self._lock(names=[name])).values():
+            at = max(at, (yield from self._dialect.now()))
             opened = (yield from self._open({schedule.id: schedule}))[schedule.id]
             for run in sorted(opened, key=lambda run: run.run_at):
                 if run.begun or run.runs_as is not TickStatus.FIRED:
@@ -395,12 +398,7 @@ class ScheduleStatements:
         for row in rows:
             schedule = self._read(row)
             if schedule.broken is not None and row[20] is None:
-                yield from self._update(schedule)
-                yield from self._supersede([schedule], f"set aside: {schedule.broken}")
-                yield from self._audit(
-                    "duetime", "schedule.set_aside", schedule, None, None, schedule.broken
-                )
-                continue
+                yield from self._set_aside(schedule, schedule.broken)
             if row[25] is None and schedule.broken is None and row[22] > 1 and row[15] is None:
                 # Changed by plain SQL, or just resumed: what is armed may be out of date.
                 yield from self._supersede([schedule], "superseded: the schedule was changed")
@@ -408,6 +406,14 @@ class ScheduleStatements:
                 schedule.planned_until = min(schedule.planned_until, now)
             found[schedule.id] = schedule
         return found
+
+    def _set_aside(self, schedule: Schedule, reason: str) -> Statements:
+        """A schedule that cannot be followed stops, and says why; the others go on."""
+        schedule.broken = reason
+        schedule.next_run_at = None
+        yield from self._supersede([schedule], f"set aside: {reason}")
+        yield from self._update(schedule)
+        yield from self._audit("duetime", "schedule.set_aside", schedule, None, None, reason)
 
     def _open(
         self, schedules: Mapping[int, Schedule]
@@ -441,6 +447,7 @@ class ScheduleStatements:
             if schedule.paused_at is None and schedule.broken is None
         }
         count = 0
+        caught_up: dict[int, int] = {}
         while schedules:
             now = yield from self._dialect.now()
             opened = yield from self._open(schedules)
@@ -453,9 +460,21 @@ class ScheduleStatements:
                     for run in opened[schedule.id]
                     if run.tick > now and not run.begun and run.runs_as is TickStatus.FIRED
                 ]
-                plan = plan_ticks(schedule, now=now, armed=len(ahead), missed=missed)
+                try:
+                    plan = plan_ticks(
+                        schedule,
+                        now=now,
+                        armed=len(ahead),
+                        caught_up=caught_up.get(schedule.id, 0),
+                        missed=missed,
+                    )
+                except InvalidInput as error:
+                    # Some rules show only as time goes on that they cannot be followed.
+                    yield from self._set_aside(schedule, str(error))
+                    continue
                 schedule.planned_until = plan.planned_until
-                if plan.more:
+                caught_up[schedule.id] = plan.caught_up
+                if plan.more and plan.planned_until <= now:
                     more[schedule.id] = schedule
                 ticks[schedule.id] = (schedule, plan.ticks)
                 advanced[schedule.id] = (schedule, _next_run_at(opened[schedule.id], plan, now))
@@ -636,6 +655,9 @@ def summary(schedule: Schedule) -> dict[str, Any]:
         "policy": msgspec.to_builtins(schedule.policy),
         "queue": schedule.queue,
         "priority": schedule.priority,
+        "max_attempts": schedule.max_attempts,
+        "timeout": schedule.timeout,
+        "declared": schedule.declared,
     }
 
 
@@ -707,7 +729,9 @@ def _mark(run: OpenRun, decision: Decision, worker: str) -> dict[str, Any]:
 def _next_run_at(opened: Sequence[OpenRun], plan: Plan, now: datetime) -> datetime | None:
     times = [run.run_at for run in opened if not run.begun]
     times += [tick.run_at for tick in plan.ticks if tick.status is TickStatus.ARMED]
-    return min((at for at in times if at > now), default=None)
+    first = min((at for at in times if at > now), default=None)
+    # Everything that was looked at is excluded: look on from there when the time comes.
+    return plan.planned_until if first is None and plan.more else first
 
 
 def _from_json(text: str | None) -> Any:

@@ -365,7 +365,8 @@ from json_to_recordset(%s::json) as g(
 -- name: audit_find
 select a.id, a.at, a.actor, a.action, a.entity, a.before::text, a.after::text, a.reason
 from duetime.audit as a cross join (select %s::json as doc) as i
-where (i.doc ->> 'entity' is null or a.entity = i.doc ->> 'entity')
+where (a.entity = i.doc ->> 'entity'
+       or i.doc ->> 'entity' = 'schedule:%%' and a.entity like 'schedule:%%')
   and (i.doc ->> 'before_id' is null or a.id < (i.doc ->> 'before_id')::bigint)
 order by a.id desc limit 1000;
 

@@ -483,7 +483,8 @@ where name = 'audit';
 with input(doc) as (select ?)
 select a.id, a.at, a.actor, a.action, a.entity, a.before, a.after, a.reason
 from duetime_audit as a cross join input as i
-where (json_extract(i.doc, '$.doc.entity') is null or a.entity = json_extract(i.doc, '$.doc.entity'))
+where (a.entity = json_extract(i.doc, '$.doc.entity')
+       or json_extract(i.doc, '$.doc.entity') = 'schedule:%' and a.entity like 'schedule:%')
   and (json_extract(i.doc, '$.doc.before_id') is null
        or a.id < json_extract(i.doc, '$.doc.before_id'))
 order by a.id desc limit 1000;

@@ -1,0 +1,357 @@
+"""`duetime import`: take over schedules from cron, Celery or APScheduler, after a look."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from duetime.app import Duetime
+from duetime.cli.output import compact, one_line, plural, print_json, print_table
+from duetime.cli.person import by_option
+from duetime.cli.target import Group, Target, _import, target_of
+from duetime.domain.cron import parse_zone
+from duetime.errors import DuetimeError
+from duetime.integrations.importing import apscheduler, celery_beat, crontab, django_celery_beat
+from duetime.integrations.importing.found import Found, Tasks
+from duetime.integrations.importing.plan import Plan, Planned, apply_plan, make_plan
+
+C = TypeVar("C", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    """How to import: what the commands have in common."""
+
+    tz: str | None
+    prefix: str
+    only: tuple[str, ...]
+    shadow: bool
+    apply: bool
+    by: str
+    task_map: dict[str, str] = {}
+
+
+@click.group("import", cls=Group)
+def importing() -> None:
+    """Take over schedules from elsewhere. Shows the plan, and writes it only with --apply."""
+
+
+def _read_map(context: Any, parameter: Any, given: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    if bad := [old + equals + new for old, equals, new in pairs if not (old and new)]:
+        raise click.BadParameter(f"{bad[0]!r} is not OLD=NEW.")
+    return {old: new for old, _, new in pairs}
+
+
+def _check_zone(context: Any, parameter: Any, tz: str | None) -> str | None:
+    return None if tz is None else parse_zone(tz).key
+
+
+def plan_options(command: C) -> C:
+    for option in reversed(
+        [
+            click.option("--apply", is_flag=True, help="Write the plan; else it is only shown."),
+            click.option(
+                "--tz",
+                metavar="ZONE",
+                callback=_check_zone,
+                help="The zone of times that have none, such as Europe/Berlin.",
+            ),
+            click.option("--prefix", default="", metavar="TEXT", help="Put before every name."),
+            click.option(
+                "--only", multiple=True, metavar="NAME", help="Only this schedule (repeat it)."
+            ),
+            click.option(
+                "--shadow", is_flag=True, help="As canaries: record every tick, run nothing."
+            ),
+            by_option,
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+map_option = click.option(
+    "--task-map",
+    multiple=True,
+    metavar="OLD=NEW",
+    callback=_read_map,
+    help="Another name for a task (repeat it).",
+)
+
+
+@importing.command("crontab")
+@click.argument("file")
+@click.option("--task", metavar="NAME", help="The task that runs a command: it takes `command`.")
+@click.option("--system", is_flag=True, help="Lines have a user, as in /etc/crontab.")
+@plan_options
+@click.pass_context
+def crontab_command(
+    context: click.Context, /, file: str, task: str | None, system: bool, **choice: Any
+) -> None:
+    """Import the lines of a crontab: FILE, or - for standard input (crontab -l | …)."""
+    chosen = Choice(**choice)
+    if chosen.apply and task is None:
+        raise click.UsageError(
+            "--apply needs --task: the task that runs the commands. Without --apply, the plan "
+            "shows how to write one."
+        )
+    text = _read(file, lambda: _read_text(file))
+
+    def translate(tasks: Tasks, now: datetime) -> list[Found]:
+        return crontab.translate(text, task=task, tz=chosen.tz, system=system)
+
+    _import_found(target_of(context), chosen, file, translate)
+
+
+@importing.command("celery-beat")
+@click.argument("source", metavar="MODULE:APP")
+@map_option
+@plan_options
+@click.pass_context
+def celery_beat_command(context: click.Context, /, source: str, **choice: Any) -> None:
+    """Import the beat_schedule of a Celery app, such as shop.celery:app."""
+    chosen = Choice(**choice)
+    beat = _read(source, lambda: celery_beat.read_app(_load(source, ("app", "celery"))))
+
+    def translate(tasks: Tasks, now: datetime) -> list[Found]:
+        return celery_beat.translate(beat, tasks=tasks, tz=chosen.tz)
+
+    _import_found(target_of(context), chosen, source, translate)
+
+
+@importing.command("django-celery-beat")
+@click.argument("source", metavar="URL")
+@map_option
+@plan_options
+@click.pass_context
+def django_celery_beat_command(context: click.Context, /, source: str, **choice: Any) -> None:
+    """Import the tables of django-celery-beat: postgresql://…, sqlite:///file, or a SQLite file."""
+    chosen = Choice(**choice)
+    tables = _read(source, lambda: django_celery_beat.read_database(source))
+
+    def translate(tasks: Tasks, now: datetime) -> list[Found]:
+        return django_celery_beat.translate(tables, now=now, tasks=tasks, tz=chosen.tz)
+
+    _import_found(target_of(context), chosen, "the database", translate)
+
+
+@importing.command("apscheduler")
+@click.argument("source", metavar="MODULE:SCHEDULER|URL")
+@click.option(
+    "--trust-pickle", is_flag=True, help="Read the job store's pickles: only if you trust it."
+)
+@map_option
+@plan_options
+@click.pass_context
+def apscheduler_command(
+    context: click.Context, /, source: str, trust_pickle: bool, **choice: Any
+) -> None:
+    """Import the jobs of APScheduler: of a scheduler, or of a job store's database (3.x)."""
+    chosen = Choice(**choice)
+    stored = "://" in source or Path(source).is_file()
+    if stored and not trust_pickle:
+        raise click.UsageError(
+            "A job store holds pickles, and a pickle may be made to do harm to who reads it. Name "
+            "the scheduler instead (MODULE:SCHEDULER), or add --trust-pickle if nobody else "
+            "writes to that database."
+        )
+    if stored:
+        jobs = _read(source, lambda: apscheduler.read_database(source))
+    else:
+        jobs = _read(source, lambda: apscheduler.read_scheduler(_load(source, ("scheduler",))))
+
+    def translate(tasks: Tasks, now: datetime) -> list[Found]:
+        return apscheduler.translate(jobs, now=now, tasks=tasks, tz=chosen.tz)
+
+    _import_found(target_of(context), chosen, "the database" if stored else source, translate)
+
+
+# Sources
+
+
+def _read(source: str, read: Callable[[], T]) -> T:
+    """Read a source; whatever goes wrong in other people's code is one line."""
+    try:
+        return read()
+    except (DuetimeError, click.ClickException):
+        raise
+    except OSError as error:
+        raise click.ClickException(
+            f"{source} cannot be read: {error.strerror or error}."
+        ) from error
+    except Exception as error:
+        raise click.ClickException(
+            f"{source} cannot be read: {type(error).__name__}: {error}."
+        ) from error
+
+
+def _read_text(file: str) -> str:
+    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    return data.decode(errors="surrogateescape")
+
+
+def _load(path: str, names: Sequence[str]) -> Any:
+    """Import `module:attribute`; the names are tried if there is no attribute."""
+    module_name, _, attribute = path.partition(":")
+    module = _import(module_name)
+    for name in [attribute] if attribute else names:
+        value: Any = module
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        if value is not None:
+            return value
+    wanted = attribute or " or ".join(names)
+    raise click.ClickException(f"The module {module_name!r} has no {wanted}.")
+
+
+# The plan
+
+
+def _import_found(
+    target: Target,
+    choice: Choice,
+    source: str,
+    translate: Callable[[Tasks, datetime], list[Found]],
+) -> None:
+    async def work(app: Duetime) -> Plan:
+        arguments = {name: task.arguments for name, task in app.tasks.items()}
+        tasks = Tasks(choice.task_map, arguments)
+        found = _choose(translate(tasks, await app.now()), choice, source)
+        plan = await make_plan(app, found, prefix=choice.prefix, shadow=choice.shadow)
+        if choice.apply and plan.schedules:
+            return await apply_plan(app, plan, by=choice.by)
+        return plan
+
+    plan = target.run(work)
+    if target.json:
+        print_json(_as_json(plan, choice))
+    else:
+        _print(plan, choice, checked=target.app is not None)
+    if not plan.schedules:
+        raise click.ClickException(f"Nothing in {source} could be translated.")
+
+
+def _choose(found: list[Found], choice: Choice, source: str) -> list[Found]:
+    if not found:
+        raise click.ClickException(f"There are no schedules in {source}.")
+    origins = sorted({one.origin for one in found if one.origin is not None})
+    if unknown := sorted(set(choice.task_map) - set(origins)):
+        raise click.UsageError(
+            f"--task-map names {unknown[0]!r}, but the source has only {_some(origins)}."
+        )
+    names = [one.name for one in found]
+    if unknown := sorted(set(choice.only) - set(names)):
+        raise click.UsageError(f"--only names {unknown[0]!r}, but there are only {_some(names)}.")
+    return [one for one in found if not choice.only or one.name in choice.only]
+
+
+def _print(plan: Plan, choice: Choice, *, checked: bool) -> None:
+    if plan.schedules:
+        print_table(
+            ("NAME", "TASK", "WHEN", "BECOMES"),
+            [
+                (
+                    planned.schedule.name,
+                    f"{planned.schedule.target} {compact(planned.found.args)}"
+                    if planned.found.args
+                    else planned.schedule.target,
+                    planned.schedule.timetable.describe(),
+                    _becomes(planned),
+                )
+                for planned in plan.schedules
+            ],
+        )
+    notes: dict[str, list[str]] = {}
+    for planned in plan.schedules:
+        for note in planned.notes:
+            notes.setdefault(note, []).append(planned.schedule.name)
+    _print_lines("Notes:", [f"{_some(names)}: {note}." for note, names in notes.items()])
+    _print_lines(
+        "Not translated:",
+        [f"{one.name} ({one.where}): {one.reason}." for one in plan.untranslated],
+    )
+    if any(planned.found.task is None for planned in plan.schedules):
+        click.echo(
+            "\nA crontab runs commands, Duetime runs tasks. Write one, and name it with --task "
+            f"run_command:\n\n{_indent(crontab.HOW_TO_RUN)}",
+            nl=False,
+        )
+    click.echo(f"\n{_summary(plan, choice, checked=checked)}")
+
+
+def _becomes(planned: Planned) -> str:
+    text = planned.becomes
+    if planned.becomes == "changed":
+        text += f" ({', '.join(planned.differences)})"
+    if planned.becomes == "added" and planned.found.paused is not None:
+        text += ", paused"
+    return text
+
+
+def _summary(plan: Plan, choice: Choice, *, checked: bool) -> str:
+    counts = [
+        f"{plan.count(becomes)} {word}"
+        for becomes, word in (("added", "added"), ("changed", "changed"), ("same", "the same"))
+    ]
+    text = f"{plural(len(plan.schedules), 'schedule')}: {', '.join(counts)}"
+    if waiting := plan.count("needs --task"):
+        text = f"{plural(waiting, 'schedule')} to add or change, once --task is given"
+    if plan.untranslated:
+        text += f"; {len(plan.untranslated)} not translated"
+    text += ", as canaries that run nothing." if choice.shadow else "."
+    if choice.apply:
+        return text
+    if not checked:
+        text += " Without --app, neither tasks nor arguments were checked."
+    return f"{text}\nThis is the plan; nothing was written. Add --apply to write it."
+
+
+def _print_lines(heading: str, lines: Sequence[str]) -> None:
+    if lines:
+        click.echo(f"\n{heading}")
+        for line in lines:
+            click.echo(f"  {one_line(line)}")
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def _indent(code: str) -> str:
+    return "".join(f"    {line}\n" for line in code.splitlines())
+
+
+def _as_json(plan: Plan, choice: Choice) -> dict[str, Any]:
+    return {
+        "applied": choice.apply,
+        "shadow": choice.shadow,
+        "schedules": [
+            {
+                "name": planned.schedule.name,
+                "where": planned.found.where,
+                "task": planned.found.task,
+                "args": planned.found.args,
+                "when": planned.schedule.timetable.describe(),
+                "timetable": planned.schedule.timetable.to_json(),
+                "policy": planned.schedule.policy,
+                "queue": planned.schedule.queue,
+                "paused": planned.found.paused is not None,
+                "becomes": planned.becomes,
+                "differences": planned.differences,
+                "notes": planned.notes,
+            }
+            for planned in plan.schedules
+        ],
+        "untranslated": [
+            {"name": one.name, "where": one.where, "reason": one.reason}
+            for one in plan.untranslated
+        ],
+    }
