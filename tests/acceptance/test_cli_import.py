@@ -228,7 +228,7 @@ async def test_django_celery_beat_on_postgresql(pg_url: str) -> None:
 
 
 async def test_jobs_of_a_scheduler(folder: Path, app: Duetime) -> None:
-    source = ("apscheduler", "tests.recorded.scheduler", "--task-map", "shop_jobs:send=shop.send")
+    source = ("apscheduler", "tests.recorded.scheduler", "--task-map", "shop_jobs.send=shop.send")
 
     done = import_(folder, *source, "--app", "new_shop:app", "--apply", "--json")
     same = import_(folder, *source, "--app", "new_shop:app", "--json")
@@ -238,6 +238,8 @@ async def test_jobs_of_a_scheduler(folder: Path, app: Duetime) -> None:
     monday = await app.schedules.get("monday")
     assert (monday.target, monday.when) == ("shop.send", "cron 0 9 * * MON (Europe/Berlin)")
     assert not (await app.schedules.get("paused")).enabled
+    refused = {one["name"]: one["reason"] for one in done.json["untranslated"]}
+    assert "it is over" in refused["bounded"]
 
 
 async def test_a_job_store_is_read_only_if_it_is_trusted(folder: Path, app: Duetime) -> None:
@@ -271,7 +273,7 @@ async def test_what_the_code_declares_is_left_alone(folder: Path, app: Duetime) 
     [
         (("crontab", "nowhere"), 1, "nowhere cannot be read: No such file"),
         (("crontab", "empty"), 1, "There are no schedules in empty."),
-        (("crontab", "crontab", "--tz", "Europe/Berln"), 1, "Did you mean 'Europe/Berlin'"),
+        (("crontab", "crontab", "--tz", "Europe/Berln"), 2, "Did you mean 'Europe/Berlin'"),
         (("crontab", "crontab", "--only", "x"), 2, "--only names 'x', but there are only"),
         (("celery-beat", "nowhere:app"), 1, "There is no module 'nowhere'"),
         (("celery-beat", "new_shop:nothing"), 1, "'new_shop' has no nothing"),
@@ -315,4 +317,4 @@ def test_nothing_translated_is_a_failure(folder: Path, app: Duetime) -> None:
 
     assert answer.code == 1
     assert "@reboot" in answer.out
-    assert "Nothing in - could be translated" in answer.error
+    assert "Nothing in standard input could be translated" in answer.error

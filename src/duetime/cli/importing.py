@@ -12,17 +12,21 @@ import click
 import msgspec
 
 from duetime.app import Duetime
-from duetime.cli.output import compact, one_line, plural, print_json, print_table
+from duetime.cli.import_plan import plan_as_json, print_plan, some, summary
+from duetime.cli.output import print_json
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, Target, _import, target_of
 from duetime.domain.cron import parse_zone
-from duetime.errors import DuetimeError
+from duetime.errors import DuetimeError, InvalidSchedule
 from duetime.integrations.importing import apscheduler, celery_beat, crontab, django_celery_beat
 from duetime.integrations.importing.found import Found, Tasks
-from duetime.integrations.importing.plan import Plan, Planned, apply_plan, make_plan
+from duetime.integrations.importing.plan import Plan, apply_plan, make_plan
 
 C = TypeVar("C", bound=Callable[..., Any])
 T = TypeVar("T")
+
+DATABASE = "the database"
+"""What messages call it: its URL may have a password."""
 
 
 class Choice(msgspec.Struct, kw_only=True):
@@ -50,7 +54,10 @@ def _read_map(context: Any, parameter: Any, given: Sequence[str]) -> dict[str, s
 
 
 def _check_zone(context: Any, parameter: Any, tz: str | None) -> str | None:
-    return None if tz is None else parse_zone(tz).key
+    try:
+        return None if tz is None else parse_zone(tz).key
+    except InvalidSchedule as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def plan_options(command: C) -> C:
@@ -102,12 +109,13 @@ def crontab_command(
             "--apply needs --task: the task that runs the commands. Without --apply, the plan "
             "shows how to write one."
         )
-    text = _read(file, lambda: _read_text(file))
+    source = "standard input" if file == "-" else file
+    text = _read(source, lambda: _read_text(file))
 
     def translate(tasks: Tasks, now: datetime) -> list[Found]:
         return crontab.translate(text, task=task, tz=chosen.tz, system=system)
 
-    _import_found(target_of(context), chosen, file, translate)
+    _import_found(target_of(context), chosen, source, translate)
 
 
 @importing.command("celery-beat")
@@ -134,12 +142,12 @@ def celery_beat_command(context: click.Context, /, source: str, **choice: Any) -
 def django_celery_beat_command(context: click.Context, /, source: str, **choice: Any) -> None:
     """Import the tables of django-celery-beat: postgresql://…, sqlite:///file, or a SQLite file."""
     chosen = Choice(**choice)
-    tables = _read(source, lambda: django_celery_beat.read_database(source))
+    tables = _read(DATABASE, lambda: django_celery_beat.read_database(source))
 
     def translate(tasks: Tasks, now: datetime) -> list[Found]:
         return django_celery_beat.translate(tables, now=now, tasks=tasks, tz=chosen.tz)
 
-    _import_found(target_of(context), chosen, "the database", translate)
+    _import_found(target_of(context), chosen, DATABASE, translate)
 
 
 @importing.command("apscheduler")
@@ -163,14 +171,14 @@ def apscheduler_command(
             "writes to that database."
         )
     if stored:
-        jobs = _read(source, lambda: apscheduler.read_database(source))
+        jobs = _read(DATABASE, lambda: apscheduler.read_database(source))
     else:
         jobs = _read(source, lambda: apscheduler.read_scheduler(_load(source, ("scheduler",))))
 
     def translate(tasks: Tasks, now: datetime) -> list[Found]:
         return apscheduler.translate(jobs, now=now, tasks=tasks, tz=chosen.tz)
 
-    _import_found(target_of(context), chosen, "the database" if stored else source, translate)
+    _import_found(target_of(context), chosen, DATABASE if stored else source, translate)
 
 
 # Sources
@@ -230,10 +238,13 @@ def _import_found(
         return plan
 
     plan = target.run(work)
+    applied = choice.apply and bool(plan.schedules)
     if target.json:
-        print_json(_as_json(plan, choice))
+        print_json(plan_as_json(plan, applied=applied, shadow=choice.shadow))
     else:
-        _print(plan, choice, checked=target.app is not None)
+        print_plan(plan)
+        checked = target.app is not None
+        click.echo(summary(plan, applied=applied, shadow=choice.shadow, checked=checked))
     if not plan.schedules:
         raise click.ClickException(f"Nothing in {source} could be translated.")
 
@@ -242,116 +253,12 @@ def _choose(found: list[Found], choice: Choice, source: str) -> list[Found]:
     if not found:
         raise click.ClickException(f"There are no schedules in {source}.")
     origins = sorted({one.origin for one in found if one.origin is not None})
-    if unknown := sorted(set(choice.task_map) - set(origins)):
+    known = {*origins, *(origin.replace(":", ".") for origin in origins)}
+    if unknown := sorted(set(choice.task_map) - known):
         raise click.UsageError(
-            f"--task-map names {unknown[0]!r}, but the source has only {_some(origins)}."
+            f"--task-map names {unknown[0]!r}, but the source has only {some(origins)}."
         )
     names = [one.name for one in found]
     if unknown := sorted(set(choice.only) - set(names)):
-        raise click.UsageError(f"--only names {unknown[0]!r}, but there are only {_some(names)}.")
+        raise click.UsageError(f"--only names {unknown[0]!r}, but there are only {some(names)}.")
     return [one for one in found if not choice.only or one.name in choice.only]
-
-
-def _print(plan: Plan, choice: Choice, *, checked: bool) -> None:
-    if plan.schedules:
-        print_table(
-            ("NAME", "TASK", "WHEN", "BECOMES"),
-            [
-                (
-                    planned.schedule.name,
-                    f"{planned.schedule.target} {compact(planned.found.args)}"
-                    if planned.found.args
-                    else planned.schedule.target,
-                    planned.schedule.timetable.describe(),
-                    _becomes(planned),
-                )
-                for planned in plan.schedules
-            ],
-        )
-    notes: dict[str, list[str]] = {}
-    for planned in plan.schedules:
-        for note in planned.notes:
-            notes.setdefault(note, []).append(planned.schedule.name)
-    _print_lines("Notes:", [f"{_some(names)}: {note}." for note, names in notes.items()])
-    _print_lines(
-        "Not translated:",
-        [f"{one.name} ({one.where}): {one.reason}." for one in plan.untranslated],
-    )
-    if any(planned.found.task is None for planned in plan.schedules):
-        click.echo(
-            "\nA crontab runs commands, Duetime runs tasks. Write one, and name it with --task "
-            f"run_command:\n\n{_indent(crontab.HOW_TO_RUN)}",
-            nl=False,
-        )
-    click.echo(f"\n{_summary(plan, choice, checked=checked)}")
-
-
-def _becomes(planned: Planned) -> str:
-    text = planned.becomes
-    if planned.becomes == "changed":
-        text += f" ({', '.join(planned.differences)})"
-    if planned.becomes == "added" and planned.found.paused is not None:
-        text += ", paused"
-    return text
-
-
-def _summary(plan: Plan, choice: Choice, *, checked: bool) -> str:
-    counts = [
-        f"{plan.count(becomes)} {word}"
-        for becomes, word in (("added", "added"), ("changed", "changed"), ("same", "the same"))
-    ]
-    text = f"{plural(len(plan.schedules), 'schedule')}: {', '.join(counts)}"
-    if waiting := plan.count("needs --task"):
-        text = f"{plural(waiting, 'schedule')} to add or change, once --task is given"
-    if plan.untranslated:
-        text += f"; {len(plan.untranslated)} not translated"
-    text += ", as canaries that run nothing." if choice.shadow else "."
-    if choice.apply:
-        return text
-    if not checked:
-        text += " Without --app, neither tasks nor arguments were checked."
-    return f"{text}\nThis is the plan; nothing was written. Add --apply to write it."
-
-
-def _print_lines(heading: str, lines: Sequence[str]) -> None:
-    if lines:
-        click.echo(f"\n{heading}")
-        for line in lines:
-            click.echo(f"  {one_line(line)}")
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
-
-
-def _indent(code: str) -> str:
-    return "".join(f"    {line}\n" for line in code.splitlines())
-
-
-def _as_json(plan: Plan, choice: Choice) -> dict[str, Any]:
-    return {
-        "applied": choice.apply,
-        "shadow": choice.shadow,
-        "schedules": [
-            {
-                "name": planned.schedule.name,
-                "where": planned.found.where,
-                "task": planned.found.task,
-                "args": planned.found.args,
-                "when": planned.schedule.timetable.describe(),
-                "timetable": planned.schedule.timetable.to_json(),
-                "policy": planned.schedule.policy,
-                "queue": planned.schedule.queue,
-                "paused": planned.found.paused is not None,
-                "becomes": planned.becomes,
-                "differences": planned.differences,
-                "notes": planned.notes,
-            }
-            for planned in plan.schedules
-        ],
-        "untranslated": [
-            {"name": one.name, "where": one.where, "reason": one.reason}
-            for one in plan.untranslated
-        ],
-    }

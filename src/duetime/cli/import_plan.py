@@ -1,0 +1,114 @@
+"""How an import's plan looks, for people and for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from duetime.cli.output import compact, one_line, plural, print_table
+from duetime.integrations.importing.crontab import HOW_TO_RUN
+from duetime.integrations.importing.plan import Plan, Planned
+
+
+def print_plan(plan: Plan) -> None:
+    """Print what becomes of each schedule, the notes on it, and what has no translation."""
+    if plan.schedules:
+        rows = [_row(planned) for planned in plan.schedules]
+        print_table(("NAME", "TASK", "WHEN", "BECOMES"), rows)
+    notes: dict[str, list[str]] = {}
+    for planned in plan.schedules:
+        for note in planned.notes:
+            notes.setdefault(note, []).append(planned.schedule.name)
+    _print_lines("Notes:", [f"{some(names)}: {note}." for note, names in notes.items()])
+    _print_lines(
+        "Not translated:",
+        [f"{one.name} ({one.where}): {one.reason}." for one in plan.untranslated],
+    )
+    if any(planned.found.task is None for planned in plan.schedules):
+        click.echo(
+            "\nA crontab runs commands, Duetime runs tasks. Write one, and name it with --task "
+            f"run_command:\n\n{_indent(HOW_TO_RUN)}",
+            nl=False,
+        )
+
+
+def summary(plan: Plan, *, applied: bool, shadow: bool, checked: bool) -> str:
+    """The last lines: how many, and whether that was written."""
+    counts = [
+        f"{plan.count(becomes)} {word}"
+        for becomes, word in (("added", "added"), ("changed", "changed"), ("same", "the same"))
+    ]
+    text = f"\n{plural(len(plan.schedules), 'schedule')}: {', '.join(counts)}"
+    if waiting := plan.count("needs --task"):
+        text = f"\n{plural(waiting, 'schedule')} to add or change, once --task is given"
+    if plan.untranslated:
+        text += f"; {len(plan.untranslated)} not translated"
+    text += ", as canaries that run nothing." if shadow else "."
+    if applied:
+        return text
+    if not checked:
+        text += " Without --app, neither tasks nor arguments were checked."
+    needed = "--task and --apply" if waiting else "--apply"
+    return f"{text}\nThis is the plan; nothing was written. Add {needed} to write it."
+
+
+def plan_as_json(plan: Plan, *, applied: bool, shadow: bool) -> dict[str, Any]:
+    return {
+        "applied": applied,
+        "shadow": shadow,
+        "schedules": [
+            {
+                "name": planned.schedule.name,
+                "where": planned.found.where,
+                "task": planned.found.task,
+                "args": planned.found.args,
+                "when": planned.schedule.timetable.describe(),
+                "timetable": planned.schedule.timetable.to_json(),
+                "policy": planned.schedule.policy,
+                "queue": planned.schedule.queue,
+                "paused": planned.found.paused is not None,
+                "becomes": planned.becomes,
+                "differences": planned.differences,
+                "notes": planned.notes,
+            }
+            for planned in plan.schedules
+        ],
+        "untranslated": [
+            {"name": one.name, "where": one.where, "reason": one.reason}
+            for one in plan.untranslated
+        ],
+    }
+
+
+def some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def _row(planned: Planned) -> tuple[str, ...]:
+    args = f" {compact(planned.found.args)}" if planned.found.args else ""
+    schedule = planned.schedule
+    when = schedule.timetable.describe()
+    return schedule.name, f"{schedule.target}{args}", when, _becomes(planned)
+
+
+def _becomes(planned: Planned) -> str:
+    text = planned.becomes
+    if planned.becomes == "changed":
+        text += f" ({', '.join(planned.differences)})"
+    if planned.becomes == "added" and planned.found.paused is not None:
+        text += ", paused"
+    return text
+
+
+def _print_lines(heading: str, lines: Sequence[str]) -> None:
+    if lines:
+        click.echo(f"\n{heading}")
+        for line in lines:
+            click.echo(f"  {one_line(line)}")
+
+
+def _indent(code: str) -> str:
+    return "".join(f"    {line}\n" for line in code.splitlines())
