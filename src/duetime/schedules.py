@@ -135,7 +135,10 @@ class Schedules:
         definition = self._app.tasks.get(target)
         if definition is None:
             # Another deploy may know it; what it takes cannot be checked here.
-            raw = msgspec.json.encode(dict(args or {}))
+            try:
+                raw = msgspec.json.encode(dict(args or {}))
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                raise InvalidSchedule(f"The args cannot be written as JSON: {error}.") from None
             check_text(raw.decode(), what="the args")
             return msgspec.structs.replace(new, args=msgspec.Raw(raw))
         options = definition.options

@@ -15,7 +15,7 @@ from duetime.app import Duetime
 from duetime.cli.import_plan import plan_as_json, print_plan, some, summary
 from duetime.cli.output import print_json
 from duetime.cli.person import by_option
-from duetime.cli.target import Group, Target, _import, target_of
+from duetime.cli.target import Group, Target, import_named, target_of
 from duetime.domain.cron import parse_zone
 from duetime.errors import DuetimeError, InvalidSchedule
 from duetime.integrations.importing import apscheduler, celery_beat, crontab, django_celery_beat
@@ -208,7 +208,7 @@ def _read_text(file: str) -> str:
 def _load(path: str, names: Sequence[str]) -> Any:
     """Import `module:attribute`; the names are tried if there is no attribute."""
     module_name, _, attribute = path.partition(":")
-    module = _import(module_name)
+    module = import_named(module_name)
     for name in [attribute] if attribute else names:
         value: Any = module
         for part in name.split("."):

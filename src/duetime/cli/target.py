@@ -116,7 +116,7 @@ def load_app(path: str) -> Duetime:
     module_name, colon, attribute = path.partition(":")
     if not module_name or (colon and not attribute):
         raise SettingsError(f"--app must be MODULE:APP, such as shop.jobs:app, got {path!r}.")
-    module = _import(module_name)
+    module = import_named(module_name)
     value: Any = module
     for name in (attribute or "app").split("."):
         value = getattr(value, name, None)
@@ -131,7 +131,7 @@ def load_app(path: str) -> Duetime:
     )
 
 
-def _import(name: str) -> ModuleType:
+def import_named(name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

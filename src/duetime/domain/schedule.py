@@ -21,6 +21,9 @@ UNDECIDED_WAIT = timedelta(milliseconds=200)
 RETRY_WAIT = timedelta(seconds=5)
 """A run that waits for another looks again after this time, if nothing tells it before."""
 
+_MOST_MASKED = 100
+"""How many excluded ticks in a row are written down ahead of their time."""
+
 CatchUp = Literal["skip", "latest", "all"]
 Overlap = Literal["skip", "buffer_one", "buffer_all", "allow", "cancel_other"]
 
@@ -183,10 +186,12 @@ def plan_ticks(
     until = schedule.planned_until
     judge = LateJudge(schedule, now)
     ahead = _ahead(schedule, now)
+    masked = 0
     for tick in schedule.timetable.ticks(until):
         if tick.at > ahead and armed >= ARMED_AHEAD:
             return Plan(found, until, caught_up)
-        if len(found) >= most:
+        masked += tick.at > now and tick.excluded is not None
+        if len(found) >= most or masked > _MOST_MASKED:
             return Plan(found, until, caught_up, more=True)
         run_at = schedule.timetable.run_at(schedule.name, tick.at)
         status, runs_as, reason = TickStatus.ARMED, TickStatus.FIRED, None

@@ -64,6 +64,7 @@ class Dispatcher:
             store,
             events,
             worker=self.name,
+            knows=tasks.__contains__,
             run=self._start,
             skip=self._skip,
             wait=self._give_back,
@@ -204,12 +205,12 @@ class Dispatcher:
         runs: list[ClaimedJob] = []
         for job in jobs:
             self._holdings.add(job)
-            if job.task not in self._tasks:
-                unknown.append(job)
-            elif job.key is not None and job.attempt == 1 and read_run_key(job.key):
+            if job.key is not None and job.attempt == 1 and read_run_key(job.key):
                 runs.append(job)
-            else:
+            elif job.task in self._tasks:
                 known.append(job)
+            else:
+                unknown.append(job)
         self._events.jobs_claimed(self.name, known + runs)
         if known:
             self._runners.put(known, received=received)
@@ -231,7 +232,10 @@ class Dispatcher:
         """Start what is still ours: the lease may have been lost while the planner looked."""
         if self._fenced is None:
             mine = [job for job in jobs if self._holdings.holds(job)]
-            self._runners.put(mine, received=received)
+            known = [job for job in mine if job.task in self._tasks]
+            self._runners.put(known, received=received)
+            if len(known) < len(mine):
+                self._park_soon([job for job in mine if job.task not in self._tasks])
 
     def _skip(self, job: ClaimedJob, ended_as: EndedAs, reason: str) -> None:
         self._job_ended(job, EndedJob(job, ended_as, 0, 0, error=reason))

@@ -33,6 +33,7 @@ class Planner:
         events: Events,
         *,
         worker: str,
+        knows: Callable[[str], bool],
         run: Callable[[Sequence[ClaimedJob], float], None],
         skip: Callable[[ClaimedJob, EndedAs, str], None],
         wait: Callable[[Sequence[ClaimedJob]], Awaitable[None]],
@@ -42,6 +43,7 @@ class Planner:
         self._statements = ScheduleStatements(store.dialect)
         self._events = events
         self._worker = worker
+        self._knows = knows
         self._run = run
         self._skip = skip
         self._wait = wait
@@ -74,7 +76,7 @@ class Planner:
                 raise
             log.warning("ledger_delayed", extra={"worker": self._worker, "error": str(error)})
             runs = []
-        clear = [run for run in runs if run.clear]
+        clear = [run for run in runs if run.clear and self._knows(claimed[run.job_id].task)]
         unclear = [run for run in runs if not run.clear]
         held = {run.job_id for run in unclear}
         # What the ledger does not know (it was pruned, or the key is a stranger's) runs as any job.

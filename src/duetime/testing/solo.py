@@ -61,6 +61,7 @@ class SoloWorker:
             store,
             app.events,
             worker=_NAME,
+            knows=app.tasks.__contains__,
             run=lambda jobs, _: self._admitted.extend(jobs),
             skip=lambda job, ended_as, reason: self._skipped.append(
                 EndedJob(job, ended_as, 0, 0, error=reason)
