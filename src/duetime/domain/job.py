@@ -75,7 +75,10 @@ class Enqueued(msgspec.Struct, frozen=True):
     outcome: Literal["created", "existing", "replaced", "rejected"]
 
 
-class ClaimedJob(msgspec.Struct):
+# Without `gc`: they hold plain values, so no cycle can go through them, and there are many.
+
+
+class ClaimedJob(msgspec.Struct, gc=False):
     """A job that this worker holds under a token."""
 
     id: int
@@ -109,7 +112,7 @@ class EndedAs(StrEnum):
     LOST = "lost"
 
 
-class EndedJob(msgspec.Struct):
+class EndedJob(msgspec.Struct, gc=False):
     """The record of one ended attempt. `again_after` puts the job back into `due`."""
 
     job: ClaimedJob

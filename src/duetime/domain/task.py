@@ -92,8 +92,7 @@ class TaskDefinition:
         """Return the keyword arguments of the call; raise `InvalidArguments`."""
         if not self._fields and args == "{}":
             return {}
-        read = self._read(args)
-        return {field: getattr(read, field) for field in self._fields}
+        return msgspec.structs.asdict(self._read(args))
 
     def _read(self, raw: str | bytes) -> Any:
         try:

@@ -180,11 +180,9 @@ class Dispatcher:
         if self._fenced is not None:
             # Answered too late: these are no longer ours, and the rescuer takes them.
             return
-        known: list[ClaimedJob] = []
-        unknown: list[ClaimedJob] = []
-        for job in jobs:
-            self._holdings.add(job)
-            (known if job.task in self._tasks else unknown).append(job)
+        self._holdings.add(jobs)
+        unknown = [job for job in jobs if job.task not in self._tasks]
+        known = [job for job in jobs if job.task in self._tasks] if unknown else jobs
         if known:
             self._events.jobs_claimed(self.name, known)
             self._runners.put(known, received=received)
@@ -258,7 +256,8 @@ class Dispatcher:
     # What ended
 
     def _job_ended(self, job: ClaimedJob, end: EndedJob | None) -> None:
-        self._quarantine_next = self._quarantine_next or job.id == self._quarantined
+        if job.id == self._quarantined:
+            self._quarantine_next = True
         if not self._drop(job):
             return
         if end is not None:
@@ -269,6 +268,9 @@ class Dispatcher:
             self._sleeper.interrupt()
 
     def _report(self, ended: Sequence[EndedJob], refused: frozenset[int]) -> None:
+        if not refused:
+            self._events.jobs_ended(self.name, ended)
+            return
         self._events.jobs_ended(self.name, [end for end in ended if end.job.id not in refused])
         for end in ended:
             if end.job.id in refused and not end.completed_before:

@@ -35,8 +35,9 @@ class Holdings:
     def to_send(self) -> bool:
         return bool(self.ended or self.closed)
 
-    def add(self, job: ClaimedJob) -> None:
-        self._held.setdefault(job.token, {})[job.id] = job
+    def add(self, jobs: Sequence[ClaimedJob]) -> None:
+        for job in jobs:
+            self._held.setdefault(job.token, {})[job.id] = job
 
     def drop(self, job: ClaimedJob) -> bool:
         """Hold the job no longer. False: it was not held."""
