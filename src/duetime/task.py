@@ -34,6 +34,8 @@ _POLICIES = ("reject", "return", "replace")
 class JobHandle(Generic[R]):
     """An enqueued job."""
 
+    __slots__ = ("_app", "id", "outcome", "task")
+
     def __init__(self, app: Duetime, task: str, enqueued: Enqueued) -> None:
         self._app = app
         self.id = enqueued.job_id
@@ -96,7 +98,7 @@ class Task(Generic[P, R]):
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """Return a job of this task, for `app.enqueue_many`."""
-        return self._plain.job(*args, **kwargs)
+        return msgspec.structs.replace(self._defaults, args=self.definition.encode(args, kwargs))
 
     def using(
         self,
@@ -165,7 +167,7 @@ class BoundTask(Generic[P, R]):
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """Return the job without enqueuing it."""
-        return replace(self._template, {"args": self._definition.encode(args, kwargs)})
+        return msgspec.structs.replace(self._template, args=self._definition.encode(args, kwargs))
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Enqueue it; with `tx=` in the caller's transaction, which may be sync or async.

@@ -6,8 +6,10 @@ database, and explained when they are full.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -29,11 +31,12 @@ insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at)
     select id, id, 1, case when id %% 1000 = 0 then 'dead' else 'completed' end, clock_timestamp()
     from duetime.job where id <= %(rows)s / 2;
 """
-LANES = {
-    "queues": ["default"] * 10,
-    "priorities": array(range(10)),
-    "floors": ["1970-01-01+00"] * 10,
-}
+LANES = json.dumps(
+    [
+        {"queue": "default", "priority": priority, "floor": "1970-01-01T00:00:00Z"}
+        for priority in range(10)
+    ]
+)
 
 
 class Prepared:
@@ -60,6 +63,16 @@ class Prepared:
         rows = self._connection.execute(f"{explain} execute {name} ({values})").fetchall()
         return "\n".join(str(row[0]) for row in rows)
 
+    @contextmanager
+    def claimed(self, token: int, jobs: list[int]) -> Iterator[None]:
+        self._connection.execute(
+            "insert into duetime.claim (token, worker_id, job_ids, attempts, claimed_at)"
+            " values (%s, 1, %s, %s, now())",
+            (token, jobs, [1] * len(jobs)),
+        )
+        yield
+        self._connection.execute("delete from duetime.claim where token = %s", (token,))
+
     def plan(self, name: str, **parameters: Any) -> str:
         self._connection.execute("begin")
         text = self.execute(name, "explain (analyze, buffers)", **parameters)
@@ -76,7 +89,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Prepared]:
             connection.execute("set enable_seqscan = off")
             connection.execute("set jit = off")
             prepared = Prepared(connection, store._sql)
-            prepared.prepare("claim", worker=1, want=500, **LANES)
+            prepared.prepare("claim", worker=1, want=500, lanes=LANES)
             prepared.prepare("next_run_at", queues=["default"])
             prepared.prepare("finish", **ending([]))
             with psycopg.ClientCursor(connection) as cursor:
@@ -97,7 +110,7 @@ def ending(jobs: list[int]) -> dict[str, Any]:
 
 
 def test_claim_walks_its_lane_and_no_table(session: Prepared) -> None:
-    plan = session.plan("claim", worker=1, want=500, **LANES)
+    plan = session.plan("claim", worker=1, want=500, lanes=LANES)
 
     assert "Index Scan using due_pkey" in plan
     assert "Tid Scan on due" in plan
@@ -120,6 +133,15 @@ def test_finish_touches_only_what_it_ends(session: Prepared) -> None:
 
     assert scanned(plan) == set()
     assert milliseconds(plan) < 100
+
+
+def test_finish_finds_each_job_in_its_claim_by_hash(session: Prepared) -> None:
+    jobs = list(range(600_000, 600_500))
+    with session.claimed(7, jobs):
+        plan = session.plan("finish", **ending(jobs) | {"tokens": array([7] * 500), "held": "{7}"})
+
+    assert re.search(r"Insert on attempt .*rows=500(\.00)? loops=1\)", plan)
+    assert "Rows Removed by Join Filter" not in plan
 
 
 def scanned(plan: str) -> set[str]:

@@ -48,7 +48,10 @@ _ENDED = frozenset(
 )
 
 
-class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+# What there are many of is without `gc`: it holds plain values, no cycle can go through it.
+
+
+class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job to be enqueued, with nothing left open. `args` is a JSON object, already encoded."""
 
     task: str
@@ -68,14 +71,14 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     trace: dict[str, str] | None = None
 
 
-class Enqueued(msgspec.Struct, frozen=True):
+class Enqueued(msgspec.Struct, frozen=True, gc=False):
     """What became of a job that was given: `created`, or the `existing` one that holds its key."""
 
     job_id: int
     outcome: Literal["created", "existing", "replaced", "rejected"]
 
 
-class ClaimedJob(msgspec.Struct):
+class ClaimedJob(msgspec.Struct, gc=False):
     """A job that this worker holds under a token."""
 
     id: int
@@ -109,7 +112,7 @@ class EndedAs(StrEnum):
     LOST = "lost"
 
 
-class EndedJob(msgspec.Struct):
+class EndedJob(msgspec.Struct, gc=False):
     """The record of one ended attempt. `again_after` puts the job back into `due`."""
 
     job: ClaimedJob

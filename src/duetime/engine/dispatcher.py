@@ -200,18 +200,13 @@ class Dispatcher:
         if self._fenced is not None:
             # Answered too late: these are no longer ours, and the rescuer takes them.
             return
-        known: list[ClaimedJob] = []
-        unknown: list[ClaimedJob] = []
-        runs: list[ClaimedJob] = []
-        for job in jobs:
-            self._holdings.add(job)
-            if job.key is not None and job.attempt == 1 and read_run_key(job.key):
-                runs.append(job)
-            elif job.task in self._tasks:
-                known.append(job)
-            else:
-                unknown.append(job)
-        self._events.jobs_claimed(self.name, known + runs)
+        self._holdings.add(jobs)
+        self._events.jobs_claimed(self.name, jobs)
+        runs = [job for job in jobs if job.key is not None and _is_first_run(job)]
+        known = [job for job in jobs if job not in runs] if runs else jobs
+        unknown = [job for job in known if job.task not in self._tasks]
+        if unknown:
+            known = [job for job in known if job.task in self._tasks]
         if known:
             self._runners.put(known, received=received)
         if runs:
@@ -307,7 +302,8 @@ class Dispatcher:
     # What ended
 
     def _job_ended(self, job: ClaimedJob, end: EndedJob | None) -> None:
-        self._quarantine_next = self._quarantine_next or job.id == self._quarantined
+        if job.id == self._quarantined:
+            self._quarantine_next = True
         if not self._drop(job):
             return
         if end is not None:
@@ -320,10 +316,13 @@ class Dispatcher:
             self._sleeper.interrupt()
 
     def _report(self, ended: Sequence[EndedJob], refused: frozenset[int]) -> None:
-        self._events.jobs_ended(self.name, [end for end in ended if end.job.id not in refused])
         self._planner.ended(
             [end.job for end in ended if end.job.key is not None and end.again_after is None]
         )
+        if not refused:
+            self._events.jobs_ended(self.name, ended)
+            return
+        self._events.jobs_ended(self.name, [end for end in ended if end.job.id not in refused])
         for end in ended:
             if end.job.id in refused and not end.completed_before:
                 self._events.job_refused(self.name, end)
@@ -424,3 +423,8 @@ class Dispatcher:
         if job.id == self._quarantined:
             self._quarantined = None
         return self._holdings.drop(job)
+
+
+def _is_first_run(job: ClaimedJob) -> bool:
+    """Whether the job is a run of a schedule that has not begun yet."""
+    return job.attempt == 1 and read_run_key(job.key) is not None

@@ -18,6 +18,8 @@ from duetime.errors import InvalidArguments, JobCancelled
 MAX_RESULT_BYTES = 64 * 1024
 _MAX_ERROR = 4_000
 _MAX_TRACEBACK = 20_000
+COMPLETED = EndedAs.COMPLETED
+"""For the hot path: before Python 3.12 a look into an enumeration costs 0.1 µs."""
 
 
 class TimedOut(Exception):
@@ -34,7 +36,7 @@ def end_with(
     random: Random,
 ) -> EndedJob:
     """Turn what a handler returned or raised into the record that the store sees."""
-    end = EndedJob(job, EndedAs.COMPLETED, started_us, finished_us)
+    end = EndedJob(job, COMPLETED, started_us, finished_us)
     match value:
         case None:
             return end
@@ -142,10 +144,8 @@ def _clean(text: str, most: int) -> str:
     return text if len(text) <= most else "…" + text[-most:]
 
 
-async def run_async(task: TaskDefinition, kwargs: dict[str, Any], seconds: float | None) -> Any:
+async def run_timed(task: TaskDefinition, kwargs: dict[str, Any], seconds: float) -> Any:
     """Run an async handler; after `seconds` it is cancelled."""
-    if seconds is None:
-        return await task.function(**kwargs)
     try:
         async with asyncio.timeout(seconds) as limit:
             return await task.function(**kwargs)

@@ -35,8 +35,9 @@ class Holdings:
     def to_send(self) -> bool:
         return bool(self.ended or self.closed)
 
-    def add(self, job: ClaimedJob) -> None:
-        self._held.setdefault(job.token, {})[job.id] = job
+    def add(self, jobs: Sequence[ClaimedJob]) -> None:
+        for job in jobs:
+            self._held.setdefault(job.token, {})[job.id] = job
 
     def holds(self, job: ClaimedJob) -> bool:
         return job.id in self._held.get(job.token, ())

@@ -13,10 +13,12 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
+import msgspec
+
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.domain.task import TaskDefinition
 from duetime.engine.context import Context
-from duetime.engine.executor import TimedOut, end_with, run_async
+from duetime.engine.executor import COMPLETED, TimedOut, end_with, run_timed
 from duetime.errors import JobCancelled
 from duetime.storage.store import Store
 
@@ -31,19 +33,23 @@ _HOLD_SECONDS = 0.1
 _YIELD_SECONDS = 0.001
 
 
-class Running:
+class Running(msgspec.Struct, eq=False):
     """A job in the hands of its handler."""
 
-    __slots__ = ("context", "in_thread", "job", "reason", "runner", "value")
+    job: ClaimedJob
+    runner: asyncio.Task[Any]
+    reason: str | None = None
+    context: Context | None = None
+    in_thread: bool = False
+    value: Any = None
+    """What the handler returned or raised."""
+    ended: float = 0.0
 
-    def __init__(self, job: ClaimedJob, runner: asyncio.Task[Any]) -> None:
-        self.job = job
-        self.runner = runner
-        self.reason: str | None = None
-        self.context: Context | None = None
-        self.in_thread = False
-        self.value: Any = None
-        """What the handler returned or raised."""
+    @property
+    def is_given_up(self) -> bool:
+        """Whether its end is not for us to record."""
+        committed = self.context is not None and self.context.committed
+        return self.reason in (LOST, STOPPING) and not committed
 
     def stop(self, reason: str) -> None:
         """Ask the handler to stop: an async one is cancelled, one in a thread is told."""
@@ -184,11 +190,9 @@ class Runners:
                 self.running.discard(running)
             if running.reason is not None:
                 await _absorb_cancel(me)
-            committed = running.context is not None and running.context.committed
-            if end is not None or committed or running.reason not in (LOST, STOPPING):
+            if end is not None or not running.is_given_up:
                 self._ended(job, end)
-            now = time.monotonic()
-            if now - self._last_yield > _YIELD_SECONDS:
+            if running.ended - self._last_yield > _YIELD_SECONDS:
                 # Handlers that never wait must not keep the loop from the database's answers.
                 await asyncio.sleep(0)
                 self._last_yield = time.monotonic()
@@ -197,7 +201,7 @@ class Runners:
         """Run the handler and return the record of how it ended; None if none is due."""
         job = running.job
         task = self._tasks[job.task]
-        began = time.monotonic()
+        began = running.ended = time.monotonic()
         started_us = int((began - received) * 1e6)
         if job.expires_at is not None and job.expires_at <= job.claimed_at + timedelta(
             microseconds=started_us
@@ -218,10 +222,12 @@ class Runners:
                     started_us=started_us,
                 )
             seconds = None if job.timeout is None else job.timeout.total_seconds()
-            if task.is_async:
-                value = await run_async(task, kwargs, seconds)
-            else:
+            if not task.is_async:
                 value = await self._run_in_thread(running, task, kwargs, seconds, received)
+            elif seconds is None:
+                value = await task.function(**kwargs)
+            else:
+                value = await run_timed(task, kwargs, seconds)
         except asyncio.CancelledError:
             if running.reason is None:
                 raise
@@ -230,10 +236,14 @@ class Runners:
             raise
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
             value = error
+        running.ended = time.monotonic()
         running.value = value
+        self._mean_seconds += (running.ended - began - self._mean_seconds) * 0.05
+        finished_us = int((running.ended - received) * 1e6)
         context = running.context
-        ended = time.monotonic()
-        self._mean_seconds += (ended - began - self._mean_seconds) * 0.05
+        if value is None and context is None and running.reason is None:
+            # Nothing else can be said of most jobs.
+            return EndedJob(job, COMPLETED, started_us, finished_us)
         if context is not None and context.committed:
             return None
         if running.reason in (LOST, STOPPING) and isinstance(value, BaseException):
@@ -244,7 +254,7 @@ class Runners:
             task,
             value,
             started_us=started_us,
-            finished_us=int((ended - received) * 1e6),
+            finished_us=finished_us,
             random=self._random,
         )
         if context is not None and context.completed:

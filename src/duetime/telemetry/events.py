@@ -81,9 +81,10 @@ class Events:
         return started
 
     def jobs_ended(self, worker: str, ended: Sequence[EndedJob]) -> None:
+        told = {level for level in _LEVELS.values() if log.isEnabledFor(level)}
         for end in ended:
             level = _LEVELS.get(end.ended_as, logging.INFO)
-            if not log.isEnabledFor(level):
+            if level not in told:
                 continue
             fields = {
                 "job_id": end.job.id,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
 
+import msgspec
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
@@ -102,6 +102,7 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 
-def array(values: Any) -> str:
-    """A PostgreSQL array of numbers, as text: cheaper than adapting a list element by element."""
-    return "{" + ",".join(map(str, values)) + "}"
+def array(values: Iterable[int]) -> str:
+    """A PostgreSQL array of numbers, as text. Their JSON is the same text but for the brackets,
+    and six times cheaper than `str` of each."""
+    return "{" + msgspec.json.encode(list(values))[1:-1].decode() + "}"

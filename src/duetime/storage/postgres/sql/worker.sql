@@ -38,15 +38,20 @@ returning (select count(*) from duetime.worker as w where w.id < %(worker)s),
 -- name: claim
 -- At most one worker gets a job: its row of `due` is locked, skipped by others, deleted.
 -- Served by due_pkey, lane by lane. `ctid = any(array(…))` keeps the delete a TID scan.
+-- One row for each job, in no order: sorting them here, arguments and all, costs 1 µs a job. If
+-- there is none, one row that has the moment alone.
 with lane as materialized (
     select l.queue, l.priority, l.floor, l.place
-    from unnest(%(queues)s::text[], %(priorities)s::smallint[], %(floors)s::timestamptz[])
+    from rows from (json_to_recordset(%(lanes)s::json)
+                    as (queue text, priority smallint, floor timestamptz))
         with ordinality as l(queue, priority, floor, place)
+    -- `offset 0` keeps it a probe for each lane: a join may read every limited queue.
     where not exists (
         select from duetime.queue as q
         where q.name = l.queue
           and (q.paused_at is not null
-               or coalesce(q.running, q.per_partition, q.rate) is not null))
+               or coalesce(q.running, q.per_partition, q.rate) is not null)
+        offset 0)
     order by l.place
 ), clock as materialized (
     select duetime.now() as moment
@@ -72,13 +77,12 @@ with lane as materialized (
     from taken having count(*) > 0
     returning token
 )
-select c.moment, h.token, t.job_id, j.task, t.queue, t.priority, j.args::text, t.attempt + 1,
-    j.max_attempts, t.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace::text
+select t.job_id, h.token, j.task, t.queue, t.priority, j.args::text, t.attempt + 1,
+    j.max_attempts, t.run_at, c.moment, j.key, j.partition, j.timeout, j.expires_at, j.trace::text
 from clock as c
 left join held as h on true
 left join taken as t on true
-left join lateral (select * from duetime.job where job.id = t.job_id offset 0) as j on true
-order by t.priority, t.run_at, t.job_id;
+left join lateral (select * from duetime.job where job.id = t.job_id offset 0) as j on true;
 
 -- name: next_run_at
 -- The earliest due time of the lanes: one probe of due_pkey for each. Overdue counts: a job
@@ -107,7 +111,9 @@ cross join lateral (
 ) as d;
 
 -- name: claim_limited
-select * from duetime.claim_limited(%(worker)s, %(queue)s, %(want)s, %(quarantined)s)
+select job_id, token, task, queue, priority, args, attempt, max_attempts, run_at, claimed_at, key,
+    partition, timeout, expires_at, trace, open_at
+from duetime.claim_limited(%(worker)s, %(queue)s, %(want)s, %(quarantined)s)
 order by priority, run_at, job_id;
 
 -- name: claim_quarantined
@@ -130,23 +136,25 @@ with picked as materialized (
     select %(worker)s, array[job_id], array[(attempt + 1)::smallint], duetime.now() from taken
     returning token, claimed_at
 )
-select h.claimed_at, h.token, t.job_id, j.task, t.queue, j.priority, j.args::text, t.attempt + 1,
-    j.max_attempts, t.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace::text
+select t.job_id, h.token, j.task, t.queue, j.priority, j.args::text, t.attempt + 1,
+    j.max_attempts, t.run_at, h.claimed_at, j.key, j.partition, j.timeout, j.expires_at,
+    j.trace::text
 from held as h cross join taken as t join duetime.job as j on j.id = t.job_id;
 
 -- name: finish
 -- Accepts an ended job only if its claim is still there (the fence); `key share` makes the
--- rescuer wait for us, and us for it. Returns the accepted. A second finish under one token, which
--- no healthy worker sends, is a unique violation: then `finish_fully` sorts them out. Looking
--- first would cost an index probe a job, `on conflict` a WAL record.
-with ended as materialized (
-    select * from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[], %(attempts)s::smallint[],
-                         %(started)s::integer[], %(finished)s::integer[])
-        as e(job_id, token, attempt, started, finished)
+-- rescuer wait for us, and us for it. Returns the refused, or one row of nulls if there is none.
+-- A second finish under one token, which no healthy worker sends, is a unique violation: then
+-- `finish_fully` sorts them out. Looking first would cost an index probe a job, `on conflict` a
+-- WAL record. `unnest` stands in the select list, where it fills no table of its own.
+with ended as not materialized (
+    select unnest(%(jobs)s::bigint[]) as job_id, unnest(%(tokens)s::bigint[]) as token,
+           unnest(%(attempts)s::smallint[]) as attempt, unnest(%(started)s::integer[]) as started,
+           unnest(%(finished)s::integer[]) as finished
 ), held as materialized (
     select c.token, c.worker_id, c.claimed_at, c.job_ids from duetime.claim as c
     where c.token = any (%(held)s::bigint[]) for key share
-), mine as materialized (
+), mine as (
     select h.token, h.worker_id, h.claimed_at, unnest(h.job_ids) as job_id from held as h
 ), accepted as (
     insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
@@ -169,7 +177,12 @@ with ended as materialized (
 ), sleepers as materialized (
     select count(duetime.wake(c.queue)) from closed as c where c.queue is not null
 )
-select a.job_id, a.token from woken cross join sleepers left join accepted as a on true;
+select r.job_id, r.token
+from woken cross join sleepers left join lateral (
+    select e.job_id, e.token from ended as e
+    where (select count(*) from accepted) < cardinality(%(jobs)s::bigint[])
+      and not exists (select from accepted as a where a.job_id = e.job_id and a.token = e.token)
+) as r on true;
 
 -- name: finish_fully
 -- As `finish`, for what ended otherwise than plainly completed: with an outcome, an error or a
@@ -231,7 +244,12 @@ with ended as materialized (
         ) as s group by s.queue order by s.queue
     ) as q
 )
-select a.job_id, a.token from woken cross join sleepers left join accepted as a on true;
+select r.job_id, r.token
+from woken cross join sleepers left join lateral (
+    select e.job_id, e.token from ended as e
+    where (select count(*) from accepted) < cardinality(%(jobs)s::bigint[])
+      and not exists (select from accepted as a where a.job_id = e.job_id and a.token = e.token)
+) as r on true;
 
 -- name: finished_before
 -- Which of these attempts are already in the history, from a finish whose answer was lost.
