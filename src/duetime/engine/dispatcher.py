@@ -203,7 +203,9 @@ class Dispatcher:
         self._holdings.add(jobs)
         self._events.jobs_claimed(self.name, jobs)
         runs = [job for job in jobs if job.key is not None and _is_first_run(job)]
-        known = [job for job in jobs if job not in runs] if runs else jobs
+        known = jobs
+        if runs:
+            known = [job for job in jobs if not _is_first_run(job)]
         unknown = [job for job in known if job.task not in self._tasks]
         if unknown:
             known = [job for job in known if job.task in self._tasks]

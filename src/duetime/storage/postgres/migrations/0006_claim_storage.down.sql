@@ -1,0 +1,1 @@
+alter table duetime.claim reset (toast_tuple_target);
