@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
+    from duetime.channels.channel import Sent
     from duetime.domain.job import JobInfo, JobState
-    from duetime.domain.outcome import Cancel, Completed, Discard, Retry, Snooze
+    from duetime.domain.outcome import Cancel, Completed, Discard, Retry, Skip, Snooze
+    from duetime.domain.reminder import Reminder
     from duetime.domain.retry import Constant, Custom, Delays, Exponential
     from duetime.engine.context import Context
     from duetime.errors import DuetimeError
@@ -30,7 +32,10 @@ __all__ = [
     "JobHandle",
     "JobInfo",
     "JobState",
+    "Reminder",
     "Retry",
+    "Sent",
+    "Skip",
     "Snooze",
     "Task",
 ]
@@ -50,7 +55,10 @@ _HOMES = {
     "JobHandle": "duetime.task",
     "JobInfo": "duetime.domain.job",
     "JobState": "duetime.domain.job",
+    "Reminder": "duetime.domain.reminder",
     "Retry": "duetime.domain.outcome",
+    "Sent": "duetime.channels.channel",
+    "Skip": "duetime.domain.outcome",
     "Snooze": "duetime.domain.outcome",
     "Task": "duetime.task",
 }

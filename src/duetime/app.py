@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from duetime import transaction
+from duetime.channels.channel import Channel
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.job import (
     DEFAULT_PRIORITY,
@@ -22,6 +23,7 @@ from duetime.domain.job import (
     check_name,
     check_priority,
 )
+from duetime.domain.reminder import REMIND_TASK
 from duetime.domain.retry import Exponential, RetryPolicy, check_max_attempts
 from duetime.domain.task import TaskDefinition, TaskOptions
 from duetime.domain.timetable import Spec
@@ -31,9 +33,11 @@ from duetime.engine.worker import Worker
 from duetime.errors import InvalidInput
 from duetime.operate import Jobs, Queues
 from duetime.portal import Portal
+from duetime.reminders import Reminders, Scopes, Subjects
 from duetime.schedules import Schedules
 from duetime.settings import Settings, load_settings
 from duetime.storage.migrations import check_current, read_status, upgrade
+from duetime.storage.schedules import AuditEvent, ScheduleStatements
 from duetime.storage.store import Store, WorkerInfo
 from duetime.task import JobHandle, Task, first_delay, positive
 from duetime.telemetry.events import Events
@@ -63,6 +67,9 @@ class Duetime:
         self.jobs = Jobs(self)
         self.queues = Queues(self)
         self.schedules = Schedules(self)
+        self.scopes = Scopes(self)
+        self.subjects = Subjects(self)
+        self.reminders = Reminders(self)
         self.events = Events()
         self._stores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Store]] = (
             WeakKeyDictionary()
@@ -184,6 +191,30 @@ class Duetime:
 
         return declare
 
+    # Reminders
+
+    def on_reminder(self, *handler: Any, **options: Any) -> Any:
+        """Register what sends reminders: a function of the `Reminder` and, if it takes two
+        arguments, the `Context`. It returns `Sent(external_id=…)`, `Retry`, `Snooze`, `Skip`.
+
+        `@app.on_reminder`, or `@app.on_reminder(retry=…, timeout=…)` with the options of a task.
+        """
+
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            self.reminders.handler = function
+            self._register_remind(**options)
+            return function
+
+        return register(*handler) if handler else register
+
+    def add_channel(self, channel: Channel, **options: Any) -> None:
+        """Send reminders through a channel; several are tried in the order in which they came."""
+        self.reminders.channels[channel.name] = channel
+        self._register_remind(**options)
+
+    def _register_remind(self, **options: Any) -> None:
+        self.task(name=REMIND_TASK, **options)(self.reminders.remind)
+
     # Enqueue
 
     async def enqueue_many(self, jobs: Iterable[NewJob], *, tx: Any = None) -> list[JobHandle[Any]]:
@@ -236,6 +267,15 @@ class Duetime:
     async def now(self) -> datetime:
         """The database's clock."""
         return await (await self.store()).now()
+
+    async def audit(self, entity: str, *, before_id: int | None = None) -> list[AuditEvent]:
+        """Return who changed what, newest first: of `subject:game:42`, `schedule:nightly`, …"""
+        store = await self.store()
+        statements = ScheduleStatements(store.dialect)
+        events: list[AuditEvent] = await store.transact(
+            statements.audit(entity, before_id=before_id), reads=True
+        )
+        return events
 
     # Work
 

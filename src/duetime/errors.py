@@ -51,6 +51,14 @@ class ScheduleNotFound(DuetimeError, LookupError):
         self.name = name
 
 
+class SubjectNotFound(DuetimeError, LookupError):
+    """No subject has that reference."""
+
+    def __init__(self, ref: str) -> None:
+        super().__init__(f"There is no subject {ref!r}. It may have been deleted.")
+        self.ref = ref
+
+
 class KeyConflict(DuetimeError):
     """Another job holds the key, and the policy is `reject`."""
 

@@ -45,6 +45,13 @@ class Cancel(Outcome):
         self.reason = reason
 
 
+class Skip(Cancel):
+    """Of a reminder: do not send it, for this reason."""
+
+    def __init__(self, reason: str = "skipped by its handler") -> None:
+        super().__init__(reason)
+
+
 class Discard(Outcome):
     """Stop for good, as dead: the failure is permanent, and a retry would not help."""
 

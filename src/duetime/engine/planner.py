@@ -11,8 +11,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from duetime.domain.job import ClaimedJob, EndedAs
+from duetime.domain.reminder import REMIND_TASK
 from duetime.domain.schedule import Decision, TickStatus, read_run_key
 from duetime.errors import DatabaseUnreachable, StorageError
+from duetime.storage.reminders import ReminderStatements
 from duetime.storage.schedules import ClaimedRun, NewSchedule, ScheduleStatements
 from duetime.storage.store import Store
 from duetime.telemetry.events import Events
@@ -49,6 +51,8 @@ class Planner:
         self._wait = wait
         self._begun: list[ClaimedRun] = []
         self._ended: list[int] = []
+        self._reminded: list[int] = []
+        self._reminders = ReminderStatements(store.dialect)
         self._keeping: asyncio.Task[None] | None = None
         self._repairs = 0
         self.optional = optional
@@ -122,10 +126,12 @@ class Planner:
         self._keep_soon()
 
     def ended(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Jobs have ended for good; those that are runs go into the ledger."""
+        """Jobs have ended for good; runs go into the ledger, reminders are told."""
         runs = [job.id for job in jobs if read_run_key(job.key) is not None]
-        if runs:
+        reminded = [job.id for job in jobs if job.task == REMIND_TASK]
+        if runs or reminded:
             self._ended += runs
+            self._reminded += reminded
             self._keep_soon()
 
     async def repair(self) -> float:
@@ -138,6 +144,9 @@ class Planner:
             jobs = await self._store.transact(self._statements.unsettled(), reads=True)
             if jobs:
                 await self._settle(jobs)
+            jobs = await self._store.transact(self._reminders.unsettled(), reads=True)
+            if jobs:
+                await self._store.transact(self._reminders.settle(jobs))
         self._repairs += 1
         return REPAIR_SECONDS
 
@@ -153,13 +162,16 @@ class Planner:
     async def _keep(self) -> None:
         """One batch at a time: what comes meanwhile is the next."""
         try:
-            while self._begun or self._ended:
+            while self._begun or self._ended or self._reminded:
                 begun, self._begun = self._begun, []
                 ended, self._ended = self._ended, []
                 if begun:
                     await self._store.transact(self._statements.advance(begun, self._worker))
                 if ended:
                     await self._settle(ended)
+                if self._reminded:
+                    reminded, self._reminded = self._reminded, []
+                    await self._store.transact(self._reminders.settle(reminded))
         except StorageError as error:
             # Repaired within seconds, by this worker or another.
             log.warning("ledger_delayed", extra={"worker": self._worker, "error": str(error)})

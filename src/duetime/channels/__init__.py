@@ -1,0 +1,1 @@
+"""Ways to tell someone: one small protocol in `channel`, and siblings behind it."""

@@ -1,0 +1,2 @@
+drop view duetime.reminders;
+drop table duetime.delivery, duetime.reminder, duetime.subject, duetime.scope;

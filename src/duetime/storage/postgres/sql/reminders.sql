@@ -1,0 +1,206 @@
+-- Statements of reminders. Each takes one JSON document; those of the same name on SQLite take the
+-- same, and give the same columns.
+
+-- name: scope_put
+insert into duetime.scope (ref, parent, rules, locked)
+select g.ref, g.parent, g.rules, g.locked
+from json_to_recordset(%s::json) as g(ref text, parent text, rules json, locked boolean)
+on conflict (ref) do update set (parent, rules, locked, updated_at)
+    = (excluded.parent, excluded.rules, excluded.locked, duetime.now());
+
+-- name: scope_lock
+-- Scopes by name, and all around them, outermost last in each chain. Changes of scopes wait for
+-- one another; subjects read them.
+with recursive chain as (
+    select s.ref, s.parent, 0 as level from duetime.scope as s
+    where s.ref = any (array(select value from json_array_elements_text(%s::json)))
+    union
+    select s.ref, s.parent, c.level + 1 from duetime.scope as s join chain as c on s.ref = c.parent
+    where c.level < 100
+)
+select s.ref, s.parent, s.rules::text, s.locked from duetime.scope as s
+where s.ref in (select ref from chain) order by s.ref for share of s;
+
+-- name: scope_find
+select s.ref, s.parent, s.rules::text, s.locked from duetime.scope as s
+where %s::json is not null order by s.ref;
+
+-- name: scope_delete
+delete from duetime.scope where ref = %s::json ->> 'ref' returning ref;
+
+-- name: subjects_below
+-- The open subjects of a scope and of all scopes inside it, some at a time.
+with recursive input as (
+    select %s::json as doc
+), below as (
+    select i.doc ->> 'ref' as ref from input as i
+    union
+    select s.ref from duetime.scope as s join below as b on s.parent = b.ref
+)
+select s.id from duetime.subject as s cross join input as i
+where s.scope in (select ref from below) and s.status = 'open'
+  and s.id > (i.doc ->> 'after')::bigint
+order by s.id limit 2000;
+
+-- name: subject_lock
+select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules::text, s.data::text,
+    s.recipients::text, s.revision, s.created_at, s.updated_at
+from duetime.subject as s cross join (select %s::json as doc) as i
+where s.id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
+   or s.ref = any (array(select value from json_array_elements_text(i.doc -> 'refs')))
+order by s.id
+for update of s;
+
+-- name: subject_find
+select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules::text, s.data::text,
+    s.recipients::text, s.revision, s.created_at, s.updated_at
+from duetime.subject as s cross join (select %s::json as doc) as i
+where (json_typeof(i.doc -> 'refs') = 'null'
+       or s.ref = any (array(select value from json_array_elements_text(i.doc -> 'refs'))))
+order by s.due_at, s.ref limit 1000;
+
+-- name: subject_insert
+insert into duetime.subject (ref, scope, due_at, tz, status, rules, data, recipients)
+select g.ref, g.scope, g.due_at, g.tz, g.status, g.rules, g.data, g.recipients
+from json_to_recordset(%s::json) as g(
+    ref text, scope text, due_at timestamptz, tz text, status text, rules json, data json,
+    recipients json)
+order by g.ref
+on conflict (ref) do nothing
+returning id;
+
+-- name: subject_update
+update duetime.subject as s
+set scope = g.scope, due_at = g.due_at, tz = g.tz, status = g.status, rules = g.rules,
+    data = g.data, recipients = g.recipients, revision = g.revision, updated_at = duetime.now()
+from json_to_recordset(%s::json) as g(
+    id bigint, scope text, due_at timestamptz, tz text, status text, rules json, data json,
+    recipients json, revision integer)
+where s.id = g.id;
+
+-- name: subject_delete
+delete from duetime.subject
+where id = any (array(select value::bigint from json_array_elements_text(%s::json)));
+
+-- name: reminder_of
+-- What became of the reminders of subjects.
+select r.id, r.subject_id, r.due_at, r.rule_id, r.time, r.recipient, r.status, r.job_id
+from duetime.reminder as r
+where r.subject_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+  and r.status <> 'superseded' and r.status <> 'cancelled';
+
+-- name: reminder_write
+-- New reminders, each with its job, in one statement.
+with given as materialized (
+    select g.*, nextval('duetime.reminder_id_seq') as id,
+        case when g.run_at is not null then nextval('duetime.job_id_seq') end as job_id
+    from json_to_recordset(%s::json) as g(
+        subject_id bigint, due_at timestamptz, rule_id text, rule json, time timestamptz,
+        recipient text, revision integer, run_at timestamptz, status text, reason text,
+        key text, task text, expires_at timestamptz)
+), fresh as (
+    insert into duetime.reminder (id, subject_id, due_at, rule_id, rule, time, recipient, revision,
+                                  run_at, status, reason, job_id, ended_at)
+    select g.id, g.subject_id, g.due_at, g.rule_id, g.rule, g.time, g.recipient, g.revision,
+        g.run_at, g.status, g.reason, g.job_id, case when g.job_id is null then duetime.now() end
+    from given as g
+    on conflict (subject_id, due_at, rule_id, time, recipient, revision) do nothing
+    returning id, job_id, run_at
+), made as (
+    insert into duetime.job (id, task, queue, priority, args, key, max_attempts, timeout, expires_at)
+    select g.job_id, g.task, coalesce(t.queue, 'default'), coalesce(t.priority, 5),
+        json_build_object('reminder', g.id), g.key, coalesce(t.max_attempts, 3), t.timeout,
+        g.expires_at
+    from fresh as f join given as g on g.id = f.id left join duetime.task as t on t.name = g.task
+    where f.job_id is not null
+    returning id, queue, priority
+), waiting as (
+    insert into duetime.due (queue, priority, run_at, job_id)
+    select m.queue, m.priority, f.run_at, m.id from made as m join fresh as f on f.job_id = m.id
+    returning queue, run_at
+), woken as materialized (
+    select count(duetime.wake(q.queue, q.run_at)) from (
+        select queue, min(run_at) as run_at from waiting group by queue order by queue) as q
+)
+select f.id from woken join fresh as f on true;
+
+-- name: reminder_withdraw
+-- Reminders that are no longer true end, with their jobs; one that is being sent is told by its
+-- status, which its sender asks for right before.
+with input as materialized (
+    select %s::json as doc
+), gone as materialized (
+    update duetime.reminder as r
+    set status = i.doc ->> 'status', reason = i.doc ->> 'reason', ended_at = duetime.now()
+    from input as i
+    where r.id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
+      and r.status = 'armed'
+    returning r.job_id
+), left_due as (
+    delete from duetime.due where job_id in (select job_id from gone) returning job_id, attempt
+), unparked as (
+    delete from duetime.parked where job_id in (select job_id from gone) returning job_id, attempt
+), ended as (
+    insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at, error)
+    select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'superseded', duetime.now(),
+        i.doc ->> 'reason'
+    from (select * from left_due union all select * from unparked) as l, input as i
+)
+select job_id from gone;
+
+-- name: reminder_find
+select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
+    r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
+    d.channel, d.external_id, d.status, r.ended_at
+from (select * from json_to_record(%s::json) as g(
+        ids json, subject text, until timestamptz, status text)) as g
+join duetime.reminder as r
+    on (json_typeof(g.ids) is null or json_typeof(g.ids) = 'null'
+        or r.id = any (array(select value::bigint from json_array_elements_text(g.ids))))
+    and (g.status is null or r.status = g.status) and (g.until is null or r.run_at < g.until)
+join duetime.subject as s on s.id = r.subject_id and (g.subject is null or s.ref = g.subject)
+left join duetime.delivery as d on d.reminder_id = r.id
+order by coalesce(r.run_at, r.time), r.id limit 1000;
+
+-- name: reminder_sent
+with input as materialized (
+    select * from json_to_record(%s::json) as g(
+        id bigint, channel text, key text, status text, external_id text)
+), marked as (
+    update duetime.reminder as r set status = 'sent', ended_at = duetime.now()
+    from input as g where r.id = g.id and r.status = 'armed'
+)
+insert into duetime.delivery (reminder_id, channel, key, status, external_id)
+select g.id, g.channel, g.key, g.status, g.external_id from input as g
+on conflict (reminder_id, channel) do update set (status, external_id, updated_at)
+    = (excluded.status, excluded.external_id, duetime.now());
+
+-- name: reminder_settle
+-- How the jobs of reminders ended that were not sent.
+update duetime.reminder as r
+set status = case a.ended_as when 'expired' then 'expired' when 'completed' then 'skipped'
+                             when 'cancelled' then 'skipped' else 'failed' end,
+    reason = coalesce(a.error, r.reason), ended_at = a.finished_at
+from duetime.attempt as a
+where r.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+  and r.status = 'armed' and a.job_id = r.job_id
+  and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+  and not exists (select from duetime.attempt as b where b.job_id = a.job_id and b.token > a.token)
+  and not exists (select from duetime.due as d where d.job_id = r.job_id)
+returning r.id;
+
+-- name: reminder_unsettled
+select r.job_id from duetime.reminder as r
+where r.status = 'armed' and r.run_at <= duetime.now()
+  and exists (select from duetime.attempt as a
+              where a.job_id = r.job_id
+                and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
+  and not exists (select from duetime.due as d where d.job_id = r.job_id)
+  and %s::json is not null
+limit 500;
+
+-- name: delivery_receipt
+update duetime.delivery as d set status = g.status, updated_at = duetime.now()
+from json_to_record(%s::json) as g(external_id text, status text)
+where d.external_id = g.external_id
+returning d.reminder_id;

@@ -1,0 +1,273 @@
+-- Statements of reminders. Each takes one JSON document, {"now": …, "doc": …}, whose second part
+-- is the same as on PostgreSQL, and gives the same columns. What PostgreSQL does in one statement
+-- goes on here in `…_2`, `…_3`; the rows are those of the last.
+
+-- name: scope_put
+with input(doc) as (select ?)
+insert into duetime_scope (ref, parent, rules, locked, updated_at)
+select json_extract(e.value, '$.ref'), json_extract(e.value, '$.parent'),
+    json_extract(e.value, '$.rules'), json_extract(e.value, '$.locked'),
+    json_extract(i.doc, '$.now')
+from input as i cross join json_each(i.doc, '$.doc') as e
+where true
+on conflict (ref) do update set (parent, rules, locked, updated_at)
+    = (excluded.parent, excluded.rules, excluded.locked, excluded.updated_at);
+
+-- name: scope_lock
+-- Scopes by name, and all around them.
+with recursive input(doc) as (select ?), chain(ref, parent, level) as (
+    select s.ref, s.parent, 0 from input as i cross join json_each(i.doc, '$.doc') as e
+    cross join duetime_scope as s on s.ref = e.value
+    union
+    select s.ref, s.parent, c.level + 1 from chain as c cross join duetime_scope as s
+        on s.ref = c.parent
+    where c.level < 100
+)
+select s.ref, s.parent, s.rules, s.locked from duetime_scope as s
+where s.ref in (select ref from chain) order by s.ref;
+
+-- name: scope_find
+with input(doc) as (select ?)
+select s.ref, s.parent, s.rules, s.locked from duetime_scope as s cross join input order by s.ref;
+
+-- name: scope_delete
+with input(doc) as (select ?)
+delete from duetime_scope where ref = (select json_extract(doc, '$.doc.ref') from input)
+returning ref;
+
+-- name: subjects_below
+-- The open subjects of a scope and of all scopes inside it, some at a time.
+with recursive input(doc) as (select ?), below(ref) as (
+    select json_extract(doc, '$.doc.ref') from input
+    union
+    select s.ref from below as b cross join duetime_scope as s on s.parent = b.ref
+)
+select s.id from duetime_subject as s cross join input as i
+where s.scope in (select ref from below) and s.status = 'open'
+  and s.id > json_extract(i.doc, '$.doc.after')
+order by s.id limit 2000;
+
+-- name: subject_lock
+with input(doc) as (select ?)
+select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules, s.data, s.recipients, s.revision,
+    s.created_at, s.updated_at
+from duetime_subject as s
+where s.id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e
+               union
+               select n.id from input as i cross join json_each(i.doc, '$.doc.refs') as e
+               cross join duetime_subject as n on n.ref = e.value)
+order by s.id;
+
+-- name: subject_find
+with input(doc) as (select ?)
+select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules, s.data, s.recipients, s.revision,
+    s.created_at, s.updated_at
+from duetime_subject as s cross join input as i
+where json_extract(i.doc, '$.doc.refs') is null
+   or s.ref in (select e.value from json_each(i.doc, '$.doc.refs') as e)
+order by s.due_at, s.ref limit 1000;
+
+-- name: subject_insert
+with input(doc) as (select ?)
+insert into duetime_subject (id, ref, scope, due_at, tz, status, rules, data, recipients,
+                             created_at, updated_at)
+select (select value from duetime_counter where name = 'subject') + e.key + 1,
+    json_extract(e.value, '$.ref'), json_extract(e.value, '$.scope'),
+    json_extract(e.value, '$.due_at'), json_extract(e.value, '$.tz'),
+    json_extract(e.value, '$.status'), json_extract(e.value, '$.rules'),
+    json_extract(e.value, '$.data'), json_extract(e.value, '$.recipients'),
+    json_extract(i.doc, '$.now'), json_extract(i.doc, '$.now')
+from input as i cross join json_each(i.doc, '$.doc') as e
+where true
+on conflict (ref) do nothing;
+
+-- name: subject_insert_2
+with input(doc) as (select ?)
+update duetime_counter set value = value + (select json_array_length(doc, '$.doc') from input)
+where name = 'subject'
+returning value;
+
+-- name: subject_update
+with input(doc) as (select ?)
+update duetime_subject as s
+set scope = json_extract(g.value, '$.scope'), due_at = json_extract(g.value, '$.due_at'),
+    tz = json_extract(g.value, '$.tz'), status = json_extract(g.value, '$.status'),
+    rules = json_extract(g.value, '$.rules'), data = json_extract(g.value, '$.data'),
+    recipients = json_extract(g.value, '$.recipients'),
+    revision = json_extract(g.value, '$.revision'), updated_at = g.now
+from (select e.value, json_extract(i.doc, '$.now') as now
+      from input as i cross join json_each(i.doc, '$.doc') as e) as g
+where s.id = json_extract(g.value, '$.id');
+
+-- name: subject_delete
+with input(doc) as (select ?)
+delete from duetime_delivery where reminder_id in (
+    select r.id from duetime_reminder as r
+    where r.subject_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e));
+
+-- name: subject_delete_2
+with input(doc) as (select ?)
+delete from duetime_reminder
+where subject_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
+
+-- name: subject_delete_3
+with input(doc) as (select ?)
+delete from duetime_subject
+where id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
+
+-- name: reminder_of
+-- What became of the reminders of subjects.
+with input(doc) as (select ?)
+select r.id, r.subject_id, r.due_at, r.rule_id, r.time, r.recipient, r.status, r.job_id
+from duetime_reminder as r
+where r.subject_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
+  and r.status <> 'superseded' and r.status <> 'cancelled';
+
+-- name: reminder_write
+-- New reminders, each with its job.
+with input(doc) as (select ?)
+insert into duetime_reminder (id, subject_id, due_at, rule_id, rule, time, recipient, revision,
+                              run_at, status, reason, job_id, created_at, ended_at)
+select (select value from duetime_counter where name = 'reminder') + e.key + 1,
+    json_extract(e.value, '$.subject_id'), json_extract(e.value, '$.due_at'),
+    json_extract(e.value, '$.rule_id'), json_extract(e.value, '$.rule'),
+    json_extract(e.value, '$.time'), json_extract(e.value, '$.recipient'),
+    json_extract(e.value, '$.revision'), json_extract(e.value, '$.run_at'),
+    json_extract(e.value, '$.status'), json_extract(e.value, '$.reason'),
+    iif(json_extract(e.value, '$.run_at') is null, null,
+        (select value from duetime_counter where name = 'job') + e.key + 1),
+    json_extract(i.doc, '$.now'),
+    iif(json_extract(e.value, '$.run_at') is null, json_extract(i.doc, '$.now'), null)
+from input as i cross join json_each(i.doc, '$.doc') as e
+where true
+on conflict (subject_id, due_at, rule_id, time, recipient, revision) do nothing;
+
+-- name: reminder_write_2
+with input(doc) as (select ?)
+insert into duetime_job (id, task, queue, priority, args, key, max_attempts, timeout, expires_at,
+                         created_at)
+select r.job_id, json_extract(e.value, '$.task'), coalesce(t.queue, 'default'),
+    coalesce(t.priority, 5), json_object('reminder', r.id), json_extract(e.value, '$.key'),
+    coalesce(t.max_attempts, 3), t.timeout, json_extract(e.value, '$.expires_at'),
+    json_extract(i.doc, '$.now')
+from input as i cross join json_each(i.doc, '$.doc') as e
+cross join duetime_reminder as r
+    on r.id = (select value from duetime_counter where name = 'reminder') + e.key + 1
+left join duetime_task as t on t.name = json_extract(e.value, '$.task')
+where r.job_id is not null;
+
+-- name: reminder_write_3
+with input(doc) as (select ?)
+insert into duetime_due (job_id, queue, priority, run_at)
+select j.id, j.queue, j.priority, r.run_at
+from duetime_job as j cross join duetime_reminder as r on r.job_id = j.id cross join input
+where j.id > (select value from duetime_counter where name = 'job');
+
+-- name: reminder_write_4
+with input(doc) as (select ?)
+update duetime_counter
+set value = value + (select json_array_length(doc, '$.doc') from input)
+where name in ('job', 'reminder')
+returning value;
+
+-- name: reminder_withdraw
+-- Reminders that are no longer true end, with their jobs; one that is being sent is told by its
+-- status, which its sender asks for right before.
+with input(doc) as (select ?)
+insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at, error)
+select d.job_id,
+    (select value from duetime_counter where name = 'token') + row_number() over (order by d.job_id),
+    d.attempt, 'superseded', json_extract(i.doc, '$.now'), json_extract(i.doc, '$.doc.reason')
+from input as i cross join json_each(i.doc, '$.doc.ids') as e
+cross join duetime_reminder as r on r.id = e.value and r.status = 'armed'
+cross join duetime_due as d on d.job_id = r.job_id;
+
+-- name: reminder_withdraw_2
+with input(doc) as (select ?)
+update duetime_counter
+set value = value + (select json_array_length(doc, '$.doc.ids') from input) where name = 'token';
+
+-- name: reminder_withdraw_3
+with input(doc) as (select ?)
+delete from duetime_due where job_id in (
+    select r.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
+    cross join duetime_reminder as r on r.id = e.value and r.status = 'armed');
+
+-- name: reminder_withdraw_4
+with input(doc) as (select ?)
+delete from duetime_parked where job_id in (
+    select r.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
+    cross join duetime_reminder as r on r.id = e.value and r.status = 'armed');
+
+-- name: reminder_withdraw_5
+with input(doc) as (select ?)
+update duetime_reminder
+set status = (select json_extract(doc, '$.doc.status') from input),
+    reason = (select json_extract(doc, '$.doc.reason') from input),
+    ended_at = (select json_extract(doc, '$.now') from input)
+where status = 'armed'
+  and id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
+returning job_id;
+
+-- name: reminder_find
+with input(doc) as (select ?)
+select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
+    r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
+    d.status, r.ended_at
+from input as i cross join duetime_reminder as r
+join duetime_subject as s on s.id = r.subject_id
+left join duetime_delivery as d on d.reminder_id = r.id
+where (json_extract(i.doc, '$.doc.ids') is null
+       or r.id in (select e.value from json_each(i.doc, '$.doc.ids') as e))
+  and (json_extract(i.doc, '$.doc.status') is null or r.status = json_extract(i.doc, '$.doc.status'))
+  and (json_extract(i.doc, '$.doc.until') is null or r.run_at < json_extract(i.doc, '$.doc.until'))
+  and (json_extract(i.doc, '$.doc.subject') is null or s.ref = json_extract(i.doc, '$.doc.subject'))
+order by coalesce(r.run_at, r.time), r.id limit 1000;
+
+-- name: reminder_sent
+with input(doc) as (select ?)
+update duetime_reminder set status = 'sent', ended_at = (select json_extract(doc, '$.now') from input)
+where id = (select json_extract(doc, '$.doc.id') from input) and status = 'armed';
+
+-- name: reminder_sent_2
+with input(doc) as (select ?)
+insert into duetime_delivery (reminder_id, channel, key, status, external_id, sent_at, updated_at)
+select json_extract(doc, '$.doc.id'), json_extract(doc, '$.doc.channel'),
+    json_extract(doc, '$.doc.key'), json_extract(doc, '$.doc.status'),
+    json_extract(doc, '$.doc.external_id'), json_extract(doc, '$.now'), json_extract(doc, '$.now')
+from input where true
+on conflict (reminder_id, channel) do update set (status, external_id, updated_at)
+    = (excluded.status, excluded.external_id, excluded.updated_at);
+
+-- name: reminder_settle
+-- How the jobs of reminders ended that were not sent.
+with input(doc) as (select ?)
+update duetime_reminder as r
+set status = case a.ended_as when 'expired' then 'expired' when 'completed' then 'skipped'
+                             when 'cancelled' then 'skipped' else 'failed' end,
+    reason = coalesce(a.error, r.reason), ended_at = a.finished_at
+from duetime_attempt as a
+where r.job_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
+  and r.status = 'armed' and a.job_id = r.job_id
+  and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+  and a.token = (select max(last.token) from duetime_attempt as last where last.job_id = r.job_id)
+  and not exists (select 1 from duetime_due as d where d.job_id = r.job_id)
+returning id;
+
+-- name: reminder_unsettled
+with input(doc) as (select ?)
+select r.job_id from duetime_reminder as r cross join input as i
+where r.status = 'armed' and r.run_at <= json_extract(i.doc, '$.now')
+  and exists (select 1 from duetime_attempt as a
+              where a.job_id = r.job_id
+                and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
+  and not exists (select 1 from duetime_due as d where d.job_id = r.job_id)
+limit 500;
+
+-- name: delivery_receipt
+with input(doc) as (select ?)
+update duetime_delivery
+set status = (select json_extract(doc, '$.doc.status') from input),
+    updated_at = (select json_extract(doc, '$.now') from input)
+where external_id = (select json_extract(doc, '$.doc.external_id') from input)
+returning reminder_id;

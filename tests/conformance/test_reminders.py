@@ -1,0 +1,329 @@
+"""Reminders on every backend, under a driven clock: they follow their subjects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from duetime import Duetime, Reminder, Retry, Sent, Skip
+from duetime.channels.channel import Message, NotSent
+from duetime.domain.reminder import ReminderStatus
+from duetime.errors import InvalidInput, SubjectNotFound
+from tests.conftest import Backend
+
+START = datetime(2026, 3, 2, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+
+
+class Outbox:
+    """A handler that notes what it sends, and when."""
+
+    def __init__(self, app: Duetime) -> None:
+        self.sent: list[tuple[str, str, str, float]] = []
+        self.keys: list[str] = []
+        self.answer: Callable[[Reminder], Any] = lambda reminder: Sent(f"ext-{reminder.id}")
+
+        @app.on_reminder(max_attempts=3)
+        async def send(reminder: Reminder) -> Any:
+            hours = (await app.now() - START) / HOUR
+            outcome = self.answer(reminder)
+            if isinstance(outcome, Sent):
+                place = (reminder.subject, reminder.rule.text, reminder.recipient, hours)
+                self.sent.append(place)
+                self.keys.append(reminder.key)
+            return outcome
+
+    @property
+    def times(self) -> list[float]:
+        return [hours for *_, hours in self.sent]
+
+
+@pytest.fixture
+def app(backend: Backend) -> Duetime:
+    return Duetime(backend.url)
+
+
+@pytest.fixture
+def outbox(app: Duetime) -> Outbox:
+    return Outbox(app)
+
+
+async def statuses(app: Duetime, subject: str) -> list[tuple[str, str]]:
+    found = await app.reminders.find(subject=subject)
+    return [(reminder.rule.text, reminder.status.value) for reminder in found]
+
+
+async def test_reminders_are_sent_at_their_times_through_inherited_rules(
+    app: Duetime, outbox: Outbox
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.scopes.put("guild:1", remind=["-1d", "-1h"])
+        await app.scopes.put("channel:9", parent="guild:1")
+        answer = await app.subjects.put(
+            "game:42", scope="channel:9", due=START + 2 * DAY, recipients=["ann", "bob"]
+        )
+        rules = await app.subjects.rules("game:42")
+        await world.advance("3d")
+        found = await app.reminders.find(subject="game:42")
+
+    assert answer == "added"
+    assert rules == (["-1d", "-1h"], "guild:1")
+    assert outbox.sent == [
+        ("game:42", "-1d", "ann", 24.0),
+        ("game:42", "-1d", "bob", 24.0),
+        ("game:42", "-1h", "ann", 47.0),
+        ("game:42", "-1h", "bob", 47.0),
+    ]
+    assert len(set(outbox.keys)) == 4
+    assert {reminder.status for reminder in found} == {ReminderStatus.SENT}
+    assert found[0].external_id == f"ext-{found[0].id}"
+
+
+async def test_a_moved_subject_supersedes_and_arms_anew(app: Duetime, outbox: Outbox) -> None:
+    async with app.testing(now=START) as world:
+        await app.subjects.put("game", due=START + 10 * HOUR, remind=["-1h", "-5h"])
+        await world.advance("6h")
+        await app.subjects.put("game", due=START + 20 * HOUR, remind=["-1h", "-5h"])
+        await world.advance("1d")
+        found = await app.reminders.find(subject="game", status="superseded")
+        why = await app.reminders.explain(found[0].id)
+
+    assert outbox.times == [5.0, 15.0, 19.0]
+    assert [reminder.rule.text for reminder in found] == ["-1h"]
+    assert "not sent: superseded, the subject moved to 2026-03-02T20:00:00Z" in why
+
+
+async def test_an_unrelated_edit_sends_nothing_again(app: Duetime, outbox: Outbox) -> None:
+    async with app.testing(now=START) as world:
+        due = START + 10 * HOUR
+        await app.subjects.put("game", due=due, remind=["-5h", "-1h"], data={"title": "a"})
+        await world.advance("6h")
+        answer = await app.subjects.put("game", due=due, remind=["-5h", "-1h"], data={"title": "b"})
+        same = await app.subjects.put("game", due=due, remind=["-5h", "-1h"], data={"title": "b"})
+        await world.advance("1d")
+
+    assert (answer, same) == ("changed", "same")
+    assert outbox.times == [5.0, 9.0]
+
+
+async def test_moved_away_and_back_is_not_sent_twice(app: Duetime, outbox: Outbox) -> None:
+    async with app.testing(now=START) as world:
+        due = START + 10 * HOUR
+        await app.subjects.put("game", due=due, remind=["-5h", "-1h"])
+        await world.advance("6h")
+        await app.subjects.put("game", due=due + DAY, remind=["-5h", "-1h"])
+        await app.subjects.put("game", due=due, remind=["-5h", "-1h"])
+        await world.advance("2d")
+
+    assert outbox.times == [5.0, 9.0]
+
+
+@pytest.mark.parametrize("verb", ["complete", "delete"])
+async def test_a_closed_subject_is_not_reminded_of(app: Duetime, outbox: Outbox, verb: str) -> None:
+    async with app.testing(now=START) as world:
+        await app.subjects.put("game", due=START + 10 * HOUR, remind=["-5h", "-1h"])
+        await world.advance("6h")
+        await getattr(app.subjects, verb)("game")
+        await world.advance("1d")
+        left = await statuses(app, "game")
+
+    assert outbox.times == [5.0]
+    assert left == ([] if verb == "delete" else [("-5h", "sent"), ("-1h", "cancelled")])
+
+
+async def test_a_subject_that_was_closed_while_its_reminder_waited_to_be_sent(
+    app: Duetime, outbox: Outbox
+) -> None:
+    """The reminder is claimed, and looks at its subject right before it is sent."""
+    async with app.testing(now=START) as world:
+        await app.subjects.put("a", due=START + HOUR, remind=["-30m"])
+        await app.subjects.put("b", due=START + HOUR, remind=["-30m"])
+
+        def answer(reminder: Reminder) -> Any:
+            return Sent()
+
+        outbox.answer = answer
+        first = (await app.reminders.find(subject="b"))[0]
+        await world.outage("30m")
+        job, _ = await world._worker.claim(world.now)
+        assert job is not None
+        other = "b" if f'"reminder":{first.id}' not in job.args.replace(" ", "") else "a"
+        mine = "a" if other == "b" else "b"
+        await app.subjects.complete(mine)
+        await world._run(job)
+        await world.drain()
+
+    assert [sent[0] for sent in outbox.sent] == [other]
+
+
+async def test_changed_rules_of_a_scope_re_arm_everything_below(
+    app: Duetime, outbox: Outbox
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.scopes.put("guild", remind=["-5h"])
+        await app.scopes.put("quiet", parent="guild", remind=[])
+        await app.scopes.put("channel", parent="guild")
+        for ref, scope in (("a", "guild"), ("b", "channel"), ("c", "quiet")):
+            await app.subjects.put(ref, scope=scope, due=START + 10 * HOUR)
+        count = await app.scopes.put("guild", remind=["-2h"])
+        await world.advance("1d")
+        locked = await app.scopes.put("guild", remind=["-2h"], locked=True)
+
+    assert count == 3
+    assert sorted(outbox.sent) == [("a", "-2h", "", 8.0), ("b", "-2h", "", 8.0)]
+    assert locked == 3
+
+
+async def test_past_times_are_skipped_or_sent_now(app: Duetime, outbox: Outbox) -> None:
+    async with app.testing(now=START) as world:
+        await app.subjects.put(
+            "game",
+            due=START + HOUR,
+            remind=["-7d", {"rule": "-2h", "past": "send_now"}, "-30m", "+1h"],
+        )
+        await world.advance("1d")
+        found = await statuses(app, "game")
+
+    assert outbox.times == [0.0, 0.5, 2.0]
+    assert ("-7d", "skipped") in found
+
+
+async def test_too_late_is_a_visible_expired(app: Duetime, outbox: Outbox) -> None:
+    async with app.testing(now=START) as world:
+        await app.subjects.put("game", due=START + HOUR, remind=["-30m"])
+        await world.outage("2h")
+        await world.drain()
+        found = await statuses(app, "game")
+        [reminder] = await app.reminders.find(subject="game")
+        why = await app.reminders.explain(reminder.id)
+
+    assert outbox.sent == []
+    assert found == [("-30m", "expired")]
+    assert "it was to start before 2026-03-02T01:00:00" in why
+
+
+async def test_wall_time_rules_follow_the_subjects_zone(app: Duetime, outbox: Outbox) -> None:
+    async with app.testing(now="2026-03-06T00:00Z") as world:
+        await app.subjects.put(
+            "game",
+            due=datetime(2026, 3, 9, 18, tzinfo=UTC),
+            tz="America/New_York",
+            remind=["-2d at 09:00", "-0d at 09:00"],
+        )
+        found = await app.reminders.find(subject="game")
+        await world.advance("5d")
+
+    assert [f"{reminder.time:%d %H}" for reminder in found] == ["07 14", "09 13"]
+    assert len(outbox.sent) == 2
+
+
+async def test_a_handler_can_retry_and_skip(app: Duetime, outbox: Outbox) -> None:
+    tries: list[int] = []
+
+    def answer(reminder: Reminder) -> Any:
+        tries.append(reminder.id)
+        if reminder.subject == "skip":
+            return Skip("opted out")
+        return Retry("busy", after="10m") if tries.count(reminder.id) == 1 else Sent("x")
+
+    outbox.answer = answer
+    async with app.testing(now=START) as world:
+        await app.subjects.put("retry", due=START + 5 * HOUR, remind=["-1h"])
+        await app.subjects.put("skip", due=START + 5 * HOUR, remind=["-1h"])
+        await world.advance("1d")
+        skipped = await app.reminders.find(subject="skip")
+
+    assert outbox.times == [pytest.approx(4 + 10 / 60)]
+    assert [(r.status.value, r.reason) for r in skipped] == [("skipped", "opted out")]
+
+
+class Mailbox:
+    """A channel that fails as it is told to."""
+
+    carries_key = True
+
+    def __init__(self, name: str, failure: NotSent | None = None) -> None:
+        self.name = name
+        self.failure = failure
+        self.messages: list[Message] = []
+
+    async def send(self, message: Message) -> Sent:
+        if self.failure is not None:
+            raise self.failure
+        self.messages.append(message)
+        return Sent(f"{self.name}-1")
+
+    async def close(self) -> None: ...
+
+
+async def test_channels_are_tried_in_turn_and_receipts_come_back(app: Duetime) -> None:
+    push, mail = Mailbox("push", NotSent("no token", passing=False)), Mailbox("mail")
+    app.add_channel(push)
+    app.add_channel(mail)
+    async with app.testing(now=START) as world:
+        await app.subjects.put("game", due=START + HOUR, remind=["-30m"], recipients=["ann"])
+        await world.advance("1h")
+        count = await app.reminders.receipt("mail-1", "delivered")
+        [reminder] = await app.reminders.find(subject="game")
+
+    [message] = mail.messages
+    assert message.key == reminder.key
+    assert (reminder.channel, reminder.delivery, count) == ("mail", "delivered", 1)
+
+
+async def test_every_change_and_every_send_is_audited(app: Duetime, outbox: Outbox) -> None:
+    async with app.testing(now=START) as world:
+        await app.subjects.put("game", due=START + HOUR, remind=["-30m"], by="ann")
+        await app.subjects.put("game", due=START + 2 * HOUR, remind=["-30m"], by="bob")
+        await world.advance("3h")
+        events = await app.audit("subject:game")
+
+    assert [(event.action, event.actor) for event in reversed(events)] == [
+        ("subject.put", "ann"),
+        ("subject.put", "bob"),
+        ("reminder.sent", "test world"),
+    ]
+    assert events[1].before["due_at"] == "2026-03-02T01:00:00Z"
+
+
+async def test_a_put_in_a_transaction_that_rolls_back_changes_nothing(
+    pg_url: str,
+) -> None:
+    app = Duetime(pg_url, migrate=True)
+    Outbox(app)
+    await app.store()
+    async with await psycopg.AsyncConnection.connect(pg_url) as connection:
+        await app.subjects.put("kept", due=START + 9000 * DAY, remind=["-1d"], tx=connection)
+        await connection.commit()
+        await app.subjects.put("gone", due=START + 9000 * DAY, remind=["-1d"], tx=connection)
+        await connection.rollback()
+    found = await app.reminders.find()
+    await app.close()
+
+    assert [reminder.subject for reminder in found] == ["kept"]
+
+
+async def test_bad_input_is_refused_and_changes_nothing(app: Duetime, outbox: Outbox) -> None:
+    async with app.testing(now=START):
+        for options, message in (
+            ({"due": datetime(2026, 3, 3)}, "no time zone"),
+            ({"due": START, "remind": ["soon"]}, "soon"),
+            ({"due": START, "scope": "nowhere"}, "no scope 'nowhere'"),
+            ({"due": START, "tz": "Mars/Olympus"}, "Mars"),
+            ({"due": START, "data": {"x": object()}}, "plain JSON"),
+        ):
+            with pytest.raises(InvalidInput, match=message):
+                await app.subjects.put("game", **options)  # type: ignore[arg-type]
+        with pytest.raises(SubjectNotFound):
+            await app.subjects.complete("game")
+        await app.scopes.put("a")
+        await app.scopes.put("b", parent="a")
+        with pytest.raises(InvalidInput, match="inside itself"):
+            await app.scopes.put("a", parent="b")
+
+        assert await app.reminders.find() == []
