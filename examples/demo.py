@@ -1,4 +1,4 @@
-"""Duetime in a quarter of a minute, on SQLite: run it with `make demo`.
+"""Duetime in less than a minute, on SQLite: run it with `make demo`.
 
 Everything here happens: each line is read back from the database, and the demo fails if
 something did not come out as told.
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE))
 
 from demo_app import app, build_report, charge, export_everything, remind  # noqa: E402
 
-from duetime import DuetimeError, JobHandle, JobInfo, JobState  # noqa: E402
+from duetime import DuetimeError, JobHandle, JobInfo, JobState, Reminder  # noqa: E402
 
 BOLD, GREEN, RED, DIM, PLAIN = (
     ("\x1b[1m", "\x1b[32m", "\x1b[31m", "\x1b[2m", "\x1b[0m")
@@ -141,9 +141,55 @@ async def show_explain() -> None:
         check(explanation.reason == reason, explanation.sentence)
 
 
+async def show_reminders() -> None:
+    heading("6. Reminded: a game calendar, two seconds before each game")
+    await app.scopes.put("guild", remind=["-2s"], by="you")
+    await app.scopes.put("channel", parent="guild", by="you")
+    begins = await app.now() + timedelta(seconds=3)
+    games = ("Chess", "Go", "Catan")
+    for game in games:
+        await app.subjects.put(game, due=begins, scope="channel", recipients=["ann"], by="you")
+    later = begins + timedelta(seconds=1)
+    await app.subjects.put("Go", due=later, scope="channel", recipients=["ann"], by="you")
+    say("Go moves by a second, and Catan is called off")
+    await app.subjects.complete("Catan", by="you")
+    chess, old, new, catan = [await wait_sent(reminder) for reminder in await reminders_of(games)]
+    for reminder in (chess, new):
+        [attempt] = (await app.jobs.get(reminder.job_id or 0)).history
+        assert attempt.started_at is not None
+        late = (attempt.started_at - reminder.time) / timedelta(milliseconds=1)
+        truth = reminder.status == "sent" and 0 <= late < 500
+        check(truth, f"{reminder.subject}: {reminder.external_id} is sent, {late:.1f} ms late")
+    for reminder, status in ((old, "superseded"), (catan, "cancelled")):
+        check(reminder.status == status, await app.reminders.explain(reminder.id))
+
+
+async def reminders_of(subjects: Iterable[str]) -> list[Reminder]:
+    return [found for subject in subjects for found in await app.reminders.find(subject=subject)]
+
+
+async def wait_sent(reminder: Reminder) -> Reminder:
+    """Return what became of it."""
+    deadline = time.monotonic() + 15
+    while reminder.status == "armed" and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+        [reminder] = [
+            one for one in await reminders_of([reminder.subject]) if one.id == reminder.id
+        ]
+    return reminder
+
+
 async def tell() -> None:
+    shows = (
+        show_timers,
+        show_retries,
+        show_rescue,
+        show_cancel,
+        show_explain,
+        show_reminders,
+    )
     async with app.worker():
-        for show in (show_timers, show_retries, show_rescue, show_cancel, show_explain):
+        for show in shows:
             try:
                 await show()
             except DuetimeError as error:
@@ -160,7 +206,7 @@ def main() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     began = time.monotonic()
-    print(f"{BOLD}Duetime{PLAIN}: durable jobs, here on SQLite, in {DIRECTORY.name}")
+    print(f"{BOLD}Duetime{PLAIN}: durable jobs and reminders, here on SQLite, in {DIRECTORY.name}")
     with DIRECTORY:
         asyncio.run(tell())
     if failures:
@@ -169,6 +215,7 @@ def main() -> int:
     heading(f"All of it happened, in {time.monotonic() - began:.0f} s. Next:")
     say("examples/demo_app.py       the tasks that you just saw")
     say("examples/quickstart.py     the smallest program that works")
+    say("examples/game_reminders.py reminders that follow a calendar")
     say("examples/fastapi_app.py    inside FastAPI, in your own transaction")
     say(".venv/bin/duetime --help   workers, jobs, queues from the command line")
     say("make test                  the tests, on SQLite and PostgreSQL")

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from duetime import Constant, Context, Duetime
+from duetime import Constant, Context, Duetime, Reminder, Sent
 
 # DUETIME_DATABASE says where. A demo is impatient: a dead worker is noticed after 2 s, not 30 s.
 app = Duetime(lease="2s", heartbeat="500ms", rescue_every="500ms")
@@ -30,3 +30,8 @@ async def build_report(ctx: Context, month: str) -> str:
 @app.task
 async def export_everything() -> None:
     await asyncio.sleep(600)
+
+
+@app.on_reminder
+async def tell_players(reminder: Reminder) -> Sent:
+    return Sent(external_id=f"message-{reminder.id}")

@@ -373,6 +373,8 @@ class Duetime:
         opening = self._stores.pop(asyncio.get_running_loop(), None)
         if opening is not None:
             await (await opening).close()
+        for channel in self.reminders.channels.values():
+            await channel.close()
 
     def _unopened(self) -> Store:
         """A store for its statements alone: writing in the caller's transaction needs no

@@ -16,7 +16,7 @@ from duetime.domain.arming import resolve_rules
 from duetime.domain.cron import parse_zone
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.job import check_moment, check_name
-from duetime.domain.outcome import Discard, Outcome, Retry, Skip
+from duetime.domain.outcome import Completed, Discard, Outcome, Retry, Skip
 from duetime.domain.reminder import Reminder, ReminderStatus, Subject, explain_reminder
 from duetime.domain.rule_text import parse_rules
 from duetime.engine.context import Context
@@ -235,17 +235,21 @@ class Reminders:
             channel = "handler"
         else:
             outcome, channel = await self._send(current)
-        if isinstance(outcome, Outcome):
+        if isinstance(outcome, Outcome) and not isinstance(outcome, Completed):
             return outcome
         sent = outcome if isinstance(outcome, Sent) else Sent()
-        async with ctx.transaction() as connection:
-            await perform(
-                self._app,
-                lambda s: s.sent(
-                    current, channel=channel, external_id=sent.external_id, worker=ctx.worker
-                ),
-                connection,
+
+        def record(statements: ReminderStatements) -> Statements:
+            return statements.sent(
+                current, channel=channel, external_id=sent.external_id, worker=ctx.worker
             )
+
+        if ctx.completed:
+            # The handler has completed the job in a transaction of its own.
+            await perform(self._app, record)
+            return None
+        async with ctx.transaction() as connection:
+            await perform(self._app, record, connection)
         return None
 
     async def _send(self, reminder: Reminder) -> tuple[Any, str]:

@@ -47,14 +47,28 @@ def test_schedules(tmp_path: Path) -> None:
     assert done.stdout.count("09:00 =") == 3
 
 
+def test_game_reminders(tmp_path: Path) -> None:
+    done = run("game_reminders.py", tmp_path)
+
+    assert done.stderr == ""
+    assert "reminded of by -2s, from guild:1" in done.stdout
+    assert done.stdout.count("to ann: Chess begins") == 1
+    assert done.stdout.count("to ann: Go begins") == 1
+    assert "to ann: Catan" not in done.stdout
+    assert done.stdout.count("superseded, the subject moved to") == 1
+    assert done.stdout.count("cancelled, the subject was completed") == 1
+    assert "reminder.sent by" in done.stdout
+
+
 def test_demo_shows_what_it_says_and_cleans_up(tmp_path: Path) -> None:
     done = run("demo.py", tmp_path)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert done.stdout.count("✓") == 11
+    assert done.stdout.count("✓") == 15
     assert "✗" not in done.stdout
-    for heading in ("On time", "Retried", "Recovered", "Cancelled", "Explained", "Next:"):
+    headings = ("On time", "Retried", "Recovered", "Cancelled", "Explained", "Reminded", "Next:")
+    for heading in headings:
         assert heading in done.stdout
     home = Path(done.stdout.splitlines()[0].rpartition(" in ")[2])
     assert home.name.startswith("duetime-demo-")

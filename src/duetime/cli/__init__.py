@@ -17,7 +17,10 @@ from duetime.cli.db import db
 from duetime.cli.importing import importing
 from duetime.cli.jobs import jobs
 from duetime.cli.queues import queues
+from duetime.cli.reminders import reminders
 from duetime.cli.schedules import schedules
+from duetime.cli.scopes import scopes
+from duetime.cli.subjects import subjects
 from duetime.cli.target import Group
 from duetime.cli.worker import worker
 from duetime.cli.workers import workers
@@ -33,7 +36,18 @@ def cli() -> None:
     """
 
 
-for command in (worker, jobs, schedules, queues, workers, db, importing):
+for command in (
+    worker,
+    jobs,
+    schedules,
+    reminders,
+    subjects,
+    scopes,
+    queues,
+    workers,
+    db,
+    importing,
+):
     cli.add_command(command)
 
 

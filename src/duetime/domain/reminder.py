@@ -86,7 +86,10 @@ def explain_reminder(reminder: Reminder, *, now: datetime) -> str:
         case ReminderStatus.ARMED if reminder.run_at is not None and reminder.run_at > now:
             return f"{what} is due at {say_moment(reminder.run_at)}, as job {reminder.job_id}."
         case ReminderStatus.ARMED:
-            return f"{what} is due, as job {reminder.job_id}: it is sent any moment."
+            return (
+                f"{what} is due, as job {reminder.job_id}; "
+                f"`duetime jobs explain {reminder.job_id}` says what that waits for."
+            )
         case ReminderStatus.SENT:
             by = f" by {reminder.channel}" if reminder.channel else ""
             known = f", there known as {reminder.external_id}" if reminder.external_id else ""

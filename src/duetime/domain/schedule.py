@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -21,6 +22,7 @@ UNDECIDED_WAIT = timedelta(milliseconds=200)
 RETRY_WAIT = timedelta(seconds=5)
 """A run that waits for another looks again after this time, if nothing tells it before."""
 
+_MOST_LOOKED_AT = 2000
 _MOST_MASKED = 100
 """How many excluded ticks in a row are written down ahead of their time."""
 
@@ -219,8 +221,9 @@ def _ahead(schedule: Schedule, now: datetime) -> datetime:
     jitter = schedule.timetable.jitter
     if not jitter:
         return now
-    first = next(schedule.timetable.ticks(now), None)
-    return now if first is None else first.at + jitter
+    ticks = islice(schedule.timetable.ticks(now), _MOST_LOOKED_AT)
+    first = next((tick.at for tick in ticks if tick.excluded is None), None)
+    return now if first is None else first + jitter
 
 
 def is_late(schedule: Schedule, run_at: datetime, now: datetime) -> bool:
@@ -386,7 +389,7 @@ def _overlap(
         case _ if run.status is TickStatus.WAITING:
             # It waited for another reason (a dependency), and waits on.
             return wait
-        case _ if all(other.status is TickStatus.ARMED for other in running):
+        case _ if running and all(other.status is TickStatus.ARMED for other in running):
             # Another worker decides on those just now: they may not run after all.
             return Decision("wait", TickStatus.ARMED, None, now + UNDECIDED_WAIT)
         case _:

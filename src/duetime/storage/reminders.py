@@ -42,6 +42,7 @@ class ReminderStatements:
 
     def put_scope(self, scope: ScopeInfo, *, actor: str) -> Statements:
         """Store it, and re-arm every open subject below; return how many those are."""
+        yield from self._dialect.run("scope_turn", {})
         known = yield from self._scopes([scope.ref, *([scope.parent] if scope.parent else [])])
         if scope.parent is not None:
             _check_parent(scope, known)
@@ -116,6 +117,8 @@ class ReminderStatements:
     def close(self, ref: str, *, actor: str, delete: bool) -> Statements:
         """Complete or delete a subject: nothing more is sent. Returns whether it is there."""
         for subject in (yield from self._lock(refs=[ref])):
+            if subject.status != "open" and not delete:
+                return True
             before = _summary(subject)
             what = "deleted" if delete else "completed"
             subject.status = "done"
@@ -203,19 +206,23 @@ class ReminderStatements:
             names = sorted({subject.scope for subject in batch if subject.scope})
             scopes = yield from self._scopes(names)
             rows = yield from self._dialect.run("reminder_of", [subject.id for subject in batch])
-            existing: dict[int, dict[tuple[Any, ...], tuple[int, str]]] = {}
+            existing: dict[int, dict[tuple[Any, ...], tuple[int, str, Rule]]] = {}
             moment = self._dialect.moment
             for row in rows:
                 place = (moment(row[2]), row[3], moment(row[4]), row[5])
-                existing.setdefault(row[1], {})[place] = (row[0], row[6])
+                known_rule = Rule.from_json(row[8])
+                existing.setdefault(row[1], {})[place] = (row[0], row[6], known_rule)
             write: list[dict[str, Any]] = []
             gone: dict[tuple[str, str], list[int]] = {}
             for subject in batch:
                 wanted = _wanted(subject, scopes, now)
                 known = existing.get(subject.id, {})
-                for place, (reminder_id, status) in known.items():
-                    if status == ReminderStatus.ARMED and place not in wanted:
+                for place, (reminder_id, status, rule) in list(known.items()):
+                    if status == ReminderStatus.ARMED and (
+                        place not in wanted or wanted[place][1].rule != rule
+                    ):
                         gone.setdefault(_withdrawal(subject, place, why), []).append(reminder_id)
+                        del known[place]
                 write += [
                     _reminder_document(subject, recipient, armed)
                     for place, (recipient, armed) in wanted.items()

@@ -8,6 +8,10 @@ from json_to_recordset(%s::json) as g(ref text, parent text, rules json, locked 
 on conflict (ref) do update set (parent, rules, locked, updated_at)
     = (excluded.parent, excluded.rules, excluded.locked, duetime.now());
 
+-- name: scope_turn
+-- One change of scopes at a time; subjects go on meanwhile.
+select pg_advisory_xact_lock(hashtext('duetime.scope')) where %s::json is not null;
+
 -- name: scope_lock
 -- Scopes by name, and all around them, outermost last in each chain. Changes of scopes wait for
 -- one another; subjects read them.
@@ -84,7 +88,8 @@ where id = any (array(select value::bigint from json_array_elements_text(%s::jso
 
 -- name: reminder_of
 -- What became of the reminders of subjects.
-select r.id, r.subject_id, r.due_at, r.rule_id, r.time, r.recipient, r.status, r.job_id
+select r.id, r.subject_id, r.due_at, r.rule_id, r.time, r.recipient, r.status, r.job_id,
+    r.rule::text
 from duetime.reminder as r
 where r.subject_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
   and r.status <> 'superseded' and r.status <> 'cancelled';
@@ -167,11 +172,15 @@ with input as materialized (
     select * from json_to_record(%s::json) as g(
         id bigint, channel text, key text, status text, external_id text)
 ), marked as (
-    update duetime.reminder as r set status = 'sent', ended_at = duetime.now()
-    from input as g where r.id = g.id and r.status = 'armed'
+    update duetime.reminder as r
+    set status = 'sent', ended_at = duetime.now(),
+        reason = case when r.status = 'armed' then r.reason
+                      else 'it was being sent when it became ' || r.status || ': ' || r.reason end
+    from input as g where r.id = g.id and r.status <> 'sent'
 )
 insert into duetime.delivery (reminder_id, channel, key, status, external_id)
 select g.id, g.channel, g.key, g.status, g.external_id from input as g
+where exists (select from duetime.reminder as r where r.id = g.id)
 on conflict (reminder_id, channel) do update set (status, external_id, updated_at)
     = (excluded.status, excluded.external_id, duetime.now());
 

@@ -13,6 +13,10 @@ where true
 on conflict (ref) do update set (parent, rules, locked, updated_at)
     = (excluded.parent, excluded.rules, excluded.locked, excluded.updated_at);
 
+-- name: scope_turn
+with input(doc) as (select ?)
+select 1 from input;
+
 -- name: scope_lock
 -- Scopes by name, and all around them.
 with recursive input(doc) as (select ?), chain(ref, parent, level) as (
@@ -118,7 +122,7 @@ where id in (select e.value from input as i cross join json_each(i.doc, '$.doc')
 -- name: reminder_of
 -- What became of the reminders of subjects.
 with input(doc) as (select ?)
-select r.id, r.subject_id, r.due_at, r.rule_id, r.time, r.recipient, r.status, r.job_id
+select r.id, r.subject_id, r.due_at, r.rule_id, r.time, r.recipient, r.status, r.job_id, r.rule
 from duetime_reminder as r
 where r.subject_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
   and r.status <> 'superseded' and r.status <> 'cancelled';
@@ -226,8 +230,11 @@ order by coalesce(r.run_at, r.time), r.id limit 1000;
 
 -- name: reminder_sent
 with input(doc) as (select ?)
-update duetime_reminder set status = 'sent', ended_at = (select json_extract(doc, '$.now') from input)
-where id = (select json_extract(doc, '$.doc.id') from input) and status = 'armed';
+update duetime_reminder
+set status = 'sent', ended_at = (select json_extract(doc, '$.now') from input),
+    reason = iif(status = 'armed', reason,
+                 'it was being sent when it became ' || status || ': ' || reason)
+where id = (select json_extract(doc, '$.doc.id') from input) and status <> 'sent';
 
 -- name: reminder_sent_2
 with input(doc) as (select ?)
@@ -235,7 +242,8 @@ insert into duetime_delivery (reminder_id, channel, key, status, external_id, se
 select json_extract(doc, '$.doc.id'), json_extract(doc, '$.doc.channel'),
     json_extract(doc, '$.doc.key'), json_extract(doc, '$.doc.status'),
     json_extract(doc, '$.doc.external_id'), json_extract(doc, '$.now'), json_extract(doc, '$.now')
-from input where true
+from input
+where exists (select 1 from duetime_reminder as r where r.id = json_extract(doc, '$.doc.id'))
 on conflict (reminder_id, channel) do update set (status, external_id, updated_at)
     = (excluded.status, excluded.external_id, excluded.updated_at);
 

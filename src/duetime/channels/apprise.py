@@ -1,0 +1,126 @@
+"""Apprise: more than a hundred services, from chat to text messages, by URLs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
+
+from duetime.channels.channel import Message, NotSent, Sent
+from duetime.domain.duration import Duration, format_duration, parse_duration
+from duetime.errors import InvalidInput
+
+try:
+    import apprise
+except ImportError as error:
+    raise ImportError("The apprise channel needs: pip install 'duetime[apprise]'.") from error
+
+_said: ContextVar[list[str] | None] = ContextVar("apprise_said", default=None)
+_SHOWN = 500
+
+
+class Apprise:
+    """Notifies the services at `urls`, or the one at the recipient's address.
+
+    An address is used only if its scheme is in `schemas`: Apprise reaches private networks and
+    local programs, too, so name only services whose addresses you may take from others.
+
+    Apprise tells neither an id nor why it failed: every failure passes, and a repetition is a
+    second notification.
+    """
+
+    carries_key = False
+
+    def __init__(
+        self,
+        *urls: str,
+        schemas: Collection[str] = (),
+        name: str = "apprise",
+        timeout: Duration = "30s",
+        threads: int = 8,
+    ) -> None:
+        self.name = name
+        self._schemas = {schema.lower() for schema in schemas}
+        self._timeout = parse_duration(timeout, name="timeout")
+        self._threads = threads
+        self._executor: ThreadPoolExecutor | None = None
+        self._urls = urls
+        try:
+            _read(urls)
+        except NotSent as error:
+            raise InvalidInput(str(error)) from None
+
+    async def send(self, message: Message) -> Sent:
+        """Notify every service; one that fails fails the message."""
+        urls = self._urls if message.address is None else (self._allow(message.address),)
+        if not urls:
+            raise NotSent("The recipient has no URL, and the channel has none.", passing=False)
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self._threads, "duetime-apprise")
+        said: list[str] = []
+        work = asyncio.get_running_loop().run_in_executor(
+            self._executor, copy_context().run, _notify, urls, message.title, message.body, said
+        )
+        try:
+            async with asyncio.timeout(self._timeout.total_seconds()):
+                accepted = await work
+        except TimeoutError:
+            raise NotSent(
+                f"Apprise did not come back within {format_duration(self._timeout)}; "
+                "it may still notify.",
+                passing=True,
+            ) from None
+        if not accepted:
+            reason = " ".join("; ".join(said).split())[:_SHOWN] or "it does not say why"
+            raise NotSent(f"Apprise could not notify: {reason}.", passing=True)
+        return Sent()
+
+    async def close(self) -> None:
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    def _allow(self, address: str) -> str:
+        schema = address.partition("://")[0].lower()
+        if schema not in self._schemas:
+            raise NotSent(
+                f"Addresses of the service {schema[:40]!r} are not accepted. "
+                "Name it in schemas= if recipients may choose it.",
+                passing=False,
+            )
+        return address
+
+
+class _Listener(logging.Handler):
+    """Keeps what Apprise logs for the call that runs in this context."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = _said.get()
+        if said is not None:
+            said.append(record.getMessage())
+
+
+_listener = _Listener(logging.WARNING)
+
+
+def _notify(urls: Iterable[str], title: str, body: str, said: list[str]) -> bool:
+    """Runs in a thread, in a context of its own."""
+    _said.set(said)
+    # Nothing happens if it is there already.
+    logging.getLogger("apprise").addHandler(_listener)
+    services = _read(urls)
+    return bool(services.notify(body=body, title=title, body_format=apprise.NotifyFormat.TEXT))
+
+
+def _read(urls: Iterable[str]) -> apprise.Apprise:
+    # One after the other, in this thread, so that what is logged belongs to this call.
+    services = apprise.Apprise(asset=apprise.AppriseAsset(async_mode=False))
+    for url in urls:
+        # In a list: a plain text may hold several URLs, past the check of the first one's scheme.
+        if not services.add([url]):
+            # Not the URL itself: it holds tokens.
+            schema = url.partition("://")[0][:40]
+            raise NotSent(f"Apprise cannot read the {schema!r} URL it was given.", passing=False)
+    return services

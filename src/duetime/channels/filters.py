@@ -1,0 +1,212 @@
+"""The filters and tests of templates, and the count of what a rendering costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from datetime import date, datetime, timedelta
+from functools import wraps
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+from jinja2 import filters, tests
+
+from duetime.channels.moments import DEFAULT_PATTERN, in_words, local, until_in_words
+from duetime.channels.template import LONGEST_TEXT, TemplateError
+
+MOST_STEPS = 10_000
+LONGEST_RANGE = 1_000
+
+_STEP_SIZE = 256
+_FORMAT = re.compile(r"%[-+ 0]?\d{0,2}(\.\d{1,2})?[dfs]|%%")
+
+
+class Rendering:
+    """What one rendering has spent, and what its times are relative to."""
+
+    def __init__(self, now: datetime | None, tz: str) -> None:
+        self.now = now
+        self.tz = tz
+        self.steps = 0
+
+
+rendering: ContextVar[Rendering] = ContextVar("rendering")
+
+
+def spend(value: Any = None) -> None:
+    """Count a step; what it made counts by its size."""
+    size = len(value) if isinstance(value, str | list | tuple) else 0
+    check_size(size)
+    current = rendering.get()
+    current.steps += 1 + size // _STEP_SIZE
+    if current.steps > MOST_STEPS:
+        raise TemplateError("It takes too many steps: loop over less.")
+
+
+def check_size(size: int) -> None:
+    if size > LONGEST_TEXT:
+        raise TemplateError(f"A value is longer than {LONGEST_TEXT:,}.")
+
+
+def need(value: Any) -> None:
+    """Raise Jinja2's own error, which names it, if the value is missing."""
+    if isinstance(value, jinja2.Undefined):
+        str(value)
+
+
+def write(value: Any) -> str:
+    """How a value is written. What is not plain is refused: nobody wants to read `['a']`."""
+    need(value)
+    match value:
+        case str():
+            text = str(value)
+        case None:
+            text = ""
+        case bool():
+            text = "yes" if value else "no"
+        case int() | float():
+            text = str(value)
+        case datetime():
+            text = local(value, rendering.get().tz, f"{DEFAULT_PATTERN} %Z")
+        case date():
+            text = value.isoformat()
+        case timedelta():
+            text = in_words(value)
+        case _:
+            raise TemplateError(
+                f"{kind_of(value)} cannot be written as text: choose an item, or use join."
+            )
+    spend(text)
+    return text
+
+
+def each(values: Any) -> Iterator[Any]:
+    """Its items, counted; `for` loops go through it."""
+    need(values)
+    if not isinstance(values, list | tuple | dict | range | Iterator):
+        raise TemplateError(f"{kind_of(values)} cannot be looped over.")
+    for value in values:
+        spend()
+        yield value
+
+
+def limited_range(*bounds: int) -> range:
+    """Python's, with a limit."""
+    numbers = range(*bounds)
+    if len(numbers) > LONGEST_RANGE:
+        raise TemplateError(f"A range may have {LONGEST_RANGE:,} numbers, not more.")
+    return numbers
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def kind_of(value: Any) -> str:
+    """What to call the value in a message."""
+    kinds = {str: "a text", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def _join(values: Any, separator: str = "") -> str:
+    texts = [write(item) for item in each(values)]
+    check_size(sum(map(len, texts)) + len(separator) * len(texts))
+    return separator.join(texts)
+
+
+def _replace(value: Any, old: str, new: str) -> str:
+    text = write(value)
+    check_size(len(text) + text.count(old) * len(new))
+    return text.replace(old, new)
+
+
+def _round(value: float, digits: int = 0) -> float:
+    if not 0 <= digits <= 10:
+        raise TemplateError("round takes 0 to 10 digits.")
+    return round(value, digits or None)
+
+
+def _format(pattern: str, *values: Any) -> str:
+    if "%" in _FORMAT.sub("", pattern):
+        raise TemplateError(f"{pattern[:80]!r} is not a format: use %s, %d or %.2f.")
+    return pattern % tuple(value if is_number(value) else write(value) for value in values)
+
+
+def _truncate(value: Any, length: int = 255) -> str:
+    text = write(value)
+    if len(text) <= length:
+        return text
+    return text[: max(length - 1, 0)].rsplit(" ", 1)[0].rstrip() + "…"
+
+
+def _local(moment: Any, zone: str | None = None, pattern: str = DEFAULT_PATTERN) -> str:
+    return local(_moment(moment), zone or rendering.get().tz, pattern)
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, timedelta):
+        return in_words(value)
+    now = rendering.get().now
+    if now is None:
+        raise TemplateError("There is no present while a template is read.")
+    return until_in_words(_moment(value), now)
+
+
+def _moment(value: Any) -> datetime:
+    """A time, also one that JSON holds as text."""
+    need(value)
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise TemplateError(f"{kind_of(value)} is not a time with an offset.")
+    return value
+
+
+def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
+    # `wraps` also keeps the mark by which Jinja2 passes its environment.
+    @wraps(function)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        spend(result)
+        return result
+
+    return counted
+
+
+_OURS: dict[str, Callable[..., Any]] = {
+    "capitalize": lambda value: write(value).capitalize(),
+    "each": each,
+    "format": _format,
+    "in_words": _in_words,
+    "join": _join,
+    "local": _local,
+    "lower": lambda value: write(value).lower(),
+    "replace": _replace,
+    "round": _round,
+    "string": write,
+    "title": lambda value: filters.do_title(write(value)),
+    "trim": lambda value: write(value).strip(),
+    "truncate": _truncate,
+    "upper": lambda value: write(value).upper(),
+    "urlencode": lambda value: quote(write(value), safe=""),
+    "value": lambda value: value,
+}
+# Of Jinja2's own those that make nothing larger.
+_THEIRS = (
+    "abs", "count", "d", "default", "first", "float", "int", "items", "last", "length", "list",
+    "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "sort",
+    "unique",
+)  # fmt: skip
+_TESTS = (
+    "boolean", "defined", "divisibleby", "even", "false", "in", "mapping", "none", "number", "odd",
+    "sequence", "string", "true", "undefined", "==", "!=", "<", "<=", ">", ">=",
+    "eq", "ne", "lt", "le", "gt", "ge", "equalto", "greaterthan", "lessthan",
+)  # fmt: skip
+
+_LIBRARY: dict[str, Any] = {name: filters.FILTERS[name] for name in _THEIRS}
+_CHECKS: dict[str, Any] = {name: tests.TESTS[name] for name in _TESTS}
+
+FILTERS = {name: _counted(function) for name, function in (_LIBRARY | _OURS).items()}
+TESTS = {name: _counted(function) for name, function in _CHECKS.items()}

@@ -1,0 +1,154 @@
+"""RabbitMQ: publishes an event, and waits until the broker has it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from duetime.channels.channel import Message, NotSent, Sent, digest, encode, facts_of
+from duetime.domain.duration import Duration, format_duration, parse_duration
+from duetime.errors import InvalidInput
+
+try:
+    import aio_pika
+    import yarl
+    from aio_pika import exceptions
+    from aiormq.exceptions import ChannelAccessRefused
+except ImportError as error:
+    raise ImportError("The RabbitMQ channel needs: pip install 'duetime[rabbitmq]'.") from error
+
+_LONGEST_NAME = 255  # Bytes of a short string in AMQP.
+_HEARTBEAT_SECONDS = "10"  # A connection that died silently is noticed after two of them.
+# No such exchange, no right to publish there, too large.
+_LASTING = (
+    exceptions.ChannelNotFoundEntity,
+    exceptions.ChannelPreconditionFailed,
+    ChannelAccessRefused,
+)
+
+
+class RabbitMQ:
+    """Publishes the message's facts as JSON, persistent, with its key as the message id.
+
+    It goes to `exchange`, under the recipient's address as the routing key, or under `routing_key`
+    if it has none. Sent means that the broker has confirmed it, and that a queue holds it. An
+    answer that is lost leaves it unknown: a repetition has the same message id.
+    """
+
+    carries_key = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        exchange: str = "",
+        routing_key: str = "reminder.due",
+        name: str = "rabbitmq",
+        timeout: Duration = "10s",
+    ) -> None:
+        self.name = name
+        self._url = _read_url(url)
+        self._exchange = exchange
+        self._routing_key = routing_key
+        self._timeout = parse_duration(timeout, name="timeout")
+        self._connecting = asyncio.Lock()
+        self._connection: aio_pika.abc.AbstractConnection | None = None
+        self._channel: aio_pika.abc.AbstractChannel | None = None
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    async def send(self, message: Message) -> Sent:
+        """Publish it; an event that no queue takes is a failure that lasts."""
+        identity = message.key
+        if len(identity.encode()) > _LONGEST_NAME:
+            identity = digest(identity)
+        event = aio_pika.Message(
+            encode(facts_of(message)),
+            content_type="application/json",
+            delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+            message_id=identity,
+            type=message.event,
+            app_id="duetime",
+            headers={"subject": message.subject, "recipient": message.recipient},
+        )
+        try:
+            async with asyncio.timeout(self._timeout.total_seconds()), self._turn(identity):
+                await self._publish(event, message.address or self._routing_key)
+        except TimeoutError:
+            raise NotSent(
+                f"RabbitMQ at {self._url.host} did not confirm the event within "
+                f"{format_duration(self._timeout)}.",
+                passing=True,
+            ) from None
+        return Sent(identity)
+
+    async def close(self) -> None:
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None:
+            await connection.close()
+
+    async def _publish(self, event: aio_pika.Message, routing_key: str) -> None:
+        place = f"exchange {self._exchange or 'default'!r} with the routing key {routing_key!r}"
+        try:
+            channel = await self._open()
+            exchange = await channel.get_exchange(self._exchange, ensure=False)
+            await exchange.publish(event, routing_key, mandatory=True)
+        except exceptions.PublishError as error:
+            raise NotSent(
+                f"No queue takes what is published to the {place}. Bind one, or correct the two.",
+                passing=False,
+            ) from error
+        except exceptions.DeliveryError as error:
+            raise NotSent(f"RabbitMQ refused the event for the {place}.", passing=True) from error
+        except exceptions.ChannelClosed as error:
+            raise NotSent(
+                f"RabbitMQ does not take events for the {place}: {error}.",
+                passing=not isinstance(error, _LASTING),
+            ) from error
+        except ValueError as error:
+            raise NotSent(f"The {place} cannot be used: {error}.", passing=False) from error
+        except (exceptions.AMQPError, OSError, RuntimeError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise NotSent(
+                f"RabbitMQ at {self._url.host}: {type(error).__name__}: {error}.", passing=True
+            ) from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled us: the library cancels what waits on a connection that it lost.
+            raise NotSent("RabbitMQ closed the connection.", passing=True) from error
+
+    async def _open(self) -> aio_pika.abc.AbstractChannel:
+        """The channel; after it was closed, by an error or with the broker, a new one."""
+        async with self._connecting:
+            if self._channel is not None and not self._channel.is_closed:
+                return self._channel
+            await self.close()
+            self._connection = await aio_pika.connect(self._url)
+            self._channel = await self._connection.channel(
+                publisher_confirms=True, on_return_raises=True
+            )
+            return self._channel
+
+    @asynccontextmanager
+    async def _turn(self, identity: str) -> AsyncIterator[None]:
+        """One at a time under one message id, by which the library finds what was returned."""
+        lock = self._turns.setdefault(identity, asyncio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                self._turns.pop(identity, None)
+
+
+def _read_url(text: str) -> yarl.URL:
+    try:
+        url = yarl.URL(text)
+    except ValueError as error:
+        raise InvalidInput(f"The broker's URL cannot be read: {error}.") from None
+    if url.scheme not in ("amqp", "amqps") or not url.host:
+        raise InvalidInput("The broker's URL must begin with amqp:// or amqps:// and name a host.")
+    return url.update_query({"heartbeat": _HEARTBEAT_SECONDS, **url.query})

@@ -1,0 +1,63 @@
+"""Messages from templates that people write and nobody has to trust.
+
+Jinja2's sandbox, and less: plain data, a short list of filters, no calls, no assignments; and
+limits on what it may cost. `sandbox` has the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from duetime.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from duetime.channels.sandbox import Program
+
+LONGEST_SOURCE = 16 * 1024
+LONGEST_TEXT = 64 * 1024
+
+
+class TemplateError(InvalidInput):
+    """A template cannot be read, or cannot be filled with what was given; `line` if it is known."""
+
+    def __init__(self, message: str, *, line: int | None = None) -> None:
+        super().__init__(message if line is None else f"Line {line} of the template: {message}")
+        self.line = line
+
+
+class Template:
+    """A text with places to fill. Reading it raises `TemplateError` if it is not a template.
+
+    >>> Template("{{ data.title }}, {{ due | local('Europe/Berlin', '%H:%M') }}").render(
+    ...     {"data": {"title": "Chess"}, "due": datetime(2026, 3, 6, 14, tzinfo=UTC)}
+    ... )
+    'Chess, 15:00'
+    """
+
+    def __init__(self, source: str) -> None:
+        if len(source) > LONGEST_SOURCE:
+            raise TemplateError(f"A template has at most {LONGEST_SOURCE:,} characters.")
+        self.source = source
+        self._program = _compile(source)
+
+    def render(
+        self, values: Mapping[str, Any], *, now: datetime | None = None, tz: str = "UTC"
+    ) -> str:
+        """Fill it; raise `TemplateError` if a value is missing or it costs too much.
+
+        `tz` is the time zone of `local` if the template names none, `now` what `in_words` counts
+        from.
+        """
+        return self._program.run(values, now=now or datetime.now(UTC), tz=tz)
+
+
+@lru_cache(maxsize=512)
+def _compile(source: str) -> Program:
+    try:
+        from duetime.channels.sandbox import compile_source
+    except ImportError as error:
+        raise TemplateError("Templates need Jinja2: pip install 'duetime[web]'.") from error
+    return compile_source(source)

@@ -1,0 +1,224 @@
+"""`duetime reminders`: what is due, what was sent, and why not. Rules on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import click
+
+from duetime.app import Duetime
+from duetime.cli.moment import iso
+from duetime.cli.number import JOB_ID, Number
+from duetime.cli.output import one_line, print_json, print_table
+from duetime.cli.target import Group, target_of
+from duetime.domain.cron import parse_zone
+from duetime.domain.duration import format_duration
+from duetime.domain.reminder import Reminder, ReminderStatus
+from duetime.domain.rule import Rule
+from duetime.domain.rule_text import parse_rule
+from duetime.operate import as_json
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+_MOST_SHOWN = 1000
+
+
+@click.group(cls=Group, invoke_without_command=True)
+@click.pass_context
+def reminders(context: click.Context) -> None:
+    """See reminders: what is due, what was sent, why not. Alone it shows the next 7 days."""
+    if context.invoked_subcommand is None:
+        context.invoke(preview_command, days=7)
+
+
+@reminders.command("preview")
+@click.option(
+    "--days", type=Number(1, 3650), default=7, metavar="N", help="How far ahead.  [default: 7]"
+)
+@click.pass_context
+def preview_command(context: click.Context, days: int) -> None:
+    """Show what is due in the next days, earliest first, in UTC and on the subject's clock."""
+
+    async def look(app: Duetime) -> list[Reminder]:
+        return await app.reminders.preview(f"{days}d")
+
+    target = target_of(context)
+    found = target.run(look)
+    if target.json:
+        print_json([reminder_json(reminder) for reminder in found])
+        return
+    if not found:
+        click.echo(f"No reminder is due within {days} d.")
+        return
+    show_reminders(found, ended=False)
+
+
+@reminders.command("list")
+@click.option("--subject", metavar="REF", help="Only of this subject.")
+@click.option(
+    "--status",
+    type=click.Choice([status.value for status in ReminderStatus]),
+    metavar="STATUS",
+    help=f"Only {', '.join(ReminderStatus)}.",
+)
+@click.pass_context
+def list_command(context: click.Context, subject: str | None, status: str | None) -> None:
+    """List reminders and what became of them, earliest first; at most 1,000."""
+
+    async def look(app: Duetime) -> list[Reminder]:
+        return await app.reminders.find(subject=subject, status=status)
+
+    target = target_of(context)
+    found = target.run(look)
+    if target.json:
+        print_json([reminder_json(reminder) for reminder in found])
+        return
+    if not found:
+        click.echo("No reminders match." if subject or status else "No reminders.")
+        return
+    show_reminders(found)
+
+
+@reminders.command("explain")
+@click.argument("reminder_id", metavar="ID", type=JOB_ID)
+@click.pass_context
+def explain_command(context: click.Context, reminder_id: int) -> None:
+    """Say what became of a reminder, and why."""
+
+    async def explain(app: Duetime) -> str:
+        return await app.reminders.explain(reminder_id)
+
+    target = target_of(context)
+    sentence = target.run(explain)
+    if target.json:
+        print_json({"id": reminder_id, "sentence": sentence})
+    else:
+        click.echo(one_line(sentence))
+
+
+# Shown
+
+
+def show_reminders(found: Sequence[Reminder], *, ended: bool = True, subject: bool = True) -> None:
+    """Print them; `ended`: with what became of each; `subject`: with what each is of."""
+    local = any(reminder.tz != "UTC" for reminder in found)
+    columns: list[tuple[str, Callable[[Reminder], Any]]] = [
+        ("ID", lambda reminder: reminder.id),
+        *([("STATUS", lambda reminder: reminder.status.value)] if ended else []),
+        ("UTC", lambda reminder: iso(_when(reminder).replace(microsecond=0))),
+        *([("LOCAL", lambda reminder: wall(_when(reminder), reminder.tz))] if local else []),
+        *([("SUBJECT", lambda reminder: reminder.subject)] if subject else []),
+        ("RULE", lambda reminder: reminder.rule.text),
+        ("RECIPIENT", lambda reminder: reminder.recipient),
+        ("JOB", lambda reminder: reminder.job_id),
+        *([("REMARKS", _remarks)] if ended else []),
+    ]
+    print_table(
+        [heading for heading, _ in columns],
+        [[cell(reminder) for _, cell in columns] for reminder in found],
+        right=(0, len(columns) - (2 if ended else 1)),
+    )
+    if len(found) == _MOST_SHOWN:
+        click.echo(f"These are the first {_MOST_SHOWN:,}; there may be more.")
+
+
+def reminder_json(reminder: Reminder) -> dict[str, Any]:
+    """What scripts read: its rule as text."""
+    return dict(as_json(reminder)) | {"rule": reminder.rule.text, "key": reminder.key}
+
+
+def wall(moment: datetime, tz: str) -> str:
+    """The moment on the clock of a zone."""
+    local = moment.astimezone(parse_zone(tz))
+    seconds = ":%S" if local.second else ""
+    return f"{local.strftime(f'%a %Y-%m-%d %H:%M{seconds}')} {local.isoformat()[-6:]}"
+
+
+def _when(reminder: Reminder) -> datetime:
+    return reminder.run_at or reminder.time
+
+
+def _remarks(reminder: Reminder) -> str:
+    if reminder.status is not ReminderStatus.SENT:
+        return reminder.reason or ""
+    known = f", there {reminder.external_id}" if reminder.external_id else ""
+    told = f": {reminder.delivery}" if reminder.delivery not in (None, "sent") else ""
+    return f"by {reminder.channel}{known}{told}" if reminder.channel else ""
+
+
+# Rules
+
+
+class RuleType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A rule as the library reads it; one that begins with { is JSON."""
+
+    name = "rule"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not isinstance(value, str) or not value.strip().startswith("{"):
+            return value
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            self.fail(f"{value[:60]!r} is not JSON: {error}.", param, ctx)
+
+
+def rule_options(command: C) -> C:
+    """Add `--remind` and `--none`, which `read_rules` reads."""
+    for option in (
+        click.option("--none", "no_rules", is_flag=True, help="No reminders: an empty list."),
+        click.option(
+            "--remind",
+            type=RuleType(),
+            metavar="RULE",
+            multiple=True,
+            help="-1h, '-1d at 09:00', … May be repeated.  [default: inherited]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def read_rules(remind: tuple[Any, ...], no_rules: bool) -> list[Any] | None:
+    """The rules that the options say; None: inherited."""
+    if remind and no_rules:
+        raise click.UsageError("Give either --remind or --none.")
+    return list(remind) if remind or no_rules else None
+
+
+def rules_json(rules: Iterable[Rule] | None) -> list[dict[str, Any]] | None:
+    """Rules as `--remind` reads them; what has its default is left out."""
+    return None if rules is None else [{"rule": rule.text} | _options(rule) for rule in rules]
+
+
+def say_rules(rules: Iterable[Rule] | None) -> str:
+    """Rules for people."""
+    if rules is None:
+        return "inherited"
+    return ", ".join(map(_say_rule, rules)) or "none"
+
+
+def _say_rule(rule: Rule) -> str:
+    options = "; ".join(f"{name} {_say(value)}" for name, value in _options(rule).items())
+    return f"{rule.text} ({options})" if options else rule.text
+
+
+def _say(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _options(rule: Rule) -> dict[str, Any]:
+    """Those that differ from what its text alone says."""
+    plain = parse_rule(rule.text)
+    given = {
+        name: getattr(rule, name)
+        for name in ("past", "expires", "urgent", "zone", "channels", "template")
+        if getattr(rule, name) != getattr(plain, name)
+    }
+    if "expires" in given and given["expires"] != "at_due":
+        span = given["expires"]
+        given["expires"] = "never" if span is None else format_duration(span)
+    return given | ({"channels": list(rule.channels)} if rule.channels else {})

@@ -1,0 +1,253 @@
+"""`duetime subjects`: what people are reminded of."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+import click
+import msgspec
+
+from duetime.app import Duetime
+from duetime.cli.moment import Moment
+from duetime.cli.output import compact, exact, one_line, plural, print_facts, print_json
+from duetime.cli.person import by_option
+from duetime.cli.reminders import (
+    read_rules,
+    reminder_json,
+    rule_options,
+    rules_json,
+    say_rules,
+    show_reminders,
+    wall,
+)
+from duetime.cli.schedule_put import ObjectType
+from duetime.cli.target import Group, target_of
+from duetime.domain.reminder import Reminder, ReminderStatus, Subject
+from duetime.operate import as_json
+
+
+class Due(Moment):
+    """A time, a span from now, or `none`."""
+
+    def __init__(self) -> None:
+        super().__init__(or_span=True)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return value if value == "none" else super().convert(value, param, ctx)
+
+
+class Found(msgspec.Struct):
+    """A subject, the rules that hold for it and whose they are, and its reminders."""
+
+    subject: Subject
+    rules: list[str]
+    source: str | None
+    reminders: list[Reminder]
+    now: datetime
+
+    @property
+    def armed(self) -> list[Reminder]:
+        return [one for one in self.reminders if one.status is ReminderStatus.ARMED]
+
+
+@click.group(cls=Group)
+def subjects() -> None:
+    """See and change what people are reminded of."""
+
+
+@subjects.command("show")
+@click.argument("ref")
+@click.pass_context
+def show_command(context: click.Context, ref: str) -> None:
+    """Show when a subject is due, the rules that hold and where they come from, its reminders."""
+
+    async def look(app: Duetime) -> Found:
+        return await _find(app, ref)
+
+    target = target_of(context)
+    found = target.run(look)
+    if target.json:
+        print_json(_json(found))
+    else:
+        _show(found)
+
+
+@subjects.command("put")
+@click.argument("ref")
+@click.option(
+    "--due",
+    type=Due(),
+    metavar="TIME",
+    required=True,
+    help="When: a time, a span from now such as 2h, or none.",
+)
+@click.option("--scope", metavar="REF", help="The scope that it is in.")
+@click.option(
+    "--tz", metavar="ZONE", default="UTC", help="The clock of wall times.  [default: UTC]"
+)
+@rule_options
+@click.option(
+    "--recipient",
+    "recipients",
+    metavar="NAME",
+    multiple=True,
+    help="Who is reminded. May be repeated.",
+)
+@click.option("--data", type=ObjectType(), metavar="JSON", help="What the handler is given.")
+@by_option
+@click.pass_context
+def put_command(
+    context: click.Context,
+    ref: str,
+    due: datetime | timedelta | Literal["none"],
+    scope: str | None,
+    tz: str,
+    remind: tuple[Any, ...],
+    no_rules: bool,
+    recipients: tuple[str, ...],
+    data: dict[str, Any] | None,
+    by: str,
+) -> None:
+    """Add the subject REF, or change it, and make its reminders true. Left out is the default.
+
+    \b
+    duetime subjects put game:42 --due 2026-05-01T18:00+02:00 --scope channel:9 --recipient ann
+    duetime subjects put rent --due 2026-05-01T00:00Z --remind "-1d at 09:00" --tz Europe/Berlin
+
+    One that was completed is open again.
+    """
+    rules = read_rules(remind, no_rules)
+
+    async def put(app: Duetime) -> tuple[str, Found]:
+        at = await app.now() + due if isinstance(due, timedelta) else due
+        result = await app.subjects.put(
+            ref,
+            due=None if at == "none" else at,
+            scope=scope,
+            tz=tz,
+            remind=rules,
+            recipients=recipients,
+            data=data,
+            by=by,
+        )
+        return result, await _find(app, ref)
+
+    target = target_of(context)
+    result, found = target.run(put)
+    if target.json:
+        print_json({"subject": ref, "result": result, "due_at": found.subject.due_at}
+                   | _rules(found) | {"armed": len(found.armed)})  # fmt: skip
+        return
+    said = "is the same: nothing changed" if result == "same" else f"is {result}"
+    click.echo(f"Subject {one_line(ref)} {said}.")
+    print_facts(
+        [
+            ("due", _due(found)),
+            ("rules", _whose(found)),
+            ("armed", plural(len(found.armed), "reminder")),
+            ("next", exact(found.armed[0].run_at, found.now) if found.armed else None),
+        ]
+    )
+
+
+@subjects.command("complete")
+@click.argument("ref")
+@by_option
+@click.pass_context
+def complete_command(context: click.Context, ref: str, by: str) -> None:
+    """It is done: what is not sent yet is cancelled. The subject stays; `put` opens it again."""
+
+    async def complete(app: Duetime) -> int:
+        armed = await app.reminders.find(subject=ref, status=ReminderStatus.ARMED)
+        await app.subjects.complete(ref, by=by)
+        return len(armed)
+
+    target = target_of(context)
+    count = target.run(complete)
+    if target.json:
+        print_json({"subject": ref, "completed": True, "cancelled": count})
+    else:
+        click.echo(f"Subject {one_line(ref)} is done: {plural(count, 'reminder')} cancelled.")
+
+
+@subjects.command("delete")
+@click.argument("ref")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@by_option
+@click.pass_context
+def delete_command(context: click.Context, ref: str, yes: bool, by: str) -> None:
+    """Delete REF with its reminders, sent ones too; none fires any more. Asks first."""
+
+    async def look(app: Duetime) -> int:
+        await app.subjects.get(ref)
+        return len(await app.reminders.find(subject=ref))
+
+    async def delete(app: Duetime) -> None:
+        await app.subjects.delete(ref, by=by)
+
+    target = target_of(context)
+    count = target.run(look)
+    if not yes:
+        question = f"Delete the subject {one_line(ref)} with {plural(count, 'reminder')}?"
+        click.confirm(question, abort=True, err=True)
+    target.run(delete)
+    if target.json:
+        print_json({"subject": ref, "deleted": True, "reminders": count})
+    else:
+        click.echo(f"Subject {one_line(ref)} is deleted, with {plural(count, 'reminder')}.")
+
+
+async def _find(app: Duetime, ref: str) -> Found:
+    subject = await app.subjects.get(ref)
+    rules, source = await app.subjects.rules(ref)
+    return Found(subject, rules, source, await app.reminders.find(subject=ref), await app.now())
+
+
+def _json(found: Found) -> dict[str, Any]:
+    own = {"own_rules": rules_json(found.subject.rules)}
+    shown = [reminder_json(reminder) for reminder in found.reminders]
+    return dict(as_json(found.subject)) | own | _rules(found) | {"reminders": shown}
+
+
+def _rules(found: Found) -> dict[str, Any]:
+    return {"rules": found.rules, "rules_from": found.source}
+
+
+def _show(found: Found) -> None:
+    subject = found.subject
+    click.echo(f"Subject {one_line(subject.ref)}: {subject.status}")
+    hidden = subject.rules is not None and found.source != subject.ref
+    own = f"{say_rules(subject.rules)}; they do not hold: a scope around it is locked"
+    print_facts(
+        [
+            ("due", _due(found)),
+            ("scope", subject.scope and one_line(subject.scope)),
+            ("rules", _whose(found)),
+            ("own rules", own if hidden else None),
+            ("recipients", ", ".join(map(one_line, subject.recipients)) or None),
+            ("data", compact(subject.data) if subject.data else None),
+            ("revision", subject.revision),
+        ]
+    )
+    if found.reminders:
+        click.echo("\nIts reminders:")
+        show_reminders(found.reminders, subject=False)
+
+
+def _due(found: Found) -> str:
+    due, tz = found.subject.due_at, found.subject.tz
+    if due is None:
+        return "none: it has no reminders"
+    there = f"; {wall(due, tz)} in {tz}" if tz != "UTC" else ""
+    return f"{exact(due, found.now)}{there}"
+
+
+def _whose(found: Found) -> str:
+    """The rules that hold, and where they come from."""
+    if found.source is None:
+        return "none: neither it nor a scope around it has any"
+    own = found.source == found.subject.ref
+    if own:
+        return f"{say_rules(found.subject.rules)}, its own"
+    return f"{', '.join(found.rules) or 'none'}, from {one_line(found.source)}"
