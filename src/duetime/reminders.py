@@ -238,10 +238,11 @@ class Reminders:
         if isinstance(outcome, Outcome) and not isinstance(outcome, Completed):
             return outcome
         sent = outcome if isinstance(outcome, Sent) else Sent()
+        external_id = None if sent.external_id is None else str(sent.external_id)
 
         def record(statements: ReminderStatements) -> Statements:
             return statements.sent(
-                current, channel=channel, external_id=sent.external_id, worker=ctx.worker
+                current, channel=channel, external_id=external_id, worker=ctx.worker
             )
 
         if ctx.completed:
@@ -264,6 +265,7 @@ class Reminders:
             title=str(reminder.data.get("title", reminder.subject)),
             body=f"{reminder.subject} is due at {reminder.due_at.isoformat()}",
             due_at=reminder.due_at,
+            address=reminder.recipient or None,
             rule=reminder.rule.text,
             data=reminder.data,
         )

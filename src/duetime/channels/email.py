@@ -96,7 +96,7 @@ class Email:
             client.close()
             raise
         await _say_goodbye(client)
-        return Sent(mail["Message-ID"])
+        return Sent(str(mail["Message-ID"]))
 
     async def close(self) -> None:
         """Nothing stays open: each message has a connection of its own."""
