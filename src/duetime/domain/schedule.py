@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -442,7 +442,7 @@ KEY_PREFIX = "tick:"
 
 
 def _say(moment: datetime) -> str:
-    return moment.isoformat().replace("+00:00", "Z")
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _whole(span: timedelta) -> timedelta:

@@ -122,6 +122,9 @@ class Planner:
                 )
         if wait:
             await self._wait(wait)
+            ids = {job.id for job in wait}
+            waiting = {run.schedule_id for run in runs if run.job_id in ids}
+            await self._store.transact(self._statements.nudge(sorted(waiting)))
         self._begun += [item for item in runs if item.job_id in decisions]
         self._keep_soon()
 

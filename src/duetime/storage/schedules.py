@@ -197,6 +197,10 @@ class ScheduleStatements:
                     paused.append(schedule.name)
         return paused
 
+    def nudge(self, schedule_ids: Sequence[int]) -> Statements:
+        """Let runs look again that went back to wait for something that has ended."""
+        yield from self._dialect.run("schedule_nudge", list(schedule_ids))
+
     # People's side
 
     def find(self, names: Sequence[str] | None) -> Statements:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import msgspec
@@ -22,7 +22,8 @@ class PostgresDialect:
 
     def now(self) -> Generator[Statement, list[Row], datetime]:
         rows = yield self._sql["now"], ()
-        return cast("datetime", rows[0][0])
+        return self.moment(rows[0][0])
 
     def moment(self, value: Any) -> datetime:
-        return cast("datetime", value)
+        # It comes in the session's time zone, which may be any.
+        return cast("datetime", value).astimezone(UTC)

@@ -3,12 +3,12 @@
 
 -- name: schedule_gate
 -- The look before runs start: whether each is clear to run without further ado. Reads only.
--- A run is clear if it is on time and the open runs before it leave a place. Only earlier ticks
+-- A run that ended before was requeued by a person. Else it is clear if it is on time and the open runs before it leave a place. Only earlier ticks
 -- count, so of two workers that look at once one goes first. Served by occurrence_job and
 -- occurrence_open.
 select o.job_id, s.id, o.tick,
     coalesce(
-        o.runs_as = 'triggered'
+        o.runs_as = 'triggered' or o.finished_at is not null
         or s.plain and s.paused_at is null and o.status = 'armed' and o.runs_as = 'fired'
            and (select duetime.now()) - o.run_at <= s.grace
            and (s.at_once is null
@@ -252,6 +252,20 @@ with seen as materialized (
     select count(duetime.wake(q.queue)) from (select distinct queue from forward order by 1) as q
 )
 select c.id, c.failures from counted as c, woken;
+
+-- name: schedule_nudge
+-- Runs that just went back to wait: if what they wait for has ended meanwhile, they look at once.
+with moved as (
+    update duetime.due as d set run_at = duetime.now()
+    from duetime.occurrence as o
+    where o.schedule_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+      and o.status = 'waiting' and left(o.reason, 8) = 'overlap:' and o.finished_at is null
+      and d.job_id = o.job_id and d.run_at > duetime.now()
+      and not exists (select from duetime.open_run as r
+                      where r.schedule_id = o.schedule_id and r.begun)
+    returning d.queue
+)
+select count(duetime.wake(q.queue)) from (select distinct queue from moved order by 1) as q;
 
 -- name: schedule_insert
 insert into duetime.schedule (name, kind, target, args, queue, priority, max_attempts, timeout,

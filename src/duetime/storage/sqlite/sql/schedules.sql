@@ -4,10 +4,11 @@
 
 -- name: schedule_gate
 -- The look before runs start: whether each is clear to run without further ado. Reads only.
+-- A run that ended before was requeued by a person.
 with input(doc) as (select ?)
 select o.job_id, s.id, o.tick,
     coalesce(
-        o.runs_as = 'triggered'
+        o.runs_as = 'triggered' or o.finished_at is not null
         or s.plain and s.paused_at is null and o.status = 'armed' and o.runs_as = 'fired'
            and json_extract(i.doc, '$.now') - o.run_at <= s.grace
            and (s.at_once is null
@@ -326,6 +327,18 @@ set status = case when e.ended_as = 'expired' then 'skipped'
     error = iif(e.ended_as = 'dead', e.error, null)
 from ended as e where o.schedule_id = e.schedule_id and o.tick = e.tick
 returning schedule_id, (select s.failures from duetime_schedule as s where s.id = schedule_id);
+
+-- name: schedule_nudge
+-- Runs that just went back to wait: if what they wait for has ended meanwhile, they look at once.
+with input(doc) as (select ?)
+update duetime_due set run_at = (select json_extract(doc, '$.now') from input)
+where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
+    select o.job_id from input as i cross join json_each(i.doc, '$.doc') as e
+    cross join duetime_occurrence as o on o.schedule_id = e.value
+    where o.status = 'waiting' and substr(o.reason, 1, 8) = 'overlap:'
+      and o.job_id is not null and o.finished_at is null
+      and not exists (select 1 from duetime_open_run as r
+                      where r.schedule_id = o.schedule_id and r.begun));
 
 -- name: schedule_insert
 with input(doc) as (select ?)
