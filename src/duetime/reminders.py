@@ -230,13 +230,18 @@ class Reminders:
         current: Reminder = found[0]
         if current.status is not ReminderStatus.ARMED:
             return Skip(f"{current.status}: {current.reason}")
-        if self.handler is not None:
-            outcome = await _call(self.handler, current, ctx)
-            channel = "handler"
-        else:
-            outcome, channel = await self._send(current)
+        channel = "handler"
+        try:
+            if self.handler is not None:
+                outcome = await _call(self.handler, current, ctx)
+            else:
+                outcome, channel = await self._send(current)
+        except Exception:
+            if (withdrawn := await self._withdrawn(reminder)) is not None:
+                return withdrawn
+            raise
         if isinstance(outcome, Outcome) and not isinstance(outcome, Completed):
-            return outcome
+            return await self._withdrawn(reminder) or outcome
         sent = outcome if isinstance(outcome, Sent) else Sent()
         external_id = None if sent.external_id is None else str(sent.external_id)
 
@@ -251,6 +256,15 @@ class Reminders:
             return None
         async with ctx.transaction() as connection:
             await perform(self._app, record, connection)
+        return None
+
+    async def _withdrawn(self, reminder: int) -> Skip | None:
+        """Why a reminder that was not sent is not to be tried again."""
+        found = await perform(self._app, lambda s: s.find(ids=[reminder]), reads=True)
+        if not found:
+            return Skip("its subject was deleted")
+        if found[0].status is not ReminderStatus.ARMED:
+            return Skip(f"{found[0].status}: {found[0].reason}")
         return None
 
     async def _send(self, reminder: Reminder) -> tuple[Any, str]:

@@ -280,9 +280,9 @@ class Schedules:
 
     # Pieces
 
-    async def _find(self, name: str) -> Schedule:
+    async def _find(self, name: str, tx: Any = None) -> Schedule:
         found: list[Schedule] = await self._do(
-            lambda statements: statements.find([name]), reads=True
+            lambda statements: statements.find([name]), tx, reads=True
         )
         if not found:
             raise ScheduleNotFound(name)
@@ -380,7 +380,7 @@ class ScheduleHandle:
         """
         check_moment(start, name="start")
         check_moment(end, name="end")
-        schedule = await self._schedules._find(self.name)
+        schedule = await self._schedules._find(self.name, tx)
         now = await self._app.now()
         if not start < end <= now:
             raise InvalidInput(

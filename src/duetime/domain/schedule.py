@@ -103,6 +103,20 @@ def make_policy(given: Mapping[str, Any]) -> Policy:
     return Policy(**{name: value for name, value in read.items() if value is not None})
 
 
+def check_policy(policy: Policy) -> Policy:
+    """Return a policy that was stored, if its numbers can be used; raise `InvalidSchedule`."""
+    for name in _SPANS:
+        span = getattr(policy, name)
+        if span is not None and not timedelta(0) <= span <= _LONGEST_SPAN:
+            raise InvalidSchedule(f"{name} must be from 0 s to 100 years, got {span}.")
+    for name in ("max_runs", "max_concurrent_runs", "pause_after"):
+        value = getattr(policy, name)
+        if value is not None and not 1 <= value <= 1_000_000:
+            raise InvalidSchedule(f"{name} must be a whole number from 1 on, got {value}.")
+    return policy
+
+
+_LONGEST_SPAN = timedelta(days=36525)
 _SPANS = frozenset({"max_age", "pace", "grace", "within", "wait", "expires"})
 
 

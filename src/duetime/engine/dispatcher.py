@@ -71,6 +71,7 @@ class Dispatcher:
             optional=options.schedule_fallback,
         )
         self._ticker = Ticker(store)
+        self._applied = False
         self._fallen_back = False
         """The schedule tables failed: what the code declares ticks in memory."""
         self._admitting: set[asyncio.Task[None]] = set()

@@ -50,6 +50,7 @@ class Planner:
         self._skip = skip
         self._wait = wait
         self._begun: list[ClaimedRun] = []
+        self._decided: set[int] = set()
         self._ended: list[int] = []
         self._reminded: list[int] = []
         self._reminders = ReminderStatements(store.dialect)
@@ -125,7 +126,7 @@ class Planner:
             ids = {job.id for job in wait}
             waiting = {run.schedule_id for run in runs if run.job_id in ids}
             await self._store.transact(self._statements.nudge(sorted(waiting)))
-        self._begun += [item for item in runs if item.job_id in decisions]
+        self._decided |= {run.schedule_id for run in runs}
         self._keep_soon()
 
     def ended(self, jobs: Sequence[ClaimedJob]) -> None:
@@ -165,11 +166,14 @@ class Planner:
     async def _keep(self) -> None:
         """One batch at a time: what comes meanwhile is the next."""
         try:
-            while self._begun or self._ended or self._reminded:
+            while self._begun or self._decided or self._ended or self._reminded:
                 begun, self._begun = self._begun, []
+                decided, self._decided = self._decided, set()
                 ended, self._ended = self._ended, []
-                if begun:
-                    await self._store.transact(self._statements.advance(begun, self._worker))
+                if begun or decided:
+                    await self._store.transact(
+                        self._statements.advance(begun, decided, self._worker)
+                    )
                 if ended:
                     await self._settle(ended)
                 if self._reminded:

@@ -79,7 +79,10 @@ class Worker(Dispatcher):
             concurrency=options.concurrency,
             lease=options.lease,
         )
-        await self._apply_declared()
+        if not self._applied:
+            # Once: a worker that joins anew may be older than what has been deployed since.
+            await self._apply_declared()
+            self._applied = True
         self._limited = await self._read_limited()
         self._sleeper = await self._store.sleeper(self._worker_id)
         self._begin()

@@ -43,6 +43,7 @@ class ReminderStatements:
     def put_scope(self, scope: ScopeInfo, *, actor: str) -> Statements:
         """Store it, and re-arm every open subject below; return how many those are."""
         yield from self._dialect.run("scope_turn", {})
+        yield from self._dialect.run("scope_own", {"ref": scope.ref})
         known = yield from self._scopes([scope.ref, *([scope.parent] if scope.parent else [])])
         if scope.parent is not None:
             _check_parent(scope, known)
@@ -62,7 +63,12 @@ class ReminderStatements:
                 if not rows:
                     break
                 ids = [row[0] for row in rows]
-                yield from self._rearm((yield from self._lock(ids=ids)), "the rules changed")
+                subjects = yield from self._lock(ids=ids)
+                # A revision of its own: what comes back is armed again, beside what it was.
+                yield from self._dialect.run("subject_revise", [s.id for s in subjects])
+                for subject in subjects:
+                    subject.revision += 1
+                yield from self._rearm(subjects, "the rules changed")
                 count += len(ids)
                 after = ids[-1]
             yield from self._audit(
@@ -84,10 +90,11 @@ class ReminderStatements:
         fresh = [subject for subject in subjects if subject.ref not in stored]
         answer: dict[str, str] = {}
         if fresh:
-            yield from self._dialect.run("subject_insert", [_document(s) for s in fresh])
+            rows = yield from self._dialect.run("subject_insert", [_document(s) for s in fresh])
+            # Another transaction may have added some meanwhile: those are changed by us.
+            answer = {row[0]: "added" for row in rows}
             for subject in (yield from self._lock(refs=[s.ref for s in fresh])):
                 stored[subject.ref] = subject
-                answer[subject.ref] = "added"
         moved: list[Subject] = []
         for given in subjects:
             known = stored[given.ref]
@@ -157,8 +164,9 @@ class ReminderStatements:
         until: datetime | None = None,
     ) -> Statements:
         """Return reminders, earliest first."""
+        name = "reminder_get" if ids else "reminder_find" if subject is None else "reminder_about"
         rows = yield from self._dialect.run(
-            "reminder_find",
+            name,
             {"ids": ids and list(ids), "subject": subject, "status": status, "until": until},
         )
         return [self._reminder(row) for row in rows]
@@ -203,7 +211,8 @@ class ReminderStatements:
         now = yield from self._dialect.now()
         for start in range(0, len(subjects), _BATCH):
             batch = subjects[start : start + _BATCH]
-            names = sorted({subject.scope for subject in batch if subject.scope})
+            # A closed subject has no rules: its closing holds it, and must not wait for scopes.
+            names = sorted({s.scope for s in batch if s.scope and s.status == "open"})
             scopes = yield from self._scopes(names)
             rows = yield from self._dialect.run("reminder_of", [subject.id for subject in batch])
             existing: dict[int, dict[tuple[Any, ...], tuple[int, str, Rule]]] = {}
@@ -237,6 +246,8 @@ class ReminderStatements:
 
     def _check_scopes(self, subjects: Sequence[Subject]) -> Statements:
         names = sorted({subject.scope for subject in subjects if subject.scope})
+        if names:
+            yield from self._dialect.run("scope_queue", names)
         known = yield from self._scopes(names)
         for name in names:
             if name not in known:

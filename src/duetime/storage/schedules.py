@@ -5,7 +5,7 @@ A backend brings its SQL under the same names, each taking one JSON document, an
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,6 +19,7 @@ from duetime.domain.schedule import (
     Policy,
     Schedule,
     TickStatus,
+    check_policy,
     decide,
     paused_reason,
     plan_ticks,
@@ -142,8 +143,10 @@ class ScheduleStatements:
         gone = Decision("skip", TickStatus.SKIPPED, "its schedule was set aside or removed")
         return {run.job_id: decisions.get(run.job_id, gone) for run in runs}
 
-    def advance(self, begun: Sequence[ClaimedRun], worker: str) -> Statements:
-        """Record runs that have begun, and arm what follows."""
+    def advance(
+        self, begun: Sequence[ClaimedRun], decided: Iterable[int], worker: str
+    ) -> Statements:
+        """Record runs that have begun, and arm what follows; also of schedules `decided` on."""
         yield from self._dialect.run(
             "schedule_mark",
             [
@@ -157,8 +160,8 @@ class ScheduleStatements:
                 for run in begun
             ],
         )
-        schedules = yield from self._lock(ids={run.schedule_id for run in begun})
-        return (yield from self._plan(schedules))
+        ids = {run.schedule_id for run in begun} | set(decided)
+        return (yield from self._plan((yield from self._lock(ids=ids))))
 
     def due(self) -> Statements:
         """Return whether `repair` has something to do. Reads only."""
@@ -293,8 +296,12 @@ class ScheduleStatements:
         """Run it once now, beside its timetable; return the job's id, or None."""
         for schedule in (yield from self._lock(names=[name])).values():
             now = yield from self._dialect.now()
-            tick = PlannedTick(now, now, runs_as=TickStatus.TRIGGERED, reason=f"by {actor}")
-            rows = yield from self._write({schedule.id: (schedule, [tick])}, {})
+            rows: list[Row] = []
+            at = now
+            while not rows:
+                tick = PlannedTick(at, now, runs_as=TickStatus.TRIGGERED, reason=f"by {actor}")
+                rows = yield from self._write({schedule.id: (schedule, [tick])}, {})
+                at += _MICROSECOND
             yield from self._audit(actor, "schedule.trigger", schedule, None, None, reason)
             return rows[0][2]
         return None
@@ -562,7 +569,11 @@ class ScheduleStatements:
         )
 
     def _update(self, schedule: Schedule) -> Statements:
-        document = _document(schedule, schedule.planned_until) | {
+        document = _document(schedule, schedule.planned_until)
+        if schedule.broken is not None:
+            # What cannot be read stays as it was written, so that a person can mend it.
+            document |= {"timetable": None, "policy": None, "args": None}
+        document |= {
             field: getattr(schedule, field)
             for field in ("id", "next_run_at", "paused_at", "paused_by", "pause_reason",
                           "paused_until", "failures", "broken")
@@ -601,14 +612,15 @@ class ScheduleStatements:
             return None if value is None else moment(value)
 
         broken = row[20]
-        timetable, policy = _NEVER, Policy()
+        timetable, policy, args = _NEVER, Policy(), "{}"
         try:
             timetable = read_timetable(row[9])
             policy = read_policy(row[10])
+            args = read_args(row[4])
         except InvalidInput as error:
             broken = broken or str(error)
         return Schedule(
-            id=row[0], name=row[1], kind=row[2], target=row[3], args=row[4], queue=row[5],
+            id=row[0], name=row[1], kind=row[2], target=row[3], args=args, queue=row[5],
             priority=row[6], max_attempts=row[7],
             timeout=None if row[8] is None else row[8] * _MICROSECOND,
             timetable=timetable, policy=policy, planned_until=moment(row[11]),
@@ -636,9 +648,19 @@ class ScheduleStatements:
 def read_policy(text: str) -> Policy:
     """Return a stored policy; raise `InvalidInput`: a person may have written it."""
     try:
-        return msgspec.json.decode(text, type=Policy)
-    except msgspec.ValidationError as error:
+        policy = msgspec.json.decode(text, type=Policy)
+    except (msgspec.DecodeError, OverflowError, RecursionError) as error:
         raise InvalidInput(f"The stored policy cannot be read: {error}.") from None
+    return check_policy(policy)
+
+
+def read_args(text: str) -> str:
+    """Return stored arguments, if they are a JSON object."""
+    try:
+        msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidInput(f"The stored args cannot be read: {error}.") from None
+    return text
 
 
 def read_timetable(text: str) -> Timetable:

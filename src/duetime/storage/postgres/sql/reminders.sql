@@ -12,6 +12,22 @@ on conflict (ref) do update set (parent, rules, locked, updated_at)
 -- One change of scopes at a time; subjects go on meanwhile.
 select pg_advisory_xact_lock(hashtext('duetime.scope')) where %s::json is not null;
 
+-- name: scope_queue
+-- Puts and changes of a scope take turns: a row's share locks alone would let puts overtake a
+-- waiting change for ever.
+with recursive chain as (
+    select s.ref, s.parent, 0 as level from duetime.scope as s
+    where s.ref = any (array(select value from json_array_elements_text(%s::json)))
+    union
+    select s.ref, s.parent, c.level + 1 from duetime.scope as s join chain as c on s.ref = c.parent
+    where c.level < 100
+)
+select pg_advisory_xact_lock_shared(hashtext('duetime.scope'), hashtext(c.ref))
+from (select distinct ref from chain order by ref) as c;
+
+-- name: scope_own
+select pg_advisory_xact_lock(hashtext('duetime.scope'), hashtext(%s::json ->> 'ref'));
+
 -- name: scope_lock
 -- Scopes by name, and all around them, outermost last in each chain. Changes of scopes wait for
 -- one another; subjects read them.
@@ -41,10 +57,13 @@ with recursive input as (
     union
     select s.ref from duetime.scope as s join below as b on s.parent = b.ref
 )
-select s.id from duetime.subject as s cross join input as i
-where s.scope in (select ref from below) and s.status = 'open'
-  and s.id > (i.doc ->> 'after')::bigint
-order by s.id limit 2000;
+select n.id from below as b cross join lateral (
+    select s.id from duetime.subject as s
+    where s.scope = b.ref and s.status = 'open'
+      and s.id > (select (i.doc ->> 'after')::bigint from input as i)
+    order by s.id limit 2000
+) as n
+order by n.id limit 2000;
 
 -- name: subject_lock
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules::text, s.data::text,
@@ -71,7 +90,11 @@ from json_to_recordset(%s::json) as g(
     recipients json)
 order by g.ref
 on conflict (ref) do nothing
-returning id;
+returning ref;
+
+-- name: subject_revise
+update duetime.subject set revision = revision + 1
+where id = any (array(select value::bigint from json_array_elements_text(%s::json)));
 
 -- name: subject_update
 update duetime.subject as s
@@ -131,15 +154,17 @@ select f.id from woken join fresh as f on true;
 
 -- name: reminder_withdraw
 -- Reminders that are no longer true end, with their jobs; one that is being sent is told by its
--- status, which its sender asks for right before.
+-- status, which its sender asks for right before. The document is read once, not for each row; and
+-- the status has a form that the index of all that is armed does not serve.
 with input as materialized (
-    select %s::json as doc
+    select g.status, g.reason,
+        array(select value::bigint from json_array_elements_text(g.ids)) as ids
+    from json_to_record(%s::json) as g(ids json, status text, reason text)
 ), gone as materialized (
     update duetime.reminder as r
-    set status = i.doc ->> 'status', reason = i.doc ->> 'reason', ended_at = duetime.now()
-    from input as i
-    where r.id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
-      and r.status = 'armed'
+    set status = (select status from input), reason = (select reason from input),
+        ended_at = duetime.now()
+    where r.id = any ((select ids from input)::bigint[]) and coalesce(r.status, '') = 'armed'
     returning r.job_id
 ), left_due as (
     delete from duetime.due where job_id in (select job_id from gone) returning job_id, attempt
@@ -148,10 +173,33 @@ with input as materialized (
 ), ended as (
     insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at, error)
     select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'superseded', duetime.now(),
-        i.doc ->> 'reason'
-    from (select * from left_due union all select * from unparked) as l, input as i
+        (select reason from input)
+    from (select * from left_due union all select * from unparked) as l
 )
 select job_id from gone;
+
+-- name: reminder_get
+-- By id: what every sender asks right before.
+select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
+    r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
+    d.channel, d.external_id, d.status, r.ended_at
+from duetime.reminder as r
+join duetime.subject as s on s.id = r.subject_id
+left join duetime.delivery as d on d.reminder_id = r.id
+where r.id = any (array(select value::bigint from json_array_elements_text(%s::json -> 'ids')))
+order by coalesce(r.run_at, r.time), r.id limit 1000;
+
+-- name: reminder_about
+-- Of one subject: by its reference, then the unique index of reminders.
+select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
+    r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
+    d.channel, d.external_id, d.status, r.ended_at
+from json_to_record(%s::json) as g(subject text, until timestamptz, status text)
+join duetime.subject as s on s.ref = g.subject
+join duetime.reminder as r on r.subject_id = s.id
+left join duetime.delivery as d on d.reminder_id = r.id
+where (g.status is null or r.status = g.status) and (g.until is null or r.run_at < g.until)
+order by coalesce(r.run_at, r.time), r.id limit 1000;
 
 -- name: reminder_find
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
@@ -192,15 +240,19 @@ set status = case a.ended_as when 'expired' then 'expired' when 'completed' then
     reason = coalesce(a.error, r.reason), ended_at = a.finished_at
 from duetime.attempt as a
 where r.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
-  and r.status = 'armed' and a.job_id = r.job_id
+  and coalesce(r.status, '') = 'armed' and a.job_id = r.job_id
   and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
   and not exists (select from duetime.attempt as b where b.job_id = a.job_id and b.token > a.token)
   and not exists (select from duetime.due as d where d.job_id = r.job_id)
 returning r.id;
 
 -- name: reminder_unsettled
-select r.job_id from duetime.reminder as r
-where r.status = 'armed' and r.run_at <= duetime.now()
+with past as materialized (
+    select job_id from duetime.reminder
+    where status = 'armed' and run_at <= (select duetime.now())
+)
+select r.job_id from past as r
+where true
   and exists (select from duetime.attempt as a
               where a.job_id = r.job_id
                 and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))

@@ -283,9 +283,10 @@ returning id;
 
 -- name: schedule_update
 update duetime.schedule as s
-set target = g.target, kind = g.kind, args = g.args, queue = g.queue, priority = g.priority,
+set target = g.target, kind = g.kind, args = coalesce(g.args, s.args), queue = g.queue, priority = g.priority,
     max_attempts = g.max_attempts, timeout = g.timeout * interval '1 microsecond',
-    timetable = g.timetable, policy = g.policy, declared = g.declared, plain = null,
+    timetable = coalesce(g.timetable, s.timetable), policy = coalesce(g.policy, s.policy),
+    declared = g.declared, plain = null,
     planned_until = g.planned_until, next_run_at = g.next_run_at, paused_at = g.paused_at,
     paused_by = g.paused_by, pause_reason = g.pause_reason, paused_until = g.paused_until,
     failures = g.failures, broken = g.broken, revision = s.revision + 1,

@@ -17,6 +17,14 @@ on conflict (ref) do update set (parent, rules, locked, updated_at)
 with input(doc) as (select ?)
 select 1 from input;
 
+-- name: scope_queue
+with input(doc) as (select ?)
+select 1 from input;
+
+-- name: scope_own
+with input(doc) as (select ?)
+select 1 from input;
+
 -- name: scope_lock
 -- Scopes by name, and all around them.
 with recursive input(doc) as (select ?), chain(ref, parent, level) as (
@@ -73,9 +81,15 @@ order by s.due_at, s.ref limit 1000;
 
 -- name: subject_insert
 with input(doc) as (select ?)
+update duetime_counter set value = value + (select json_array_length(doc, '$.doc') from input)
+where name = 'subject';
+
+-- name: subject_insert_2
+with input(doc) as (select ?)
 insert into duetime_subject (id, ref, scope, due_at, tz, status, rules, data, recipients,
                              created_at, updated_at)
-select (select value from duetime_counter where name = 'subject') + e.key + 1,
+select (select value from duetime_counter where name = 'subject')
+        - json_array_length(i.doc, '$.doc') + e.key + 1,
     json_extract(e.value, '$.ref'), json_extract(e.value, '$.scope'),
     json_extract(e.value, '$.due_at'), json_extract(e.value, '$.tz'),
     json_extract(e.value, '$.status'), json_extract(e.value, '$.rules'),
@@ -83,13 +97,13 @@ select (select value from duetime_counter where name = 'subject') + e.key + 1,
     json_extract(i.doc, '$.now'), json_extract(i.doc, '$.now')
 from input as i cross join json_each(i.doc, '$.doc') as e
 where true
-on conflict (ref) do nothing;
+on conflict (ref) do nothing
+returning ref;
 
--- name: subject_insert_2
+-- name: subject_revise
 with input(doc) as (select ?)
-update duetime_counter set value = value + (select json_array_length(doc, '$.doc') from input)
-where name = 'subject'
-returning value;
+update duetime_subject set revision = revision + 1
+where id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
 
 -- name: subject_update
 with input(doc) as (select ?)
@@ -184,7 +198,8 @@ select d.job_id,
     d.attempt, 'superseded', json_extract(i.doc, '$.now'), json_extract(i.doc, '$.doc.reason')
 from input as i cross join json_each(i.doc, '$.doc.ids') as e
 cross join duetime_reminder as r on r.id = e.value and r.status = 'armed'
-cross join duetime_due as d on d.job_id = r.job_id;
+cross join (select job_id, attempt from duetime_due
+            union all select job_id, attempt from duetime_parked) as d on d.job_id = r.job_id;
 
 -- name: reminder_withdraw_2
 with input(doc) as (select ?)
@@ -212,6 +227,29 @@ set status = (select json_extract(doc, '$.doc.status') from input),
 where status = 'armed'
   and id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
 returning job_id;
+
+-- name: reminder_get
+with input(doc) as (select ?)
+select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
+    r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
+    d.status, r.ended_at
+from input as i cross join json_each(i.doc, '$.doc.ids') as e
+cross join duetime_reminder as r on r.id = e.value
+cross join duetime_subject as s on s.id = r.subject_id
+left join duetime_delivery as d on d.reminder_id = r.id
+order by coalesce(r.run_at, r.time), r.id limit 1000;
+
+-- name: reminder_about
+with input(doc) as (select ?)
+select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
+    r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
+    d.status, r.ended_at
+from input as i cross join duetime_subject as s on s.ref = json_extract(i.doc, '$.doc.subject')
+cross join duetime_reminder as r on r.subject_id = s.id
+left join duetime_delivery as d on d.reminder_id = r.id
+where (json_extract(i.doc, '$.doc.status') is null or r.status = json_extract(i.doc, '$.doc.status'))
+  and (json_extract(i.doc, '$.doc.until') is null or r.run_at < json_extract(i.doc, '$.doc.until'))
+order by coalesce(r.run_at, r.time), r.id limit 1000;
 
 -- name: reminder_find
 with input(doc) as (select ?)
@@ -264,7 +302,7 @@ returning id;
 
 -- name: reminder_unsettled
 with input(doc) as (select ?)
-select r.job_id from duetime_reminder as r cross join input as i
+select r.job_id from input as i cross join duetime_reminder as r
 where r.status = 'armed' and r.run_at <= json_extract(i.doc, '$.now')
   and exists (select 1 from duetime_attempt as a
               where a.job_id = r.job_id

@@ -294,7 +294,8 @@ where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
     select o.job_id from duetime_occurrence as o join duetime_schedule as s on s.id = o.schedule_id
     where o.status = 'waiting' and o.job_id is not null and o.finished_at is null
       and (s.id in (select id from ended)
-           or json_extract(s.policy, '$.after') in (select name from ended)));
+           or iif(json_valid(s.policy), json_extract(s.policy, '$.after'), null)
+              in (select name from ended)));
 
 -- name: schedule_settle_3
 with input(doc) as (select ?),
@@ -374,11 +375,12 @@ order by s.id;
 with input(doc) as (select ?)
 update duetime_schedule as s
 set target = json_extract(g.value, '$.target'), kind = json_extract(g.value, '$.kind'),
-    args = json_extract(g.value, '$.args'), queue = json_extract(g.value, '$.queue'),
+    args = coalesce(json_extract(g.value, '$.args'), s.args), queue = json_extract(g.value, '$.queue'),
     priority = json_extract(g.value, '$.priority'),
     max_attempts = json_extract(g.value, '$.max_attempts'),
     timeout = json_extract(g.value, '$.timeout'),
-    timetable = json_extract(g.value, '$.timetable'), policy = json_extract(g.value, '$.policy'),
+    timetable = coalesce(json_extract(g.value, '$.timetable'), s.timetable),
+    policy = coalesce(json_extract(g.value, '$.policy'), s.policy),
     declared = json_extract(g.value, '$.declared'), plain = null,
     planned_until = json_extract(g.value, '$.planned_until'),
     next_run_at = json_extract(g.value, '$.next_run_at'),
