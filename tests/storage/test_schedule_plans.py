@@ -122,7 +122,6 @@ def test_gate(session: Session) -> None:
     assert pages < 50 * 40
 
 
-@pytest.mark.xfail(reason="duetime.now() is volatile: the index is walked", strict=True)
 def test_due(session: Session) -> None:
     """S3.3: the partial index is searched by the time, not walked."""
     plan, pages = session.plan("schedule_due", STATEMENTS["schedule_due"])
@@ -221,7 +220,7 @@ walks = pytest.mark.xfail(reason="walks the schedules, or the ledger", strict=Tr
     [
         pytest.param("schedule_gate", [LONG * TICKS + 2], 5_000, id="gate, long", marks=walks),
         pytest.param("schedule_gate", some_runs(), 50_000, id="gate"),
-        pytest.param("schedule_due", {"patience": 1}, 5_000, id="due", marks=walks),
+        pytest.param("schedule_due", {"patience": 1}, 5_000, id="due"),
         pytest.param("schedule_open", [LONG], 5_000, id="open, long", marks=walks),
         pytest.param("schedule_open", list(range(1, 51)), 50_000, id="open"),
         pytest.param("schedule_settle", some_runs(), 100_000, id="settle", marks=walks),

@@ -229,7 +229,6 @@ async def test_ten_repairs_after_an_outage_judge_each_tick_once(fleet: Fleet) ->
     assert await fleet.statuses("skip") == ["skipped"] * 10
 
 
-@pytest.mark.xfail(reason="one transaction, which may take longer than a call may", strict=True)
 @on_both
 @with_two
 async def test_a_long_outage_is_planned_in_parts(fleet: Fleet) -> None:
@@ -328,7 +327,6 @@ async def test_a_pause_after_failures_is_made_once(fleet: Fleet) -> None:
         pytest.param(
             "postgres15",
             # Not strict: it takes a moment's bad luck.
-            marks=pytest.mark.xfail(reason="settle and advance can deadlock", strict=False),
         ),
         "sqlite",
     ],
@@ -467,7 +465,6 @@ async def waits(fleet: Fleet) -> bool:
     return bool(rows[0][0])
 
 
-@pytest.mark.xfail(reason="the second is told added, and its definition lost", strict=True)
 @on_postgres
 async def test_of_two_that_add_one_name_the_second_changes_it(
     fleet: Fleet, connection: psycopg.AsyncConnection[Any]
@@ -496,7 +493,6 @@ async def test_of_two_that_add_one_name_the_second_changes_it(
     [
         pytest.param(
             "postgres15",
-            marks=pytest.mark.xfail(reason="all ten are told added, and audited", strict=True),
         ),
         "sqlite",
     ],
@@ -531,7 +527,6 @@ async def test_ten_that_add_overlapping_sets_do_not_deadlock(fleet: Fleet) -> No
     await fleet.check_armed(*names)
 
 
-@pytest.mark.xfail(reason="KeyError", strict=True)
 @on_postgres
 async def test_a_schedule_removed_while_it_is_applied_is_added_again(
     fleet: Fleet, connection: psycopg.AsyncConnection[Any]
@@ -603,13 +598,6 @@ class Scene:
 
 
 ACTS = ("advance", "decide", "settle", "pause", "reschedule", "change", "remove", "lock")
-DEADLOCKS = {
-    "advance": "the ledger's rows are locked before the schedules",
-    "decide": "against advance",
-    "change": "KeyError against remove",
-    "remove": "against advance and settle; KeyError in change",
-    "lock": "settle locks the schedules in any order",
-}
 
 
 @on_postgres
@@ -617,10 +605,7 @@ DEADLOCKS = {
 @pytest.mark.parametrize(
     "first",
     [
-        pytest.param(act, marks=pytest.mark.xfail(reason=DEADLOCKS[act], strict=True))
-        if act in DEADLOCKS
-        else act
-        for act in ACTS
+        *ACTS,
     ],
 )
 async def test_whatever_comes_in_between_nothing_deadlocks(

@@ -144,6 +144,8 @@ class Planner:
             planned = await self._store.transact(self._statements.repair())
             if planned:
                 log.info("schedules_repaired", extra={"worker": self._worker, "count": planned})
+                # There may be more: a long outage is planned in parts.
+                return 0.01
         if self._repairs % _UNSETTLED_EVERY == 0:
             jobs = await self._store.transact(self._statements.unsettled(), reads=True)
             if jobs:
@@ -172,7 +174,7 @@ class Planner:
                 ended, self._ended = self._ended, []
                 if begun or decided:
                     await self._store.transact(
-                        self._statements.advance(begun, decided, self._worker)
+                        self._statements.advance(begun, self._worker, decided=decided)
                     )
                 if ended:
                     await self._settle(ended)

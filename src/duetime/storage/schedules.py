@@ -26,12 +26,13 @@ from duetime.domain.schedule import (
     run_key,
 )
 from duetime.domain.timetable import Timetable
-from duetime.errors import InvalidInput
+from duetime.errors import InvalidInput, StorageError
 from duetime.storage.store import Dialect, Row, Statement, Statements
 
 Step = Generator[Statement, list[Row], list[Row]]
 
 _PATIENCE = timedelta(seconds=1)
+_TRIES = 5
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -144,9 +145,11 @@ class ScheduleStatements:
         return {run.job_id: decisions.get(run.job_id, gone) for run in runs}
 
     def advance(
-        self, begun: Sequence[ClaimedRun], decided: Iterable[int], worker: str
+        self, begun: Sequence[ClaimedRun], worker: str, *, decided: Iterable[int] = ()
     ) -> Statements:
         """Record runs that have begun, and arm what follows; also of schedules `decided` on."""
+        ids = {run.schedule_id for run in begun} | set(decided)
+        schedules = yield from self._lock(ids=ids)
         yield from self._dialect.run(
             "schedule_mark",
             [
@@ -160,8 +163,7 @@ class ScheduleStatements:
                 for run in begun
             ],
         )
-        ids = {run.schedule_id for run in begun} | set(decided)
-        return (yield from self._plan((yield from self._lock(ids=ids))))
+        return (yield from self._plan(schedules, in_parts=True))
 
     def due(self) -> Statements:
         """Return whether `repair` has something to do. Reads only."""
@@ -182,11 +184,15 @@ class ScheduleStatements:
         for schedule in schedules.values():
             if schedule.paused_until is not None and schedule.paused_until <= now:
                 yield from self._resume(schedule, missed=True, actor="duetime")
-        yield from self._plan(schedules)
+        yield from self._plan(schedules, in_parts=True)
         return len(rows)
 
     def settle(self, jobs: Sequence[int]) -> Statements:
         """Record how runs ended; pause schedules that fail too often, and return their names."""
+        # Schedules before their ledger, in the order of their ids, as everyone does.
+        owners = yield from self._dialect.run("schedule_gate", list(jobs))
+        locks = {"ids": sorted({row[1] for row in owners}), "names": []}
+        yield from self._dialect.run("schedule_lock", locks)
         rows = yield from self._dialect.run("schedule_settle", list(jobs))
         failing = {row[0]: row[1] for row in rows if row[1]}
         paused = []
@@ -212,36 +218,39 @@ class ScheduleStatements:
         rows = yield from self._dialect.run("schedule_find", {"names": given})
         return [self._read(row) for row in rows]
 
-    def apply(
-        self, new: Sequence[NewSchedule], *, actor: str, prune: bool, prune_all: bool = False
-    ) -> Statements:
+    def apply(self, new: Sequence[NewSchedule], *, actor: str, prune: bool) -> Statements:
         """Add and change schedules; return `{name: "added" | "changed" | "same" | "removed"}`.
 
         A pause stays. `prune` removes what was declared before and no longer is.
         """
         now = yield from self._dialect.now()
         answer: dict[str, str] = {}
-        rows = yield from self._dialect.run(
-            "schedule_find", {"names": None if prune else [n.name for n in new]}
-        )
-        known = {row[1]: row for row in rows}
-        fresh = [given for given in new if given.name not in known]
-        if fresh:
-            yield from self._dialect.run(
-                "schedule_insert", [_document(given, now) | {"name": given.name} for given in fresh]
-            )
         names = [given.name for given in new]
-        gone = [
-            name
-            for name, row in known.items()
-            if prune and name not in names and (prune_all or row[21])
-        ]
-        locked = yield from self._lock(names=[*names, *gone])
-        stored = {schedule.name: schedule for schedule in locked.values()}
+        gone: list[str] = []
+        if prune:
+            rows = yield from self._dialect.run("schedule_find", {"names": None})
+            gone = [row[1] for row in rows if row[21] and row[1] not in names]
+        stored = {s.name: s for s in (yield from self._lock(names=[*names, *gone])).values()}
+        added: set[int] = set()
+        for _ in range(_TRIES):
+            fresh = [given for given in new if given.name not in stored]
+            if not fresh:
+                break
+            documents = [_document(given, now) | {"name": given.name} for given in fresh]
+            rows = yield from self._dialect.run("schedule_insert", documents)
+            added |= {row[0] for row in rows}
+            # One that another has just added is locked, and changed if it differs.
+            locked = yield from self._lock(names=[given.name for given in fresh])
+            stored |= {schedule.name: schedule for schedule in locked.values()}
+        gone = [name for name in gone if name in stored]
         changed = []
         for given in new:
+            if given.name not in stored:
+                raise StorageError(
+                    f"The schedule {given.name!r} is removed as fast as it is added."
+                )
             schedule = stored[given.name]
-            if given.name not in known:
+            if schedule.id in added:
                 answer[given.name] = "added"
                 yield from self._audit(actor, "schedule.add", schedule, None, summary(schedule))
                 continue
@@ -450,8 +459,17 @@ class ScheduleStatements:
         rows = yield from self._dialect.run("schedule_success", list(names))
         return {row[0]: self._dialect.moment(row[1]) for row in rows if row[1] is not None}
 
-    def _plan(self, schedules: Mapping[int, Schedule], *, missed: str | None = None) -> Statements:
-        """Write what follows the last planned ticks; return how many jobs were armed."""
+    def _plan(
+        self,
+        schedules: Mapping[int, Schedule],
+        *,
+        missed: str | None = None,
+        in_parts: bool = False,
+    ) -> Statements:
+        """Write what follows the last planned ticks; return how many jobs were armed.
+
+        `in_parts`: after a long outage some ticks at a time; the next repair goes on.
+        """
         schedules = {
             schedule.id: schedule
             for schedule in schedules.values()
@@ -476,7 +494,7 @@ class ScheduleStatements:
                         schedule,
                         now=now,
                         armed=len(ahead),
-                        caught_up=caught_up.get(schedule.id, 0),
+                        caught_up=caught_up.get(schedule.id, _paced(opened[schedule.id], now)),
                         missed=missed,
                     )
                 except InvalidInput as error:
@@ -491,7 +509,7 @@ class ScheduleStatements:
                 advanced[schedule.id] = (schedule, _next_run_at(opened[schedule.id], plan, now))
             rows = yield from self._write(ticks, advanced)
             count += len(rows)
-            schedules = more
+            schedules = {} if in_parts else more
         return count
 
     def _write(
@@ -752,9 +770,19 @@ def _mark(run: OpenRun, decision: Decision, worker: str) -> dict[str, Any]:
     }
 
 
+def _paced(opened: Sequence[OpenRun], now: datetime) -> int:
+    """How many caught-up runs still lie ahead: those that follow keep their pace behind them."""
+    return sum(
+        run.runs_as is TickStatus.CAUGHT_UP and not run.begun and run.run_at >= now
+        for run in opened
+    )
+
+
 def _next_run_at(opened: Sequence[OpenRun], plan: Plan, now: datetime) -> datetime | None:
     times = [run.run_at for run in opened if not run.begun]
     times += [tick.run_at for tick in plan.ticks if tick.status is TickStatus.ARMED]
+    if plan.more and plan.planned_until <= now:
+        return plan.planned_until
     first = min((at for at in times if at > now), default=None)
     # Everything that was looked at is excluded: look on from there when the time comes.
     return plan.planned_until if first is None and plan.more else first

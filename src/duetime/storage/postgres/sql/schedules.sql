@@ -44,12 +44,19 @@ order by s.name;
 
 -- name: schedule_due
 -- Schedules that nobody has planned on, a moment after their tick; or whose pause is over.
-select s.id from duetime.schedule as s cross join (select %s::json as doc) as i
-where (s.paused_at is null and s.broken is null
-       and s.next_run_at <= duetime.now() - (i.doc ->> 'patience')::bigint * interval '1 microsecond')
-   or s.paused_until <= duetime.now()
-order by s.next_run_at
-limit 500
+with clock as materialized (
+    select duetime.now() as now,
+        duetime.now() - (%s::json ->> 'patience')::bigint * interval '1 microsecond' as before
+), found as materialized (
+    (select s.id from duetime.schedule as s
+     where s.paused_at is null and s.broken is null
+       and s.next_run_at <= (select before from clock)
+     order by s.next_run_at limit 500)
+    union all
+    (select s.id from duetime.schedule as s
+     where s.paused_until is not null and s.paused_until <= (select now from clock) limit 500)
+)
+select s.id from duetime.schedule as s where s.id = any (array(select id from found))
 for update of s skip locked;
 
 -- name: schedule_open
@@ -184,7 +191,7 @@ select job_id from ended;
 
 -- name: schedule_unsettled
 select o.job_id from duetime.occurrence as o
-where o.job_id is not null and o.finished_at is null and o.run_at <= duetime.now()
+where o.job_id is not null and o.finished_at is null and o.run_at <= (select duetime.now())
   and exists (
     select from duetime.attempt as a
     where a.job_id = o.job_id

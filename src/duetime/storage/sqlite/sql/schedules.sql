@@ -45,12 +45,16 @@ order by s.name;
 
 -- name: schedule_due
 with input(doc) as (select ?)
-select s.id from duetime_schedule as s cross join input as i
-where (s.paused_at is null and s.broken is null
-       and s.next_run_at <= json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.patience'))
-   or s.paused_until <= json_extract(i.doc, '$.now')
-order by s.next_run_at
-limit 500;
+select id from (
+    select s.id from duetime_schedule as s indexed by duetime_schedule_next
+    where s.paused_at is null and s.broken is null
+      and s.next_run_at <= (select json_extract(doc, '$.now') - json_extract(doc, '$.doc.patience')
+                            from input)
+    order by s.next_run_at limit 500)
+union
+select s.id from duetime_schedule as s indexed by duetime_schedule_paused
+where s.paused_until is not null
+  and s.paused_until <= (select json_extract(doc, '$.now') from input);
 
 -- name: schedule_open
 with input(doc) as (select ?)
