@@ -431,7 +431,7 @@ class ScheduleStatements:
         """A schedule that cannot be followed stops, and says why; the others go on."""
         schedule.broken = reason
         schedule.next_run_at = None
-        yield from self._supersede([schedule], f"set aside: {reason}")
+        yield from self._supersede([schedule], f"set aside: {reason}", due_too=True)
         yield from self._update(schedule)
         yield from self._audit("duetime", "schedule.set_aside", schedule, None, None, reason)
 
@@ -576,14 +576,21 @@ class ScheduleStatements:
         yield from self._audit(actor, "schedule.resume", schedule, before, {"missed": missed})
 
     def _delete(self, schedule: Schedule, actor: str, reason: str | None) -> Statements:
-        yield from self._supersede([schedule], "superseded: the schedule was removed")
+        yield from self._supersede([schedule], "superseded: the schedule was removed", due_too=True)
         yield from self._dialect.run("schedule_delete", [schedule.id])
         yield from self._audit(actor, "schedule.delete", schedule, summary(schedule), None, reason)
 
-    def _supersede(self, schedules: Sequence[Schedule], reason: str) -> Statements:
+    def _supersede(
+        self, schedules: Sequence[Schedule], reason: str, *, due_too: bool = False
+    ) -> Statements:
+        """End what is armed ahead; `due_too`: and what is due already."""
         ids = [schedule.id for schedule in schedules]
         return len(
-            (yield from self._dialect.run("schedule_supersede", {"ids": ids, "reason": reason}))
+            (
+                yield from self._dialect.run(
+                    "schedule_supersede", {"ids": ids, "reason": reason, "all": due_too}
+                )
+            )
         )
 
     def _update(self, schedule: Schedule) -> Statements:

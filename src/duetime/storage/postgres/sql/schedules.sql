@@ -153,8 +153,8 @@ where o.schedule_id = m.schedule_id and o.tick = m.tick
   and (m.expect is null or o.status = m.expect);
 
 -- name: schedule_supersede
--- The armed runs of schedules end: they are paused, changed or removed. Ticks that lie ahead
--- leave the ledger, so that they can be planned anew. What is already claimed goes on.
+-- The armed runs of schedules end: they are paused or changed, or (`all`) removed. Ticks that lie
+-- ahead leave the ledger, so that they can be planned anew. What is due, or claimed, goes on.
 with input as materialized (
     select %s::json as doc
 ), armed as materialized (
@@ -162,6 +162,7 @@ with input as materialized (
     where o.schedule_id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
       and o.job_id is not null and o.finished_at is null and o.begun_at is null
       and o.runs_as = 'fired'
+      and (o.tick > duetime.now() or (i.doc ->> 'all')::boolean)
 ), gone as (
     delete from duetime.due where job_id in (select job_id from armed) and attempt = 0
     returning job_id
@@ -186,6 +187,10 @@ with input as materialized (
     delete from duetime.occurrence as o using armed as a
     where o.schedule_id = a.schedule_id and o.tick = a.tick and o.tick > duetime.now()
       and a.job_id in (select job_id from ended)
+), masked as (
+    delete from duetime.occurrence as o using input as i
+    where o.schedule_id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
+      and o.tick > duetime.now() and o.job_id is null
 )
 select job_id from ended;
 

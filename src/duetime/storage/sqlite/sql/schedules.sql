@@ -177,8 +177,8 @@ where o.schedule_id = m.schedule_id and o.tick = m.tick
   and (m.expect is null or o.status = m.expect);
 
 -- name: schedule_supersede
--- The armed runs of schedules end: they are paused, changed or removed. Ticks that lie ahead
--- leave the ledger, so that they can be planned anew. What is already claimed goes on.
+-- The armed runs of schedules end: they are paused or changed, or (`all`) removed. Ticks that lie
+-- ahead leave the ledger, so that they can be planned anew. What is due, or claimed, goes on.
 with input(doc) as (select ?)
 insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at, error)
 select o.job_id,
@@ -188,6 +188,7 @@ from input as i cross join json_each(i.doc, '$.doc.ids') as e
 cross join duetime_occurrence as o on o.schedule_id = e.value
 where o.job_id is not null and o.finished_at is null and o.begun_at is null
   and o.runs_as = 'fired'
+  and (o.tick > json_extract(i.doc, '$.now') or json_extract(i.doc, '$.doc.all'))
   and (exists (select 1 from duetime_due as d where d.job_id = o.job_id and d.attempt = 0)
        or exists (select 1 from duetime_parked as p where p.job_id = o.job_id and p.attempt = 0));
 
@@ -233,6 +234,12 @@ where schedule_id in (select e.value from input as i cross join json_each(i.doc,
               where a.job_id = duetime_occurrence.job_id and a.ended_as = 'superseded');
 
 -- name: schedule_supersede_7
+with input(doc) as (select ?)
+delete from duetime_occurrence
+where schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
+  and tick > (select json_extract(doc, '$.now') from input) and job_id is null;
+
+-- name: schedule_supersede_8
 with input(doc) as (select ?)
 update duetime_occurrence
 set status = 'skipped', reason = (select json_extract(doc, '$.doc.reason') from input),
