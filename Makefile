@@ -17,9 +17,11 @@ help: ## List the targets
 demo: $(CORE) ## Jobs on time, retried and recovered, on SQLite, in under a minute
 	@$(BIN)/python examples/demo.py
 
+# What is timed runs by itself, what is not in two processes.
 test: $(DEV) ## Run every test but the chaos, on SQLite and two versions of PostgreSQL
 	@$(BIN)/python -m tests.setup_servers
-	@$(PYTEST) -m "not chaos" $(PYTEST_ARGS)
+	@$(PYTEST) -m "not chaos" -n 2 --dist worksteal --ignore tests/engine $(PYTEST_ARGS)
+	@$(PYTEST) -m "not chaos" tests/engine $(PYTEST_ARGS)
 
 check: $(DEV) ## Formatting, lint, types, import rules
 	@$(BIN)/ruff format --check .
@@ -37,7 +39,7 @@ bench: $(DEV) ## Measure against hand-written SQL; writes bench/results.json
 
 chaos: $(DEV) ## Kill workers and databases under load
 	@$(BIN)/python -m tests.setup_servers
-	@$(PYTEST) -m chaos tests/chaos $(PYTEST_ARGS)
+	@$(PYTEST) -m chaos $(PYTEST_ARGS)
 
 docs: $(DEV) ## Build the manual into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -318,7 +318,7 @@ async def test_bad_input_is_refused_and_changes_nothing(app: Duetime, outbox: Ou
             ({"due": START, "data": {"x": object()}}, "plain JSON"),
         ):
             with pytest.raises(InvalidInput, match=message):
-                await app.subjects.put("game", **options)  # type: ignore[arg-type]
+                await app.subjects.put("game", **options)
         with pytest.raises(SubjectNotFound):
             await app.subjects.complete("game")
         await app.scopes.put("a")

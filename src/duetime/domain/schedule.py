@@ -334,13 +334,14 @@ def decide(
     policy, runs_as, reason = schedule.policy, run.runs_as, None
     if runs_as is TickStatus.TRIGGERED:
         return Decision("run", runs_as)
-    if runs_as is TickStatus.FIRED and run.status is TickStatus.ARMED:
-        if schedule.paused_at is not None:
-            return Decision("skip", TickStatus.SKIPPED, paused_reason(schedule))
-        if is_late(schedule, run.run_at, now):
-            runs_as, reason = LateJudge(schedule, now).judge(run.tick, run.run_at)
-            if runs_as is not TickStatus.CAUGHT_UP:
-                return Decision("skip", runs_as, reason)
+    in_turn = runs_as in (TickStatus.FIRED, TickStatus.CAUGHT_UP)
+    if in_turn and run.status is TickStatus.ARMED and schedule.paused_at is not None:
+        return Decision("skip", TickStatus.SKIPPED, paused_reason(schedule))
+    on_time = not is_late(schedule, run.run_at, now)
+    if runs_as is TickStatus.FIRED and run.status is TickStatus.ARMED and not on_time:
+        runs_as, reason = LateJudge(schedule, now).judge(run.tick, run.run_at)
+        if runs_as is not TickStatus.CAUGHT_UP:
+            return Decision("skip", runs_as, reason)
     if policy.shadow:
         return Decision("skip", runs_as, "shadow: recorded, and not run")
     if policy.after is not None and (succeeded_at is None or now - succeeded_at > policy.within):

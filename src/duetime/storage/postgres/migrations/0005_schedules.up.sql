@@ -85,8 +85,9 @@ create index audit_at on duetime.audit using brin (at);
 -- yet recorded in the ledger is not open.
 create view duetime.open_run as
 select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id,
-    not exists (select from duetime.due as d where d.job_id = o.job_id and d.attempt = 0)
-    and not exists (select from duetime.parked as p where p.job_id = o.job_id and p.attempt = 0)
+    o.begun_at is not null
+    or not exists (select from duetime.due as d where d.job_id = o.job_id and d.attempt = 0)
+       and not exists (select from duetime.parked as p where p.job_id = o.job_id and p.attempt = 0)
         as begun
 from duetime.occurrence as o
 where o.job_id is not null and o.finished_at is null

@@ -85,8 +85,9 @@ create index duetime_audit_at on duetime_audit (at);
 -- yet recorded in the ledger is not open.
 create view duetime_open_run as
 select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id,
-    not exists (select 1 from duetime_due as d where d.job_id = o.job_id and d.attempt = 0)
-    and not exists (select 1 from duetime_parked as p where p.job_id = o.job_id and p.attempt = 0)
+    o.begun_at is not null
+    or not exists (select 1 from duetime_due as d where d.job_id = o.job_id and d.attempt = 0)
+       and not exists (select 1 from duetime_parked as p where p.job_id = o.job_id and p.attempt = 0)
         as begun
 from duetime_occurrence as o
 where o.job_id is not null and o.finished_at is null

@@ -8,7 +8,7 @@
 with input(doc) as (select ?)
 select o.job_id, s.id, o.tick,
     coalesce(
-        o.runs_as = 'triggered' or o.finished_at is not null
+        o.runs_as = 'triggered' or o.finished_at is not null or o.begun_at is not null
         or s.plain and s.paused_at is null and o.status = 'armed' and o.runs_as = 'fired'
            and json_extract(i.doc, '$.now') - o.run_at <= s.grace
            and (s.at_once is null
