@@ -386,7 +386,8 @@ class Duetime:
     async def _open_store(self) -> Store:
         if not self._checked:
             await asyncio.to_thread(self._check_schema)
-        store = make_store(self.settings)
+        # Off the loop: the driver is imported, and the statements are read.
+        store = await asyncio.to_thread(make_store, self.settings)
         await store.open()
         return store
 

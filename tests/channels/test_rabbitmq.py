@@ -196,5 +196,5 @@ def test_killed_owner_leaves_no_broker_and_no_files(rabbitmq: RabbitMQServer) ->
     owner.communicate()
 
     wait_until(lambda: not Path(home).exists())
-    assert not is_running(int(broker))
-    assert not is_running(int(epmd))
+    wait_until(lambda: not is_running(int(broker)))
+    wait_until(lambda: not is_running(int(epmd)))

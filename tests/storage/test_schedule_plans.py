@@ -142,7 +142,6 @@ def test_open(session: Session) -> None:
     assert pages < 50 * 40
 
 
-@pytest.mark.xfail(reason="a plan made for an empty ledger walks all open runs", strict=True)
 def test_settle(session: Session) -> None:
     plan, pages = session.plan("schedule_settle", some_runs())
 
@@ -212,19 +211,16 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connect
         yield connection
 
 
-walks = pytest.mark.xfail(reason="walks the schedules, or the ledger", strict=True)
-
-
 @pytest.mark.parametrize(
     ("name", "document", "most"),
     [
-        pytest.param("schedule_gate", [LONG * TICKS + 2], 5_000, id="gate, long", marks=walks),
+        pytest.param("schedule_gate", [LONG * TICKS + 2], 5_000, id="gate, long"),
         pytest.param("schedule_gate", some_runs(), 50_000, id="gate"),
         pytest.param("schedule_due", {"patience": 1}, 5_000, id="due"),
-        pytest.param("schedule_open", [LONG], 5_000, id="open, long", marks=walks),
+        pytest.param("schedule_open", [LONG], 5_000, id="open, long"),
         pytest.param("schedule_open", list(range(1, 51)), 50_000, id="open"),
-        pytest.param("schedule_settle", some_runs(), 100_000, id="settle", marks=walks),
-        pytest.param("schedule_unsettled", {}, 200_000, id="unsettled", marks=walks),
+        pytest.param("schedule_settle", some_runs(), 100_000, id="settle"),
+        pytest.param("schedule_unsettled", {}, 200_000, id="unsettled"),
     ],
 )
 def test_sqlite_takes_few_steps(

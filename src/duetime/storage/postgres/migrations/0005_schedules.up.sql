@@ -55,6 +55,8 @@ create table duetime.occurrence (
     error       text,
     primary key (schedule_id, tick)
 ) with (fillfactor = 80);
+create index occurrence_waiting on duetime.occurrence (schedule_id, tick)
+    where status = 'waiting' and job_id is not null and finished_at is null;
 create unique index occurrence_job on duetime.occurrence (job_id) where job_id is not null;
 -- The runs that have not ended: a few of each schedule.
 create index occurrence_open on duetime.occurrence (schedule_id, tick)

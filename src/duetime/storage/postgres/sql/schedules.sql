@@ -208,11 +208,13 @@ limit 500;
 -- name: schedule_settle
 -- Take over into the ledger how runs ended, and let go on what waits for them. Returns the
 -- schedules of what ended, with their failures in a row.
-with seen as materialized (
-    select o.schedule_id, o.tick, o.job_id
+with named as materialized (
+    -- By their jobs alone: a plan made for an empty ledger would walk all that is open.
+    select o.schedule_id, o.tick, o.job_id, o.finished_at
     from duetime.occurrence as o
     where o.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
-      and o.finished_at is null
+), seen as materialized (
+    select schedule_id, tick, job_id from named where finished_at is null
 ), ended as materialized (
     select s.schedule_id, s.tick, a.ended_as, a.claimed_at, a.started_at, a.finished_at, a.error,
         n.name as worker
@@ -252,13 +254,17 @@ with seen as materialized (
           from settled group by schedule_id) as c
     where s.id = c.schedule_id
     returning s.id, s.name, s.failures
-), forward as (
-    update duetime.due as d set run_at = duetime.now()
+), waiting as materialized (
+    -- Only as many as there are places: the others would come, look, and go back.
+    select o.job_id, s.at_once, row_number() over (partition by s.id order by o.tick) as place
     from duetime.occurrence as o join duetime.schedule as s on s.id = o.schedule_id
-    where d.job_id = o.job_id and o.status = 'waiting' and o.finished_at is null
-      and d.run_at > duetime.now()
+    where o.status = 'waiting' and o.job_id is not null and o.finished_at is null
       and (s.id in (select id from counted)
            or s.policy ->> 'after' in (select name from counted))
+), forward as (
+    update duetime.due as d set run_at = duetime.now() from waiting as w
+    where d.job_id = w.job_id and d.run_at > duetime.now()
+      and (w.at_once is null or w.place <= w.at_once)
     returning d.queue
 ), woken as materialized (
     select count(duetime.wake(q.queue)) from (select distinct queue from forward order by 1) as q
@@ -267,14 +273,20 @@ select c.id, c.failures from counted as c, woken;
 
 -- name: schedule_nudge
 -- Runs that just went back to wait: if what they wait for has ended meanwhile, they look at once.
-with moved as (
-    update duetime.due as d set run_at = duetime.now()
-    from duetime.occurrence as o
-    where o.schedule_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
-      and o.status = 'waiting' and left(o.reason, 8) = 'overlap:' and o.finished_at is null
-      and d.job_id = o.job_id and d.run_at > duetime.now()
-      and not exists (select from duetime.open_run as r
-                      where r.schedule_id = o.schedule_id and r.begun)
+-- As many as there are places.
+with free as materialized (
+    select s.id, s.at_once - (select count(*) from duetime.open_run as r
+                              where r.schedule_id = s.id and r.begun) as places
+    from duetime.schedule as s
+    where s.id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+), waiting as materialized (
+    select o.job_id, f.places, row_number() over (partition by f.id order by o.tick) as place
+    from duetime.occurrence as o join free as f on f.id = o.schedule_id
+    where o.status = 'waiting' and left(o.reason, 8) = 'overlap:'
+      and o.job_id is not null and o.finished_at is null
+), moved as (
+    update duetime.due as d set run_at = duetime.now() from waiting as w
+    where d.job_id = w.job_id and d.run_at > duetime.now() and w.place <= w.places
     returning d.queue
 )
 select count(duetime.wake(q.queue)) from (select distinct queue from moved order by 1) as q;

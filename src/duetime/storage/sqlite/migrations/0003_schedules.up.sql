@@ -55,6 +55,8 @@ create table duetime_occurrence (
     error       text,
     primary key (schedule_id, tick)
 ) strict, without rowid;
+create index duetime_occurrence_waiting on duetime_occurrence (schedule_id, tick)
+    where status = 'waiting' and job_id is not null and finished_at is null;
 create unique index duetime_occurrence_job on duetime_occurrence (job_id) where job_id is not null;
 -- The runs that have not ended: a few of each schedule.
 create index duetime_occurrence_open on duetime_occurrence (schedule_id, tick)
@@ -89,7 +91,7 @@ select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id,
     or not exists (select 1 from duetime_due as d where d.job_id = o.job_id and d.attempt = 0)
        and not exists (select 1 from duetime_parked as p where p.job_id = o.job_id and p.attempt = 0)
         as begun
-from duetime_occurrence as o
+from duetime_occurrence as o indexed by duetime_occurrence_open
 where o.job_id is not null and o.finished_at is null
   and exists (select 1 from duetime_job as j where j.id = o.job_id)
   and not exists (

@@ -252,7 +252,8 @@ returning job_id;
 
 -- name: schedule_unsettled
 with input(doc) as (select ?)
-select o.job_id from duetime_occurrence as o cross join input as i
+select o.job_id from duetime_occurrence as o indexed by duetime_occurrence_open
+cross join input as i
 where o.job_id is not null and o.finished_at is null and o.run_at <= json_extract(i.doc, '$.now')
   and exists (
     select 1 from duetime_attempt as a
@@ -302,11 +303,16 @@ seen as (
 )
 update duetime_due set run_at = (select json_extract(doc, '$.now') from input)
 where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
-    select o.job_id from duetime_occurrence as o join duetime_schedule as s on s.id = o.schedule_id
-    where o.status = 'waiting' and o.job_id is not null and o.finished_at is null
-      and (s.id in (select id from ended)
-           or iif(json_valid(s.policy), json_extract(s.policy, '$.after'), null)
-              in (select name from ended)));
+    -- Only as many as there are places: the others would come, look, and go back.
+    select w.job_id from (
+        select o.job_id, s.at_once, row_number() over (partition by s.id order by o.tick) as place
+        from duetime_occurrence as o indexed by duetime_occurrence_waiting
+        cross join duetime_schedule as s on s.id = o.schedule_id
+        where o.status = 'waiting' and o.job_id is not null and o.finished_at is null
+          and (s.id in (select id from ended)
+               or iif(json_valid(s.policy), json_extract(s.policy, '$.after'), null)
+                  in (select name from ended))) as w
+    where w.at_once is null or w.place <= w.at_once);
 
 -- name: schedule_settle_3
 with input(doc) as (select ?),
@@ -315,7 +321,7 @@ seen as (
     from input as i cross join json_each(i.doc, '$.doc') as e
     cross join duetime_occurrence as o on o.job_id = e.value
     where o.finished_at is null
-), ended as (
+), ended as materialized (
     select s.schedule_id, s.tick, a.*, n.name as worker
     from seen as s cross join duetime_attempt as a on a.job_id = s.job_id
     left join duetime_worker_name as n on n.id = a.worker_id
@@ -337,7 +343,7 @@ set status = case when e.ended_as = 'expired' then 'skipped'
     started_at = e.started_at, finished_at = e.finished_at,
     succeeded = case e.ended_as when 'completed' then 1 when 'dead' then 0 end,
     error = iif(e.ended_as = 'dead', e.error, null)
-from ended as e where o.schedule_id = e.schedule_id and o.tick = e.tick
+from ended as e where +e.schedule_id = o.schedule_id and +e.tick = o.tick
 returning schedule_id, (select s.failures from duetime_schedule as s where s.id = schedule_id);
 
 -- name: schedule_nudge
@@ -345,12 +351,18 @@ returning schedule_id, (select s.failures from duetime_schedule as s where s.id 
 with input(doc) as (select ?)
 update duetime_due set run_at = (select json_extract(doc, '$.now') from input)
 where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
-    select o.job_id from input as i cross join json_each(i.doc, '$.doc') as e
-    cross join duetime_occurrence as o on o.schedule_id = e.value
-    where o.status = 'waiting' and substr(o.reason, 1, 8) = 'overlap:'
-      and o.job_id is not null and o.finished_at is null
-      and not exists (select 1 from duetime_open_run as r
-                      where r.schedule_id = o.schedule_id and r.begun));
+    -- As many as there are places.
+    select w.job_id from (
+        select o.job_id, f.places, row_number() over (partition by f.id order by o.tick) as place
+        from (select s.id, s.at_once - (select count(*) from duetime_open_run as r
+                                        where r.schedule_id = s.id and r.begun) as places
+              from input as i cross join json_each(i.doc, '$.doc') as e
+              cross join duetime_schedule as s on s.id = e.value) as f
+        cross join duetime_occurrence as o indexed by duetime_occurrence_open
+            on o.schedule_id = f.id
+        where o.status = 'waiting' and substr(o.reason, 1, 8) = 'overlap:'
+          and o.job_id is not null and o.finished_at is null) as w
+    where w.place <= w.places);
 
 -- name: schedule_insert
 with input(doc) as (select ?)
