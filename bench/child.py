@@ -9,6 +9,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from typing import Any
 
 # Imported when asked for: a process holds nothing in memory but what its role needs.
@@ -16,10 +17,13 @@ ROLES = {
     "worker": "bench.duetime_side:work",
     "enqueuer": "bench.duetime_side:enqueue_for",
     "bulk": "bench.duetime_side:enqueue_bulk",
+    "fleet": "bench.fleet:work",
+    "bare_ticks": "bench.bare:tick",
     "raw_drain": "bench.raw:drain",
     "raw_bulk": "bench.raw:copy_bulk",
     "raw_listener": "bench.raw:listen",
     "raw_sleeper": "bench.raw:sleep_until_due",
+    "raw_fleet": "bench.raw:race",
     "raw_idle": "bench.raw_idle:idle",
     "sqlite_drain": "bench.raw_sqlite:drain",
     "sqlite_bulk": "bench.raw_sqlite:insert_bulk",
@@ -48,6 +52,12 @@ class Parent:
             self._heard.put(json.loads(line))
         # Closed on purpose, or dead: there is nobody left to measure for.
         os._exit(0)
+
+
+async def sleep_until(moment: float) -> None:
+    """Sleep until the wall clock shows `moment`, and never less."""
+    while (left := moment - time.time()) > 0:  # noqa: ASYNC110
+        await asyncio.sleep(left)
 
 
 def main() -> None:

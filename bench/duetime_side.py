@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.child import Parent
 from bench.payload import note_for
-from duetime import Duetime
+from duetime import Context, Duetime
 from duetime.domain.job import ClaimedJob, EndedJob
 from duetime.telemetry.events import Events
 
@@ -49,10 +49,13 @@ class Bench:
         self.app = Duetime(database, **settings)
         self.app.events = self.stopwatch
         self.runs = 0
+        self.ticks: list[tuple[float, float]] = []
+        """Of each run of a schedule: its tick, and when its handler began."""
         self.parent = parent
         self.noop = self.app.task(name="noop")(self._noop)
         self.pickup = self.app.task(name="pickup")(self._pickup)
         self.timer = self.app.task(name="timer")(self._timer)
+        self.tick = self.app.task(name="tick")(self._tick)
 
     async def _noop(self, number: int, note: str) -> None:
         self.runs += 1
@@ -66,6 +69,12 @@ class Bench:
         late = time.time() - due
         assert self.parent is not None
         self.parent.say({"late": late})
+
+    async def _tick(self, ctx: Context) -> None:
+        at = time.time()
+        assert ctx.tick is not None
+        # Told at the end: telling now would make the runs behind this one late.
+        self.ticks.append((ctx.tick.timestamp(), at))
 
 
 # Roles: see `bench.child`
@@ -92,6 +101,7 @@ async def work(parent: Parent, *, database: str, **settings: Any) -> None:
             "first": bench.stopwatch.first_claim,
             "last": bench.stopwatch.last_end,
             "runs": bench.runs,
+            "ticks": bench.ticks,
         }
     )
     await bench.app.close()
@@ -181,3 +191,17 @@ def load_future(database: str, jobs: int) -> None:
         await bench.app.close()
 
     asyncio.run(enqueue())
+
+
+def put_schedules(database: str, count: int, spec: str) -> None:
+    """Store schedules that all tick at the same times."""
+
+    async def put() -> None:
+        bench = Bench(database)
+        schedules = bench.app.schedules
+        await schedules.apply(
+            schedules.define(f"bench-{number}", bench.tick, spec) for number in range(count)
+        )
+        await bench.app.close()
+
+    asyncio.run(put())

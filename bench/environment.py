@@ -12,7 +12,8 @@ from typing import Any
 
 import psycopg
 
-from bench import raw
+from bench import duetime_side, raw
+from bench.peers import Peers
 from bench.processes import ANSWER_SECONDS, Child, ChildFailed
 from bench.scale import Scale
 from duetime.settings import load_settings
@@ -31,6 +32,7 @@ class Environment:
     scale: Scale
     server: PostgresServer
     directory: Path
+    peers: Peers
     _databases: set[str] = field(default_factory=set)
 
     def database(self, name: str) -> str:
@@ -42,6 +44,22 @@ class Environment:
             upgrade(make_migrator(load_settings({"database": dsn})))
             raw.create(dsn)
         return dsn
+
+    def crowded(self) -> str:
+        """Return the URL of a database with a million jobs that are not due."""
+        loaded = "crowded" in self._databases
+        dsn = self.database("crowded")
+        if not loaded:
+            duetime_side.load_future(dsn, self.scale.future_jobs)
+            execute(dsn, "vacuum analyze")
+        return dsn
+
+    def bare_database(self, name: str) -> str:
+        """Return the URL of a database that is empty when first asked for."""
+        if name not in self._databases:
+            self.server.create_database(name)
+            self._databases.add(name)
+        return self.server.dsn(name)
 
     def drop(self, name: str) -> None:
         self.server.drop_database(name)
@@ -55,7 +73,8 @@ def open_environment(scale: Scale) -> Iterator[Environment]:
         tempfile.TemporaryDirectory(prefix="duetime-bench-") as directory,
         PostgresServer(find_system(), fsync=True, settings=SERVER_SETTINGS) as server,
     ):
-        yield Environment(scale, server, Path(directory))
+        peers = Peers(scale, Path(directory) / "peers")
+        yield Environment(scale, server, Path(directory), peers)
 
 
 def execute(dsn: str, *statements: str) -> list[Any]:

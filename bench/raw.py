@@ -13,7 +13,7 @@ import asyncpg
 import msgspec
 import psycopg
 
-from bench.child import Parent
+from bench.child import Parent, sleep_until
 from bench.payload import note_for
 
 BATCH = 500
@@ -57,10 +57,12 @@ def create(dsn: str) -> None:
         connection.execute(SCHEMA)
 
 
-def load(dsn: str, jobs: int) -> None:
-    """Store jobs that are due now."""
+def load(dsn: str, jobs: int, *, due: float | None = None) -> None:
+    """Store jobs that are due now, or at a time."""
     with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
         _copy(cursor, [note_for(number) for number in range(jobs)])
+        if due is not None:
+            cursor.execute("update raw_job set run_at = to_timestamp(%s)", (due,))
 
 
 async def noop(args: str) -> None:
@@ -178,6 +180,31 @@ async def sleep_until_due(parent: Parent, *, dsn: str) -> None:
             continue
         at = await ahead.fetchval()
         await asyncio.sleep(1.0 if at is None else max(0.0, at - time.time()))
+
+
+async def race(parent: Parent, *, dsn: str, connections: int) -> None:
+    """Claim on every connection as soon as it is time, until nothing is left."""
+    pool = [await asyncpg.connect(dsn) for _ in range(connections)]
+    claims = [await connection.prepare(CLAIM) for connection in pool]
+    for claim in claims:
+        await claim.fetch()
+    parent.say("ready")
+    due = await parent.heard()
+
+    async def take(claim: Any) -> list[tuple[float, float, float]]:
+        taken: list[tuple[float, float, float]] = []
+        while True:
+            looked = time.time()
+            rows = await claim.fetch()
+            if not rows:
+                return taken
+            taken += [(due, looked, time.time())] * len(rows)
+
+    await sleep_until(due)
+    found = await asyncio.gather(*map(take, claims))
+    parent.say([claim for taken in found for claim in taken])
+    for connection in pool:
+        await connection.close()
 
 
 def _copy(cursor: psycopg.Cursor[Any], notes: list[str]) -> None:

@@ -23,6 +23,19 @@ class Scale:
     timers: int
     timer_seconds: float
     future_jobs: int
+    schedules: int
+    schedule_warm_up_seconds: float
+    schedule_seconds: float
+    peers: bool
+    """Whether other schedulers are installed, to stand beside ours."""
+    peer_seconds: float
+    fire_schedules: int
+    fire_rounds: int
+    fire_every: int
+    """Seconds from one round to the next."""
+    fleet_processes: int
+    fleet_workers: int
+    """In each process."""
     pinned_jobs: int
     sqlite_jobs: int
     idle_seconds: float
@@ -40,6 +53,16 @@ FULL = Scale(
     timers=250,
     timer_seconds=5.0,
     future_jobs=1_000_000,
+    schedules=200,
+    schedule_warm_up_seconds=3.0,
+    schedule_seconds=12.0,
+    peers=True,
+    peer_seconds=6.0,
+    fire_schedules=1000,
+    fire_rounds=4,
+    fire_every=5,
+    fleet_processes=5,
+    fleet_workers=10,
     pinned_jobs=30_000,
     sqlite_jobs=60_000,
     idle_seconds=3.0,
@@ -56,6 +79,16 @@ QUICK = Scale(
     timers=30,
     timer_seconds=1.0,
     future_jobs=20_000,
+    schedules=20,
+    schedule_warm_up_seconds=1.0,
+    schedule_seconds=2.0,
+    peers=False,
+    peer_seconds=1.0,
+    fire_schedules=100,
+    fire_rounds=1,
+    fire_every=2,
+    fleet_processes=2,
+    fleet_workers=5,
     pinned_jobs=1_000,
     sqlite_jobs=3_000,
     idle_seconds=0.5,

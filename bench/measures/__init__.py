@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.environment import Environment
-from bench.measures import bulk, drain, enqueue, lateness, memory, pickup, pinned, sqlite
+from bench.measures import (
+    bulk,
+    drain,
+    enqueue,
+    fire,
+    lateness,
+    memory,
+    pickup,
+    pinned,
+    schedules,
+    sqlite,
+)
 from bench.reading import Reading
 
 Measure = Callable[[Environment], dict[str, Reading]]
@@ -18,8 +29,18 @@ MEASURES: dict[tuple[str, ...], Measure] = {
     ("pickup_p50_ms", "pickup_p99_ms"): pickup.measure,
     ("lateness_p50_ms", "lateness_p99_ms"): lateness.measure,
     ("drain_future_1m",): drain.measure_future,
+    (
+        "schedule_lateness_p50_ms",
+        "schedule_lateness_p99_ms",
+        "schedule_early",
+    ): schedules.measure,
+    ("schedule_fire_1000", "schedule_claim_p99_ms"): fire.measure,
     ("drain_pinned",): pinned.measure,
     ("sqlite_drain",): sqlite.measure_drain,
     ("sqlite_bulk_enqueue",): sqlite.measure_bulk,
+    (
+        "sqlite_schedule_lateness_p50_ms",
+        "sqlite_schedule_lateness_p99_ms",
+    ): schedules.measure_sqlite,
     ("rss_idle_mb",): memory.measure,
 }

@@ -31,15 +31,12 @@ def measure_two(environment: Environment) -> dict[str, Reading]:
 def measure_future(environment: Environment) -> dict[str, Reading]:
     """With a million jobs that are not due, beside none."""
     scale = environment.scale
-    plain, crowded = environment.database("plain"), environment.database("crowded")
-    duetime_side.load_future(crowded, scale.future_jobs)
-    execute(crowded, "vacuum analyze")
+    plain, crowded = environment.database("plain"), environment.crowded()
     found = alternate(
         scale,
         crowded=lambda: drain_duetime(crowded, scale.drain_jobs, empty=False),
         plain=lambda: drain_duetime(plain, scale.drain_jobs),
     )
-    environment.drop("crowded")
     return {"drain_future_1m": medians(found["crowded"], found["plain"])}
 
 
