@@ -727,7 +727,6 @@ async def test_of_runs_that_wait_the_earlier_goes_first_and_they_come_to_an_end(
     assert runs.began == [(60, 60), (0, 160), (120, 160)]
 
 
-@defect("of what is due, only what nobody has looked at minds the pause")
 async def test_a_run_that_waits_does_not_begin_in_a_pause(runs: Runs) -> None:
     runs.open_for = {60: 65}
     async with runs.app.testing(now=START) as world:

@@ -335,7 +335,8 @@ def decide(
     if runs_as is TickStatus.TRIGGERED:
         return Decision("run", runs_as)
     in_turn = runs_as in (TickStatus.FIRED, TickStatus.CAUGHT_UP)
-    if in_turn and run.status is TickStatus.ARMED and schedule.paused_at is not None:
+    open_still = run.status in (TickStatus.ARMED, TickStatus.WAITING)
+    if in_turn and open_still and schedule.paused_at is not None:
         return Decision("skip", TickStatus.SKIPPED, paused_reason(schedule))
     on_time = not is_late(schedule, run.run_at, now)
     if runs_as is TickStatus.FIRED and run.status is TickStatus.ARMED and not on_time:
