@@ -35,6 +35,7 @@ from duetime.operate import Jobs, Queues
 from duetime.portal import Portal
 from duetime.reminders import Reminders, Scopes, Subjects
 from duetime.schedules import Schedules
+from duetime.sending import Sender
 from duetime.settings import Settings, load_settings
 from duetime.storage.migrations import check_current, read_status, upgrade
 from duetime.storage.schedules import AuditEvent, ScheduleStatements
@@ -70,6 +71,7 @@ class Duetime:
         self.scopes = Scopes(self)
         self.subjects = Subjects(self)
         self.reminders = Reminders(self)
+        self._sender = Sender(self)
         self.events = Events()
         self._stores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Store]] = (
             WeakKeyDictionary()
@@ -201,7 +203,7 @@ class Duetime:
         """
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
-            self.reminders.handler = function
+            self._sender.handler = function
             self._register_remind(**options)
             return function
 
@@ -209,11 +211,11 @@ class Duetime:
 
     def add_channel(self, channel: Channel, **options: Any) -> None:
         """Send reminders through a channel; several are tried in the order in which they came."""
-        self.reminders.channels[channel.name] = channel
+        self._sender.channels[channel.name] = channel
         self._register_remind(**options)
 
     def _register_remind(self, **options: Any) -> None:
-        self.task(name=REMIND_TASK, **options)(self.reminders.remind)
+        self.task(name=REMIND_TASK, **options)(self._sender.remind)
 
     # Enqueue
 
@@ -373,7 +375,7 @@ class Duetime:
         opening = self._stores.pop(asyncio.get_running_loop(), None)
         if opening is not None:
             await (await opening).close()
-        for channel in self.reminders.channels.values():
+        for channel in self._sender.channels.values():
             await channel.close()
 
     def _unopened(self) -> Store:
