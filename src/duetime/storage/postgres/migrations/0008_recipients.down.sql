@@ -1,0 +1,2 @@
+drop index duetime.reminder_recipient;
+drop table duetime.recipient;

@@ -1,0 +1,1 @@
+alter table duetime.subject drop column repeats;

@@ -1,0 +1,2 @@
+drop index duetime_reminder_recipient;
+drop table duetime_recipient;

@@ -1,0 +1,1 @@
+alter table duetime_subject drop column repeats;
