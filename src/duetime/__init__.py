@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from duetime.app import Duetime
     from duetime.channels.channel import Sent
+    from duetime.domain.digest import Digest
     from duetime.domain.job import JobInfo, JobState
     from duetime.domain.outcome import Cancel, Completed, Discard, Retry, Skip, Snooze
+    from duetime.domain.recipient import Recipient
     from duetime.domain.reminder import Reminder
     from duetime.domain.retry import Constant, Custom, Delays, Exponential
     from duetime.engine.context import Context
@@ -25,6 +27,7 @@ __all__ = [
     "Context",
     "Custom",
     "Delays",
+    "Digest",
     "Discard",
     "Duetime",
     "DuetimeError",
@@ -32,6 +35,7 @@ __all__ = [
     "JobHandle",
     "JobInfo",
     "JobState",
+    "Recipient",
     "Reminder",
     "Retry",
     "Sent",
@@ -48,6 +52,7 @@ _HOMES = {
     "Context": "duetime.engine.context",
     "Custom": "duetime.domain.retry",
     "Delays": "duetime.domain.retry",
+    "Digest": "duetime.domain.digest",
     "Discard": "duetime.domain.outcome",
     "Duetime": "duetime.app",
     "DuetimeError": "duetime.errors",
@@ -55,6 +60,7 @@ _HOMES = {
     "JobHandle": "duetime.task",
     "JobInfo": "duetime.domain.job",
     "JobState": "duetime.domain.job",
+    "Recipient": "duetime.domain.recipient",
     "Reminder": "duetime.domain.reminder",
     "Retry": "duetime.domain.outcome",
     "Sent": "duetime.channels.channel",

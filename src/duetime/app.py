@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections import ChainMap
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +23,8 @@ from weakref import WeakKeyDictionary
 
 from duetime import transaction
 from duetime.channels.channel import Channel
+from duetime.deliveries import receipt
+from duetime.domain.digest import DIGEST_TASK
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.job import (
     DEFAULT_PRIORITY,
@@ -23,7 +34,8 @@ from duetime.domain.job import (
     check_name,
     check_priority,
 )
-from duetime.domain.reminder import REMIND_TASK
+from duetime.domain.rate import parse_rate
+from duetime.domain.reminder import ESCALATE_TASK, REARM_TASK, REMIND_TASK
 from duetime.domain.retry import Exponential, RetryPolicy, check_max_attempts
 from duetime.domain.task import TaskDefinition, TaskOptions
 from duetime.domain.timetable import Spec
@@ -33,15 +45,21 @@ from duetime.engine.worker import Worker
 from duetime.errors import InvalidInput
 from duetime.operate import Jobs, Queues
 from duetime.portal import Portal
+from duetime.posting import Line
+from duetime.rearming import rearm_task
+from duetime.recipients import Recipients
 from duetime.reminders import Reminders, Scopes, Subjects
 from duetime.schedules import Schedules
 from duetime.sending import Sender
 from duetime.settings import Settings, load_settings
 from duetime.storage.migrations import check_current, read_status, upgrade
-from duetime.storage.schedules import AuditEvent, ScheduleStatements
+from duetime.storage.schedule_rows import AuditEvent
+from duetime.storage.schedules import ScheduleStatements
 from duetime.storage.store import Store, WorkerInfo
+from duetime.storage.tracking import TrackedInfo
 from duetime.task import JobHandle, Task, first_delay, positive
 from duetime.telemetry.events import Events
+from duetime.tracking import Tracking
 from duetime.wiring import backend_of, make_migrator, make_store
 from duetime.worker_thread import WorkerThread
 
@@ -70,8 +88,11 @@ class Duetime:
         self.schedules = Schedules(self)
         self.scopes = Scopes(self)
         self.subjects = Subjects(self)
+        self.recipients = Recipients(self)
         self.reminders = Reminders(self)
         self._sender = Sender(self)
+        self._own_tasks = {REARM_TASK: rearm_task(self)}
+        self._tracking = Tracking(self)
         self.events = Events()
         self._stores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Store]] = (
             WeakKeyDictionary()
@@ -171,6 +192,11 @@ class Duetime:
         )
         return Task(self, definition, defaults)
 
+    @property
+    def known_tasks(self) -> Mapping[str, TaskDefinition]:
+        """The app's tasks, and those that every worker has."""
+        return ChainMap(self.tasks, self._own_tasks)
+
     # Schedules
 
     def schedule(
@@ -209,13 +235,124 @@ class Duetime:
 
         return register(*handler) if handler else register
 
-    def add_channel(self, channel: Channel, **options: Any) -> None:
-        """Send reminders through a channel; several are tried in the order in which they came."""
-        self._sender.channels[channel.name] = channel
+    def on_digest(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Register what sends digests: a function of the `Digest` and, if it takes two arguments,
+        the `Context`. It answers as that of `@app.on_reminder`.
+
+        A digest is what waited because its recipient gets at most so many in an hour.
+        """
+        self._sender.digest_handler = handler
+        return handler
+
+    def add_channel(
+        self,
+        channel: Channel,
+        *,
+        tries: int | None = None,
+        rate: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Send reminders through a channel; several are tried in the order in which they came.
+
+        `tries`: how often it is asked, while its failures may pass, until the next one is; by
+        default as often as a reminder has attempts. `rate`: at most so many messages over all
+        workers, such as `"10/s"`. The other options are a task's, for all reminders.
+        """
+        name = check_name(channel.name, what="channel")
+        self._sender.lines[name] = Line(
+            channel,
+            None if tries is None else check_max_attempts(tries),
+            None if rate is None else parse_rate(rate),
+        )
         self._register_remind(**options)
 
+    def template(self, name: str, *, body: str, title: str | None = None) -> None:
+        """Add a text that rules use by its name: `{"rule": "-1h", "template": "soon"}`.
+
+        Raises `InvalidInput` with the line if it is not a template. Needs Jinja2.
+        """
+        self._sender.messages.add(name, body=body, title=title)
+
+    def template_folder(self, folder: str | Path) -> list[str]:
+        """Add every `NAME.txt` of a folder as the template NAME; return their names.
+
+        Its first line is the title, if an empty line follows; the rest is the body.
+        """
+        return self._sender.messages.add_folder(folder)
+
+    async def receipt(
+        self,
+        external_id: str,
+        status: str,
+        *,
+        reason: str | None = None,
+        channel: str | None = None,
+        by: str = "provider",
+        tx: Any = None,
+    ) -> int:
+        """Record what a provider tells later: `delivered`, `bounced`, `failed`, `acknowledged`.
+
+        Returns how many deliveries it told more of: 0 if that was known, or is late. After
+        `bounced` or `failed` the next channel is tried. Raises `DeliveryNotFound`.
+        """
+        return await receipt(
+            self, external_id, status, reason=reason, channel=channel, by=by, tx=tx
+        )
+
     def _register_remind(self, **options: Any) -> None:
-        self.task(name=REMIND_TASK, **options)(self._sender.remind)
+        sender = self._sender
+        # Those of an earlier channel hold on.
+        sender.options |= options
+        self.task(name=REMIND_TASK, **sender.options)(sender.remind)
+        self.task(name=DIGEST_TASK, **sender.options)(sender.digest)
+        lane = {n: value for n, value in sender.options.items() if n in ("queue", "priority")}
+        sender.escalation = self.task(
+            name=ESCALATE_TASK, retry=Exponential("1s", max="1m", max_attempts=100), **lane
+        )(sender.escalate)
+
+    # Tracked tables
+
+    async def track(
+        self,
+        table: str,
+        *,
+        id: str | Iterable[str],  # noqa: A002
+        due: str,
+        scope: str | None = None,
+        tz: str | None = None,
+        due_tz: str | None = None,
+        recipients: str | None = None,
+        data: str | Iterable[str] = (),
+        when: str | None = None,
+        remind: Any = None,
+        name: str | None = None,
+        by: str = "unknown",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Make the rows of a table subjects, by triggers on it; return how many rows there are.
+
+        `id`, `due`, `tz`, `recipients`, `data` name columns; `tz` may also be a time zone. `scope`
+        is a column or a pattern such as `channel:{channel_id}`. `when` is a condition of SQL: a row
+        for which it is not true has no reminders. `due_tz` is the zone of due times without one.
+        Again under the same `name` (by default the table's), it changes what is tracked.
+        """
+        return await self._tracking.track(
+            table, by=by, progress=progress, id=id, due=due, scope=scope, tz=tz, due_tz=due_tz,
+            recipients=recipients, data=data, when=when, remind=remind, name=name,
+        )  # fmt: skip
+
+    async def plan_track(self, table: str, **options: Any) -> list[str]:
+        """Return the SQL that `track` would run on the table, without running it."""
+        return await self._tracking.plan(table, **options)
+
+    async def untrack(self, name: str, *, by: str = "unknown") -> int:
+        """Remove the triggers of a tracked table, and its subjects with their reminders; return
+        how many subjects those were."""
+        return await self._tracking.untrack(name, by=by)
+
+    async def tracked(self) -> list[TrackedInfo]:
+        """Return what is tracked, with what is wrong with it."""
+        return await self._tracking.all()
 
     # Enqueue
 
@@ -295,7 +432,7 @@ class Duetime:
             check_name(queue, what="queue")
         return Worker(
             store,
-            self.tasks,
+            self.known_tasks,
             WorkerOptions(**values, name=options.get("name")),
             self.events,
             self.schedules.declared,
@@ -375,8 +512,8 @@ class Duetime:
         opening = self._stores.pop(asyncio.get_running_loop(), None)
         if opening is not None:
             await (await opening).close()
-        for channel in self._sender.channels.values():
-            await channel.close()
+        for line in self._sender.lines.values():
+            await line.channel.close()
 
     def _unopened(self) -> Store:
         """A store for its statements alone: writing in the caller's transaction needs no

@@ -59,6 +59,36 @@ class SubjectNotFound(DuetimeError, LookupError):
         self.ref = ref
 
 
+class ReminderNotFound(DuetimeError, LookupError):
+    """No reminder has that id."""
+
+    def __init__(self, reminder_id: int) -> None:
+        super().__init__(f"There is no reminder {reminder_id}: its subject may be deleted.")
+        self.reminder_id = reminder_id
+
+
+class DeliveryNotFound(DuetimeError, LookupError):
+    """No delivery has that external id; the receipt may have come before the send was recorded."""
+
+    def __init__(self, external_id: str) -> None:
+        super().__init__(
+            f"No delivery is known as {external_id!r:.200}. If it was sent just now, its record "
+            "may not be stored yet: tell it again in a moment."
+        )
+        self.external_id = external_id
+
+
+class RecipientNotFound(DuetimeError, LookupError):
+    """No recipient of that reference was put."""
+
+    def __init__(self, ref: str) -> None:
+        super().__init__(
+            f"There is no recipient {ref!r:.200}: it was never put. It can be reminded all the "
+            "same: its reference is its address."
+        )
+        self.ref = ref
+
+
 class KeyConflict(DuetimeError):
     """Another job holds the key, and the policy is `reject`."""
 

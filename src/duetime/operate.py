@@ -21,7 +21,9 @@ from duetime.domain.job import (
     check_text,
 )
 from duetime.domain.queue import QueueInfo, make_limits
+from duetime.domain.schedule import read_run_key
 from duetime.errors import IllegalTransition, InvalidInput, JobFailed, JobNotFound, ResultTimeout
+from duetime.storage.schedules import ScheduleStatements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -70,9 +72,15 @@ class Jobs:
         return self._moved(job_id, state, "cancelled", also=(JobState.RUNNING, JobState.CANCELLED))
 
     async def reschedule(self, job_id: int, at: datetime) -> None:
-        """Move a job that waits to another time."""
+        """Move a job that waits to another time; a schedule's run, as its `reschedule` does."""
         check_moment(at, name="at")
-        state = await (await self._app.store()).reschedule(job_id, at)
+        store = await self._app.store()
+        job = await store.get(job_id)
+        if job is not None and read_run_key(job.key) is not None:
+            move = ScheduleStatements(store.dialect).reschedule_job(job_id, at, actor="unknown")
+            if await store.transact(move):
+                return
+        state = await store.reschedule(job_id, at)
         self._moved(job_id, state, "rescheduled")
 
     async def reprioritise(self, job_id: int, priority: int) -> None:

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from duetime import transaction
+from duetime.deliveries import acknowledge, find_deliveries, snooze
 from duetime.domain.arming import resolve_rules
 from duetime.domain.cron import parse_zone
+from duetime.domain.delivery import Delivery
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.job import check_moment, check_name
+from duetime.domain.recurrence import Exception_, Occurrence, parse_repeats
 from duetime.domain.reminder import Reminder, ReminderStatus, Subject, explain_reminder
+from duetime.domain.rule import read_moment, say_moment
 from duetime.domain.rule_text import parse_rules
 from duetime.errors import InvalidInput, SubjectNotFound
+from duetime.storage.occurrences import OccurrenceStatements
 from duetime.storage.reminders import ReminderStatements, ScopeInfo
 from duetime.storage.store import Statements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
+    from duetime.ical.exchange import Imported
 
 Make = Callable[[ReminderStatements], Statements]
+_UNSAID: Any = object()
 
 _MOST_RECIPIENTS = 1000
+_MOST_OCCURRENCES = 1000
 _MOST_DATA_BYTES = 64 * 1024
 
 
@@ -85,7 +94,8 @@ class Subjects:
         self,
         ref: str,
         *,
-        due: datetime | None,
+        due: datetime | None = _UNSAID,
+        repeats: Any = None,
         scope: str | None = None,
         tz: str = "UTC",
         remind: Any = None,
@@ -93,13 +103,15 @@ class Subjects:
         data: Mapping[str, Any] | None = None,
     ) -> Subject:
         """Return a subject, checked and not stored: for `put_many`."""
+        _check_when(due, repeats)
         to = tuple(dict.fromkeys(check_name(one, what="recipient") for one in recipients))
         if len(to) > _MOST_RECIPIENTS:
             raise InvalidInput(f"A subject has at most {_MOST_RECIPIENTS} recipients.")
         return Subject(
             ref=check_name(ref, what="subject"),
             scope=None if scope is None else check_name(scope, what="scope"),
-            due_at=None if due is None else check_moment(due, name="due"),
+            due_at=None if due in (None, _UNSAID) else check_moment(due, name="due"),
+            repeats=None if repeats is None else parse_repeats(repeats, parse_zone(tz).key),
             tz=parse_zone(tz).key,
             status="open",
             rules=None if remind is None else parse_rules(remind),
@@ -111,7 +123,8 @@ class Subjects:
         self,
         ref: str,
         *,
-        due: datetime | None,
+        due: datetime | None = _UNSAID,
+        repeats: Any = None,
         scope: str | None = None,
         tz: str = "UTC",
         remind: Any = None,
@@ -122,12 +135,22 @@ class Subjects:
     ) -> str:
         """Add a subject or change it, and make its reminders true, in one transaction.
 
+        It is `due` once, or `repeats`: a cron expression, an RRULE, or a mapping with more (see
+        `domain/recurrence.py`). Exceptions of a recurrence stay unless it names others.
+
         Moved: the old reminders are superseded and new ones armed. A change of `data` alone never
         sends one again. Putting a completed subject opens it again. Returns `added`, `changed` or
         `same`.
         """
         subject = self.define(
-            ref, due=due, scope=scope, tz=tz, remind=remind, recipients=recipients, data=data
+            ref,
+            due=due,
+            repeats=repeats,
+            scope=scope,
+            tz=tz,
+            remind=remind,
+            recipients=recipients,
+            data=data,
         )
         return (await self.put_many([subject], by=by, tx=tx))[ref]
 
@@ -144,9 +167,58 @@ class Subjects:
         )
         return answer
 
-    async def complete(self, ref: str, *, by: str = "unknown", tx: Any = None) -> None:
-        """It is done: what is not sent yet is cancelled. Raises `SubjectNotFound`."""
-        await self._close(ref, by, tx, delete=False)
+    async def complete(
+        self,
+        ref: str,
+        *,
+        occurrence: datetime | None = None,
+        by: str = "unknown",
+        tx: Any = None,
+    ) -> None:
+        """It is done: what is not sent yet is cancelled. Raises `SubjectNotFound`.
+
+        `occurrence`: only this one of a subject that repeats.
+        """
+        if occurrence is not None:
+            await self._change(ref, occurrence, "done", by, tx)
+        else:
+            await self._close(ref, by, tx, delete=False)
+
+    async def skip(
+        self, ref: str, occurrence: datetime, *, by: str = "unknown", tx: Any = None
+    ) -> None:
+        """Leave out one occurrence of a subject that repeats."""
+        await self._change(ref, occurrence, "skip", by, tx)
+
+    async def move(
+        self,
+        ref: str,
+        occurrence: datetime,
+        to: datetime,
+        *,
+        by: str = "unknown",
+        tx: Any = None,
+    ) -> None:
+        """Move one occurrence of a subject that repeats: its reminders go with it."""
+        await self._change(ref, occurrence, read_moment(to), by, tx)
+
+    async def restore(
+        self, ref: str, occurrence: datetime, *, by: str = "unknown", tx: Any = None
+    ) -> None:
+        """Take back what was done to one occurrence: it is again as the recurrence says."""
+        await self._change(ref, occurrence, None, by, tx)
+
+    async def occurrences(
+        self, ref: str, n: int = 10, *, since: datetime | None = None
+    ) -> list[Occurrence]:
+        """Return when a subject that repeats is due next, from `since` or now on."""
+        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MOST_OCCURRENCES:
+            raise InvalidInput(f"n is 1 to {_MOST_OCCURRENCES}, got {n!r}.")
+        subject = await self.get(ref)
+        if subject.repeats is None:
+            raise InvalidInput(f"The subject {ref!r} does not repeat.")
+        start = await self._app.now() if since is None else read_moment(since)
+        return list(islice(subject.repeats.occurrences(start), n))
 
     async def delete(self, ref: str, *, by: str = "unknown", tx: Any = None) -> None:
         """Remove it with its reminders; none fires any more."""
@@ -166,6 +238,35 @@ class Subjects:
         levels = await perform(self._app, lambda s: s.levels(subject), reads=True)
         resolved = resolve_rules(levels)
         return [rule.text for rule in resolved.rules], resolved.source
+
+    async def export_ical(
+        self, refs: Iterable[str] | None = None, *, scope: str | None = None
+    ) -> bytes:
+        """Return subjects and their reminders as an iCalendar file.
+
+        Those named, or the open ones in a scope and inside it, or all open ones.
+        """
+        from duetime.ical.exchange import export_ical
+
+        return await export_ical(self._app, refs, scope=scope)
+
+    async def import_ical(self, data: bytes | str, **options: Any) -> Imported:
+        """Put the events of an iCalendar file as subjects: see `duetime.ical.exchange`."""
+        from duetime.ical.exchange import import_ical
+
+        return await import_ical(self._app, data, **options)
+
+    async def _change(
+        self, ref: str, occurrence: datetime, exception: Exception_ | None, by: str, tx: Any
+    ) -> None:
+        actor = check_name(by, what="actor (by=)")
+        await perform(
+            self._app,
+            lambda s: OccurrenceStatements(s.dialect).change_occurrence(
+                ref, occurrence, exception, actor=actor
+            ),
+            tx,
+        )
 
     async def _close(self, ref: str, by: str, tx: Any, *, delete: bool) -> None:
         actor = check_name(by, what="actor (by=)")
@@ -205,13 +306,49 @@ class Reminders:
         found = await perform(self._app, lambda s: s.find(ids=[reminder_id]), reads=True)
         if not found:
             raise InvalidInput(f"There is no reminder {reminder_id}: its subject may be deleted.")
-        return explain_reminder(found[0], now=await self._app.now())
+        deliveries = await find_deliveries(self._app, reminder_id)
+        told = explain_reminder(found[0], deliveries, now=await self._app.now())
+        repeats = (await self._app.subjects.get(found[0].subject)).repeats
+        if repeats is None:
+            return told
+        which = f"It is of the occurrence of {say_moment(found[0].due_at)}"
+        return f"{told} {which}; the subject repeats: {repeats.describe()}."
 
-    async def receipt(self, external_id: str, status: str, *, tx: Any = None) -> int:
-        """Record what a provider told later (`delivered`, `bounced`, …); return of how many."""
-        check_name(status, what="status")
-        count: int = await perform(self._app, lambda s: s.receipt(external_id, status), tx)
-        return count
+    async def deliveries(self, reminder_id: int) -> list[Delivery]:
+        """Return what each channel did with a reminder, in the order in which they were asked."""
+        return await find_deliveries(self._app, reminder_id)
+
+    async def acknowledge(self, which: int | str, *, by: str = "unknown", tx: Any = None) -> bool:
+        """Somebody has seen it: it escalates no more. Returns whether that was new.
+
+        `which`: the reminder's id, or the id under which its receiver knows it, as text. Raises
+        `ReminderNotFound`, `DeliveryNotFound`, and `InvalidInput` if it was not sent.
+        """
+        return await acknowledge(self._app, which, by=by, tx=tx)
+
+    async def snooze(
+        self, reminder_id: int, span: Duration, *, by: str = "unknown", tx: Any = None
+    ) -> datetime:
+        """Send it again after a while, unless its subject moves or ends before; return when.
+
+        That is another message, with a key of its own. Until then it does not escalate. Raises
+        `ReminderNotFound`, and `InvalidInput` if it was not sent, is no longer true, or would
+        then be too late.
+        """
+        return await snooze(self._app, reminder_id, span, by=by, tx=tx)
+
+
+def _check_when(due: Any, repeats: Any) -> None:
+    if repeats is None:
+        if due is _UNSAID:
+            raise InvalidInput(
+                "Say when the subject is due: due=… (None: never), or repeats='0 9 * * 1-5'."
+            )
+    elif due not in (None, _UNSAID):
+        raise InvalidInput(
+            "A subject is due once or repeats: give due= or repeats=, not both. The first time of "
+            "one that repeats is its start: repeats={'rrule': …, 'start': …}."
+        )
 
 
 def _plain(data: Mapping[str, Any]) -> dict[str, Any]:

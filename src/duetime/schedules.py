@@ -14,17 +14,14 @@ from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.explain import Explanation
 from duetime.domain.explain_schedule import explain_schedule, explain_tick
 from duetime.domain.job import check_moment, check_name, check_priority, check_text
+from duetime.domain.plan_schedule import stands_for
 from duetime.domain.preview import PreviewRow, preview
 from duetime.domain.schedule import CatchUp, Overlap, Policy, Schedule, TickStatus, make_policy
 from duetime.domain.templates import TEMPLATES, Template, find_template
 from duetime.domain.timetable import Spec, Timetable, timetable
 from duetime.errors import InvalidInput, InvalidSchedule, ScheduleNotFound
-from duetime.storage.schedules import (
-    AuditEvent,
-    NewSchedule,
-    OccurrenceInfo,
-    ScheduleStatements,
-)
+from duetime.storage.schedule_rows import AuditEvent, NewSchedule, OccurrenceInfo
+from duetime.storage.schedules import ScheduleStatements
 from duetime.storage.store import Statements, Store
 from duetime.task import Task
 
@@ -447,8 +444,11 @@ class ScheduleHandle:
             able = [worker.name for worker in workers if schedule.target in worker.tasks]
             return explain_schedule(schedule, now=now, last=last[0] if last else None, able=able)
         check_moment(tick, name="tick")
-        rows = await self.history(since=tick, before=tick + timedelta(microseconds=1), limit=1)
-        return explain_tick(schedule, tick, now=now, row=rows[0] if rows else None)
+        rows = await self.history(before=tick + timedelta(microseconds=1), limit=1)
+        row = rows[0] if rows else None
+        if row is not None and row.tick != tick and not stands_for(row.reason, tick):
+            row = None
+        return explain_tick(schedule, tick, now=now, row=row)
 
     async def _do(
         self,

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from duetime.channels.channel import Channel, Message, NotSent, Sent
-from duetime.domain.outcome import Completed, Discard, Outcome, Retry, Skip
+from duetime.channels.channel import Sent
+from duetime.deliveries import perform
+from duetime.digests import send_digest
+from duetime.domain.delivery import DeliveryStatus, say_failures
+from duetime.domain.outcome import Completed, Discard, Outcome, Retry, Skip, Snooze
+from duetime.domain.recipient import Route
 from duetime.domain.reminder import Reminder, ReminderStatus
 from duetime.engine.context import Context
-from duetime.reminders import perform
-from duetime.storage.reminders import ReminderStatements
+from duetime.handlers import call
+from duetime.messages import Messages
+from duetime.posting import Line, Posting
+from duetime.recipients import admit, disable, give_back
+from duetime.storage.deliveries import DeliveryStatements, Ready
 from duetime.storage.store import Statements
+from duetime.task import Task
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
+
+HANDLER = "handler"
+"""The channel of what a handler sends."""
+_TWIN_AGAIN = "250ms"
 
 
 class Sender:
@@ -24,91 +34,132 @@ class Sender:
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
-        self.channels: dict[str, Channel] = {}
+        self.lines: dict[str, Line] = {}
         self.handler: Callable[..., Any] | None = None
+        self.digest_handler: Callable[..., Any] | None = None
+        self.messages = Messages()
+        self.options: dict[str, Any] = {}
+        self.escalation: Task[..., Any] | None = None
 
     async def remind(self, reminder: int, ctx: Context) -> Any:
         """The task that every reminder runs as."""
-        found = await perform(self._app, lambda s: s.find(ids=[reminder]), reads=True)
-        if not found:
-            return Skip("its subject was deleted")
-        current: Reminder = found[0]
-        if current.status is not ReminderStatus.ARMED:
-            return Skip(f"{current.status}: {current.reason}")
-        channel = "handler"
+        ready: Ready | None = await perform(self._app, lambda s: s.ready(reminder), reads=True)
+        refused = await self._refuse(ready)
+        if ready is None or refused is not None:
+            return refused
+        admitted = await admit(
+            self._app,
+            ready.reminder,
+            channels=list(self.lines) if self.handler is None else None,
+            digests=self.handler is None or self.digest_handler is not None,
+        )
+        if isinstance(admitted, Outcome):
+            return admitted
+        current, way = admitted
+        ready = ready._replace(reminder=current)
+        posting = Posting(self._app, ready, ctx)
         try:
+            outcome = await self._send(posting, ready, ctx, way.routes)
+        except Exception as error:
             if self.handler is not None:
-                outcome = await _call(self.handler, current, ctx)
-            else:
-                outcome, channel = await self._send(current)
-        except Exception:
-            if (withdrawn := await self._withdrawn(reminder)) is not None:
+                posting.note(HANDLER, DeliveryStatus.PENDING, error=_say(error))
+            if (withdrawn := await self._note(posting, current)) is not None:
                 return withdrawn
             raise
-        if isinstance(outcome, Outcome) and not isinstance(outcome, Completed):
-            return await self._withdrawn(reminder) or outcome
-        sent = outcome if isinstance(outcome, Sent) else Sent()
-        external_id = None if sent.external_id is None else str(sent.external_id)
+        for route, reason in posting.disabled:
+            await disable(self._app, current.recipient, route, reason=reason, worker=ctx.worker)
+        if isinstance(outcome, Skip):
+            await give_back(self._app, current)
+        if isinstance(outcome, Outcome):
+            return await self._note(posting, current) or outcome
+        await self._record(posting, current, ctx)
+        return None
 
-        def record(statements: ReminderStatements) -> Statements:
-            return statements.sent(
-                current, channel=channel, external_id=external_id, worker=ctx.worker
+    async def escalate(self, reminder: int, snoozes: int, ctx: Context) -> None:
+        """The task that tells the next recipient, if nobody has acknowledged in time."""
+        async with ctx.transaction() as connection:
+            await perform(
+                self._app, lambda s: s.escalate(reminder, snoozes, worker=ctx.worker), connection
             )
+
+    async def _refuse(self, ready: Ready | None) -> Outcome | None:
+        """Why a reminder whose job runs is not to be sent, or not yet."""
+        if ready is None:
+            return Skip("its subject was deleted")
+        current = ready.reminder
+        if current.status is not ReminderStatus.ARMED:
+            return Skip(f"{current.status}: {current.reason}")
+        if current.stale:
+            return Snooze("50ms", "its subject has changed, and is yet to be armed again")
+        if ready.twin is None or current.snoozes:
+            return None
+        # Its subject was closed and opened again as it was, or moved away and back.
+        state, other = ready.twin
+        if state == "sending":
+            return Snooze(_TWIN_AGAIN, f"reminder {other}, which is the same, is being sent")
+        reason = f"it was sent already, as reminder {other}"
+        await perform(self._app, lambda s: s.withdraw(current.id, reason))
+        return Skip(reason)
+
+    async def digest(self, digest: int, ctx: Context) -> Any:
+        """The task that sends what had to wait for one recipient."""
+        return await send_digest(self._app, self, digest, ctx)
+
+    async def _send(
+        self, posting: Posting, ready: Ready, ctx: Context, routes: tuple[Route, ...]
+    ) -> Sent | Outcome:
+        if self.handler is None:
+            to = ready.reminder.to
+            tz = None if to is None else to.tz
+            return await posting.send(routes, self.lines, self.messages, tz=tz)
+        if posting.known(HANDLER).status.gave_up:
+            return Discard(say_failures(ready.deliveries.values()))
+        try:
+            outcome = await call(self.handler, ready.reminder, ctx)
+        except Outcome as raised:
+            outcome = raised
+        if isinstance(outcome, Outcome) and not isinstance(outcome, Completed):
+            if isinstance(outcome, Retry | Discard):
+                lasts = isinstance(outcome, Discard)
+                status = DeliveryStatus.FAILED if lasts else DeliveryStatus.PENDING
+                posting.note(HANDLER, status, error=outcome.reason)
+            return outcome
+        sent = outcome if isinstance(outcome, Sent) else Sent()
+        posting.note_sent(HANDLER, sent)
+        return sent
+
+    async def _note(self, posting: Posting, reminder: Reminder) -> Skip | None:
+        """Record what was tried; return why it is not to be tried again, if it was withdrawn."""
+        if notes := posting.notes:
+            await perform(self._app, lambda s: s.note(reminder, notes))
+        ready = await perform(self._app, lambda s: s.ready(reminder.id), reads=True)
+        if ready is None:
+            return Skip("its subject was deleted")
+        if ready.reminder.status is not ReminderStatus.ARMED:
+            return Skip(f"{ready.reminder.status}: {ready.reminder.reason}")
+        return None
+
+    async def _record(self, posting: Posting, reminder: Reminder, ctx: Context) -> None:
+        """Record the send, the audit event and the job's completion: all or nothing."""
+        store = await self._app.store()
+
+        def record(statements: DeliveryStatements) -> Statements:
+            yield from statements.record(reminder, posting.notes, worker=ctx.worker)
+            if reminder.rule.escalate is not None and self.escalation is not None:
+                later = self.escalation.using(delay=reminder.rule.escalate)
+                job = later.job(reminder=reminder.id, snoozes=reminder.snoozes)
+                yield from store.enqueue_in([job])
 
         if ctx.completed:
             # The handler has completed the job in a transaction of its own.
             await perform(self._app, record)
-            return None
+            return
         async with ctx.transaction() as connection:
             await perform(self._app, record, connection)
-        return None
-
-    async def _withdrawn(self, reminder: int) -> Skip | None:
-        """Why a reminder that was not sent is not to be tried again."""
-        found = await perform(self._app, lambda s: s.find(ids=[reminder]), reads=True)
-        if not found:
-            return Skip("its subject was deleted")
-        if found[0].status is not ReminderStatus.ARMED:
-            return Skip(f"{found[0].status}: {found[0].reason}")
-        return None
-
-    async def _send(self, reminder: Reminder) -> tuple[Any, str]:
-        """Through the rule's channels in turn, else through all: the first that accepts it."""
-        names = reminder.rule.channels or tuple(self.channels)
-        if not names:
-            return Discard("there is neither an @app.on_reminder handler nor a channel"), ""
-        message = Message(
-            key=reminder.key,
-            subject=reminder.subject,
-            recipient=reminder.recipient,
-            title=str(reminder.data.get("title", reminder.subject)),
-            body=f"{reminder.subject} is due at {reminder.due_at.isoformat()}",
-            due_at=reminder.due_at,
-            address=reminder.recipient or None,
-            rule=reminder.rule.text,
-            data=reminder.data,
-        )
-        failures: list[NotSent] = []
-        for name in names:
-            if name not in self.channels:
-                failures.append(NotSent(f"there is no channel {name!r} here", passing=False))
-                continue
-            try:
-                return await self.channels[name].send(message), name
-            except NotSent as failure:
-                failures.append(failure)
-        told = "; ".join(
-            f"{name}: {failure}" for name, failure in zip(names, failures, strict=True)
-        )
-        if any(failure.passing for failure in failures):
-            waits = [failure.retry_after for failure in failures if failure.retry_after]
-            return Retry(told, after=min(waits) if waits else None), ""
-        return Discard(told), ""
 
 
-async def _call(handler: Callable[..., Any], reminder: Reminder, ctx: Context) -> Any:
-    wants_context = len(inspect.signature(handler).parameters) > 1
-    args = (reminder, ctx) if wants_context else (reminder,)
-    if inspect.iscoroutinefunction(handler):
-        return await handler(*args)
-    return await asyncio.to_thread(handler, *args)
+def _say(error: Exception) -> str:
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001 An error may fail to describe itself.
+        return type(error).__name__

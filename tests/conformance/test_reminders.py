@@ -268,7 +268,7 @@ async def test_channels_are_tried_in_turn_and_receipts_come_back(app: Duetime) -
     async with app.testing(now=START) as world:
         await app.subjects.put("game", due=START + HOUR, remind=["-30m"], recipients=["ann"])
         await world.advance("1h")
-        count = await app.reminders.receipt("mail-1", "delivered")
+        count = await app.receipt("mail-1", "delivered")
         [reminder] = await app.reminders.find(subject="game")
 
     [message] = mail.messages

@@ -295,7 +295,11 @@ async def test_overlap_buffer_one_keeps_one_for_later(app: Duetime, tasks: Recor
     assert world.ran[2].at == START + 14 * MINUTE
 
 
-async def test_overlap_buffer_all_runs_all_in_order(app: Duetime, tasks: Recorder) -> None:
+async def test_overlap_buffer_all_runs_all_in_order(
+    app: Duetime, tasks: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Those that wait are told when a place is free; here they do not look hundreds of times, too.
+    monkeypatch.setattr("duetime.domain.decide_run.RETRY_WAIT", 2 * MINUTE)
     async with app.testing(now=START) as world:
         await app.schedules.put("s", tasks.stuck, "*/4 * * * *", overlap="buffer_all")
         await world.advance("45m")
@@ -313,6 +317,57 @@ async def test_overlap_cancel_other_ends_the_run_before(app: Duetime, tasks: Rec
 
     assert tasks.ticks == at(4, 8)
     assert first.state is JobState.CANCELLED
+
+
+async def test_cancel_other_cancels_as_many_as_are_in_the_way(
+    app: Duetime, tasks: Recorder
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put(
+            "s", tasks.stuck, "*/4 * * * *", overlap="cancel_other", max_concurrent_runs=2
+        )
+        await world.advance("13m")
+        rows = await app.schedules["s"].history(status="fired")
+        states = [(await app.jobs.get(row.job_id or 0)).state for row in reversed(rows)]
+
+    assert tasks.ticks == at(4, 8, 12)
+    assert states == [JobState.CANCELLED, JobState.RETRYING, JobState.RETRYING]
+
+
+# Very many missed ticks
+
+
+@pytest.mark.parametrize("act", ["resume", "resume with the missed", "pause", "change", "repair"])
+async def test_a_week_of_seconds_is_recorded_in_bounds(
+    app: Duetime, tasks: Recorder, act: str
+) -> None:
+    """600,000 ticks were missed: each of the last has its row, and all before share one."""
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "* * * * * *", grace="0s")
+        schedule = app.schedules["s"]
+        if act.startswith("resume"):
+            await schedule.pause()
+        await world.outage("7d")
+        if act.startswith("resume"):
+            await schedule.resume(missed=act != "resume")
+        elif act == "pause":
+            await schedule.pause()
+        elif act == "change":
+            await app.schedules.put("s", tasks.note, "* * * * * *", args={"n": 1}, grace="0s")
+        await world.drain()
+        rows = await schedule.history(limit=10_000)
+        rows += await schedule.history(limit=10_000, before=rows[-1].tick)
+        now = await app.now()
+        within = await schedule.explain(START + HOUR)
+
+    missed = [row for row in rows if row.tick <= now]
+    first, oldest = missed[-1].tick, missed[-4].tick
+    assert 10_000 <= len(missed) <= 10_005
+    assert first <= START + 3 * timedelta(seconds=1)
+    assert oldest >= now - timedelta(seconds=10_002)
+    assert within.reason in ("skipped", "coalesced")
+    assert "did not run" in within.sentence
+    assert len(tasks.ticks) == {"resume": 0, "pause": 0}.get(act, 1)
 
 
 # Dependencies and failures
@@ -348,6 +403,16 @@ async def test_a_dependency_can_be_waited_for(app: Duetime, tasks: Recorder) -> 
 
     assert waiting.reason == "waiting"
     assert tasks.at == at(70)
+
+
+async def test_a_run_that_was_moved_waits_from_its_new_time(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("a", tasks.note, "30 1 * * *")
+        await app.schedules.put("s", tasks.note, "0 1 * * *", after="a", wait="20m")
+        await app.schedules["s"].reschedule("75m")
+        await world.advance("2h")
+
+    assert tasks.ticks == at(90, 60)
 
 
 async def test_a_schedule_pauses_after_failures_in_a_row(app: Duetime, tasks: Recorder) -> None:

@@ -22,7 +22,9 @@ import pytest
 from duetime import Constant, Context, Duetime, JobState, Task
 from duetime.domain.job import NewJob
 from duetime.domain.schedule import TickStatus
-from duetime.storage.schedules import OccurrenceInfo, ScheduleStatements
+from duetime.storage.schedule_rows import OccurrenceInfo
+from duetime.storage.schedule_runs import RunStatements
+from duetime.storage.store import Statements
 from tests import effects, workload
 from tests.conformance.hand import Hand
 from tests.conftest import Backend
@@ -589,11 +591,61 @@ async def test_a_run_that_waits_for_the_decision_on_another_has_not_begun(
         await until(lambda: passed(app, looked + SECOND / 2))
         await app.schedules["s"].pause()
         await slow.finish(job)
-        await store.transact(ScheduleStatements(store.dialect).settle([job.id]))
+        await store.transact(RunStatements(store.dialect).settle([job.id]))
         rows = await closed(app, 2)
 
     assert notes.starts == []
     assert statuses(rows) == ["fired", "skipped"]
+
+
+@on_two
+async def test_a_run_is_given_back_whatever_fails_before_it_starts(
+    make_app: MakeApp, notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only an error of the database."""
+    look, failures = RunStatements.gate, [ZeroDivisionError("a defect")]
+
+    def gate(self: RunStatements, jobs: Sequence[int]) -> Statements:
+        if failures:
+            raise failures.pop()
+        return look(self, jobs)
+
+    monkeypatch.setattr(RunStatements, "gate", gate)
+    monkeypatch.setattr("duetime.engine.dispatcher._AGAIN_AFTER", SECOND / 5)
+    app = make_app(notes)
+    async with workers(app):
+        [tick] = await soon(app, 0.3)
+        await app.schedules.put("s", "note", tick)
+        [row] = await closed(app, 1)
+        job = await app.jobs.get(row.job_id or 0)
+
+    assert (failures, notes.ticks) == ([], [tick])
+    assert (row.status, job.attempts) == (TickStatus.FIRED, 1)
+
+
+@on_two
+async def test_a_worker_that_dies_right_after_it_skipped_a_run_leaves_it_skipped(
+    make_app: MakeApp, notes: Notes
+) -> None:
+    app = make_app(notes)
+    [tick] = await soon(app, 0.2)
+    await app.schedules.put("s", "note", tick, catch_up="skip", grace="0s")
+    await until(lambda: passed(app, tick + SECOND / 10))
+    store = await app.store()
+    dying = await Hand.register(store, ["default"], SECOND, "dying")
+    job = await dying.claim_one()
+    statements = RunStatements(store.dialect)
+    looked = await store.transact(statements.gate([job.id]), reads=True)
+    await store.transact(statements.decide(looked, "dying"))
+
+    async def cancelled() -> bool:
+        return (await app.jobs.get(job.id)).state is JobState.CANCELLED
+
+    async with workers(app):
+        await until(cancelled, seconds=15)
+
+    assert notes.starts == []
+    assert statuses(await ledger(app)) == ["skipped"]
 
 
 # Overlap
@@ -630,6 +682,24 @@ async def test_overlap_with_a_handler_that_takes_long(make_app: MakeApp, notes: 
         assert starts[-1].at - ticks[3].timestamp() < 3.0, overlap
     first = ticks[0].isoformat().replace("+00:00", "Z")
     assert rows["skip"][1].reason == f"overlap: the run of {first} has not ended"
+
+
+@on_two
+async def test_a_run_that_ends_just_before_the_next_tick_is_no_overlap(
+    make_app: MakeApp, notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is claimed ahead of its time, when the one before it still runs."""
+    monkeypatch.setattr("duetime.engine.dispatcher._LEAD_SECONDS", 0.5)
+    app = make_app(notes, seconds=0.6)
+    async with app.worker():
+        ticks = await soon(app, 0.8, 1.8)
+        await app.schedules.apply([app.schedules.define("s", "note", *ticks, overlap="skip")])
+        rows = await closed(app, 2)
+
+    assert statuses(rows) == ["fired", "fired"]
+    assert all(
+        start.at >= tick.timestamp() for start, tick in zip(notes.starts, ticks, strict=True)
+    )
 
 
 @on_two

@@ -110,6 +110,75 @@ async def test_a_job_is_never_early_and_on_time(app: Duetime) -> None:
     assert sorted(late)[len(late) // 2] < 0.1
 
 
+@pytest.fixture
+def lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims come a second ahead: time to do something between claim and start."""
+    monkeypatch.setattr("duetime.engine.dispatcher._LEAD_SECONDS", 1.0)
+
+
+@pytest.mark.usefixtures("lead")
+async def test_what_is_claimed_ahead_starts_on_time_and_says_so(app: Duetime) -> None:
+    late: list[float] = []
+
+    @app.task
+    async def at(moment: float) -> None:
+        late.append(time.time() - moment)
+
+    async with app.worker():
+        moment = datetime.now(UTC) + timedelta(seconds=1.3)
+        handle = await at.using(at=moment).enqueue(moment=moment.timestamp())
+        await reaches(app, handle.id, JobState.RUNNING)
+        before = time.time() - moment.timestamp()
+        await reaches(app, handle.id, JobState.COMPLETED)
+    [attempt] = (await handle.info()).history
+
+    assert before < 0, "it was claimed before it was due"
+    assert 0 <= late[0] < 0.1
+    assert attempt.claimed_at is not None
+    assert attempt.started_at is not None
+    assert attempt.claimed_at < moment <= attempt.started_at
+
+
+@pytest.mark.usefixtures("lead")
+async def test_what_is_claimed_ahead_can_still_be_cancelled(app: Duetime) -> None:
+    ran: list[int] = []
+
+    @app.task
+    async def note(n: int) -> None:
+        ran.append(n)
+
+    async with app.worker():
+        moment = datetime.now(UTC) + timedelta(seconds=1.3)
+        handle = await note.using(at=moment).enqueue(1)
+        await reaches(app, handle.id, JobState.RUNNING)
+        await handle.cancel()
+        await reaches(app, handle.id, JobState.CANCELLED)
+
+    assert ran == []
+
+
+@pytest.mark.usefixtures("lead")
+async def test_what_is_claimed_ahead_is_given_back_by_a_worker_that_stops(app: Duetime) -> None:
+    ran: list[str] = []
+
+    @app.task
+    async def note(ctx: Context) -> None:
+        ran.append(ctx.worker)
+
+    moment = datetime.now(UTC) + timedelta(seconds=1.3)
+    handle = await note.using(at=moment).enqueue()
+    async with app.worker(name="first"):
+        await reaches(app, handle.id, JobState.RUNNING)
+    async with app.worker(name="second"):
+        await reaches(app, handle.id, JobState.COMPLETED)
+    job = await handle.info()
+
+    assert len(ran) == 1
+    assert job.attempts == 1, "what was given back is no attempt"
+    assert job.history[-1].started_at is not None
+    assert job.history[-1].started_at >= moment
+
+
 async def test_priorities_are_kept_and_queues_are_apart(app: Duetime) -> None:
     ran: list[str] = []
 

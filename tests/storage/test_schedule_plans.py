@@ -12,6 +12,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -30,7 +31,9 @@ TICKS = 100
 STATEMENTS: dict[str, Any] = {
     "schedule_gate": [],
     "schedule_due": {"patience": 1_000_000},
+    "schedule_next": {"patience": 1_000_000},
     "schedule_open": [],
+    "schedule_paced": [],
     "schedule_settle": [],
     "schedule_unsettled": {},
 }
@@ -134,12 +137,32 @@ def test_due(session: Session) -> None:
 
 
 def test_open(session: Session) -> None:
-    plan, pages = session.plan("schedule_open", list(range(1, 51)))
+    after = datetime.now(UTC).isoformat()
+    plan, pages = session.plan(
+        "schedule_open", [{"id": schedule, "after": after} for schedule in range(1, 51)]
+    )
 
     assert "occurrence_open" in plan
     assert scanned(plan) == set()
     assert discarded(plan) < 100
     assert pages < 50 * 40
+
+
+def test_paced(session: Session) -> None:
+    plan, pages = session.plan("schedule_paced", [{"schedule_id": n} for n in range(1, 51)])
+
+    assert "occurrence_pkey" in plan
+    assert scanned(plan) == set()
+    assert pages < 50 * 120, "the last hundred rows of each"
+
+
+def test_next(session: Session) -> None:
+    plan, pages = session.plan("schedule_next", STATEMENTS["schedule_next"])
+
+    assert "schedule_next" in plan
+    assert "schedule_paused" in plan
+    assert scanned(plan) == set()
+    assert pages < 20
 
 
 def test_settle(session: Session) -> None:
@@ -172,6 +195,7 @@ def discarded(plan: str) -> int:
 # SQLite
 
 NOW = 1_900_000_000_000_000
+SOME = [{"id": n, "after": NOW} for n in range(1, 51)]
 LONG = 1
 """The schedule with a long ledger of its own."""
 FILL_SQLITE = """
@@ -217,8 +241,10 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connect
         pytest.param("schedule_gate", [LONG * TICKS + 2], 5_000, id="gate, long"),
         pytest.param("schedule_gate", some_runs(), 50_000, id="gate"),
         pytest.param("schedule_due", {"patience": 1}, 5_000, id="due"),
-        pytest.param("schedule_open", [LONG], 5_000, id="open, long"),
-        pytest.param("schedule_open", list(range(1, 51)), 50_000, id="open"),
+        pytest.param("schedule_open", [{"id": LONG, "after": NOW}], 5_000, id="open, long"),
+        pytest.param("schedule_open", SOME, 50_000, id="open"),
+        pytest.param("schedule_paced", [{"schedule_id": LONG}], 5_000, id="paced, long"),
+        pytest.param("schedule_next", {"patience": 1}, 5_000, id="next"),
         pytest.param("schedule_settle", some_runs(), 100_000, id="settle"),
         pytest.param("schedule_unsettled", {}, 200_000, id="unsettled"),
     ],

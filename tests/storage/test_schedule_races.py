@@ -25,12 +25,9 @@ from duetime.domain.timetable import timetable
 from duetime.errors import DatabaseUnreachable
 from duetime.settings import Settings
 from duetime.storage.migrations import upgrade
-from duetime.storage.schedules import (
-    ClaimedRun,
-    NewSchedule,
-    OccurrenceInfo,
-    ScheduleStatements,
-)
+from duetime.storage.schedule_rows import ClaimedRun, NewSchedule, OccurrenceInfo
+from duetime.storage.schedule_runs import RunStatements
+from duetime.storage.schedules import ScheduleStatements
 from duetime.storage.store import Statements, Store
 from duetime.wiring import make_migrator, make_store
 from tests import effects
@@ -59,6 +56,7 @@ class Planner:
         self.store = store
         self.hand = hand
         self.statements = ScheduleStatements(store.dialect)
+        self.runs = RunStatements(store.dialect)
 
     async def do(self, statements: Statements, *, reads: bool = False) -> Any:
         return await self.store.transact(statements, reads=reads)
@@ -68,23 +66,21 @@ class Planner:
         return answer
 
     async def gate(self, jobs: Sequence[ClaimedJob]) -> list[ClaimedRun]:
-        runs: list[ClaimedRun] = await self.do(
-            self.statements.gate([job.id for job in jobs]), reads=True
-        )
+        runs: list[ClaimedRun] = await self.do(self.runs.gate([job.id for job in jobs]), reads=True)
         return runs
 
     async def claim(self) -> tuple[list[ClaimedJob], list[ClaimedRun]]:
         jobs = await self.hand.claim()
         return jobs, await self.gate(jobs)
 
-    async def advance(self, runs: Sequence[ClaimedRun]) -> int:
-        return int(await self.do(self.statements.advance(runs, "hand")))
+    async def advance(self, runs: Sequence[ClaimedRun]) -> None:
+        await self.do(self.runs.advance(runs, "hand"))
 
     async def repair(self) -> int:
-        return int(await self.do(self.statements.repair()))
+        return int(await self.do(self.runs.repair()))
 
     async def settle(self, jobs: Sequence[int]) -> list[str]:
-        return list(await self.do(self.statements.settle(jobs)))
+        return list(await self.do(self.runs.settle(jobs)))
 
     async def pause(self, name: str) -> None:
         await self.do(self.statements.pause(name, actor="ann", reason="race", until=None))
@@ -98,7 +94,7 @@ class Planner:
         unclear = [run for run in runs if not run.clear]
         decisions = {}
         if unclear:
-            decisions = await self.do(self.statements.decide(unclear, "hand"))
+            decisions = await self.do(self.runs.decide(unclear, "hand"))
         waiting, ends = [], []
         for job in jobs:
             decision = decisions.get(job.id)
@@ -258,10 +254,11 @@ async def test_of_two_ticks_claimed_at_once_by_two_workers_one_runs(fleet: Fleet
         if run.clear:
             await planner.advance([run])
             return "run"
-        decision = (await planner.do(planner.statements.decide([run], "hand")))[job.id]
+        decision = (await planner.do(planner.runs.decide([run], "hand")))[job.id]
         if decision.action == "wait":
             job.run_at = decision.at
             await planner.hand.release(job)
+        await planner.do(planner.runs.advance([], "hand", decided=[run.schedule_id]))
         return str(decision.action)
 
     for number in range(1, 6):
@@ -281,6 +278,78 @@ async def test_of_two_ticks_claimed_at_once_by_two_workers_one_runs(fleet: Fleet
         await two.settle([late.id])
 
     assert await fleet.statuses("s") == ["fired", "skipped"] * 5
+
+
+@on_both
+@with_two
+async def test_of_a_moved_run_and_the_next_claimed_at_once_one_runs(fleet: Fleet) -> None:
+    """The first is moved behind the second: that one comes first, whoever looks first."""
+    await fleet.first.apply(every_minute("s", grace="1h"))
+    moved = START + MINUTE, START + 2 * MINUTE + SECOND
+    await fleet.first.do(fleet.first.statements.reschedule("s", moved[1], actor="ann"))
+    await fleet.move(2 * MINUTE + SECOND)
+    jobs = [await planner.hand.claim_one() for planner in fleet.planners]
+
+    runs = [
+        *await fleet.planners[0].gate([jobs[0]]),
+        *await fleet.planners[1].gate([jobs[1]]),
+    ]
+    order = sorted(runs, key=lambda run: run.tick, reverse=True)
+    decisions = {
+        run.tick: (await fleet.first.do(fleet.first.runs.decide([run], "hand")))[run.job_id]
+        for run in order
+    }
+
+    assert [run.clear for run in runs] == [False, False]
+    assert decisions[START + 2 * MINUTE].action == "run"
+    assert decisions[moved[0]].action == "skip"
+
+
+@on_both
+@with_two
+async def test_a_run_that_was_skipped_by_a_worker_that_died_does_not_run(fleet: Fleet) -> None:
+    """The ledger was written, and the worker died before the job was ended."""
+    await fleet.first.apply(every_minute("s", catch_up="skip"))
+    one, two = fleet.planners
+    await fleet.move(MINUTE + 30 * SECOND)
+    jobs, runs = await one.claim()
+    decisions = await one.do(one.runs.decide(runs, "hand"))
+    await fleet.move(99 * MINUTE)
+    rescued = await two.store.rescue()
+    [again] = [job for job in await two.hand.claim() if job.id == jobs[0].id]
+
+    [run] = await two.gate([again])
+    decision = (await two.do(two.runs.decide([run], "hand")))[again.id]
+
+    assert decisions[jobs[0].id].action == "skip"
+    assert [job.job_id for job in rescued] == [again.id]
+    assert (again.attempt, run.clear, run.unbegun) == (2, False, True)
+    assert decision.action == "skip"
+
+
+@on_both
+@with_two
+async def test_a_run_that_waited_and_was_lost_is_decided_on_again(fleet: Fleet) -> None:
+    await fleet.first.apply(every_minute("s", overlap="buffer_all"))
+    one, two = fleet.planners
+    await fleet.move(MINUTE)
+    [first], runs = await one.claim()
+    await one.advance(runs)
+    await fleet.move(MINUTE)
+    [second], runs = await two.claim()
+    wait = (await two.do(two.runs.decide(runs, "hand")))[second.id]
+    # Two is lost before it could give the run back; one goes on.
+    await asyncio.to_thread(one.store.heart().beat, one.hand.id, 999 * MINUTE)
+    await fleet.move(99 * MINUTE)
+    await one.store.rescue()
+    [again] = [job for job in await one.hand.claim() if job.id == second.id]
+
+    [run] = await one.gate([again])
+    decision = (await one.do(one.runs.decide([run], "hand")))[again.id]
+
+    assert wait.action == decision.action == "wait"
+    assert (again.attempt, run.unbegun) == (2, True)
+    assert first.id != again.id
 
 
 @on_both
@@ -345,7 +414,7 @@ async def test_everything_at_once_loses_and_doubles_no_tick(fleet: Fleet) -> Non
         while not stopped.is_set():
             await planner.work()
             await planner.repair()
-            jobs = await planner.do(planner.statements.unsettled(), reads=True)
+            jobs = await planner.do(planner.runs.unsettled(), reads=True)
             await planner.settle(jobs)
 
     async def operate(planner: Planner) -> None:
@@ -549,6 +618,7 @@ class Scene:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._statements = fleet.first.statements
+        self._workers = fleet.first.runs
         self._runs: list[ClaimedRun] = []
         self._ended: list[int] = []
 
@@ -570,13 +640,13 @@ class Scene:
     # What may be done on it
 
     def advance(self) -> Statements:
-        return self._statements.advance(self._runs, "w")
+        return self._workers.advance(self._runs, "w")
 
     def decide(self) -> Statements:
-        return self._statements.decide(self._runs, "w")
+        return self._workers.decide(self._runs, "w")
 
     def settle(self) -> Statements:
-        return self._statements.settle(self._ended[::-1])
+        return self._workers.settle(self._ended[::-1])
 
     def pause(self) -> Statements:
         return self._statements.pause("b", actor="ann", reason="", until=None)
@@ -666,13 +736,13 @@ async def test_a_planner_that_dies_midway_leaves_all_as_it_was(fleet: Fleet, act
     await fleet.first.apply(every_minute("s"))
     await fleet.move(MINUTE + 2 * SECOND)
     _, runs = await fleet.first.claim()
-    statements = fleet.first.statements
+    statements, workers = fleet.first.statements, fleet.first.runs
 
     def begin() -> Statements:
         changed = msgspec.structs.replace(every_minute("s"), priority=1)
         acts = {
-            "advance": lambda: statements.advance(runs, "w"),
-            "repair": lambda: statements.repair(),
+            "advance": lambda: workers.advance(runs, "w"),
+            "repair": lambda: workers.repair(),
             "pause": lambda: statements.pause("s", actor="ann", reason="", until=None),
             "change": lambda: statements.apply([changed], actor="ann", prune=False),
         }

@@ -75,6 +75,7 @@ def test_whose_clock_and_which_channels_are_part_of_the_id() -> None:
 
 def test_how_it_is_sent_is_not_part_of_the_id() -> None:
     options = {"past": "send_now", "expires": "5m", "urgent": True, "template": "soon"}
+    options |= {"escalate": "10m"}
 
     assert parse_rule({"rule": "-1h", **options}).id == parse_rule("-1h").id
 
@@ -171,6 +172,9 @@ def test_what_comes_before_the_due_time_expires_then_unless_it_says_otherwise(
         ({"rule": "-1h", "channels": [1]}, "channel must be a string"),
         ({"rule": "-1h", "channels": {"a": 1}}, "a list of names"),
         ({"rule": "-1h", "template": ""}, "template must have 1 to"),
+        ({"rule": "-1h", "escalate": "0s"}, "escalate is more than 0s"),
+        ({"rule": "-1h", "escalate": 60}, "a bare number has no unit"),
+        ({"rule": "at 09:00", "zone": "recipient", "escalate": "1h"}, "one time for all"),
         (Rule(offset=HOUR, at=DUE), "one kind of time"),
         (Rule(wall=time(9, tzinfo=UTC)), "no zone"),
         (Rule(every=HOUR), "every .* and within"),
@@ -245,6 +249,7 @@ OPTIONS = st.fixed_dictionaries(
         "urgent": st.booleans(),
         "channels": st.lists(st.sampled_from("abcd"), min_size=1, unique=True).map(tuple),
         "template": st.sampled_from(["soon", "käse"]),
+        "escalate": st.timedeltas(min_value=timedelta(microseconds=1), max_value=LONGEST_OFFSET),
     },
 )
 RULES = st.builds(lambda times, options: parse_rule(Rule(**times, **options)), TIMES, OPTIONS)
@@ -282,6 +287,7 @@ def test_json_is_plain_for_sql() -> None:
         "zone": "subject",
         "channels": ["sms"],
         "template": None,
+        "escalate_us": None,
     }
 
 
@@ -310,12 +316,20 @@ def test_json_is_plain_for_sql() -> None:
         ({"channels": "sms"}, "cannot be read"),
         ({"channels": []}, "1 to 20 channels"),
         ({"template": "\0"}, "NUL"),
+        ({"escalate_us": -1}, "more than 0s"),
         ({"more": 1}, "cannot be read"),
     ],
 )
 def test_stored_json_is_not_trusted(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         Rule.from_json({**parse_rule("-1h").to_json(), **changes})
+
+
+def test_rules_that_were_stored_before_they_could_escalate_do_not() -> None:
+    stored = parse_rule("-1h").to_json()
+    del stored["escalate_us"]
+
+    assert Rule.from_json(stored) == parse_rule("-1h")
 
 
 @pytest.mark.parametrize(

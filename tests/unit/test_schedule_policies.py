@@ -12,24 +12,31 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from duetime.domain.schedule import (
-    ARMED_AHEAD,
+from duetime.domain.decide_run import (
     RETRY_WAIT,
     UNDECIDED_WAIT,
-    CatchUp,
     Decision,
+    counts_for,
+    decide,
+)
+from duetime.domain.plan_schedule import (
+    ARMED_AHEAD,
     LateJudge,
+    PlannedTick,
+    count_armed,
+    count_paced,
+    plan_ticks,
+    stands_for,
+)
+from duetime.domain.schedule import (
+    CatchUp,
     OpenRun,
     Overlap,
-    PlannedTick,
     Policy,
     Schedule,
     TickStatus,
-    counts_for,
-    decide,
     make_policy,
     paused_reason,
-    plan_ticks,
     read_run_key,
     run_key,
 )
@@ -161,10 +168,10 @@ def model_plan(case: Case, *, armed: int = 0, missed: str | None = None) -> list
     until = ahead[0] if ahead else case.now
     caught_up = [due.at for due in model_caught_up(case)]
     for due in case.ticks:
-        if due.at > until and armed >= ARMED_AHEAD:
+        if due.at > case.now if missed else due.at > until and armed >= ARMED_AHEAD:
             break
         status, runs_as, run_at = ARMED, FIRED, due.run_at
-        if due.excluded or (missed is not None and due.at <= case.now):
+        if due.excluded or missed is not None:
             status = SKIPPED
         elif due in case.late and due.at not in caught_up:
             too_old = is_too_old(case, due)
@@ -320,8 +327,71 @@ def test_missed_in_a_pause_means_skipped_with_its_reason(case: Case) -> None:
     assert without_reasons(plan.ticks) == model_plan(case, missed="paused by ann")
     excluded = [due.at for due in case.ticks if due.excluded]
     for row in plan.ticks:
-        if row.tick <= case.now and row.tick not in excluded:
+        if row.tick not in excluded:
             assert (row.status, row.reason) == (SKIPPED, "paused by ann")
+
+
+@given(cases(), st.sets(st.integers(0, 80)))
+def test_a_tick_that_the_ledger_has_is_not_planned_again(case: Case, numbers: set[int]) -> None:
+    known = {due.at for number, due in enumerate(case.ticks) if number in numbers}
+    rows = plan_ticks(case.schedule, now=case.now, armed=0, known=known).ticks
+
+    ticks = [row.tick for row in rows]
+    assert not known & set(ticks)
+    assert set(ticks) | known >= {due.at for due in case.past}
+    ahead = [due for due in case.ticks if due.at > case.now and not due.excluded]
+    unknown = sum(due.at not in known for due in ahead)
+    assert count_ahead(rows, case.now) >= min(ARMED_AHEAD, unknown)
+
+
+@given(cases(), st.integers(1, 12), st.booleans())
+def test_very_many_missed_ticks_that_do_not_run_share_a_row(
+    case: Case, most: int, missed: bool
+) -> None:
+    reason = "paused by ann" if missed else None
+    whole = plan_ticks(case.schedule, now=case.now, armed=0, missed=reason)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("duetime.domain.plan_schedule.MOST_RECORDED", most)
+        plan = plan_ticks(case.schedule, now=case.now, armed=0, missed=reason)
+
+    rows = {row.tick: row for row in plan.ticks}
+    left_out = [row for row in whole.ticks if row.tick not in rows]
+    shared = [row for row in plan.ticks if stands_for(row.reason, row.tick)]
+    assert [row for row in whole.ticks if row.status is ARMED] == [
+        row for row in plan.ticks if row.status is ARMED
+    ]
+    assert (plan.planned_until, plan.more) == (whole.planned_until, whole.more)
+    assert len(shared) == bool(left_out)
+    for row in left_out:
+        assert row.status in (SKIPPED, COALESCED)
+        assert row.tick > shared[0].tick or (row.reason or "").startswith("excluded")
+        assert stands_for(shared[0].reason, row.tick)
+    if left_out:
+        assert len([tick for tick in rows if tick <= case.now]) > most
+        assert not stands_for(shared[0].reason, case.now + MICROSECOND)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        ({"catch_up": "latest"}, 10_000),
+        ({"catch_up": "skip"}, 10_000),
+        ({"catch_up": "all", "max_runs": 5}, 10_000),
+        ({"catch_up": "all", "max_age": "4h"}, 4 * 3600),
+        ({"catch_up": "latest", "grace": "5h"}, 5 * 3600),
+    ],
+    ids=str,
+)
+def test_a_week_of_seconds_is_a_plan_like_any_other(policy: dict[str, Any], kept: int) -> None:
+    schedule = make_schedule(timetable("* * * * * *"), **policy)
+    now = START + timedelta(days=7) + HOUR / 7
+
+    plan = plan_ticks(schedule, now=now, armed=0, most=10**6)
+
+    missed = [row.tick for row in plan.ticks if row.tick <= now]
+    assert missed[0] == START + SECOND
+    assert kept <= len(missed) - 1 <= kept + 1
+    assert missed[1] == now.replace(microsecond=0) - (len(missed) - 2) * SECOND
 
 
 @given(cases())
@@ -378,6 +448,42 @@ def test_pace_goes_on_over_chunks() -> None:
 
     caught_up = [row.run_at for row in chunks if row.runs_as is CAUGHT_UP]
     assert caught_up == [now + n * 5 * MINUTE for n in range(5)]
+
+
+def test_pace_goes_on_behind_runs_that_were_armed_before() -> None:
+    schedule = make_schedule(catch_up="all", pace="5m")
+    now = START + 5 * HOUR + MINUTE
+    armed = [make_run(60), make_run(120)]
+
+    assert count_paced(schedule, [], now, None) == 0
+    assert count_paced(schedule, armed, now, None) == 2
+    assert count_paced(schedule, armed, now, now + 12 * MINUTE) == 3 + 2
+    assert count_paced(schedule, [], now, now - MINUTE) == 0
+    assert count_paced(make_schedule(catch_up="all"), armed, now, now) == 0
+
+
+def test_a_missed_run_keeps_its_pace_when_it_is_claimed() -> None:
+    schedule = make_schedule(catch_up="all", pace="5m")
+    now = START + 5 * HOUR + MINUTE
+    run = make_run(120)
+
+    def decide_paced(*others: OpenRun, until: datetime | None) -> Decision:
+        return decide(schedule, run, now=now, others=others, succeeded_at=None, paced_until=until)
+
+    at_once = decide_paced(until=None)
+    later = decide_paced(until=now + MINUTE)
+    behind = decide_paced(make_run(60, ARMED, CAUGHT_UP, run_at=now), until=None)
+    assert (at_once.action, at_once.status, at_once.run_at) == ("run", CAUGHT_UP, now)
+    assert later.at == later.run_at == now + MINUTE
+    assert behind.at == behind.run_at == now + 5 * MINUTE
+    assert (behind.action, behind.status, behind.runs_as) == ("wait", ARMED, CAUGHT_UP)
+
+
+def test_a_run_that_was_moved_is_not_counted_as_armed() -> None:
+    schedule = make_schedule()
+    own, moved = make_run(60, begun=False), make_run(120, begun=False, run_at=START + 9 * HOUR)
+
+    assert count_armed(schedule, [own, moved], START) == 1
 
 
 def test_max_runs_counts_missed_ticks_alone() -> None:
@@ -501,7 +607,27 @@ def test_every_overlap_policy_decides_as_the_model(
             assert decision.reason is not None
             assert decision.reason.startswith("overlap: the run of 2026-03-02T00:")
         cancels = overlap == "cancel_other" and action == "wait" and runs_as is FIRED
-        assert set(decision.cancel) == ({other.job_id for other in begun} if cancels else set())
+        too_many = running + waiting + 1 - max_concurrent_runs
+        oldest = tuple(other.job_id for other in begun[:too_many])
+        assert decision.cancel == (oldest if cancels else ())
+
+
+def test_cancel_other_cancels_nothing_that_has_not_begun() -> None:
+    schedule = make_schedule(overlap="cancel_other")
+    due = make_run(0, ARMED, begun=False)
+    triggered = make_run(0, ARMED, TRIGGERED, begun=False)
+
+    assert decide_at(schedule, make_run(60, run_at=due.run_at), due).cancel == ()
+    assert decide_at(schedule, make_run(60, run_at=due.run_at), triggered).action == "run"
+
+
+def test_a_run_moved_behind_a_later_tick_gives_way_to_it() -> None:
+    schedule = make_schedule(grace="1h")
+    moved, next_one = make_run(60, run_at=START + 130 * MINUTE), make_run(120)
+    now = START + 130 * MINUTE
+
+    assert decide_at(schedule, next_one, moved, now=now).action == "run"
+    assert decide_at(schedule, moved, next_one, now=now).action == "wait"
 
 
 def test_a_run_that_finds_no_place_because_others_wait_is_skipped() -> None:

@@ -17,11 +17,13 @@ from duetime.cli.db import db
 from duetime.cli.importing import importing
 from duetime.cli.jobs import jobs
 from duetime.cli.queues import queues
+from duetime.cli.recipients import recipients
 from duetime.cli.reminders import reminders
 from duetime.cli.schedules import schedules
 from duetime.cli.scopes import scopes
 from duetime.cli.subjects import subjects
 from duetime.cli.target import Group
+from duetime.cli.tracking import track, tracked, untrack
 from duetime.cli.worker import worker
 from duetime.cli.workers import workers
 from duetime.errors import DuetimeError
@@ -43,6 +45,7 @@ for command in (
     reminders,
     subjects,
     scopes,
+    recipients,
     queues,
     workers,
     db,

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 import click
 
 from duetime.app import Duetime
+from duetime.cli.deliveries import ack_command, deliveries_command, snooze_command
 from duetime.cli.moment import iso
 from duetime.cli.number import JOB_ID, Number
 from duetime.cli.output import one_line, print_json, print_table
 from duetime.cli.target import Group, target_of
 from duetime.domain.cron import parse_zone
 from duetime.domain.duration import format_duration
+from duetime.domain.recurrence import HORIZON
 from duetime.domain.reminder import Reminder, ReminderStatus
 from duetime.domain.rule import Rule
 from duetime.domain.rule_text import parse_rule
@@ -32,6 +34,10 @@ def reminders(context: click.Context) -> None:
     """See reminders: what is due, what was sent, why not. Alone it shows the next 7 days."""
     if context.invoked_subcommand is None:
         context.invoke(preview_command, days=7)
+
+
+for command in (deliveries_command, ack_command, snooze_command):
+    reminders.add_command(command)
 
 
 @reminders.command("preview")
@@ -54,6 +60,11 @@ def preview_command(context: click.Context, days: int) -> None:
         click.echo(f"No reminder is due within {days} d.")
         return
     show_reminders(found, ended=False)
+    if days > HORIZON.days:
+        click.echo(
+            f"Subjects that repeat are armed about {HORIZON.days} days ahead: "
+            "`duetime subjects show REF` tells when they are due."
+        )
 
 
 @reminders.command("list")
@@ -127,7 +138,8 @@ def show_reminders(found: Sequence[Reminder], *, ended: bool = True, subject: bo
 
 def reminder_json(reminder: Reminder) -> dict[str, Any]:
     """What scripts read: its rule as text."""
-    return dict(as_json(reminder)) | {"rule": reminder.rule.text, "key": reminder.key}
+    shown = {name: value for name, value in as_json(reminder).items() if name != "to"}
+    return shown | {"rule": reminder.rule.text, "key": reminder.key}
 
 
 def wall(moment: datetime, tz: str) -> str:
@@ -215,10 +227,12 @@ def _options(rule: Rule) -> dict[str, Any]:
     plain = parse_rule(rule.text)
     given = {
         name: getattr(rule, name)
-        for name in ("past", "expires", "urgent", "zone", "channels", "template")
+        for name in ("past", "expires", "urgent", "zone", "channels", "template", "escalate")
         if getattr(rule, name) != getattr(plain, name)
     }
     if "expires" in given and given["expires"] != "at_due":
         span = given["expires"]
         given["expires"] = "never" if span is None else format_duration(span)
+    if "escalate" in given:
+        given["escalate"] = format_duration(given["escalate"])
     return given | ({"channels": list(rule.channels)} if rule.channels else {})

@@ -20,7 +20,7 @@ from duetime.domain.schedule import Policy, TickStatus
 from duetime.domain.timetable import Timetable
 from duetime.errors import InvalidInput
 from duetime.schedules import ScheduleInfo
-from duetime.storage.schedules import AuditEvent, OccurrenceInfo
+from duetime.storage.schedule_rows import AuditEvent, OccurrenceInfo
 
 _MOST = 10_000
 

@@ -17,7 +17,7 @@ from duetime.domain.preview import PreviewRow
 from duetime.domain.schedule import Policy, TickStatus
 from duetime.domain.timetable import Timetable
 from duetime.schedules import ScheduleInfo
-from duetime.storage.schedules import OccurrenceInfo
+from duetime.storage.schedule_rows import OccurrenceInfo
 
 _DEFAULTS = Policy()
 POLICIES = Policy.__struct_fields__

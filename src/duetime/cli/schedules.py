@@ -20,7 +20,7 @@ from duetime.domain.schedule import TickStatus
 from duetime.domain.timetable import Timetable
 from duetime.operate import as_json
 from duetime.schedules import ScheduleHandle, ScheduleInfo
-from duetime.storage.schedules import OccurrenceInfo
+from duetime.storage.schedule_rows import OccurrenceInfo
 
 _MOST = 10_000
 _SHOWN = 6

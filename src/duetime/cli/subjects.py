@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from duetime.app import Duetime
-from duetime.cli.moment import Moment
+from duetime.cli.moment import MOMENT, Moment, iso
 from duetime.cli.output import compact, exact, one_line, plural, print_facts, print_json
 from duetime.cli.person import by_option
 from duetime.cli.reminders import (
@@ -22,7 +22,18 @@ from duetime.cli.reminders import (
     wall,
 )
 from duetime.cli.schedule_put import ObjectType
+from duetime.cli.subject_ical import export_command, import_command
+from duetime.cli.subject_occurrences import (
+    move_command,
+    occurrences_json,
+    read_repeats,
+    repeat_options,
+    restore_command,
+    show_occurrences,
+    skip_command,
+)
 from duetime.cli.target import Group, target_of
+from duetime.domain.recurrence import Occurrence
 from duetime.domain.reminder import Reminder, ReminderStatus, Subject
 from duetime.operate import as_json
 
@@ -37,14 +48,18 @@ class Due(Moment):
         return value if value == "none" else super().convert(value, param, ctx)
 
 
+_SHOWN = 5
+
+
 class Found(msgspec.Struct):
-    """A subject, the rules that hold for it and whose they are, and its reminders."""
+    """A subject, the rules that hold for it and whose they are, its reminders and next times."""
 
     subject: Subject
     rules: list[str]
     source: str | None
     reminders: list[Reminder]
     now: datetime
+    occurrences: list[Occurrence]
 
     @property
     def armed(self) -> list[Reminder]:
@@ -54,6 +69,10 @@ class Found(msgspec.Struct):
 @click.group(cls=Group)
 def subjects() -> None:
     """See and change what people are reminded of."""
+
+
+for command in (skip_command, move_command, restore_command, export_command, import_command):
+    subjects.add_command(command)
 
 
 @subjects.command("show")
@@ -79,9 +98,9 @@ def show_command(context: click.Context, ref: str) -> None:
     "--due",
     type=Due(),
     metavar="TIME",
-    required=True,
     help="When: a time, a span from now such as 2h, or none.",
 )
+@repeat_options
 @click.option("--scope", metavar="REF", help="The scope that it is in.")
 @click.option(
     "--tz", metavar="ZONE", default="UTC", help="The clock of wall times.  [default: UTC]"
@@ -100,7 +119,11 @@ def show_command(context: click.Context, ref: str) -> None:
 def put_command(
     context: click.Context,
     ref: str,
-    due: datetime | timedelta | Literal["none"],
+    due: datetime | timedelta | Literal["none"] | None,
+    repeats: tuple[Any, ...],
+    start: datetime | None,
+    until: datetime | None,
+    exclude: tuple[str, ...],
     scope: str | None,
     tz: str,
     remind: tuple[Any, ...],
@@ -114,16 +137,21 @@ def put_command(
     \b
     duetime subjects put game:42 --due 2026-05-01T18:00+02:00 --scope channel:9 --recipient ann
     duetime subjects put rent --due 2026-05-01T00:00Z --remind "-1d at 09:00" --tz Europe/Berlin
+    duetime subjects put standup --repeats "0 9 * * 1-5" --remind -10m --tz Europe/Berlin
 
     One that was completed is open again.
     """
     rules = read_rules(remind, no_rules)
+    again = read_repeats(repeats, start, until, exclude)
+    if (due is None) == (again is None):
+        raise click.UsageError("Give either --due or --repeats.")
 
     async def put(app: Duetime) -> tuple[str, Found]:
         at = await app.now() + due if isinstance(due, timedelta) else due
         result = await app.subjects.put(
             ref,
             due=None if at == "none" else at,
+            repeats=again,
             scope=scope,
             tz=tz,
             remind=rules,
@@ -137,13 +165,14 @@ def put_command(
     result, found = target.run(put)
     if target.json:
         print_json({"subject": ref, "result": result, "due_at": found.subject.due_at}
-                   | _rules(found) | {"armed": len(found.armed)})  # fmt: skip
+                   | _rules(found) | _again(found) | {"armed": len(found.armed)})  # fmt: skip
         return
     said = "is the same: nothing changed" if result == "same" else f"is {result}"
     click.echo(f"Subject {one_line(ref)} {said}.")
     print_facts(
         [
             ("due", _due(found)),
+            ("repeats", _repeats(found)),
             ("rules", _whose(found)),
             ("armed", plural(len(found.armed), "reminder")),
             ("next", exact(found.armed[0].run_at, found.now) if found.armed else None),
@@ -153,22 +182,26 @@ def put_command(
 
 @subjects.command("complete")
 @click.argument("ref")
+@click.option("--occurrence", type=MOMENT, metavar="TIME", help="Only this one of many.")
 @by_option
 @click.pass_context
-def complete_command(context: click.Context, ref: str, by: str) -> None:
+def complete_command(
+    context: click.Context, ref: str, occurrence: datetime | None, by: str
+) -> None:
     """It is done: what is not sent yet is cancelled. The subject stays; `put` opens it again."""
 
     async def complete(app: Duetime) -> int:
         armed = await app.reminders.find(subject=ref, status=ReminderStatus.ARMED)
-        await app.subjects.complete(ref, by=by)
-        return len(armed)
+        await app.subjects.complete(ref, occurrence=occurrence, by=by)
+        return sum(occurrence is None or one.due_at == occurrence for one in armed)
 
     target = target_of(context)
     count = target.run(complete)
     if target.json:
         print_json({"subject": ref, "completed": True, "cancelled": count})
-    else:
-        click.echo(f"Subject {one_line(ref)} is done: {plural(count, 'reminder')} cancelled.")
+        return
+    what = f"Subject {one_line(ref)}" + (f" of {iso(occurrence)}" if occurrence else "")
+    click.echo(f"{what} is done: {plural(count, 'reminder')} cancelled.")
 
 
 @subjects.command("delete")
@@ -201,13 +234,25 @@ def delete_command(context: click.Context, ref: str, yes: bool, by: str) -> None
 async def _find(app: Duetime, ref: str) -> Found:
     subject = await app.subjects.get(ref)
     rules, source = await app.subjects.rules(ref)
-    return Found(subject, rules, source, await app.reminders.find(subject=ref), await app.now())
+    again = await app.subjects.occurrences(ref, _SHOWN) if subject.repeats else []
+    reminders = await app.reminders.find(subject=ref)
+    return Found(subject, rules, source, reminders, await app.now(), again)
 
 
 def _json(found: Found) -> dict[str, Any]:
     own = {"own_rules": rules_json(found.subject.rules)}
     shown = [reminder_json(reminder) for reminder in found.reminders]
-    return dict(as_json(found.subject)) | own | _rules(found) | {"reminders": shown}
+    subject = msgspec.structs.replace(found.subject, repeats=None, planned=None)
+    plain = {name: value for name, value in dict(as_json(subject)).items() if name != "planned"}
+    return plain | own | _rules(found) | _again(found) | {"reminders": shown}
+
+
+def _again(found: Found) -> dict[str, Any]:
+    repeats = found.subject.repeats
+    return {
+        "repeats": None if repeats is None else repeats.to_json(),
+        "occurrences": occurrences_json(found.occurrences),
+    }
 
 
 def _rules(found: Found) -> dict[str, Any]:
@@ -222,6 +267,7 @@ def _show(found: Found) -> None:
     print_facts(
         [
             ("due", _due(found)),
+            ("repeats", _repeats(found)),
             ("scope", subject.scope and one_line(subject.scope)),
             ("rules", _whose(found)),
             ("own rules", own if hidden else None),
@@ -230,6 +276,9 @@ def _show(found: Found) -> None:
             ("revision", subject.revision),
         ]
     )
+    if found.occurrences:
+        click.echo("\nDue next:")
+        show_occurrences(found.occurrences, subject.tz, found.now)
     if found.reminders:
         click.echo("\nIts reminders:")
         show_reminders(found.reminders, subject=False)
@@ -237,10 +286,19 @@ def _show(found: Found) -> None:
 
 def _due(found: Found) -> str:
     due, tz = found.subject.due_at, found.subject.tz
+    if found.subject.repeats is not None:
+        if not found.occurrences:
+            return "no more: its last occurrence has passed"
+        due = found.occurrences[0].due
     if due is None:
         return "none: it has no reminders"
     there = f"; {wall(due, tz)} in {tz}" if tz != "UTC" else ""
     return f"{exact(due, found.now)}{there}"
+
+
+def _repeats(found: Found) -> str | None:
+    repeats = found.subject.repeats
+    return None if repeats is None else one_line(repeats.describe())
 
 
 def _whose(found: Found) -> str:

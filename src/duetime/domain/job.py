@@ -97,6 +97,8 @@ class ClaimedJob(msgspec.Struct, gc=False):
     expires_at: datetime | None = None
     trace: str | None = None
     limited: bool = False
+    not_before: float = 0.0
+    """Claimed ahead of its time: the worker's monotonic time from which on it is due for sure."""
 
 
 class EndedAs(StrEnum):

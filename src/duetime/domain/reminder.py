@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from duetime.domain.delivery import Delivery, say_failures, say_wait
+from duetime.domain.recipient import Recipient
+from duetime.domain.recurrence import Recurrence
 from duetime.domain.rule import Rule, say_moment
 
 REMIND_TASK = "duetime.remind"
+REARM_TASK = "duetime.rearm"
+ESCALATE_TASK = "duetime.escalate"
 KEY_PREFIX = "reminder:"
 
 
@@ -39,10 +45,15 @@ class Subject(msgspec.Struct, kw_only=True):
     data: dict[str, Any]
     recipients: tuple[str, ...]
     revision: int = 1
+    repeats: Recurrence | None = None
+    """When it is due again and again; then `due_at` is None."""
+    planned: tuple[datetime, datetime] | None = None
+    """Since when, and until when, its occurrences are armed."""
 
     def material(self) -> tuple[Any, ...]:
         """What reminders depend on: a change of anything else never sends one again."""
-        return self.scope, self.due_at, self.tz, self.status, self.rules, self.recipients
+        when = self.due_at, self.tz, self.repeats
+        return self.scope, *when, self.status, self.rules, self.recipients
 
 
 class Reminder(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,11 +76,19 @@ class Reminder(msgspec.Struct, frozen=True, kw_only=True):
     external_id: str | None
     delivery: str | None
     ended_at: datetime | None
+    snoozes: int = 0
+    acknowledged_at: datetime | None = None
+    acknowledged_by: str | None = None
+    stale: bool = False
+    """Its subject has changed, and a worker has yet to compute what that means for it."""
+    to: Recipient | None = None
+    """For the handler: the recipient, with the channels that this reminder may go by."""
 
     @property
     def key(self) -> str:
-        """The idempotency key: the same in every attempt, and for no other reminder."""
-        return reminder_key(self.subject, self.due_at, self.rule, self.time, self.recipient)
+        """The idempotency key: the same in every attempt, and for no other message."""
+        key = reminder_key(self.subject, self.due_at, self.rule, self.time, self.recipient)
+        return f"{key}|snooze-{self.snoozes}" if self.snoozes else key
 
 
 def reminder_key(subject: str, due_at: datetime, rule: Rule, time: datetime, recipient: str) -> str:
@@ -78,22 +97,57 @@ def reminder_key(subject: str, due_at: datetime, rule: Rule, time: datetime, rec
     return KEY_PREFIX + "|".join(parts)
 
 
-def explain_reminder(reminder: Reminder, *, now: datetime) -> str:
-    """Say in one sentence what became of it."""
+def explain_reminder(
+    reminder: Reminder, deliveries: Sequence[Delivery] = (), *, now: datetime
+) -> str:
+    """Say what became of it, and what its channels did."""
     what = f"Reminder {reminder.id} ({reminder.rule.text} of {reminder.subject!r}"
     what += f", to {reminder.recipient})" if reminder.recipient else ")"
+    again = " again" if reminder.snoozes else ""
+    mine = [one for one in deliveries if one.round == reminder.snoozes]
+    failures, wait = say_failures(mine), say_wait(mine, now)
     match reminder.status:
         case ReminderStatus.ARMED if reminder.run_at is not None and reminder.run_at > now:
-            return f"{what} is due at {say_moment(reminder.run_at)}, as job {reminder.job_id}."
-        case ReminderStatus.ARMED:
-            return (
-                f"{what} is due, as job {reminder.job_id}; "
-                f"`duetime jobs explain {reminder.job_id}` says what that waits for."
+            text = (
+                f"{what} is due{again} at {say_moment(reminder.run_at)}, as job {reminder.job_id}"
             )
+            return _sentences(text, reminder.reason, failures, wait)
+        case ReminderStatus.ARMED:
+            text = (
+                f"{what} is due{again}, as job {reminder.job_id}; "
+                f"`duetime jobs explain {reminder.job_id}` says what that waits for"
+            )
+            return _sentences(text, failures, wait)
         case ReminderStatus.SENT:
-            by = f" by {reminder.channel}" if reminder.channel else ""
-            known = f", there known as {reminder.external_id}" if reminder.external_id else ""
-            at = say_moment(reminder.ended_at) if reminder.ended_at else "an unknown time"
-            return f"{what} was sent{by} at {at}{known}."
+            return _sentences(_say_sent(what, reminder, mine), *_say_after(reminder, mine))
         case status:
-            return f"{what} was not sent: {status}, {reminder.reason or 'without a reason'}."
+            text = f"{what} was not sent{again}: {status}, {reminder.reason or 'without a reason'}"
+            told = None if status is ReminderStatus.FAILED else failures
+            return _sentences(text, told)
+
+
+def _say_sent(what: str, reminder: Reminder, deliveries: Sequence[Delivery]) -> str:
+    by = f" by {reminder.channel}" if reminder.channel else ""
+    known = f", there known as {reminder.external_id}" if reminder.external_id else ""
+    sent_at = next((one.sent_at for one in deliveries if one.status.accepted), reminder.ended_at)
+    at = say_moment(sent_at) if sent_at else "an unknown time"
+    return f"{what} was sent{by} at {at}{known}"
+
+
+def _say_after(reminder: Reminder, deliveries: Sequence[Delivery]) -> list[str]:
+    """What failed before it was sent, and what was told since."""
+    found = [reminder.reason] if reminder.reason else []
+    if failures := say_failures(deliveries):
+        accepted = any(one.status.accepted for one in deliveries)
+        found.append(f"Before that, {failures}" if accepted else failures)
+    if reminder.acknowledged_at is not None:
+        at = say_moment(reminder.acknowledged_at)
+        found.append(f"It was acknowledged by {reminder.acknowledged_by} at {at}")
+    elif reminder.delivery == "delivered":
+        found.append("It was delivered")
+    return found
+
+
+def _sentences(*parts: str | None) -> str:
+    """The parts that are there, as sentences."""
+    return " ".join(f"{part[0].upper()}{part[1:].rstrip('.')}." for part in parts if part)

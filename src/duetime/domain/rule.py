@@ -45,7 +45,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     `past`: what to do if its time is past when it is armed. `expires` bounds its start: so long
     after its time, `"at_due"`, or None for never. `zone`: whose wall time. `urgent` ignores quiet
-    hours.
+    hours. `escalate`: the recipients are told one after another, each so long after the one before,
+    until somebody acknowledges.
     """
 
     offset: timedelta = _NONE
@@ -59,6 +60,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     zone: Whose = "subject"
     channels: tuple[str, ...] | None = None
     template: str | None = None
+    escalate: timedelta | None = None
 
     @property
     def id(self) -> str:
@@ -122,6 +124,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             "zone": self.zone,
             "channels": None if self.channels is None else list(self.channels),
             "template": self.template,
+            "escalate_us": _us(self.escalate),
         }
 
     @classmethod
@@ -185,6 +188,8 @@ def check_rule(rule: Rule) -> Rule:
         raise InvalidInput(f"urgent must be True or False, got {rule.urgent!r:.60}.")
     if rule.template is not None:
         check_name(rule.template, what="template")
+    if rule.escalate is not None:
+        _check_escalate(rule)
     if rule.channels is not None:
         _check_channels(rule.channels)
     return rule
@@ -265,6 +270,17 @@ def _check_times(rule: Rule) -> None:
         )
 
 
+def _check_escalate(rule: Rule) -> None:
+    escalate = rule.escalate
+    if not isinstance(escalate, timedelta) or not _NONE < escalate <= LONGEST_OFFSET:
+        raise InvalidInput(f"escalate is more than 0s and at most 10 years, got {escalate!r:.60}.")
+    if rule.zone == "recipient":
+        raise InvalidInput(
+            f"The rule {rule.text!r} escalates from one recipient to the next, so it has one time "
+            "for all of them. Leave out zone, or escalate."
+        )
+
+
 def _check_channels(channels: tuple[str, ...]) -> None:
     if not 1 <= len(channels) <= MOST_CHANNELS:
         raise InvalidInput(
@@ -299,6 +315,7 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
     zone: Whose
     channels: tuple[str, ...] | None
     template: str | None
+    escalate_us: int | None = None
 
 
 @lru_cache(maxsize=4096)
@@ -333,6 +350,7 @@ def _rule(stored: _Stored) -> Rule:
         zone=stored.zone,
         channels=stored.channels,
         template=stored.template,
+        escalate=_span(stored.escalate_us),
     )
 
 

@@ -13,7 +13,7 @@ from duetime.errors import InvalidInput
 
 MOST_RULES = 50
 _LONGEST_TEXT = 100
-_OPTIONS = ("past", "expires", "urgent", "zone", "channels", "template")
+_OPTIONS = ("past", "expires", "urgent", "zone", "channels", "template", "escalate")
 _SPAN = re.compile(r"([+-]?)((?:\d+(?:\.\d+)?(?:ms|[smhdw]))+)", re.ASCII)
 _WALL = re.compile(r"(?:([+-]?)((?:\d+[dw])+) )?at (\d+:[\d:]+)", re.ASCII)
 _MOMENT = re.compile(r"(?:at )?(\d{4}-?\d\d-?\d\d(?:[T ].*)?)", re.ASCII)
@@ -32,6 +32,7 @@ def parse_rule(value: Any) -> Rule:
     - `urgent`: whether it ignores quiet hours.
     - `zone`: "subject" (default) or "recipient", whose wall time.
     - `channels`: their names, in the order in which they are tried; `template`: its name.
+    - `escalate`: a duration. The recipients are told in turn, until somebody acknowledges.
 
     Raises `InvalidInput`.
 
@@ -62,6 +63,8 @@ def parse_rule(value: Any) -> Rule:
         options["expires"] = "at_due"
     if "channels" in options:
         options["channels"] = _read_channels(options["channels"])
+    if "escalate" in options:
+        options["escalate"] = parse_duration(options["escalate"], name="escalate")
     return check_rule(Rule(**times, **options))
 
 

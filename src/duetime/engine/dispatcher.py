@@ -9,6 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.domain.schedule import read_run_key
@@ -22,7 +23,7 @@ from duetime.engine.runners import Runners
 from duetime.engine.service import backoff
 from duetime.engine.ticker import Ticker
 from duetime.errors import StorageError
-from duetime.storage.schedules import NewSchedule
+from duetime.storage.schedule_rows import NewSchedule
 from duetime.storage.store import Exchange, Sleeper, Store
 from duetime.telemetry.events import Events
 
@@ -34,6 +35,10 @@ _BUSY_SECONDS = 0.05
 """Woken twice within this time: stay awake, so that producers need not wake us."""
 _BUSY_NAP_SECONDS = 0.005
 _STAGGER_SECONDS = 0.002
+_LEAD_SECONDS = 0.05
+"""An idle worker claims what falls due so soon, and starts it to the millisecond: the round trips
+are behind it by then."""
+_AGAIN_AFTER = timedelta(seconds=5)
 
 
 class Dispatcher:
@@ -100,6 +105,8 @@ class Dispatcher:
         self._look = True
         self._look_ahead = False
         self._more = False
+        self._early = False
+        """Nothing is due: claim what falls due within milliseconds, and hold it until then."""
         self._last_wake = 0.0
         self._wake_at = 0.0
         self._naps = 0
@@ -157,8 +164,12 @@ class Dispatcher:
             await asyncio.wait([self._flushing])
 
     async def _send(self, want: int, *, finish: bool = True) -> None:
+        early, self._early = self._early and want > 0, False
+        if early:
+            # By itself: an answer to a claim comes long after its clock was read.
+            moment, read = await self._store.now(), time.monotonic()
         ended, closed = self._holdings.take() if finish else ([], [])
-        look_ahead = self._look_ahead
+        look_ahead = self._look_ahead or early
         sent = time.monotonic()
         try:
             answer = await self._store.exchange(
@@ -168,6 +179,7 @@ class Dispatcher:
                 lanes=self._lanes.in_turn() if want else (),
                 want=want,
                 look_ahead=want > 0 and look_ahead,
+                lead=_LEAD_SECONDS if early else 0.0,
             )
         except BaseException:
             self._holdings.put_back(ended, closed)
@@ -175,13 +187,15 @@ class Dispatcher:
         received = time.monotonic()
         if answer.now is not None:
             self._clock.set(answer.now, sent=sent, received=received)
+            if early and answer.claimed:
+                received = _hold_until_due(answer.claimed, moment, read)
         self._accept(answer.claimed, received)
         self._report(ended, answer.refused)
         if want:
             claimed = len(answer.claimed)
             if self._limited:
                 claimed += await self._claim_limited(answer)
-            await self._after_look(answer, claimed, want, looked_ahead=look_ahead)
+            await self._after_look(answer, claimed, want, looked_ahead=look_ahead, early=early)
 
     async def _claim_limited(self, answer: Exchange) -> int:
         """From limited queues only what the runners can take next: it counts as running."""
@@ -203,10 +217,10 @@ class Dispatcher:
             return
         self._holdings.add(jobs)
         self._events.jobs_claimed(self.name, jobs)
-        runs = [job for job in jobs if job.key is not None and _is_first_run(job)]
+        runs = [job for job in jobs if job.key is not None and _is_run(job)]
         known = jobs
         if runs:
-            known = [job for job in jobs if not _is_first_run(job)]
+            known = [job for job in jobs if not _is_run(job)]
         unknown = [job for job in known if job.task not in self._tasks]
         if unknown:
             known = [job for job in known if job.task in self._tasks]
@@ -222,9 +236,16 @@ class Dispatcher:
     async def _admit(self, runs: Sequence[ClaimedJob], received: float) -> None:
         try:
             await self._planner.admit(runs, received)
-        except StorageError as error:
-            waiting = self._runners.has
-            self._return_later([job for job in runs if not waiting(job)], error)
+        except Exception as error:  # noqa: BLE001 -- whatever it was, the jobs are given back.
+            has, holds = self._runners.has, self._holdings.holds
+            left = [job for job in runs if holds(job) and not has(job)]
+            now = self._clock.now()
+            if not isinstance(error, StorageError) and now is not None:
+                # It may well happen again: not at once.
+                for job in left:
+                    job.run_at = max(job.run_at, now + _AGAIN_AFTER)
+            self._return_later(left, error)
+            self._sleeper.interrupt()
 
     def _start(self, jobs: Sequence[ClaimedJob], received: float) -> None:
         """Start what is still ours: the lease may have been lost while the planner looked."""
@@ -239,10 +260,10 @@ class Dispatcher:
         self._job_ended(job, EndedJob(job, ended_as, 0, 0, error=reason))
 
     async def _after_look(
-        self, answer: Exchange, claimed: int, want: int, *, looked_ahead: bool
+        self, answer: Exchange, claimed: int, want: int, *, looked_ahead: bool, early: bool
     ) -> None:
         """Decide when to look again."""
-        self._more = claimed >= want
+        self._more = claimed >= want and not early
         if self._more:
             self._lanes.raise_floors(answer.claimed)
             self._naps = 0
@@ -269,6 +290,10 @@ class Dispatcher:
             wait = min(wait, self._clock.seconds_until(answer.next_run_at))
         if claimed:
             self._naps = 0
+        soon = answer.next_run_at is not None and wait <= _LEAD_SECONDS
+        if soon and not early and self._sleeper.asleep:
+            self._early = True
+            return
         if wait <= 0.0 or not self._sleeper.asleep:
             # It fell due since; or another worker is claiming it, or the listener was lost.
             self._look_ahead = self._sleeper.asleep
@@ -278,7 +303,9 @@ class Dispatcher:
         self._look = False
         self._look_ahead = False
         if answer.next_run_at is not None and wait > 0.005:
-            wait += min(self._rank, 5) * _STAGGER_SECONDS
+            # Many sleepers do not stampede for one job.
+            wait += min(self._rank, 5 if soon else 20) * _STAGGER_SECONDS
+            wait -= 0.0 if soon else _LEAD_SECONDS
         self._wake_at = time.monotonic() + wait
 
     async def _nap(self) -> None:
@@ -296,6 +323,7 @@ class Dispatcher:
         if reason == "interrupted" and now < self._wake_at:
             return
         self._look = True
+        self._early = reason == "timed out" and self._sleeper.asleep
         self._events.woken(self.name, reason)
         if reason == "notified":
             if now - self._last_wake < _BUSY_SECONDS:
@@ -407,13 +435,14 @@ class Dispatcher:
         else:
             self._let_go(jobs)
 
-    def _return_later(self, jobs: Sequence[ClaimedJob], error: StorageError) -> None:
+    def _return_later(self, jobs: Sequence[ClaimedJob], error: Exception) -> None:
         """Still held, so that their claims stay open, and given back as soon as that works."""
         self._returning += jobs
         self._unsure = True
         log.warning(
             "give_back_failed",
-            extra={"worker": self.name, "jobs": len(jobs), "error": str(error)},
+            extra={"worker": self.name, "jobs": len(jobs), "error": str(error) or repr(error)},
+            exc_info=None if isinstance(error, StorageError) else error,
         )
 
     def _let_go(self, jobs: Sequence[ClaimedJob]) -> None:
@@ -428,6 +457,17 @@ class Dispatcher:
         return self._holdings.drop(job)
 
 
-def _is_first_run(job: ClaimedJob) -> bool:
-    """Whether the job is a run of a schedule that has not begun yet."""
-    return job.attempt == 1 and read_run_key(job.key) is not None
+def _hold_until_due(jobs: Sequence[ClaimedJob], moment: datetime, read: float) -> float:
+    """Say of each job when it may start; return the monotonic time that `claimed_at` stands for.
+
+    The database's clock showed `moment` before `read`, so it shows a later time at the latest as
+    long after `read` as that is after `moment`: nothing is early.
+    """
+    for job in jobs:
+        job.not_before = read + (job.run_at - moment).total_seconds()
+    return read + (jobs[0].claimed_at - moment).total_seconds()
+
+
+def _is_run(job: ClaimedJob) -> bool:
+    """Whether the job is a run of a schedule: the planner lets it start."""
+    return read_run_key(job.key) is not None

@@ -9,13 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 
+from duetime.domain.decide_run import Decision
 from duetime.domain.job import ClaimedJob, EndedAs
 from duetime.domain.reminder import REMIND_TASK
-from duetime.domain.schedule import Decision, TickStatus, read_run_key
+from duetime.domain.schedule import TickStatus, read_run_key
 from duetime.errors import DatabaseUnreachable, StorageError
-from duetime.storage.reminders import ReminderStatements
-from duetime.storage.schedules import ClaimedRun, NewSchedule, ScheduleStatements
+from duetime.storage.deliveries import DeliveryStatements
+from duetime.storage.schedule_rows import ClaimedRun, NewSchedule
+from duetime.storage.schedule_runs import RunStatements
+from duetime.storage.schedules import ScheduleStatements
 from duetime.storage.store import Store
 from duetime.telemetry.events import Events
 
@@ -24,6 +28,7 @@ log = logging.getLogger("duetime.planner")
 REPAIR_SECONDS = 1.0
 _UNSETTLED_EVERY = 5
 """Every so many repairs, look for runs that ended and were not recorded."""
+_MOST_KEPT = 10_000
 
 
 class Planner:
@@ -42,7 +47,8 @@ class Planner:
         optional: bool = False,
     ) -> None:
         self._store = store
-        self._statements = ScheduleStatements(store.dialect)
+        self._schedules = ScheduleStatements(store.dialect)
+        self._statements = RunStatements(store.dialect)
         self._events = events
         self._worker = worker
         self._knows = knows
@@ -53,7 +59,7 @@ class Planner:
         self._decided: set[int] = set()
         self._ended: list[int] = []
         self._reminded: list[int] = []
-        self._reminders = ReminderStatements(store.dialect)
+        self._reminders = DeliveryStatements(store.dialect)
         self._keeping: asyncio.Task[None] | None = None
         self._repairs = 0
         self.optional = optional
@@ -63,7 +69,7 @@ class Planner:
         """Store what the code declares, as it is now; an operator's pause stays."""
         if declared:
             answer = await self._store.transact(
-                self._statements.apply(declared, actor="code", prune=False)
+                self._schedules.apply(declared, actor="code", prune=False)
             )
             for name, change in answer.items():
                 if change != "same":
@@ -81,17 +87,37 @@ class Planner:
                 raise
             log.warning("ledger_delayed", extra={"worker": self._worker, "error": str(error)})
             runs = []
-        clear = [run for run in runs if run.clear and self._knows(claimed[run.job_id].task)]
-        unclear = [run for run in runs if not run.clear]
+        unclear = [run for run in runs if not self._may_start(run, claimed[run.job_id])]
         held = {run.job_id for run in unclear}
         # What the ledger does not know (it was pruned, or the key is a stranger's) runs as any job.
         self._run([job for job in jobs if job.id not in held], received)
-        if clear:
-            self._begun += clear
-            self._keep_soon()
-        if unclear:
+        begun = [
+            run
+            for run in runs
+            if run.job_id not in held
+            and self._knows(claimed[run.job_id].task)
+            # A retry is in the ledger already, unless its first worker died too soon.
+            and (claimed[run.job_id].attempt == 1 or not run.clear)
+        ]
+        loop = asyncio.get_running_loop()
+        due = max(job.not_before for job in jobs)
+        if begun:
+            loop.call_at(due, self._began, begun)
+        if unclear and due > loop.time():
+            # Claimed ahead of its time: what stands in the way may end before that.
+            await asyncio.sleep(due - loop.time())
+            await self.admit([claimed[run.job_id] for run in unclear], received)
+        elif unclear:
             decisions = await self._store.transact(self._statements.decide(unclear, self._worker))
             await self._follow(decisions, claimed, unclear, received)
+
+    def _began(self, runs: Sequence[ClaimedRun]) -> None:
+        self._begun += runs
+        self._keep_soon()
+
+    def _may_start(self, run: ClaimedRun, job: ClaimedJob) -> bool:
+        """A run that has begun goes on, whatever its schedule says since."""
+        return run.clear if job.attempt == 1 else not run.unbegun
 
     async def _follow(
         self,
@@ -116,11 +142,11 @@ class Planner:
                 job.run_at = decision.at or job.run_at
                 wait.append(job)
         self._run(run, received)
-        for decision in decisions.values():
-            for job_id in decision.cancel:
-                await self._store.cancel(
-                    job_id, reason="cancelled: the next run of its schedule is due"
-                )
+        cancel = [job_id for decision in decisions.values() for job_id in decision.cancel]
+        if cancel:
+            await self._store.cancel_many(
+                cancel, reason="cancelled: the next run of its schedule is due"
+            )
         if wait:
             await self._wait(wait)
             ids = {job.id for job in wait}
@@ -140,6 +166,8 @@ class Planner:
 
     async def repair(self) -> float:
         """Plan on where nobody has; record what nobody did. Returns the seconds until the next."""
+        if self._begun:
+            self._keep_soon()
         if await self._store.transact(self._statements.due(), reads=True):
             planned = await self._store.transact(self._statements.repair())
             if planned:
@@ -156,6 +184,11 @@ class Planner:
         self._repairs += 1
         return REPAIR_SECONDS
 
+    async def next_repair(self) -> datetime | None:
+        """When `repair` has something to do, if nothing is claimed before."""
+        at: datetime | None = await self._store.transact(self._statements.next_due(), reads=True)
+        return at
+
     async def kept(self) -> None:
         """Wait until the ledger is up to date with what happened here."""
         while self._keeping is not None:
@@ -167,6 +200,7 @@ class Planner:
 
     async def _keep(self) -> None:
         """One batch at a time: what comes meanwhile is the next."""
+        begun: list[ClaimedRun] = []
         try:
             while self._begun or self._decided or self._ended or self._reminded:
                 begun, self._begun = self._begun, []
@@ -176,13 +210,16 @@ class Planner:
                     await self._store.transact(
                         self._statements.advance(begun, self._worker, decided=decided)
                     )
+                    begun = []
                 if ended:
                     await self._settle(ended)
                 if self._reminded:
                     reminded, self._reminded = self._reminded, []
                     await self._store.transact(self._reminders.settle(reminded))
         except StorageError as error:
-            # Repaired within seconds, by this worker or another.
+            # Repaired within seconds, by this worker or another; that they have begun only this one
+            # knows.
+            self._begun = [*begun, *self._begun][:_MOST_KEPT]
             log.warning("ledger_delayed", extra={"worker": self._worker, "error": str(error)})
         finally:
             self._keeping = None

@@ -84,6 +84,8 @@ class Runners:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="duetime-task")
         self._waiting: deque[tuple[ClaimedJob, float]] = deque()
+        self._early: list[tuple[ClaimedJob, float]] = []
+        """Claimed ahead of their time, which comes within milliseconds."""
         self._idle: list[asyncio.Future[None]] = []
         self._closing = False
         self._last_yield = 0.0
@@ -101,15 +103,26 @@ class Runners:
     @property
     def free(self) -> int:
         """How many more jobs could start at once."""
-        return max(0, self._concurrency - len(self.running) - len(self._waiting))
+        return max(0, self._concurrency - self._held)
 
     def room(self, most: int) -> int:
         """How many more jobs may be claimed: many while handlers are fast, few while slow."""
         ahead = self._concurrency * _HOLD_SECONDS / max(self._mean_seconds, 1e-5)
-        held = len(self.running) + len(self._waiting)
-        return max(0, self._concurrency + int(min(ahead, most)) - held)
+        return max(0, self._concurrency + int(min(ahead, most)) - self._held)
+
+    @property
+    def _held(self) -> int:
+        return len(self.running) + len(self._waiting) + len(self._early)
 
     def put(self, jobs: Sequence[ClaimedJob], *, received: float) -> None:
+        """Run them as soon as there is a runner; what was claimed ahead, not before its time."""
+        now = self._loop.time()
+        if any(job.not_before > now for job in jobs):
+            early = [job for job in jobs if job.not_before > now]
+            self._early += [(job, received) for job in early]
+            for at in {job.not_before for job in early}:
+                self._loop.call_at(at, self._put_due)
+            jobs = [job for job in jobs if job.not_before <= now]
         for job in jobs:
             if job.limited:
                 # What waits here counts as running everywhere: it is next.
@@ -121,17 +134,28 @@ class Runners:
             if not future.done():
                 future.set_result(None)
 
+    def _put_due(self) -> None:
+        now = self._loop.time()
+        due: dict[float, list[ClaimedJob]] = {}
+        for job, received in self._early:
+            if job.not_before <= now:
+                due.setdefault(received, []).append(job)
+        self._early = [item for item in self._early if item[0].not_before > now]
+        for received, jobs in due.items():
+            self.put(jobs, received=received)
+
     def has(self, job: ClaimedJob) -> bool:
-        """Whether the job runs here, or waits for a runner."""
-        return any(held is job for held, _ in self._waiting) or any(
+        """Whether the job runs here, or waits for a runner or its time."""
+        return any(held is job for held, _ in (*self._waiting, *self._early)) or any(
             running.job is job for running in self.running
         )
 
     def take_back(self, older_than: float = 0.0) -> list[ClaimedJob]:
         """Remove and return what waits for a runner longer than `older_than` seconds."""
         limit = time.monotonic() - older_than
-        back = [job for job, received in self._waiting if received <= limit]
+        back = [job for job, received in (*self._waiting, *self._early) if received <= limit]
         self._waiting = deque(item for item in self._waiting if item[1] > limit)
+        self._early = [item for item in self._early if item[1] > limit]
         if back:
             # The handlers are slower than they were: claim fewer ahead.
             self._mean_seconds = max(self._mean_seconds, older_than)
@@ -139,13 +163,14 @@ class Runners:
 
     def cancel(self, job_id: int) -> bool:
         """Stop the handler of a job whose cancellation was asked for."""
-        for index, (job, received) in enumerate(self._waiting):
-            if job.id == job_id:
-                del self._waiting[index]
-                at = int((time.monotonic() - received) * 1e6)
-                end = EndedJob(job, EndedAs.CANCELLED, at, at, error="cancelled before it began")
-                self._ended(job, end)
-                return True
+        for held in (self._waiting, self._early):
+            for index, (job, received) in enumerate(held):
+                if job.id == job_id:
+                    del held[index]
+                    at = int((time.monotonic() - received) * 1e6)
+                    error = "cancelled before it began"
+                    self._ended(job, EndedJob(job, EndedAs.CANCELLED, at, at, error=error))
+                    return True
         for running in self.running:
             if running.job.id == job_id:
                 running.stop(CANCELLED)
@@ -159,7 +184,7 @@ class Runners:
     async def drained(self, seconds: float) -> bool:
         """Wait until nothing runs or waits, at most `seconds`; return whether that is so."""
         deadline = time.monotonic() + seconds
-        while self.running or self._waiting:
+        while self._held:
             if time.monotonic() >= deadline:
                 return False
             await asyncio.sleep(0.005)

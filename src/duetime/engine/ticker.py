@@ -12,7 +12,7 @@ from itertools import islice
 
 from duetime.domain.job import NewJob
 from duetime.domain.schedule import run_key
-from duetime.storage.schedules import NewSchedule
+from duetime.storage.schedule_rows import NewSchedule
 from duetime.storage.store import Store
 
 _HOLD = timedelta(hours=1)

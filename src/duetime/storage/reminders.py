@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
 from duetime.domain.arming import Armed, Level, arm, resolve_rules
+from duetime.domain.recurrence import COMPLETED, SKIPPED, Plan, Recurrence
 from duetime.domain.reminder import (
     REMIND_TASK,
     Reminder,
@@ -18,9 +19,23 @@ from duetime.domain.reminder import (
 )
 from duetime.domain.rule import Rule, say_moment
 from duetime.errors import InvalidInput
+from duetime.storage.recurring import (
+    SHARED_FROM,
+    due_times,
+    falls_behind,
+    plan_subject,
+    planned_documents,
+    repeating,
+    repeats_or_did,
+    since_document,
+)
 from duetime.storage.store import Dialect, Row, Statement, Statements
 
 _BATCH = 2000
+_MANY = 20_000
+"""How many subjects one statement re-arms in SQL."""
+_AGAIN = timedelta(milliseconds=100)
+"""When to look again at subjects whose recipients' clocks are being changed."""
 
 
 class ScopeInfo(msgspec.Struct, frozen=True):
@@ -37,6 +52,10 @@ class ReminderStatements:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
+
+    @property
+    def dialect(self) -> Dialect:
+        return self._dialect
 
     # Scopes
 
@@ -55,22 +74,7 @@ class ReminderStatements:
         yield from self._dialect.run("scope_put", [document])
         count = 0
         if before != scope:
-            after = 0
-            while True:
-                rows = yield from self._dialect.run(
-                    "subjects_below", {"ref": scope.ref, "after": after}
-                )
-                if not rows:
-                    break
-                ids = [row[0] for row in rows]
-                subjects = yield from self._lock(ids=ids)
-                # A revision of its own: what comes back is armed again, beside what it was.
-                yield from self._dialect.run("subject_revise", [s.id for s in subjects])
-                for subject in subjects:
-                    subject.revision += 1
-                yield from self._rearm(subjects, "the rules changed")
-                count += len(ids)
-                after = ids[-1]
+            count = yield from self._rearm_below(scope.ref)
             yield from self._audit(
                 actor, "scope.put", f"scope:{scope.ref}", before and _scope_json(before), document
             )
@@ -82,29 +86,45 @@ class ReminderStatements:
 
     # Subjects
 
-    def put(self, subjects: Sequence[Subject], *, actor: str) -> Statements:
-        """Store subjects and arm what follows; return `{ref: "added" | "changed" | "same"}`."""
+    def put(
+        self,
+        subjects: Sequence[Subject],
+        *,
+        actor: str,
+        as_of: Mapping[str, datetime] | None = None,
+    ) -> Statements:
+        """Store subjects and arm what follows; return `{ref: "added" | "changed" | "same"}`.
+
+        `as_of`: when a subject (by reference) was changed, if that was not just now.
+        """
         refs = [subject.ref for subject in subjects]
         yield from self._check_scopes(subjects)
         stored = {s.ref: s for s in (yield from self._lock(refs=refs))}
         fresh = [subject for subject in subjects if subject.ref not in stored]
         answer: dict[str, str] = {}
         if fresh:
-            rows = yield from self._dialect.run("subject_insert", [_document(s) for s in fresh])
+            rows = yield from self._dialect.run(
+                "subject_insert", [subject_document(s) for s in fresh]
+            )
             # Another transaction may have added some meanwhile: those are changed by us.
             answer = {row[0]: "added" for row in rows}
             for subject in (yield from self._lock(refs=[s.ref for s in fresh])):
                 stored[subject.ref] = subject
+        # One that comes from another scope: its scope is not locked, and may not be any more.
+        locked = {None, *(subject.scope for subject in subjects)}
+        yield from self._catch_up(s for s in stored.values() if s.scope in locked)
         moved: list[Subject] = []
         for given in subjects:
             known = stored[given.ref]
+            if given.repeats is not None:
+                given.repeats = given.repeats.keeping(known.repeats)
             if given.ref in answer and known.material() == given.material():
                 moved.append(known)
                 yield from self._audit(
-                    actor, "subject.put", f"subject:{given.ref}", None, _summary(known)
+                    actor, "subject.put", f"subject:{given.ref}", None, subject_summary(known)
                 )
                 continue
-            given.id, given.revision = known.id, known.revision
+            given.id, given.revision, given.planned = known.id, known.revision, known.planned
             if known.material() != given.material():
                 given.revision += 1
                 moved.append(given)
@@ -113,12 +133,18 @@ class ReminderStatements:
                 continue
             answer[given.ref] = "changed"
             yield from self._dialect.run(
-                "subject_update", [_document(given) | {"id": given.id, "revision": given.revision}]
+                "subject_update",
+                [subject_document(given) | {"id": given.id, "revision": given.revision}],
             )
             yield from self._audit(
-                actor, "subject.put", f"subject:{given.ref}", _summary(known), _summary(given)
+                actor,
+                "subject.put",
+                f"subject:{given.ref}",
+                subject_summary(known),
+                subject_summary(given),
             )
-        yield from self._rearm(moved, None)
+        since = {s.id: as_of[s.ref] for s in moved if s.ref in as_of} if as_of else None
+        yield from self._rearm_stored(moved, None, as_of=since)
         return answer
 
     def close(self, ref: str, *, actor: str, delete: bool) -> Statements:
@@ -126,19 +152,18 @@ class ReminderStatements:
         for subject in (yield from self._lock(refs=[ref])):
             if subject.status != "open" and not delete:
                 return True
-            before = _summary(subject)
+            before = subject_summary(subject)
             what = "deleted" if delete else "completed"
             subject.status = "done"
             subject.revision += 1
-            yield from self._rearm([subject], f"the subject was {what}")
+            yield from self._dialect.run(
+                "subject_update",
+                [subject_document(subject) | {"id": subject.id, "revision": subject.revision}],
+            )
+            yield from self._rearm_stored([subject], f"the subject was {what}")
             if delete:
                 yield from self._dialect.run("subject_delete", [subject.id])
-            else:
-                yield from self._dialect.run(
-                    "subject_update",
-                    [_document(subject) | {"id": subject.id, "revision": subject.revision}],
-                )
-            after = None if delete else _summary(subject)
+            after = None if delete else subject_summary(subject)
             yield from self._audit(actor, f"subject.{what}", f"subject:{ref}", before, after)
             return True
         return False
@@ -171,50 +196,42 @@ class ReminderStatements:
         )
         return [self._reminder(row) for row in rows]
 
-    def sent(
-        self, reminder: Reminder, *, channel: str, external_id: str | None, worker: str
-    ) -> Statements:
-        """Record that it was handed over, with the audit event."""
-        yield from self._dialect.run(
-            "reminder_sent",
-            {
-                "id": reminder.id,
-                "channel": channel,
-                "key": reminder.key,
-                "status": "sent",
-                "external_id": external_id,
-            },
-        )
-        after = {"reminder": reminder.id, "rule": reminder.rule.text, "channel": channel,
-                 "recipient": reminder.recipient, "external_id": external_id}  # fmt: skip
-        yield from self._audit(worker, "reminder.sent", f"subject:{reminder.subject}", None, after)
-
-    def settle(self, jobs: Sequence[int]) -> Statements:
-        """Record how the jobs of reminders ended that were not sent."""
-        return len((yield from self._dialect.run("reminder_settle", list(jobs))))
-
     def unsettled(self) -> Statements:
         """Return jobs that ended, and whose reminders do not say so. Reads only."""
         return [row[0] for row in (yield from self._dialect.run("reminder_unsettled", {}))]
 
-    def receipt(self, external_id: str, status: str) -> Statements:
-        """Record what the provider told later; return how many deliveries that were."""
-        rows = yield from self._dialect.run(
-            "delivery_receipt", {"external_id": external_id, "status": status}
-        )
-        return len(rows)
-
     # Arming
 
-    def _rearm(self, subjects: Sequence[Subject], why: str | None) -> Statements:
-        """Make the armed reminders of locked subjects true again."""
+    def ask_rearm(self, at: datetime | None = None) -> Statements:
+        """Have a worker re-arm subjects whose `rearm_at` is at most `at`; by default, now.
+
+        In the transaction that sets it: then no mark is without its job.
+        """
+        now = yield from self._dialect.now()
+        yield from self._dialect.run("rearm_ask", {"at": now if at is None else at})
+
+    def _rearm(
+        self,
+        subjects: Sequence[Subject],
+        why: str | None,
+        *,
+        as_of: Mapping[int, datetime] | None = None,
+        catch_up: bool = False,
+    ) -> Statements:
+        """Make the armed reminders of locked subjects true again.
+
+        `as_of`: when the change of a subject (by id) was made, if that was not just now. What
+        came due since is late, not past. `catch_up`: nothing has changed; only occurrences that
+        are not planned yet are armed.
+        """
         now = yield from self._dialect.now()
         for start in range(0, len(subjects), _BATCH):
             batch = subjects[start : start + _BATCH]
             # A closed subject has no rules: its closing holds it, and must not wait for scopes.
             names = sorted({s.scope for s in batch if s.scope and s.status == "open"})
             scopes = yield from self._scopes(names)
-            rows = yield from self._dialect.run("reminder_of", [subject.id for subject in batch])
+            zones, sure = yield from self._zones(batch, scopes)
+            rows = yield from self._reminders_of(batch, scopes, now)
             existing: dict[int, dict[tuple[Any, ...], tuple[int, str, Rule]]] = {}
             moment = self._dialect.moment
             for row in rows:
@@ -223,9 +240,19 @@ class ReminderStatements:
                 existing.setdefault(row[1], {})[place] = (row[0], row[6], known_rule)
             write: list[dict[str, Any]] = []
             gone: dict[tuple[str, str], list[int]] = {}
+            plans: dict[int, Plan | None] = {}
             for subject in batch:
-                wanted = _wanted(subject, scopes, now)
                 known = existing.get(subject.id, {})
+                planned = None
+                if repeating(subject):
+                    rules = rules_that_hold(subject, scopes)
+                    behind = (as_of or {}).get(subject.id)
+                    planned = plan_subject(subject, rules, known, now, behind)
+                    plans[subject.id] = planned
+                when = (as_of or {}).get(subject.id, now)
+                if catch_up and subject.planned is not None:
+                    when = subject.planned[0]
+                wanted = _wanted(subject, scopes, when, planned, zones)
                 for place, (reminder_id, status, rule) in list(known.items()):
                     if status == ReminderStatus.ARMED and (
                         place not in wanted or wanted[place][1].rule != rule
@@ -233,9 +260,16 @@ class ReminderStatements:
                         gone.setdefault(_withdrawal(subject, place, why), []).append(reminder_id)
                         del known[place]
                 write += [
-                    _reminder_document(subject, recipient, armed)
+                    _reminder_document(subject, place[0], recipient, armed)
                     for place, (recipient, armed) in wanted.items()
                     if place not in known
+                    and not _comes_later(subject, recipient, armed.rule)
+                    # Of occurrences that were planned before, only what is still to come.
+                    and (
+                        planned is None
+                        or place[0] >= planned.fresh_from
+                        or (armed.time >= when and not catch_up)
+                    )
                 ]
             for (status, reason), ids in gone.items():
                 yield from self._dialect.run(
@@ -243,6 +277,120 @@ class ReminderStatements:
                 )
             if write:
                 yield from self._dialect.run("reminder_write", write)
+            yield from self._note_plans(batch, plans, now)
+            if not sure:
+                again = now + _AGAIN
+                ids = [subject.id for subject in batch]
+                yield from self._dialect.run("subject_mark", {"ids": ids, "at": again})
+                yield from self.ask_rearm(again)
+
+    def _zones(
+        self, subjects: Sequence[Subject], scopes: Mapping[str, ScopeInfo]
+    ) -> Generator[Statement, list[Row], tuple[dict[str, str], bool]]:
+        """The clocks of the recipients, where rules follow those, and whether they stay so.
+
+        Whoever changes a clock waits for us, and re-arms what we arm. If he came first, we do not
+        wait, since he may wait for our subjects: a worker arms them again after him.
+        """
+        refs = {
+            ref
+            for subject in subjects
+            if subject.status == "open"
+            and any(r.zone == "recipient" for r in resolve_rules(_chain(subject, scopes)).rules)
+            for ref in subject.recipients
+        }
+        if not refs:
+            return {}, True
+        locked = yield from self._dialect.run("recipient_share", sorted(refs))
+        rows = yield from self._dialect.run("recipient_zones", sorted(refs))
+        return {row[0]: row[1] for row in rows}, all(row[0] for row in locked)
+
+    def _reminders_of(
+        self, subjects: Sequence[Subject], scopes: Mapping[str, ScopeInfo], now: datetime
+    ) -> Generator[Statement, list[Row], list[Row]]:
+        """What became of the reminders of subjects, as far as it matters now."""
+        repeats = [s for s in subjects if repeating(s)]
+        once = [s.id for s in subjects if not repeating(s)]
+        rows = (yield from self._dialect.run("reminder_of", once)) if once else []
+        if repeats:
+            asked = [since_document(s, rules_that_hold(s, scopes), now) for s in repeats]
+            rows = [*rows, *(yield from self._dialect.run("reminder_since", asked))]
+        return rows
+
+    def _note_plans(
+        self, subjects: Sequence[Subject], plans: Mapping[int, Plan | None], now: datetime
+    ) -> Statements:
+        """Note how far occurrences are armed, and have a worker go on in time."""
+        notes = planned_documents(subjects, plans)
+        if not notes:
+            return
+        asked = {note["rearm_at"]: note["id"] for note in notes if note["rearm_at"] is not None}
+        for at, subject_id in sorted(asked.items()):
+            if at >= now + SHARED_FROM and (
+                yield from self._dialect.run("rearm_marked", {"at": at, "id": subject_id})
+            ):
+                continue
+            yield from self.ask_rearm(at)
+        yield from self._dialect.run("subject_planned", notes)
+
+    def _catch_up(self, subjects: Iterable[Subject]) -> Statements:
+        """Arm what became due, while no worker went on with it, before anything is changed: it is
+        late, not past. The scopes of the subjects are locked."""
+        again = [subject for subject in subjects if repeating(subject) and subject.planned]
+        if not again:
+            return
+        now = yield from self._dialect.now()
+        scopes = yield from self._scopes(sorted({s.scope for s in again if s.scope}))
+        behind = [s for s in again if falls_behind(s, rules_that_hold(s, scopes), now)]
+        if behind:
+            yield from self._rearm(behind, None, catch_up=True)
+
+    def _rearm_stored(
+        self,
+        subjects: Sequence[Subject],
+        why: str | None,
+        *,
+        as_of: Mapping[int, datetime] | None = None,
+    ) -> Statements:
+        """`_rearm` of subjects that are locked and stored: in SQL where that can."""
+        here = list(subjects)
+        if self._dialect.arms and as_of is None:
+            here = [subject for subject in subjects if repeats_or_did(subject)]
+            there = [subject.id for subject in subjects if not repeats_or_did(subject)]
+            if there:
+                yield from self._dialect.run("rearm_these", {"ids": there, "why": why})
+        if here:
+            yield from self._rearm(here, why, as_of=as_of)
+
+    def _rearm_below(self, ref: str) -> Statements:
+        """Re-arm the open subjects below a scope; return how many those are."""
+        why, count, after = "the rules changed", 0, 0
+        while True:
+            if self._dialect.arms:
+                document = {"ref": ref, "after": after, "most": _MANY, "why": why}
+                [(found, last)] = yield from self._dialect.run("rearm_below", document)
+                if not found:
+                    return count
+                count, after = count + found, last
+                continue
+            rows = yield from self._dialect.run("subjects_below", {"ref": ref, "after": after})
+            if not rows:
+                return count
+            ids = [row[0] for row in rows]
+            yield from self._revise(ids, why)
+            count, after = count + len(ids), ids[-1]
+
+    def _revise(
+        self, ids: Sequence[int], why: str | None, *, as_of: Mapping[int, datetime] | None = None
+    ) -> Statements:
+        """Lock subjects and arm them under a revision of its own: what comes back is armed again,
+        beside what it was."""
+        subjects = yield from self._lock(ids=ids)
+        yield from self._dialect.run("subject_revise", [subject.id for subject in subjects])
+        for subject in subjects:
+            subject.revision += 1
+        yield from self._rearm(subjects, why, as_of=as_of)
+        return len(subjects)
 
     def _check_scopes(self, subjects: Sequence[Subject]) -> Statements:
         names = sorted({subject.scope for subject in subjects if subject.scope})
@@ -280,6 +428,9 @@ class ReminderStatements:
             due_at=None if row[3] is None else self._dialect.moment(row[3]), tz=row[4],
             status=row[5], rules=_rules(row[6]), data=msgspec.json.decode(row[7]),
             recipients=tuple(msgspec.json.decode(row[8])), revision=row[9],
+            repeats=None if row[12] is None else Recurrence.from_json(row[12], row[4]),
+            planned=None if row[13] is None
+            else (self._dialect.moment(row[13]), self._dialect.moment(row[14])),
         )  # fmt: skip
 
     def _reminder(self, row: Row) -> Reminder:
@@ -291,23 +442,42 @@ class ReminderStatements:
             rule=Rule.from_json(row[4]), time=self._dialect.moment(row[5]), recipient=row[6],
             run_at=maybe(row[7]), status=ReminderStatus(row[8]), reason=row[9], job_id=row[10],
             tz=row[11], data=msgspec.json.decode(row[13]), channel=row[17], external_id=row[18],
-            delivery=row[19], ended_at=maybe(row[20]),
+            delivery=row[19], ended_at=maybe(row[20]), stale=bool(row[21]),
+            snoozes=row[22], acknowledged_at=maybe(row[23]), acknowledged_by=row[24],
         )  # fmt: skip
 
 
 def _wanted(
-    subject: Subject, scopes: Mapping[str, ScopeInfo], now: datetime
+    subject: Subject,
+    scopes: Mapping[str, ScopeInfo],
+    now: datetime,
+    planned: Plan | None,
+    zones: Mapping[str, str],
 ) -> dict[tuple[Any, ...], tuple[str, Armed]]:
     """What should be there for a subject: (due, rule, time, recipient) → recipient and time."""
-    if subject.due_at is None or subject.status != "open":
-        return {}
     rules = resolve_rules(_chain(subject, scopes)).rules
     found: dict[tuple[Any, ...], tuple[str, Armed]] = {}
-    for armed in arm(rules, subject.due_at, subject.tz, now):
-        for recipient in subject.recipients or ("",):
-            place = (subject.due_at, armed.rule.id, armed.time, recipient)
-            found[place] = (recipient, armed)
+    by_zone: dict[str | None, list[str]] = {}
+    for recipient in subject.recipients or ("",):
+        by_zone.setdefault(zones.get(recipient), []).append(recipient)
+    for due, held in due_times(subject, rules, planned):
+        for zone, recipients in by_zone.items():
+            for armed in arm(held, due, subject.tz, now, recipient_tz=zone):
+                for recipient in recipients:
+                    place = (due, armed.rule.id, armed.time, recipient)
+                    found[place] = (recipient, armed)
     return found
+
+
+def _comes_later(subject: Subject, recipient: str, rule: Rule) -> bool:
+    """Whether a recipient is told only if the ones before do not acknowledge."""
+    first = subject.recipients[:1] or ("",)
+    return rule.escalate is not None and recipient not in first
+
+
+def rules_that_hold(subject: Subject, scopes: Mapping[str, ScopeInfo]) -> tuple[Rule, ...]:
+    """Its own, or those of a scope around it."""
+    return resolve_rules(_chain(subject, scopes)).rules
 
 
 def _chain(subject: Subject, scopes: Mapping[str, ScopeInfo]) -> list[Level]:
@@ -324,20 +494,25 @@ def _withdrawal(subject: Subject, place: tuple[Any, ...], why: str | None) -> tu
     """The status and the reason of a reminder that is no longer true."""
     if subject.status != "open":
         return ReminderStatus.CANCELLED, why or "the subject was completed"
-    if subject.due_at is None:
+    if subject.repeats is not None and not subject.repeats.is_due(place[0]):
+        reason = why or subject.repeats.why_not(place[0])
+        ended = reason in (SKIPPED, COMPLETED)
+        return ReminderStatus.CANCELLED if ended else ReminderStatus.SUPERSEDED, reason
+    if subject.due_at is None and subject.repeats is None:
         return ReminderStatus.SUPERSEDED, "the subject has no due time any more"
-    if subject.due_at != place[0]:
+    if subject.due_at is not None and subject.due_at != place[0]:
         return ReminderStatus.SUPERSEDED, f"the subject moved to {say_moment(subject.due_at)}"
     if place[3] and place[3] not in subject.recipients:
         return ReminderStatus.SUPERSEDED, "the recipient is no longer one of the subject's"
     return ReminderStatus.SUPERSEDED, why or "its rule no longer holds"
 
 
-def _reminder_document(subject: Subject, recipient: str, armed: Armed) -> dict[str, Any]:
-    assert subject.due_at is not None
+def _reminder_document(
+    subject: Subject, due: datetime, recipient: str, armed: Armed
+) -> dict[str, Any]:
     return {
         "subject_id": subject.id,
-        "due_at": subject.due_at,
+        "due_at": due,
         "rule_id": armed.rule.id,
         "rule": armed.rule.to_json(),
         "time": armed.time,
@@ -346,7 +521,7 @@ def _reminder_document(subject: Subject, recipient: str, armed: Armed) -> dict[s
         "run_at": armed.run_at,
         "status": armed.status,
         "reason": armed.reason,
-        "key": reminder_key(subject.ref, subject.due_at, armed.rule, armed.time, recipient),
+        "key": reminder_key(subject.ref, due, armed.rule, armed.time, recipient),
         "task": REMIND_TASK,
         "expires_at": armed.expires_at,
     }
@@ -377,7 +552,7 @@ def _rules(text: str | None) -> tuple[Rule, ...] | None:
     return tuple(Rule.from_json(value) for value in msgspec.json.decode(text))
 
 
-def _document(subject: Subject) -> dict[str, Any]:
+def subject_document(subject: Subject) -> dict[str, Any]:
     rules = subject.rules
     return {
         "ref": subject.ref,
@@ -388,10 +563,11 @@ def _document(subject: Subject) -> dict[str, Any]:
         "rules": None if rules is None else [rule.to_json() for rule in rules],
         "data": subject.data,
         "recipients": list(subject.recipients),
+        "repeats": subject.repeats and subject.repeats.to_json(),
     }
 
 
-def _summary(subject: Subject) -> dict[str, Any]:
+def subject_summary(subject: Subject) -> dict[str, Any]:
     rules = subject.rules
     return {
         "scope": subject.scope,
@@ -400,4 +576,4 @@ def _summary(subject: Subject) -> dict[str, Any]:
         "status": subject.status,
         "rules": None if rules is None else [rule.text for rule in rules],
         "recipients": list(subject.recipients),
-    }
+    } | ({"repeats": subject.repeats.to_json()} if subject.repeats else {})

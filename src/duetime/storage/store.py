@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -21,6 +21,9 @@ from duetime.domain.job import (
 )
 from duetime.domain.queue import Limits, QueueInfo
 
+if TYPE_CHECKING:
+    from duetime.storage.tracking import Triggers
+
 Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any]]
 Statements = Generator[Statement, list[Row], Any]
@@ -29,6 +32,10 @@ Statements = Generator[Statement, list[Row], Any]
 
 class Dialect(Protocol):
     """How a backend runs a named statement with one JSON document, and reads its times."""
+
+    @property
+    def arms(self) -> bool:
+        """Whether its SQL computes reminders: `rearm_these`, `rearm_below`."""
 
     def run(self, name: str, document: Any) -> Generator[Statement, list[Row], list[Row]]: ...
 
@@ -147,6 +154,10 @@ class Store(Protocol):
     @property
     def dialect(self) -> Dialect: ...
 
+    @property
+    def triggers(self) -> Triggers:
+        """How it follows the rows of tracked tables."""
+
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
@@ -193,8 +204,12 @@ class Store(Protocol):
         limited: Sequence[str] = (),
         want: int = 0,
         look_ahead: bool = False,
+        lead: float = 0.0,
     ) -> Exchange:
-        """Finish what ended and claim what is due, fenced, in one transaction."""
+        """Finish what ended and claim what is due, fenced, in one transaction.
+
+        With a `lead` also what falls due within so many seconds: the worker holds it until then.
+        """
 
     async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> frozenset[int]:
         """Finish again what may or may not have been finished (the answer was lost).
@@ -250,6 +265,9 @@ class Store(Protocol):
 
     async def cancel(self, job_id: int, *, reason: str) -> JobState | None:
         """Cancel a job that waits, or ask its worker to stop it. Returns the state it was in."""
+
+    async def cancel_many(self, job_ids: Sequence[int], *, reason: str) -> None:
+        """Cancel several, in one transaction."""
 
     async def reschedule(self, job_id: int, run_at: datetime) -> JobState | None: ...
 

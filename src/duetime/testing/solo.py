@@ -13,7 +13,7 @@ from duetime.app import Duetime
 from duetime.domain.job import LAST_PRIORITY, ClaimedJob, EndedAs, EndedJob
 from duetime.domain.schedule import read_run_key
 from duetime.engine.executor import TimedOut
-from duetime.engine.planner import Planner
+from duetime.engine.planner import REPAIR_SECONDS, Planner
 from duetime.engine.runners import Runners, Running
 from duetime.engine.ticker import Ticker
 from duetime.engine.worker import task_defaults
@@ -61,7 +61,7 @@ class SoloWorker:
             store,
             app.events,
             worker=_NAME,
-            knows=app.tasks.__contains__,
+            knows=app.known_tasks.__contains__,
             run=lambda jobs, _: self._admitted.extend(jobs),
             skip=lambda job, ended_as, reason: self._skipped.append(
                 EndedJob(job, ended_as, 0, 0, error=reason)
@@ -70,7 +70,7 @@ class SoloWorker:
         )
 
     async def open(self) -> None:
-        tasks = self._app.tasks
+        tasks = self._app.known_tasks
         self._worker_id = await self._store.register_worker(
             name=_NAME,
             queues=self._app.settings.queues,
@@ -112,7 +112,7 @@ class SoloWorker:
                 self._worker_id, **looks[0], want=1, look_ahead=True
             )
             for job in answer.claimed:
-                if job.task not in self._app.tasks:
+                if job.task not in self._app.known_tasks:
                     await self._park(job)
                 elif await self._admit(job):
                     return job, None
@@ -125,7 +125,7 @@ class SoloWorker:
 
     async def _admit(self, job: ClaimedJob) -> bool:
         """Whether a claimed job may run; a schedule may have decided otherwise."""
-        if job.attempt > 1 or read_run_key(job.key) is None:
+        if read_run_key(job.key) is None:
             return True
         self._admitted.clear()
         await self._planner.admit([job], time.monotonic())
@@ -137,9 +137,15 @@ class SoloWorker:
         return bool(self._admitted)
 
     async def plan(self) -> None:
-        """What the planner of a worker does every second."""
-        await self._planner.repair()
+        """What the planner of a worker does every second, until there is no more to do."""
+        while await self._planner.repair() < REPAIR_SECONDS:
+            pass
         await self._ticker.arm()
+
+    async def next_plan(self, now: datetime) -> datetime | None:
+        """When, later, the planner has something to do, if no job comes before."""
+        at = await self._planner.next_repair()
+        return None if at is None or at <= now else at
 
     async def claim_this(self, job_id: int, now: datetime) -> ClaimedJob | None:
         """Claim one particular job if it may start now; what else is due stays as it is."""

@@ -234,10 +234,10 @@ class World:
     async def _unpark(self) -> None:
         """A world works on every queue."""
         queues = [queue.name for queue in await self._store.queues()]
-        await self._store.unpark(list(self.app.tasks), queues)
+        await self._store.unpark(list(self.app.known_tasks), queues)
 
     async def _drain(self) -> tuple[int, datetime | None]:
-        """Returns how many ran, and when the next job is due."""
+        """Returns how many ran, and when, later, there is more to do."""
         await self._unpark()
         await self._worker.plan()
         allowed = self._most + sum(queue.due for queue in await self._store.queues())
@@ -245,7 +245,9 @@ class World:
         while True:
             job, next_at = await self._worker.claim(self._now)
             if job is None:
-                return ran.total(), next_at
+                plan_at = await self._worker.next_plan(self._now)
+                times = [at for at in (next_at, plan_at) if at is not None]
+                return ran.total(), min(times, default=None)
             if ran.total() >= allowed:
                 await self._store.release([job])
                 often = ", ".join(f"{task!r} {times} times" for task, times in ran.most_common(3))

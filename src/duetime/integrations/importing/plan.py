@@ -13,7 +13,8 @@ from duetime.domain.job import check_name
 from duetime.domain.schedule import Schedule
 from duetime.errors import InvalidInput
 from duetime.integrations.importing.found import Found, plain_end
-from duetime.storage.schedules import NewSchedule, ScheduleStatements
+from duetime.storage.schedule_rows import NewSchedule
+from duetime.storage.schedules import ScheduleStatements
 from duetime.storage.store import Statements
 
 NO_TASK = "?"

@@ -14,6 +14,8 @@ from duetime.storage.store import Row, Statement
 class PostgresDialect:
     """A statement takes the document as it is; times are native."""
 
+    arms = True
+
     def __init__(self, sql: Mapping[str, str]) -> None:
         self._sql = sql
 

@@ -90,17 +90,18 @@ class HotPath(Sessions):
         limited: Sequence[str] = (),
         want: int = 0,
         look_ahead: bool = False,
+        lead: float = 0.0,
     ) -> Exchange:
         try:
             return await self._exchange(
-                worker_id, ended, closed, lanes, limited, want, look_ahead, False
+                worker_id, ended, closed, lanes, limited, want, look_ahead, lead, False
             )
         except StorageError as error:
             if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
                 raise
             # Something was ended twice under its token: look at each.
             return await self._exchange(
-                worker_id, ended, closed, lanes, limited, want, look_ahead, True
+                worker_id, ended, closed, lanes, limited, want, look_ahead, lead, True
             )
 
     async def _exchange(
@@ -112,6 +113,7 @@ class HotPath(Sessions):
         limited: Sequence[str],
         want: int,
         look_ahead: bool,
+        lead: float,
         careful: bool,
     ) -> Exchange:
         statements = _finishes(ended, closed, careful=careful)
@@ -120,7 +122,7 @@ class HotPath(Sessions):
         if looks:
             # As JSON: adapting arrays of text and of moments costs us 0.1 ms more.
             given = msgspec.json.encode(lanes).decode()
-            claim = {"worker": worker_id, "want": want, "lanes": given}
+            claim = {"worker": worker_id, "want": want, "lanes": given, "lead": lead}
             statements.append(("claim", claim))
         if look_ahead:
             statements.append(("next_run_at", {"queues": sorted({lane.queue for lane in lanes})}))

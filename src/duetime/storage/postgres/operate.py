@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -74,6 +75,15 @@ class Operations(Sessions):
             if await self._on(connection, "cancel_running", job=job_id):
                 return JobState.RUNNING
             return await self._state(connection, job_id)
+
+    async def cancel_many(self, job_ids: Sequence[int], *, reason: str) -> None:
+        async with self._connection() as connection, connection.transaction():
+            await self._on(connection, "lock_claims_of", jobs=array(job_ids))
+            for job_id in sorted(job_ids):
+                if not await self._on(
+                    connection, "cancel_waiting", job=job_id, reason=reason, ended_as="cancelled"
+                ):
+                    await self._on(connection, "cancel_running", job=job_id)
 
     async def reschedule(self, job_id: int, run_at: datetime) -> JobState | None:
         return await self._move("reschedule", job_id, run_at=run_at)

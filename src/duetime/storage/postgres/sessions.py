@@ -18,6 +18,7 @@ from duetime.storage.postgres.connection import (
     told_errors,
 )
 from duetime.storage.postgres.dialect import PostgresDialect
+from duetime.storage.postgres.triggers import PostgresTriggers
 from duetime.storage.statements import load_statements
 from duetime.storage.store import Row
 
@@ -53,6 +54,7 @@ class Sessions:
             "duetime.storage.postgres", lambda text: in_schema(text, self.schema)
         )
         self.dialect = PostgresDialect(self._sql)
+        self.triggers = PostgresTriggers(self._sql, self.schema)
         self._pool: AsyncConnectionPool[Connection] | None = None
         self._transactions: AsyncConnectionPool[Connection] | None = None
 

@@ -20,14 +20,17 @@ _QUARANTINE = (10,)
 _LOOK_AT_LEAST = 1000
 
 
-def claim(tx: Transaction, worker_id: int, lanes: Sequence[Lane], want: int) -> list[ClaimedJob]:
-    """Take the first due jobs, lane by lane in the order given."""
+def claim(
+    tx: Transaction, worker_id: int, lanes: Sequence[Lane], want: int, lead: int
+) -> list[ClaimedJob]:
+    """Take the first jobs that are due, or will be within `lead`, lane by lane in this order."""
+    until = tx.now + lead
     filled = {
         (queue, priority)
         for queue, priority, run_at in decode(
             tx.value("lanes", queues=encode_set(lane.queue for lane in lanes))
         )
-        if run_at <= tx.now
+        if run_at <= until
     }
     rows: list[Any] = []
     for lane in lanes:
@@ -38,7 +41,7 @@ def claim(tx: Transaction, worker_id: int, lanes: Sequence[Lane], want: int) -> 
             "due_jobs",
             queue=lane.queue,
             priority=lane.priority,
-            now=tx.now,
+            now=until,
             want=want - len(rows),
         )
         taken = decode(found)

@@ -16,6 +16,8 @@ class SqliteDialect:
     """Times are microseconds, and the clock comes with the document. What takes several
     statements goes on in `…_2`, `…_3`; the rows are those of the last."""
 
+    arms = False
+
     def __init__(self, sql: Mapping[str, str], now_us: Callable[[], int]) -> None:
         self._sql = sql
         self._now_us = now_us

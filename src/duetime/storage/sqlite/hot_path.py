@@ -21,10 +21,11 @@ def exchange(
     limited: Sequence[str],
     want: int,
     look_ahead: bool,
+    lead: int,
 ) -> Exchange:
     """Finish what ended, then claim what is due."""
     refused = finish(tx, ended) if ended else frozenset()
-    claimed = claim(tx, worker_id, lanes, want) if lanes and want > 0 else []
+    claimed = claim(tx, worker_id, lanes, want, lead) if lanes and want > 0 else []
     opens: list[int] = []
     for queue in limited:
         if want > len(claimed):
@@ -40,7 +41,13 @@ def exchange(
 
 
 def look(
-    tx: Transaction, lanes: Sequence[Lane], limited: Sequence[str], *, want: int, look_ahead: bool
+    tx: Transaction,
+    lanes: Sequence[Lane],
+    limited: Sequence[str],
+    *,
+    want: int,
+    look_ahead: bool,
+    lead: int,
 ) -> Exchange | None:
     """Return the answer of an exchange that has nothing to do; None: it has.
 
@@ -49,7 +56,7 @@ def look(
     queues = {lane.queue for lane in lanes}
     if want > 0:
         first = first_due(tx, queues, limited, overdue=True)
-        if any(run_at <= tx.now for run_at in first):
+        if any(run_at <= tx.now + lead for run_at in first):
             return None
     else:
         first = first_due(tx, queues, limited) if look_ahead else []

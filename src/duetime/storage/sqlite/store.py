@@ -41,6 +41,7 @@ from duetime.storage.sqlite.shared import shared_of
 from duetime.storage.sqlite.sleeper import SqliteSleeper
 from duetime.storage.sqlite.thread import StoreThread
 from duetime.storage.sqlite.transaction import Transaction
+from duetime.storage.sqlite.triggers import SqliteTriggers
 from duetime.storage.sqlite.turn import turn_of
 from duetime.storage.statements import load_statements
 from duetime.storage.store import (
@@ -74,6 +75,7 @@ class SqliteStore:
         )
         self._shared = shared_of(self.path, self.prefix)
         self.dialect = SqliteDialect(self._sql, self._shared.now_us)
+        self.triggers = SqliteTriggers(self._sql, self.dialect, self.prefix)
         turn = turn_of(self.path)
         self._thread = StoreThread(
             self.path,
@@ -103,7 +105,11 @@ class SqliteStore:
         return from_us(self._shared.now_us())
 
     async def drive_clock(self, now: datetime | None) -> None:
-        self._shared.drive_clock(None if now is None else to_us(now))
+        moment = None if now is None else to_us(now)
+        self._shared.drive_clock(moment)
+        # For triggers, which run on the connections of others.
+        await self._thread.write(lambda tx: tx.run("drive_clock", now=moment))
+        await self._thread.write(lambda tx: tx.run("free_clock", now=moment))
 
     # Enqueue
 
@@ -161,8 +167,10 @@ class SqliteStore:
         limited: Sequence[str] = (),
         want: int = 0,
         look_ahead: bool = False,
+        lead: float = 0.0,
     ) -> Exchange:
         """As the protocol says. Claims close by themselves here, with their last job."""
+        lead_us = int(lead * 1e6)
 
         def work(tx: Transaction) -> Exchange:
             return hot_path.exchange(
@@ -173,12 +181,16 @@ class SqliteStore:
                 limited=limited,
                 want=want,
                 look_ahead=look_ahead,
+                lead=lead_us,
             )
 
         if ended:
             return await self._thread.write(work)
         return await self._thread.write_unless(
-            lambda tx: hot_path.look(tx, lanes, limited, want=want, look_ahead=look_ahead), work
+            lambda tx: hot_path.look(
+                tx, lanes, limited, want=want, look_ahead=look_ahead, lead=lead_us
+            ),
+            work,
         )
 
     async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> frozenset[int]:
@@ -257,6 +269,13 @@ class SqliteStore:
 
     async def cancel(self, job_id: int, *, reason: str) -> JobState | None:
         return await self._thread.write(lambda tx: operate.cancel(tx, job_id, reason))
+
+    async def cancel_many(self, job_ids: Sequence[int], *, reason: str) -> None:
+        def work(tx: Transaction) -> None:
+            for job_id in job_ids:
+                operate.cancel(tx, job_id, reason)
+
+        await self._thread.write(work)
 
     async def reschedule(self, job_id: int, run_at: datetime) -> JobState | None:
         return await self._thread.write(lambda tx: operate.reschedule(tx, job_id, run_at))

@@ -1,1 +1,2 @@
-alter table duetime.subject drop column repeats;
+alter table duetime.subject
+    drop column repeats, drop column planned_from, drop column planned_until;

@@ -72,6 +72,11 @@ with gone as (
 )
 select e.job_id from ended as e, told;
 
+-- name: lock_claims_of
+-- In one order: two that cancel several jobs cannot deadlock.
+select token from duetime.claim where job_ids && %(jobs)s::bigint[]
+order by token for no key update;
+
 -- name: cancel_running
 -- Ask the worker that holds the job to stop it; its heartbeat finds it if the NOTIFY is lost.
 with asked as (

@@ -67,7 +67,8 @@ order by n.id limit 2000;
 
 -- name: subject_lock
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules::text, s.data::text,
-    s.recipients::text, s.revision, s.created_at, s.updated_at
+    s.recipients::text, s.revision, s.created_at, s.updated_at, s.repeats::text, s.planned_from,
+    s.planned_until
 from duetime.subject as s cross join (select %s::json as doc) as i
 where s.id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
    or s.ref = any (array(select value from json_array_elements_text(i.doc -> 'refs')))
@@ -76,18 +77,19 @@ for update of s;
 
 -- name: subject_find
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules::text, s.data::text,
-    s.recipients::text, s.revision, s.created_at, s.updated_at
+    s.recipients::text, s.revision, s.created_at, s.updated_at, s.repeats::text, s.planned_from,
+    s.planned_until
 from duetime.subject as s cross join (select %s::json as doc) as i
 where (json_typeof(i.doc -> 'refs') = 'null'
        or s.ref = any (array(select value from json_array_elements_text(i.doc -> 'refs'))))
 order by s.due_at, s.ref limit 1000;
 
 -- name: subject_insert
-insert into duetime.subject (ref, scope, due_at, tz, status, rules, data, recipients)
-select g.ref, g.scope, g.due_at, g.tz, g.status, g.rules, g.data, g.recipients
+insert into duetime.subject (ref, scope, due_at, tz, status, rules, data, recipients, repeats)
+select g.ref, g.scope, g.due_at, g.tz, g.status, g.rules, g.data, g.recipients, g.repeats
 from json_to_recordset(%s::json) as g(
     ref text, scope text, due_at timestamptz, tz text, status text, rules json, data json,
-    recipients json)
+    recipients json, repeats json)
 order by g.ref
 on conflict (ref) do nothing
 returning ref;
@@ -99,10 +101,11 @@ where id = any (array(select value::bigint from json_array_elements_text(%s::jso
 -- name: subject_update
 update duetime.subject as s
 set scope = g.scope, due_at = g.due_at, tz = g.tz, status = g.status, rules = g.rules,
-    data = g.data, recipients = g.recipients, revision = g.revision, updated_at = duetime.now()
+    data = g.data, recipients = g.recipients, repeats = g.repeats, revision = g.revision,
+    updated_at = duetime.now()
 from json_to_recordset(%s::json) as g(
     id bigint, scope text, due_at timestamptz, tz text, status text, rules json, data json,
-    recipients json, revision integer)
+    recipients json, repeats json, revision integer)
 where s.id = g.id;
 
 -- name: subject_delete
@@ -154,15 +157,18 @@ select f.id from woken join fresh as f on true;
 
 -- name: reminder_withdraw
 -- Reminders that are no longer true end, with their jobs; one that is being sent is told by its
--- status, which its sender asks for right before. The document is read once, not for each row; and
--- the status has a form that the index of all that is armed does not serve.
+-- status, which its sender asks for right before. One that was snoozed has been sent. The document
+-- is read once, not for each row; and the status has a form that the index of all that is armed
+-- does not serve.
 with input as materialized (
     select g.status, g.reason,
         array(select value::bigint from json_array_elements_text(g.ids)) as ids
     from json_to_record(%s::json) as g(ids json, status text, reason text)
 ), gone as materialized (
     update duetime.reminder as r
-    set status = (select status from input), reason = (select reason from input),
+    set status = case when r.snoozes > 0 then 'sent' else (select status from input) end,
+        reason = case when r.snoozes > 0 then 'it was snoozed, and is not sent again: ' else '' end
+            || (select reason from input),
         ended_at = duetime.now()
     where r.id = any ((select ids from input)::bigint[]) and coalesce(r.status, '') = 'armed'
     returning r.job_id
@@ -182,10 +188,17 @@ select job_id from gone;
 -- By id: what every sender asks right before.
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
     r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
-    d.channel, d.external_id, d.status, r.ended_at
+    d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
+    r.snoozes, r.acknowledged_at, r.acknowledged_by
 from duetime.reminder as r
 join duetime.subject as s on s.id = r.subject_id
-left join duetime.delivery as d on d.reminder_id = r.id
+left join lateral (
+    select n.channel, n.external_id, n.status from duetime.delivery as n
+    where n.reminder_id = r.id
+    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
+        n.updated_at desc, n.id desc
+    limit 1
+) as d on true
 where r.id = any (array(select value::bigint from json_array_elements_text(%s::json -> 'ids')))
 order by coalesce(r.run_at, r.time), r.id limit 1000;
 
@@ -193,44 +206,42 @@ order by coalesce(r.run_at, r.time), r.id limit 1000;
 -- Of one subject: by its reference, then the unique index of reminders.
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
     r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
-    d.channel, d.external_id, d.status, r.ended_at
+    d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
+    r.snoozes, r.acknowledged_at, r.acknowledged_by
 from json_to_record(%s::json) as g(subject text, until timestamptz, status text)
 join duetime.subject as s on s.ref = g.subject
 join duetime.reminder as r on r.subject_id = s.id
-left join duetime.delivery as d on d.reminder_id = r.id
+left join lateral (
+    select n.channel, n.external_id, n.status from duetime.delivery as n
+    where n.reminder_id = r.id
+    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
+        n.updated_at desc, n.id desc
+    limit 1
+) as d on true
 where (g.status is null or r.status = g.status) and (g.until is null or r.run_at < g.until)
 order by coalesce(r.run_at, r.time), r.id limit 1000;
 
 -- name: reminder_find
+-- Deliveries are looked at only for those that are shown.
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
     r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
-    d.channel, d.external_id, d.status, r.ended_at
-from (select * from json_to_record(%s::json) as g(
-        ids json, subject text, until timestamptz, status text)) as g
-join duetime.reminder as r
-    on (json_typeof(g.ids) is null or json_typeof(g.ids) = 'null'
-        or r.id = any (array(select value::bigint from json_array_elements_text(g.ids))))
-    and (g.status is null or r.status = g.status) and (g.until is null or r.run_at < g.until)
-join duetime.subject as s on s.id = r.subject_id and (g.subject is null or s.ref = g.subject)
-left join duetime.delivery as d on d.reminder_id = r.id
+    d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
+    r.snoozes, r.acknowledged_at, r.acknowledged_by
+from (
+    select r.* from json_to_record(%s::json) as g(until timestamptz, status text)
+    join duetime.reminder as r
+        on (g.status is null or r.status = g.status) and (g.until is null or r.run_at < g.until)
+    order by coalesce(r.run_at, r.time), r.id limit 1000
+) as r
+join duetime.subject as s on s.id = r.subject_id
+left join lateral (
+    select n.channel, n.external_id, n.status from duetime.delivery as n
+    where n.reminder_id = r.id
+    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
+        n.updated_at desc, n.id desc
+    limit 1
+) as d on true
 order by coalesce(r.run_at, r.time), r.id limit 1000;
-
--- name: reminder_sent
-with input as materialized (
-    select * from json_to_record(%s::json) as g(
-        id bigint, channel text, key text, status text, external_id text)
-), marked as (
-    update duetime.reminder as r
-    set status = 'sent', ended_at = duetime.now(),
-        reason = case when r.status = 'armed' then r.reason
-                      else 'it was being sent when it became ' || r.status || ': ' || r.reason end
-    from input as g where r.id = g.id and r.status <> 'sent'
-)
-insert into duetime.delivery (reminder_id, channel, key, status, external_id)
-select g.id, g.channel, g.key, g.status, g.external_id from input as g
-where exists (select from duetime.reminder as r where r.id = g.id)
-on conflict (reminder_id, channel) do update set (status, external_id, updated_at)
-    = (excluded.status, excluded.external_id, duetime.now());
 
 -- name: reminder_settle
 -- How the jobs of reminders ended that were not sent.
@@ -244,12 +255,13 @@ where r.job_id = any (array(select value::bigint from json_array_elements_text(%
   and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
   and not exists (select from duetime.attempt as b where b.job_id = a.job_id and b.token > a.token)
   and not exists (select from duetime.due as d where d.job_id = r.job_id)
-returning r.id;
+returning r.id, r.status, r.rule ->> 'escalate_us';
 
 -- name: reminder_unsettled
 with past as materialized (
     select job_id from duetime.reminder
     where status = 'armed' and run_at <= (select duetime.now())
+    order by run_at
 )
 select r.job_id from past as r
 where true
@@ -259,9 +271,3 @@ where true
   and not exists (select from duetime.due as d where d.job_id = r.job_id)
   and %s::json is not null
 limit 500;
-
--- name: delivery_receipt
-update duetime.delivery as d set status = g.status, updated_at = duetime.now()
-from json_to_record(%s::json) as g(external_id text, status text)
-where d.external_id = g.external_id
-returning d.reminder_id;

@@ -3,19 +3,32 @@
 
 -- name: schedule_gate
 -- The look before runs start: whether each is clear to run without further ado. Reads only.
--- A run that ended before was requeued by a person. Else it is clear if it is on time and the open runs before it leave a place. Only earlier ticks
--- count, so of two workers that look at once one goes first. Served by occurrence_job and
--- occurrence_open.
+-- It is clear if it is on time and leaves its places to the open runs before it, and to those that
+-- have begun. All go by the same order, so of two workers that look at once one gives way. A run
+-- that ended before was requeued by a person; one that only the ledger has ended (`over`) was
+-- skipped by a worker that died right after. The last column: it has not begun, even if its job was
+-- claimed before. Served by occurrence_job and occurrence_open.
 select o.job_id, s.id, o.tick,
-    coalesce(
+    not l.over and coalesce(
         o.runs_as = 'triggered' or o.finished_at is not null or o.begun_at is not null
         or s.plain and s.paused_at is null and o.status = 'armed' and o.runs_as = 'fired'
            and (select duetime.now()) - o.run_at <= s.grace
            and (s.at_once is null
                 or (select count(*) from duetime.open_run as r
-                    where r.schedule_id = s.id and r.tick < o.tick) < s.at_once),
-        false)
+                    where r.schedule_id = s.id and r.tick <> o.tick
+                      and (r.begun or r.runs_as <> 'triggered'
+                           and (r.run_at, r.tick) < (o.run_at, o.tick))) < s.at_once),
+        false),
+    l.over or o.finished_at is null and o.begun_at is null
+        and (o.status = 'waiting' or o.runs_as in ('caught_up', 'backfilled'))
 from duetime.occurrence as o join duetime.schedule as s on s.id = o.schedule_id
+cross join lateral (
+    -- With a limit, so that attempts are looked for by their job, and not hashed.
+    select o.finished_at is not null and (
+        select a.job_id from duetime.attempt as a
+        where a.job_id = o.job_id
+          and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+        limit 1) is null as over) as l
 where o.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)));
 
 -- name: schedule_lock
@@ -59,11 +72,46 @@ with clock as materialized (
 select s.id from duetime.schedule as s where s.id = any (array(select id from found))
 for update of s skip locked;
 
+-- name: schedule_next
+-- When `schedule_due` has something next.
+select min(n.at) from (
+    (select s.next_run_at + (%s::json ->> 'patience')::bigint * interval '1 microsecond' as at
+     from duetime.schedule as s where s.paused_at is null and s.broken is null
+       and s.next_run_at is not null
+     order by s.next_run_at limit 1)
+    union all
+    (select s.paused_until from duetime.schedule as s where s.paused_until is not null
+     order by s.paused_until limit 1)) as n;
+
 -- name: schedule_open
-select r.schedule_id, r.tick, r.run_at, r.status, r.runs_as, r.job_id, r.begun
+-- The open runs of schedules; and, with false in the last column, every row of the ledger beyond
+-- `after`: what has run before its time, or was backfilled.
+with given as materialized (
+    select * from json_to_recordset(%s::json) as g(id bigint, after timestamptz)
+)
+select r.schedule_id, r.tick, r.run_at, r.status, r.runs_as, r.job_id, r.begun, true
 from duetime.open_run as r
-where r.schedule_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
-order by r.tick;
+where r.schedule_id = any (array(select id from given))
+union all
+select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id, false, false
+from given as g
+cross join lateral (
+    -- With an order and a limit, so that it is the key that is searched.
+    select * from duetime.occurrence as o where o.schedule_id = g.id and o.tick > g.after
+    order by o.tick limit 100000) as o
+order by 2;
+
+-- name: schedule_paced
+-- The last missed run that was caught up, or will be, before a tick. Not far back: they come in
+-- their order.
+select g.schedule_id, max(p.run_at)
+from json_to_recordset(%s::json) as g(schedule_id bigint, before timestamptz)
+cross join lateral (
+    select o.run_at, o.status, o.runs_as from duetime.occurrence as o
+    where o.schedule_id = g.schedule_id and o.tick < coalesce(g.before, 'infinity')
+    order by o.tick desc limit 100) as p
+where p.status = 'caught_up' or p.runs_as = 'caught_up' and p.status in ('armed', 'waiting')
+group by g.schedule_id;
 
 -- name: schedule_write
 -- New rows of the ledger, their jobs, and the schedules' next step: one statement for a batch,
@@ -143,12 +191,12 @@ select f.schedule_id, f.tick, f.job_id from woken join fresh as f on true;
 -- What became of ticks whose jobs were claimed. `expect`: only if the tick still stands so.
 update duetime.occurrence as o
 set status = coalesce(m.status, o.runs_as), reason = coalesce(m.reason, o.reason), runs_as = coalesce(m.runs_as, o.runs_as),
-    worker = coalesce(m.worker, o.worker),
+    run_at = coalesce(m.run_at, o.run_at), worker = coalesce(m.worker, o.worker),
     begun_at = case when m.begun then coalesce(o.begun_at, duetime.now()) else o.begun_at end,
     finished_at = case when m.done then duetime.now() else o.finished_at end
 from json_to_recordset(%s::json) as m(
     schedule_id bigint, tick timestamptz, expect text, status text, runs_as text, reason text,
-    worker text, begun boolean, done boolean)
+    run_at timestamptz, worker text, begun boolean, done boolean)
 where o.schedule_id = m.schedule_id and o.tick = m.tick
   and (m.expect is null or o.status = m.expect);
 
@@ -255,10 +303,12 @@ with named as materialized (
     where s.id = c.schedule_id
     returning s.id, s.name, s.failures
 ), waiting as materialized (
-    -- Only as many as there are places: the others would come, look, and go back.
+    -- Only as many as there are places: the others would come, look, and go back. One that was
+    -- moved comes at its time.
     select o.job_id, s.at_once, row_number() over (partition by s.id order by o.tick) as place
     from duetime.occurrence as o join duetime.schedule as s on s.id = o.schedule_id
     where o.status = 'waiting' and o.job_id is not null and o.finished_at is null
+      and o.run_at <= duetime.now()
       and (s.id in (select id from counted)
            or s.policy ->> 'after' in (select name from counted))
 ), forward as (
@@ -283,7 +333,7 @@ with free as materialized (
     select o.job_id, f.places, row_number() over (partition by f.id order by o.tick) as place
     from duetime.occurrence as o join free as f on f.id = o.schedule_id
     where o.status = 'waiting' and left(o.reason, 8) = 'overlap:'
-      and o.job_id is not null and o.finished_at is null
+      and o.job_id is not null and o.finished_at is null and o.run_at <= duetime.now()
 ), moved as (
     update duetime.due as d set run_at = duetime.now() from waiting as w
     where d.job_id = w.job_id and d.run_at > duetime.now() and w.place <= w.places

@@ -54,14 +54,15 @@ with lane as materialized (
         offset 0)
     order by l.place
 ), clock as materialized (
-    select duetime.now() as moment
+    select now.moment, now.moment + make_interval(secs => %(lead)s) as until
+    from (select duetime.now() as moment offset 0) as now
 ), picked as materialized (
     select d.id
     from lane cross join lateral (
         select due.ctid as id
         from duetime.due
         where due.queue = lane.queue and due.priority = lane.priority
-          and due.run_at >= lane.floor and due.run_at <= (select moment from clock)
+          and due.run_at >= lane.floor and due.run_at <= (select until from clock)
         order by due.run_at, due.job_id
         limit %(want)s
         for update skip locked

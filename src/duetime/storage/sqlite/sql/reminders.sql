@@ -62,7 +62,7 @@ order by s.id limit 2000;
 -- name: subject_lock
 with input(doc) as (select ?)
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules, s.data, s.recipients, s.revision,
-    s.created_at, s.updated_at
+    s.created_at, s.updated_at, s.repeats, s.planned_from, s.planned_until
 from duetime_subject as s
 where s.id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e
                union
@@ -73,7 +73,7 @@ order by s.id;
 -- name: subject_find
 with input(doc) as (select ?)
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules, s.data, s.recipients, s.revision,
-    s.created_at, s.updated_at
+    s.created_at, s.updated_at, s.repeats, s.planned_from, s.planned_until
 from duetime_subject as s cross join input as i
 where json_extract(i.doc, '$.doc.refs') is null
    or s.ref in (select e.value from json_each(i.doc, '$.doc.refs') as e)
@@ -86,7 +86,7 @@ where name = 'subject';
 
 -- name: subject_insert_2
 with input(doc) as (select ?)
-insert into duetime_subject (id, ref, scope, due_at, tz, status, rules, data, recipients,
+insert into duetime_subject (id, ref, scope, due_at, tz, status, rules, data, recipients, repeats,
                              created_at, updated_at)
 select (select value from duetime_counter where name = 'subject')
         - json_array_length(i.doc, '$.doc') + e.key + 1,
@@ -94,7 +94,7 @@ select (select value from duetime_counter where name = 'subject')
     json_extract(e.value, '$.due_at'), json_extract(e.value, '$.tz'),
     json_extract(e.value, '$.status'), json_extract(e.value, '$.rules'),
     json_extract(e.value, '$.data'), json_extract(e.value, '$.recipients'),
-    json_extract(i.doc, '$.now'), json_extract(i.doc, '$.now')
+    json_extract(e.value, '$.repeats'), json_extract(i.doc, '$.now'), json_extract(i.doc, '$.now')
 from input as i cross join json_each(i.doc, '$.doc') as e
 where true
 on conflict (ref) do nothing
@@ -112,6 +112,7 @@ set scope = json_extract(g.value, '$.scope'), due_at = json_extract(g.value, '$.
     tz = json_extract(g.value, '$.tz'), status = json_extract(g.value, '$.status'),
     rules = json_extract(g.value, '$.rules'), data = json_extract(g.value, '$.data'),
     recipients = json_extract(g.value, '$.recipients'),
+    repeats = json_extract(g.value, '$.repeats'),
     revision = json_extract(g.value, '$.revision'), updated_at = g.now
 from (select e.value, json_extract(i.doc, '$.now') as now
       from input as i cross join json_each(i.doc, '$.doc') as e) as g
@@ -190,7 +191,7 @@ returning value;
 
 -- name: reminder_withdraw
 -- Reminders that are no longer true end, with their jobs; one that is being sent is told by its
--- status, which its sender asks for right before.
+-- status, which its sender asks for right before. One that was snoozed has been sent.
 with input(doc) as (select ?)
 insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at, error)
 select d.job_id,
@@ -221,8 +222,9 @@ delete from duetime_parked where job_id in (
 -- name: reminder_withdraw_5
 with input(doc) as (select ?)
 update duetime_reminder
-set status = (select json_extract(doc, '$.doc.status') from input),
-    reason = (select json_extract(doc, '$.doc.reason') from input),
+set status = iif(snoozes > 0, 'sent', (select json_extract(doc, '$.doc.status') from input)),
+    reason = iif(snoozes > 0, 'it was snoozed, and is not sent again: ', '')
+        || (select json_extract(doc, '$.doc.reason') from input),
     ended_at = (select json_extract(doc, '$.now') from input)
 where status = 'armed'
   and id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
@@ -232,58 +234,57 @@ returning job_id;
 with input(doc) as (select ?)
 select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
     r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
-    d.status, r.ended_at
+    d.status, r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
+    r.snoozes, r.acknowledged_at, r.acknowledged_by
 from input as i cross join json_each(i.doc, '$.doc.ids') as e
 cross join duetime_reminder as r on r.id = e.value
 cross join duetime_subject as s on s.id = r.subject_id
-left join duetime_delivery as d on d.reminder_id = r.id
+left join duetime_delivery as d on d.id = (
+    select n.id from duetime_delivery as n where n.reminder_id = r.id
+    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
+        n.updated_at desc, n.id desc
+    limit 1)
 order by coalesce(r.run_at, r.time), r.id limit 1000;
 
 -- name: reminder_about
 with input(doc) as (select ?)
 select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
     r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
-    d.status, r.ended_at
+    d.status, r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
+    r.snoozes, r.acknowledged_at, r.acknowledged_by
 from input as i cross join duetime_subject as s on s.ref = json_extract(i.doc, '$.doc.subject')
 cross join duetime_reminder as r on r.subject_id = s.id
-left join duetime_delivery as d on d.reminder_id = r.id
+left join duetime_delivery as d on d.id = (
+    select n.id from duetime_delivery as n where n.reminder_id = r.id
+    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
+        n.updated_at desc, n.id desc
+    limit 1)
 where (json_extract(i.doc, '$.doc.status') is null or r.status = json_extract(i.doc, '$.doc.status'))
   and (json_extract(i.doc, '$.doc.until') is null or r.run_at < json_extract(i.doc, '$.doc.until'))
 order by coalesce(r.run_at, r.time), r.id limit 1000;
 
 -- name: reminder_find
+-- Deliveries are looked at only for those that are shown.
 with input(doc) as (select ?)
 select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
     r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
-    d.status, r.ended_at
-from input as i cross join duetime_reminder as r
+    d.status, r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
+    r.snoozes, r.acknowledged_at, r.acknowledged_by
+from input as i cross join (
+    select r.* from input as g cross join duetime_reminder as r
+    where (json_extract(g.doc, '$.doc.status') is null
+           or r.status = json_extract(g.doc, '$.doc.status'))
+      and (json_extract(g.doc, '$.doc.until') is null
+           or r.run_at < json_extract(g.doc, '$.doc.until'))
+    order by coalesce(r.run_at, r.time), r.id limit 1000
+) as r
 join duetime_subject as s on s.id = r.subject_id
-left join duetime_delivery as d on d.reminder_id = r.id
-where (json_extract(i.doc, '$.doc.ids') is null
-       or r.id in (select e.value from json_each(i.doc, '$.doc.ids') as e))
-  and (json_extract(i.doc, '$.doc.status') is null or r.status = json_extract(i.doc, '$.doc.status'))
-  and (json_extract(i.doc, '$.doc.until') is null or r.run_at < json_extract(i.doc, '$.doc.until'))
-  and (json_extract(i.doc, '$.doc.subject') is null or s.ref = json_extract(i.doc, '$.doc.subject'))
+left join duetime_delivery as d on d.id = (
+    select n.id from duetime_delivery as n where n.reminder_id = r.id
+    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
+        n.updated_at desc, n.id desc
+    limit 1)
 order by coalesce(r.run_at, r.time), r.id limit 1000;
-
--- name: reminder_sent
-with input(doc) as (select ?)
-update duetime_reminder
-set status = 'sent', ended_at = (select json_extract(doc, '$.now') from input),
-    reason = iif(status = 'armed', reason,
-                 'it was being sent when it became ' || status || ': ' || reason)
-where id = (select json_extract(doc, '$.doc.id') from input) and status <> 'sent';
-
--- name: reminder_sent_2
-with input(doc) as (select ?)
-insert into duetime_delivery (reminder_id, channel, key, status, external_id, sent_at, updated_at)
-select json_extract(doc, '$.doc.id'), json_extract(doc, '$.doc.channel'),
-    json_extract(doc, '$.doc.key'), json_extract(doc, '$.doc.status'),
-    json_extract(doc, '$.doc.external_id'), json_extract(doc, '$.now'), json_extract(doc, '$.now')
-from input
-where exists (select 1 from duetime_reminder as r where r.id = json_extract(doc, '$.doc.id'))
-on conflict (reminder_id, channel) do update set (status, external_id, updated_at)
-    = (excluded.status, excluded.external_id, excluded.updated_at);
 
 -- name: reminder_settle
 -- How the jobs of reminders ended that were not sent.
@@ -298,7 +299,7 @@ where r.job_id in (select e.value from input as i cross join json_each(i.doc, '$
   and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
   and a.token = (select max(last.token) from duetime_attempt as last where last.job_id = r.job_id)
   and not exists (select 1 from duetime_due as d where d.job_id = r.job_id)
-returning id;
+returning id, status, json_extract(rule, '$.escalate_us');
 
 -- name: reminder_unsettled
 with input(doc) as (select ?)
@@ -309,11 +310,3 @@ where r.status = 'armed' and r.run_at <= json_extract(i.doc, '$.now')
                 and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
   and not exists (select 1 from duetime_due as d where d.job_id = r.job_id)
 limit 500;
-
--- name: delivery_receipt
-with input(doc) as (select ?)
-update duetime_delivery
-set status = (select json_extract(doc, '$.doc.status') from input),
-    updated_at = (select json_extract(doc, '$.now') from input)
-where external_id = (select json_extract(doc, '$.doc.external_id') from input)
-returning reminder_id;

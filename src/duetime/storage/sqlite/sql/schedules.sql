@@ -4,20 +4,35 @@
 
 -- name: schedule_gate
 -- The look before runs start: whether each is clear to run without further ado. Reads only.
--- A run that ended before was requeued by a person.
-with input(doc) as (select ?)
-select o.job_id, s.id, o.tick,
-    coalesce(
+-- It is clear if it is on time and leaves its places to the open runs before it, and to those that
+-- have begun. A run that ended before was requeued by a person; one that only the ledger has ended
+-- was skipped by a worker that died right after. The last column: it has not begun, even if its job
+-- was claimed before.
+with input(doc) as (select ?),
+looked as (
+    select o.*, s.plain, s.paused_at, s.grace, s.at_once, json_extract(i.doc, '$.now') as now,
+        o.finished_at is not null and not exists (
+            select 1 from duetime_attempt as a
+            where a.job_id = o.job_id
+              and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')) as over
+    from input as i cross join json_each(i.doc, '$.doc') as e
+    cross join duetime_occurrence as o on o.job_id = e.value
+    cross join duetime_schedule as s on s.id = o.schedule_id
+)
+select o.job_id, o.schedule_id, o.tick,
+    not o.over and coalesce(
         o.runs_as = 'triggered' or o.finished_at is not null or o.begun_at is not null
-        or s.plain and s.paused_at is null and o.status = 'armed' and o.runs_as = 'fired'
-           and json_extract(i.doc, '$.now') - o.run_at <= s.grace
-           and (s.at_once is null
+        or o.plain and o.paused_at is null and o.status = 'armed' and o.runs_as = 'fired'
+           and o.now - o.run_at <= o.grace
+           and (o.at_once is null
                 or (select count(*) from duetime_open_run as r
-                    where r.schedule_id = s.id and r.tick < o.tick) < s.at_once),
-        false)
-from input as i cross join json_each(i.doc, '$.doc') as e
-cross join duetime_occurrence as o on o.job_id = e.value
-cross join duetime_schedule as s on s.id = o.schedule_id;
+                    where r.schedule_id = o.schedule_id and r.tick <> o.tick
+                      and (r.begun or r.runs_as <> 'triggered'
+                           and (r.run_at, r.tick) < (o.run_at, o.tick))) < o.at_once),
+        false),
+    o.over or o.finished_at is null and o.begun_at is null
+        and (o.status = 'waiting' or o.runs_as in ('caught_up', 'backfilled'))
+from looked as o;
 
 -- name: schedule_lock
 with input(doc) as (select ?)
@@ -56,12 +71,48 @@ select s.id from duetime_schedule as s indexed by duetime_schedule_paused
 where s.paused_until is not null
   and s.paused_until <= (select json_extract(doc, '$.now') from input);
 
--- name: schedule_open
+-- name: schedule_next
+-- When `schedule_due` has something next.
 with input(doc) as (select ?)
-select r.schedule_id, r.tick, r.run_at, r.status, r.runs_as, r.job_id, r.begun
+select min(at) from (
+    select * from (
+        select s.next_run_at + json_extract(i.doc, '$.doc.patience') as at
+        from input as i cross join duetime_schedule as s indexed by duetime_schedule_next
+        where s.paused_at is null and s.broken is null and s.next_run_at is not null
+        order by s.next_run_at limit 1)
+    union all
+    select * from (
+        select s.paused_until from duetime_schedule as s indexed by duetime_schedule_paused
+        where s.paused_until is not null order by s.paused_until limit 1));
+
+-- name: schedule_open
+-- The open runs of schedules; and, with false in the last column, every row of the ledger beyond
+-- `after`: what has run before its time, or was backfilled.
+with input(doc) as (select ?)
+select r.schedule_id, r.tick, r.run_at, r.status, r.runs_as, r.job_id, r.begun, true
 from duetime_open_run as r
-where r.schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
-order by r.tick;
+where r.schedule_id in (
+    select json_extract(e.value, '$.id') from input as i cross join json_each(i.doc, '$.doc') as e)
+union all
+select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id, false, false
+from input as i cross join json_each(i.doc, '$.doc') as e
+cross join duetime_occurrence as o
+    on o.schedule_id = json_extract(e.value, '$.id') and o.tick > json_extract(e.value, '$.after')
+order by 2;
+
+-- name: schedule_paced
+-- The last missed run that was caught up, or will be, before a tick. Not far back: they come in
+-- their order.
+with input(doc) as (select ?)
+select g.schedule_id, (
+    select max(p.run_at) from (
+        select o.run_at, o.status, o.runs_as from duetime_occurrence as o
+        where o.schedule_id = g.schedule_id and o.tick < g.before
+        order by o.tick desc limit 100) as p
+    where p.status = 'caught_up' or p.runs_as = 'caught_up' and p.status in ('armed', 'waiting'))
+from (select json_extract(e.value, '$.schedule_id') as schedule_id,
+          coalesce(json_extract(e.value, '$.before'), 9223372036854775807) as before
+      from input as i cross join json_each(i.doc, '$.doc') as e) as g;
 
 -- name: schedule_write
 -- New rows of the ledger, their jobs, and the schedules' next step. A tick that the ledger has is
@@ -163,13 +214,14 @@ where o.job_id > (select value from duetime_counter where name = 'job')
 with input(doc) as (select ?)
 update duetime_occurrence as o
 set status = coalesce(m.status, o.runs_as), reason = coalesce(m.reason, o.reason), runs_as = coalesce(m.runs_as, o.runs_as),
-    worker = coalesce(m.worker, o.worker),
+    run_at = coalesce(m.run_at, o.run_at), worker = coalesce(m.worker, o.worker),
     begun_at = iif(m.begun, coalesce(o.begun_at, m.now), o.begun_at),
     finished_at = iif(m.done, m.now, o.finished_at)
 from (select json_extract(e.value, '$.schedule_id') as schedule_id,
           json_extract(e.value, '$.tick') as tick, json_extract(e.value, '$.expect') as expect,
           json_extract(e.value, '$.status') as status, json_extract(e.value, '$.runs_as') as runs_as,
           json_extract(e.value, '$.reason') as reason, json_extract(e.value, '$.worker') as worker,
+          json_extract(e.value, '$.run_at') as run_at,
           json_extract(e.value, '$.begun') as begun, json_extract(e.value, '$.done') as done,
           json_extract(i.doc, '$.now') as now
       from input as i cross join json_each(i.doc, '$.doc') as e) as m
@@ -303,12 +355,14 @@ seen as (
 )
 update duetime_due set run_at = (select json_extract(doc, '$.now') from input)
 where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
-    -- Only as many as there are places: the others would come, look, and go back.
+    -- Only as many as there are places: the others would come, look, and go back. One that was
+    -- moved comes at its time.
     select w.job_id from (
         select o.job_id, s.at_once, row_number() over (partition by s.id order by o.tick) as place
         from duetime_occurrence as o indexed by duetime_occurrence_waiting
         cross join duetime_schedule as s on s.id = o.schedule_id
         where o.status = 'waiting' and o.job_id is not null and o.finished_at is null
+          and o.run_at <= (select json_extract(doc, '$.now') from input)
           and (s.id in (select id from ended)
                or iif(json_valid(s.policy), json_extract(s.policy, '$.after'), null)
                   in (select name from ended))) as w
@@ -361,7 +415,8 @@ where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
         cross join duetime_occurrence as o indexed by duetime_occurrence_open
             on o.schedule_id = f.id
         where o.status = 'waiting' and substr(o.reason, 1, 8) = 'overlap:'
-          and o.job_id is not null and o.finished_at is null) as w
+          and o.job_id is not null and o.finished_at is null
+          and o.run_at <= (select json_extract(doc, '$.now') from input)) as w
     where w.place <= w.places);
 
 -- name: schedule_insert

@@ -1,0 +1,110 @@
+"""`duetime reminders deliveries | ack | snooze`: what was sent, and what people do about it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from duetime.app import Duetime
+from duetime.cli.moment import iso
+from duetime.cli.number import JOB_ID
+from duetime.cli.output import print_json, print_table
+from duetime.cli.person import by_option
+from duetime.cli.target import Command, target_of
+from duetime.domain.delivery import Delivery, DeliveryStatus
+
+
+@click.command("deliveries", cls=Command)
+@click.argument("reminder_id", metavar="ID", type=JOB_ID)
+@click.pass_context
+def deliveries_command(context: click.Context, reminder_id: int) -> None:
+    """Show what each channel did with a reminder: attempts, status, error."""
+
+    async def look(app: Duetime) -> list[Delivery]:
+        return await app.reminders.deliveries(reminder_id)
+
+    target = target_of(context)
+    found = target.run(look)
+    if target.json:
+        print_json(found)
+        return
+    if not found:
+        click.echo(f"No channel has been asked to send reminder {reminder_id}.")
+        return
+    snoozed = any(one.round for one in found)
+    print_table(
+        [
+            *(["ROUND"] if snoozed else []),
+            "CHANNEL",
+            "STATUS",
+            "ATTEMPTS",
+            "AT",
+            "THERE",
+            "REMARKS",
+        ],
+        [
+            [
+                *([one.round] if snoozed else []),
+                one.channel,
+                one.status.value,
+                one.attempts,
+                iso((one.sent_at or one.updated_at).replace(microsecond=0)),
+                one.external_id,
+                _remarks(one),
+            ]
+            for one in found
+        ],
+        right=(3 if snoozed else 2,),
+    )
+
+
+@click.command("ack", cls=Command)
+@click.argument("reminder_id", metavar="[ID]", type=JOB_ID, required=False)
+@click.option("--external", metavar="ID", help="The id under which its receiver knows it.")
+@by_option
+@click.pass_context
+def ack_command(
+    context: click.Context, reminder_id: int | None, external: str | None, by: str
+) -> None:
+    """Acknowledge a reminder that was sent: it escalates no more."""
+    which = reminder_id if external is None else external
+    if which is None or (reminder_id is not None and external is not None):
+        raise click.UsageError("Give either a reminder's ID or --external.")
+
+    async def acknowledge(app: Duetime) -> bool:
+        return await app.reminders.acknowledge(which, by=by)
+
+    target = target_of(context)
+    new = target.run(acknowledge)
+    name = f"Reminder {which}" if external is None else f"The reminder known as {external}"
+    if target.json:
+        print_json({"reminder": which, "new": new})
+    else:
+        click.echo(f"{name} is acknowledged." if new else f"{name} was acknowledged before.")
+
+
+@click.command("snooze", cls=Command)
+@click.argument("reminder_id", metavar="ID", type=JOB_ID)
+@click.argument("span", metavar="SPAN")
+@by_option
+@click.pass_context
+def snooze_command(context: click.Context, reminder_id: int, span: str, by: str) -> None:
+    """Send a reminder again after a SPAN such as 10m, unless its subject moves or ends before."""
+
+    async def snooze(app: Duetime) -> datetime:
+        return await app.reminders.snooze(reminder_id, span, by=by)
+
+    target = target_of(context)
+    at = target.run(snooze)
+    if target.json:
+        print_json({"reminder": reminder_id, "run_at": at})
+    else:
+        click.echo(f"Reminder {reminder_id} is sent again at {iso(at.replace(microsecond=0))}.")
+
+
+def _remarks(delivery: Delivery) -> str:
+    if delivery.status is DeliveryStatus.PENDING and delivery.next_at is not None:
+        again = f"again at {iso(delivery.next_at.replace(microsecond=0))}"
+        return f"{delivery.error}; {again}" if delivery.error else again
+    return delivery.error or ""

@@ -1,0 +1,238 @@
+"""`duetime recipients`: how and when people are reached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from duetime.app import Duetime
+from duetime.cli.number import Number
+from duetime.cli.output import exact, one_line, print_facts, print_json, print_table
+from duetime.cli.person import by_option
+from duetime.cli.target import Group, target_of
+from duetime.domain.recipient import MOST_PER_HOUR, Recipient
+from duetime.operate import as_json
+
+_MOST_SHOWN = 1000
+_WHAT = "all, scope:REF, subject:REF, channel:NAME or rule:RULE"
+
+
+@click.group(cls=Group, invoke_without_command=True)
+@click.pass_context
+def recipients(context: click.Context) -> None:
+    """See and change how people are reached. Alone it lists them."""
+    if context.invoked_subcommand is None:
+        context.invoke(list_command)
+
+
+@recipients.command("list")
+@click.option("--after", metavar="REF", default="", help="Those after this one.")
+@click.pass_context
+def list_command(context: click.Context, after: str) -> None:
+    """List recipients by reference, at most 1,000."""
+
+    async def look(app: Duetime) -> list[Recipient]:
+        return await app.recipients.find(after=after)
+
+    target = target_of(context)
+    found = target.run(look)
+    if target.json:
+        print_json([_json(recipient) for recipient in found])
+        return
+    if not found:
+        click.echo("No recipients. One who is not put is reached by their reference.")
+        return
+    print_table(
+        ("RECIPIENT", "ZONE", "CHANNELS", "QUIET", "PER HOUR", "MUTED"),
+        [
+            (
+                one.ref,
+                one.tz,
+                ", ".join(route.channel for route in one.channels),
+                one.quiet,
+                one.most_per_hour,
+                ", ".join(one.muted),
+            )
+            for one in found
+        ],
+    )
+    if len(found) == _MOST_SHOWN:
+        click.echo(f"There may be more: duetime recipients list --after {one_line(found[-1].ref)}")
+
+
+@recipients.command("show")
+@click.argument("ref")
+@click.pass_context
+def show_command(context: click.Context, ref: str) -> None:
+    """Show all about a recipient."""
+
+    async def look(app: Duetime) -> Recipient:
+        return await app.recipients.get(ref)
+
+    target = target_of(context)
+    _show(target.run(look), as_json=target.json)
+
+
+@recipients.command("put")
+@click.argument("ref")
+@click.option("--tz", metavar="ZONE", help="Their clock.  [default: the subject's]")
+@click.option(
+    "--channel",
+    "channels",
+    metavar="NAME=ADDRESS",
+    multiple=True,
+    help="Where they are reached, in this order. May be repeated.  [default: all, at REF]",
+)
+@click.option("--quiet", metavar="HOURS", help="When not to disturb, such as 22:00-07:00.")
+@click.option("--mute", metavar="WHAT", multiple=True, help=f"Nothing of {_WHAT}. May be repeated.")
+@click.option(
+    "--most-per-hour",
+    type=Number(1, MOST_PER_HOUR),
+    metavar="N",
+    help="What is more waits, and goes out in one message.  [default: no limit]",
+)
+@by_option
+@click.pass_context
+def put_command(
+    context: click.Context,
+    ref: str,
+    tz: str | None,
+    channels: tuple[str, ...],
+    quiet: str | None,
+    mute: tuple[str, ...],
+    most_per_hour: int | None,
+    by: str,
+) -> None:
+    """Add the recipient REF, or change all of it. Left out is the default.
+
+    \b
+    duetime recipients put ann --tz Europe/Berlin --channel push=token --channel email=ann@x.org
+    duetime recipients put bob --quiet 22:00-07:00 --most-per-hour 5
+
+    Addresses that were disabled are tried again.
+    """
+
+    async def put(app: Duetime) -> tuple[str, Recipient]:
+        result = await app.recipients.put(
+            ref,
+            tz=tz,
+            channels=[_read_channel(text) for text in channels],
+            quiet=quiet,
+            muted=mute,
+            most_per_hour=most_per_hour,
+            by=by,
+        )
+        return result, await app.recipients.get(ref)
+
+    _change(context, put)
+
+
+@recipients.command("mute")
+@click.argument("ref")
+@click.argument("what", nargs=-1, required=True)
+@by_option
+@click.pass_context
+def mute_command(context: click.Context, ref: str, what: tuple[str, ...], by: str) -> None:
+    """Send REF nothing of WHAT: all, scope:REF, subject:REF, channel:NAME or rule:RULE.
+
+    \b
+    duetime recipients mute ann scope:guild:1 channel:email
+    """
+
+    async def mute(app: Duetime) -> tuple[str, Recipient]:
+        result = await app.recipients.mute(ref, *what, by=by)
+        return result, await app.recipients.get(ref)
+
+    _change(context, mute)
+
+
+@recipients.command("unmute")
+@click.argument("ref")
+@click.argument("what", nargs=-1, required=True)
+@by_option
+@click.pass_context
+def unmute_command(context: click.Context, ref: str, what: tuple[str, ...], by: str) -> None:
+    """Take back what was muted, in the same words."""
+
+    async def unmute(app: Duetime) -> tuple[str, Recipient]:
+        result = await app.recipients.unmute(ref, *what, by=by)
+        return result, await app.recipients.get(ref)
+
+    _change(context, unmute)
+
+
+@recipients.command("delete")
+@click.argument("ref")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@by_option
+@click.pass_context
+def delete_command(context: click.Context, ref: str, yes: bool, by: str) -> None:
+    """Forget all about REF, who is then reached as if never put. Asks first."""
+
+    async def look(app: Duetime) -> None:
+        await app.recipients.get(ref)
+
+    async def delete(app: Duetime) -> None:
+        await app.recipients.delete(ref, by=by)
+
+    target = target_of(context)
+    target.run(look)
+    if not yes:
+        click.confirm(f"Delete the recipient {one_line(ref)}?", abort=True, err=True)
+    target.run(delete)
+    if target.json:
+        print_json({"recipient": ref, "deleted": True})
+    else:
+        click.echo(f"Recipient {one_line(ref)} is deleted.")
+
+
+def _change(context: click.Context, change: Any) -> None:
+    target = target_of(context)
+    result, after = target.run(change)
+    if target.json:
+        print_json(_json(after) | {"result": result})
+        return
+    said = "is the same: nothing changed" if result == "same" else f"is {result}"
+    click.echo(f"Recipient {one_line(after.ref)} {said}.")
+    _facts(after)
+
+
+def _read_channel(text: str) -> tuple[str, str | None]:
+    name, equals, address = text.partition("=")
+    return name, address if equals else None
+
+
+def _show(recipient: Recipient, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_json(recipient))
+        return
+    click.echo(f"Recipient {one_line(recipient.ref)}")
+    _facts(recipient)
+
+
+def _facts(recipient: Recipient) -> None:
+    print_facts(
+        [
+            ("zone", recipient.tz or "the subject's"),
+            *(
+                ("channel", one_line(f"{route.channel}: {route.address or recipient.ref}"))
+                for route in recipient.channels
+            ),
+            *([] if recipient.channels else [("channel", f"all, at {one_line(recipient.ref)}")]),
+            ("quiet", recipient.quiet),
+            ("per hour", recipient.most_per_hour),
+            *(("muted", one_line(muted)) for muted in recipient.muted),
+            *(
+                (
+                    "disabled",
+                    one_line(f"{off.channel}: {off.address}, {exact(off.at)}: {off.reason}"),
+                )
+                for off in recipient.disabled
+            ),
+        ]
+    )
+
+
+def _json(recipient: Recipient) -> dict[str, Any]:
+    return dict(as_json(recipient))

@@ -1,0 +1,140 @@
+"""`duetime track`, `untrack`, `tracked`: reminders that follow the rows of your own tables."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from duetime.app import Duetime
+from duetime.cli.output import one_line, plural, print_json, print_table
+from duetime.cli.person import by_option
+from duetime.cli.reminders import read_rules, rule_options
+from duetime.cli.target import Command, target_of
+from duetime.storage.tracking import TrackedInfo
+
+
+@click.command(cls=Command)
+@click.argument("table")
+@click.option(
+    "--id", "id_", metavar="COLUMN", multiple=True, required=True,
+    help="What identifies a row. May be repeated.",
+)  # fmt: skip
+@click.option("--due", metavar="COLUMN", required=True, help="When it is due.")
+@click.option("--scope", metavar="COLUMN", help="A column, or a pattern: 'channel:{channel_id}'.")
+@click.option("--tz", metavar="COLUMN", help="A column, or a time zone.  [default: UTC]")
+@click.option("--due-tz", metavar="ZONE", help="The zone of due times without one.  [default: tz]")
+@click.option("--recipients", metavar="COLUMN", help="Who is reminded: a text, or a list.")
+@click.option("--data", metavar="COLUMN", multiple=True, help="For the message. May be repeated.")
+@click.option("--when", metavar="SQL", help="Only rows for which this holds have reminders.")
+@rule_options
+@click.option("--name", metavar="NAME", help="What it is called.  [default: the table's name]")
+@click.option("--dry-run", is_flag=True, help="Show the SQL for the table, and run nothing.")
+@by_option
+@click.pass_context
+def track(
+    context: click.Context,
+    table: str,
+    id_: tuple[str, ...],
+    remind: tuple[Any, ...],
+    no_rules: bool,
+    dry_run: bool,
+    by: str,
+    **options: Any,
+) -> None:
+    """Have reminders follow the rows of TABLE, by triggers on it.
+
+    \b
+    duetime track game_sessions --id id --due scheduled_at --scope "channel:{channel_id}" \\
+        --when "status = 'scheduled'"
+    duetime track tasks --id id --due due_at --recipients owner --remind -1d --dry-run
+
+    Again under the same name, it changes what is tracked.
+    """
+    options |= {"id": id_, "remind": read_rules(remind, no_rules)}
+    target = target_of(context)
+    if dry_run:
+        statements = target.run(lambda app: app.plan_track(table, **options))
+        if target.json:
+            print_json(statements)
+        else:
+            click.echo(";\n\n".join(statements) + ";")
+        return
+    bar = None if target.json or not sys.stderr.isatty() else Bar()
+    count = target.run(lambda app: app.track(table, by=by, progress=bar, **options))
+    if target.json:
+        print_json({"table": table, "name": options["name"] or table, "rows": count})
+    else:
+        click.echo(f"{one_line(table)} is tracked: {plural(count, 'row')} read.")
+
+
+@click.command(cls=Command)
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@by_option
+@click.pass_context
+def untrack(context: click.Context, name: str, yes: bool, by: str) -> None:
+    """Stop following the table tracked as NAME: its triggers, subjects and reminders are removed.
+
+    The table itself stays as it is.
+    """
+    if not yes:
+        click.confirm(
+            f"Remove the triggers of {one_line(name)}, and all its subjects with their reminders?",
+            abort=True,
+            err=True,
+        )
+    target = target_of(context)
+    count = target.run(lambda app: app.untrack(name, by=by))
+    if target.json:
+        print_json({"name": name, "subjects": count})
+    else:
+        click.echo(f"{one_line(name)} is tracked no longer: {plural(count, 'subject')} removed.")
+
+
+@click.command(cls=Command)
+@click.pass_context
+def tracked(context: click.Context) -> None:
+    """List the tracked tables, and what is wrong with them."""
+
+    async def look(app: Duetime) -> list[TrackedInfo]:
+        return await app.tracked()
+
+    target = target_of(context)
+    found = target.run(look)
+    if target.json:
+        print_json(found)
+        return
+    if not found:
+        click.echo("No table is tracked. Track one: duetime track TABLE --id ID --due COLUMN")
+        return
+    print_table(
+        ("NAME", "TABLE", "DUE", "SCOPE", "WHEN", "SUBJECTS", "STATE"),
+        [
+            (one.track.name, one.track.table, one.track.due, one.track.scope, one.track.when,
+             f"{one.subjects:,}", _state(one))
+            for one in found
+        ],
+        right=(5,),
+    )  # fmt: skip
+
+
+def _state(info: TrackedInfo) -> str:
+    if info.broken is not None:
+        return f"broken: {info.broken}"
+    if info.problems:
+        return f"{plural(info.problems, 'problem')}, such as {info.example}"
+    return "ok"
+
+
+class Bar:
+    """How far a back-fill is, on a terminal."""
+
+    _WIDTH = 30
+
+    def __call__(self, done: int, total: int) -> None:
+        share = done / total if total else 1.0
+        full = round(share * self._WIDTH)
+        line = f"\r[{'#' * full}{'.' * (self._WIDTH - full)}] {done:,} of {total:,} rows"
+        click.echo(line, err=True, nl=done >= total)

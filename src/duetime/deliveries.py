@@ -1,0 +1,101 @@
+"""What people and providers do to reminders that were sent: see, acknowledge, snooze, tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from duetime import transaction
+from duetime.domain.delivery import Delivery, read_receipt
+from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.job import check_name
+from duetime.errors import InvalidInput
+from duetime.storage.deliveries import DeliveryStatements
+from duetime.storage.store import Statements
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+_LONGEST_REASON = 4_000
+_LONGEST_ID = 1_000
+
+
+async def perform(
+    app: Duetime,
+    make: Callable[[DeliveryStatements], Statements],
+    tx: Any = None,
+    *,
+    reads: bool = False,
+) -> Any:
+    """Run statements in a transaction of their own, or in the caller's."""
+    if tx is None:
+        store = await app.store()
+        return await store.transact(make(DeliveryStatements(store.dialect)), reads=reads)
+    store = app._unopened()
+    statements = make(DeliveryStatements(store.dialect))
+    return await transaction.run_async(tx, statements, placeholder=store.capabilities.placeholder)
+
+
+async def find_deliveries(app: Duetime, reminder_id: int) -> list[Delivery]:
+    """Return what each channel did with a reminder, in the order in which they were asked."""
+    _check_id(reminder_id)
+    found: list[Delivery] = await perform(app, lambda s: s.deliveries(reminder_id), reads=True)
+    return found
+
+
+async def acknowledge(app: Duetime, which: int | str, *, by: str, tx: Any = None) -> bool:
+    """See `app.reminders.acknowledge`."""
+    if isinstance(which, str):
+        _check_external(which)
+    else:
+        _check_id(which)
+    actor = check_name(by, what="actor (by=)")
+    new: bool = await perform(app, lambda s: s.acknowledge(which, actor=actor), tx)
+    return new
+
+
+async def snooze(
+    app: Duetime, reminder_id: int, span: Duration, *, by: str, tx: Any = None
+) -> datetime:
+    """See `app.reminders.snooze`."""
+    _check_id(reminder_id)
+    wait = parse_duration(span, name="The time to snooze")
+    if wait <= timedelta(0):
+        raise InvalidInput("The time to snooze must be longer than nothing.")
+    actor = check_name(by, what="actor (by=)")
+    at: datetime = await perform(app, lambda s: s.snooze(reminder_id, wait, actor=actor), tx)
+    return at
+
+
+async def receipt(
+    app: Duetime,
+    external_id: str,
+    status: str,
+    *,
+    reason: str | None = None,
+    channel: str | None = None,
+    by: str = "provider",
+    tx: Any = None,
+) -> int:
+    """See `app.receipt`."""
+    _check_external(external_id)
+    told = read_receipt(status)
+    actor = check_name(by, what="actor (by=)")
+    why = None if reason is None else str(reason).replace("\x00", " ")[:_LONGEST_REASON]
+    changed: int = await perform(
+        app,
+        lambda s: s.receipt(external_id, told, reason=why, channel=channel, actor=actor),
+        tx,
+    )
+    return changed
+
+
+def _check_id(value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:
+        raise InvalidInput(f"A reminder's id is a whole number from 1 on, got {value!r:.60}.")
+
+
+def _check_external(value: Any) -> None:
+    if not isinstance(value, str) or not 1 <= len(value) <= _LONGEST_ID or "\x00" in value:
+        raise InvalidInput(f"An external id is text, got {value!r:.60}.")

@@ -1,0 +1,151 @@
+"""`duetime.digest`: the task that sends what had to wait for one recipient as one message."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from duetime import deliveries
+from duetime.channels.channel import Message, NotSent, Sent
+from duetime.domain.admission import routes_of
+from duetime.domain.digest import Digest
+from duetime.domain.outcome import Completed, Discard, Outcome, Retry, Skip, Snooze
+from duetime.domain.recipient import Route
+from duetime.engine.context import Context
+from duetime.handlers import call
+from duetime.recipients import disable, perform
+from duetime.storage.admissions import AdmissionStatements
+from duetime.storage.store import Statements
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+    from duetime.posting import Line
+    from duetime.sending import Sender
+
+HANDLER = "handler"
+
+
+async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context) -> Outcome | None:
+    """Send one digest, by the handler, else by the first channel that takes it; record it."""
+    begun: Digest | Outcome = await perform(app, lambda s: s.begin_digest(digest_id))
+    if isinstance(begun, Outcome):
+        return begun
+    handled = sender.digest_handler is not None
+    routes = routes_of(begun.to, None if handled else list(sender.lines))
+    if isinstance(routes, str):
+        # Each of them says why, when it is looked at by itself.
+        await perform(app, lambda s: s.drop_digest(digest_id))
+        return Skip(routes)
+    if handled:
+        outcome, channel = await _ask_handler(sender, begun, ctx), HANDLER
+    else:
+        outcome, channel = await _through(app, begun, routes, sender.lines, ctx)
+    if isinstance(outcome, Skip):
+        reason = outcome.reason
+        await perform(app, lambda s: s.skip_digest(begun, reason))
+    if isinstance(outcome, Outcome):
+        return outcome
+    await _record(app, sender, begun, outcome, channel, ctx)
+    return None
+
+
+async def _ask_handler(sender: Sender, digest: Digest, ctx: Context) -> Sent | Outcome:
+    assert sender.digest_handler is not None
+    try:
+        outcome = await call(sender.digest_handler, digest, ctx)
+    except Outcome as raised:
+        outcome = raised
+    if isinstance(outcome, Outcome) and not isinstance(outcome, Completed):
+        return outcome
+    return outcome if isinstance(outcome, Sent) else Sent()
+
+
+async def _through(
+    app: Duetime,
+    digest: Digest,
+    routes: tuple[Route, ...],
+    lines: dict[str, Line],
+    ctx: Context,
+) -> tuple[Sent | Outcome, str]:
+    """Through the recipient's channels in turn: the first that takes it."""
+    if not routes:
+        return Discard("there is neither an @app.on_digest handler nor a channel"), ""
+    failures: list[tuple[str, NotSent]] = []
+    for route in routes:
+        name = route.channel
+        line = lines.get(name)
+        if line is None:
+            failures.append((name, NotSent(f"there is no channel {name!r} here", passing=False)))
+            continue
+        if (full := await _wait_for_place(app, name, line, ctx)) is not None:
+            return full, ""
+        try:
+            sent = await line.channel.send(_message(digest, route.address))
+        except NotSent as failure:
+            failures.append((name, failure))
+            if failure.disable:
+                await disable(app, digest.recipient, route, reason=str(failure), worker=ctx.worker)
+        except Exception as error:  # noqa: BLE001 A channel may raise anything: others are asked.
+            failures.append((name, NotSent(f"{type(error).__name__}: {error}", passing=True)))
+        else:
+            return sent if isinstance(sent, Sent) else Sent(), name
+    told = "; ".join(f"{name}: {failure}" for name, failure in failures)
+    if any(failure.passing for _, failure in failures):
+        waits = [failure.retry_after for _, failure in failures if failure.retry_after]
+        return Retry(told, after=min(waits) if waits else None), ""
+    return Discard(told), ""
+
+
+async def _wait_for_place(app: Duetime, name: str, line: Line, ctx: Context) -> Snooze | None:
+    """A channel with a rate takes no more just now."""
+    rate = line.rate
+    if rate is None:
+        return None
+    wait: timedelta | None = await deliveries.perform(
+        app, lambda s: s.take_place(name, rate, ctx.job.run_at)
+    )
+    return None if wait is None else Snooze(max(wait, timedelta(0)), f"{name} takes {rate}")
+
+
+async def _record(
+    app: Duetime, sender: Sender, digest: Digest, sent: Sent, channel: str, ctx: Context
+) -> None:
+    """Record all that went out, the audit events and the job's completion: all or nothing."""
+    store = await app.store()
+    external_id = None if sent.external_id is None else str(sent.external_id)
+
+    def record(statements: AdmissionStatements) -> Statements:
+        yield from statements.digest_sent(
+            digest, channel=channel, external_id=external_id, worker=ctx.worker
+        )
+        if sender.escalation is not None:
+            jobs = [
+                sender.escalation.using(delay=one.rule.escalate).job(
+                    reminder=one.id, snoozes=one.snoozes
+                )
+                for one in digest.reminders
+                if one.rule.escalate is not None
+            ]
+            if jobs:
+                yield from store.enqueue_in(jobs)
+
+    if ctx.completed:
+        # The handler has completed the job in a transaction of its own.
+        await perform(app, record)
+        return
+    async with ctx.transaction() as connection:
+        await perform(app, record, connection)
+
+
+def _message(digest: Digest, address: str | None) -> Message:
+    return Message(
+        key=digest.key,
+        subject=f"digest:{digest.id}",
+        recipient=digest.recipient,
+        title=digest.title,
+        body=digest.body,
+        due_at=digest.reminders[0].due_at,
+        address=address,
+        data=digest.data,
+        event="reminder.digest",
+    )

@@ -1,0 +1,136 @@
+"""A delivery's values: what one channel did with one reminder, and what was told of it later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from duetime.domain.rule import say_moment
+from duetime.errors import InvalidInput
+
+
+class DeliveryStatus(StrEnum):
+    """What became of a delivery. The first is still open."""
+
+    PENDING = "pending"
+    SENT = "sent"
+    DELIVERED = "delivered"
+    BOUNCED = "bounced"
+    FAILED = "failed"
+    ACKNOWLEDGED = "acknowledged"
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the channel took the message, and nobody told since that it did not arrive."""
+        return self in _ACCEPTED
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether this channel is not asked again."""
+        return self in (DeliveryStatus.BOUNCED, DeliveryStatus.FAILED)
+
+
+_ACCEPTED = (DeliveryStatus.SENT, DeliveryStatus.DELIVERED, DeliveryStatus.ACKNOWLEDGED)
+_RECEIPTS = (
+    DeliveryStatus.DELIVERED,
+    DeliveryStatus.BOUNCED,
+    DeliveryStatus.FAILED,
+    DeliveryStatus.ACKNOWLEDGED,
+)
+# An email that its server took may come back; who acknowledged it has surely seen it.
+_ORDER = {
+    DeliveryStatus.PENDING: 0,
+    DeliveryStatus.SENT: 1,
+    DeliveryStatus.DELIVERED: 2,
+    DeliveryStatus.BOUNCED: 3,
+    DeliveryStatus.FAILED: 3,
+    DeliveryStatus.ACKNOWLEDGED: 4,
+}
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """One reminder through one channel. Each snooze begins another round, with other deliveries."""
+
+    id: int
+    reminder_id: int
+    round: int
+    channel: str
+    key: str
+    status: DeliveryStatus
+    attempts: int
+    external_id: str | None
+    error: str | None
+    """Of the last attempt that failed."""
+    next_at: datetime | None
+    """When the channel is asked again, if it is pending."""
+    sent_at: datetime | None
+    updated_at: datetime
+
+
+def read_receipt(status: str) -> DeliveryStatus:
+    """Return the status that a receipt may tell, or raise `InvalidInput`."""
+    if status not in _RECEIPTS:
+        raise InvalidInput(f"A receipt says {', '.join(_RECEIPTS)}; there is no {status!r:.60}.")
+    return DeliveryStatus(status)
+
+
+def comes_after(status: DeliveryStatus, known: DeliveryStatus) -> bool:
+    """Whether a receipt tells more than is known. Late ones and repetitions do not.
+
+    >>> comes_after(DeliveryStatus.DELIVERED, DeliveryStatus.SENT)
+    True
+    >>> comes_after(DeliveryStatus.DELIVERED, DeliveryStatus.ACKNOWLEDGED)
+    False
+    """
+    return _ORDER[status] > _ORDER[known]
+
+
+def say_failure(delivery: Delivery) -> str:
+    """Say how often a channel failed, and how the last time.
+
+    >>> say_failure(Delivery(id=1, reminder_id=1, round=0, channel="push", key="k", attempts=3,
+    ...     status=DeliveryStatus.FAILED, external_id=None, error="no answer.", next_at=None,
+    ...     sent_at=None, updated_at=datetime.min))
+    'push failed 3 times: no answer'
+    """
+    why = f": {delivery.error.rstrip('.')}" if delivery.error else ""
+    if delivery.status is DeliveryStatus.BOUNCED:
+        return f"{delivery.channel} bounced{why}"
+    if delivery.sent_at is not None and delivery.status is DeliveryStatus.FAILED:
+        return f"{delivery.channel} took it, and told later that it failed{why}"
+    failures = delivery.attempts - delivery.status.accepted
+    if not failures:
+        return f"{delivery.channel} was not asked{why}"
+    return f"{delivery.channel} failed{times(failures)}{why}"
+
+
+def say_failures(deliveries: Iterable[Delivery]) -> str:
+    """Say it of all that did."""
+    return "; ".join(
+        say_failure(delivery)
+        for delivery in deliveries
+        if delivery.error is not None or delivery.status.gave_up
+    )
+
+
+def say_wait(deliveries: Sequence[Delivery], now: datetime) -> str:
+    """Say which channel is asked again, and when; nothing if none waits."""
+    return "; ".join(
+        f"{delivery.channel} is asked again at {say_moment(delivery.next_at)}"
+        for delivery in deliveries
+        if delivery.status is DeliveryStatus.PENDING
+        and delivery.next_at is not None
+        and delivery.next_at > now
+    )
+
+
+def times(count: int) -> str:
+    """Say how often, if not once.
+
+    >>> times(1), times(2)
+    ('', ' 2 times')
+    """
+    return "" if count == 1 else f" {count} times"

@@ -1,0 +1,302 @@
+"""What follows the last planned tick of a schedule: the missed are judged, the next are armed.
+
+Pure; time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime, timedelta
+from itertools import islice, takewhile
+
+import msgspec
+
+from duetime.domain.duration import format_duration
+from duetime.domain.schedule import OpenRun, Schedule, TickStatus, say
+from duetime.domain.timetable import Tick
+
+ARMED_AHEAD = 2
+"""How many future ticks wait in `due` as jobs: firing one is nothing but a claim."""
+MOST_RECORDED = 10_000
+"""Of more missed ticks than these, the older ones that do not run share one row of the ledger."""
+
+_MOST_LOOKED_AT = 2000
+_MOST_MASKED = 100
+"""How many excluded ticks in a row are written down ahead of their time."""
+
+
+class PlannedTick(msgspec.Struct, frozen=True):
+    """A new row of the ledger; one that is armed has a job."""
+
+    tick: datetime
+    run_at: datetime
+    status: TickStatus = TickStatus.ARMED
+    runs_as: TickStatus = TickStatus.FIRED
+    reason: str | None = None
+
+
+class Plan(msgspec.Struct):
+    """What is to be written: the ticks up to `planned_until`."""
+
+    ticks: list[PlannedTick]
+    planned_until: datetime
+    caught_up: int = 0
+    """How many missed ones run, those of earlier plans in a row included."""
+    more: bool = False
+    """There is more to plan, from `planned_until` on: now if that is past, else then."""
+
+
+def plan_ticks(
+    schedule: Schedule,
+    *,
+    now: datetime,
+    armed: int,
+    caught_up: int = 0,
+    known: Collection[datetime] = (),
+    missed: str | None = None,
+    most: int = 2000,
+) -> Plan:
+    """Return what follows the last planned tick: the missed are judged, the next two armed.
+
+    `armed` ticks lie ahead already; `caught_up` runs keep their pace before these. Ticks that are
+    `known` have their row. `missed`: the reason for which every tick up to now is skipped; then
+    none is armed.
+    """
+    found: list[PlannedTick] = []
+    until = schedule.planned_until
+    judge = LateJudge(schedule, now)
+    ahead = _ahead(schedule, now)
+    masked = 0
+    if (shared := _shared(schedule, judge, now, known, missed)) is not None:
+        row, until = shared
+        found.append(row)
+    for tick in schedule.timetable.ticks(until):
+        if tick.at > now if missed is not None else tick.at > ahead and armed >= ARMED_AHEAD:
+            return Plan(found, until, caught_up)
+        masked += tick.at > now and tick.excluded is not None
+        if len(found) >= most or masked > _MOST_MASKED:
+            return Plan(found, until, caught_up, more=True)
+        until = tick.at
+        if tick.at in known:
+            continue
+        run_at = schedule.timetable.run_at(schedule.name, tick.at)
+        status, runs_as, reason = TickStatus.ARMED, TickStatus.FIRED, None
+        if tick.excluded is not None:
+            status, reason = TickStatus.SKIPPED, tick.excluded
+        elif missed is not None:
+            status, reason = TickStatus.SKIPPED, missed
+        elif is_late(schedule, run_at, now):
+            status, reason = judge.judge(tick.at, run_at)
+            if status is TickStatus.CAUGHT_UP:
+                status, runs_as = TickStatus.ARMED, TickStatus.CAUGHT_UP
+                run_at = now + caught_up * schedule.policy.pace
+                caught_up += 1
+        elif tick.at > now:
+            armed += 1
+        found.append(PlannedTick(tick.at, run_at, status, runs_as, reason))
+    return Plan(found, until, caught_up)
+
+
+def count_armed(schedule: Schedule, opened: Sequence[OpenRun], now: datetime) -> int:
+    """How many runs lie ahead at their own time: with one that was moved, nobody comes to plan."""
+    return sum(
+        run.tick > now
+        and not run.begun
+        and run.runs_as is TickStatus.FIRED
+        and run.run_at == schedule.timetable.run_at(schedule.name, run.tick)
+        for run in opened
+    )
+
+
+def count_paced(
+    schedule: Schedule, opened: Sequence[OpenRun], now: datetime, paced_until: datetime | None
+) -> int:
+    """How many paces from now the next missed run comes: not before `paced_until`, and after those
+    that were armed before they were missed and are not decided on yet.
+    """
+    pace = schedule.policy.pace
+    if not schedule.policy.paced:
+        return 0
+    judge = LateJudge(schedule, now)
+    undecided = sum(
+        run.status is TickStatus.ARMED
+        and run.runs_as is TickStatus.FIRED
+        and is_late(schedule, run.run_at, now)
+        and judge.judge(run.tick, run.run_at)[0] is TickStatus.CAUGHT_UP
+        for run in opened
+    )
+    paces = 0 if paced_until is None else -((now - paced_until) // pace)
+    return max(0, paces) + undecided
+
+
+def next_run_at(opened: Sequence[OpenRun], plan: Plan, now: datetime) -> datetime | None:
+    """When the schedule runs next; if that is not known, when to plan on."""
+    times = [run.run_at for run in opened if not run.begun]
+    times += [tick.run_at for tick in plan.ticks if tick.status is TickStatus.ARMED]
+    if plan.more and plan.planned_until <= now:
+        return plan.planned_until
+    first = min((at for at in times if at > now), default=None)
+    # Everything that was looked at is excluded: look on from there when the time comes.
+    return plan.planned_until if first is None and plan.more else first
+
+
+def is_late(schedule: Schedule, run_at: datetime, now: datetime) -> bool:
+    """Whether the time for a start on time is over. A tick on time fires under every policy."""
+    return now - run_at > schedule.policy.grace
+
+
+def _ahead(schedule: Schedule, now: datetime) -> datetime:
+    """Up to when all ticks must be armed: with a long jitter, a later tick may run earlier. The
+    next plan comes with the next run, at most a jitter after the next tick.
+    """
+    jitter = schedule.timetable.jitter
+    if not jitter:
+        return now
+    ticks = islice(schedule.timetable.ticks(now), _MOST_LOOKED_AT)
+    first = next((tick.at for tick in ticks if tick.excluded is None), None)
+    return now if first is None else first + jitter
+
+
+# Very many missed ticks
+
+
+def _shared(
+    schedule: Schedule,
+    judge: LateJudge,
+    now: datetime,
+    known: Collection[datetime],
+    missed: str | None,
+) -> tuple[PlannedTick, datetime] | None:
+    """One row for the oldest of very many missed ticks, and up to when it stands for them."""
+    until = _shared_until(schedule, now, missed)
+    if until is None:
+        return None
+    for tick in islice(schedule.timetable.ticks(schedule.planned_until), _MOST_LOOKED_AT):
+        if tick.at >= until:
+            break
+        if tick.excluded is None and tick.at not in known:
+            run_at = schedule.timetable.run_at(schedule.name, tick.at)
+            status, reason = TickStatus.SKIPPED, missed
+            if missed is None:
+                status, reason = judge.judge(tick.at, run_at)
+            told = f"{reason}{SHARED}{say(until)}"
+            return PlannedTick(tick.at, run_at, status, reason=told), until
+    return None
+
+
+SHARED = "; the same goes for all ticks up to "
+"""How the row that is shared ends, before the last tick."""
+
+
+def stands_for(reason: str | None, tick: datetime) -> bool:
+    """Whether a row of an earlier tick, with that reason, is also the row of this one."""
+    _, _, until = (reason or "").rpartition(SHARED)
+    try:
+        return tick <= datetime.fromisoformat(until)
+    except (ValueError, TypeError):
+        return False
+
+
+def _shared_until(schedule: Schedule, now: datetime, missed: str | None) -> datetime | None:
+    """The last tick that shares a row: none of those up to it runs, and many come after it."""
+    policy, jitter = schedule.policy, schedule.timetable.jitter
+    latest = now
+    if missed is None:
+        latest = now - policy.grace - jitter
+        if policy.catch_up == "all" and (policy.max_runs or MOST_RECORDED + 1) > MOST_RECORDED:
+            if policy.max_age is None:
+                return None
+            latest = min(latest, now - policy.max_age - jitter)
+    many = islice(_past(schedule, schedule.planned_until, now), MOST_RECORDED, None)
+    if next(many, None) is None:
+        return None
+    # Looked for from the end: there may be a great many.
+    span = timedelta(minutes=1)
+    while True:
+        newest = [tick.at for tick in _past(schedule, now - span, now)]
+        if len(newest) > MOST_RECORDED:
+            break
+        span *= 4
+    until = newest[-MOST_RECORDED - 1]
+    if until >= latest:
+        older = [at for at in newest if at < latest]
+        until = older[-1] if older else latest - timedelta(microseconds=1)
+    return until if until > schedule.planned_until else None
+
+
+def _past(schedule: Schedule, after: datetime, now: datetime) -> Iterator[Tick]:
+    return takewhile(lambda tick: tick.at <= now, schedule.timetable.ticks(after))
+
+
+class LateJudge:
+    """Says what becomes of a late tick, which depends on nothing but the clock and the policy."""
+
+    def __init__(self, schedule: Schedule, now: datetime) -> None:
+        self._schedule = schedule
+        self._policy = schedule.policy
+        self._now = now
+        self._first: datetime | None = None
+        self._newest: datetime | None = None
+
+    def judge(self, tick: datetime, run_at: datetime) -> tuple[TickStatus, str | None]:
+        """`run_at`: when it was to run, which a person may have moved."""
+        policy = self._policy
+        late = f"{format_duration(_whole(self._now - run_at))} late"
+        if policy.catch_up == "skip":
+            return TickStatus.SKIPPED, f"too late: {late}, and catch_up is skip"
+        if policy.max_age is not None and self._now - run_at > policy.max_age:
+            limit = format_duration(policy.max_age)
+            return TickStatus.SKIPPED, f"too late: {late}, and max_age is {limit}"
+        if policy.catch_up == "latest":
+            if self._is_before_newest(tick):
+                return TickStatus.COALESCED, f"coalesced into a later run: {late}"
+        elif policy.max_runs is not None and self._before_last(tick, policy.max_runs):
+            return (
+                TickStatus.SKIPPED,
+                f"too late: {late}, and only the last {policy.max_runs} missed runs are caught up",
+            )
+        return TickStatus.CAUGHT_UP, late
+
+    def _is_before_newest(self, tick: datetime) -> bool:
+        """Whether a later tick is already due."""
+        span = timedelta(minutes=1)
+        while self._newest is None and self._now - span > tick:
+            for later in self._missed_after(self._now - span):
+                self._newest = later
+            span *= 4
+        if self._newest is not None:
+            return tick < self._newest
+        return next(self._missed_after(tick), None) is not None
+
+    def _before_last(self, tick: datetime, runs: int) -> bool:
+        """Whether `tick` is older than the last `runs` missed ones; those on time are not."""
+        if self._first is not None:
+            return tick < self._first
+        # Looked for from the end: there may be a great many.
+        span = timedelta(minutes=1)
+        while self._now - span > tick:
+            last = self._late_after(self._now - span)
+            if len(last) >= runs:
+                self._first = last[-runs]
+                return tick < self._first
+            span *= 4
+        return len(self._late_after(tick)) >= runs
+
+    def _late_after(self, tick: datetime) -> list[datetime]:
+        schedule = self._schedule
+        return [
+            later
+            for later in self._missed_after(tick)
+            if is_late(schedule, schedule.timetable.run_at(schedule.name, later), self._now)
+        ]
+
+    def _missed_after(self, tick: datetime) -> Iterator[datetime]:
+        for later in self._schedule.timetable.ticks(tick):
+            if later.at > self._now:
+                return
+            if later.excluded is None:
+                yield later.at
+
+
+def _whole(span: timedelta) -> timedelta:
+    return timedelta(seconds=int(span.total_seconds()))

@@ -1,0 +1,414 @@
+"""Subjects that are due again and again: their occurrences, and what is different for single ones.
+
+The times are a timetable's (cron, RRULE, intervals, single moments; on the subject's clock). An
+exception is kept under its occurrence's original time: `"skip"` leaves it out, `"done"` ends it,
+a moment moves it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache
+from heapq import merge
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from duetime.domain.rule import Rule, read_moment, say_moment
+from duetime.domain.timetable import EPOCH, Interval, Once, RuleTimes, Timetable, timetable
+from duetime.errors import InvalidInput
+
+HORIZON = timedelta(days=14)
+"""Reminders that fall within it are armed, "at most" and "at least" permitting."""
+FEWEST_AHEAD = 2
+MOST_AHEAD = 100
+SOON = timedelta(days=1)
+"""Reminders that fall within it are armed, however many they are."""
+MOST_AT_ONCE = 10_000
+MOST_EXCEPTIONS = 2000
+_KEPT = timedelta(days=366)
+_PACE = 60
+_LONGEST_JSON = 500_000
+_MOMENT = timedelta(microseconds=1)
+_NONE = timedelta(0)
+_WALL_REACH = timedelta(days=2)
+_SHARED = timedelta(hours=1)
+_OPTIONS = ("start", "until", "exclude", "exceptions")
+
+SKIPPED = "this occurrence is skipped"
+COMPLETED = "this occurrence was completed"
+
+Exception_ = datetime | Literal["skip", "done"]
+
+
+class Occurrence(NamedTuple):
+    """One time at which a subject is due, and the time that it had before it was moved."""
+
+    due: datetime
+    original: datetime
+
+
+class Recurrence(msgspec.Struct, frozen=True):
+    """When a subject is due. A value: equal if it says the same. Made by `parse_repeats`."""
+
+    timetable: Timetable
+    exceptions: dict[datetime, Exception_] | None = None
+    """None: those that are stored stay."""
+
+    def occurrences(self, since: datetime) -> Iterator[Occurrence]:
+        """Yield what is due at `since` or later, in order.
+
+        >>> from datetime import UTC
+        >>> standup = parse_repeats(
+        ...     {"cron": "0 9 * * 1-5", "exceptions": {"2026-03-03T09:00Z": "2026-03-04T12:00Z"}}
+        ... )
+        >>> for due, original in islice(standup.occurrences(datetime(2026, 3, 2, tzinfo=UTC)), 3):
+        ...     print(f"{due:%a %H:%M}, of {original:%a}")
+        Mon 09:00, of Mon
+        Wed 09:00, of Wed
+        Wed 12:00, of Tue
+        """
+        different = self.exceptions or {}
+        usual = (
+            Occurrence(tick.at, tick.at)
+            for tick in self.timetable.ticks(since - _MOMENT)
+            if tick.excluded is None and tick.at not in different
+        )
+        moved = sorted(
+            Occurrence(due, original)
+            for original, due in different.items()
+            if isinstance(due, datetime) and due >= since and self.has(original)
+        )
+        return merge(usual, moved) if moved else usual
+
+    def has(self, original: datetime) -> bool:
+        """Whether the timetable has an occurrence then, whatever its exception says."""
+        tick = next(self.timetable.ticks(original - _MOMENT), None)
+        return tick is not None and tick.at == original and tick.excluded is None
+
+    def is_due(self, moment: datetime) -> bool:
+        """Whether an occurrence is due then."""
+        one = next(self.occurrences(moment), None)
+        return one is not None and one.due == moment
+
+    def find(self, occurrence: datetime) -> datetime:
+        """Return the original time of an occurrence, given that or the time that it moved to.
+
+        Raises `InvalidInput`, with the occurrences that are near.
+        """
+        moment = _moment(occurrence, "occurrence")
+        if self.has(moment):
+            return moment
+        for original, due in (self.exceptions or {}).items():
+            if due == moment and self.has(original):
+                return original
+        near = [say_moment(due) for due, _ in islice(self.occurrences(moment), 2)]
+        raise InvalidInput(
+            f"There is no occurrence at {say_moment(moment)}. "
+            + (f"The next ones are {' and '.join(near)}." if near else "It ends before.")
+        )
+
+    def changed(
+        self, original: datetime, exception: Exception_ | None, now: datetime
+    ) -> Recurrence:
+        """Return it with another exception for one occurrence; None: with none.
+
+        Those of more than a year ago are forgotten, and the oldest past ones if there are too many.
+        """
+        kept = {
+            at: value
+            for at, value in (self.exceptions or {}).items()
+            if at != original and _latest(at, value) > now - _KEPT
+        }
+        if exception is not None:
+            kept[original] = exception
+        for at in sorted(kept)[: max(len(kept) - MOST_EXCEPTIONS, 0)]:
+            if _latest(at, kept[at]) < now:
+                del kept[at]
+        return Recurrence(self.timetable, _check_exceptions(kept))
+
+    def keeping(self, stored: Recurrence | None) -> Recurrence:
+        """Return it with the exceptions of what was stored: all if it says nothing of them, else
+        those occurrences that are done, unless it moves them."""
+        before = {} if stored is None else stored.exceptions or {}
+        if self.exceptions is None:
+            return Recurrence(self.timetable, before)
+        kept = dict(self.exceptions)
+        for at, value in before.items():
+            if value == "done" and kept.get(at, "skip") == "skip":
+                kept[at] = "done"
+        return Recurrence(self.timetable, _check_exceptions(kept))
+
+    def why_not(self, due: datetime) -> str:
+        """Say why an occurrence that was due then no longer is."""
+        match (self.exceptions or {}).get(due):
+            case None:
+                return "the subject does not repeat then any more"
+            case exception:
+                return say_exception(exception)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads, without the zone: that is the subject's."""
+        value = self.timetable.to_json()
+        del value["tz"]
+        if value.pop("end", None) is not None:
+            assert self.timetable.end is not None
+            value["until"] = say_moment(self.timetable.end - _MOMENT)
+        if self.exceptions:
+            value["exceptions"] = {
+                say_moment(at): say_moment(one) if isinstance(one, datetime) else one
+                for at, one in sorted(self.exceptions.items())
+            }
+        return value
+
+    @classmethod
+    def from_json(cls, text: str, tz: str) -> Recurrence:
+        """Return what `to_json` gave. Anyone may have written it: raises `InvalidInput`."""
+        return _stored(text, tz)
+
+    def describe(self) -> str:
+        """Return one plain phrase.
+
+        >>> parse_repeats("0 9 * * 1-5", "Europe/Berlin").describe()
+        'cron 0 9 * * 1-5 (Europe/Berlin)'
+        """
+        end, count = self.timetable.end, len(self.exceptions or ())
+        phrase = msgspec.structs.replace(self.timetable, end=None).describe()
+        phrase += f", until {say_moment(end - _MOMENT)}" if end else ""
+        return phrase + (f", with {count} exception{'s'[: count > 1]}" if count else "")
+
+
+def parse_repeats(value: Any, tz: str = "UTC") -> Recurrence:
+    """Return the recurrence that a spec, a list of specs or a mapping says; see `timetable`.
+
+    A mapping has `cron`, `rrule`, `every` or `specs` (a list), and any of: `start`; `until`, which
+    may be the last occurrence; `exclude` (local dates and cron masks); `exceptions`, by the time of
+    the occurrence: `"skip"` or None, `"done"`, or the moment that it moves to. A list of moments
+    skips them. Raises `InvalidInput`.
+
+    >>> parse_repeats({"rrule": "FREQ=DAILY", "start": "2026-03-01T09:00Z"}).describe()
+    'rrule FREQ=DAILY (UTC), starting 2026-03-01T09:00:00Z'
+    """
+    if isinstance(value, Recurrence):
+        if value.timetable.tz != tz:
+            raise InvalidInput(f"It repeats in {value.timetable.tz}, and the subject is in {tz}.")
+        return value
+    given = dict(value) if isinstance(value, Mapping) else {"specs": value}
+    options = {name: given.pop(name, None) for name in _OPTIONS}
+    specs: Any = [given]
+    if "specs" in given:
+        specs = given.pop("specs")
+        if given:
+            raise InvalidInput(
+                f"A recurrence with specs has no {next(iter(given))!r:.60}. It may have: "
+                f"{', '.join(_OPTIONS)}."
+            )
+    if isinstance(specs, str | Mapping | timedelta) or not isinstance(specs, Iterable):
+        specs = [specs]
+    start, until = (
+        None if options[name] is None else _moment(options[name], name)
+        for name in ("start", "until")
+    )
+    if start is not None and start.microsecond:
+        raise InvalidInput(f"A recurrence starts at a whole second, not at {say_moment(start)}.")
+    made = timetable(
+        *specs,
+        tz=tz,
+        exclude=options["exclude"] or (),
+        start=start,
+        end=None if until is None else until + _MOMENT,
+    )
+    if len(made.specs) == 1 and isinstance(made.specs[0], Once):
+        raise InvalidInput("A single moment does not repeat. Give it as due=, not as repeats=.")
+    _check_pace(made)
+    exceptions = options["exceptions"]
+    return Recurrence(made, None if exceptions is None else _read_exceptions(exceptions))
+
+
+class Plan(NamedTuple):
+    """What to arm of a recurrence now."""
+
+    occurrences: list[Occurrence]
+    fresh_from: datetime
+    """What is due before has been planned before: of that, only times to come may be added."""
+    since: datetime
+    until: datetime
+    """What is due before is planned."""
+    look_at: datetime | None
+    """When to plan again; None: there is nothing more."""
+
+
+def look_back(
+    rules: Iterable[Rule], now: datetime, planned: tuple[datetime, datetime] | None
+) -> datetime:
+    """Return the due time from which on occurrences may still have something to be armed."""
+    if planned is None:
+        return now
+    return max(min(now - _reach(rules)[1], planned[1]), planned[0])
+
+
+def is_behind(
+    recurrence: Recurrence,
+    rules: Sequence[Rule],
+    now: datetime,
+    planned: tuple[datetime, datetime],
+) -> bool:
+    """Whether a reminder may have come due of an occurrence that is not planned yet."""
+    if planned[1] - _reach(rules)[0] <= now:
+        return True
+    fixed = (_first_due(recurrence, rule.at) for rule in rules if rule.at is not None)
+    return any(at <= now and due is not None and due >= planned[1] for at, due in fixed)
+
+
+def plan(
+    recurrence: Recurrence,
+    rules: Sequence[Rule],
+    now: datetime,
+    *,
+    planned: tuple[datetime, datetime] | None = None,
+    oldest_armed: datetime | None = None,
+    behind_since: datetime | None = None,
+) -> Plan:
+    """Choose the occurrences whose reminders are armed now, and when to look again.
+
+    `planned`: since when, and until when, occurrences are planned already; None: never before.
+    What became due since then, while no worker was there, is among them. `oldest_armed`: the due
+    time of the oldest reminder that is still armed; it stays true. `behind_since`: when this was
+    to be asked.
+    """
+    since = now if planned is None else planned[0]
+    fresh_from = now if planned is None else min(now, planned[1])
+    start = look_back(rules, now, planned)
+    if oldest_armed is not None:
+        start = min(start, oldest_armed)
+    before = _reach(rules)[0]
+    fixed = [_first_due(recurrence, rule.at) for rule in rules if rule.at is not None]
+    found: list[Occurrence] = []
+    ahead = 0
+    for one in recurrence.occurrences(start):
+        early = min([one.due - before, *(at for at, due in fixed if due == one.due)])
+        if one.due >= now:
+            near = early <= now + SOON or ahead < FEWEST_AHEAD
+            if not near and (ahead >= MOST_AHEAD or early > now + HORIZON):
+                return Plan(found, fresh_from, since, one.due, _half_way(now, early))
+            ahead += 1
+        if len(found) >= MOST_AT_ONCE:
+            # Behind by so many: at once again, as if it were still as late.
+            at = behind_since or now if one.due <= now else _half_way(now, early)
+            return Plan(found, fresh_from, since, one.due, at)
+        found.append(one)
+    last = found[-1].due + _MOMENT if found else now
+    return Plan(found, fresh_from, since, max(now, last), None)
+
+
+def rules_of(recurrence: Recurrence, rules: Sequence[Rule], due: datetime) -> list[Rule]:
+    """Those of the rules that hold for one occurrence: a fixed moment belongs to the next one."""
+    return [rule for rule in rules if rule.at is None or _first_due(recurrence, rule.at)[1] == due]
+
+
+def say_exception(exception: Exception_) -> str:
+    """Say what became of an occurrence."""
+    if isinstance(exception, datetime):
+        return f"this occurrence moved to {say_moment(exception)}"
+    return SKIPPED if exception == "skip" else COMPLETED
+
+
+def _first_due(recurrence: Recurrence, at: datetime) -> tuple[datetime, datetime | None]:
+    """A fixed moment, and the due time of the occurrence that it belongs to."""
+    first = next(recurrence.occurrences(at), None)
+    return at, None if first is None else first.due
+
+
+def _reach(rules: Iterable[Rule]) -> tuple[timedelta, timedelta]:
+    """How long before and after a due time its reminders may be, at most."""
+    before = after = _NONE
+    for rule in rules:
+        if rule.within is not None:
+            before = max(before, rule.within)
+        elif rule.at is None:
+            margin = _NONE if rule.wall is None else _WALL_REACH
+            before, after = max(before, margin - rule.offset), max(after, margin + rule.offset)
+    return before, after
+
+
+def _half_way(now: datetime, early: datetime) -> datetime:
+    """When to plan again: long before it is needed, at a time of the hour that many share, and at
+    which hardly a reminder is due: those of a subject that is planned wait for it."""
+    at = now + max((early - now) / 2, timedelta(minutes=1))
+    shared = at.replace(minute=7, second=30, microsecond=0)
+    return shared if now + _SHARED < shared <= at else at
+
+
+def _check_pace(made: Timetable) -> None:
+    starts = [s.start for s in made.specs if isinstance(s, Interval | RuleTimes) and s.start]
+    first = made.start or min(starts, default=EPOCH)
+    ticks = [tick.at for tick in islice(made.ticks(first - _MOMENT), _PACE + 1)]
+    if len(ticks) > _PACE and ticks[-1] - ticks[0] < timedelta(minutes=_PACE):
+        raise InvalidInput(
+            f"'{made.describe()}' is too often: a subject is due at most every minute. "
+            "Use a schedule to run a task."
+        )
+
+
+def _read_exceptions(given: Any) -> dict[datetime, Exception_]:
+    if not isinstance(given, Mapping):
+        if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+            raise InvalidInput(
+                "exceptions is a mapping such as {'2026-03-02T09:00Z': 'skip'}, "
+                f"not {given!r:.60}."
+            )
+        given = dict.fromkeys(given)
+    read: dict[datetime, Exception_] = {}
+    for at, value in islice(given.items(), MOST_EXCEPTIONS + 1):
+        read[_moment(at, "An exception's occurrence")] = _read_exception(value)
+    return _check_exceptions(read)
+
+
+def _read_exception(value: Any) -> Exception_:
+    if value in (None, "skip"):
+        return "skip"
+    return "done" if value == "done" else _moment(value, "An exception ('skip', 'done' or a time)")
+
+
+def _check_exceptions(exceptions: dict[datetime, Exception_]) -> dict[datetime, Exception_]:
+    if len(exceptions) > MOST_EXCEPTIONS:
+        raise InvalidInput(f"A subject has at most {MOST_EXCEPTIONS:,} exceptions.")
+    return exceptions
+
+
+def _latest(at: datetime, exception: Exception_) -> datetime:
+    return max(at, exception) if isinstance(exception, datetime) else at
+
+
+def _moment(value: Any, name: str) -> datetime:
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value.strip())
+        except ValueError:
+            raise InvalidInput(
+                f"{name} {value[:40]!r} is not a time. Write it as '2026-03-02T09:00:00Z'."
+            ) from None
+    if not isinstance(value, datetime):
+        raise InvalidInput(f"{name} must be a datetime with a time zone, not {value!r:.60}.")
+    if value.utcoffset() is None:
+        raise InvalidInput(
+            f"{name} has no time zone: {value.isoformat()}. Give an aware datetime, or text that "
+            "ends in 'Z' or an offset such as '+02:00'."
+        )
+    return read_moment(value)
+
+
+@lru_cache(maxsize=4096)
+def _stored(text: str, tz: str) -> Recurrence:
+    if len(text) > _LONGEST_JSON:
+        raise InvalidInput(f"A recurrence's JSON has at most {_LONGEST_JSON} characters.")
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise InvalidInput(f"The stored recurrence is not JSON: {error}.") from None
+    if not isinstance(value, dict) or not isinstance(value.get("specs"), list):
+        raise InvalidInput('A recurrence is a JSON object such as {"specs": ["0 9 * * *"]}.')
+    read = parse_repeats(value, tz)
+    return Recurrence(read.timetable, read.exceptions or {})

@@ -1,0 +1,1 @@
+"""iCalendar files (RFC 5545): subjects written as events with alarms, and read from them."""

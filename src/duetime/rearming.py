@@ -1,0 +1,96 @@
+"""`duetime.rearm`: the task, known to every worker, that re-arms subjects marked as stale.
+
+Who cannot compute reminders (a trigger of SQLite, SQL for a recurring subject) sets the subject's
+`rearm_at` and enqueues this job, in one transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from duetime.domain.job import DEFAULT_QUEUE
+from duetime.domain.outcome import Snooze
+from duetime.domain.reminder import REARM_TASK
+from duetime.domain.retry import Exponential
+from duetime.domain.task import TaskDefinition, TaskOptions
+from duetime.engine.context import Context
+from duetime.errors import InvalidInput
+from duetime.storage.rearm import RearmStatements
+from duetime.storage.store import Statements
+from duetime.storage.tracking import ChangeStatements
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+log = logging.getLogger("duetime.rearm")
+
+_BATCH = 500
+"""How many subjects are locked at once: others wait for them."""
+_AGAIN = "100ms"
+"""When to look again for subjects that someone else has locked."""
+_RETRY = Exponential("1s", max="1m", max_attempts=1000)
+
+
+def rearm_task(app: Duetime) -> TaskDefinition:
+    """Return the task `duetime.rearm` of an app."""
+
+    async def rearm() -> Any:
+        return await rearm_stale(app)
+
+    options = TaskOptions(
+        queue=DEFAULT_QUEUE,
+        priority=0,
+        retry=_RETRY,
+        retry_on=(Exception,),
+        max_attempts=_RETRY.max_attempts,
+        timeout=None,
+        expires=None,
+        keep_result=False,
+    )
+    return TaskDefinition(rearm, name=REARM_TASK, options=options, context_type=Context)
+
+
+async def rearm_stale(app: Duetime) -> Snooze | None:
+    """Re-arm every subject that is marked, some at a time, each batch in its transaction.
+
+    A job that dies in between is rescued and goes on: what is still marked is still stale.
+    """
+    store = await app.store()
+    statements = RearmStatements(store.dialect)
+
+    async def transact(make: Callable[[], Statements], *, reads: bool = False) -> Any:
+        return await store.transact(make(), reads=reads)
+
+    if not store.dialect.arms:
+        # What triggers noted comes first: it says more than a mark.
+        changes = ChangeStatements(store.dialect)
+        while await transact(lambda: changes.apply(_BATCH)):
+            pass
+    after = 0
+    while True:
+        marked = await transact(lambda: statements.stale(after, _BATCH), reads=True)
+        if not marked:
+            break
+        after = marked[-1]
+        await _rearm_these(transact, statements, marked)
+    if await transact(lambda: statements.stale(0, 1), reads=True):
+        # Locked by others, or marked meanwhile. Who locked one may undo his change and leave the
+        # mark as it was, so that this job has to come back for it.
+        return Snooze(_AGAIN, "some subjects are locked")
+    return None
+
+
+async def _rearm_these(transact: Any, statements: RearmStatements, ids: Sequence[int]) -> None:
+    try:
+        await transact(lambda: statements.rearm(ids))
+    except InvalidInput as error:
+        if len(ids) > 1:
+            for one in ids:
+                await _rearm_these(transact, statements, [one])
+            return
+        # One that cannot be read must not hold up the others for ever.
+        log.error("rearm_failed", extra={"subject_id": ids[0], "error": str(error)})
+        reason = str(error)
+        await transact(lambda: statements.give_up(ids[0], reason))

@@ -1,0 +1,99 @@
+-- Statements of digests. Whoever changes one holds its recipient's row, if that is there.
+
+-- name: digest_open
+-- The digest of a recipient to which more may be added, and when its job is due (null: it runs).
+select d.id, d.job_id, q.run_at,
+    q.run_at is null
+        and not exists (select from duetime.parked as k where k.job_id = d.job_id)
+        and not exists (select from duetime.claim as c where d.job_id = any (c.job_ids))
+from duetime.digest as d left join duetime.due as q on q.job_id = d.job_id
+where d.recipient = %s::json ->> 'ref' and d.status = 'waiting';
+
+-- name: digest_add
+-- A digest with its job, in one statement.
+with given as materialized (
+    select g.*, nextval('duetime.digest_id_seq') as id, nextval('duetime.job_id_seq') as job_id
+    from json_to_record(%s::json) as g(ref text, run_at timestamptz, task text)
+), fresh as (
+    insert into duetime.digest (id, recipient, job_id) select g.id, g.ref, g.job_id from given as g
+), made as (
+    insert into duetime.job (id, task, queue, priority, args, max_attempts, timeout)
+    select g.job_id, g.task, coalesce(t.queue, 'default'), coalesce(t.priority, 5),
+        json_build_object('digest', g.id), coalesce(t.max_attempts, 3), t.timeout
+    from given as g left join duetime.task as t on t.name = g.task
+    returning id, queue, priority
+), waiting as (
+    insert into duetime.due (queue, priority, run_at, job_id)
+    select m.queue, m.priority, g.run_at, m.id from made as m cross join given as g
+    returning queue, run_at
+), woken as materialized (
+    select count(duetime.wake(q.queue, q.run_at)) from waiting as q
+)
+select g.id, g.job_id from woken cross join given as g;
+
+-- name: digest_move
+-- Its job is due earlier; no row if it does not wait.
+with moved as (
+    update duetime.due as q set run_at = least(q.run_at, g.run_at)
+    from json_to_record(%s::json) as g(job bigint, run_at timestamptz) where q.job_id = g.job
+    returning q.queue, q.run_at
+)
+select duetime.wake(m.queue, m.run_at) from moved as m;
+
+-- name: digest_get
+select d.id, d.recipient, d.status, d.job_id, d.created_at
+from duetime.digest as d where d.id = (%s::json ->> 'id')::bigint;
+
+-- name: digest_members
+-- Index: reminder_digest.
+select r.id from duetime.reminder as r
+where r.digest_id = (%s::json ->> 'id')::bigint and r.status = 'armed'
+order by r.due_at, r.time, r.id limit 2000;
+
+-- name: digest_close
+-- Nothing more is added; what does not go with it is free for the next.
+with input as materialized (
+    select g.id, array(select value::bigint from json_array_elements_text(g.members)) as members
+    from json_to_record(%s::json) as g(id bigint, members json)
+), freed as (
+    update duetime.reminder as r set digest_id = null
+    where r.digest_id = (select id from input) and r.status = 'armed'
+      and r.id <> all ((select members from input)::bigint[])
+)
+update duetime.digest as d set status = 'sending' where d.id = (select id from input);
+
+-- name: digest_delete
+delete from duetime.digest where id = (%s::json ->> 'id')::bigint;
+
+-- name: digest_sent
+-- All that went with it is sent, and the jobs that waited to do so have nothing left to do.
+with input as materialized (
+    select g.*, array(select value::bigint from json_array_elements_text(g.members)) as ids
+    from json_to_record(%s::json) as g(
+        members json, channel text, key text, status text, external_id text, reason text)
+), mine as materialized (
+    select r.id, r.job_id, r.status, r.reason, r.snoozes from duetime.reminder as r
+    where r.id = any ((select ids from input)::bigint[])
+    order by r.id for update of r
+), marked as (
+    update duetime.reminder as r
+    set status = 'sent', ended_at = duetime.now(), held = null,
+        reason = case when m.status = 'armed' then i.reason
+            else i.reason || '; it was being sent when it became ' || m.status || ': '
+                || coalesce(m.reason, '') end
+    from mine as m cross join input as i where r.id = m.id and r.status <> 'sent'
+), noted as (
+    insert into duetime.delivery (reminder_id, round, channel, key, status, external_id, sent_at)
+    select m.id, m.snoozes, i.channel, i.key, i.status, i.external_id, duetime.now()
+    from mine as m cross join input as i
+    on conflict (reminder_id, round, channel) do update
+        set (key, status, external_id, sent_at, updated_at)
+        = (excluded.key, excluded.status, excluded.external_id, excluded.sent_at, duetime.now())
+), left_due as (
+    delete from duetime.due where job_id in (select job_id from mine) returning job_id, attempt
+), unparked as (
+    delete from duetime.parked where job_id in (select job_id from mine) returning job_id, attempt
+)
+insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at)
+select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'completed', duetime.now()
+from (select * from left_due union all select * from unparked) as l;

@@ -1,0 +1,151 @@
+-- Statements of recipients. Each takes one JSON document; those of the same name on SQLite take the
+-- same, and give the same columns.
+
+-- name: recipient_put
+insert into duetime.recipient (ref, tz, channels, quiet, muted, most_per_hour, disabled)
+select g.ref, g.tz, g.channels, g.quiet, g.muted, g.most_per_hour, g.disabled
+from json_to_record(%s::json) as g(
+    ref text, tz text, channels json, quiet text, muted json, most_per_hour integer, disabled json)
+on conflict (ref) do update
+    set (tz, channels, quiet, muted, most_per_hour, disabled, updated_at)
+    = (excluded.tz, excluded.channels, excluded.quiet, excluded.muted, excluded.most_per_hour,
+       excluded.disabled, duetime.now());
+
+-- name: recipient_delete
+with input as (
+    select %s::json ->> 'ref' as ref
+), unused as (
+    delete from duetime.recipient_use where recipient = (select ref from input)
+)
+delete from duetime.recipient where ref = (select ref from input) returning ref;
+
+-- name: recipient_find
+select p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.most_per_hour, p.disabled::text
+from duetime.recipient as p cross join (select %s::json as doc) as i
+where p.ref > (i.doc ->> 'after') order by p.ref limit 1000;
+
+-- name: recipient_get
+select p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.most_per_hour, p.disabled::text
+from duetime.recipient as p where p.ref = %s::json ->> 'ref';
+
+-- name: recipient_lock
+-- Whoever lets a message through holds the row: the count of the last hour is exact.
+select p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.most_per_hour, p.disabled::text
+from duetime.recipient as p where p.ref = %s::json ->> 'ref' for update;
+
+-- name: recipient_zones
+select p.ref, p.tz from duetime.recipient as p
+where p.tz is not null
+  and p.ref = any (array(select value from json_array_elements_text(%s::json)));
+
+-- name: recipient_share
+-- Who arms by the recipients' clocks tries to share them with others who do, also those of
+-- recipients that nobody has put yet. In 64 parts: locks are few.
+select pg_try_advisory_xact_lock_shared(hashtext('duetime.recipient'), part.number)
+from (select distinct abs(hashtext(g.value) %% 64) as number
+      from json_array_elements_text(%s::json) as g order by number) as part;
+
+-- name: subject_mark
+-- A worker arms them again.
+update duetime.subject as s set rearm_at = least(s.rearm_at, g.at)
+from json_to_record(%s::json) as g(ids json, at timestamptz)
+where s.id = any (array(select value::bigint from json_array_elements_text(g.ids)));
+
+-- name: recipient_own
+-- Who changes a clock has it alone.
+select pg_advisory_xact_lock(hashtext('duetime.recipient'), abs(hashtext(%s::json ->> 'ref') %% 64));
+
+-- name: recipient_subjects
+-- The open subjects that remind a recipient by their own clock, some at a time.
+select distinct r.subject_id
+from json_to_record(%s::json) as g(ref text, after bigint)
+join duetime.reminder as r on r.recipient = g.ref and r.status = 'armed' and r.subject_id > g.after
+join duetime.subject as s on s.id = r.subject_id and s.status = 'open'
+where exists (select from duetime.reminder as z
+              where z.subject_id = r.subject_id and z.recipient = g.ref
+                and z.rule ->> 'zone' = 'recipient')
+order by r.subject_id limit 2000;
+
+-- name: recipient_release
+-- What is held for a recipient is looked at again, now.
+with input as materialized (
+    select %s::json ->> 'ref' as ref
+), held as materialized (
+    select r.job_id from duetime.reminder as r
+    where r.recipient = (select ref from input) and r.status = 'armed' and r.held is not null
+    union all
+    select d.job_id from duetime.digest as d where d.recipient = (select ref from input)
+), moved as (
+    update duetime.due as q set run_at = duetime.now()
+    from held as h where q.job_id = h.job_id and q.run_at > duetime.now()
+    returning q.queue, q.run_at
+)
+select count(duetime.wake(m.queue, m.run_at))
+from (select queue, min(run_at) as run_at from moved group by queue order by queue) as m;
+
+-- name: scope_around
+-- Each of the scopes given, and all around it.
+with recursive chain as (
+    select s.ref as scope, s.ref, s.parent, 0 as level from duetime.scope as s
+    where s.ref = any (array(select value from json_array_elements_text(%s::json)))
+    union
+    select c.scope, s.ref, s.parent, c.level + 1
+    from duetime.scope as s join chain as c on s.ref = c.parent
+    where c.level < 100
+)
+select c.scope, c.ref from chain as c;
+
+-- name: admission_read
+-- What the admission of a reminder asks, in one read by keys. Its digest is over if its job is
+-- nowhere any more, and yet the digest was not sent.
+select duetime.now(), p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.most_per_hour,
+    p.disabled::text, r.status, r.held, d.id, d.status,
+    d.id is not null
+        and not exists (select from duetime.due as q where q.job_id = d.job_id)
+        and not exists (select from duetime.parked as k where k.job_id = d.job_id)
+        and not exists (select from duetime.claim as c where d.job_id = any (c.job_ids))
+from duetime.reminder as r
+left join duetime.recipient as p on p.ref = r.recipient
+left join duetime.digest as d on d.id = r.digest_id
+where r.id = (%s::json ->> 'reminder')::bigint;
+
+-- name: admission_hold
+-- A reminder waits, or (held is null) waits no longer.
+update duetime.reminder as r
+set run_at = coalesce(g.run_at, r.run_at), reason = coalesce(g.reason, r.reason), held = g.held,
+    digest_id = g.digest
+from json_to_record(%s::json) as g(
+    id bigint, run_at timestamptz, reason text, held text, digest bigint)
+where r.id = g.id and r.status = 'armed'
+returning r.id;
+
+-- name: use_read
+-- How many messages, beside this one, a recipient got in the last hour; when one more is allowed.
+with input as materialized (
+    select g.*, duetime.now() as now
+    from json_to_record(%s::json) as g(ref text, what text, most integer)
+), used as materialized (
+    select u.what, u.at from duetime.recipient_use as u cross join input as i
+    where u.recipient = i.ref and u.at > i.now - interval '1 hour'
+)
+select i.now,
+    (select count(*) from used as u where u.what <> i.what),
+    (select u.at from used as u where u.what <> i.what
+     order by u.at desc offset greatest(i.most, 1) - 1 limit 1),
+    exists (select from used as u where u.what = i.what)
+from input as i;
+
+-- name: use_write
+with input as materialized (
+    select * from json_to_record(%s::json) as g(ref text, what text)
+), old as (
+    delete from duetime.recipient_use as u using input as i
+    where u.recipient = i.ref and u.what <> i.what and u.at <= duetime.now() - interval '1 hour'
+)
+insert into duetime.recipient_use (recipient, what, at)
+select i.ref, i.what, duetime.now() from input as i
+on conflict (recipient, what) do update set at = excluded.at;
+
+-- name: use_delete
+delete from duetime.recipient_use as u using json_to_record(%s::json) as g(ref text, what text)
+where u.recipient = g.ref and u.what = g.what;

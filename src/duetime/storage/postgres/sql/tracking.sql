@@ -1,0 +1,182 @@
+-- Statements of tracked tables. Those with {places} are written for one table: `triggers.py` fills
+-- the places, and they run without parameters.
+
+-- name: track_patience
+-- Who waits for a lock of ours is a user's write: we give up first, and try again.
+select set_config('lock_timeout', '500ms', true) where %s::json is not null;
+
+-- name: track_table
+-- A table, whether we may change it, its columns, and the sets of columns that are unique.
+with found as (
+    select coalesce(to_regclass(g.given), to_regclass(quote_ident(g.given))) as oid
+    from (select %s::json ->> 'table' as given) as g
+)
+select format('%%I.%%I', n.nspname, c.relname), quote_ident(n.nspname), c.relkind::text,
+    pg_has_role(c.relowner, 'USAGE'),
+    (select json_agg(json_build_object('name', a.attname,
+                                       'type', format_type(a.atttypid, a.atttypmod))
+                     order by a.attnum)::text
+     from pg_attribute as a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
+    (select coalesce(json_agg(k.names), '[]')::text
+     from (select (select json_agg(a.attname) from pg_attribute as a
+                   where a.attrelid = c.oid and a.attnum = any (i.indkey::int2[])) as names
+           from pg_index as i
+           where i.indrelid = c.oid and i.indisunique and i.indisvalid and i.indpred is null
+             and 0 <> all (i.indkey::int2[])) as k)
+from found as f
+join pg_class as c on c.oid = f.oid join pg_namespace as n on n.oid = c.relnamespace;
+
+-- name: tracked_put
+select duetime.track_define(g.name, g."table", g.definition, g.actor)
+from json_to_record(%s::json) as g(name text, "table" text, definition json, actor text);
+
+-- name: tracked_forget
+select duetime.track_forget(g.name, g.actor)
+from json_to_record(%s::json) as g(name text, actor text);
+
+-- name: tracked_find
+select t.name, t.definition::text from duetime.tracked as t
+cross join (select %s::json ->> 'name' as name) as g
+where g.name is null or t.name = g.name order by t.name;
+
+-- name: tracked_look
+select t.name, t.definition::text, t.created_at, n.subjects, n.problems, n.example
+from duetime.tracked as t cross join lateral (
+    select count(*) as subjects, count(s.problem) as problems,
+        min(s.ref || ': ' || s.problem) as example
+    from duetime.subject as s where s.tracked = t.name
+) as n
+where %s::json is not null order by t.name;
+
+-- name: track_clear
+select duetime.track_clear(g.name, g.most)
+from json_to_record(%s::json) as g(name text, most integer);
+
+-- name: track_count
+select count(*) from {table};
+
+-- name: track_state
+-- How many of a track's triggers are there and enabled; a column of its that is gone.
+with input as (
+    select %s::json as doc
+), trigger as (
+    select t.tgrelid, t.tgenabled from pg_trigger as t, input as i
+    where t.tgname in (i.doc ->> 'name' || '_insert', i.doc ->> 'name' || '_update',
+                       i.doc ->> 'name' || '_delete', i.doc ->> 'name' || '_truncate')
+)
+select (select count(*) from trigger where tgenabled in ('O', 'A')),
+    (select c.name from input as i, json_array_elements_text(i.doc -> 'columns') as c(name)
+     where exists (select from trigger)
+       and not exists (select from pg_attribute as a join trigger as t on t.tgrelid = a.attrelid
+                       where a.attname = c.name and not a.attisdropped)
+     limit 1);
+
+-- name: track_leftovers
+-- What removes the triggers and the function of a track, wherever the table is now.
+with input as (
+    select %s::json ->> 'name' as name
+)
+select format('drop trigger if exists %%I on %%s', t.tgname, t.tgrelid::regclass)
+from pg_trigger as t, input as g
+where t.tgname in (g.name || '_insert', g.name || '_update', g.name || '_delete',
+                   g.name || '_truncate')
+union all
+select format('drop function if exists %%s', p.oid::regprocedure)
+from pg_proc as p, input as g
+where p.proname = g.name and p.prorettype = 'trigger'::regtype;
+
+-- name: track_check
+select {columns}
+from (select * from {table}) as duetime_new where (
+    {when}
+) limit 0;
+
+-- name: track_function
+create or replace function {function}() returns trigger
+    language plpgsql security definer set search_path = pg_catalog, {schema}, pg_temp as $duetime$
+#variable_conflict use_column
+declare
+    given record;
+begin
+    if tg_op = 'INSERT' then
+        select array_agg(n.ref) as refs, array_agg(n.scope) as scopes, array_agg(n.due) as dues,
+            array_agg(n.local_due) as local_dues, array_agg(n.zone) as zones,
+            array_agg(n.recipients) as recipients, array_agg(n.data) as data,
+            array_agg(n.open) as opens, null::text[] as gone
+        into given
+        from (select {columns}
+              from duetime_new) as n
+        where n.open and n.ref is not null;
+    elsif tg_op = 'UPDATE' then
+        with o as materialized (
+            select {columns}
+            from duetime_old
+        ), n as materialized (
+            select {columns}
+            from duetime_new
+        )
+        select array_agg(c.ref) as refs, array_agg(c.scope) as scopes, array_agg(c.due) as dues,
+            array_agg(c.local_due) as local_dues, array_agg(c.zone) as zones,
+            array_agg(c.recipients) as recipients, array_agg(c.data) as data,
+            array_agg(c.open) as opens,
+            (select array_agg(g.ref) from (select ref from o except select ref from n) as g
+             where g.ref is not null) as gone
+        into given
+        from (select * from n except select * from o) as c
+        where c.ref is not null;
+    elsif tg_op = 'DELETE' then
+        select null::text[] as refs, null::text[] as scopes, null::timestamptz[] as dues,
+            null::timestamp[] as local_dues, null::text[] as zones, null::jsonb[] as recipients,
+            null::jsonb[] as data, null::boolean[] as opens, array_agg(o.ref) as gone
+        into given
+        from (select {ref} as ref from duetime_old) as o
+        where o.ref is not null;
+    else
+        perform duetime.track_clear({name});
+        return null;
+    end if;
+    if given.refs is not null or given.gone is not null then
+        perform duetime.track_rows({name}, given.refs, given.scopes, given.dues, given.local_dues,
+            given.zones, given.recipients, given.data, given.opens, given.gone);
+    end if;
+    return null;
+end $duetime$;
+
+-- name: track_untrigger
+drop trigger if exists "{trigger}_{event}" on {table};
+
+-- name: track_trigger_insert
+create trigger "{trigger}_insert" after insert on {table}
+    referencing new table as duetime_new
+    for each statement execute function {function}();
+
+-- name: track_trigger_update
+create trigger "{trigger}_update" after update on {table}
+    referencing old table as duetime_old new table as duetime_new
+    for each statement execute function {function}();
+
+-- name: track_trigger_delete
+create trigger "{trigger}_delete" after delete on {table}
+    referencing old table as duetime_old
+    for each statement execute function {function}();
+
+-- name: track_trigger_truncate
+create trigger "{trigger}_truncate" after truncate on {table}
+    for each statement execute function {function}();
+
+-- name: track_fill
+-- Some rows, in the order of their key, locked: a write waits for us, or has been and is seen.
+with locked as materialized (
+    select * from {table} where {past} order by {keys} limit {most} for share
+), given as materialized (
+    select {columns}, array[{texts}] as key, row_number() over (order by {keys}) as number
+    from locked
+), made as materialized (
+    select duetime.track_rows({name}, array_agg(n.ref), array_agg(n.scope), array_agg(n.due),
+        array_agg(n.local_due), array_agg(n.zone), array_agg(n.recipients), array_agg(n.data),
+        array_agg(n.open), array[]::text[])
+    from given as n where n.ref is not null
+    having count(*) > 0
+)
+select (select count(*) from given), (select key from given order by number desc limit 1)
+from (select count(*) from made) as done;

@@ -1,0 +1,204 @@
+"""Triggers on tracked tables of PostgreSQL: one call for each statement, however many rows."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from duetime.domain.tracking import Track
+from duetime.errors import InvalidInput
+from duetime.storage.store import Row, Statement, Statements
+from duetime.storage.tracking import TableInfo, short_name
+
+_KEYS = {
+    "smallint", "integer", "bigint", "numeric", "text", "character varying", "character", "uuid",
+    "citext", "date", "boolean", "name",
+}  # fmt: skip
+_LISTS = {"json", "jsonb"}
+_NAMES = ("ref", "scope", "due", "local_due", "zone", "recipients", "data", "open")
+
+
+class PostgresTriggers:
+    """Writes statement-level triggers with transition tables. Names are quoted here."""
+
+    def __init__(self, sql: Mapping[str, str], schema: str) -> None:
+        self._sql = sql
+        self._schema = schema
+
+    def read(self, table: str) -> Generator[Statement, list[Row], TableInfo]:
+        rows = yield self._sql["track_table"], (msgspec.json.encode({"table": table}).decode(),)
+        if not rows:
+            raise InvalidInput(
+                f"There is no table {table!r} here. Write it as in SQL: games, sales.orders."
+            )
+        [(name, schema, kind, owned, columns, keys)] = rows
+        if kind not in ("r", "p"):
+            raise InvalidInput(f"{name} is not a table: only tables have rows to be tracked.")
+        if not owned:
+            raise InvalidInput(
+                f"The table {name} belongs to another role, and only its owner can add triggers. "
+                "Connect as its owner."
+            )
+        return TableInfo(
+            name=name,
+            schema=schema,
+            columns={column["name"]: column["type"] for column in msgspec.json.decode(columns)},
+            keys=tuple(frozenset(key) for key in msgspec.json.decode(keys)),
+        )
+
+    def check(self, track: Track, table: TableInfo) -> Statements:
+        yield self._fill("track_check", track, table), ()
+
+    def install(self, track: Track, table: TableInfo) -> list[str]:
+        names = ("track_function", "track_trigger_insert", "track_trigger_update",
+                 "track_trigger_delete", "track_trigger_truncate")  # fmt: skip
+        old = [
+            self._fill("track_untrigger", track, table, {"event": event})
+            for event in ("insert", "update", "delete", "truncate")
+        ]
+        return [*old, *(self._fill(name, track, table) for name in names)]
+
+    def count(self, track: Track, table: TableInfo) -> Statements:
+        [(count,)] = yield self._fill("track_count", track, table), ()
+        return count
+
+    def remove(self, track: Track) -> Statements:
+        name = self._name(track)
+        document = msgspec.json.encode({"name": name}).decode()
+        for row in (yield self._sql["track_leftovers"], (document,)):
+            yield row[0], ()
+
+    def fill(
+        self, track: Track, table: TableInfo, after: Sequence[str] | None, most: int
+    ) -> Generator[Statement, list[Row], tuple[int, list[str] | None]]:
+        keys = ", ".join(_quoted(column) for column in track.id)
+        texts = ", ".join(f"{_quoted(column)}::text" for column in track.id)
+        past = "true"
+        if after is not None:
+            values = ", ".join(
+                f"{_literal(value)}::{table.columns[column]}"
+                for column, value in zip(track.id, after, strict=True)
+            )
+            past = f"({keys}) > ({values})"
+        statement = self._fill(
+            "track_fill", track, table,
+            {"keys": keys, "texts": texts, "past": past, "most": str(most)},
+        )  # fmt: skip
+        [(count, last)] = yield statement, ()
+        return count, last if count == most else None
+
+    def clear(self, track: Track, most: int) -> Generator[Statement, list[Row], int]:
+        document = {"name": track.name, "most": most}
+        [(count,)] = yield self._sql["track_clear"], (msgspec.json.encode(document).decode(),)
+        return int(count)
+
+    def broken(self, track: Track) -> Generator[Statement, list[Row], str | None]:
+        document = {"name": self._name(track), "columns": track.columns}
+        [(triggers, missing)] = yield (
+            self._sql["track_state"], (msgspec.json.encode(document).decode(),)
+        )  # fmt: skip
+        if triggers == 0:
+            return "its triggers are gone: the table was dropped, or someone dropped them"
+        if missing:
+            return f"the column {missing} is gone, and writes to the table fail"
+        return None if triggers == 4 else "some of its triggers are gone or disabled"
+
+    def _name(self, track: Track) -> str:
+        return f"{self._schema}_track_{short_name(track.name)}"
+
+    def _fill(
+        self, name: str, track: Track, table: TableInfo, more: Mapping[str, str] | None = None
+    ) -> str:
+        """A statement with its places filled. Each is filled once: what is put in stays."""
+        columns = _columns(track, table)
+        places = {
+            "table": table.name,
+            "schema": table.schema or "pg_catalog",
+            "function": f"{table.schema}.{_quoted(self._name(track))}",
+            "trigger": self._name(track),
+            "name": _literal(track.name),
+            "ref": columns["ref"],
+            "columns": ",\n        ".join(f"{columns[n]} as {n}" for n in _NAMES),
+            "when": track.when or "true",
+            **(more or {}),
+        }
+        parts = self._sql[name].split("{")
+        return parts[0] + "".join(
+            places[place] + rest for place, _, rest in (part.partition("}") for part in parts[1:])
+        )
+
+
+def _columns(track: Track, table: TableInfo) -> dict[str, str]:
+    """What is tracked of a row, as expressions over its columns."""
+    types = table.columns
+    due = _quoted(track.due)
+    kind = types[track.due].partition("(")[0].strip()
+    if types[track.due].endswith("with time zone"):
+        due, local_due = due, "null::timestamp"
+    elif kind == "date" or types[track.due].startswith("timestamp"):
+        due, local_due = "null::timestamptz", f"{due}::timestamp"
+    else:
+        raise InvalidInput(
+            f"The column {track.due!r} is a {types[track.due]}; due is a timestamp or a date."
+        )
+    return {
+        "ref": _ref(track, types),
+        "scope": " || ".join(
+            f"{_quoted(part)}::text" if is_column else _literal(part)
+            for part, is_column in track.scope_parts
+        ) or "null::text",
+        "due": due,
+        "local_due": local_due,
+        "zone": "null::text" if track.tz is None else f"{_quoted(track.tz)}::text",
+        "recipients": _recipients(track, types),
+        "data": _data(track),
+        "open": f"coalesce((\n            {track.when}\n        ), false)" if track.when else "true",
+    }  # fmt: skip
+
+
+def _ref(track: Track, types: Mapping[str, str]) -> str:
+    parts = []
+    for column in track.id:
+        kind = types[column].partition("(")[0].strip()
+        if kind not in _KEYS:
+            raise InvalidInput(
+                f"The column {column!r} is a {types[column]}, whose text depends on the session; "
+                "id is a number, a text, a UUID or a date."
+            )
+        # Not `::text`: that of a date depends on the session.
+        text = (
+            f"to_char({_quoted(column)}, 'YYYY-MM-DD')"
+            if kind == "date"
+            else f"{_quoted(column)}::text"
+        )
+        if len(track.id) > 1:
+            # So that ('a:b', 'c') and ('a', 'b:c') are two.
+            text = f"replace(replace({text}, '%', '%25'), ':', '%3A')"
+        parts.append(text)
+    return f"{_literal(track.name + ':')} || " + " || ':' || ".join(parts)
+
+
+def _recipients(track: Track, types: Mapping[str, str]) -> str:
+    if track.recipients is None:
+        return "'[]'::jsonb"
+    column, kind = _quoted(track.recipients), types[track.recipients]
+    if kind in _LISTS or kind.endswith("[]"):
+        return f"coalesce(to_jsonb({column}), '[]')"
+    return f"case when {column} is null then '[]' else jsonb_build_array({column}::text) end"
+
+
+def _data(track: Track) -> str:
+    pairs = ", ".join(f"{_literal(column)}, {_quoted(column)}" for column in track.data)
+    return f"jsonb_build_object({pairs})" if pairs else "'{}'::jsonb"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: Any) -> str:
+    plain = str(text).replace("'", "''")
+    # Whatever `standard_conforming_strings` says.
+    return f"E'{plain}'".replace("\\", "\\\\") if "\\" in plain else f"'{plain}'"

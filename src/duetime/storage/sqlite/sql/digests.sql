@@ -1,0 +1,133 @@
+-- Statements of digests.
+
+-- name: digest_open
+-- The digest of a recipient to which more may be added, and when its job is due (null: it runs).
+with input(doc) as (select ?)
+select d.id, d.job_id, q.run_at,
+    q.run_at is null
+        and not exists (select 1 from duetime_parked as k where k.job_id = d.job_id)
+        and not exists (select 1 from duetime_claim as c where c.job_id = d.job_id)
+from duetime_digest as d left join duetime_due as q on q.job_id = d.job_id
+where d.recipient = (select json_extract(doc, '$.doc.ref') from input) and d.status = 'waiting';
+
+-- name: digest_add
+-- A digest with its job.
+with input(doc) as (select ?)
+update duetime_counter set value = value + 1 from input where name in ('digest', 'job');
+
+-- name: digest_add_2
+with input(doc) as (select ?)
+insert into duetime_digest (id, recipient, job_id, created_at)
+select (select value from duetime_counter where name = 'digest'), json_extract(doc, '$.doc.ref'),
+    (select value from duetime_counter where name = 'job'), json_extract(doc, '$.now')
+from input;
+
+-- name: digest_add_3
+with input(doc) as (select ?)
+insert into duetime_job (id, task, queue, priority, args, max_attempts, timeout, created_at)
+select (select value from duetime_counter where name = 'job'), json_extract(i.doc, '$.doc.task'),
+    coalesce(t.queue, 'default'), coalesce(t.priority, 5),
+    json_object('digest', (select value from duetime_counter where name = 'digest')),
+    coalesce(t.max_attempts, 3), t.timeout, json_extract(i.doc, '$.now')
+from input as i left join duetime_task as t on t.name = json_extract(i.doc, '$.doc.task');
+
+-- name: digest_add_4
+with input(doc) as (select ?)
+insert into duetime_due (job_id, queue, priority, run_at)
+select j.id, j.queue, j.priority, json_extract(i.doc, '$.doc.run_at')
+from input as i cross join duetime_job as j
+    on j.id = (select value from duetime_counter where name = 'job');
+
+-- name: digest_add_5
+with input(doc) as (select ?)
+select (select value from duetime_counter where name = 'digest'),
+    (select value from duetime_counter where name = 'job')
+from input;
+
+-- name: digest_move
+-- Its job is due earlier; no row if it does not wait.
+with input(doc) as (select ?)
+update duetime_due
+set run_at = min(run_at, (select json_extract(doc, '$.doc.run_at') from input))
+where job_id = (select json_extract(doc, '$.doc.job') from input)
+returning job_id;
+
+-- name: digest_get
+with input(doc) as (select ?)
+select d.id, d.recipient, d.status, d.job_id, d.created_at
+from duetime_digest as d where d.id = (select json_extract(doc, '$.doc.id') from input);
+
+-- name: digest_members
+with input(doc) as (select ?)
+select r.id from duetime_reminder as r
+where r.digest_id = (select json_extract(doc, '$.doc.id') from input) and r.status = 'armed'
+order by r.due_at, r.time, r.id limit 2000;
+
+-- name: digest_close
+-- Nothing more is added; what does not go with it is free for the next.
+with input(doc) as (select ?)
+update duetime_reminder set digest_id = null
+where digest_id = (select json_extract(doc, '$.doc.id') from input) and status = 'armed'
+  and id not in (select e.value from input as i cross join json_each(i.doc, '$.doc.members') as e);
+
+-- name: digest_close_2
+with input(doc) as (select ?)
+update duetime_digest set status = 'sending'
+where id = (select json_extract(doc, '$.doc.id') from input);
+
+-- name: digest_delete
+with input(doc) as (select ?)
+delete from duetime_digest where id = (select json_extract(doc, '$.doc.id') from input);
+
+-- name: digest_sent
+-- All that went with it is sent, and the jobs that waited to do so have nothing left to do.
+with input(doc) as (select ?)
+update duetime_reminder
+set status = 'sent', ended_at = (select json_extract(doc, '$.now') from input), held = null,
+    reason = (select json_extract(doc, '$.doc.reason') from input)
+        || iif(status = 'armed', '',
+               '; it was being sent when it became ' || status || ': ' || coalesce(reason, ''))
+where status <> 'sent'
+  and id in (select e.value from input as i cross join json_each(i.doc, '$.doc.members') as e);
+
+-- name: digest_sent_2
+with input(doc) as (select ?)
+insert into duetime_delivery (reminder_id, round, channel, key, status, external_id, sent_at,
+                              updated_at)
+select r.id, r.snoozes, json_extract(i.doc, '$.doc.channel'), json_extract(i.doc, '$.doc.key'),
+    json_extract(i.doc, '$.doc.status'), json_extract(i.doc, '$.doc.external_id'),
+    json_extract(i.doc, '$.now'), json_extract(i.doc, '$.now')
+from input as i cross join json_each(i.doc, '$.doc.members') as e
+cross join duetime_reminder as r on r.id = e.value
+where true
+on conflict (reminder_id, round, channel) do update
+    set (key, status, external_id, sent_at, updated_at)
+    = (excluded.key, excluded.status, excluded.external_id, excluded.sent_at, excluded.updated_at);
+
+-- name: digest_sent_3
+with input(doc) as (select ?)
+insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at)
+select d.job_id,
+    (select value from duetime_counter where name = 'token') + row_number() over (order by d.job_id),
+    d.attempt, 'completed', json_extract(i.doc, '$.now')
+from input as i cross join json_each(i.doc, '$.doc.members') as e
+cross join duetime_reminder as r on r.id = e.value
+cross join (select job_id, attempt from duetime_due
+            union all select job_id, attempt from duetime_parked) as d on d.job_id = r.job_id;
+
+-- name: digest_sent_4
+with input(doc) as (select ?)
+update duetime_counter
+set value = value + (select json_array_length(doc, '$.doc.members') from input) where name = 'token';
+
+-- name: digest_sent_5
+with input(doc) as (select ?)
+delete from duetime_due where job_id in (
+    select r.job_id from input as i cross join json_each(i.doc, '$.doc.members') as e
+    cross join duetime_reminder as r on r.id = e.value);
+
+-- name: digest_sent_6
+with input(doc) as (select ?)
+delete from duetime_parked where job_id in (
+    select r.job_id from input as i cross join json_each(i.doc, '$.doc.members') as e
+    cross join duetime_reminder as r on r.id = e.value);

@@ -1,0 +1,164 @@
+-- Statements of recipients. Each takes one JSON document, {"now": …, "doc": …}, whose second part
+-- is the same as on PostgreSQL, and gives the same columns. What PostgreSQL does in one statement
+-- goes on here in `…_2`, `…_3`; the rows are those of the last.
+
+-- name: recipient_put
+with input(doc) as (select ?)
+insert into duetime_recipient (ref, tz, channels, quiet, muted, most_per_hour, disabled, updated_at)
+select json_extract(doc, '$.doc.ref'), json_extract(doc, '$.doc.tz'),
+    json_extract(doc, '$.doc.channels'), json_extract(doc, '$.doc.quiet'),
+    json_extract(doc, '$.doc.muted'), json_extract(doc, '$.doc.most_per_hour'),
+    json_extract(doc, '$.doc.disabled'), json_extract(doc, '$.now')
+from input
+where true
+on conflict (ref) do update
+    set (tz, channels, quiet, muted, most_per_hour, disabled, updated_at)
+    = (excluded.tz, excluded.channels, excluded.quiet, excluded.muted, excluded.most_per_hour,
+       excluded.disabled, excluded.updated_at);
+
+-- name: recipient_delete
+with input(doc) as (select ?)
+delete from duetime_recipient_use
+where recipient = (select json_extract(doc, '$.doc.ref') from input);
+
+-- name: recipient_delete_2
+with input(doc) as (select ?)
+delete from duetime_recipient where ref = (select json_extract(doc, '$.doc.ref') from input)
+returning ref;
+
+-- name: recipient_find
+with input(doc) as (select ?)
+select p.ref, p.tz, p.channels, p.quiet, p.muted, p.most_per_hour, p.disabled
+from duetime_recipient as p
+where p.ref > (select json_extract(doc, '$.doc.after') from input) order by p.ref limit 1000;
+
+-- name: recipient_get
+with input(doc) as (select ?)
+select p.ref, p.tz, p.channels, p.quiet, p.muted, p.most_per_hour, p.disabled
+from duetime_recipient as p where p.ref = (select json_extract(doc, '$.doc.ref') from input);
+
+-- name: recipient_lock
+with input(doc) as (select ?)
+select p.ref, p.tz, p.channels, p.quiet, p.muted, p.most_per_hour, p.disabled
+from duetime_recipient as p where p.ref = (select json_extract(doc, '$.doc.ref') from input);
+
+-- name: recipient_zones
+with input(doc) as (select ?)
+select p.ref, p.tz from input as i cross join json_each(i.doc, '$.doc') as e
+cross join duetime_recipient as p on p.ref = e.value
+where p.tz is not null;
+
+-- name: recipient_share
+with input(doc) as (select ?)
+select 1 from input;
+
+-- name: subject_mark
+with input(doc) as (select ?)
+update duetime_subject
+set rearm_at = min(coalesce(rearm_at, json_extract((select doc from input), '$.doc.at')),
+                   json_extract((select doc from input), '$.doc.at'))
+where id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e);
+
+-- name: recipient_own
+with input(doc) as (select ?)
+select 1 from input;
+
+-- name: recipient_subjects
+-- The open subjects that remind a recipient by their own clock, some at a time.
+with input(doc) as (select ?)
+select distinct r.subject_id
+from input as i cross join duetime_reminder as r
+    on r.recipient = json_extract(i.doc, '$.doc.ref') and r.status = 'armed'
+cross join duetime_subject as s on s.id = r.subject_id and s.status = 'open'
+where r.subject_id > json_extract(i.doc, '$.doc.after')
+  and exists (select 1 from duetime_reminder as z
+              where z.subject_id = r.subject_id and z.recipient = r.recipient
+                and json_extract(z.rule, '$.zone') = 'recipient')
+order by r.subject_id limit 2000;
+
+-- name: recipient_release
+-- What is held for a recipient is looked at again, now.
+with input(doc) as (select ?)
+update duetime_due set run_at = (select json_extract(doc, '$.now') from input)
+where run_at > (select json_extract(doc, '$.now') from input)
+  and job_id in (
+    select r.job_id from input as i cross join duetime_reminder as r
+        on r.recipient = json_extract(i.doc, '$.doc.ref') and r.status = 'armed'
+    where r.held is not null
+    union all
+    select d.job_id from input as i cross join duetime_digest as d
+        on d.recipient = json_extract(i.doc, '$.doc.ref'));
+
+-- name: scope_around
+-- Each of the scopes given, and all around it.
+with recursive input(doc) as (select ?), chain(scope, ref, parent, level) as (
+    select s.ref, s.ref, s.parent, 0 from input as i cross join json_each(i.doc, '$.doc') as e
+    cross join duetime_scope as s on s.ref = e.value
+    union
+    select c.scope, s.ref, s.parent, c.level + 1
+    from chain as c cross join duetime_scope as s on s.ref = c.parent
+    where c.level < 100
+)
+select c.scope, c.ref from chain as c;
+
+-- name: admission_read
+-- What the admission of a reminder asks, in one read by keys. Its digest is over if its job is
+-- nowhere any more, and yet the digest was not sent.
+with input(doc) as (select ?)
+select json_extract(i.doc, '$.now'), p.ref, p.tz, p.channels, p.quiet, p.muted, p.most_per_hour,
+    p.disabled, r.status, r.held, d.id, d.status,
+    d.id is not null
+        and not exists (select 1 from duetime_due as q where q.job_id = d.job_id)
+        and not exists (select 1 from duetime_parked as k where k.job_id = d.job_id)
+        and not exists (select 1 from duetime_claim as c where c.job_id = d.job_id)
+from input as i cross join duetime_reminder as r on r.id = json_extract(i.doc, '$.doc.reminder')
+left join duetime_recipient as p on p.ref = r.recipient
+left join duetime_digest as d on d.id = r.digest_id;
+
+-- name: admission_hold
+-- A reminder waits, or (held is null) waits no longer.
+with input(doc) as (select ?)
+update duetime_reminder
+set run_at = coalesce((select json_extract(doc, '$.doc.run_at') from input), run_at),
+    reason = coalesce((select json_extract(doc, '$.doc.reason') from input), reason),
+    held = (select json_extract(doc, '$.doc.held') from input),
+    digest_id = (select json_extract(doc, '$.doc.digest') from input)
+where id = (select json_extract(doc, '$.doc.id') from input) and status = 'armed'
+returning id;
+
+-- name: use_read
+-- How many messages, beside this one, a recipient got in the last hour; when one more is allowed.
+with input(now, ref, what, most) as materialized (
+    select json_extract(d.doc, '$.now'), json_extract(d.doc, '$.doc.ref'),
+        json_extract(d.doc, '$.doc.what'), json_extract(d.doc, '$.doc.most')
+    from (select ? as doc) as d
+), used(what, at) as materialized (
+    select u.what, u.at from input as i cross join duetime_recipient_use as u on u.recipient = i.ref
+    where u.at > i.now - 3600000000
+)
+select i.now,
+    (select count(*) from used as u where u.what <> i.what),
+    (select u.at from used as u where u.what <> (select what from input)
+     order by u.at desc limit 1 offset (select max(coalesce(most, 1), 1) - 1 from input)),
+    exists (select 1 from used as u where u.what = i.what)
+from input as i;
+
+-- name: use_write
+with input(doc) as (select ?)
+delete from duetime_recipient_use
+where recipient = (select json_extract(doc, '$.doc.ref') from input)
+  and at <= (select json_extract(doc, '$.now') from input) - 3600000000;
+
+-- name: use_write_2
+with input(doc) as (select ?)
+insert into duetime_recipient_use (recipient, what, at)
+select json_extract(doc, '$.doc.ref'), json_extract(doc, '$.doc.what'), json_extract(doc, '$.now')
+from input
+where true
+on conflict (recipient, what) do update set at = excluded.at;
+
+-- name: use_delete
+with input(doc) as (select ?)
+delete from duetime_recipient_use
+where recipient = (select json_extract(doc, '$.doc.ref') from input)
+  and what = (select json_extract(doc, '$.doc.what') from input);

@@ -1,0 +1,196 @@
+-- Statements of tracked tables. Those with {places} are written for one table: `triggers.py` fills
+-- the places, and they run without parameters.
+
+-- name: track_patience
+with input(doc) as (select ?)
+select 1 from input;
+
+-- name: track_table
+-- A table, as it is spelled.
+with input(doc) as (select ?)
+select m.name, m.type from input as i cross join sqlite_schema as m
+where m.type in ('table', 'view') and lower(m.name) = lower(json_extract(i.doc, '$.doc.table'))
+  and m.name not like 'sqlite!_%' escape '!'
+order by m.name <> json_extract(i.doc, '$.doc.table') limit 1;
+
+-- name: track_columns
+with input(doc) as (select ?)
+select c.name, lower(c.type), c.pk
+from input as i cross join pragma_table_xinfo(json_extract(i.doc, '$.doc.table')) as c
+where c.hidden <> 1 order by c.cid;
+
+-- name: track_keys
+with input(doc) as (select ?)
+select x.name, c.name
+from input as i cross join pragma_index_list(json_extract(i.doc, '$.doc.table')) as x
+cross join pragma_index_info(x.name) as c
+where x."unique" = 1 and x.partial = 0;
+
+-- name: tracked_put
+with input(doc) as (select ?)
+insert into duetime_audit (id, at, actor, action, entity, before, after)
+select (select value from duetime_counter where name = 'audit') + 1, json_extract(i.doc, '$.now'),
+    json_extract(i.doc, '$.doc.actor'), 'table.track',
+    'table:' || json_extract(i.doc, '$.doc.name'),
+    (select definition from duetime_tracked where name = json_extract(i.doc, '$.doc.name')),
+    json_extract(i.doc, '$.doc.definition')
+from input as i
+where not exists (select 1 from duetime_tracked
+                  where name = json_extract(i.doc, '$.doc.name')
+                    and definition = json_extract(i.doc, '$.doc.definition'));
+
+-- name: tracked_put_2
+with input(doc) as (select ?)
+update duetime_counter set value = (select coalesce(max(id), 0) from duetime_audit)
+where name = 'audit' and value < (select coalesce(max(id), 0) from duetime_audit)
+  and exists (select 1 from input);
+
+-- name: tracked_put_3
+with input(doc) as (select ?)
+insert into duetime_tracked (name, table_name, definition, created_at, updated_at)
+select json_extract(i.doc, '$.doc.name'), json_extract(i.doc, '$.doc.table'),
+    json_extract(i.doc, '$.doc.definition'), json_extract(i.doc, '$.now'),
+    json_extract(i.doc, '$.now')
+from input as i
+where true
+on conflict (name) do update set (table_name, definition, updated_at)
+    = (excluded.table_name, excluded.definition, excluded.updated_at);
+
+-- name: tracked_forget
+with input(doc) as (select ?)
+insert into duetime_audit (id, at, actor, action, entity, before)
+select (select value from duetime_counter where name = 'audit') + 1, json_extract(i.doc, '$.now'),
+    json_extract(i.doc, '$.doc.actor'), 'table.untrack', 'table:' || t.name, t.definition
+from input as i cross join duetime_tracked as t on t.name = json_extract(i.doc, '$.doc.name');
+
+-- name: tracked_forget_2
+with input(doc) as (select ?)
+update duetime_counter set value = (select coalesce(max(id), 0) from duetime_audit)
+where name = 'audit' and value < (select coalesce(max(id), 0) from duetime_audit)
+  and exists (select 1 from input);
+
+-- name: tracked_forget_3
+with input(doc) as (select ?)
+delete from duetime_tracked_change
+where track = (select json_extract(doc, '$.doc.name') from input);
+
+-- name: tracked_forget_4
+with input(doc) as (select ?)
+delete from duetime_tracked where name = (select json_extract(doc, '$.doc.name') from input);
+
+-- name: tracked_find
+with input(doc) as (select ?)
+select t.name, t.definition from input as i cross join duetime_tracked as t
+where json_extract(i.doc, '$.doc.name') is null or t.name = json_extract(i.doc, '$.doc.name')
+order by t.name;
+
+-- name: tracked_look
+with input(doc) as (select ?)
+select t.name, t.definition, t.created_at,
+    (select count(*) from duetime_subject as s where s.tracked = t.name),
+    (select count(s.problem) from duetime_subject as s where s.tracked = t.name),
+    (select min(s.ref || ': ' || s.problem) from duetime_subject as s where s.tracked = t.name)
+from input as i cross join duetime_tracked as t order by t.name;
+
+-- name: tracked_changes
+with input(doc) as (select ?)
+select c.ref, c.track, c.row, c.at from duetime_tracked_change as c
+order by c.ref limit (select json_extract(doc, '$.doc.most') from input);
+
+-- name: tracked_settle
+-- Their reminders are true again.
+with input(doc) as (select ?)
+update duetime_subject as s
+set rearm_at = null, tracked = json_extract(g.value, '$.track'),
+    problem = json_extract(g.value, '$.problem')
+from (select e.value from input as i cross join json_each(i.doc, '$.doc') as e) as g
+where s.ref = json_extract(g.value, '$.ref');
+
+-- name: tracked_applied
+with input(doc) as (select ?)
+update duetime_subject set rearm_at = null
+where rearm_at is not null
+  and ref in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
+
+-- name: tracked_applied_2
+with input(doc) as (select ?)
+delete from duetime_tracked_change
+where ref in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
+
+-- name: scope_make
+with input(doc) as (select ?)
+insert into duetime_scope (ref, updated_at)
+select e.value, json_extract(i.doc, '$.now') from input as i cross join json_each(i.doc, '$.doc') as e
+where not exists (select 1 from duetime_scope as s where s.ref = e.value)
+returning ref;
+
+-- name: track_gone
+-- Some subjects of a track.
+with input(doc) as (select ?)
+select s.ref from input as i cross join duetime_subject as s
+where s.tracked = json_extract(i.doc, '$.doc.name')
+order by s.id limit (select json_extract(doc, '$.doc.most') from input);
+
+-- name: track_triggers
+with input(doc) as (select ?)
+select m.name from input as i cross join sqlite_schema as m
+where m.type = 'trigger'
+  and m.name in (json_extract(i.doc, '$.doc.name') || '_insert',
+                 json_extract(i.doc, '$.doc.name') || '_update',
+                 json_extract(i.doc, '$.doc.name') || '_delete');
+
+-- name: track_untrigger
+drop trigger if exists "{trigger}";
+
+-- name: track_count
+select count(*) from {table};
+
+-- name: track_check
+select {ref}, {row}
+from (select {names} from {table}) where (
+    {when}
+) limit 0;
+
+-- name: track_trigger_insert
+create trigger "{trigger}_insert" after insert on {table}
+begin
+    insert into duetime_tracked_row (track, ref, row)
+    select n.track, n.ref, n.row
+    from (select {name} as track, {ref} as ref, {row} as row, {open} as open
+          from (select {new})) as n
+    where n.ref is not null and n.open;
+end;
+
+-- name: track_trigger_update
+create trigger "{trigger}_update" after update of {watched} on {table}
+when {differs}
+begin
+    insert into duetime_tracked_row (track, ref, row)
+    select {name}, o.ref, null
+    from (select {ref} as ref from (select {old})) as o
+    where o.ref is not null and o.ref is not (select {ref} from (select {new}));
+    insert into duetime_tracked_row (track, ref, row)
+    select {name}, n.ref, n.row
+    from (select {ref} as ref, {row} as row from (select {new})) as n
+    where n.ref is not null;
+end;
+
+-- name: track_trigger_delete
+create trigger "{trigger}_delete" after delete on {table}
+begin
+    insert into duetime_tracked_row (track, ref, row)
+    select {name}, o.ref, null
+    from (select {ref} as ref from (select {old})) as o
+    where o.ref is not null;
+end;
+
+-- name: track_fill
+insert into duetime_tracked_row (track, ref, row)
+select {name}, n.ref, n.row
+from (select {ref} as ref, {row} as row
+      from (select {names} from {table} where {past} order by {keys} limit {most})) as n
+where n.ref is not null;
+
+-- name: track_fill_key
+select {texts} from (select {keys} from {table} where {past} order by {keys} limit {most})
+order by {keys};

@@ -1,0 +1,165 @@
+"""Triggers on tracked tables of SQLite: each changed row is noted, and a worker is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+
+from duetime.domain.tracking import Track
+from duetime.errors import InvalidInput
+from duetime.storage.sqlite.dialect import SqliteDialect
+from duetime.storage.store import Row, Statement, Statements
+from duetime.storage.tracking import WRITER, ChangeStatements, TableInfo, short_name
+
+_EVENTS = ("insert", "update", "delete")
+
+
+class SqliteTriggers:
+    """Writes row triggers. Names are quoted here."""
+
+    def __init__(self, sql: Mapping[str, str], dialect: SqliteDialect, prefix: str) -> None:
+        self._sql = sql
+        self._dialect = dialect
+        self._prefix = prefix
+
+    def read(self, table: str) -> Generator[Statement, list[Row], TableInfo]:
+        found = yield from self._dialect.run("track_table", {"table": table})
+        if not found:
+            raise InvalidInput(f"There is no table {table!r} in this file.")
+        name, kind = found[0]
+        if kind != "table":
+            raise InvalidInput(f"{name} is not a table: only tables have rows to be tracked.")
+        if name.startswith(self._prefix):
+            raise InvalidInput(f"{name} is one of Duetime's own tables.")
+        columns = yield from self._dialect.run("track_columns", {"table": name})
+        keys: dict[str, set[str]] = {}
+        for index, column in (yield from self._dialect.run("track_keys", {"table": name})):
+            keys.setdefault(index, set()).add(column)
+        primary = frozenset(row[0] for row in columns if row[2])
+        return TableInfo(
+            name=_quoted(name),
+            schema=None,
+            columns={row[0]: row[1] for row in columns},
+            keys=tuple(frozenset(key) for key in [primary, *keys.values()] if key),
+        )
+
+    def check(self, track: Track, table: TableInfo) -> Statements:
+        yield self._fill("track_check", track, table), ()
+
+    def install(self, track: Track, table: TableInfo) -> list[str]:
+        old = [self._untrigger(f"{self._name(track)}_{event}") for event in _EVENTS]
+        return [*old, *(self._fill(f"track_trigger_{e}", track, table) for e in _EVENTS)]
+
+    def count(self, track: Track, table: TableInfo) -> Statements:
+        [(count,)] = yield self._fill("track_count", track, table), ()
+        return count
+
+    def remove(self, track: Track) -> Statements:
+        name = self._name(track)
+        for row in (yield from self._dialect.run("track_triggers", {"name": name})):
+            yield self._untrigger(row[0]), ()
+
+    def fill(
+        self, track: Track, table: TableInfo, after: Sequence[str] | None, most: int
+    ) -> Generator[Statement, list[Row], tuple[int, list[str] | None]]:
+        keys = [_quoted(column) for column in track.id]
+        more = {
+            "keys": ", ".join(keys),
+            "texts": ", ".join(f"quote({key})" for key in keys),
+            "past": f"({', '.join(keys)}) > ({', '.join(after)})" if after else "true",
+            "most": str(most),
+        }
+        found = yield self._fill("track_fill_key", track, table, more), ()
+        yield self._fill("track_fill", track, table, more), ()
+        return len(found), list(found[-1]) if len(found) == most else None
+
+    def clear(self, track: Track, most: int) -> Generator[Statement, list[Row], int]:
+        statements = ChangeStatements(self._dialect)
+        document = {"name": track.name, "most": most}
+        rows = yield from self._dialect.run("track_gone", document)
+        for row in rows:
+            yield from statements.close(row[0], actor=WRITER, delete=True)
+        return len(rows)
+
+    def broken(self, track: Track) -> Generator[Statement, list[Row], str | None]:
+        found = yield from self._dialect.run("track_triggers", {"name": self._name(track)})
+        if not found:
+            return "its triggers are gone: the table was dropped, or someone dropped them"
+        return None if len(found) == len(_EVENTS) else "some of its triggers are gone"
+
+    def _name(self, track: Track) -> str:
+        return f"{self._prefix}track_{short_name(track.name)}"
+
+    def _untrigger(self, name: str) -> str:
+        return self._sql["track_untrigger"].replace("{trigger}", name)
+
+    def _fill(
+        self, name: str, track: Track, table: TableInfo, more: Mapping[str, str] | None = None
+    ) -> str:
+        """A statement with its places filled. Each is filled once: what is put in stays."""
+        all_columns = [_quoted(column) for column in table.columns]
+        # Those in the condition too: whichever it may name.
+        watched = [
+            _quoted(column)
+            for column in table.columns
+            if column in track.columns or column.lower() in (track.when or "").lower()
+        ]
+        places = {
+            "table": table.name,
+            "trigger": self._name(track),
+            "name": _literal(track.name),
+            "ref": _ref(track),
+            "row": _row(track),
+            "open": _open(track),
+            "when": track.when or "true",
+            "names": ", ".join(all_columns),
+            "new": ", ".join(f"new.{column} as {column}" for column in all_columns),
+            "old": ", ".join(f"old.{column} as {column}" for column in all_columns),
+            "watched": ", ".join(watched),
+            "differs": " or ".join(f"old.{column} is not new.{column}" for column in watched),
+            **(more or {}),
+        }
+        parts = self._sql[name].split("{")
+        return parts[0] + "".join(
+            places[place] + rest for place, _, rest in (part.partition("}") for part in parts[1:])
+        )
+
+
+def _ref(track: Track) -> str:
+    parts = [f"cast({_quoted(column)} as text)" for column in track.id]
+    if len(parts) > 1:
+        # So that ('a:b', 'c') and ('a', 'b:c') are two.
+        parts = [f"replace(replace({part}, '%', '%25'), ':', '%3A')" for part in parts]
+    return f"{_literal(track.name + ':')} || " + " || ':' || ".join(parts)
+
+
+def _open(track: Track) -> str:
+    return f"coalesce((\n        {track.when}\n    ), false)" if track.when else "true"
+
+
+def _row(track: Track) -> str:
+    """What is tracked of a row, as JSON. Times are read by the worker: SQLite knows no zones."""
+    scope = " || ".join(
+        f"cast({_quoted(part)} as text)" if is_column else _literal(part)
+        for part, is_column in track.scope_parts
+    )
+    data = ", ".join(f"{_literal(column)}, {_plain(column)}" for column in track.data)
+    return (
+        f"json_object('due', {_plain(track.due)}, 'scope', {scope or 'null'}, "
+        f"'tz', {'null' if track.tz is None else _plain(track.tz)}, "
+        f"'recipients', {'null' if track.recipients is None else _plain(track.recipients)}, "
+        f"'data', json_object({data}), 'open', {_open(track)})"
+    )
+
+
+def _plain(column: str) -> str:
+    """A value that JSON can hold: a write must not fail for a blob."""
+    name = _quoted(column)
+    return f"iif(typeof({name}) = 'blob', hex({name}), {name})"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,98 @@
+"""`duetime reminders deliveries`, `ack` and `snooze`, as people and scripts use them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from duetime import Duetime, Sent
+from duetime.channels.channel import Message, NotSent
+from tests.acceptance.test_cli_reminders import duetime, rows
+from tests.conftest import Backend
+from tests.waiting import until
+
+on_both = pytest.mark.parametrize("backend", ["postgres18", "sqlite"], indirect=True)
+
+
+class Box:
+    carries_key = True
+
+    def __init__(self, name: str, failure: NotSent | None = None) -> None:
+        self.name = name
+        self.failure = failure
+
+    async def send(self, message: Message) -> Sent:
+        if self.failure is not None:
+            raise self.failure
+        return Sent(f"{self.name}-{message.recipient}")
+
+    async def close(self) -> None: ...
+
+
+@on_both
+async def test_deliveries_are_shown_acknowledged_and_snoozed(
+    backend: Backend, app: Duetime
+) -> None:
+    app.add_channel(Box("push", NotSent("no such token", passing=False)))
+    app.add_channel(Box("mail"))
+    due = datetime.now(UTC) + timedelta(hours=1)
+    rule = {"rule": "-2h", "past": "send_now"}
+
+    async def all_sent() -> bool:
+        return len(await app.reminders.find(status="sent")) == 2
+
+    async with app.worker():
+        await app.subjects.put("game", due=due, remind=rule, recipients=["ann", "bob"])
+        await until(all_sent)
+    ids = {one.recipient: str(one.id) for one in await app.reminders.find()}
+
+    table = duetime(backend.url, "reminders", "deliveries", ids["ann"])
+    plain = duetime(backend.url, "reminders", "deliveries", ids["ann"], "--json")
+    explained = duetime(backend.url, "reminders", "explain", ids["ann"])
+    acknowledged = duetime(backend.url, "reminders", "ack", ids["ann"], "--by", "ann")
+    again = duetime(backend.url, "reminders", "ack", "--external", "mail-ann", "--json")
+    snoozed = duetime(backend.url, "reminders", "snooze", ids["bob"], "10m", "--by", "bob")
+    preview = duetime(backend.url, "reminders", "preview")
+    events = [(event.action, event.actor) for event in await app.audit("subject:game")]
+
+    assert rows(table)[0] == ["CHANNEL", "STATUS", "ATTEMPTS", "AT", "THERE", "REMARKS"]
+    assert [row[:3] for row in rows(table)[1:]] == [
+        ["push", "failed", "1"],
+        ["mail", "sent", "1"],
+    ]
+    assert rows(table)[1][-1] == "no such token"
+    assert [(one["channel"], one["attempts"]) for one in plain.json] == [("push", 1), ("mail", 1)]
+    assert "Before that, push failed: no such token." in explained.out
+    assert acknowledged.out == f"Reminder {ids['ann']} is acknowledged.\n"
+    assert again.json == {"reminder": "mail-ann", "new": False}
+    assert re.fullmatch(rf"Reminder {ids['bob']} is sent again at \S+\.\n", snoozed.out)
+    assert "bob" in preview.out
+    assert events[:2] == [("reminder.snoozed", "bob"), ("reminder.acknowledged", "ann")]
+
+
+@on_both
+async def test_what_cannot_be_done_says_why(backend: Backend, app: Duetime) -> None:
+    app.add_channel(Box("mail"))
+    due = datetime.now(UTC) + timedelta(hours=9)
+    await app.subjects.put("game", due=due, remind="-1h", recipients=["ann"])
+    [reminder] = await app.reminders.find()
+    known = str(reminder.id)
+
+    for arguments, message, code in (
+        (("ack", known), f"Reminder {known} is armed: only one that was sent", 1),
+        (("snooze", known, "10m"), "only one that was sent can be snoozed", 1),
+        (("snooze", known, "soon"), "soon", 1),
+        (("ack", "999"), "There is no reminder 999", 1),
+        (("ack", "--external", "x"), "No delivery is known as 'x'", 1),
+        (("ack",), "Give either", 2),
+        (("ack", known, "--external", "x"), "Give either", 2),
+        (("deliveries", "x"), "not a whole number", 2),
+    ):
+        answer = duetime(backend.url, "reminders", *arguments)
+
+        assert (answer.code, message in answer.err) == (code, True), answer.err
+    none = duetime(backend.url, "reminders", "deliveries", known)
+
+    assert none.out == f"No channel has been asked to send reminder {known}.\n"

@@ -1,0 +1,782 @@
+"""Tracked tables on every backend: reminders follow rows, whoever writes them."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from duetime import Duetime, Reminder
+from duetime.errors import InvalidInput
+from duetime.rearming import rearm_stale
+from tests.conftest import Backend
+from tests.waiting import until
+
+DUE = datetime(2035, 6, 1, 18, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+
+
+class Table:
+    """The user's own database, written with the user's own driver."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.is_postgres = backend.is_postgres
+        self._url = backend.url
+        self.due = "timestamptz" if backend.is_postgres else "text"
+
+    def connect(self) -> Any:
+        if self.is_postgres:
+            return psycopg.connect(self._url, options="-c search_path=public")
+        return sqlite3.connect(self._url.removeprefix("sqlite:///"), timeout=30)
+
+    def run(self, *statements: str) -> list[Any]:
+        """In one transaction; the rows of the last."""
+        with self.transaction() as connection:
+            for statement in statements:
+                cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        with closing(self.connect()) as connection, connection:
+            yield connection
+
+    def ours(self, statement: str) -> list[Any]:
+        """A statement on Duetime's tables, which are written as on PostgreSQL."""
+        return self.run(
+            statement if self.is_postgres else statement.replace("duetime.", "duetime_")
+        )
+
+
+@pytest.fixture
+def table(backend: Backend) -> Table:
+    return Table(backend)
+
+
+@pytest.fixture
+async def app(backend: Backend) -> AsyncIterator[Duetime]:
+    app = Duetime(backend.url, migrate=True)
+    yield app
+    await app.close()
+
+
+@pytest.fixture
+async def games(app: Duetime, table: Table) -> Table:
+    """A tracked table: a reminder an hour before the start of what is scheduled."""
+    await app.store()
+    table.run(
+        "create table games (id integer primary key, starts_at " + table.due + ", "
+        "status text not null default 'scheduled', channel_id integer, players text, note text)"
+    )
+    await app.scopes.put("channel:9", remind=["-1h"])
+    await app.track(
+        "games",
+        id="id",
+        due="starts_at",
+        scope="channel:{channel_id}",
+        recipients="players",
+        data=["note"],
+        when="status = 'scheduled'",
+    )
+    return table
+
+
+async def settle(app: Duetime) -> None:
+    """What a worker does within milliseconds where triggers cannot compute times."""
+    await rearm_stale(app)
+
+
+async def reminders(app: Duetime, subject: str) -> list[tuple[float, str]]:
+    """(hours from DUE, status) of a subject's reminders."""
+    await settle(app)
+    found = await app.reminders.find(subject=subject)
+    return [((r.time - DUE) / HOUR, r.status.value) for r in found]
+
+
+def at(moment: datetime) -> str:
+    return f"'{moment.isoformat()}'"
+
+
+def game(number: int, due: datetime | None = DUE, status: str = "scheduled") -> str:
+    value = "null" if due is None else at(due)
+    return (
+        "insert into games (id, starts_at, status, channel_id, players, note)"
+        f" values ({number}, {value}, '{status}', 9, 'ann', 'x')"
+    )
+
+
+async def test_an_inserted_row_is_a_subject_with_its_reminders(app: Duetime, games: Table) -> None:
+    games.run(game(1))
+
+    assert await reminders(app, "games:1") == [(-1.0, "armed")]
+    subject = await app.subjects.get("games:1")
+    assert (subject.scope, subject.due_at, subject.status) == ("channel:9", DUE, "open")
+    assert (subject.recipients, subject.data) == (("ann",), {"note": "x"})
+
+
+async def test_rows_that_were_there_are_back_filled_once(app: Duetime, table: Table) -> None:
+    await app.store()
+    table.run(f"create table tasks (id integer primary key, due_at {table.due})")
+    with table.transaction() as connection:
+        for number in range(2503):
+            connection.execute(f"insert into tasks values ({number}, {at(DUE)})")
+    seen: list[tuple[int, int]] = []
+
+    count = await app.track(
+        "tasks", id="id", due="due_at", remind=["-1d"],
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    again = await app.track("tasks", id="id", due="due_at", remind=["-1d"])
+
+    assert (count, again) == (2503, 2503)
+    assert seen == [(1000, 2503), (2000, 2503), (2503, 2503)]
+    assert table.ours("select count(*), max(revision) from duetime.subject") == [(2503, 1)]
+    assert table.ours("select count(*) from duetime.reminder") == [(2503,)]
+
+
+async def test_a_moved_row_moves_its_reminders(app: Duetime, games: Table) -> None:
+    games.run(game(1))
+    await settle(app)
+    games.run(f"update games set starts_at = {at(DUE + DAY)} where id = 1")
+
+    assert await reminders(app, "games:1") == [(-1.0, "superseded"), (23.0, "armed")]
+    [old, _] = await app.reminders.find(subject="games:1")
+    assert old.reason == "the subject moved to 2035-06-02T18:00:00Z"
+
+
+async def test_an_unrelated_update_changes_nothing(app: Duetime, games: Table) -> None:
+    games.run(game(1))
+    await settle(app)
+    before = games.ours("select id, revision, updated_at from duetime.subject")
+    jobs = games.ours("select count(*) from duetime.job")
+    games.run("update games set channel_id = channel_id, starts_at = starts_at")
+    await settle(app)
+
+    assert games.ours("select id, revision, updated_at from duetime.subject") == before
+    assert games.ours("select count(*) from duetime.job") == jobs
+
+
+async def test_a_change_of_data_is_stored_and_arms_nothing_anew(app: Duetime, games: Table) -> None:
+    games.run(game(1))
+    await settle(app)
+    games.run("update games set note = 'y'")
+
+    assert await reminders(app, "games:1") == [(-1.0, "armed")]
+    subject = await app.subjects.get("games:1")
+    assert (subject.data, subject.revision) == ({"note": "y"}, 1)
+
+
+async def test_a_row_that_stops_matching_is_completed_and_opens_again(
+    app: Duetime, games: Table
+) -> None:
+    games.run(game(1), game(2, status="cancelled"))
+    await settle(app)
+    games.run("update games set status = 'cancelled' where id = 1")
+    closed = await reminders(app, "games:1")
+    status = (await app.subjects.get("games:1")).status
+    games.run("update games set status = 'scheduled'")
+
+    assert (closed, status) == ([(-1.0, "cancelled")], "done")
+    assert await reminders(app, "games:1") == [(-1.0, "cancelled"), (-1.0, "armed")]
+    assert await reminders(app, "games:2") == [(-1.0, "armed")]
+
+
+async def test_a_deleted_row_leaves_nothing_that_waits(app: Duetime, games: Table) -> None:
+    games.run(game(1), game(2))
+    await settle(app)
+    games.run("delete from games where id = 1")
+    await settle(app)
+
+    assert games.ours("select ref from duetime.subject") == [("games:2",)]
+    assert games.ours(
+        "select count(*) from duetime.due as d join duetime.job as j on j.id = d.job_id"
+        " where j.task = 'duetime' || '.remind'"
+    ) == [(1,)]
+    [event, *_] = await app.audit("subject:games:1")
+    assert (event.action, event.actor.split(":")[0]) == ("subject.deleted", "trigger")
+
+
+async def test_upserts_bulk_updates_and_changed_keys(app: Duetime, games: Table) -> None:
+    games.run(game(1), game(2))
+    moved = DUE + DAY
+    games.run(
+        f"{game(1, moved)} on conflict (id) do update set starts_at = excluded.starts_at",
+        f"{game(3, moved)} on conflict (id) do update set starts_at = excluded.starts_at",
+        "update games set id = id + 100 where id = 2",
+    )
+    await settle(app)
+
+    assert games.ours("select ref from duetime.subject order by ref") == [
+        ("games:1",), ("games:102",), ("games:3",),
+    ]  # fmt: skip
+    assert (await reminders(app, "games:1"))[-1] == (23.0, "armed")
+    assert await reminders(app, "games:3") == [(23.0, "armed")]
+    games.run(f"update games set starts_at = {at(DUE + 2 * DAY)}")
+    await settle(app)
+    found = await app.reminders.find(status="armed")
+    assert sorted((r.subject, (r.time - DUE) / HOUR) for r in found) == [
+        ("games:1", 47.0), ("games:102", 47.0), ("games:3", 47.0),
+    ]  # fmt: skip
+
+
+async def test_what_is_rolled_back_never_was(app: Duetime, games: Table) -> None:
+    games.run(game(1))
+    await settle(app)
+    jobs = games.ours("select count(*) from duetime.job")
+    with closing(games.connect()) as connection:
+        connection.execute(game(2))
+        connection.execute(f"update games set starts_at = {at(DUE + DAY)}")
+        connection.execute("delete from games where id = 1")
+        connection.rollback()
+
+    assert await reminders(app, "games:1") == [(-1.0, "armed")]
+    assert games.ours("select ref from duetime.subject") == [("games:1",)]
+    assert games.ours("select count(*) from duetime.job") == jobs
+
+
+async def test_a_savepoint_takes_back_its_part_alone(app: Duetime, games: Table) -> None:
+    with games.transaction() as connection:
+        connection.execute(game(1))
+        connection.execute("savepoint one")
+        connection.execute(game(2))
+        connection.execute(f"update games set starts_at = {at(DUE + DAY)} where id = 1")
+        connection.execute("rollback to savepoint one")
+
+    assert await reminders(app, "games:1") == [(-1.0, "armed")]
+    assert games.ours("select ref from duetime.subject") == [("games:1",)]
+
+
+async def test_a_row_without_a_due_time_has_no_reminders(app: Duetime, games: Table) -> None:
+    games.run(game(1, None), game(2))
+    empty = await reminders(app, "games:1")
+    games.run(
+        f"update games set starts_at = {at(DUE)} where id = 1",
+        "update games set starts_at = null where id = 2",
+    )
+
+    assert empty == []
+    assert await reminders(app, "games:1") == [(-1.0, "armed")]
+    assert await reminders(app, "games:2") == [(-1.0, "superseded")]
+    [gone] = await app.reminders.find(subject="games:2")
+    assert gone.reason == "the subject has no due time any more"
+
+
+async def test_times_without_a_zone_are_read_in_the_zone_given(app: Duetime, table: Table) -> None:
+    await app.store()
+    kind = "timestamp" if table.is_postgres else "text"
+    table.run(
+        f"create table calls (id integer primary key, at {kind}, zone text)",
+        # In the gap, shown twice, plain, and in a zone that is not there.
+        "insert into calls values (1, '2035-03-25 02:30:00', 'Europe/Berlin'),"
+        " (2, '2035-10-28 02:30:00', 'Europe/Berlin'), (3, '2035-06-01 12:00:00', null),"
+        " (4, '2035-06-01 12:00:00', 'Europe/Berlim')",
+    )
+    await app.track("calls", id="id", due="at", tz="zone", remind=["0s"])
+    await app.track("calls", id="id", due="at", due_tz="Asia/Tokyo", remind=["0s"], name="tokyo")
+
+    found = {
+        subject: (await app.subjects.get(subject)).due_at
+        for subject in ("calls:1", "calls:2", "calls:3", "calls:4", "tokyo:3")
+    }
+
+    assert found == {
+        "calls:1": datetime(2035, 3, 25, 1, tzinfo=UTC),
+        "calls:2": datetime(2035, 10, 28, 0, 30, tzinfo=UTC),
+        "calls:3": datetime(2035, 6, 1, 12, tzinfo=UTC),
+        "calls:4": datetime(2035, 6, 1, 12, tzinfo=UTC),
+        "tokyo:3": datetime(2035, 6, 1, 3, tzinfo=UTC),
+    }
+    [calls, _] = await app.tracked()
+    assert (calls.subjects, calls.problems, calls.broken) == (4, 1, None)
+    assert calls.example == "calls:4: there is no time zone 'Europe/Berlim': UTC is used"
+
+
+async def test_what_cannot_be_read_does_not_fail_the_write(app: Duetime, games: Table) -> None:
+    impossible = "'infinity'" if games.is_postgres else "'tomorrow'"
+    games.run(game(1))
+    games.run(f"update games set starts_at = {impossible}, channel_id = 77")
+    await settle(app)
+
+    subject = await app.subjects.get("games:1")
+    assert (subject.due_at, subject.scope) == (None, "channel:77")
+    [info] = await app.tracked()
+    assert info.problems == 1
+    # The scope was made: it says nothing itself, and can be put later.
+    assert {scope.ref: scope.rules for scope in await app.scopes.all()}["channel:77"] is None
+    games.run(f"update games set starts_at = {at(DUE)}")
+    await settle(app)
+    assert await app.scopes.put("channel:77", remind=["-1d"]) == 1
+    assert (await reminders(app, "games:1"))[-1] == (-24.0, "armed") or (-24.0, "armed") in (
+        await reminders(app, "games:1")
+    )
+    [info] = await app.tracked()
+    assert info.problems == 0
+
+
+async def test_composite_and_uuid_keys(app: Duetime, table: Table) -> None:
+    await app.store()
+    uuid = "uuid" if table.is_postgres else "text"
+    table.run(
+        f"create table seats (room text, seat text, until {table.due}, primary key (room, seat))",
+        f"create table bookings (id {uuid} primary key, until {table.due})",
+        f"insert into seats values ('a:b', 'c', {at(DUE)}), ('a', 'b:c', {at(DUE)})",
+        f"insert into bookings values ('3f1c1d2e-0000-4000-8000-000000000001', {at(DUE)})",
+    )
+    await app.track("seats", id=["room", "seat"], due="until", remind=["-1h"])
+    await app.track("bookings", id="id", due="until", remind=["-1h"])
+    table.run("delete from seats where seat = 'c'")
+    await settle(app)
+
+    assert table.ours("select ref from duetime.subject order by ref") == [
+        ("bookings:3f1c1d2e-0000-4000-8000-000000000001",),
+        ("seats:a:b%3Ac",),
+    ]
+
+
+async def test_two_tracks_of_one_table(app: Duetime, games: Table) -> None:
+    await app.track("games", id="id", due="starts_at", remind=["-2h"], name="staff")
+    games.run(game(1, status="cancelled"))
+    await settle(app)
+    assert games.ours("select ref from duetime.subject") == [("staff:1",)]
+    assert await app.untrack("staff") == 1
+    games.run(game(2))
+    await settle(app)
+
+    assert games.ours("select ref from duetime.subject") == [("games:2",)]
+
+
+async def test_untrack_leaves_no_trace(app: Duetime, games: Table) -> None:
+    games.run(game(1), game(2))
+    await settle(app)
+
+    assert await app.untrack("games") == 2
+
+    games.run(game(3), "update games set note = 'z'", "delete from games where id = 1")
+    await settle(app)
+    for name in ("subject", "reminder", "tracked"):
+        assert games.ours(f"select count(*) from duetime.{name}") == [(0,)], name
+    assert await app.tracked() == []
+    if games.is_postgres:
+        left = "select count(*) from pg_trigger where tgname like 'duetime%'"
+        assert games.run(left) == [(0,)]
+        left = "select count(*) from pg_proc where proname like 'duetime_track%'"
+        assert games.run(left) == [(0,)]
+    else:
+        left = "select count(*) from sqlite_schema where name like 'duetime_track_%game%'"
+        assert games.run(left) == [(0,)]
+    with pytest.raises(InvalidInput, match="No table is tracked as 'games'"):
+        await app.untrack("games")
+
+
+async def test_reminders_of_rows_are_sent_when_due(app: Duetime, games: Table) -> None:
+    sent: list[str] = []
+
+    @app.on_reminder
+    async def send(reminder: Reminder) -> None:
+        sent.append(reminder.subject)
+
+    async with app.worker():
+        soon = datetime.now(UTC) + HOUR + timedelta(seconds=1)
+        games.run(game(1, soon), game(2, soon), game(3, soon))
+        games.run("update games set status = 'cancelled' where id = 2")
+        games.run(f"update games set starts_at = {at(DUE)} where id = 3")
+
+        async def arrived() -> bool:
+            return bool(sent)
+
+        await until(arrived, seconds=15)
+
+    assert sent == ["games:1"]
+
+
+async def test_a_stale_reminder_waits_until_its_subject_was_armed_again(
+    app: Duetime, games: Table
+) -> None:
+    """Nothing is sent for what changed, even if the change is computed later than it is due."""
+    sent: list[tuple[str, datetime]] = []
+
+    @app.on_reminder
+    async def send(reminder: Reminder) -> None:
+        sent.append((reminder.subject, reminder.due_at))
+
+    soon = datetime.now(UTC) + HOUR + timedelta(seconds=0.5)
+    games.run(game(1, soon))
+    await settle(app)
+    games.run(f"update games set starts_at = {at(DUE)}")
+    games.run(game(2, soon))
+    async with app.worker():
+
+        async def arrived() -> bool:
+            return bool(sent)
+
+        await until(arrived, seconds=15)
+
+    assert sent == [("games:2", soon)]
+
+
+async def test_concurrent_writers_and_a_back_fill_end_in_the_truth(
+    app: Duetime, table: Table
+) -> None:
+    await app.store()
+    table.run(f"create table jobs (id integer primary key, due_at {table.due}, note text)")
+    with table.transaction() as connection:
+        for number in range(1500):
+            connection.execute(f"insert into jobs values ({number}, {at(DUE)}, '')")
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def write(first: int) -> None:
+        hours = 0
+        try:
+            with closing(table.connect()) as connection:
+                while not stop.is_set():
+                    hours += 1
+                    due = at(DUE + hours * HOUR)
+                    for number in (first, first + 700, 1499 - first):
+                        connection.execute(f"update jobs set due_at = {due} where id = {number}")
+                        connection.commit()
+                    connection.execute(f"delete from jobs where id = {first + 100}")
+                    connection.execute(f"insert into jobs values ({first + 100}, {due}, 'again')")
+                    connection.commit()
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    writers = [threading.Thread(target=write, args=(first,)) for first in (1, 2, 3)]
+    for writer in writers:
+        writer.start()
+    try:
+        await app.track("jobs", id="id", due="due_at", remind=["-1h"])
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    await settle(app)
+
+    assert errors == []
+    rows = {f"jobs:{row[0]}": _moment(row[1]) for row in table.run("select id, due_at from jobs")}
+    found = table.ours(
+        "select s.ref, s.due_at, r.due_at, r.status from duetime.subject as s"
+        " join duetime.reminder as r on r.subject_id = s.id and r.status = 'armed'"
+    )
+    assert {row[0]: _moment(row[1]) for row in found} == rows
+    assert len(found) == len(rows)
+    assert all(row[1] == row[2] for row in found)
+
+
+def _moment(value: Any) -> datetime:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC)
+    if isinstance(value, int):
+        return datetime.fromtimestamp(value / 1_000_000, UTC)
+    return datetime.fromisoformat(value).astimezone(UTC)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"due": "start"}, "has no column 'start'. It has: id, starts_at"),
+        ({"id": "status"}, "no unique key of status"),
+        ({"when": "state = 'open'"}, "with the condition"),
+        ({"when": "true); drop table games; --"}, "one condition of SQL"),
+        ({"when": "status = 'open"}, "quote is not closed"),
+        ({"when": "count(*) > 1"}, "with the condition"),
+        ({"scope": "channel:{}"}, "scope is a column, or a pattern"),
+        ({"scope": "{guild_id}"}, "has no column 'guild_id'"),
+        ({"tz": "Europe/Berlim"}, "tz is a column or a time zone"),
+        ({"remind": ["sometime"]}, "sometime"),
+        ({"id": []}, "id names the column"),
+    ],
+)
+async def test_what_cannot_be_tracked_is_told_and_changes_nothing(
+    app: Duetime, table: Table, options: dict[str, Any], told: str
+) -> None:
+    await app.store()
+    table.run(f"create table games (id integer primary key, starts_at {table.due}, status text)")
+    given: dict[str, Any] = {"id": "id", "due": "starts_at"} | options
+
+    with pytest.raises(InvalidInput, match=_escaped(told)):
+        await app.track("games", **given)
+
+    assert await app.tracked() == []
+    with pytest.raises(InvalidInput, match="There is no table 'gmaes'"):
+        await app.track("gmaes", id="id", due="starts_at")
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{c}" if c in "()*{}.|+?[]" else c for c in text)
+
+
+async def test_a_track_keeps_its_table_and_key(app: Duetime, games: Table) -> None:
+    games.run(f"create table others (id integer primary key, starts_at {games.due})")
+
+    with pytest.raises(InvalidInput, match="'games' tracks .*games.* by id already"):
+        await app.track("others", id="id", due="starts_at", name="games")
+
+    # The condition and the rest may change.
+    games.run(game(1, status="cancelled"))
+    await app.track("games", id="id", due="starts_at", remind=["-2h"])
+    assert await reminders(app, "games:1") == [(-2.0, "armed")]
+
+
+async def test_the_plan_is_what_would_be_run(app: Duetime, table: Table) -> None:
+    await app.store()
+    table.run(f'create table "my games" (id integer primary key, "starts at" {table.due})')
+
+    plan = await app.plan_track('"my games"' if table.is_postgres else "my games",
+                                id="id", due="starts at", remind=["-1h"])  # fmt: skip
+
+    assert await app.tracked() == []
+    assert any("create trigger" in statement for statement in plan)
+    assert all('"my games"' in s for s in plan if s.startswith("create trigger"))
+
+
+async def test_a_dropped_table_is_shown_as_broken_and_can_be_untracked(
+    app: Duetime, games: Table
+) -> None:
+    games.run(game(1))
+    await settle(app)
+    games.run("drop table games")
+
+    [info] = await app.tracked()
+
+    assert info.broken is not None
+    assert "triggers are gone" in info.broken
+    assert await app.untrack("games") == 1
+
+
+async def test_a_renamed_table_is_followed_on(app: Duetime, games: Table) -> None:
+    games.run("alter table games rename to matches")
+    games.run(game(1).replace("games", "matches"))
+
+    assert await reminders(app, "games:1") == [(-1.0, "armed")]
+    assert [info.broken for info in await app.tracked()] == [None]
+
+
+# PostgreSQL alone
+
+on_postgres = pytest.mark.parametrize("backend", ["postgres15", "postgres18"], indirect=True)
+on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+
+
+@on_postgres
+async def test_copy_merge_and_truncate(app: Duetime, games: Table) -> None:
+    with games.transaction() as connection:
+        with connection.cursor().copy("copy games (id, starts_at, channel_id) from stdin") as copy:
+            for number in range(300):
+                copy.write_row((number, DUE, 9))
+    assert len(await app.reminders.find(status="armed")) == 300
+    games.run(
+        f"merge into games as g using (values (1), (999)) as n(id) on g.id = n.id"
+        f" when matched then update set starts_at = {at(DUE + DAY)}"
+        f" when not matched then insert (id, starts_at, channel_id) values (n.id, {at(DUE)}, 9)"
+    )
+    assert (await reminders(app, "games:1"))[-1] == (23.0, "armed")
+    assert await reminders(app, "games:999") == [(-1.0, "armed")]
+    games.run("truncate games")
+
+    assert games.ours("select count(*) from duetime.subject") == [(0,)]
+    assert games.ours("select count(*) from duetime.due") == [(0,)]
+
+
+@on_postgres
+async def test_lists_of_recipients(app: Duetime, table: Table) -> None:
+    await app.store()
+    table.run(
+        "create table tasks (id int primary key, due_at date, who text[], also jsonb)",
+        "insert into tasks values (1, '2035-06-01', array['ann', 'bob', 'ann', null],"
+        " '[\"eve\", 7]'), (2, '2035-06-01', null, null)",
+    )
+    await app.track("tasks", id="id", due="due_at", recipients="who", remind=["-1h"])
+    await app.track("tasks", id="id", due="due_at", recipients="also", remind=["-1h"], name="also")
+
+    found = {
+        ref: (await app.subjects.get(ref)).recipients
+        for ref in ("tasks:1", "tasks:2", "also:1", "also:2")
+    }
+    assert found == {"tasks:1": ("ann", "bob"), "tasks:2": (), "also:1": ("eve", "7"), "also:2": ()}
+
+
+@on_postgres
+async def test_a_role_with_few_rights_tracks_its_own_table(
+    app: Duetime, backend: Backend, table: Table
+) -> None:
+    await app.store()
+    owner, writer = "few_owner", "few_writer"
+    table.run(
+        f"drop role if exists {owner}",
+        f"drop role if exists {writer}",
+        f"create role {owner} login",
+        f"create role {writer} login",
+        f"create schema shop authorization {owner}",
+        f"grant usage on schema shop to {writer}",
+        f"grant usage on schema duetime to {owner}",
+        f"grant select on duetime.migration, duetime.tracked to {owner}",
+        "grant execute on function duetime.track_define, duetime.track_rows, duetime.track_clear,"
+        f" duetime.track_forget to {owner}",
+    )
+    theirs = Duetime(_as(backend.url, owner))
+    try:
+        with psycopg.connect(_as(backend.url, owner)) as connection:
+            connection.execute("create table shop.orders (id int primary key, pay_by timestamptz)")
+            connection.execute(f"grant all on shop.orders to {writer}")
+            connection.execute(f"insert into shop.orders values (1, {at(DUE)})")
+        await theirs.track("shop.orders", id="id", due="pay_by", remind=["-1h"])
+        with psycopg.connect(_as(backend.url, writer)) as connection:
+            # A function of the writer's own does not come before ours.
+            connection.execute("create temp table subject (id int)")
+            connection.execute(f"insert into shop.orders values (2, {at(DUE)})")
+            connection.execute(f"update shop.orders set pay_by = {at(DUE + DAY)} where id = 1")
+        for role, statement in (
+            (writer, "select duetime.track_rows('orders', null, null, null, null, null, null,"
+                     " null, null, array['orders:1'])"),
+            (owner, "select * from duetime.subject"),
+            (owner, "insert into duetime.due select"),
+        ):  # fmt: skip
+            with psycopg.connect(_as(backend.url, role)) as connection:
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(statement)
+
+        assert (await reminders(app, "orders:1"))[-1] == (23.0, "armed")
+        assert await reminders(app, "orders:2") == [(-1.0, "armed")]
+        [event, *_] = await app.audit("subject:orders:2")
+        assert event.actor == f"trigger: {writer}"
+        assert await theirs.untrack("orders") == 2
+    finally:
+        await theirs.close()
+        table.run(f"drop owned by {owner}, {writer}", f"drop role {owner}", f"drop role {writer}")
+
+
+def _as(url: str, role: str) -> str:
+    return url.replace("//duetime@", f"//{role}@")
+
+
+@on_postgres
+async def test_only_the_owner_can_track(app: Duetime, backend: Backend, table: Table) -> None:
+    await app.store()
+    table.run(
+        "drop role if exists few_other",
+        "create role few_other login",
+        "create table public.games (id int primary key, starts_at timestamptz)",
+        "grant usage on schema duetime to few_other",
+        "grant select on all tables in schema duetime to few_other",
+        "grant all on public.games to few_other",
+    )
+    theirs = Duetime(_as(backend.url, "few_other"))
+    try:
+        with pytest.raises(InvalidInput, match="belongs to another role"):
+            await theirs.track("public.games", id="id", due="starts_at")
+    finally:
+        await theirs.close()
+        table.run("drop owned by few_other", "drop role few_other")
+
+
+@on_postgres
+async def test_a_gone_column_is_told(app: Duetime, games: Table) -> None:
+    games.run("alter table games rename column starts_at to begins_at")
+
+    [info] = await app.tracked()
+    assert info.broken == "the column starts_at is gone, and writes to the table fail"
+    await app.track("games", id="id", due="begins_at", remind=["-1h"])
+    games.run("insert into games (id, begins_at) values (1, " + at(DUE) + ")")
+    assert await reminders(app, "games:1") == [(-1.0, "armed")]
+
+
+@on_postgres
+async def test_a_change_of_rules_and_a_move_of_rows_take_turns(app: Duetime, games: Table) -> None:
+    """Whichever commits first, in the end every row has the reminders of the rules that hold."""
+    games.run(*(game(number) for number in range(40)))
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def write(first: int) -> None:
+        hours = 0
+        try:
+            with closing(games.connect()) as connection:
+                while not stop.is_set():
+                    hours += 1
+                    connection.execute(
+                        f"update games set starts_at = {at(DUE + hours * HOUR)},"
+                        f" channel_id = {9 + hours % 2} where id %% 2 = {first}".replace("%%", "%")
+                    )
+                    connection.commit()
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    writers = [threading.Thread(target=write, args=(first,)) for first in (0, 1)]
+    for writer in writers:
+        writer.start()
+    try:
+        for number in range(1, 9):
+            await app.scopes.put("channel:9", remind=[f"-{number}h"])
+            await app.scopes.put("channel:10", remind=[f"-{number}h", "-1d"])
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+
+    assert errors == []
+    found = games.ours(
+        "select s.scope, s.due_at - r.time, count(*) from duetime.subject as s"
+        " join duetime.reminder as r on r.subject_id = s.id and r.status = 'armed'"
+        " and r.due_at = s.due_at group by 1, 2"
+    )
+    wanted = {("channel:9", 8 * HOUR), ("channel:10", 8 * HOUR), ("channel:10", DAY)}
+    assert {(row[0], row[1]) for row in found} <= wanted
+    assert sum(row[2] for row in found if row[1] == 8 * HOUR) == 40
+    assert games.ours(
+        "select count(*) from duetime.due as d left join duetime.reminder as r"
+        " on r.job_id = d.job_id and r.status = 'armed' where r.id is null"
+    ) == [(0,)]
+
+
+# SQLite alone
+
+
+@on_sqlite
+async def test_numbers_are_seconds_or_milliseconds(app: Duetime, table: Table) -> None:
+    await app.store()
+    seconds = int(DUE.timestamp())
+    table.run(
+        "create table tasks (id integer primary key, due)",
+        f"insert into tasks values (1, {seconds}), (2, {seconds}.5), (3, {seconds}000),"
+        f" (4, '{seconds}'), (5, x'00')",
+    )
+    await app.track("tasks", id="id", due="due", remind=["-1h"])
+
+    found = [(await app.subjects.get(f"tasks:{number}")).due_at for number in range(1, 6)]
+
+    assert found == [DUE, DUE + timedelta(seconds=0.5), DUE, DUE, None]
+    assert [info.problems for info in await app.tracked()] == [1]
+
+
+@on_sqlite
+async def test_conflict_clauses_of_the_write_do_not_reach_our_tables(
+    app: Duetime, games: Table
+) -> None:
+    games.run(game(1))
+    for clause in ("replace", "ignore", "abort", "fail", "rollback"):
+        moved = game(1, DUE + DAY).replace("insert", f"insert or {clause}", 1)
+        try:
+            games.run(moved, f"update or {clause} games set note = '{clause}'")
+        except sqlite3.IntegrityError:
+            games.run(f"update or {clause} games set note = '{clause}'")
+        await settle(app)
+
+        assert (await app.subjects.get("games:1")).data == {"note": clause}
+
+
+@on_sqlite
+async def test_one_job_is_asked_for_however_many_rows_change(app: Duetime, games: Table) -> None:
+    games.run(*(game(number) for number in range(50)))
+    games.run("update games set note = 'y'")
+
+    assert games.ours("select count(*) from duetime.job where task = 'duetime' || '.rearm'") == [
+        (1,)
+    ]
