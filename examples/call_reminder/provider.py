@@ -83,7 +83,7 @@ def report(call: dict[str, Any]) -> None:
     receipt = urllib.request.Request(
         call["status_url"], body, {"content-type": "application/json"}, method="POST"
     )
-    for wait in (0.5, 1, 2, 4):
+    for wait in (0.5, 1, 2, 4, 8, 16):
         try:
             with urllib.request.urlopen(receipt, timeout=5):
                 return

@@ -19,7 +19,7 @@ from duetime.domain.reminder import REMIND_TASK
 from duetime.domain.rule import say_moment
 from duetime.engine.context import Context
 from duetime.errors import InvalidInput
-from duetime.storage.deliveries import Ready
+from duetime.storage.sends import Ready
 
 if TYPE_CHECKING:
     from duetime.app import Duetime

@@ -7,7 +7,7 @@ Who cannot compute reminders (a trigger of SQLite, SQL for a recurring subject) 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from duetime.domain.job import DEFAULT_QUEUE
@@ -18,7 +18,7 @@ from duetime.domain.task import TaskDefinition, TaskOptions
 from duetime.engine.context import Context
 from duetime.errors import InvalidInput
 from duetime.storage.rearm import RearmStatements
-from duetime.storage.store import Statements
+from duetime.storage.store import Store
 from duetime.storage.tracking import ChangeStatements
 
 if TYPE_CHECKING:
@@ -59,38 +59,30 @@ async def rearm_stale(app: Duetime) -> Snooze | None:
     """
     store = await app.store()
     statements = RearmStatements(store.dialect)
-
-    async def transact(make: Callable[[], Statements], *, reads: bool = False) -> Any:
-        return await store.transact(make(), reads=reads)
-
     if not store.dialect.arms:
         # What triggers noted comes first: it says more than a mark.
         changes = ChangeStatements(store.dialect)
-        while await transact(lambda: changes.apply(_BATCH)):
+        while await store.transact(changes.apply(_BATCH)):
             pass
     after = 0
-    while True:
-        marked = await transact(lambda: statements.stale(after, _BATCH), reads=True)
-        if not marked:
-            break
+    while marked := await store.transact(statements.stale(after, _BATCH), reads=True):
         after = marked[-1]
-        await _rearm_these(transact, statements, marked)
-    if await transact(lambda: statements.stale(0, 1), reads=True):
+        await _rearm_these(store, statements, marked)
+    if await store.transact(statements.stale(0, 1), reads=True):
         # Locked by others, or marked meanwhile. Who locked one may undo his change and leave the
         # mark as it was, so that this job has to come back for it.
         return Snooze(_AGAIN, "some subjects are locked")
     return None
 
 
-async def _rearm_these(transact: Any, statements: RearmStatements, ids: Sequence[int]) -> None:
+async def _rearm_these(store: Store, statements: RearmStatements, ids: Sequence[int]) -> None:
     try:
-        await transact(lambda: statements.rearm(ids))
+        await store.transact(statements.rearm(ids))
     except InvalidInput as error:
         if len(ids) > 1:
             for one in ids:
-                await _rearm_these(transact, statements, [one])
+                await _rearm_these(store, statements, [one])
             return
         # One that cannot be read must not hold up the others for ever.
         log.error("rearm_failed", extra={"subject_id": ids[0], "error": str(error)})
-        reason = str(error)
-        await transact(lambda: statements.give_up(ids[0], reason))
+        await store.transact(statements.give_up(ids[0], str(error)))

@@ -12,7 +12,7 @@ from duetime.domain.admission import Send, Wait, decide, routes_of
 from duetime.domain.job import check_name
 from duetime.domain.outcome import Outcome, Snooze
 from duetime.domain.recipient import Recipient, Route, make_recipient, parse_muted
-from duetime.domain.reminder import Reminder, ReminderStatus
+from duetime.domain.reminder import Reminder
 from duetime.errors import InvalidInput, RecipientNotFound
 from duetime.storage.admissions import GONE, AdmissionStatements, Desk, said_after
 from duetime.storage.store import Statements
@@ -116,20 +116,16 @@ class Recipients:
 
 
 async def admit(
-    app: Duetime, reminder: Reminder, *, channels: list[str] | None, digests: bool
+    app: Duetime, reminder: Reminder, desk: Desk, *, channels: list[str] | None, digests: bool
 ) -> tuple[Reminder, Send] | Outcome:
     """Whether a due reminder goes out now: to whom and where, or what its job ends with.
 
+    `desk`: what is known of its recipient, read since it was claimed.
     `channels`: those that the app has; None: a handler sends. `digests`: whether what waits for
     the recipient's limit can go out together. The reminder comes back with its recipient.
     """
     nobody = Recipient(ref=reminder.recipient)
-    desk: Desk | None = None
-    if reminder.recipient:
-        desk = await perform(app, lambda s: s.desk(reminder), reads=True)
-        if desk is None or desk.status != ReminderStatus.ARMED:
-            return GONE
-    if desk is None or (desk.recipient is None and desk.digest is None and desk.held is None):
+    if desk.recipient is None and desk.digest is None and desk.held is None:
         # As if never put: nothing is muted, quiet or limited.
         routes = routes_of(nobody, channels, reminder.rule)
         assert not isinstance(routes, str)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from duetime.channels.channel import Sent
@@ -13,12 +13,13 @@ from duetime.domain.outcome import Completed, Discard, Outcome, Retry, Skip, Sno
 from duetime.domain.recipient import Route
 from duetime.domain.reminder import Reminder, ReminderStatus
 from duetime.engine.context import Context
+from duetime.gathering import Gathering
 from duetime.handlers import call
 from duetime.messages import Messages
 from duetime.posting import Line, Posting
 from duetime.recipients import admit, disable, give_back
-from duetime.storage.deliveries import DeliveryStatements, Ready
-from duetime.storage.store import Statements
+from duetime.recording import Recorder
+from duetime.storage.sends import Handed, Ready
 from duetime.task import Task
 
 if TYPE_CHECKING:
@@ -40,16 +41,20 @@ class Sender:
         self.messages = Messages()
         self.options: dict[str, Any] = {}
         self.escalation: Task[..., Any] | None = None
+        # The read begins after the ask, so after the job was claimed.
+        self._ready: Gathering[int, Ready | None] = Gathering(self._read_ready)
+        self._recorder = Recorder(app)
 
     async def remind(self, reminder: int, ctx: Context) -> Any:
         """The task that every reminder runs as."""
-        ready: Ready | None = await perform(self._app, lambda s: s.ready(reminder), reads=True)
+        ready = await self._ready.get(reminder)
         refused = await self._refuse(ready)
         if ready is None or refused is not None:
             return refused
         admitted = await admit(
             self._app,
             ready.reminder,
+            ready.desk,
             channels=list(self.lines) if self.handler is None else None,
             digests=self.handler is None or self.digest_handler is not None,
         )
@@ -81,6 +86,10 @@ class Sender:
             await perform(
                 self._app, lambda s: s.escalate(reminder, snoozes, worker=ctx.worker), connection
             )
+
+    async def _read_ready(self, reminders: list[int]) -> Sequence[Ready | None]:
+        found = await perform(self._app, lambda s: s.ready(reminders), reads=True)
+        return [found.get(reminder) for reminder in reminders]
 
     async def _refuse(self, ready: Ready | None) -> Outcome | None:
         """Why a reminder whose job runs is not to be sent, or not yet."""
@@ -132,7 +141,7 @@ class Sender:
         """Record what was tried; return why it is not to be tried again, if it was withdrawn."""
         if notes := posting.notes:
             await perform(self._app, lambda s: s.note(reminder, notes))
-        ready = await perform(self._app, lambda s: s.ready(reminder.id), reads=True)
+        ready = await self._ready.get(reminder.id)
         if ready is None:
             return Skip("its subject was deleted")
         if ready.reminder.status is not ReminderStatus.ARMED:
@@ -141,21 +150,12 @@ class Sender:
 
     async def _record(self, posting: Posting, reminder: Reminder, ctx: Context) -> None:
         """Record the send, the audit event and the job's completion: all or nothing."""
-        store = await self._app.store()
-
-        def record(statements: DeliveryStatements) -> Statements:
-            yield from statements.record(reminder, posting.notes, worker=ctx.worker)
-            if reminder.rule.escalate is not None and self.escalation is not None:
-                later = self.escalation.using(delay=reminder.rule.escalate)
-                job = later.job(reminder=reminder.id, snoozes=reminder.snoozes)
-                yield from store.enqueue_in([job])
-
-        if ctx.completed:
-            # The handler has completed the job in a transaction of its own.
-            await perform(self._app, record)
-            return
-        async with ctx.transaction() as connection:
-            await perform(self._app, record, connection)
+        follow_up = None
+        if reminder.rule.escalate is not None and self.escalation is not None:
+            later = self.escalation.using(delay=reminder.rule.escalate)
+            follow_up = later.job(reminder=reminder.id, snoozes=reminder.snoozes)
+        handed = Handed(reminder, posting.notes, ctx.worker)
+        await self._recorder.record(handed, follow_up, ctx)
 
 
 def _say(error: Exception) -> str:

@@ -223,7 +223,7 @@ async def test_a_run_is_triggered_and_moved(backend: Backend, app: Duetime) -> N
     triggered = schedules(backend.url, "trigger", "poll", "--reason", "a look", "--json")
     moved = schedules(backend.url, "reschedule", "poll", "30m", "--by", "ann")
     fixed = schedules(backend.url, "reschedule", "poll", "2999-12-24T00:00Z", "--json")
-    history = schedules(backend.url, "history", "poll", "--limit", "2")
+    history = schedules(backend.url, "history", "poll", "--limit", "3")
 
     rows = {row.job_id: row for row in await app.schedules["poll"].history()}
     assert rows[triggered.json["job_id"]].run_at <= await app.now()

@@ -516,7 +516,7 @@ def _escaped(text: str) -> str:
 async def test_a_track_keeps_its_table_and_key(app: Duetime, games: Table) -> None:
     games.run(f"create table others (id integer primary key, starts_at {games.due})")
 
-    with pytest.raises(InvalidInput, match="'games' tracks .*games.* by id already"):
+    with pytest.raises(InvalidInput, match=r"'games' tracks .*games.* by id already"):
         await app.track("others", id="id", due="starts_at", name="games")
 
     # The condition and the rest may change.
@@ -634,8 +634,8 @@ async def test_a_role_with_few_rights_tracks_its_own_table(
             connection.execute(f"insert into shop.orders values (2, {at(DUE)})")
             connection.execute(f"update shop.orders set pay_by = {at(DUE + DAY)} where id = 1")
         for role, statement in (
-            (writer, "select duetime.track_rows('orders', null, null, null, null, null, null,"
-                     " null, null, array['orders:1'])"),
+            (writer, "select duetime.track_clear('orders')"),
+            (writer, "select duetime.track_forget('orders', 'me')"),
             (owner, "select * from duetime.subject"),
             (owner, "insert into duetime.due select"),
         ):  # fmt: skip

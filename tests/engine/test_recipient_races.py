@@ -187,7 +187,7 @@ async def test_a_worker_that_dies_while_it_sends_a_digest_loses_nothing(
     ledger = tmp_path / "ledger"
     ledger.touch()
     command = [sys.executable, "-m", "tests.engine.digest_victim", backend.url, str(ledger)]
-    with subprocess.Popen(command) as victim:
+    with subprocess.Popen(command) as victim:  # noqa: ASYNC220 - it has ended when we leave
         try:
             await put_games(app)
             await until_held(backend)

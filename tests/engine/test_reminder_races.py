@@ -28,6 +28,7 @@ from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.migrator import PostgresMigrator
 from duetime.storage.postgres.store import PostgresStore
 from duetime.storage.reminders import ScopeInfo
+from duetime.storage.sends import Handed
 from duetime.storage.sqlite.migrator import SqliteMigrator
 from duetime.storage.sqlite.store import SqliteStore
 from duetime.storage.store import Statements
@@ -790,7 +791,7 @@ async def test_a_change_broken_off_anywhere_leaves_nothing(backend: Backend, app
         "complete": lambda: verbs.close("game", actor="x", delete=False),
         "delete": lambda: verbs.close("game", actor="x", delete=True),
         "rules": lambda: verbs.put_scope(ScopeInfo("guild", None, rules, False), actor="x"),
-        "sent": lambda: verbs.record(armed, [note], worker="w"),
+        "sent": lambda: verbs.record([Handed(armed, [note], "w")]),
     }
 
     def everything() -> Any:
@@ -1007,7 +1008,8 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
     "below": ("subjects_below", {"ref": "channel:7", "after": 0}),
     "below, all": ("subjects_below", {"ref": "guild", "after": 50_000}),
     "find, by id": ("reminder_get", {"ids": [77]}),
-    "ready": ("reminder_ready", {"id": 77}),
+    "ready": ("reminder_ready", SOME),
+    "free": ("reminder_free", SOME),
     "locked": ("reminder_subject", {"ids": [77], "jobs": SOME}),
     "together": (
         "reminder_group",

@@ -1,4 +1,4 @@
-"""PostgreSQL arms in SQL what Python arms: the same reminders, jobs and reasons, whatever changes."""
+"""PostgreSQL arms in SQL what Python arms: the same reminders, jobs and reasons."""
 
 from __future__ import annotations
 

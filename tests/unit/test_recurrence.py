@@ -12,16 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duetime.domain.recurrence import (
-    HORIZON,
-    MOST_AHEAD,
-    MOST_AT_ONCE,
-    MOST_EXCEPTIONS,
-    Recurrence,
-    parse_repeats,
-    plan,
-    rules_of,
-)
+from duetime.domain.plan_recurrence import HORIZON, MOST_AHEAD, MOST_AT_ONCE, plan, rules_of
+from duetime.domain.recurrence import MOST_EXCEPTIONS, Recurrence, parse_repeats
 from duetime.domain.rule import rule_times
 from duetime.domain.rule_text import parse_rules
 from duetime.errors import InvalidInput

@@ -367,18 +367,18 @@ def test_very_many_missed_ticks_that_do_not_run_share_a_row(
         assert row.tick > shared[0].tick or (row.reason or "").startswith("excluded")
         assert stands_for(shared[0].reason, row.tick)
     if left_out:
-        assert len([tick for tick in rows if tick <= case.now]) > most
+        assert sum(tick <= case.now for tick in rows) > most
         assert not stands_for(shared[0].reason, case.now + MICROSECOND)
 
 
 @pytest.mark.parametrize(
     ("policy", "kept"),
     [
-        ({"catch_up": "latest"}, 10_000),
-        ({"catch_up": "skip"}, 10_000),
-        ({"catch_up": "all", "max_runs": 5}, 10_000),
-        ({"catch_up": "all", "max_age": "4h"}, 4 * 3600),
-        ({"catch_up": "latest", "grace": "5h"}, 5 * 3600),
+        ({"catch_up": "latest"}, 10_000 + 10),
+        ({"catch_up": "skip"}, 10_000 + 10),
+        ({"catch_up": "all", "max_runs": 5}, 10_000 + 10),
+        ({"catch_up": "all", "max_age": "4h"}, 10_000 + 4 * 3600),
+        ({"catch_up": "latest", "grace": "5h"}, 10_000 + 5 * 3600),
     ],
     ids=str,
 )

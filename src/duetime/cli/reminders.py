@@ -17,7 +17,7 @@ from duetime.cli.output import one_line, print_json, print_table
 from duetime.cli.target import Group, target_of
 from duetime.domain.cron import parse_zone
 from duetime.domain.duration import format_duration
-from duetime.domain.recurrence import HORIZON
+from duetime.domain.plan_recurrence import HORIZON
 from duetime.domain.reminder import Reminder, ReminderStatus
 from duetime.domain.rule import Rule
 from duetime.domain.rule_text import parse_rule

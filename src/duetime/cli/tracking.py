@@ -35,6 +35,7 @@ from duetime.storage.tracking import TrackedInfo
 @click.pass_context
 def track(
     context: click.Context,
+    /,
     table: str,
     id_: tuple[str, ...],
     remind: tuple[Any, ...],

@@ -80,8 +80,8 @@ def decide(
             )
             return Wait(until, reason, "quiet")
         note = (
-            f"it was sent in the quiet hours {quiet.text} of {recipient.ref}: it would have expired "
-            f"at {say_moment(expires_at)}"
+            f"it was sent in the quiet hours {quiet.text} of {recipient.ref}: it would have "
+            f"expired at {say_moment(expires_at)}"
         )
     if uses is None or recipient.most_per_hour is None or uses.admitted:
         return Send(routes, note)

@@ -198,7 +198,8 @@ def stands_for(reason: str | None, tick: datetime) -> bool:
 
 
 def _shared_until(schedule: Schedule, now: datetime, missed: str | None) -> datetime | None:
-    """The last tick that shares a row: none of those up to it runs, and many come after it."""
+    """The last tick that shares a row: none of those up to it runs, and many come after it that
+    were missed, too."""
     policy, jitter = schedule.policy, schedule.timetable.jitter
     latest = now
     if missed is None:
@@ -207,25 +208,21 @@ def _shared_until(schedule: Schedule, now: datetime, missed: str | None) -> date
             if policy.max_age is None:
                 return None
             latest = min(latest, now - policy.max_age - jitter)
-    many = islice(_past(schedule, schedule.planned_until, now), MOST_RECORDED, None)
-    if next(many, None) is None:
+
+    def missed_after(after: datetime, most: int | None = None) -> Iterator[Tick]:
+        past = takewhile(lambda tick: tick.at < latest, schedule.timetable.ticks(after))
+        some = islice(past, most)
+        return (tick for tick in some if missed is not None or tick.excluded is None)
+
+    if sum(1 for _ in missed_after(schedule.planned_until, 2 * MOST_RECORDED)) <= MOST_RECORDED:
         return None
     # Looked for from the end: there may be a great many.
     span = timedelta(minutes=1)
-    while True:
-        newest = [tick.at for tick in _past(schedule, now - span, now)]
-        if len(newest) > MOST_RECORDED:
-            break
+    newest: list[datetime] = []
+    while len(newest) <= MOST_RECORDED:
+        newest = [tick.at for tick in missed_after(latest - span)]
         span *= 4
-    until = newest[-MOST_RECORDED - 1]
-    if until >= latest:
-        older = [at for at in newest if at < latest]
-        until = older[-1] if older else latest - timedelta(microseconds=1)
-    return until if until > schedule.planned_until else None
-
-
-def _past(schedule: Schedule, after: datetime, now: datetime) -> Iterator[Tick]:
-    return takewhile(lambda tick: tick.at <= now, schedule.timetable.ticks(after))
+    return newest[-MOST_RECORDED - 1]
 
 
 class LateJudge:

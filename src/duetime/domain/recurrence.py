@@ -7,34 +7,24 @@ a moment moves it there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from duetime.domain.rule import Rule, read_moment, say_moment
+from duetime.domain.rule import read_moment, say_moment
 from duetime.domain.timetable import EPOCH, Interval, Once, RuleTimes, Timetable, timetable
 from duetime.errors import InvalidInput
 
-HORIZON = timedelta(days=14)
-"""Reminders that fall within it are armed, "at most" and "at least" permitting."""
-FEWEST_AHEAD = 2
-MOST_AHEAD = 100
-SOON = timedelta(days=1)
-"""Reminders that fall within it are armed, however many they are."""
-MOST_AT_ONCE = 10_000
 MOST_EXCEPTIONS = 2000
 _KEPT = timedelta(days=366)
 _PACE = 60
 _LONGEST_JSON = 500_000
 _MOMENT = timedelta(microseconds=1)
-_NONE = timedelta(0)
-_WALL_REACH = timedelta(days=2)
-_SHARED = timedelta(hours=1)
 _OPTIONS = ("start", "until", "exclude", "exceptions")
 
 SKIPPED = "this occurrence is skipped"
@@ -227,87 +217,6 @@ def parse_repeats(value: Any, tz: str = "UTC") -> Recurrence:
     return Recurrence(made, None if exceptions is None else _read_exceptions(exceptions))
 
 
-class Plan(NamedTuple):
-    """What to arm of a recurrence now."""
-
-    occurrences: list[Occurrence]
-    fresh_from: datetime
-    """What is due before has been planned before: of that, only times to come may be added."""
-    since: datetime
-    until: datetime
-    """What is due before is planned."""
-    look_at: datetime | None
-    """When to plan again; None: there is nothing more."""
-
-
-def look_back(
-    rules: Iterable[Rule], now: datetime, planned: tuple[datetime, datetime] | None
-) -> datetime:
-    """Return the due time from which on occurrences may still have something to be armed."""
-    if planned is None:
-        return now
-    return max(min(now - _reach(rules)[1], planned[1]), planned[0])
-
-
-def is_behind(
-    recurrence: Recurrence,
-    rules: Sequence[Rule],
-    now: datetime,
-    planned: tuple[datetime, datetime],
-) -> bool:
-    """Whether a reminder may have come due of an occurrence that is not planned yet."""
-    if planned[1] - _reach(rules)[0] <= now:
-        return True
-    fixed = (_first_due(recurrence, rule.at) for rule in rules if rule.at is not None)
-    return any(at <= now and due is not None and due >= planned[1] for at, due in fixed)
-
-
-def plan(
-    recurrence: Recurrence,
-    rules: Sequence[Rule],
-    now: datetime,
-    *,
-    planned: tuple[datetime, datetime] | None = None,
-    oldest_armed: datetime | None = None,
-    behind_since: datetime | None = None,
-) -> Plan:
-    """Choose the occurrences whose reminders are armed now, and when to look again.
-
-    `planned`: since when, and until when, occurrences are planned already; None: never before.
-    What became due since then, while no worker was there, is among them. `oldest_armed`: the due
-    time of the oldest reminder that is still armed; it stays true. `behind_since`: when this was
-    to be asked.
-    """
-    since = now if planned is None else planned[0]
-    fresh_from = now if planned is None else min(now, planned[1])
-    start = look_back(rules, now, planned)
-    if oldest_armed is not None:
-        start = min(start, oldest_armed)
-    before = _reach(rules)[0]
-    fixed = [_first_due(recurrence, rule.at) for rule in rules if rule.at is not None]
-    found: list[Occurrence] = []
-    ahead = 0
-    for one in recurrence.occurrences(start):
-        early = min([one.due - before, *(at for at, due in fixed if due == one.due)])
-        if one.due >= now:
-            near = early <= now + SOON or ahead < FEWEST_AHEAD
-            if not near and (ahead >= MOST_AHEAD or early > now + HORIZON):
-                return Plan(found, fresh_from, since, one.due, _half_way(now, early))
-            ahead += 1
-        if len(found) >= MOST_AT_ONCE:
-            # Behind by so many: at once again, as if it were still as late.
-            at = behind_since or now if one.due <= now else _half_way(now, early)
-            return Plan(found, fresh_from, since, one.due, at)
-        found.append(one)
-    last = found[-1].due + _MOMENT if found else now
-    return Plan(found, fresh_from, since, max(now, last), None)
-
-
-def rules_of(recurrence: Recurrence, rules: Sequence[Rule], due: datetime) -> list[Rule]:
-    """Those of the rules that hold for one occurrence: a fixed moment belongs to the next one."""
-    return [rule for rule in rules if rule.at is None or _first_due(recurrence, rule.at)[1] == due]
-
-
 def say_exception(exception: Exception_) -> str:
     """Say what became of an occurrence."""
     if isinstance(exception, datetime):
@@ -315,37 +224,13 @@ def say_exception(exception: Exception_) -> str:
     return SKIPPED if exception == "skip" else COMPLETED
 
 
-def _first_due(recurrence: Recurrence, at: datetime) -> tuple[datetime, datetime | None]:
-    """A fixed moment, and the due time of the occurrence that it belongs to."""
-    first = next(recurrence.occurrences(at), None)
-    return at, None if first is None else first.due
-
-
-def _reach(rules: Iterable[Rule]) -> tuple[timedelta, timedelta]:
-    """How long before and after a due time its reminders may be, at most."""
-    before = after = _NONE
-    for rule in rules:
-        if rule.within is not None:
-            before = max(before, rule.within)
-        elif rule.at is None:
-            margin = _NONE if rule.wall is None else _WALL_REACH
-            before, after = max(before, margin - rule.offset), max(after, margin + rule.offset)
-    return before, after
-
-
-def _half_way(now: datetime, early: datetime) -> datetime:
-    """When to plan again: long before it is needed, at a time of the hour that many share, and at
-    which hardly a reminder is due: those of a subject that is planned wait for it."""
-    at = now + max((early - now) / 2, timedelta(minutes=1))
-    shared = at.replace(minute=7, second=30, microsecond=0)
-    return shared if now + _SHARED < shared <= at else at
-
-
 def _check_pace(made: Timetable) -> None:
     starts = [s.start for s in made.specs if isinstance(s, Interval | RuleTimes) and s.start]
     first = made.start or min(starts, default=EPOCH)
-    ticks = [tick.at for tick in islice(made.ticks(first - _MOMENT), _PACE + 1)]
-    if len(ticks) > _PACE and ticks[-1] - ticks[0] < timedelta(minutes=_PACE):
+    ticks = (tick.at for tick in made.ticks(first - _MOMENT))
+    hour = next(ticks, EPOCH) + timedelta(minutes=_PACE)
+    # More than one a minute; most are told by their second.
+    if len(list(takewhile(hour.__gt__, islice(ticks, _PACE)))) == _PACE:
         raise InvalidInput(
             f"'{made.describe()}' is too often: a subject is due at most every minute. "
             "Use a schedule to run a task."

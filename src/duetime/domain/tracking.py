@@ -217,7 +217,11 @@ def read_due(value: Any, zone: str) -> datetime | None:
             scale = 1 if abs(value) < SECONDS_UP_TO else 1000
             found = _EPOCH + timedelta(microseconds=round(value * 1_000_000 / scale))
         else:
-            found = datetime.fromisoformat(str(value).strip())
+            text = str(value).strip()
+            if text.isdigit() and len(text) > 8:
+                # A column of texts keeps numbers as such. (Eight digits are a date.)
+                return read_due(int(text), zone)
+            found = datetime.fromisoformat(text)
             if found.tzinfo is None:
                 found = to_instant(found, parse_zone(zone))
         return check_moment(found.astimezone(UTC), name="due")

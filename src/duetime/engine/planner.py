@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 
@@ -99,13 +100,12 @@ class Planner:
             # A retry is in the ledger already, unless its first worker died too soon.
             and (claimed[run.job_id].attempt == 1 or not run.clear)
         ]
-        loop = asyncio.get_running_loop()
-        due = max(job.not_before for job in jobs)
+        wait = max(job.not_before for job in jobs) - time.monotonic()
         if begun:
-            loop.call_at(due, self._began, begun)
-        if unclear and due > loop.time():
+            asyncio.get_running_loop().call_later(max(wait, 0.0), self._began, begun)
+        if unclear and wait > 0.0:
             # Claimed ahead of its time: what stands in the way may end before that.
-            await asyncio.sleep(due - loop.time())
+            await asyncio.sleep(wait)
             await self.admit([claimed[run.job_id] for run in unclear], received)
         elif unclear:
             decisions = await self._store.transact(self._statements.decide(unclear, self._worker))

@@ -86,6 +86,7 @@ class Runners:
         self._waiting: deque[tuple[ClaimedJob, float]] = deque()
         self._early: list[tuple[ClaimedJob, float]] = []
         """Claimed ahead of their time, which comes within milliseconds."""
+        self._timer: asyncio.TimerHandle | None = None
         self._idle: list[asyncio.Future[None]] = []
         self._closing = False
         self._last_yield = 0.0
@@ -116,12 +117,10 @@ class Runners:
 
     def put(self, jobs: Sequence[ClaimedJob], *, received: float) -> None:
         """Run them as soon as there is a runner; what was claimed ahead, not before its time."""
-        now = self._loop.time()
+        now = time.monotonic()
         if any(job.not_before > now for job in jobs):
-            early = [job for job in jobs if job.not_before > now]
-            self._early += [(job, received) for job in early]
-            for at in {job.not_before for job in early}:
-                self._loop.call_at(at, self._put_due)
+            self._early += [(job, received) for job in jobs if job.not_before > now]
+            self._alarm(now)
             jobs = [job for job in jobs if job.not_before <= now]
         for job in jobs:
             if job.limited:
@@ -134,13 +133,24 @@ class Runners:
             if not future.done():
                 future.set_result(None)
 
+    def _alarm(self, now: float) -> None:
+        """Come back when the first of them is due. (A loop that counts in whole milliseconds may
+        call too soon: then there is another alarm.)"""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._early:
+            at = min(job.not_before for job, _ in self._early)
+            self._timer = self._loop.call_later(max(at - now, 0.0005), self._put_due)
+
     def _put_due(self) -> None:
-        now = self._loop.time()
+        now = time.monotonic()
         due: dict[float, list[ClaimedJob]] = {}
         for job, received in self._early:
             if job.not_before <= now:
                 due.setdefault(received, []).append(job)
         self._early = [item for item in self._early if item[0].not_before > now]
+        self._alarm(now)
         for received, jobs in due.items():
             self.put(jobs, received=received)
 
@@ -192,6 +202,8 @@ class Runners:
 
     async def close(self) -> None:
         self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
         for runner in self._runners:
             runner.cancel()
         await asyncio.gather(*self._runners, return_exceptions=True)

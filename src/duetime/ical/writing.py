@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from duetime.domain.cron import parse_zone, to_wall
 from duetime.domain.duration import parse_duration
-from duetime.domain.recurrence import Recurrence, rules_of
+from duetime.domain.plan_recurrence import rules_of
+from duetime.domain.recurrence import Recurrence
 from duetime.domain.reminder import Subject
 from duetime.domain.rule import Rule, rule_times
 from duetime.domain.timetable import EPOCH, MOST_SPECS, Once, RuleTimes

@@ -26,7 +26,7 @@ from duetime.domain.outcome import Discard, Outcome, Skip, Snooze
 from duetime.domain.recipient import Recipient
 from duetime.domain.reminder import Reminder, ReminderStatus
 from duetime.storage.recipients import RecipientStatements, read_recipient
-from duetime.storage.store import Row, Statement, Statements
+from duetime.storage.store import Dialect, Row, Statement, Statements
 
 _AFTER_DIGEST = timedelta(seconds=10)
 """What is in a digest looks so long after it, whether it was sent."""
@@ -56,16 +56,7 @@ class AdmissionStatements(RecipientStatements):
         rows = yield from self._dialect.run("admission_read", {"reminder": reminder.id})
         if not rows:
             return None
-        row = rows[0]
-        return Desk(
-            self._dialect.moment(row[0]),
-            None if row[1] is None else read_recipient(row[1:8]),
-            row[8],
-            row[9],
-            row[10],
-            row[11],
-            bool(row[12]),
-        )
+        return read_desk(self._dialect, rows[0])
 
     def around(self, scopes: Sequence[str]) -> Statements:
         """Return `{scope: {itself and all around it}}`. Reads only, in one statement."""
@@ -316,6 +307,12 @@ class AdmissionStatements(RecipientStatements):
         given: dict[str, Any] = {"id": reminder.id, "run_at": run_at, "reason": reason,
                                  "held": held, "digest": digest}  # fmt: skip
         return bool((yield from self._dialect.run("admission_hold", given)))
+
+
+def read_desk(dialect: Dialect, row: Row) -> Desk:
+    """From the columns of `admission_read`."""
+    recipient = None if row[1] is None else read_recipient(row[1:8])
+    return Desk(dialect.moment(row[0]), recipient, *row[8:12], bool(row[12]))
 
 
 def said_after(reminder: Reminder) -> str | None:

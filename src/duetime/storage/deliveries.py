@@ -4,116 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from duetime.domain.arming import Armed, resolve_rules
 from duetime.domain.delivery import Delivery, DeliveryStatus, comes_after
-from duetime.domain.rate import Rate
 from duetime.domain.reminder import REMIND_TASK, Reminder, ReminderStatus, Subject
 from duetime.domain.rule import Rule, say_moment
 from duetime.errors import DeliveryNotFound, InvalidInput, ReminderNotFound
-from duetime.storage.reminders import ReminderStatements, _chain, _reminder_document, _scope
-from duetime.storage.store import Row, Statements
+from duetime.storage.reminders import _chain, _reminder_document, _scope
+from duetime.storage.sends import SendStatements
+from duetime.storage.store import Statements
 
 _GONE = (ReminderStatus.SUPERSEDED, ReminderStatus.CANCELLED)
-_SLACK = timedelta(seconds=1)
-"""How late those may come who were promised a place."""
 
 
-class Ready(NamedTuple):
-    """A reminder that is due, and what its sender has to know."""
-
-    reminder: Reminder
-    now: datetime
-    twin: tuple[str, int] | None
-    """Another reminder of the same place, which was `sent`, or which a worker is `sending`."""
-    deliveries: dict[str, Delivery]
-    """What each channel did with it, in this round."""
-
-
-class DeliveryStatements(ReminderStatements):
+class DeliveryStatements(SendStatements):
     """Every method is one transaction. A subject is locked before its reminders are changed."""
-
-    # Sending
-
-    def ready(self, reminder_id: int) -> Statements:
-        """Return all that is asked right before it is sent; None if it is not there. Reads only."""
-        rows = yield from self._dialect.run("reminder_ready", {"id": reminder_id})
-        if not rows:
-            return None
-        *_, now, twin, deliveries = row = rows[0]
-        state, _, other = (twin or "").partition(" ")
-        known = [self._stored(values) for values in msgspec.json.decode(deliveries or "[]")]
-        return Ready(
-            self._reminder(row),
-            self._dialect.moment(now),
-            (state, int(other)) if twin else None,
-            {delivery.channel: delivery for delivery in known},
-        )
-
-    def record(
-        self, reminder: Reminder, deliveries: Sequence[dict[str, Any]], *, worker: str
-    ) -> Statements:
-        """Record that it was handed over, with the audit event."""
-        yield from self._dialect.run(
-            "reminder_sent",
-            {"id": reminder.id, "round": reminder.snoozes, "deliveries": list(deliveries)},
-        )
-        sent = next(one for one in deliveries if DeliveryStatus(one["status"]).accepted)
-        after = {"reminder": reminder.id, "rule": reminder.rule.text, "channel": sent["channel"],
-                 "recipient": reminder.recipient, "external_id": sent["external_id"]}  # fmt: skip
-        yield from self._audit(worker, "reminder.sent", f"subject:{reminder.subject}", None, after)
-
-    def note(self, reminder: Reminder, deliveries: Sequence[dict[str, Any]]) -> Statements:
-        """Record what channels did with one that is not sent yet."""
-        yield from self._dialect.run(
-            "delivery_write",
-            {"id": reminder.id, "round": reminder.snoozes, "deliveries": list(deliveries)},
-        )
-
-    def withdraw(self, reminder_id: int, reason: str) -> Statements:
-        """End one that is not to be sent."""
-        yield from self._dialect.run(
-            "reminder_withdraw",
-            {"ids": [reminder_id], "status": ReminderStatus.SUPERSEDED, "reason": reason},
-        )
-
-    def take_place(self, channel: str, rate: Rate, promised: datetime | None) -> Statements:
-        """Take a place within a channel's rate; return None, or when to come for the next one.
-
-        Who comes too early is promised a place behind all that were promised before. A promise
-        keeps others from that place; the limit itself counts what was really taken.
-        """
-        rows = yield from self._dialect.run("channel_lock", {"channel": channel})
-        free_at = None if rows[0][0] is None else self._dialect.moment(rows[0][0])
-        now = yield from self._dialect.now()
-        since, spacing = now - rate.period, rate.period / rate.count
-        [(full, last)] = yield from self._dialect.run(
-            "channel_full", {"channel": channel, "count": rate.count, "since": since}
-        )
-        waiting = free_at is not None and free_at > now
-        if waiting and last is not None and self._dialect.moment(last) + 2 * spacing + _SLACK < now:
-            # Those who were promised a place do not come: they were withdrawn.
-            waiting = False
-        invited = promised is not None and promised <= now
-        if full is None and (invited or not waiting):
-            yield from self._dialect.run(
-                "channel_take", {"channel": channel, "at": now, "since": since}
-            )
-            if free_at is not None and not waiting:
-                yield from self._dialect.run(
-                    "channel_promise", {"channel": channel, "free_at": None}
-                )
-            return None
-        place = now if full is None else self._dialect.moment(full) + rate.period
-        if free_at is not None and waiting:
-            place = max(place, free_at)
-        yield from self._dialect.run(
-            "channel_promise", {"channel": channel, "free_at": place + spacing}
-        )
-        return place - now
 
     # What people see
 
@@ -386,23 +294,6 @@ class DeliveryStatements(ReminderStatements):
         what = {"reminder": reminder.id, "rule": reminder.rule.text}
         what |= {"recipient": reminder.recipient}
         yield from self._audit(actor, action, f"subject:{reminder.subject}", before, what | after)
-
-    # Rows
-
-    def _delivery(self, row: Row) -> Delivery:
-        def maybe(value: Any) -> datetime | None:
-            return None if value is None else self._dialect.moment(value)
-
-        return Delivery(
-            id=row[0], reminder_id=row[1], round=row[2], channel=row[3], key=row[4],
-            status=DeliveryStatus(row[5]), attempts=row[6], external_id=row[7], error=row[8],
-            next_at=maybe(row[9]), sent_at=maybe(row[10]), updated_at=self._dialect.moment(row[11]),
-        )  # fmt: skip
-
-    def _stored(self, values: Sequence[Any]) -> Delivery:
-        """From JSON, in which PostgreSQL writes times as text."""
-        times = [datetime.fromisoformat(v) if isinstance(v, str) else v for v in values[9:12]]
-        return self._delivery((*values[:9], *times))
 
 
 def _told(status: DeliveryStatus) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from duetime.domain.recurrence import Plan, is_behind, look_back, plan, rules_of
+from duetime.domain.plan_recurrence import Plan, is_behind, look_back, plan, rules_of
 from duetime.domain.reminder import ReminderStatus, Subject
 from duetime.domain.rule import Rule
 

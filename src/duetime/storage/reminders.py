@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from duetime.domain.arming import Armed, Level, arm, resolve_rules
-from duetime.domain.recurrence import COMPLETED, SKIPPED, Plan, Recurrence
+from duetime.domain.plan_recurrence import Plan
+from duetime.domain.recurrence import COMPLETED, SKIPPED, Recurrence
 from duetime.domain.reminder import (
     REMIND_TASK,
     Reminder,
@@ -32,7 +33,9 @@ from duetime.storage.recurring import (
 from duetime.storage.store import Dialect, Row, Statement, Statements
 
 _BATCH = 2000
-_MANY = 20_000
+_WRITTEN = 500
+"""How many reminders one document has: SQLite looks at the whole of it for each."""
+_MANY = 5000
 """How many subjects one statement re-arms in SQL."""
 _AGAIN = timedelta(milliseconds=100)
 """When to look again at subjects whose recipients' clocks are being changed."""
@@ -275,8 +278,8 @@ class ReminderStatements:
                 yield from self._dialect.run(
                     "reminder_withdraw", {"ids": ids, "status": status, "reason": reason}
                 )
-            if write:
-                yield from self._dialect.run("reminder_write", write)
+            for first in range(0, len(write), _WRITTEN):
+                yield from self._dialect.run("reminder_write", write[first : first + _WRITTEN])
             yield from self._note_plans(batch, plans, now)
             if not sure:
                 again = now + _AGAIN

@@ -236,6 +236,9 @@ class Store(Protocol):
     def finish_in(self, ended: EndedJob) -> Statements:
         """The statements of a fenced finish in the caller's transaction; returns a bool."""
 
+    def finish_many_in(self, ended: Sequence[EndedJob]) -> Statements:
+        """Complete several, each fenced by itself; returns a bool for each."""
+
     async def transact(self, statements: Statements, *, reads: bool = False) -> Any:
         """Run statements in a transaction of their own, and return what they return.
 

@@ -149,6 +149,13 @@ class Sessions:
             async with self._open_pool().connection() as connection:
                 yield connection
 
+    @asynccontextmanager
+    async def _lasting_connection(self) -> AsyncIterator[Connection]:
+        """One whose user bounds each statement, not the whole."""
+        with told_errors():
+            async with self._open_pool().connection(timeout=self._call_seconds) as connection:
+                yield connection
+
     async def _rows(self, name: str, /, **parameters: Any) -> list[Row]:
         async with self._connection() as connection:
             return await self._on(connection, name, **parameters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import datetime
@@ -47,11 +48,12 @@ class PostgresStore(HotPath, Operations):
             return cast("list[Enqueued]", await _drive(connection, self.enqueue_in(jobs)))
 
     async def transact(self, statements: Statements, *, reads: bool = False) -> Any:
+        # Each statement has its time-out: a change of many subjects has many of them.
         async with (
-            self._connection() as connection,
+            self._lasting_connection() as connection,
             nullcontext() if reads else connection.transaction(),
         ):
-            return await _drive(connection, statements)
+            return await _drive(connection, statements, seconds=self._call_seconds)
 
     def enqueue_in(self, jobs: Sequence[NewJob]) -> Statements:
         # Keys are taken in one order, across chunks too: two such calls cannot deadlock.
@@ -88,12 +90,15 @@ class PostgresStore(HotPath, Operations):
             return [Enqueued(job_id, "created") for job_id in ids]
 
 
-async def _drive(connection: Connection, statements: Statements) -> Any:
+async def _drive(
+    connection: Connection, statements: Statements, *, seconds: float | None = None
+) -> Any:
     try:
         statement, parameters = next(statements)
         while True:
-            cursor = await connection.execute(statement, parameters or None)
-            rows = await cursor.fetchall() if cursor.description else []
+            async with asyncio.timeout(seconds):
+                cursor = await connection.execute(statement, parameters or None)
+                rows = await cursor.fetchall() if cursor.description else []
             statement, parameters = statements.send(rows)
     except StopIteration as done:
         return done.value

@@ -133,16 +133,13 @@ class PostgresTriggers:
 def _columns(track: Track, table: TableInfo) -> dict[str, str]:
     """What is tracked of a row, as expressions over its columns."""
     types = table.columns
-    due = _quoted(track.due)
-    kind = types[track.due].partition("(")[0].strip()
-    if types[track.due].endswith("with time zone"):
-        due, local_due = due, "null::timestamp"
-    elif kind == "date" or types[track.due].startswith("timestamp"):
-        due, local_due = "null::timestamptz", f"{due}::timestamp"
+    kind = types[track.due]
+    if kind.startswith("timestamp") and kind.endswith("with time zone"):
+        due, local_due = _quoted(track.due), "null::timestamp"
+    elif kind == "date" or kind.startswith("timestamp"):
+        due, local_due = "null::timestamptz", f"{_quoted(track.due)}::timestamp"
     else:
-        raise InvalidInput(
-            f"The column {track.due!r} is a {types[track.due]}; due is a timestamp or a date."
-        )
+        raise InvalidInput(f"The column {track.due!r} is a {kind}; due is a timestamp or a date.")
     return {
         "ref": _ref(track, types),
         "scope": " || ".join(
@@ -154,7 +151,7 @@ def _columns(track: Track, table: TableInfo) -> dict[str, str]:
         "zone": "null::text" if track.tz is None else f"{_quoted(track.tz)}::text",
         "recipients": _recipients(track, types),
         "data": _data(track),
-        "open": f"coalesce((\n            {track.when}\n        ), false)" if track.when else "true",
+        "open": f"coalesce((\n{track.when}\n), false)" if track.when else "true",
     }  # fmt: skip
 
 

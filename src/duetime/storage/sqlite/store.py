@@ -217,6 +217,12 @@ class SqliteStore:
     def finish_in(self, ended: EndedJob) -> Statements:
         return (yield from finish.complete(self._sql, ended, self._shared.now_us()))
 
+    def finish_many_in(self, ended: Sequence[EndedJob]) -> Statements:
+        accepted = [False] * len(ended)
+        for place, end in enumerate(ended):
+            accepted[place] = yield from self.finish_in(end)
+        return accepted
+
     async def transact(self, statements: Statements, *, reads: bool = False) -> Any:
         if reads:
             return await self._thread.read(lambda tx: tx.drive(statements))
@@ -226,6 +232,9 @@ class SqliteStore:
             # Whatever was written may concern any sleeper: looking again costs them little.
             for sleeper in self._shared.sleepers:
                 tx.queues |= sleeper.queues
+            if watched := self._shared.watched:
+                rows = tx.rows("ended_jobs", jobs=encode_ids(watched))
+                tx.ended += [row[0] for row in rows]
             return answer
 
         return await self._thread.write(work)

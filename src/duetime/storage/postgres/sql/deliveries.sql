@@ -2,14 +2,14 @@
 -- same, and give the same columns.
 
 -- name: reminder_ready
--- All that a sender asks right before: the columns of `reminder_get`; then the time; whether
--- another reminder of the same place was sent or is being sent; and what the channels did with this
--- one in this round. Indexes: the primary key, the unique index of reminders, of deliveries.
+-- All that senders ask right before, of many: the columns of `reminder_get`; whether another
+-- reminder of the same place was sent or is being sent; what the channels did with this one in this
+-- round; and the columns of `admission_read`. Indexes: the primary keys, the unique index of
+-- reminders, of deliveries.
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
     r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
     null, null, null, r.ended_at, s.rearm_at <= (select duetime.now()),
     r.snoozes, r.acknowledged_at, r.acknowledged_by,
-    duetime.now(),
     (select case when o.status = 'sent' or o.snoozes > 0 then 'sent' else 'sending' end
          || ' ' || o.id
      from duetime.reminder as o
@@ -27,15 +27,30 @@ select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_
     (select json_agg(json_build_array(
          d.id, d.reminder_id, d.round, d.channel, d.key, d.status, d.attempts, d.external_id,
          d.error, d.next_at, d.sent_at, d.updated_at) order by d.id)::text
-     from duetime.delivery as d where d.reminder_id = r.id and d.round = r.snoozes)
+     from duetime.delivery as d where d.reminder_id = r.id and d.round = r.snoozes),
+    duetime.now(), p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.most_per_hour,
+    p.disabled::text, r.status, r.held, g.id, g.status,
+    g.id is not null
+        and not exists (select from duetime.due as q where q.job_id = g.job_id)
+        and not exists (select from duetime.parked as k where k.job_id = g.job_id)
+        and not exists (select from duetime.claim as c where g.job_id = any (c.job_ids))
 from duetime.reminder as r
 join duetime.subject as s on s.id = r.subject_id
-where r.id = (%s::json ->> 'id')::bigint;
+left join duetime.recipient as p on p.ref = r.recipient
+left join duetime.digest as g on g.id = r.digest_id
+where r.id = any (array(select value::bigint from json_array_elements_text(%s::json)));
+
+-- name: reminder_free
+-- Holds those that nobody else changes just now. Who holds several and waits for none of them
+-- cannot deadlock with a change of their subjects, which takes them in another order.
+select r.id from duetime.reminder as r
+where r.id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+for no key update skip locked;
 
 -- name: reminder_sent
--- It was handed over: the reminder and what its channels did, in one statement.
+-- They were handed over: the reminders and what their channels did, in one statement.
 with input as materialized (
-    select * from json_to_record(%s::json) as g(id bigint, round integer, deliveries json)
+    select * from json_to_recordset(%s::json) as g(id bigint, round integer, deliveries json)
 ), marked as (
     update duetime.reminder as r
     set status = 'sent', ended_at = duetime.now(),

@@ -140,7 +140,10 @@ select a.job_id from again as a, woken;
 insert into duetime.waiter (job_id, until) values (%(job)s, duetime.now() + %(wait)s);
 
 -- name: complete
-select duetime.complete(%s::json);
+-- Several, in the order given; each is fenced by itself.
+select duetime.complete(g.finish)
+from json_array_elements(%s::json) with ordinality as g(finish, place)
+order by g.place;
 
 -- name: create_clock
 create table if not exists duetime.driven_clock (moment timestamptz);

@@ -6,9 +6,16 @@
 select set_config('lock_timeout', '500ms', true) where %s::json is not null;
 
 -- name: track_table
--- A table, whether we may change it, its columns, and the sets of columns that are unique.
+-- A table, whether we may change it, its columns, and the sets of columns that are unique. If a
+-- role has the name of our schema, that is on its path: a table of the user's comes first.
 with found as (
-    select coalesce(to_regclass(g.given), to_regclass(quote_ident(g.given))) as oid
+    select coalesce(
+        (select c.oid from unnest(current_schemas(false)) with ordinality as s(name, place)
+         join pg_namespace as n on n.nspname = s.name join pg_class as c on c.relnamespace = n.oid
+         where c.relname in (g.given, lower(g.given)) and c.relkind in ('r', 'p')
+         order by n.oid = (select relnamespace from pg_class where oid = 'duetime.job'::regclass),
+             s.place, c.relname <> g.given limit 1),
+        to_regclass(g.given)::oid, to_regclass(quote_ident(g.given))::oid) as oid
     from (select %s::json ->> 'table' as given) as g
 )
 select format('%%I.%%I', n.nspname, c.relname), quote_ident(n.nspname), c.relkind::text,

@@ -1,7 +1,9 @@
 -- Triggers would use what is no longer there, and the writes of users would fail.
-create table duetime_untrack_all_tables_first (tracked integer check (tracked is null));
-insert into duetime_untrack_all_tables_first (tracked) select 1 from duetime_tracked;
-drop table duetime_untrack_all_tables_first;
+create table duetime_left (
+    tracked integer constraint "untrack every table first" check (tracked is null)
+);
+insert into duetime_left (tracked) select 1 from duetime_tracked;
+drop table duetime_left;
 drop view duetime_tracked_row;
 drop table duetime_tracked_change;
 drop table duetime_tracked;

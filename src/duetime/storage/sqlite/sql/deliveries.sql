@@ -3,15 +3,14 @@
 -- goes on here in `…_2`, `…_3`; the rows are those of the last.
 
 -- name: reminder_ready
--- All that a sender asks right before: the columns of `reminder_get`; then the time; whether
--- another reminder of the same place was sent or is being sent; and what the channels did with this
--- one in this round.
+-- All that senders ask right before, of many: the columns of `reminder_get`; whether another
+-- reminder of the same place was sent or is being sent; what the channels did with this one in this
+-- round; and the columns of `admission_read`.
 with input(doc) as (select ?)
 select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
     r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, null, null, null,
     r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
     r.snoozes, r.acknowledged_at, r.acknowledged_by,
-    json_extract(i.doc, '$.now'),
     (select iif(o.status = 'sent' or o.snoozes > 0, 'sent', 'sending') || ' ' || o.id
      from duetime_reminder as o
      where o.subject_id = r.subject_id and o.due_at = r.due_at and o.rule_id = r.rule_id
@@ -29,32 +28,51 @@ select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.
          d.id, d.reminder_id, d.round, d.channel, d.key, d.status, d.attempts, d.external_id,
          d.error, d.next_at, d.sent_at, d.updated_at))
      from (select * from duetime_delivery as n
-           where n.reminder_id = r.id and n.round = r.snoozes order by n.id) as d)
-from input as i cross join duetime_reminder as r on r.id = json_extract(i.doc, '$.doc.id')
-cross join duetime_subject as s on s.id = r.subject_id;
+           where n.reminder_id = r.id and n.round = r.snoozes order by n.id) as d),
+    json_extract(i.doc, '$.now'), p.ref, p.tz, p.channels, p.quiet, p.muted, p.most_per_hour,
+    p.disabled, r.status, r.held, g.id, g.status,
+    g.id is not null
+        and not exists (select 1 from duetime_due as q where q.job_id = g.job_id)
+        and not exists (select 1 from duetime_parked as k where k.job_id = g.job_id)
+        and not exists (select 1 from duetime_claim as c where c.job_id = g.job_id)
+from input as i cross join json_each(i.doc, '$.doc') as e
+cross join duetime_reminder as r on r.id = e.value
+cross join duetime_subject as s on s.id = r.subject_id
+left join duetime_recipient as p on p.ref = r.recipient
+left join duetime_digest as g on g.id = r.digest_id;
+
+-- name: reminder_free
+-- Who writes is alone: all that are there.
+with input(doc) as (select ?)
+select r.id from input as i cross join json_each(i.doc, '$.doc') as e
+cross join duetime_reminder as r on r.id = e.value;
 
 -- name: reminder_sent
--- It was handed over.
+-- They were handed over.
 with input(doc) as (select ?)
 update duetime_reminder
 set status = 'sent', ended_at = (select json_extract(doc, '$.now') from input),
     reason = iif(status = 'armed', reason,
                  'it was being sent when it became ' || status || ': ' || reason)
-where id = (select json_extract(doc, '$.doc.id') from input) and status <> 'sent';
+where id in (select json_extract(e.value, '$.id')
+             from input as i cross join json_each(i.doc, '$.doc') as e)
+  and status <> 'sent';
 
 -- name: reminder_sent_2
 with input(doc) as (select ?)
 insert into duetime_delivery as d (reminder_id, round, channel, key, status, attempts, external_id,
                                    error, next_at, sent_at, updated_at)
-select json_extract(i.doc, '$.doc.id'), json_extract(i.doc, '$.doc.round'),
+select r.id, json_extract(g.value, '$.round'),
     json_extract(e.value, '$.channel'), json_extract(e.value, '$.key'),
     json_extract(e.value, '$.status'), json_extract(e.value, '$.attempts'),
     json_extract(e.value, '$.external_id'), json_extract(e.value, '$.error'),
     json_extract(e.value, '$.next_at'),
     iif(json_extract(e.value, '$.status') = 'sent', json_extract(i.doc, '$.now'), null),
     json_extract(i.doc, '$.now')
-from input as i cross join json_each(i.doc, '$.doc.deliveries') as e
-where exists (select 1 from duetime_reminder as r where r.id = json_extract(i.doc, '$.doc.id'))
+from input as i cross join json_each(i.doc, '$.doc') as g
+cross join json_each(g.value, '$.deliveries') as e
+cross join duetime_reminder as r on r.id = json_extract(g.value, '$.id')
+where true
 on conflict (reminder_id, round, channel) do update
 set (status, attempts, external_id, error, next_at, sent_at, updated_at)
     = (excluded.status, excluded.attempts, excluded.external_id,

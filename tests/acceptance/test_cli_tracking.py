@@ -1,0 +1,103 @@
+"""`duetime track`, `untrack` and `tracked`, as people and scripts use them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from duetime import Duetime
+from tests.acceptance.test_cli_reminders import duetime
+from tests.conftest import Backend
+
+on_both = pytest.mark.parametrize("backend", ["postgres18", "sqlite"], indirect=True)
+TRACK = (
+    "track", "game_sessions", "--id", "id", "--due", "scheduled_at",
+    "--scope", "channel:{channel_id}", "--when", "status = 'scheduled'", "--remind", "-1h",
+)  # fmt: skip
+
+
+def run(backend: Backend, *statements: str) -> None:
+    if backend.is_postgres:
+        with psycopg.connect(backend.url, options="-c search_path=public") as connection:
+            for statement in statements:
+                connection.execute(statement)
+        return
+    path = backend.url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+@pytest.fixture
+async def games(backend: Backend) -> Backend:
+    app = Duetime(backend.url, migrate=True)
+    await app.store()
+    await app.close()
+    kind = "timestamptz" if backend.is_postgres else "text"
+    run(
+        backend,
+        "create table game_sessions (id integer primary key, status text,"
+        f" channel_id integer, scheduled_at {kind})",
+        "insert into game_sessions values (1, 'scheduled', 9, '2999-12-24T18:00Z'),"
+        " (2, 'over', 9, '2999-12-24T18:00Z')",
+    )
+    return backend
+
+
+@on_both
+async def test_a_table_is_tracked_shown_and_left(games: Backend) -> None:
+    url = games.url
+    tracked = duetime(url, *TRACK)
+    subject = duetime(url, "subjects", "show", "game_sessions:1")
+    listed = duetime(url, "tracked")
+    as_json = json.loads(duetime(url, "tracked", "--json").out)
+    refused = duetime(url, "untrack", "game_sessions")
+    left = duetime(url, "untrack", "game_sessions", "--yes")
+    gone = duetime(url, "tracked")
+
+    assert (tracked.code, tracked.out) == (0, "game_sessions is tracked: 2 rows read.\n")
+    assert "2999-12-24T17:00:00Z" in subject.out
+    assert listed.out.splitlines()[1].split()[-2:] == ["1", "ok"]
+    assert [one["track"]["when"] for one in as_json] == ["status = 'scheduled'"]
+    assert (refused.code, "Not confirmed" in refused.err) == (1, True)
+    assert left.out == "game_sessions is tracked no longer: 1 subject removed.\n"
+    assert gone.out.startswith("No table is tracked.")
+
+
+@on_both
+async def test_a_dry_run_shows_the_sql_and_runs_none(games: Backend) -> None:
+    shown = duetime(games.url, *TRACK, "--dry-run")
+
+    assert shown.code == 0
+    assert "create trigger" in shown.out
+    assert "status = 'scheduled'" in shown.out
+    assert duetime(games.url, "tracked").out.startswith("No table is tracked.")
+    assert duetime(games.url, "subjects", "show", "game_sessions:1").code == 1
+
+
+@on_both
+async def test_a_mistake_is_one_line_that_says_what_to_do(games: Backend) -> None:
+    column = duetime(games.url, "track", "game_sessions", "--id", "id", "--due", "sheduled_at")
+    condition = duetime(games.url, *TRACK, "--when", "state = 'open'")
+    name = duetime(games.url, "untrack", "games", "--yes")
+
+    assert (column.code, condition.code, name.code) == (1, 1, 1)
+    assert "has no column 'sheduled_at'. It has: id, status" in column.err
+    assert "state" in condition.err
+    assert "No table is tracked as 'games'. Nothing is tracked." in name.err
+    assert [answer.err.count("\n") for answer in (column, condition, name)] == [1, 1, 1]
+
+
+@on_both
+async def test_tables_are_not_taken_away_under_triggers(games: Backend) -> None:
+    duetime(games.url, *TRACK)
+
+    refused = duetime(games.url, "db", "downgrade", "--to", "0", "--yes")
+
+    assert refused.code == 1
+    assert "untrack" in refused.err
+    run(games, "update game_sessions set status = 'over'")

@@ -1,0 +1,347 @@
+"""At most so many messages per hour, and the rest in a digest, on every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from duetime import Context, Digest, Duetime, Reminder, Retry, Sent, Skip
+from duetime.channels.channel import NotSent
+from tests.conformance.mailbox import HOUR, MINUTE, START, Mailbox, explain, put_games
+from tests.conftest import Backend
+
+
+@pytest.fixture
+def app(backend: Backend) -> Duetime:
+    return Duetime(backend.url)
+
+
+@pytest.fixture
+def mail(app: Duetime) -> Mailbox:
+    return Mailbox(app, "mail")
+
+
+# At most so many per hour
+
+
+async def test_what_is_more_than_the_limit_goes_out_in_one_digest(
+    app: Duetime, mail: Mailbox
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=2, channels={"mail": "ann@x.org"})
+        await put_games(app, 6, data={"title": "Catan"})
+        await world.advance("1h30m")
+        waits = await explain(app, "game:5")
+        await world.advance("3h")
+        why = await explain(app, "game:5")
+        found = await app.reminders.find(status="sent")
+        deliveries = [one for game in found for one in await app.reminders.deliveries(game.id)]
+        audit = await app.audit("subject:game:5")
+        jobs = [await app.jobs.get(one.job_id) for one in found if one.job_id]
+
+    digest = mail.messages[2]
+    assert mail.subjects[:2] == ["game:0", "game:1"]
+    assert mail.hours == [1.0, 1.0 + 1 / 3600, 2.0]
+    assert "It waits for digest 1: ann gets at most 2 in an hour" in waits
+    assert (digest.title, digest.address) == ("4 reminders", "ann@x.org")
+    assert digest.event == "reminder.digest"
+    assert [one["subject"] for one in digest.data["reminders"]] == [
+        f"game:{n}" for n in (2, 3, 4, 5)
+    ]
+    assert digest.body.count("Catan") == 4
+    assert "was sent by mail at 2026-03-02T14:00:00Z, there known as mail-3." in why
+    assert "It went out in digest 1, with 3 more." in why
+    assert len(found) == 6
+    assert [one.key for one in deliveries].count(digest.key) == 4
+    assert {one.status.value for one in deliveries} == {"sent"}
+    assert audit[0].after["digest"] == digest.key
+    assert {job.state.value for job in jobs} == {"completed"}
+
+
+async def test_a_digest_counts_as_one_and_others_wait_for_the_next(
+    app: Duetime, mail: Mailbox
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 3)
+        for n in range(2):
+            await app.subjects.put(
+                f"late:{n}", due=START + 2.5 * HOUR, remind=["0s"], recipients=["ann"]
+            )
+        await world.advance("9h")
+
+    assert mail.hours == [1.0, 2.0, 3.0]
+    assert [len(m.data.get("reminders", [1])) for m in mail.messages] == [1, 2, 2]
+
+
+async def test_who_waits_goes_before_a_newcomer(app: Duetime, mail: Mailbox) -> None:
+    """A place that frees is the digest's, also if another reminder is due just then."""
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 3)
+        await world.outage("2h1m")
+        # Sent late, at 14:01; then all is due at once again, at 15:01.
+        await app.subjects.put(
+            "new", due=START + 3 * HOUR + MINUTE, remind=["0s"], recipients=["ann"]
+        )
+        await world.advance("9h")
+
+    sizes = [len(m.data.get("reminders", [1])) for m in mail.messages]
+    assert sizes == [1, 3]
+
+
+async def test_what_was_withdrawn_is_not_in_the_digest(app: Duetime, mail: Mailbox) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 5)
+        await world.advance("1h30m")
+        await app.subjects.complete("game:2")
+        await app.subjects.delete("game:3")
+        await world.advance("3h")
+
+    assert [one["subject"] for one in mail.messages[1].data["reminders"]] == ["game:1", "game:4"]
+    assert len(mail.messages) == 2
+
+
+async def test_the_only_one_left_goes_as_itself(app: Duetime, mail: Mailbox) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 3)
+        await world.advance("1h30m")
+        await app.subjects.complete("game:2")
+        await world.advance("3h")
+        [reminder] = await app.reminders.find(subject="game:1")
+
+    assert mail.subjects == ["game:0", "game:1"]
+    assert mail.messages[1].key == reminder.key
+    assert mail.hours == [1.0, 2.0]
+
+
+async def test_a_digest_goes_out_before_one_of_it_would_expire(app: Duetime, mail: Mailbox) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 4, "-30m")
+        await world.advance("5h")
+        found = await app.reminders.find()
+        why = await explain(app, "game:3")
+
+    assert {one.status.value for one in found} == {"sent"}
+    assert [len(m.data.get("reminders", [1])) for m in mail.messages] == [1, 3]
+    assert mail.times[1] == START + HOUR - MINUTE + timedelta(seconds=1)
+    assert "beyond 1 in an hour, before one would have expired" in why
+
+
+async def test_urgent_ones_are_neither_limited_nor_counted(app: Duetime, mail: Mailbox) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 4, {"rule": "0s", "urgent": True})
+        await app.subjects.put("plain", due=START + 1.5 * HOUR, remind=["0s"], recipients=["ann"])
+        await world.advance("1h45m")
+
+    assert len(mail.messages) == 5
+
+
+async def test_a_digest_that_fails_is_tried_again_with_the_same_key(
+    app: Duetime, mail: Mailbox
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 4)
+        await world.advance("1h30m")
+        mail.failures = [NotSent("busy", passing=True, retry_after=10 * MINUTE)]
+        await world.advance("3h")
+
+    assert mail.tried[1] == mail.tried[2]
+    assert len(set(mail.tried)) == 2
+    assert len(mail.messages) == 2
+    assert len(mail.messages[1].data["reminders"]) == 3
+
+
+async def test_a_digest_that_fails_for_good_fails_all_that_is_in_it(
+    app: Duetime, mail: Mailbox
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 4)
+        await world.advance("1h30m")
+        mail.failures = [NotSent("no such address", passing=False)] * 9
+        await world.advance("3h")
+        found = await app.reminders.find(status="failed")
+
+    assert len(found) == 3
+    assert {one.reason for one in found} == {"digest 1, in which it was, could not be sent"}
+    assert len(mail.tried) == 2
+
+
+async def test_a_limit_that_is_taken_back_lets_all_out(app: Duetime, mail: Mailbox) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 4)
+        await world.advance("1h30m")
+        await app.recipients.put("ann")
+        await world.advance("1m")
+        found = await app.reminders.find(status="sent")
+
+    assert len(found) == 4
+    assert mail.hours[1] == pytest.approx(1.5, abs=0.01)
+
+
+async def test_muting_all_ends_what_waits_in_a_digest(app: Duetime, mail: Mailbox) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 4)
+        await world.advance("1h30m")
+        await app.recipients.mute("ann", "all")
+        await world.advance("3h")
+        found = await app.reminders.find(status="skipped")
+
+    assert {one.reason for one in found} == {"ann has muted everything"}
+    assert len(found) == 3
+    assert len(mail.messages) == 1
+
+
+# Handlers
+
+
+class Handler:
+    """Handlers of an app, and what they got."""
+
+    def __init__(self, app: Duetime, *, digests: bool) -> None:
+        self.seen: list[Reminder] = []
+        self.digests: list[Digest] = []
+        self.times: list[float] = []
+        self.answer: Callable[[Any], Awaitable[Any]] | None = None
+
+        @app.on_reminder(max_attempts=3)
+        async def send(reminder: Reminder) -> Any:
+            self.seen.append(reminder)
+            self.times.append((await app.now() - START) / HOUR)
+            return Sent() if self.answer is None else await self.answer(reminder)
+
+        if digests:
+
+            @app.on_digest
+            async def send_all(digest: Digest, ctx: Context) -> Any:
+                assert ctx.attempt >= 1
+                self.digests.append(digest)
+                return Sent("all") if self.answer is None else await self.answer(digest)
+
+
+async def test_a_handler_is_told_the_recipient_with_the_channels_it_may_use(app: Duetime) -> None:
+    handler = Handler(app, digests=False)
+    async with app.testing(now=START) as world:
+        await app.recipients.put(
+            "ann", tz="Asia/Tokyo", channels={"sms": "+1", "mail": "a@x.org"},
+            muted=["channel:sms"],
+        )  # fmt: skip
+        await put_games(app, 1, recipients=["ann", "bob"])
+        await world.advance("2h")
+
+    ann, bob = (one.to for one in sorted(handler.seen, key=lambda one: one.recipient))
+    assert ann is not None
+    assert bob is not None
+    assert (ann.tz, ann.address("mail"), ann.address("sms")) == ("Asia/Tokyo", "a@x.org", None)
+    assert (bob.ref, bob.channels) == ("bob", ())
+
+
+async def test_a_handler_of_digests_gets_what_waited(app: Duetime) -> None:
+    handler = Handler(app, digests=True)
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=2, quiet="13:10-16:00")
+        await put_games(app, 5)
+        await world.advance("9h")
+        found = await app.reminders.find()
+
+    [digest] = handler.digests
+    assert len(handler.seen) == 2
+    assert [one.subject for one in digest.reminders] == ["game:2", "game:3", "game:4"]
+    assert {(one.status.value, one.channel) for one in found} == {("sent", "handler")}
+    assert found[4].external_id == "all"
+
+
+async def test_a_handler_of_digests_can_retry_and_skip(app: Duetime) -> None:
+    handler = Handler(app, digests=True)
+
+    async def answer(what: Any) -> Any:
+        if isinstance(what, Reminder):
+            return Sent()
+        return Skip("holiday") if len(handler.digests) > 1 else Retry("busy", after="5m")
+
+    handler.answer = answer
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=2)
+        await put_games(app, 5)
+        await world.advance("9h")
+        found = await app.reminders.find(status="skipped")
+
+    assert len({digest.key for digest in handler.digests}) == 1
+    assert {one.reason for one in found} == {"holiday"}
+    assert len(found) == 3
+
+
+async def test_without_a_handler_of_digests_each_waits_for_a_place(app: Duetime) -> None:
+    handler = Handler(app, digests=False)
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=2)
+        await put_games(app, 5)
+        await world.advance("1h30m")
+        waits = await explain(app, "game:4")
+        await world.advance("9h")
+
+    assert [round(hours, 2) for hours in handler.times] == [1.0, 1.0, 2.0, 2.0, 3.0]
+    assert "It waits until 2026-03-02T14:00:00Z: ann gets at most 2 in an hour" in waits
+
+
+async def test_what_a_handler_skips_takes_no_place(app: Duetime) -> None:
+    handler = Handler(app, digests=False)
+
+    async def answer(reminder: Any) -> Any:
+        return Skip("not this one") if reminder.subject == "game:0" else Sent()
+
+    handler.answer = answer
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 2)
+        await world.advance("1h30m")
+        found = await app.reminders.find(status="sent")
+
+    assert [one.subject for one in found] == ["game:1"]
+
+
+async def test_what_does_not_fit_into_a_digest_goes_in_the_next(
+    app: Duetime, mail: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duetime.storage.admissions.MOST_REMINDERS", 3)
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 9)
+        await world.advance("9h")
+
+    digests = [[one["subject"] for one in m.data["reminders"]] for m in mail.messages[1:]]
+    assert digests == [[f"game:{n}" for n in part] for part in ((1, 2, 3), (4, 5, 6), (7, 8))]
+    assert [round(hours, 1) for hours in mail.hours] == [1.0, 2.0, 3.0, 4.0]
+
+
+async def test_an_escalating_rule_goes_on_after_a_digest(app: Duetime, mail: Mailbox) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 3, {"rule": "0s", "escalate": "10m"}, recipients=["ann", "bob"])
+        await world.advance("9h")
+
+    told = [(m.recipient, len(m.data.get("reminders", [1]))) for m in mail.messages]
+    assert told == [("ann", 1), ("bob", 1), ("ann", 2), ("bob", 1), ("bob", 1)]
+
+
+async def test_a_digest_keeps_to_the_rate_of_its_channel(app: Duetime) -> None:
+    mail = Mailbox(app, "mail")
+    app.add_channel(mail, rate="1/2h")
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 3)
+        await world.advance("9h")
+
+    assert mail.hours == [1.0, 3.0]
+    assert len(mail.messages[1].data["reminders"]) == 2

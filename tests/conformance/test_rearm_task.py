@@ -1,0 +1,218 @@
+"""`duetime.rearm` on every backend: subjects that are marked are armed again, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from duetime import Duetime, Snooze
+from duetime.rearming import rearm_stale
+from duetime.storage.reminders import ReminderStatements
+from duetime.storage.store import Statements
+from tests.conftest import Backend
+from tests.waiting import until
+
+DUE = datetime(2035, 6, 1, 18, tzinfo=UTC)
+DAY = timedelta(days=1)
+on_postgres = pytest.mark.parametrize("backend", ["postgres15"], indirect=True)
+
+
+@pytest.fixture
+async def app(backend: Backend) -> AsyncIterator[Duetime]:
+    """An app without a task, a handler or a channel."""
+    app = Duetime(backend.url, migrate=True)
+    yield app
+    await app.close()
+
+
+class Database:
+    """Another connection, as someone else's."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def connect(self) -> Any:
+        if self._backend.is_postgres:
+            return psycopg.connect(self._backend.url)
+        return sqlite3.connect(self._backend.url.removeprefix("sqlite:///"), timeout=30)
+
+    def run(self, statement: str) -> list[Any]:
+        if not self._backend.is_postgres:
+            statement = statement.replace("duetime.", "duetime_")
+        with closing(self.connect()) as connection, connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture
+def database(backend: Backend) -> Database:
+    return Database(backend)
+
+
+async def mark(app: Duetime, database: Database, at: datetime | None = None) -> None:
+    """Move every subject by a day behind the back of the reminders, and mark it."""
+    store = await app.store()
+    statements = ReminderStatements(store.dialect)
+
+    def work() -> Statements:
+        yield from statements.ask_rearm(at)
+
+    moment = await app.now() if at is None else at
+    if database._backend.is_postgres:
+        when = f"timestamptz '{moment.isoformat()}'"
+        shift = "interval '1 day'"
+    else:
+        when = str(int(moment.timestamp() * 1_000_000))
+        shift = str(86_400_000_000)
+    database.run(f"update duetime.subject set due_at = due_at + {shift}, rearm_at = {when}")
+    await store.transact(work())
+
+
+async def armed(app: Duetime) -> list[datetime]:
+    found = await app.reminders.find(status="armed")
+    return sorted(reminder.due_at for reminder in found)
+
+
+async def test_any_worker_arms_what_is_marked(app: Duetime, database: Database) -> None:
+    for number in range(3):
+        await app.subjects.put(f"game:{number}", due=DUE, remind=["-1h"])
+    await mark(app, database)
+    stale = [reminder.stale for reminder in await app.reminders.find()]
+    async with app.worker():
+
+        async def done() -> bool:
+            return await armed(app) == [DUE + DAY] * 3
+
+        await until(done)
+
+    assert stale == [True] * 3
+    assert database.run("select count(*) from duetime.subject where rearm_at is not null") == [(0,)]
+    assert database.run("select count(*) from duetime.parked") == [(0,)]
+
+
+async def test_a_mark_for_later_waits_for_its_time(app: Duetime, database: Database) -> None:
+    await app.subjects.put("game:1", due=DUE, remind=["-1h"])
+    await mark(app, database, datetime.now(UTC) + timedelta(seconds=1.5))
+    await rearm_stale(app)
+    before = await armed(app)
+    async with app.worker():
+
+        async def done() -> bool:
+            return await armed(app) == [DUE + DAY]
+
+        await until(done)
+
+    assert before == [DUE]
+
+
+async def test_what_came_due_since_the_mark_is_late_and_not_past(
+    app: Duetime, database: Database
+) -> None:
+    """As if the change had been computed when it was made."""
+    await app.subjects.put("game:1", due=datetime.now(UTC) - timedelta(hours=23), remind=["-1h"])
+    await mark(app, database, datetime.now(UTC) - timedelta(minutes=1))
+    await rearm_stale(app)
+    since = [r.status.value for r in await app.reminders.find(status="armed")]
+    await app.subjects.put("game:2", due=datetime.now(UTC) - timedelta(hours=24), remind=["-1h"])
+    await mark(app, database, datetime.now(UTC) - timedelta(hours=2))
+    await rearm_stale(app)
+    found = await app.reminders.find(subject="game:2", status="armed")
+
+    assert since == ["armed"]
+    assert [r.run_at == r.time < datetime.now(UTC) for r in found] == [True]
+
+
+async def test_a_subject_that_cannot_be_read_does_not_hold_up_the_others(
+    app: Duetime, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        await app.subjects.put(f"game:{number}", due=DUE, remind=["-1h"])
+    database.run("""update duetime.subject set rules = '[{"id": "odd"}]' where ref = 'game:1'""")
+    await mark(app, database)
+
+    with caplog.at_level(logging.ERROR, "duetime.rearm"):
+        answer = await rearm_stale(app)
+
+    assert answer is None
+    assert await armed(app) == [DUE + DAY] * 2
+    [odd] = await app.reminders.find(subject="game:1")
+    assert odd.status == "superseded"
+    assert odd.reason is not None
+    assert odd.reason.startswith("its reminders cannot be computed: ")
+    [event, *_] = await app.audit("subject:game:1")
+    assert (event.action, event.reason) == ("subject.not_armed", odd.reason)
+    assert [record.message for record in caplog.records] == ["rearm_failed"]
+
+
+async def test_two_at_once_arm_each_subject_once(app: Duetime, database: Database) -> None:
+    for number in range(40):
+        await app.subjects.put(f"game:{number}", due=DUE, remind=["-1h", "-1d"])
+    for _ in range(3):
+        await mark(app, database)
+        await asyncio.gather(*(rearm_stale(app) for _ in range(4)))
+        await until(lambda: _all_done(app))
+
+    assert await armed(app) == [DUE + 3 * DAY] * 80
+    doubled = (
+        "select subject_id, rule_id, time from duetime.reminder where status = 'armed'"
+        " group by 1, 2, 3 having count(*) > 1"
+    )
+    assert database.run(doubled) == []
+
+
+async def _all_done(app: Duetime) -> bool:
+    return await rearm_stale(app) is None
+
+
+@on_postgres
+async def test_one_that_is_locked_is_armed_after_the_lock(app: Duetime, database: Database) -> None:
+    """Its holder may roll back, and leave the mark as it was: the job comes back for it."""
+    await app.subjects.put("game:1", due=DUE, remind=["-1h"])
+    await app.subjects.put("game:2", due=DUE, remind=["-1h"])
+    await mark(app, database)
+    with closing(database.connect()) as other:
+        other.execute("select 1 from duetime.subject where ref = 'game:1' for update")
+        answer = await rearm_stale(app)
+        meanwhile = await armed(app)
+        other.rollback()
+    again = await rearm_stale(app)
+
+    assert isinstance(answer, Snooze)
+    assert meanwhile == [DUE, DUE + DAY]
+    assert again is None
+    assert await armed(app) == [DUE + DAY] * 2
+
+
+@on_postgres
+async def test_one_that_is_marked_again_meanwhile_stays_marked(
+    app: Duetime, database: Database
+) -> None:
+    await app.subjects.put("game:1", due=DUE, remind=["-1h"])
+    await mark(app, database)
+    store = await app.store()
+    with closing(database.connect()) as other:
+        # The second change waits for the row, which the first re-arm has locked and cleared.
+        async with store.transaction() as first:
+            await first.execute("select 1 from duetime.subject for update")
+            waiting = asyncio.create_task(
+                asyncio.to_thread(
+                    other.execute,
+                    "update duetime.subject set due_at = due_at + interval '1 day',"
+                    " rearm_at = clock_timestamp()",
+                )
+            )
+            await asyncio.sleep(0.2)
+            await first.execute("update duetime.subject set rearm_at = null")
+        await waiting
+        other.commit()
+    await rearm_stale(app)
+
+    assert await armed(app) == [DUE + 2 * DAY]
