@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.child import Parent
 from bench.payload import note_for
-from duetime import Context, Duetime
+from duetime import Context, Duetime, Reminder
 from duetime.domain.job import ClaimedJob, EndedJob
 from duetime.telemetry.events import Events
 
@@ -56,6 +56,7 @@ class Bench:
         self.pickup = self.app.task(name="pickup")(self._pickup)
         self.timer = self.app.task(name="timer")(self._timer)
         self.tick = self.app.task(name="tick")(self._tick)
+        self.app.on_reminder(self._remind)
 
     async def _noop(self, number: int, note: str) -> None:
         self.runs += 1
@@ -67,6 +68,11 @@ class Bench:
 
     async def _timer(self, due: float) -> None:
         late = time.time() - due
+        assert self.parent is not None
+        self.parent.say({"late": late})
+
+    async def _remind(self, reminder: Reminder) -> None:
+        late = time.time() - reminder.time.timestamp()
         assert self.parent is not None
         self.parent.say({"late": late})
 

@@ -29,6 +29,7 @@ class Scale:
     peers: bool
     """Whether other schedulers are installed, to stand beside ours."""
     peer_seconds: float
+    subjects: int
     fire_schedules: int
     fire_rounds: int
     fire_every: int
@@ -58,6 +59,7 @@ FULL = Scale(
     schedule_seconds=12.0,
     peers=True,
     peer_seconds=6.0,
+    subjects=100_000,
     fire_schedules=1000,
     fire_rounds=4,
     fire_every=5,
@@ -84,6 +86,7 @@ QUICK = Scale(
     schedule_seconds=2.0,
     peers=False,
     peer_seconds=1.0,
+    subjects=2_000,
     fire_schedules=100,
     fire_rounds=1,
     fire_every=2,

@@ -14,6 +14,7 @@ from bench.measures import (
     memory,
     pickup,
     pinned,
+    reminders,
     schedules,
     sqlite,
 )
@@ -35,6 +36,13 @@ MEASURES: dict[tuple[str, ...], Measure] = {
         "schedule_early",
     ): schedules.measure,
     ("schedule_fire_1000", "schedule_claim_p99_ms"): fire.measure,
+    (
+        "rearm_100k",
+        "drain_1m_reminders",
+        "reminder_lateness_p50_ms",
+        "reminder_lateness_p99_ms",
+    ): reminders.measure,
+    ("track_update_100k",): reminders.measure_tracked,
     ("drain_pinned",): pinned.measure,
     ("sqlite_drain",): sqlite.measure_drain,
     ("sqlite_bulk_enqueue",): sqlite.measure_bulk,

@@ -26,7 +26,7 @@ app = Duetime(DATABASE, migrate=True)
 if BROKER:
     from duetime.channels.rabbitmq import RabbitMQ
 
-    app.add_channel(RabbitMQ(BROKER, exchange="games", routing_key="game.reminder_due"))
+    app.add_channel(RabbitMQ(BROKER, exchange="games", event="game.reminder_due"))
 else:
     app.add_channel(Console())
 

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+AUDITED = ("subject", "scope", "recipient", "schedule", "table")
 TaskT = TypeVar("TaskT", bound=Task[..., Any])
 
 
@@ -409,6 +410,9 @@ class Duetime:
 
     async def audit(self, entity: str, *, before_id: int | None = None) -> list[AuditEvent]:
         """Return who changed what, newest first: of `subject:game:42`, `schedule:nightly`, …"""
+        if not isinstance(entity, str) or entity.partition(":")[0] not in AUDITED:
+            known = ", ".join(f"{kind}:…" for kind in AUDITED)
+            raise InvalidInput(f"The audit has no {entity!r:.60}. It has {known}.")
         store = await self.store()
         statements = ScheduleStatements(store.dialect)
         events: list[AuditEvent] = await store.transact(

@@ -10,6 +10,7 @@ from duetime import transaction
 from duetime.domain.delivery import Delivery, read_receipt
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.job import check_name
+from duetime.domain.reminder import Reminder
 from duetime.errors import InvalidInput
 from duetime.storage.deliveries import DeliveryStatements
 from duetime.storage.store import Statements
@@ -89,6 +90,13 @@ async def receipt(
         tx,
     )
     return changed
+
+
+def id_of(reminder: Any) -> int:
+    """The id of a reminder, which is given as such or by its id."""
+    reminder_id: int = reminder.id if isinstance(reminder, Reminder) else reminder
+    _check_id(reminder_id)
+    return reminder_id
 
 
 def _check_id(value: Any) -> None:

@@ -21,6 +21,7 @@ from duetime.domain.job import (
     check_text,
 )
 from duetime.domain.queue import QueueInfo, make_limits
+from duetime.domain.reminder import REMIND_TASK
 from duetime.domain.schedule import read_run_key
 from duetime.errors import IllegalTransition, InvalidInput, JobFailed, JobNotFound, ResultTimeout
 from duetime.storage.schedules import ScheduleStatements
@@ -90,7 +91,16 @@ class Jobs:
         self._moved(job_id, state, "reprioritised")
 
     async def requeue(self, job_id: int, *, at: datetime | None = None) -> None:
-        """Give a dead, cancelled or expired job a fresh set of attempts."""
+        """Give a dead, cancelled or expired job a fresh set of attempts.
+
+        The job of a reminder is refused: `app.reminders.resend` sends that again.
+        """
+        job = await self.get(job_id)
+        if job.task == REMIND_TASK:
+            raise InvalidInput(
+                f"Job {job_id} is of a reminder, which has ended. Send that again: "
+                f"`duetime reminders resend {job.args['reminder']}`."
+            )
         if await self._requeue(JobFilter(ids=(job_id,), states=_REQUEUABLE), at):
             return
         raise IllegalTransition(job_id, state=(await self.get(job_id)).state, action="requeued")
@@ -103,8 +113,15 @@ class Jobs:
         task: str | None = None,
         at: datetime | None = None,
     ) -> int:
-        """Requeue all that match; return how many."""
-        which = self._filter(state=state, queue=queue, task=task, limit=_REQUEUE_PAGE)
+        """Requeue all that match; return how many. Jobs of reminders are left out."""
+        if task == REMIND_TASK:
+            raise InvalidInput(
+                "Jobs of reminders are not requeued. Send a reminder again with "
+                "app.reminders.resend, or `duetime reminders resend ID`."
+            )
+        which = self._filter(
+            state=state, queue=queue, task=task, but_task=REMIND_TASK, limit=_REQUEUE_PAGE
+        )
         if bad := [state for state in which.states if state not in _REQUEUABLE]:
             raise InvalidInput(f"Jobs that are {bad[0]} cannot be requeued.")
         count = 0

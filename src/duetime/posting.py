@@ -138,13 +138,13 @@ class Posting:
         name = route.channel
         if line.rate is not None and (waits := await self._wait_for_place(name, line.rate)):
             return waits
+        broke: Exception | None = None
         try:
             sent = await line.channel.send(message)
         except NotSent as error:
             failure = error
         except Exception as error:  # noqa: BLE001 A channel may raise anything: others are asked.
-            failure = NotSent(f"{type(error).__name__}: {error}", passing=True)
-            failure.__cause__ = error
+            failure, broke = NotSent(f"{type(error).__name__}: {error}", passing=True), error
         else:
             self.note_sent(name, sent if isinstance(sent, Sent) else Sent())
             return sent if isinstance(sent, Sent) else Sent()
@@ -155,7 +155,7 @@ class Posting:
             wait, at = await self._next_try(tried, failure)
             if at is not None:
                 self.note(name, DeliveryStatus.PENDING, error=failure, next_at=at)
-                return self._again(wait, f"{name} failed{times(tried)}: {failure}", failure)
+                return self._again(wait, f"{name} failed{times(tried)}: {failure}", broke)
         self.note(name, DeliveryStatus.FAILED, error=failure)
         return None
 
@@ -179,9 +179,12 @@ class Posting:
         expires_at = self._ctx.job.expires_at
         return wait, None if expires_at is not None and at >= expires_at else at
 
-    def _again(self, wait: timedelta, reason: str, failure: NotSent) -> Outcome:
-        """A job's attempts do not end what a channel's tries allow: the last is given back."""
+    def _again(self, wait: timedelta, reason: str, broke: Exception | None) -> Outcome:
+        """A job's attempts do not end what a channel's tries allow: the last is given back.
+
+        The traceback is of a channel that broke; one that tells a failure says enough.
+        """
         left = self._ctx.attempt < self._ctx.job.max_attempts
         outcome = Retry(reason, after=wait) if left else Snooze(wait, reason)
-        outcome.__cause__ = failure.__cause__
+        outcome.__cause__ = broke
         return outcome

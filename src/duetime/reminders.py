@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from duetime import transaction
-from duetime.deliveries import acknowledge, find_deliveries, snooze
+from duetime.deliveries import acknowledge, find_deliveries, id_of, snooze
 from duetime.domain.arming import resolve_rules
 from duetime.domain.cron import parse_zone
 from duetime.domain.delivery import Delivery
 from duetime.domain.duration import Duration, parse_duration
-from duetime.domain.job import check_moment, check_name
+from duetime.domain.job import check_moment, check_name, check_names, check_text
 from duetime.domain.recurrence import Exception_, Occurrence, parse_repeats
 from duetime.domain.reminder import Reminder, ReminderStatus, Subject, explain_reminder
 from duetime.domain.rule import read_moment, say_moment
 from duetime.domain.rule_text import parse_rules
-from duetime.errors import InvalidInput, SubjectNotFound
+from duetime.errors import InvalidInput, ReminderNotFound, SubjectNotFound
+from duetime.resending import resend
 from duetime.storage.occurrences import OccurrenceStatements
 from duetime.storage.reminders import ReminderStatements, ScopeInfo
 from duetime.storage.store import Statements
@@ -35,6 +36,7 @@ _UNSAID: Any = object()
 _MOST_RECIPIENTS = 1000
 _MOST_OCCURRENCES = 1000
 _MOST_DATA_BYTES = 64 * 1024
+_LONGEST_REASON = 1000
 
 
 async def perform(app: Duetime, make: Make, tx: Any = None, *, reads: bool = False) -> Any:
@@ -104,7 +106,7 @@ class Subjects:
     ) -> Subject:
         """Return a subject, checked and not stored: for `put_many`."""
         _check_when(due, repeats)
-        to = tuple(dict.fromkeys(check_name(one, what="recipient") for one in recipients))
+        to = check_names(recipients, what="recipients", example="recipients=['ann', 'bob']")
         if len(to) > _MOST_RECIPIENTS:
             raise InvalidInput(f"A subject has at most {_MOST_RECIPIENTS} recipients.")
         return Subject(
@@ -172,17 +174,21 @@ class Subjects:
         ref: str,
         *,
         occurrence: datetime | None = None,
+        reason: str | None = None,
         by: str = "unknown",
         tx: Any = None,
     ) -> None:
         """It is done: what is not sent yet is cancelled. Raises `SubjectNotFound`.
 
-        `occurrence`: only this one of a subject that repeats.
+        `occurrence`: only this one of a subject that repeats. `reason`: what its reminders and the
+        audit say; of a whole subject only.
         """
-        if occurrence is not None:
-            await self._change(ref, occurrence, "done", by, tx)
+        if occurrence is None:
+            await self._close(ref, by, tx, reason=reason, delete=False)
+        elif reason is not None:
+            raise InvalidInput("A reason is told for a whole subject: leave out occurrence=.")
         else:
-            await self._close(ref, by, tx, delete=False)
+            await self._change(ref, occurrence, "done", by, tx)
 
     async def skip(
         self, ref: str, occurrence: datetime, *, by: str = "unknown", tx: Any = None
@@ -220,9 +226,11 @@ class Subjects:
         start = await self._app.now() if since is None else read_moment(since)
         return list(islice(subject.repeats.occurrences(start), n))
 
-    async def delete(self, ref: str, *, by: str = "unknown", tx: Any = None) -> None:
-        """Remove it with its reminders; none fires any more."""
-        await self._close(ref, by, tx, delete=True)
+    async def delete(
+        self, ref: str, *, reason: str | None = None, by: str = "unknown", tx: Any = None
+    ) -> None:
+        """Remove it with its reminders; none fires any more. The audit has the `reason`."""
+        await self._close(ref, by, tx, reason=reason, delete=True)
 
     async def get(self, ref: str) -> Subject:
         """Return the subject; raise `SubjectNotFound`."""
@@ -268,9 +276,14 @@ class Subjects:
             tx,
         )
 
-    async def _close(self, ref: str, by: str, tx: Any, *, delete: bool) -> None:
+    async def _close(self, ref: str, by: str, tx: Any, *, reason: str | None, delete: bool) -> None:
         actor = check_name(by, what="actor (by=)")
-        if not await perform(self._app, lambda s: s.close(ref, actor=actor, delete=delete), tx):
+        why = None if reason is None else _reason(reason)
+
+        def close(statements: ReminderStatements) -> Statements:
+            return statements.close(ref, actor=actor, reason=why, delete=delete)
+
+        if not await perform(self._app, close, tx):
             raise SubjectNotFound(ref)
 
 
@@ -301,11 +314,12 @@ class Reminders:
         )
         return found
 
-    async def explain(self, reminder_id: int) -> str:
-        """Say in one sentence what became of a reminder, and why."""
+    async def explain(self, reminder: int | Reminder) -> str:
+        """Say what became of a reminder, and why. Raises `ReminderNotFound`."""
+        reminder_id = id_of(reminder)
         found = await perform(self._app, lambda s: s.find(ids=[reminder_id]), reads=True)
         if not found:
-            raise InvalidInput(f"There is no reminder {reminder_id}: its subject may be deleted.")
+            raise ReminderNotFound(reminder_id)
         deliveries = await find_deliveries(self._app, reminder_id)
         told = explain_reminder(found[0], deliveries, now=await self._app.now())
         repeats = (await self._app.subjects.get(found[0].subject)).repeats
@@ -314,20 +328,23 @@ class Reminders:
         which = f"It is of the occurrence of {say_moment(found[0].due_at)}"
         return f"{told} {which}; the subject repeats: {repeats.describe()}."
 
-    async def deliveries(self, reminder_id: int) -> list[Delivery]:
+    async def deliveries(self, reminder: int | Reminder) -> list[Delivery]:
         """Return what each channel did with a reminder, in the order in which they were asked."""
-        return await find_deliveries(self._app, reminder_id)
+        return await find_deliveries(self._app, id_of(reminder))
 
-    async def acknowledge(self, which: int | str, *, by: str = "unknown", tx: Any = None) -> bool:
+    async def acknowledge(
+        self, which: int | Reminder | str, *, by: str = "unknown", tx: Any = None
+    ) -> bool:
         """Somebody has seen it: it escalates no more. Returns whether that was new.
 
-        `which`: the reminder's id, or the id under which its receiver knows it, as text. Raises
-        `ReminderNotFound`, `DeliveryNotFound`, and `InvalidInput` if it was not sent.
+        `which`: the reminder or its id, or the id under which its receiver knows it, as text.
+        Raises `ReminderNotFound`, `DeliveryNotFound`, and `InvalidInput` if it was not sent.
         """
-        return await acknowledge(self._app, which, by=by, tx=tx)
+        known = which if isinstance(which, str) else id_of(which)
+        return await acknowledge(self._app, known, by=by, tx=tx)
 
     async def snooze(
-        self, reminder_id: int, span: Duration, *, by: str = "unknown", tx: Any = None
+        self, reminder: int | Reminder, span: Duration, *, by: str = "unknown", tx: Any = None
     ) -> datetime:
         """Send it again after a while, unless its subject moves or ends before; return when.
 
@@ -335,7 +352,18 @@ class Reminders:
         `ReminderNotFound`, and `InvalidInput` if it was not sent, is no longer true, or would
         then be too late.
         """
-        return await snooze(self._app, reminder_id, span, by=by, tx=tx)
+        return await snooze(self._app, id_of(reminder), span, by=by, tx=tx)
+
+    async def resend(
+        self, reminder: int | Reminder, *, by: str = "unknown", tx: Any = None
+    ) -> Reminder:
+        """Send one now that has ended: it failed, expired, was skipped, or was sent. Return it.
+
+        Its key stays, so that a receiver who has it after all drops it; if a channel took it, it is
+        another message, as after a snooze. Expiry does not hold for it. Raises `ReminderNotFound`,
+        and `InvalidInput` if it is armed, or no longer true.
+        """
+        return await resend(self._app, id_of(reminder), by=by, tx=tx)
 
 
 def _check_when(due: Any, repeats: Any) -> None:
@@ -349,6 +377,12 @@ def _check_when(due: Any, repeats: Any) -> None:
             "A subject is due once or repeats: give due= or repeats=, not both. The first time of "
             "one that repeats is its start: repeats={'rrule': …, 'start': …}."
         )
+
+
+def _reason(text: Any) -> str:
+    if not isinstance(text, str) or not 1 <= len(text) <= _LONGEST_REASON:
+        raise InvalidInput(f"A reason is 1 to {_LONGEST_REASON:,} characters, got {text!r:.60}.")
+    return check_text(text, what="the reason")
 
 
 def _plain(data: Mapping[str, Any]) -> dict[str, Any]:

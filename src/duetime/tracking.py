@@ -10,7 +10,7 @@ import msgspec
 
 from duetime.domain.job import check_name
 from duetime.domain.tracking import Track, check_columns, make_track
-from duetime.errors import DatabaseUnreachable, InvalidInput, StorageError
+from duetime.errors import DatabaseUnreachable, InvalidInput, SchemaMismatch, StorageError
 from duetime.rearming import rearm_stale
 from duetime.storage.store import Store
 from duetime.storage.tracking import TableInfo, TrackedInfo, TrackingStatements
@@ -102,10 +102,12 @@ class Tracking:
         except DatabaseUnreachable:
             raise
         except StorageError as error:
+            # A column that is not there is one of the condition, not of our tables.
+            said = error.__cause__ if isinstance(error, SchemaMismatch) else None
             raise InvalidInput(
                 f"The rows of {info.name} cannot be read in this way"
                 + (f", with the condition {track.when!r:.200}" if track.when else "")
-                + f": {error}"
+                + f": {said or error}"
             ) from error
         return track, info
 

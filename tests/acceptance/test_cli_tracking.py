@@ -27,9 +27,9 @@ def run(backend: Backend, *statements: str) -> None:
                 connection.execute(statement)
         return
     path = backend.url.removeprefix("sqlite:///")
-    with closing(sqlite3.connect(path)) as connection, connection:
+    with closing(sqlite3.connect(path)) as file, file:
         for statement in statements:
-            connection.execute(statement)
+            file.execute(statement)
 
 
 @pytest.fixture

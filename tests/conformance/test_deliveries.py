@@ -665,7 +665,7 @@ async def test_a_snooze_ends_with_what_it_is_about(app: Duetime, verb: str) -> N
 
     assert len(mail.messages) == 1
     assert found.status.value == "sent", "it was, once"
-    assert "it was snoozed, and is not sent again" in str(found.reason)
+    assert "it was sent before, and is not sent again" in str(found.reason)
 
 
 async def test_a_snooze_that_ended_does_not_send_the_first_message_again(app: Duetime) -> None:
@@ -859,3 +859,54 @@ async def test_a_reminder_with_many_deliveries_is_listed_once(app: Duetime) -> N
     assert by_subject[0].channel == "push", "asked first again, and it accepted"
     assert len(deliveries) == 3
     assert none == []
+
+
+async def test_only_a_failure_that_is_told_is_the_deliverys_error(app: Duetime) -> None:
+    Box(app, "push", PASSES)
+    async with app.testing(now=START) as world:
+        await put(app, "ann")
+        await world.advance("65m")
+        reminder = await only(app)
+        await app.receipt("push-1", "delivered", reason="read on a watch")
+        [delivered] = await app.reminders.deliveries(reminder)
+        await app.receipt("push-1", "bounced", reason="gone")
+        [bounced] = await app.reminders.deliveries(reminder)
+
+    assert (delivered.status, delivered.error) == ("delivered", "no answer")
+    assert (bounced.status, bounced.error) == ("bounced", "gone")
+
+
+async def test_what_was_told_later_is_explained_once(app: Duetime) -> None:
+    Box(app, "phone")
+    Box(app, "mail")
+    async with app.testing(now=START) as world:
+        await put(app, "ann")
+        await world.advance("65m")
+        reminder = await only(app)
+        await app.receipt("phone-1", "failed", reason="busy")
+        await world.advance("1s")
+        why = await app.reminders.explain(reminder)
+
+    assert why.endswith(
+        "was sent by mail at 2026-03-02T01:05:00Z, there known as mail-1. "
+        "Before that, phone took it, and told later that it failed: busy."
+    )
+
+
+async def test_a_failure_that_was_told_has_no_traceback_and_a_broken_channel_has(
+    app: Duetime,
+) -> None:
+    told = NotSent("no answer", passing=True)
+    told.__cause__ = OSError("connection refused")
+    Box(app, "push", told, RuntimeError("broken"))
+    async with app.testing(now=START) as world:
+        await put(app, "ann")
+        await world.advance("90m")
+        reminder = await only(app)
+        assert reminder.job_id is not None
+        history = (await app.jobs.get(reminder.job_id)).history
+
+    assert [(one.error, one.traceback is None) for one in history[:2]] == [
+        ("push failed: no answer", True),
+        ("push failed 2 times: RuntimeError: broken", False),
+    ]

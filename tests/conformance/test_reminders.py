@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 
 from duetime import Duetime, Reminder, Retry, Sent, Skip
 from duetime.channels.channel import Message, NotSent
+from duetime.channels.console import Console
 from duetime.domain.reminder import ReminderStatus
-from duetime.errors import InvalidInput, SubjectNotFound
+from duetime.errors import InvalidInput, ReminderNotFound, SubjectNotFound
 from tests.conftest import Backend
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 
@@ -327,3 +330,66 @@ async def test_bad_input_is_refused_and_changes_nothing(app: Duetime, outbox: Ou
             await app.scopes.put("a", parent="b")
 
         assert await app.reminders.find() == []
+
+
+@pytest.mark.parametrize("names", ["ann", b"ann", {"ann": 1}, 7])
+async def test_a_text_is_not_a_list_of_recipients(app: Duetime, names: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"recipients=\['ann', 'bob'\]"):
+        await app.subjects.put("game", due=START, recipients=names)
+
+
+@pytest.mark.parametrize("verb", ["complete", "delete"])
+async def test_why_a_subject_was_closed_is_told(app: Duetime, outbox: Outbox, verb: str) -> None:
+    async with app.testing(now=START):
+        await app.subjects.put("game", due=START + DAY, remind="-1h")
+        [armed] = await app.reminders.find(subject="game")
+        assert armed.job_id is not None
+        await getattr(app.subjects, verb)("game", reason="too few players", by="bob")
+        [event, *_] = await app.audit("subject:game")
+        job = await app.jobs.get(armed.job_id)
+        found = await app.reminders.find(subject="game")
+
+    why = f"the subject was {verb}d: too few players"
+    assert (event.action, event.reason) == (f"subject.{verb}d", "too few players")
+    assert job.error == why
+    assert [one.reason for one in found] == ([why] if verb == "complete" else [])
+
+
+async def test_a_reason_is_of_a_whole_subject_and_a_text(app: Duetime) -> None:
+    with pytest.raises(InvalidInput, match="leave out occurrence="):
+        await app.subjects.complete("game", occurrence=START, reason="x")
+    with pytest.raises(InvalidInput, match="A reason is 1 to"):
+        await app.subjects.complete("game", reason="")
+
+
+async def test_explain_takes_a_reminder_or_its_id(app: Duetime, outbox: Outbox) -> None:
+    async with app.testing(now=START):
+        await app.subjects.put("game", due=START + DAY, remind="-1h")
+        [armed] = await app.reminders.find(subject="game")
+        assert await app.reminders.explain(armed) == await app.reminders.explain(armed.id)
+        with pytest.raises(ReminderNotFound):
+            await app.reminders.explain(999)
+        with pytest.raises(InvalidInput, match="whole number"):
+            await app.reminders.explain("1")  # type: ignore[arg-type]
+
+
+async def test_an_explanation_does_not_repeat_our_own_key(app: Duetime) -> None:
+    app.add_channel(Console(io.StringIO()))
+    async with app.testing(now=START) as world:
+        rule = {"rule": "-1h", "past": "send_now"}
+        await app.subjects.put("game", due=START + 30 * MINUTE, remind=rule)
+        await world.drain()
+        [sent] = await app.reminders.find(subject="game")
+        why = await app.reminders.explain(sent)
+
+    assert sent.external_id == sent.key
+    assert why == (
+        f"Reminder {sent.id} (-1h of 'game') was sent by console at 2026-03-02T00:00:00Z. "
+        "Its time 2026-03-01T23:30:00Z was past when the subject was put, as its rule allows."
+    )
+
+
+async def test_the_audit_names_what_it_has(app: Duetime) -> None:
+    for entity in ("game:1", "game", ""):
+        with pytest.raises(InvalidInput, match="subject:…, scope:…, recipient:…"):
+            await app.audit(entity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -605,8 +606,11 @@ async def test_progress_is_seen_while_the_job_runs(app: Duetime) -> None:
         await handle.result("5s")
 
 
-async def test_a_transaction_of_the_handler_commits_with_the_job(app: Duetime) -> None:
+async def test_a_transaction_of_the_handler_commits_with_the_job(
+    app: Duetime, caplog: pytest.LogCaptureFixture
+) -> None:
     """Guarantee 4: the effect and the completion are one commit."""
+    caplog.set_level(logging.INFO, "duetime")
 
     @app.task(max_attempts=2, retry=Constant("0s"))
     async def write(ctx: Context, fail: bool) -> None:
@@ -634,6 +638,12 @@ async def test_a_transaction_of_the_handler_commits_with_the_job(app: Duetime) -
     assert [attempt.ended_as for attempt in (await handle.info()).history] == [
         "retried",
         "completed",
+    ]
+    assert [record.message for record in caplog.records if record.message.startswith("job_")] == [
+        "job_started",
+        "job_failed",
+        "job_started",
+        "job_completed",
     ]
 
 

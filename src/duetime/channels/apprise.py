@@ -42,6 +42,8 @@ class Apprise:
         threads: int = 8,
     ) -> None:
         self.name = name
+        if isinstance(schemas, str):
+            raise InvalidInput(f"schemas= is a list of schemas: write schemas=[{schemas!r:.60}].")
         self._schemas = {schema.lower() for schema in schemas}
         self._timeout = parse_duration(timeout, name="timeout")
         self._threads = threads

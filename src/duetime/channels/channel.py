@@ -13,6 +13,9 @@ import msgspec
 
 from duetime.errors import DuetimeError
 
+DUE = "reminder.due"
+"""The event of a message that tells of one reminder."""
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be sent: rendered, for one recipient, under a key that every attempt repeats."""
@@ -27,7 +30,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """Where this channel reaches the recipient: a URL, an email address, a routing key."""
     rule: str | None = None
     data: dict[str, Any] = {}
-    event: str = "reminder.due"
+    event: str = DUE
 
 
 class Sent(msgspec.Struct, frozen=True):

@@ -90,6 +90,8 @@ class Guard:
         self._resolve = resolve
         self._hosts: set[str] = set()
         self._networks: list[IPv4Network | IPv6Network] = []
+        if isinstance(allow, str):
+            raise InvalidInput(f"allow= is a list of hosts: write allow=[{allow!r:.60}].")
         for entry in allow:
             self._allow(entry)
 

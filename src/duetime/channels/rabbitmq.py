@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from duetime.channels.channel import Message, NotSent, Sent, digest, encode, facts_of
+from duetime.channels.channel import DUE, Message, NotSent, Sent, digest, encode, facts_of
 from duetime.domain.duration import Duration, format_duration, parse_duration
+from duetime.domain.job import check_name
 from duetime.errors import InvalidInput
 
 try:
@@ -32,8 +33,9 @@ class RabbitMQ:
     """Publishes the message's facts as JSON, persistent, with its key as the message id.
 
     It goes to `exchange`, under the recipient's address as the routing key, or under `routing_key`
-    if it has none. Sent means that the broker has confirmed it, and that a queue holds it. An
-    answer that is lost leaves it unknown: a repetition has the same message id.
+    if it has none; by default that is `event`, the type of what tells of a reminder. Sent means
+    that the broker has confirmed it, and that a queue holds it. An answer that is lost leaves it
+    unknown: a repetition has the same message id.
     """
 
     carries_key = True
@@ -43,14 +45,16 @@ class RabbitMQ:
         url: str,
         *,
         exchange: str = "",
-        routing_key: str = "reminder.due",
+        event: str = DUE,
+        routing_key: str | None = None,
         name: str = "rabbitmq",
         timeout: Duration = "10s",
     ) -> None:
         self.name = name
         self._url = _read_url(url)
         self._exchange = exchange
-        self._routing_key = routing_key
+        self._event = check_name(event, what="event")
+        self._routing_key = event if routing_key is None else routing_key
         self._timeout = parse_duration(timeout, name="timeout")
         self._connecting = asyncio.Lock()
         self._connection: aio_pika.abc.AbstractConnection | None = None
@@ -67,7 +71,7 @@ class RabbitMQ:
             content_type="application/json",
             delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
             message_id=identity,
-            type=message.event,
+            type=self._event if message.event == DUE else message.event,
             app_id="duetime",
             headers={"subject": message.subject, "recipient": message.recipient},
         )

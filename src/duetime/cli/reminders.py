@@ -14,6 +14,7 @@ from duetime.cli.deliveries import ack_command, deliveries_command, snooze_comma
 from duetime.cli.moment import iso
 from duetime.cli.number import JOB_ID, Number
 from duetime.cli.output import one_line, print_json, print_table
+from duetime.cli.person import by_option
 from duetime.cli.target import Group, target_of
 from duetime.domain.cron import parse_zone
 from duetime.domain.duration import format_duration
@@ -110,6 +111,24 @@ def explain_command(context: click.Context, reminder_id: int) -> None:
         click.echo(one_line(sentence))
 
 
+@reminders.command("resend")
+@click.argument("reminder_id", metavar="ID", type=JOB_ID)
+@by_option
+@click.pass_context
+def resend_command(context: click.Context, reminder_id: int, by: str) -> None:
+    """Send a reminder now that failed, expired or was skipped, or one that was sent once more."""
+
+    async def resend(app: Duetime) -> Reminder:
+        return await app.reminders.resend(reminder_id, by=by)
+
+    target = target_of(context)
+    armed = target.run(resend)
+    if target.json:
+        print_json(reminder_json(armed))
+    else:
+        click.echo(f"Reminder {armed.id} is due now, as job {armed.job_id}.")
+
+
 # Shown
 
 
@@ -156,7 +175,7 @@ def _when(reminder: Reminder) -> datetime:
 def _remarks(reminder: Reminder) -> str:
     if reminder.status is not ReminderStatus.SENT:
         return reminder.reason or ""
-    known = f", there {reminder.external_id}" if reminder.external_id else ""
+    known = f", there {reminder.known_as}" if reminder.known_as else ""
     told = f": {reminder.delivery}" if reminder.delivery not in (None, "sent") else ""
     return f"by {reminder.channel}{known}{told}" if reminder.channel else ""
 

@@ -183,16 +183,17 @@ def put_command(
 @subjects.command("complete")
 @click.argument("ref")
 @click.option("--occurrence", type=MOMENT, metavar="TIME", help="Only this one of many.")
+@click.option("--reason", metavar="TEXT", help="What its reminders and the audit say.")
 @by_option
 @click.pass_context
 def complete_command(
-    context: click.Context, ref: str, occurrence: datetime | None, by: str
+    context: click.Context, ref: str, occurrence: datetime | None, reason: str | None, by: str
 ) -> None:
     """It is done: what is not sent yet is cancelled. The subject stays; `put` opens it again."""
 
     async def complete(app: Duetime) -> int:
         armed = await app.reminders.find(subject=ref, status=ReminderStatus.ARMED)
-        await app.subjects.complete(ref, occurrence=occurrence, by=by)
+        await app.subjects.complete(ref, occurrence=occurrence, reason=reason, by=by)
         return sum(occurrence is None or one.due_at == occurrence for one in armed)
 
     target = target_of(context)
@@ -206,10 +207,13 @@ def complete_command(
 
 @subjects.command("delete")
 @click.argument("ref")
+@click.option("--reason", metavar="TEXT", help="What the audit says.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @by_option
 @click.pass_context
-def delete_command(context: click.Context, ref: str, yes: bool, by: str) -> None:
+def delete_command(
+    context: click.Context, ref: str, reason: str | None, yes: bool, by: str
+) -> None:
     """Delete REF with its reminders, sent ones too; none fires any more. Asks first."""
 
     async def look(app: Duetime) -> int:
@@ -217,7 +221,7 @@ def delete_command(context: click.Context, ref: str, yes: bool, by: str) -> None
         return len(await app.reminders.find(subject=ref))
 
     async def delete(app: Duetime) -> None:
-        await app.subjects.delete(ref, by=by)
+        await app.subjects.delete(ref, reason=reason, by=by)
 
     target = target_of(context)
     count = target.run(look)

@@ -110,4 +110,4 @@ def _arm_rule(
             reason = f"{late}, and a later time of the rule is sent in its place"
             yield Armed(rule, time, None, "skipped", reason, expires_at)
         else:
-            yield Armed(rule, time, now, "armed", f"{late}: it is sent now", expires_at)
+            yield Armed(rule, time, now, "armed", f"{late}, as its rule allows", expires_at)

@@ -107,6 +107,12 @@ def say_failure(delivery: Delivery) -> str:
     return f"{delivery.channel} failed{times(failures)}{why}"
 
 
+def say_told(channel: str, status: DeliveryStatus) -> str:
+    """Say what a provider told later, as the reason to try another channel."""
+    how = "bounced" if status is DeliveryStatus.BOUNCED else "failed"
+    return f"{channel} told that it {how}"
+
+
 def say_failures(deliveries: Iterable[Delivery]) -> str:
     """Say it of all that did."""
     return "; ".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal
@@ -128,6 +129,8 @@ class EndedJob(msgspec.Struct, gc=False):
     result: str | None = None
     completed_before: bool = False
     """The handler completed the job in a transaction of its own: being refused is no loss."""
+    recorded: bool = False
+    """It did so by `ctx.transaction()`, and that is committed: there is nothing to send."""
 
 
 class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +184,8 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[JobState, ...] = ()
     queue: str | None = None
     task: str | None = None
+    but_task: str | None = None
+    """Not those of this task."""
     key: str | None = None
     before_id: int | None = None
     limit: int = 50
@@ -196,6 +201,17 @@ def check_name(value: str, *, what: str) -> str:
         )
     check_text(value, what=f"the {what}")
     return value
+
+
+def check_names(values: Iterable[str], *, what: str, example: str) -> tuple[str, ...]:
+    """Return the names, each once, in their order. A text alone would be read letter by letter.
+
+    >>> check_names(["ann", "bob", "ann"], what="recipients", example="recipients=['ann']")
+    ('ann', 'bob')
+    """
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise InvalidInput(f"The {what} are a list of names: write {example}, not {values!r:.60}.")
+    return tuple(dict.fromkeys(check_name(value, what=f"name in {what}") for value in values))
 
 
 def check_text(value: str, *, what: str) -> str:

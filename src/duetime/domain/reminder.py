@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.delivery import Delivery, say_failures, say_wait
+from duetime.domain.delivery import Delivery, say_failures, say_told, say_wait
 from duetime.domain.recipient import Recipient
 from duetime.domain.recurrence import Recurrence
 from duetime.domain.rule import Rule, say_moment
@@ -90,6 +90,11 @@ class Reminder(msgspec.Struct, frozen=True, kw_only=True):
         key = reminder_key(self.subject, self.due_at, self.rule, self.time, self.recipient)
         return f"{key}|snooze-{self.snoozes}" if self.snoozes else key
 
+    @property
+    def known_as(self) -> str | None:
+        """The id under which its receiver knows it, if that is not our own key."""
+        return None if self.external_id == self.key else self.external_id
+
 
 def reminder_key(subject: str, due_at: datetime, rule: Rule, time: datetime, recipient: str) -> str:
     """The stable key of a reminder: subject, occurrence, rule, time and recipient."""
@@ -111,7 +116,7 @@ def explain_reminder(
             text = (
                 f"{what} is due{again} at {say_moment(reminder.run_at)}, as job {reminder.job_id}"
             )
-            return _sentences(text, reminder.reason, failures, wait)
+            return _sentences(text, _own_reason(reminder, mine), failures, wait)
         case ReminderStatus.ARMED:
             text = (
                 f"{what} is due{again}, as job {reminder.job_id}; "
@@ -128,7 +133,7 @@ def explain_reminder(
 
 def _say_sent(what: str, reminder: Reminder, deliveries: Sequence[Delivery]) -> str:
     by = f" by {reminder.channel}" if reminder.channel else ""
-    known = f", there known as {reminder.external_id}" if reminder.external_id else ""
+    known = f", there known as {reminder.known_as}" if reminder.known_as else ""
     sent_at = next((one.sent_at for one in deliveries if one.status.accepted), reminder.ended_at)
     at = say_moment(sent_at) if sent_at else "an unknown time"
     return f"{what} was sent{by} at {at}{known}"
@@ -136,7 +141,8 @@ def _say_sent(what: str, reminder: Reminder, deliveries: Sequence[Delivery]) -> 
 
 def _say_after(reminder: Reminder, deliveries: Sequence[Delivery]) -> list[str]:
     """What failed before it was sent, and what was told since."""
-    found = [reminder.reason] if reminder.reason else []
+    reason = _own_reason(reminder, deliveries)
+    found = [reason] if reason else []
     if failures := say_failures(deliveries):
         accepted = any(one.status.accepted for one in deliveries)
         found.append(f"Before that, {failures}" if accepted else failures)
@@ -146,6 +152,12 @@ def _say_after(reminder: Reminder, deliveries: Sequence[Delivery]) -> list[str]:
     elif reminder.delivery == "delivered":
         found.append("It was delivered")
     return found
+
+
+def _own_reason(reminder: Reminder, deliveries: Sequence[Delivery]) -> str | None:
+    """Its reason, unless that repeats what is said of a delivery."""
+    told = {say_told(one.channel, one.status) for one in deliveries}
+    return None if reminder.reason in told else reminder.reason
 
 
 def _sentences(*parts: str | None) -> str:

@@ -337,10 +337,11 @@ class Dispatcher:
             self._quarantine_next = True
         if not self._drop(job):
             return
-        if end is not None:
+        if end is not None and not end.recorded:
             self._holdings.ended.append(end)
         else:
             self._planner.ended([job])
+            self._events.jobs_ended(self.name, [] if end is None else [end])
         if job.limited:
             self._look = True
         if len(self._holdings.ended) <= 1:
@@ -353,7 +354,10 @@ class Dispatcher:
         if not refused:
             self._events.jobs_ended(self.name, ended)
             return
-        self._events.jobs_ended(self.name, [end for end in ended if end.job.id not in refused])
+        self._events.jobs_ended(
+            self.name,
+            [end for end in ended if end.completed_before or end.job.id not in refused],
+        )
         for end in ended:
             if end.job.id in refused and not end.completed_before:
                 self._events.job_refused(self.name, end)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from duetime.domain.job import EndedAs
 from duetime.engine.service import repeat
+from duetime.storage.pruning import PruneStatements
 from duetime.storage.schedules import ScheduleStatements
 from duetime.storage.store import Store
 from duetime.telemetry.events import Events
@@ -44,14 +45,21 @@ async def prune_forever(store: Store, options: Housekeeping) -> None:
     """Remove old history in small batches, so that no statement is long."""
     ages = dict(options.retention)
     records = {name: ages.pop(name) for name in _RECORDS if name in ages}
+    reminders = ages.pop("reminder", None)
     retention = {EndedAs(name): age for name, age in ages.items()}
     statements = ScheduleStatements(store.dialect)
+    after = 0
 
     async def prune() -> float:
+        nonlocal after
         pruned = await store.prune(retention, batch=_PRUNE_BATCH) if retention else 0
         for name, age in records.items():
             pruned = max(pruned, await store.transact(statements.prune(_RECORDS[name], age)))
-        if pruned >= _PRUNE_BATCH:
+        gone = 0
+        if reminders is not None:
+            look = PruneStatements(store.dialect).prune(reminders, after)
+            gone, after = await store.transact(look)
+        if pruned >= _PRUNE_BATCH or (gone and after):
             return 0.1
         return options.prune_every.total_seconds() * uniform(0.75, 1.25)
 

@@ -282,7 +282,7 @@ class Runners:
             # Nothing else can be said of most jobs.
             return EndedJob(job, COMPLETED, started_us, finished_us)
         if context is not None and context.committed:
-            return None
+            return EndedJob(job, COMPLETED, started_us, finished_us, recorded=True)
         if running.reason in (LOST, STOPPING) and isinstance(value, BaseException):
             # Lost: not ours to record. Stopping: it will be given back.
             return None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from duetime.domain.job import check_names
 from duetime.domain.reminder import Subject
 from duetime.errors import InvalidInput, SubjectNotFound
 from duetime.ical.reading import OWN_DATA, Event, Problem, read_events
@@ -36,7 +37,9 @@ async def export_ical(
     app: Duetime, refs: Iterable[str] | None = None, *, scope: str | None = None
 ) -> bytes:
     """Return subjects as a file: those named, those in a scope and inside it, or all open ones."""
-    named = None if refs is None else list(dict.fromkeys(refs))
+    named = None
+    if refs is not None:
+        named = list(check_names(refs, what="subjects", example="['game:1', 'game:2']"))
     if named is not None and scope is not None:
         raise InvalidInput("Export either the subjects that you name or those of a scope.")
 
@@ -71,7 +74,9 @@ async def import_ical(
     zone of times that name none. `dry_run` only says what would change.
     """
     events, problems = await asyncio.to_thread(read_events, data, tz=tz)
-    to = None if recipients is None else tuple(recipients)
+    to = None
+    if recipients is not None:
+        to = check_names(recipients, what="recipients", example="recipients=['ann', 'bob']")
     results: dict[str, str] = {}
     for start in range(0, len(events), _BATCH):
         batch = events[start : start + _BATCH]

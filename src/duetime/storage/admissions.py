@@ -312,7 +312,9 @@ class AdmissionStatements(RecipientStatements):
 def read_desk(dialect: Dialect, row: Row) -> Desk:
     """From the columns of `admission_read`."""
     recipient = None if row[1] is None else read_recipient(row[1:8])
-    return Desk(dialect.moment(row[0]), recipient, *row[8:12], bool(row[12]))
+    status, held, digest, digest_status, over = row[8:13]
+    now = dialect.moment(row[0])
+    return Desk(now, recipient, status, held, digest, digest_status, bool(over))
 
 
 def said_after(reminder: Reminder) -> str | None:

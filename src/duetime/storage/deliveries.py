@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.arming import Armed, resolve_rules
-from duetime.domain.delivery import Delivery, DeliveryStatus, comes_after
+from duetime.domain.delivery import Delivery, DeliveryStatus, comes_after, say_told
 from duetime.domain.reminder import REMIND_TASK, Reminder, ReminderStatus, Subject
 from duetime.domain.rule import Rule, say_moment
 from duetime.errors import DeliveryNotFound, InvalidInput, ReminderNotFound
@@ -100,8 +100,9 @@ class DeliveryStatements(SendStatements):
             if not comes_after(status, delivery.status) or delivery.reminder_id not in reminders:
                 continue
             changed += 1
+            error = reason if status.gave_up else None
             yield from self._dialect.run(
-                "delivery_told", {"id": delivery.id, "status": status, "error": reason}
+                "delivery_told", {"id": delivery.id, "status": status, "error": error}
             )
             reminder = reminders[delivery.reminder_id]
             after = {"channel": delivery.channel, "external_id": external_id, "status": status}
@@ -223,7 +224,7 @@ class DeliveryStatements(SendStatements):
             for other in map(self._delivery, others)
         ):
             return
-        why = f"{delivery.channel} told that it {_told(status)}"
+        why = say_told(delivery.channel, status)
         yield from self._send_again(reminder, now, why, rule, snoozes=reminder.snoozes)
 
     def _send_again(
@@ -294,7 +295,3 @@ class DeliveryStatements(SendStatements):
         what = {"reminder": reminder.id, "rule": reminder.rule.text}
         what |= {"recipient": reminder.recipient}
         yield from self._audit(actor, action, f"subject:{reminder.subject}", before, what | after)
-
-
-def _told(status: DeliveryStatus) -> str:
-    return "bounced" if status is DeliveryStatus.BOUNCED else "failed"

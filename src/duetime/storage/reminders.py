@@ -150,7 +150,7 @@ class ReminderStatements:
         yield from self._rearm_stored(moved, None, as_of=since)
         return answer
 
-    def close(self, ref: str, *, actor: str, delete: bool) -> Statements:
+    def close(self, ref: str, *, actor: str, reason: str | None = None, delete: bool) -> Statements:
         """Complete or delete a subject: nothing more is sent. Returns whether it is there."""
         for subject in (yield from self._lock(refs=[ref])):
             if subject.status != "open" and not delete:
@@ -163,11 +163,14 @@ class ReminderStatements:
                 "subject_update",
                 [subject_document(subject) | {"id": subject.id, "revision": subject.revision}],
             )
-            yield from self._rearm_stored([subject], f"the subject was {what}")
+            why = f"the subject was {what}" + (f": {reason}" if reason else "")
+            yield from self._rearm_stored([subject], why)
             if delete:
                 yield from self._dialect.run("subject_delete", [subject.id])
             after = None if delete else subject_summary(subject)
-            yield from self._audit(actor, f"subject.{what}", f"subject:{ref}", before, after)
+            yield from self._audit(
+                actor, f"subject.{what}", f"subject:{ref}", before, after, reason=reason
+            )
             return True
         return False
 
@@ -416,11 +419,20 @@ class ReminderStatements:
         rows = yield from self._dialect.run("subject_lock", {"ids": list(ids), "refs": list(refs)})
         return [self._subject(row) for row in rows]
 
-    def _audit(self, actor: str, action: str, entity: str, before: Any, after: Any) -> Statements:
+    def _audit(
+        self,
+        actor: str,
+        action: str,
+        entity: str,
+        before: Any,
+        after: Any,
+        *,
+        reason: str | None = None,
+    ) -> Statements:
         yield from self._dialect.run(
             "audit_write",
             [{"actor": actor, "action": action, "entity": entity, "before": before,
-              "after": after, "reason": None}],
+              "after": after, "reason": reason}],
         )  # fmt: skip
 
     # Rows

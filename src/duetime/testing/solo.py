@@ -170,7 +170,7 @@ class SoloWorker:
             # The clock stood still.
             end.started_us = end.finished_us = 0
         answer = await self._store.exchange(
-            self._worker_id, ended=[end] if end else [], closed=[job.token]
+            self._worker_id, ended=[end] if end and not end.recorded else [], closed=[job.token]
         )
         ended_as = self._tell(end, refused=job.id in answer.refused)
         if end is None or end.again_after is None:

@@ -59,6 +59,7 @@ class Operations(Sessions):
             ids=None if which.ids is None else list(which.ids),
             queue=which.queue,
             task=which.task,
+            but_task=which.but_task,
             key=which.key,
             before=which.before_id,
             limit=which.limit,

@@ -42,6 +42,7 @@ def find(tx: Transaction, which: JobFilter) -> list[JobInfo]:
         "states": _encode(sorted(states)) if states else None,
         "queue": which.queue,
         "task": which.task,
+        "but_task": which.but_task,
         "key": which.key,
         "before": which.before_id,
         "limit": which.limit,

@@ -283,7 +283,7 @@ with recursive subject as materialized (
                         ', and it was to start before ' || duetime._say(t.expires_at)
                     when t.time <> t.newest then
                         ', and a later time of the rule is sent in its place'
-                    else ': it is sent now' end
+                    else ', as its rule allows' end
             end as reason
     from timed as t
 ), known as materialized (
@@ -308,7 +308,7 @@ with recursive subject as materialized (
     -- One that was snoozed has been sent.
     update duetime.reminder as r
     set status = case when r.snoozes > 0 then 'sent' else m.status end,
-        reason = case when r.snoozes > 0 then 'it was snoozed, and is not sent again: ' else '' end
+        reason = case when r.snoozes > 0 then 'it was sent before, and is not sent again: ' else '' end
             || m.reason,
         ended_at = moment
     from (

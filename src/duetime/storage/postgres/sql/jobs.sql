@@ -49,6 +49,7 @@ where (%(walk)s or j.id in (select id from candidate))
   and (%(ids)s::bigint[] is null or j.id = any (%(ids)s::bigint[]))
   and (%(queue)s::text is null or j.queue = %(queue)s)
   and (%(task)s::text is null or j.task = %(task)s)
+  and (%(but_task)s::text is null or j.task <> %(but_task)s)
   and (%(key)s::text is null or j.key = %(key)s)
   and (%(before)s::bigint is null or j.id < %(before)s)
 order by j.id desc limit %(limit)s;

@@ -167,7 +167,7 @@ with input as materialized (
 ), gone as materialized (
     update duetime.reminder as r
     set status = case when r.snoozes > 0 then 'sent' else (select status from input) end,
-        reason = case when r.snoozes > 0 then 'it was snoozed, and is not sent again: ' else '' end
+        reason = case when r.snoozes > 0 then 'it was sent before, and is not sent again: ' else '' end
             || (select reason from input),
         ended_at = duetime.now()
     where r.id = any ((select ids from input)::bigint[]) and coalesce(r.status, '') = 'armed'

@@ -223,7 +223,7 @@ delete from duetime_parked where job_id in (
 with input(doc) as (select ?)
 update duetime_reminder
 set status = iif(snoozes > 0, 'sent', (select json_extract(doc, '$.doc.status') from input)),
-    reason = iif(snoozes > 0, 'it was snoozed, and is not sent again: ', '')
+    reason = iif(snoozes > 0, 'it was sent before, and is not sent again: ', '')
         || (select json_extract(doc, '$.doc.reason') from input),
     ended_at = (select json_extract(doc, '$.now') from input)
 where status = 'armed'

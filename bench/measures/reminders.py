@@ -1,0 +1,187 @@
+"""Reminders: many armed at once, a million that wait, one that is due in a moment, a tracked table.
+
+A scope has 100,000 subjects below it, and gets a rule: one call arms them all, beside the bare
+inserts of as many rows. Then there are a million reminders that wait. Jobs are worked off beside
+none waiting, and subjects are put 50 ms before their reminder, beside jobs put so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+import psycopg
+
+from bench.duetime_side import Bench
+from bench.environment import Environment, duetime_worker, execute
+from bench.measures.drain import drain_duetime
+from bench.processes import Child
+from bench.reading import Reading, Wrong, alternate, medians, percentile
+
+_AHEAD = timedelta(milliseconds=50)
+_HOUR = timedelta(hours=1)
+_RAW = """
+create schema bare;
+create table bare.reminder (like duetime.reminder including all);
+create table bare.job (like duetime.job including all);
+create table bare.due (like duetime.due including all);
+"""
+_INSERT = """
+with made as (
+    insert into {schema}.reminder (id, subject_id, due_at, rule_id, rule, time, recipient, revision,
+                              run_at, status, job_id)
+    select n, {subject}, at, '1h-before', '{{}}', at, '', 1, at, 'armed', n
+    from (select n, now() + interval '89 days' + n * interval '1 ms' as at
+          from generate_series({first}, {last}) as n) as many
+    returning id, run_at
+), jobs as (
+    insert into {schema}.job (id, task, queue, priority, args, key, max_attempts)
+    select id, 'duetime.remind', 'default', 5, json_build_object('reminder', id),
+        'reminder:' || id, 3
+    from made
+)
+insert into {schema}.due (queue, priority, run_at, job_id)
+select 'default', 5, run_at, id from made
+"""
+_TABLE = """
+create table {name} (id bigint primary key, starts timestamptz, title text);
+insert into {name} select n, now() + interval '30 days', 'game ' || n
+from generate_series(1, {rows}) as n;
+"""
+
+
+def measure(environment: Environment) -> dict[str, Reading]:
+    database = environment.database("reminders")
+    armed = asyncio.run(_arm(database, environment.scale.subjects))
+    first = 1_000_000_000
+    last = first + environment.scale.future_jobs - environment.scale.subjects
+    fill = _INSERT.format(
+        schema="duetime", subject="(select min(id) from duetime.subject)", first=first, last=last
+    )
+    execute(database, fill, "vacuum analyze", "checkpoint")
+    plain = environment.database("plain")
+    jobs = environment.scale.drain_jobs
+    drained = alternate(
+        environment.scale,
+        crowded=lambda: drain_duetime(database, jobs, empty=False),
+        plain=lambda: drain_duetime(plain, jobs),
+    )
+    reminded, timed = _lateness(environment, database)
+    environment.drop("reminders")
+    return {
+        "rearm_100k": armed,
+        "drain_1m_reminders": medians(drained["crowded"], drained["plain"]),
+        **{
+            f"reminder_lateness_p{share}_ms": Reading(
+                percentile(reminded, share / 100), percentile(timed, share / 100)
+            )
+            for share in (50, 99)
+        },
+    }
+
+
+async def _arm(database: str, subjects: int) -> Reading:
+    """Reminders per second of one change of a scope, beside bare inserts."""
+    app = Bench(database).app
+    due = await app.now() + timedelta(days=90)
+    await app.scopes.put("all")
+    for start in range(0, subjects, 10_000):
+        await app.subjects.put_many(
+            [
+                app.subjects.define(f"subject:{number}", due=due, scope="all")
+                for number in range(start, min(start + 10_000, subjects))
+            ]
+        )
+    execute(database, "vacuum analyze", "checkpoint")
+    began = time.perf_counter()
+    looked_at = await app.scopes.put("all", remind=["-1h"])
+    seconds = time.perf_counter() - began
+    await app.close()
+    [(armed,)] = execute(database, "select count(*) from duetime.reminder where status = 'armed'")
+    if looked_at != subjects or armed != subjects:
+        raise Wrong(f"{looked_at} of {subjects} subjects were armed, with {armed} reminders")
+    with psycopg.connect(database) as connection:
+        connection.execute(_RAW)
+        connection.commit()
+        began = time.perf_counter()
+        connection.execute(_INSERT.format(schema="bare", subject="n", first=1, last=subjects))
+        connection.commit()
+        bare = time.perf_counter() - began
+        connection.execute("drop schema bare cascade")
+    note = f"{subjects:,} subjects in {seconds:.1f} s, the inserts alone {bare:.1f} s"
+    return Reading(subjects / seconds, subjects / bare, note=note)
+
+
+def _lateness(environment: Environment, database: str) -> tuple[list[float], list[float]]:
+    """Milliseconds late: of reminders whose subject is put 50 ms before, and of such jobs."""
+    puts = environment.scale.pickups // 2
+
+    async def ask(worker: Child) -> tuple[list[float], list[float]]:
+        bench = Bench(database)
+        subjects = bench.app.subjects
+
+        async def remind(number: int) -> None:
+            due = await bench.app.now() + _HOUR + _AHEAD
+            await subjects.put(f"soon:{number}", due=due, remind=["-1h"])
+
+        async def time_job(number: int) -> None:
+            at = await bench.app.now() + _AHEAD
+            await bench.timer.using(at=at).enqueue(due=at.timestamp())
+
+        found: tuple[list[float], list[float]] = [], []
+        for number in range(puts):
+            for late, put in zip(found, (remind, time_job), strict=True):
+                late.append(await _one(worker, put, number))
+        await bench.app.close()
+        return found
+
+    with duetime_worker(database) as worker:
+        found = asyncio.run(ask(worker))
+    for late in found:
+        if min(late) < 0:
+            raise Wrong(f"one began {-min(late):.3f} ms early")
+    return found
+
+
+async def _one(worker: Child, put: Callable[[int], Awaitable[None]], number: int) -> float:
+    await asyncio.sleep(random.uniform(0.01, 0.03))
+    await put(number)
+    while True:
+        said = await asyncio.to_thread(worker.hear)
+        if "late" in said:
+            return float(said["late"]) * 1e3
+
+
+def measure_tracked(environment: Environment) -> dict[str, Reading]:
+    """All rows of a tracked table moved by one UPDATE, beside the same table untracked."""
+    database, rows = environment.database("tracked"), environment.scale.subjects
+    execute(database, _TABLE.format(name="game", rows=rows), _TABLE.format(name="bare", rows=rows))
+
+    async def track() -> None:
+        app = Bench(database).app
+        await app.track("game", id="id", due="starts", data=["title"], remind=["-1h"])
+        await app.close()
+
+    asyncio.run(track())
+    execute(database, "vacuum analyze", "checkpoint")
+    found = alternate(
+        environment.scale,
+        tracked=lambda: rows / _move(database, "game"),
+        bare=lambda: rows / _move(database, "bare"),
+    )
+    [(armed,)] = execute(database, "select count(*) from duetime.reminder where status = 'armed'")
+    if armed != rows:
+        raise Wrong(f"{armed} reminders are armed for {rows} rows")
+    environment.drop("tracked")
+    return {"track_update_100k": medians(found["tracked"], found["bare"])}
+
+
+def _move(database: str, table: str) -> float:
+    with psycopg.connect(database) as connection:
+        began = time.perf_counter()
+        connection.execute(f"update {table} set starts = starts + interval '1 hour'")
+        connection.commit()
+        return time.perf_counter() - began

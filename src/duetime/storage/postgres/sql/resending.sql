@@ -1,0 +1,49 @@
+-- Statements of what is sent again because somebody asks for it. The subject is locked.
+
+-- name: resend_twin
+-- Another reminder of the same place that was sent. Index: the unique one of reminders.
+select o.id from duetime.reminder as r join duetime.reminder as o
+    on o.subject_id = r.subject_id and o.due_at = r.due_at and o.rule_id = r.rule_id
+    and o.time = r.time and o.recipient = r.recipient and o.id <> r.id
+where r.id = (%s::json ->> 'id')::bigint and (o.status = 'sent' or o.snoozes > 0)
+order by o.id desc limit 1;
+
+-- name: resend_taken
+-- Whether a channel took it in this round, whatever it told later.
+select exists (select from duetime.delivery as d
+               where d.reminder_id = g.id and d.round = g.round and d.sent_at is not null)
+    or exists (select from duetime.reminder as r where r.id = g.id and r.status = 'sent')
+from json_to_record(%s::json) as g(id bigint, round integer);
+
+-- name: resend
+-- Armed again, under another job that does not expire. Channels that gave up are asked anew.
+with given as materialized (
+    select g.*, nextval('duetime.job_id_seq') as job_id
+    from json_to_record(%s::json) as g(
+        id bigint, run_at timestamptz, reason text, snoozes integer, key text, task text)
+), armed as (
+    update duetime.reminder as r
+    set status = 'armed', run_at = g.run_at, reason = g.reason, snoozes = g.snoozes,
+        job_id = g.job_id, ended_at = null, acknowledged_at = null, acknowledged_by = null,
+        held = null, digest_id = null
+    from given as g where r.id = g.id and r.status <> 'armed'
+    returning r.id
+), fresh as (
+    update duetime.delivery as d
+    set status = 'pending', attempts = 0, error = null, next_at = null, updated_at = duetime.now()
+    from given as g
+    where d.reminder_id = g.id and d.round = g.snoozes and d.status in ('failed', 'pending')
+), made as (
+    insert into duetime.job (id, task, queue, priority, args, key, max_attempts, timeout)
+    select g.job_id, g.task, coalesce(t.queue, 'default'), coalesce(t.priority, 5),
+        json_build_object('reminder', g.id), g.key, coalesce(t.max_attempts, 3), t.timeout
+    from armed as a join given as g on g.id = a.id left join duetime.task as t on t.name = g.task
+    returning id, queue, priority
+), waiting as (
+    insert into duetime.due (queue, priority, run_at, job_id)
+    select m.queue, m.priority, g.run_at, m.id from made as m join given as g on g.job_id = m.id
+    returning queue, run_at
+), woken as materialized (
+    select count(duetime.wake(w.queue, w.run_at)) from waiting as w
+)
+select a.id from woken join armed as a on true;

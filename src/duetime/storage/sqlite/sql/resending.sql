@@ -1,0 +1,66 @@
+-- Statements of what is sent again because somebody asks for it. Each takes one JSON document,
+-- {"now": …, "doc": …}, and gives the same columns as on PostgreSQL.
+
+-- name: resend_twin
+-- Another reminder of the same place that was sent.
+with input(doc) as (select ?)
+select o.id from input as i cross join duetime_reminder as r on r.id = json_extract(i.doc, '$.doc.id')
+cross join duetime_reminder as o
+    on o.subject_id = r.subject_id and o.due_at = r.due_at and o.rule_id = r.rule_id
+    and o.time = r.time and o.recipient = r.recipient and o.id <> r.id
+where o.status = 'sent' or o.snoozes > 0
+order by o.id desc limit 1;
+
+-- name: resend_taken
+-- Whether a channel took it in this round, whatever it told later.
+with input(doc) as (select ?)
+select exists (select 1 from duetime_delivery as d
+               where d.reminder_id = json_extract(i.doc, '$.doc.id')
+                 and d.round = json_extract(i.doc, '$.doc.round') and d.sent_at is not null)
+    or exists (select 1 from duetime_reminder as r
+               where r.id = json_extract(i.doc, '$.doc.id') and r.status = 'sent')
+from input as i;
+
+-- name: resend
+-- Armed again, under another job that does not expire. Channels that gave up are asked anew.
+with input(doc) as (select ?)
+update duetime_counter set value = value + 1
+where name = 'job' and (select doc from input) is not null;
+
+-- name: resend_2
+with input(doc) as (select ?)
+update duetime_delivery
+set status = 'pending', attempts = 0, error = null, next_at = null,
+    updated_at = (select json_extract(doc, '$.now') from input)
+where reminder_id = (select json_extract(doc, '$.doc.id') from input)
+  and round = (select json_extract(doc, '$.doc.snoozes') from input)
+  and status in ('failed', 'pending');
+
+-- name: resend_3
+with input(doc) as (select ?)
+insert into duetime_job (id, task, queue, priority, args, key, max_attempts, timeout, created_at)
+select (select value from duetime_counter where name = 'job'), json_extract(i.doc, '$.doc.task'),
+    coalesce(t.queue, 'default'), coalesce(t.priority, 5), json_object('reminder', r.id),
+    json_extract(i.doc, '$.doc.key'), coalesce(t.max_attempts, 3), t.timeout,
+    json_extract(i.doc, '$.now')
+from input as i cross join duetime_reminder as r on r.id = json_extract(i.doc, '$.doc.id')
+left join duetime_task as t on t.name = json_extract(i.doc, '$.doc.task')
+where r.status <> 'armed';
+
+-- name: resend_4
+with input(doc) as (select ?)
+insert into duetime_due (job_id, queue, priority, run_at)
+select j.id, j.queue, j.priority, json_extract(i.doc, '$.doc.run_at')
+from input as i cross join duetime_job as j
+    on j.id = (select value from duetime_counter where name = 'job');
+
+-- name: resend_5
+with input(doc) as (select ?)
+update duetime_reminder
+set status = 'armed', run_at = (select json_extract(doc, '$.doc.run_at') from input),
+    reason = (select json_extract(doc, '$.doc.reason') from input),
+    snoozes = (select json_extract(doc, '$.doc.snoozes') from input),
+    job_id = (select value from duetime_counter where name = 'job'),
+    ended_at = null, acknowledged_at = null, acknowledged_by = null, held = null, digest_id = null
+where id = (select json_extract(doc, '$.doc.id') from input) and status <> 'armed'
+returning id;

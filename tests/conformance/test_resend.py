@@ -1,0 +1,225 @@
+"""Reminders that have ended are sent again on request, on every backend."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from duetime import Context, Duetime, Reminder, Retry, Sent, Skip
+from duetime.channels.channel import NotSent
+from duetime.errors import InvalidInput, ReminderNotFound
+from tests.conformance.test_deliveries import LASTS, Box
+from tests.conftest import Backend
+
+START = datetime(2026, 3, 2, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def app(backend: Backend) -> Duetime:
+    return Duetime(backend.url, retry_base="60s")
+
+
+async def put(app: Duetime, **more: Any) -> str:
+    options: dict[str, Any] = {"due": START + 2 * HOUR, "remind": "-1h", "recipients": ["ann"]}
+    return await app.subjects.put("game", **(options | more))
+
+
+async def only(app: Duetime) -> Reminder:
+    [reminder] = await app.reminders.find(subject="game")
+    return reminder
+
+
+async def test_a_failed_reminder_is_sent_again_under_its_key(app: Duetime) -> None:
+    box = Box(app, "push", LASTS)
+    async with app.testing(now=START) as world:
+        await put(app)
+        await world.advance("65m")
+        failed = await only(app)
+        armed = await app.reminders.resend(failed, by="eve")
+        await world.advance("1s")
+        sent = await only(app)
+        [delivery] = await app.reminders.deliveries(sent)
+        [event] = [e for e in await app.audit("subject:game") if e.action == "reminder.resent"]
+
+    assert (failed.status, armed.status, sent.status) == ("failed", "armed", "sent")
+    assert armed.job_id != failed.job_id
+    assert [m.key for m in box.asked] == [failed.key, failed.key]
+    assert box.to == [("ann", 65)]
+    assert (delivery.status, delivery.attempts, delivery.error) == ("sent", 1, None)
+    assert event.actor == "eve"
+    assert event.before == {"status": "failed", "reason": failed.reason}
+
+
+async def test_one_that_failed_has_all_its_tries_again(app: Duetime) -> None:
+    passes = NotSent("no answer", passing=True)
+    box = Box(app, "push", *[passes] * 3, tries=2, max_attempts=5)
+    async with app.testing(now=START) as world:
+        await put(app, remind={"rule": "-1h", "expires": "never"})
+        await world.advance("70m")
+        failed = await only(app)
+        await app.reminders.resend(failed.id)
+        await world.advance("10m")
+        sent = await only(app)
+
+    assert (failed.status, sent.status) == ("failed", "sent")
+    assert len(box.asked) == 4
+
+
+@pytest.mark.parametrize("status", ["skipped", "expired"])
+async def test_skipped_and_expired_ones_are_sent_on_request(app: Duetime, status: str) -> None:
+    sent: list[str] = []
+    skips = [Skip("not today")] if status == "skipped" else []
+
+    @app.on_reminder
+    async def send(reminder: Reminder) -> Any:
+        if skips:
+            return skips.pop()
+        sent.append(reminder.key)
+        return Sent("ext")
+
+    async with app.testing(now=START) as world:
+        due = START + (2 * HOUR if status == "skipped" else -HOUR)
+        await put(app, due=due, remind={"rule": "-1h", "past": "send_now"})
+        await world.advance("65m")
+        ended = await only(app)
+        await app.reminders.resend(ended)
+        await world.advance("1s")
+        last = await only(app)
+
+    assert (ended.status, last.status) == (status, "sent")
+    assert sent == [ended.key]
+
+
+async def test_what_was_taken_is_another_message(app: Duetime) -> None:
+    box = Box(app, "push")
+    async with app.testing(now=START) as world:
+        await put(app)
+        await world.advance("65m")
+        first = await only(app)
+        await app.receipt("push-1", "bounced", reason="no such phone")
+        await world.advance("1s")
+        bounced = await only(app)
+        await app.reminders.resend(bounced)
+        await world.advance("1s")
+        again = await only(app)
+        await app.reminders.resend(again)
+        await world.advance("1s")
+        rounds = [(d.round, d.status.value) for d in await app.reminders.deliveries(again.id)]
+
+    assert (first.status, bounced.status, again.status) == ("sent", "failed", "sent")
+    assert [m.key for m in box.asked] == [
+        first.key,
+        f"{first.key}|snooze-1",
+        f"{first.key}|snooze-2",
+    ]
+    assert rounds == [(0, "bounced"), (1, "sent"), (2, "sent")]
+
+
+@pytest.mark.parametrize("change", ["complete", "move", "recipients", "rule"])
+async def test_what_is_no_longer_true_is_refused(app: Duetime, change: str) -> None:
+    box = Box(app, "push", LASTS)
+    async with app.testing(now=START) as world:
+        await put(app)
+        await world.advance("65m")
+        failed = await only(app)
+        match change:
+            case "complete":
+                await app.subjects.complete("game")
+            case "move":
+                await put(app, due=START + 9 * HOUR)
+            case "recipients":
+                await put(app, recipients=["bob"])
+            case "rule":
+                await put(app, remind="-5m")
+        with pytest.raises(InvalidInput, match="no longer true"):
+            await app.reminders.resend(failed)
+        await world.advance("10m")
+
+    assert box.messages == []
+
+
+async def test_a_subject_that_changes_after_the_request_withdraws_it(app: Duetime) -> None:
+    box = Box(app, "push", LASTS)
+    async with app.testing(now=START) as world:
+        await put(app)
+        await world.advance("65m")
+        await app.reminders.resend(await only(app))
+        await app.subjects.complete("game", reason="called off")
+        await world.advance("10m")
+        reminder = await only(app)
+
+    assert box.messages == []
+    assert (reminder.status, reminder.reason) == (
+        "cancelled",
+        "the subject was completed: called off",
+    )
+
+
+async def test_what_is_armed_withdrawn_or_not_there_is_refused(app: Duetime) -> None:
+    Box(app, "push")
+    async with app.testing(now=START):
+        await put(app)
+        armed = await only(app)
+        with pytest.raises(
+            InvalidInput, match=f"is armed: it is sent at .*, as job {armed.job_id}"
+        ):
+            await app.reminders.resend(armed)
+        await put(app, due=START + 9 * HOUR)
+        with pytest.raises(InvalidInput, match="is superseded"):
+            await app.reminders.resend(armed)
+        with pytest.raises(ReminderNotFound):
+            await app.reminders.resend(999)
+
+
+async def test_a_twin_that_was_sent_is_named(app: Duetime) -> None:
+    """Its subject is closed and opened again while it is being sent."""
+    sent: list[int] = []
+
+    @app.on_reminder
+    async def send(reminder: Reminder, ctx: Context) -> Sent | Retry:
+        if ctx.attempt == 1:
+            return Retry("busy", after="60s")
+        await app.subjects.complete("game")
+        await put(app)
+        sent.append(reminder.id)
+        return Sent("ext")
+
+    async with app.testing(now=START) as world:
+        await put(app)
+        await world.advance("62m")
+        [first, second] = sorted(await app.reminders.find(subject="game"), key=lambda r: r.id)
+        with pytest.raises(InvalidInput, match=f"was sent as reminder {first.id}"):
+            await app.reminders.resend(second)
+        await world.advance("1h")
+
+    assert (first.status, second.status) == ("sent", "skipped")
+    assert sent == [first.id]
+
+
+async def test_requeue_of_a_reminders_job_says_what_to_do(app: Duetime) -> None:
+    Box(app, "push", LASTS)
+
+    @app.task(max_attempts=1)
+    async def fails() -> None:
+        raise RuntimeError("no")
+
+    async with app.testing(now=START) as world:
+        await put(app)
+        await world.advance("65m")
+        other = await fails.enqueue()
+        await world.drain()
+        failed = await only(app)
+        assert failed.job_id is not None
+        with pytest.raises(InvalidInput, match=f"duetime reminders resend {failed.id}"):
+            await app.jobs.requeue(failed.job_id)
+        with pytest.raises(InvalidInput, match=r"app\.reminders\.resend"):
+            await app.jobs.requeue_many(task="duetime.remind")
+        count = await app.jobs.requeue_many()
+        job = await app.jobs.get(failed.job_id)
+
+    assert count == 1
+    assert job.state == "dead"
+    assert other.id != failed.job_id
