@@ -283,9 +283,10 @@ class Duetime:
 
     async def receipt(
         self,
-        external_id: str,
+        external_id: str | None,
         status: str,
         *,
+        key: str | None = None,
         reason: str | None = None,
         channel: str | None = None,
         by: str = "provider",
@@ -294,10 +295,12 @@ class Duetime:
         """Record what a provider tells later: `delivered`, `bounced`, `failed`, `acknowledged`.
 
         Returns how many deliveries it told more of: 0 if that was known, or is late. After
-        `bounced` or `failed` the next channel is tried. Raises `DeliveryNotFound`.
+        `bounced` or `failed` the next channel is tried. `key`: the message's, if the provider
+        echoes it. By it a message is found whose send is not recorded: the provider was faster, or
+        its answer was lost. Then it is not sent again. Raises `DeliveryNotFound`.
         """
         return await receipt(
-            self, external_id, status, reason=reason, channel=channel, by=by, tx=tx
+            self, external_id, status, key=key, reason=reason, channel=channel, by=by, tx=tx
         )
 
     def _register_remind(self, **options: Any) -> None:

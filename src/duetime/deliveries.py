@@ -7,12 +7,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from duetime import transaction
-from duetime.domain.delivery import Delivery, read_receipt
+from duetime.domain.delivery import HANDLER, Delivery, read_receipt
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.job import check_name
 from duetime.domain.reminder import Reminder
-from duetime.errors import InvalidInput
+from duetime.errors import DeliveryNotFound, InvalidInput
 from duetime.storage.deliveries import DeliveryStatements
+from duetime.storage.receipts import ReceiptStatements
 from duetime.storage.store import Statements
 
 if TYPE_CHECKING:
@@ -71,25 +72,49 @@ async def snooze(
 
 async def receipt(
     app: Duetime,
-    external_id: str,
+    external_id: str | None,
     status: str,
     *,
+    key: str | None = None,
     reason: str | None = None,
     channel: str | None = None,
     by: str = "provider",
     tx: Any = None,
 ) -> int:
     """See `app.receipt`."""
-    _check_external(external_id)
+    if external_id is not None:
+        _check_external(external_id)
+    elif key is None:
+        raise InvalidInput("A receipt names its message: give the provider's id, or key=.")
     told = read_receipt(status)
     actor = check_name(by, what="actor (by=)")
     why = None if reason is None else str(reason).replace("\x00", " ")[:_LONGEST_REASON]
-    changed: int = await perform(
-        app,
-        lambda s: s.receipt(external_id, told, reason=why, channel=channel, actor=actor),
-        tx,
-    )
+
+    def record(statements: DeliveryStatements) -> Statements:
+        try:
+            if external_id is not None:
+                return (
+                    yield from statements.receipt(
+                        external_id, told, reason=why, channel=channel, actor=actor
+                    )
+                )
+        except DeliveryNotFound:
+            if key is None:
+                raise
+        return (
+            yield from ReceiptStatements(statements.dialect).receipt_by_key(
+                str(key), told, external_id=external_id, reason=why, channel=channel,
+                only_channel=_only_channel(app), actor=actor,
+            )
+        )  # fmt: skip
+
+    changed: int = await perform(app, record, tx)
     return changed
+
+
+def _only_channel(app: Duetime) -> str | None:
+    names = [HANDLER] if app._sender.handler else list(app._sender.lines)
+    return names[0] if len(names) == 1 else None
 
 
 def id_of(reminder: Any) -> int:

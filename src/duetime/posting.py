@@ -99,6 +99,14 @@ class Posting:
         external_id = None if sent.external_id is None else str(sent.external_id)
         self.note(channel, DeliveryStatus.SENT, external_id=external_id)
 
+    def taken(self) -> Sent | None:
+        """A channel took it before, as it told by a receipt; the answer to us was lost."""
+        for known in list(self._deliveries.values()):
+            if known.status.accepted:
+                self.note(known.channel, known.status, tried=0)
+                return Sent(known.external_id)
+        return None
+
     async def send(
         self,
         routes: Iterable[Route],
@@ -108,11 +116,10 @@ class Posting:
         tz: str | None = None,
     ) -> Sent | Outcome:
         """Ask the channels in turn, until one accepts it or is to be asked again later."""
+        if (taken := self.taken()) is not None:
+            return taken
         for route in routes:
             known = self.known(route.channel)
-            if known.status.accepted:
-                self.note(route.channel, known.status, tried=0)
-                return Sent(known.external_id)
             if known.status.gave_up:
                 continue
             line = lines.get(route.channel)

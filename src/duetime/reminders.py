@@ -80,6 +80,13 @@ class Scopes:
         count: int = await perform(self._app, lambda s: s.put_scope(scope, actor=actor), tx)
         return count
 
+    async def delete(self, ref: str, *, by: str = "unknown", tx: Any = None) -> bool:
+        """Delete a scope with nothing inside it; return whether it was there."""
+        actor = check_name(by, what="actor (by=)")
+        name = check_name(ref, what="scope")
+        gone: bool = await perform(self._app, lambda s: s.delete_scope(name, actor=actor), tx)
+        return gone
+
     async def all(self) -> list[ScopeInfo]:
         """Return every scope, with what it says itself."""
         scopes: list[ScopeInfo] = await perform(self._app, lambda s: s.scopes(), reads=True)
@@ -239,6 +246,18 @@ class Subjects:
             raise SubjectNotFound(ref)
         subject: Subject = found[0]
         return subject
+
+    async def find(self, *, scope: str | None = None, status: str | None = None) -> list[Subject]:
+        """Return subjects, the next due first; at most 1,000.
+
+        `scope`: that one and all inside it. `status`: `open` or `done`.
+        """
+        if status not in (None, "open", "done"):
+            raise InvalidInput(f"There is no status {status!r}. There are: open, done.")
+        found: list[Subject] = await perform(
+            self._app, lambda s: s.list_subjects(scope=scope, status=status), reads=True
+        )
+        return found
 
     async def rules(self, ref: str) -> tuple[list[str], str | None]:
         """Return the rules that hold for a subject, and the level that they come from."""

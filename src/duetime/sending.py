@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from duetime.channels.channel import Sent
 from duetime.deliveries import perform
 from duetime.digests import send_digest
-from duetime.domain.delivery import DeliveryStatus, say_failures
+from duetime.domain.delivery import HANDLER, DeliveryStatus, say_failures
 from duetime.domain.outcome import Completed, Discard, Outcome, Retry, Skip, Snooze
 from duetime.domain.recipient import Route
 from duetime.domain.reminder import Reminder, ReminderStatus
@@ -25,8 +25,6 @@ from duetime.task import Task
 if TYPE_CHECKING:
     from duetime.app import Duetime
 
-HANDLER = "handler"
-"""The channel of what a handler sends."""
 _TWIN_AGAIN = "250ms"
 
 
@@ -121,6 +119,8 @@ class Sender:
             to = ready.reminder.to
             tz = None if to is None else to.tz
             return await posting.send(routes, self.lines, self.messages, tz=tz)
+        if (taken := posting.taken()) is not None:
+            return taken
         if posting.known(HANDLER).status.gave_up:
             return Discard(say_failures(ready.deliveries.values()))
         try:

@@ -393,3 +393,46 @@ async def test_the_audit_names_what_it_has(app: Duetime) -> None:
     for entity in ("game:1", "game", ""):
         with pytest.raises(InvalidInput, match="subject:…, scope:…, recipient:…"):
             await app.audit(entity)
+
+
+async def test_subjects_are_listed_by_scope_with_all_inside_it(app: Duetime) -> None:
+    async with app.testing(now=START):
+        await app.scopes.put("guild:1")
+        await app.scopes.put("channel:9", parent="guild:1")
+        await app.scopes.put("guild:2")
+        await app.subjects.put("late", scope="channel:9", due=START + 2 * DAY)
+        await app.subjects.put("soon", scope="guild:1", due=START + DAY)
+        await app.subjects.put("open end", scope="guild:1", due=None)
+        await app.subjects.put("elsewhere", scope="guild:2", due=START + HOUR)
+        await app.subjects.complete("late")
+
+        async def refs(**which: Any) -> list[str]:
+            return [subject.ref for subject in await app.subjects.find(**which)]
+
+        assert await refs() == ["elsewhere", "soon", "late", "open end"]
+        assert await refs(scope="guild:1") == ["soon", "late", "open end"]
+        assert await refs(scope="guild:1", status="open") == ["soon", "open end"]
+        assert await refs(scope="channel:9", status="done") == ["late"]
+        assert await refs(scope="nowhere") == []
+        with pytest.raises(InvalidInput, match="There are: open, done"):
+            await app.subjects.find(status="closed")
+
+
+async def test_a_scope_is_deleted_only_when_nothing_is_inside_it(app: Duetime) -> None:
+    async with app.testing(now=START):
+        await app.scopes.put("guild:1", remind=["-1h"])
+        await app.scopes.put("channel:9", parent="guild:1")
+        await app.subjects.put("game:42", scope="channel:9", due=START + DAY)
+        with pytest.raises(InvalidInput, match="1 scopes and 0 subjects"):
+            await app.scopes.delete("guild:1")
+        with pytest.raises(InvalidInput, match="0 scopes and 1 subjects"):
+            await app.scopes.delete("channel:9")
+        await app.subjects.delete("game:42")
+
+        assert await app.scopes.delete("channel:9", by="ann")
+        assert await app.scopes.delete("guild:1")
+        assert not await app.scopes.delete("guild:1")
+        assert await app.scopes.all() == []
+        [deleted, _] = await app.audit("scope:channel:9")
+
+    assert (deleted.actor, deleted.action) == ("ann", "scope.deleted")

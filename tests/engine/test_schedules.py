@@ -31,6 +31,7 @@ from tests.conftest import Backend
 from tests.waiting import until, until_true
 from tests.workload import end_worker, start_worker
 
+LEAD = timedelta(milliseconds=50)
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
@@ -514,9 +515,11 @@ async def test_pause_and_resume_while_workers_run(make_app: MakeApp, notes: Note
     assert paused.paused_at is not None
     assert (paused.enabled, paused.next_run_at, waiting) == (False, None, [])
     ran = [tick for tick in ticks if not paused.paused_at < tick <= resumed]
-    # A run that was claimed at the moment of the pause may have been stopped at the gate.
+    # A run that was claimed at the moment of the pause may have been stopped at the gate; one whose
+    # tick was less than 50 ms away may have been let through.
+    ahead = [tick for tick in ticks if tick - LEAD < paused.paused_at < tick]
     started = sorted(filter(None, notes.ticks))
-    assert set(started) <= set(ran)
+    assert set(started) <= {*ran, *ahead}
     assert len(started) == len(set(started)) >= len(ran) - 1
     assert [row.tick for row in rows] == ticks
     for row in rows:

@@ -51,7 +51,7 @@ class Prepared:
         text = self._sql[name]
         for place, parameter in enumerate(names, 1):
             text = text.replace(f"%({parameter})s", f"${place}")
-        types = {"want": "integer", "worker": "bigint", "queue": "text"}
+        types = {"want": "integer", "worker": "bigint", "queue": "text", "lead": "float8"}
         kinds = ", ".join(types.get(parameter, "unknown") for parameter in names)
         self._connection.execute(f"prepare {name} ({kinds}) as {text}")
         self.names = {**getattr(self, "names", {}), name: names}
@@ -89,7 +89,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Prepared]:
             connection.execute("set enable_seqscan = off")
             connection.execute("set jit = off")
             prepared = Prepared(connection, store._sql)
-            prepared.prepare("claim", worker=1, want=500, lanes=LANES)
+            prepared.prepare("claim", worker=1, want=500, lanes=LANES, lead=0.0)
             prepared.prepare("next_run_at", queues=["default"])
             prepared.prepare("finish", **ending([]))
             with psycopg.ClientCursor(connection) as cursor:
@@ -110,7 +110,7 @@ def ending(jobs: list[int]) -> dict[str, Any]:
 
 
 def test_claim_walks_its_lane_and_no_table(session: Prepared) -> None:
-    plan = session.plan("claim", worker=1, want=500, lanes=LANES)
+    plan = session.plan("claim", worker=1, want=500, lanes=LANES, lead=0.0)
 
     assert "Index Scan using due_pkey" in plan
     assert "Tid Scan on due" in plan

@@ -91,6 +91,24 @@ def put_command(
         click.echo(f"  below  {plural(count, 'open subject')} looked at again")
 
 
+@scopes.command("delete")
+@click.argument("ref")
+@by_option
+@click.pass_context
+def delete_command(context: click.Context, ref: str, by: str) -> None:
+    """Delete the scope REF. Refused while scopes or subjects are inside it."""
+
+    async def delete(app: Duetime) -> bool:
+        return await app.scopes.delete(ref, by=by)
+
+    target = target_of(context)
+    gone = target.run(delete)
+    if target.json:
+        print_json({"scope": ref, "deleted": gone})
+    else:
+        click.echo(f"Scope {one_line(ref)} is {'deleted' if gone else 'not there'}.")
+
+
 def _say(scope: ScopeInfo) -> str:
     if scope.rules is None and scope.parent is None:
         return "none set"

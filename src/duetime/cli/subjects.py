@@ -10,7 +10,15 @@ import msgspec
 
 from duetime.app import Duetime
 from duetime.cli.moment import MOMENT, Moment, iso
-from duetime.cli.output import compact, exact, one_line, plural, print_facts, print_json
+from duetime.cli.output import (
+    compact,
+    exact,
+    one_line,
+    plural,
+    print_facts,
+    print_json,
+    print_table,
+)
 from duetime.cli.person import by_option
 from duetime.cli.reminders import (
     read_rules,
@@ -35,6 +43,7 @@ from duetime.cli.subject_occurrences import (
 from duetime.cli.target import Group, target_of
 from duetime.domain.recurrence import Occurrence
 from duetime.domain.reminder import Reminder, ReminderStatus, Subject
+from duetime.domain.rule import say_moment
 from duetime.operate import as_json
 
 
@@ -73,6 +82,42 @@ def subjects() -> None:
 
 for command in (skip_command, move_command, restore_command, export_command, import_command):
     subjects.add_command(command)
+
+
+@subjects.command("list")
+@click.option("--scope", metavar="REF", help="Only of this scope and of all inside it.")
+@click.option("--status", type=click.Choice(["open", "done"]), help="Only these.")
+@click.pass_context
+def list_command(context: click.Context, scope: str | None, status: str | None) -> None:
+    """List subjects, the next due first; at most 1,000."""
+
+    async def look(app: Duetime) -> list[Subject]:
+        return await app.subjects.find(scope=scope, status=status)
+
+    target = target_of(context)
+    found = target.run(look)
+    if target.json:
+        print_json([_plain(subject) for subject in found])
+        return
+    if not found:
+        click.echo("No subjects. Put one: duetime subjects put game:42 --due 2026-12-24T18:00Z")
+        return
+    print_table(
+        ("SUBJECT", "STATUS", "DUE (UTC)", "SCOPE", "RULES", "RECIPIENTS"),
+        [
+            (
+                subject.ref,
+                subject.status,
+                subject.repeats.describe()
+                if subject.repeats
+                else subject.due_at and say_moment(subject.due_at),
+                subject.scope,
+                say_rules(subject.rules),
+                ", ".join(subject.recipients),
+            )
+            for subject in found
+        ],
+    )
 
 
 @subjects.command("show")
@@ -246,9 +291,15 @@ async def _find(app: Duetime, ref: str) -> Found:
 def _json(found: Found) -> dict[str, Any]:
     own = {"own_rules": rules_json(found.subject.rules)}
     shown = [reminder_json(reminder) for reminder in found.reminders]
-    subject = msgspec.structs.replace(found.subject, repeats=None, planned=None)
-    plain = {name: value for name, value in dict(as_json(subject)).items() if name != "planned"}
-    return plain | own | _rules(found) | _again(found) | {"reminders": shown}
+    return _plain(found.subject) | own | _rules(found) | _again(found) | {"reminders": shown}
+
+
+def _plain(subject: Subject) -> dict[str, Any]:
+    repeats = None if subject.repeats is None else subject.repeats.to_json()
+    rules = {"rules": rules_json(subject.rules), "repeats": repeats}
+    bare = msgspec.structs.replace(subject, repeats=None, planned=None)
+    plain = {name: value for name, value in dict(as_json(bare)).items() if name != "planned"}
+    return plain | rules
 
 
 def _again(found: Found) -> dict[str, Any]:

@@ -11,6 +11,9 @@ import msgspec
 from duetime.domain.rule import say_moment
 from duetime.errors import InvalidInput
 
+HANDLER = "handler"
+"""The channel of what a handler sends."""
+
 
 class DeliveryStatus(StrEnum):
     """What became of a delivery. The first is still open."""

@@ -83,6 +83,24 @@ class ReminderStatements:
             )
         return count
 
+    def delete_scope(self, ref: str, *, actor: str) -> Statements:
+        """Return whether it was there; raise `InvalidInput` if something is inside it."""
+        yield from self._dialect.run("scope_turn", {})
+        yield from self._dialect.run("scope_own", {"ref": ref})
+        known = yield from self._scopes([ref])
+        if ref not in known:
+            return False
+        [(scopes, subjects)] = yield from self._dialect.run("scope_used", {"ref": ref})
+        if scopes or subjects:
+            raise InvalidInput(
+                f"Inside the scope {ref!r} are {scopes} scopes and {subjects} subjects. Put them "
+                "elsewhere or delete them first. For no reminders, give it no rules: remind=[]."
+            )
+        yield from self._dialect.run("scope_delete", {"ref": ref})
+        before = _scope_json(known[ref])
+        yield from self._audit(actor, "scope.deleted", f"scope:{ref}", before, None)
+        return True
+
     def scopes(self) -> Statements:
         rows = yield from self._dialect.run("scope_find", {})
         return [_scope(row) for row in rows]
@@ -177,6 +195,10 @@ class ReminderStatements:
     def subjects(self, refs: Sequence[str] | None) -> Statements:
         given = None if refs is None else list(refs)
         rows = yield from self._dialect.run("subject_find", {"refs": given})
+        return [self._subject(row) for row in rows]
+
+    def list_subjects(self, *, scope: str | None, status: str | None) -> Statements:
+        rows = yield from self._dialect.run("subject_list", {"scope": scope, "status": status})
         return [self._subject(row) for row in rows]
 
     def levels(self, subject: Subject) -> Statements:

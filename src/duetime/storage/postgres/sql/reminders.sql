@@ -84,6 +84,29 @@ where (json_typeof(i.doc -> 'refs') = 'null'
        or s.ref = any (array(select value from json_array_elements_text(i.doc -> 'refs'))))
 order by s.due_at, s.ref limit 1000;
 
+-- name: subject_list
+-- Of one scope and of all inside it, or of none in particular; the next due first.
+with recursive input as (
+    select g.scope, g.status from json_to_record(%s::json) as g(scope text, status text)
+), below as (
+    select i.scope as ref from input as i
+    union
+    select s.ref from duetime.scope as s join below as b on s.parent = b.ref
+)
+select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules::text, s.data::text,
+    s.recipients::text, s.revision, s.created_at, s.updated_at, s.repeats::text, s.planned_from,
+    s.planned_until
+from duetime.subject as s cross join input as i
+where (i.scope is null or s.scope in (select b.ref from below as b))
+  and (i.status is null or s.status = i.status)
+order by s.due_at nulls last, s.ref limit 1000;
+
+-- name: scope_used
+-- What keeps a scope from being deleted: scopes and subjects inside it.
+select (select count(*) from duetime.scope as s where s.parent = g.ref),
+    (select count(*) from duetime.subject as s where s.scope = g.ref)
+from json_to_record(%s::json) as g(ref text);
+
 -- name: subject_insert
 insert into duetime.subject (ref, scope, due_at, tz, status, rules, data, recipients, repeats)
 select g.ref, g.scope, g.due_at, g.tz, g.status, g.rules, g.data, g.recipients, g.repeats

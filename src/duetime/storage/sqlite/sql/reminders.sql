@@ -79,6 +79,30 @@ where json_extract(i.doc, '$.doc.refs') is null
    or s.ref in (select e.value from json_each(i.doc, '$.doc.refs') as e)
 order by s.due_at, s.ref limit 1000;
 
+-- name: subject_list
+-- Of one scope and of all inside it, or of none in particular; the next due first.
+with recursive input(scope, status) as (
+    select json_extract(d.doc, '$.doc.scope'), json_extract(d.doc, '$.doc.status')
+    from (select ? as doc) as d
+), below(ref) as (
+    select i.scope from input as i
+    union
+    select s.ref from duetime_scope as s join below as b on s.parent = b.ref
+)
+select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules, s.data, s.recipients, s.revision,
+    s.created_at, s.updated_at, s.repeats, s.planned_from, s.planned_until
+from duetime_subject as s cross join input as i
+where (i.scope is null or s.scope in (select b.ref from below as b))
+  and (i.status is null or s.status = i.status)
+order by s.due_at is null, s.due_at, s.ref limit 1000;
+
+-- name: scope_used
+-- What keeps a scope from being deleted: scopes and subjects inside it.
+with input(ref) as (select json_extract(?, '$.doc.ref'))
+select (select count(*) from duetime_scope as s where s.parent = i.ref),
+    (select count(*) from duetime_subject as s where s.scope = i.ref)
+from input as i;
+
 -- name: subject_insert
 with input(doc) as (select ?)
 update duetime_counter set value = value + (select json_array_length(doc, '$.doc') from input)
