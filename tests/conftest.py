@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from duetime.storage.migrations import upgrade
+from duetime.storage.postgres.migrator import PostgresMigrator
 from tests.postgres_binaries import find_system, find_wheel
 from tests.servers import PostgresServer
 
 BACKENDS = ("postgres15", "postgres18", "sqlite")
+WITH_TABLES = {"conformance", "engine", "storage", "channels"}
+"""Where databases come with Duetime's tables, copied: on PostgreSQL to make them takes 0.3 s."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A fresh, empty database."""
+    """A fresh database: with Duetime's tables, as the tests of `WITH_TABLES` get it, or empty."""
 
     name: str
     url: str
@@ -54,22 +58,39 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
     if name == "sqlite":
         yield Backend(name, f"sqlite:///{tmp_path / 'duetime.db'}")
         return
-    with fresh_database(request.getfixturevalue(name)) as url:
+    with fresh_database(request.getfixturevalue(name), tables=_with_tables(request)) as url:
         yield Backend(name, url)
 
 
 @pytest.fixture
-def pg_url(postgres15: PostgresServer) -> Iterator[str]:
+def pg_url(request: pytest.FixtureRequest, postgres15: PostgresServer) -> Iterator[str]:
     """The URL of a fresh database on Debian's PostgreSQL."""
-    with fresh_database(postgres15) as url:
+    with fresh_database(postgres15, tables=_with_tables(request)) as url:
         yield url
 
 
+def _with_tables(request: pytest.FixtureRequest) -> bool:
+    return request.path.parent.name in WITH_TABLES
+
+
 @contextmanager
-def fresh_database(server: PostgresServer) -> Iterator[str]:
-    name = server.create_database()
+def fresh_database(server: PostgresServer, *, tables: bool = False) -> Iterator[str]:
+    name = server.create_database(template=_template(server) if tables else "template0")
     try:
         yield server.dsn(name)
     finally:
         if server.running:
             server.drop_database(name)
+
+
+_TEMPLATE = "duetime_tables"
+_made: set[int] = set()
+
+
+def _template(server: PostgresServer) -> str:
+    """The name of a database with Duetime's tables, to be copied."""
+    if id(server) not in _made:
+        server.create_database(_TEMPLATE)
+        upgrade(PostgresMigrator(server.dsn(_TEMPLATE)))
+        _made.add(id(server))
+    return _TEMPLATE

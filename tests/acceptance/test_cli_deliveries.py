@@ -73,6 +73,39 @@ async def test_deliveries_are_shown_acknowledged_and_snoozed(
 
 
 @on_both
+async def test_a_reminder_that_failed_is_sent_again(backend: Backend, app: Duetime) -> None:
+    box = Box("mail", NotSent("no such address", passing=False))
+    app.add_channel(box)
+    due = datetime.now(UTC) + timedelta(hours=1)
+    rule = {"rule": "-2h", "past": "send_now"}
+
+    async def is_there(status: str) -> bool:
+        return bool(await app.reminders.find(status=status))
+
+    async with app.worker():
+        await app.subjects.put("game", due=due, remind=rule, recipients=["ann"])
+        await until(lambda: is_there("failed"))
+    [failed] = await app.reminders.find()
+    box.failure = None
+    requeued = duetime(backend.url, "jobs", "requeue", str(failed.job_id))
+    resent = duetime(backend.url, "reminders", "resend", str(failed.id), "--by", "eve")
+    twice = duetime(backend.url, "reminders", "resend", str(failed.id))
+    async with app.worker():
+        await until(lambda: is_there("sent"))
+    again = duetime(backend.url, "reminders", "resend", str(failed.id), "--json")
+    completed = duetime(backend.url, "subjects", "complete", "game", "--reason", "over")
+    [event, *_] = await app.audit("subject:game")
+
+    assert requeued.code == 1
+    assert f"`duetime reminders resend {failed.id}`" in requeued.err
+    assert re.fullmatch(rf"Reminder {failed.id} is due now, as job \d+\.\n", resent.out)
+    assert (twice.code, "is armed" in twice.err) == (1, True)
+    assert (again.json["status"], again.json["key"]) == ("armed", f"{failed.key}|snooze-1")
+    assert completed.code == 0
+    assert (event.action, event.reason) == ("subject.completed", "over")
+
+
+@on_both
 async def test_what_cannot_be_done_says_why(backend: Backend, app: Duetime) -> None:
     app.add_channel(Box("mail"))
     due = datetime.now(UTC) + timedelta(hours=9)

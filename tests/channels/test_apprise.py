@@ -94,3 +94,8 @@ def test_a_url_that_apprise_cannot_read_is_told_without_its_token() -> None:
         Apprise("nosuch://T0KEN@host")
 
     assert "T0KEN" not in str(failure.value)
+
+
+def test_a_text_is_not_a_list_of_schemas() -> None:
+    with pytest.raises(InvalidInput, match=r"write schemas=\['json'\]"):
+        Apprise(schemas="json")

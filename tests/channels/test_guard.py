@@ -100,6 +100,11 @@ def test_what_cannot_be_allowed_is_told_at_once(entry: str) -> None:
         Guard(allow=[entry])
 
 
+def test_a_text_is_not_a_list_of_hosts() -> None:
+    with pytest.raises(InvalidInput, match=r"write allow=\['hooks.internal'\]"):
+        Guard(allow="hooks.internal")
+
+
 async def test_a_name_without_addresses_may_get_one() -> None:
     async def nowhere(host: str, port: int) -> list[str]:
         return []

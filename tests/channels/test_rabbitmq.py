@@ -66,6 +66,26 @@ async def test_the_event_says_what_is_due(
     }
 
 
+async def test_the_events_type_and_routing_key_may_be_ones_own(
+    queue: aio_pika.abc.AbstractQueue, rabbitmq: RabbitMQServer
+) -> None:
+    await queue.bind("reminders", "game.*")
+    channel = RabbitMQ(rabbitmq.url, exchange="reminders", event="game.reminder_due")
+
+    await channel.send(message(address=None))
+    await channel.send(message(address="reminder.other", event="reminder.digest"))
+    await channel.close()
+
+    events = [(event.routing_key, event.type) for event in await take_all(queue)]
+    assert events == [
+        ("game.reminder_due", "game.reminder_due"),
+        ("reminder.other", "reminder.digest"),
+    ]
+    await queue.unbind("reminders", "game.*")
+    with pytest.raises(InvalidInput, match="event"):
+        RabbitMQ(rabbitmq.url, event="")
+
+
 async def test_what_no_queue_takes_is_told_with_its_place(
     queue: aio_pika.abc.AbstractQueue, events: RabbitMQ
 ) -> None:

@@ -487,6 +487,7 @@ def _moment(value: Any) -> datetime:
         ({"when": "true); drop table games; --"}, "one condition of SQL"),
         ({"when": "status = 'open"}, "quote is not closed"),
         ({"when": "count(*) > 1"}, "with the condition"),
+        ({"when": "not dne"}, "dne"),
         ({"scope": "channel:{}"}, "scope is a column, or a pattern"),
         ({"scope": "{guild_id}"}, "has no column 'guild_id'"),
         ({"tz": "Europe/Berlim"}, "tz is a column or a time zone"),
@@ -501,8 +502,10 @@ async def test_what_cannot_be_tracked_is_told_and_changes_nothing(
     table.run(f"create table games (id integer primary key, starts_at {table.due}, status text)")
     given: dict[str, Any] = {"id": "id", "due": "starts_at"} | options
 
-    with pytest.raises(InvalidInput, match=_escaped(told)):
+    with pytest.raises(InvalidInput, match=_escaped(told)) as refused:
         await app.track("games", **given)
+
+    assert "db upgrade" not in str(refused.value)
 
     assert await app.tracked() == []
     with pytest.raises(InvalidInput, match="There is no table 'gmaes'"):

@@ -215,6 +215,25 @@ async def test_finish_in_a_transaction_is_fenced(store: Store, clock: Clock, han
     assert (await get(store, job_id)).state is JobState.RETRYING
 
 
+async def test_of_several_finished_in_a_transaction_each_is_fenced(
+    store: Store, hand: Hand
+) -> None:
+    ids = [await enqueue(store) for _ in range(3)]
+    lost = await hand.claim_one()
+    await hand.release(lost)
+    jobs = {job.id: job for job in await hand.claim(3)}
+    jobs[lost.id] = lost
+    async with store.transaction() as connection:
+        several = [ended(jobs[job_id]) for job_id in reversed(ids)]
+        accepted = await drive(connection, store.finish_many_in(several))
+    states = [(await get(store, job_id)).state for job_id in ids]
+
+    assert accepted == [job_id != lost.id for job_id in reversed(ids)]
+    assert states == [
+        JobState.COMPLETED if job_id != lost.id else JobState.RUNNING for job_id in ids
+    ]
+
+
 async def test_finish_after_the_finish_in_a_transaction_is_refused(
     store: Store, clock: Clock, hand: Hand
 ) -> None:

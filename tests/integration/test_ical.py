@@ -456,6 +456,10 @@ async def test_what_is_exported_is_imported_as_it_was(app: Duetime) -> None:
             await app.subjects.export_ical(["cron", "gone"])
         with pytest.raises(InvalidInput, match="There is no scope"):
             await app.subjects.export_ical(scope="gone")
+        with pytest.raises(InvalidInput, match="list of names"):
+            await app.subjects.export_ical("cron")
+        with pytest.raises(InvalidInput, match="list of names"):
+            await app.subjects.import_ical(everything, recipients="ann")
 
     def refs(file: bytes) -> list[str]:
         return [str(one["UID"]) for one in icalendar.Calendar.from_ical(file).walk("VEVENT")]
