@@ -113,7 +113,7 @@ async def test_a_subject_is_put_moved_and_shown(backend: Backend, app: Duetime) 
     assert "  rules  -1d, from guild:1\n  armed  2 reminders\n" in added.out
     assert same.json == {
         "subject": "game:42", "result": "same", "due_at": "2999-12-24T18:00:00Z",
-        "rules": ["-1d"], "rules_from": "guild:1", "armed": 2,
+        "rules": ["-1d"], "rules_from": "guild:1", "armed": 2, "repeats": None, "occurrences": [],
     }  # fmt: skip
     assert moved.out.startswith("Subject game:42 is changed.\n")
     head, _, table = shown.out.partition("\n\nIts reminders:\n")
@@ -236,7 +236,7 @@ async def test_a_subject_is_completed_and_deleted(backend: Backend, app: Duetime
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (("subjects", "put", "a"), "Missing option '--due'"),
+        (("subjects", "put", "a"), "Give either --due or --repeats"),
         (("subjects", "put", "a", "--due", "soon"), "neither a span such as '30m' nor a time"),
         (("subjects", "put", "a", "--due", "2026-12-24"), "Write '2026-12-24T00:00:00Z'"),
         ((*GAME, "--data", "[7]"), "is not a JSON object"),

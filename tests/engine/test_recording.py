@@ -80,7 +80,7 @@ class Choir:
         self.keys: Counter[str] = Counter()
         self.go = asyncio.Event()
 
-        @app.on_reminder(retry=Constant("100ms"))
+        @app.on_reminder(retry=Constant("100ms", max_attempts=100))
         async def send(reminder: Reminder, ctx: Context) -> Sent:
             self.keys[ctx.key] += 1
             await self.go.wait()
