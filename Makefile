@@ -8,6 +8,9 @@ CORE := .venv/.core
 DEV := .venv/.dev
 PYTEST := $(BIN)/python -m pytest
 
+# The tests start hundreds of commands: none should compile our code again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format bench chaos docs lock clean
 
