@@ -456,12 +456,15 @@ async def test_nothing_is_left_in_the_database(app: Duetime, backend: Backend) -
 
     if not backend.is_postgres:
         pytest.skip("a temporary folder")
-    async with app.testing():
-        pass
+    with psycopg.connect(backend.url, autocommit=True) as connection:
+        schemas = "select nspname from pg_namespace order by 1"
+        before = connection.execute(schemas).fetchall()
+        async with app.testing():
+            meanwhile = connection.execute(schemas).fetchall()
+        left = connection.execute(schemas).fetchall()
 
-    with psycopg.connect(backend.url) as connection:
-        left = connection.execute("select nspname from pg_namespace where nspname like 'duetime%'")
-        assert left.fetchall() == []
+    assert len(meanwhile) == len(before) + 1
+    assert left == before
 
 
 async def test_an_open_transaction_does_not_hold_up_the_tests(
