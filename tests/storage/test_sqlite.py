@@ -144,7 +144,8 @@ def test_tables_of_another_prefix_have_no_other_name(tmp_path: Path) -> None:
     file = str(tmp_path / "jobs.db")
     upgrade(SqliteMigrator(file, "my_"))
 
-    assert not any("duetime" in sql for sql in _schema(file))
+    # The tasks of its own are called so everywhere.
+    assert not any("duetime" in sql.replace("'duetime.re", "'") for sql in _schema(file))
 
 
 @pytest.mark.parametrize("prefix", ["", "1a", "a-b", "A", "sqlite_x", "x" * 41, "a b", "a;"])
@@ -632,8 +633,8 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "old_jobs": {"ended_as": "completed", "before": 1, "batch": 1000},
     "requeue": {"jobs": "[1, 2]", "run_at": 0},
     "list_given_jobs": {
-        "ids": "[1, 2]", "states": None, "queue": None, "task": None, "key": None, "before": None,
-        "limit": 10,
+        "ids": "[1, 2]", "states": None, "queue": None, "task": None, "but_task": None,
+        "key": None, "before": None, "limit": 10,
     },
 }  # fmt: skip
 BIG = ("duetime_job", "duetime_due", "duetime_attempt")
