@@ -20,11 +20,14 @@ help: ## List the targets
 demo: $(CORE) ## Jobs on time, retried and recovered, on SQLite, in under a minute
 	@$(BIN)/python examples/demo.py
 
-# What is timed runs by itself, what is not in two processes.
+# What is timed runs by itself, what is not in three processes, which often wait.
+TIMED := $(addprefix tests/engine/test_,campaigns.py failures.py limits.py memory_schedules.py \
+	pgbouncer.py schedules.py sql_api.py worker.py)
+
 test: $(DEV) ## Run every test but the chaos, on SQLite and two versions of PostgreSQL
 	@$(BIN)/python -m tests.setup_servers
-	@$(PYTEST) -m "not chaos" -n 2 --dist worksteal --ignore tests/engine $(PYTEST_ARGS)
-	@$(PYTEST) -m "not chaos" tests/engine $(PYTEST_ARGS)
+	@$(PYTEST) -m "not chaos" -n 3 --dist worksteal $(addprefix --ignore ,$(TIMED)) $(PYTEST_ARGS)
+	@$(PYTEST) -m "not chaos" $(TIMED) $(PYTEST_ARGS)
 
 check: $(DEV) ## Formatting, lint, types, import rules
 	@$(BIN)/ruff format --check .

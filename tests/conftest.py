@@ -20,7 +20,8 @@ WITH_TABLES = {"conformance", "engine", "storage", "channels"}
 
 
 ON_TWO = {
-    "test_deliveries", "test_digests", "test_early_receipts", "test_rearm_task", "test_recipients",
+    "test_deliveries", "test_digests", "test_early_receipts", "test_ical", "test_rearm_task",
+    "test_recipients",
     "test_recurring", "test_reminder_retention", "test_resend", "test_schedule_model",
     "test_tracking",
 }  # fmt: skip

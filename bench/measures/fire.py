@@ -1,8 +1,9 @@
 """A thousand schedules due in the same second, and fifty workers that race for them.
 
 The workers live in several processes, each with one pool of connections. They claim ahead of the
-tick, so a claim's latency is its own: from its look until the worker holds the job. The rate counts from the look of the first claim to
-the answer of the last. The baseline is a claim by hand, with as many connections.
+tick, so a claim's latency is its own: from its look until the worker holds the job. The rate counts
+from the look of the first claim to the answer of the last. The baseline is a claim by hand, with as
+many connections.
 """
 
 from __future__ import annotations
