@@ -17,7 +17,15 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from duetime.domain.rule import read_moment, say_moment
-from duetime.domain.timetable import EPOCH, Interval, Once, RuleTimes, Timetable, timetable
+from duetime.domain.timetable import (
+    EPOCH,
+    Interval,
+    Once,
+    RuleTimes,
+    Timetable,
+    read_aware,
+    timetable,
+)
 from duetime.errors import InvalidInput
 
 MOST_EXCEPTIONS = 2000
@@ -268,21 +276,7 @@ def _latest(at: datetime, exception: Exception_) -> datetime:
 
 
 def _moment(value: Any, name: str) -> datetime:
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value.strip())
-        except ValueError:
-            raise InvalidInput(
-                f"{name} {value[:40]!r} is not a time. Write it as '2026-03-02T09:00:00Z'."
-            ) from None
-    if not isinstance(value, datetime):
-        raise InvalidInput(f"{name} must be a datetime with a time zone, not {value!r:.60}.")
-    if value.utcoffset() is None:
-        raise InvalidInput(
-            f"{name} has no time zone: {value.isoformat()}. Give an aware datetime, or text that "
-            "ends in 'Z' or an offset such as '+02:00'."
-        )
-    return read_moment(value)
+    return read_moment(read_aware(value, name))
 
 
 @lru_cache(maxsize=4096)

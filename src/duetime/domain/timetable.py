@@ -143,7 +143,7 @@ class Timetable(msgspec.Struct, frozen=True):
         From `start` on, before `end`, in the years 1970 to 8999. Ends if there are no more.
         """
         first = self.start or EPOCH
-        return self._ticks(max(_aware(after, "after"), first - _MOMENT), self.end or END)
+        return self._ticks(max(read_aware(after, "after"), first - _MOMENT), self.end or END)
 
     def _ticks(self, after: datetime, end: datetime) -> Iterator[Tick]:
         if after >= end:
@@ -413,7 +413,7 @@ def _span(value: Any, name: str) -> timedelta:
 
 def _moment(value: Any, name: str) -> datetime:
     """Return an aware datetime, or its ISO text, in UTC, if a tick can lie there."""
-    instant = _aware(value, name)
+    instant = read_aware(value, name)
     if not EPOCH <= instant < END:
         raise InvalidSchedule(
             f"{name} must lie in the years 1970 to 8999, got {instant.isoformat()}."
@@ -421,7 +421,8 @@ def _moment(value: Any, name: str) -> datetime:
     return instant
 
 
-def _aware(value: Any, name: str) -> datetime:
+def read_aware(value: Any, name: str) -> datetime:
+    """Return an aware datetime, or its ISO text, in UTC."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value.strip())
