@@ -16,6 +16,7 @@ from duetime.domain.retry import RetryPolicy
 from duetime.errors import InvalidArguments, InvalidInput
 
 MAX_ARGS_BYTES = 1024 * 1024
+_UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, RecursionError)
 _PATH = re.compile(r"at `\$\.(\w+)")
 _SOUND = frozenset({int, bool, type(None)})
 _FIELD = re.compile(r"(?:missing required|unknown) field `(\w+)`")
@@ -86,28 +87,31 @@ class TaskDefinition:
                 f"{self.options.max_args_bytes:,}. Store the data elsewhere and pass a reference.",
                 task=self.name,
             )
-        self._read(raw)
+        try:
+            self._decoder.decode(raw)
+        except _UNREADABLE as error:
+            raise self._unreadable(error) from None
         return msgspec.Raw(raw)
 
     def decode(self, args: str | bytes) -> dict[str, Any]:
         """Return the keyword arguments of the call; raise `InvalidArguments`."""
         if not self._fields and args == "{}":
             return {}
-        return msgspec.structs.asdict(self._read(args))
-
-    def _read(self, raw: str | bytes) -> Any:
         try:
-            return self._decoder.decode(raw)
-        except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
-            found = _PATH.search(str(error)) or _FIELD.search(str(error))
-            argument = found[1] if found else None
-            where = f"argument {argument!r}" if argument else "the arguments"
-            raise InvalidArguments(
-                f"Task {self.name!r}: {where} cannot be used: {error}. "
-                f"It is called as {self.name}{self._call}.",
-                task=self.name,
-                argument=argument,
-            ) from None
+            return msgspec.structs.asdict(self._decoder.decode(args))
+        except _UNREADABLE as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: Exception) -> InvalidArguments:
+        found = _PATH.search(str(error)) or _FIELD.search(str(error))
+        argument = found[1] if found else None
+        where = f"argument {argument!r}" if argument else "the arguments"
+        return InvalidArguments(
+            f"Task {self.name!r}: {where} cannot be used: {error}. "
+            f"It is called as {self.name}{self._call}.",
+            task=self.name,
+            argument=argument,
+        )
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         try:

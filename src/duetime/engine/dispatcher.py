@@ -221,8 +221,9 @@ class Dispatcher:
         known = jobs
         if runs:
             known = [job for job in jobs if not _is_run(job)]
-        unknown = [job for job in known if job.task not in self._tasks]
-        if unknown:
+        unknown: list[ClaimedJob] = []
+        if any(name not in self._tasks for name in {job.task for job in known}):
+            unknown = [job for job in known if job.task not in self._tasks]
             known = [job for job in known if job.task in self._tasks]
         if known:
             self._runners.put(known, received=received)
@@ -335,16 +336,18 @@ class Dispatcher:
     def _job_ended(self, job: ClaimedJob, end: EndedJob | None) -> None:
         if job.id == self._quarantined:
             self._quarantine_next = True
-        if not self._drop(job):
+            self._quarantined = None
+        if not self._holdings.drop(job):
             return
+        ended = self._holdings.ended
         if end is not None and not end.recorded:
-            self._holdings.ended.append(end)
+            ended.append(end)
         else:
             self._planner.ended([job])
             self._events.jobs_ended(self.name, [] if end is None else [end])
         if job.limited:
             self._look = True
-        if len(self._holdings.ended) <= 1:
+        if len(ended) <= 1:
             self._sleeper.interrupt()
 
     def _report(self, ended: Sequence[EndedJob], refused: frozenset[int]) -> None:
@@ -453,12 +456,9 @@ class Dispatcher:
         """Hold these jobs no longer: they have left their claims. (Before that, closing a claim
         would lose them.)"""
         for job in jobs:
-            self._drop(job)
-
-    def _drop(self, job: ClaimedJob) -> bool:
-        if job.id == self._quarantined:
-            self._quarantined = None
-        return self._holdings.drop(job)
+            if job.id == self._quarantined:
+                self._quarantined = None
+            self._holdings.drop(job)
 
 
 def _hold_until_due(jobs: Sequence[ClaimedJob], moment: datetime, read: float) -> float:

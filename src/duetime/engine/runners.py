@@ -33,10 +33,15 @@ _HOLD_SECONDS = 0.1
 _YIELD_SECONDS = 0.001
 
 
+Held = tuple[ClaimedJob, TaskDefinition, float]
+"""A job that waits, its task, and when it was received."""
+
+
 class Running(msgspec.Struct, eq=False):
     """A job in the hands of its handler."""
 
     job: ClaimedJob
+    task: TaskDefinition
     runner: asyncio.Task[Any]
     reason: str | None = None
     context: Context | None = None
@@ -83,8 +88,8 @@ class Runners:
         self._random = Random()
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="duetime-task")
-        self._waiting: deque[tuple[ClaimedJob, float]] = deque()
-        self._early: list[tuple[ClaimedJob, float]] = []
+        self._waiting: deque[Held] = deque()
+        self._early: list[Held] = []
         """Claimed ahead of their time, which comes within milliseconds."""
         self._timer: asyncio.TimerHandle | None = None
         self._idle: list[asyncio.Future[None]] = []
@@ -117,18 +122,22 @@ class Runners:
 
     def put(self, jobs: Sequence[ClaimedJob], *, received: float) -> None:
         """Run them as soon as there is a runner; what was claimed ahead, not before its time."""
-        now = time.monotonic()
-        if any(job.not_before > now for job in jobs):
-            self._early += [(job, received) for job in jobs if job.not_before > now]
+        tasks = {name: self._tasks[name] for name in {job.task for job in jobs}}
+        self._line_up([(job, tasks[job.task], received) for job in jobs])
+
+    def _line_up(self, items: list[Held]) -> None:
+        if any([job.not_before for job, _, _ in items]):
+            now = time.monotonic()
+            self._early += [item for item in items if item[0].not_before > now]
             self._alarm(now)
-            jobs = [job for job in jobs if job.not_before <= now]
-        for job in jobs:
-            if job.limited:
-                # What waits here counts as running everywhere: it is next.
-                self._waiting.appendleft((job, received))
-            else:
-                self._waiting.append((job, received))
-        for _ in range(min(len(jobs), len(self._idle))):
+            items = [item for item in items if item[0].not_before <= now]
+        if any([job.limited for job, _, _ in items]):
+            # What waits here counts as running everywhere: it is next.
+            self._waiting.extendleft(item for item in items if item[0].limited)
+            self._waiting.extend(item for item in items if not item[0].limited)
+        else:
+            self._waiting.extend(items)
+        for _ in range(min(len(items), len(self._idle))):
             future = self._idle.pop()
             if not future.done():
                 future.set_result(None)
@@ -140,32 +149,24 @@ class Runners:
             self._timer.cancel()
             self._timer = None
         if self._early:
-            at = min(job.not_before for job, _ in self._early)
+            at = min(job.not_before for job, _, _ in self._early)
             self._timer = self._loop.call_later(max(at - now, 0.0005), self._put_due)
 
     def _put_due(self) -> None:
-        now = time.monotonic()
-        due: dict[float, list[ClaimedJob]] = {}
-        for job, received in self._early:
-            if job.not_before <= now:
-                due.setdefault(received, []).append(job)
-        self._early = [item for item in self._early if item[0].not_before > now]
-        self._alarm(now)
-        for received, jobs in due.items():
-            self.put(jobs, received=received)
+        early, self._early = self._early, []
+        self._line_up(early)
 
     def has(self, job: ClaimedJob) -> bool:
         """Whether the job runs here, or waits for a runner or its time."""
-        return any(held is job for held, _ in (*self._waiting, *self._early)) or any(
-            running.job is job for running in self.running
-        )
+        waiting = any(held is job for held, _, _ in (*self._waiting, *self._early))
+        return waiting or any(running.job is job for running in self.running)
 
     def take_back(self, older_than: float = 0.0) -> list[ClaimedJob]:
         """Remove and return what waits for a runner longer than `older_than` seconds."""
         limit = time.monotonic() - older_than
-        back = [job for job, received in (*self._waiting, *self._early) if received <= limit]
-        self._waiting = deque(item for item in self._waiting if item[1] > limit)
-        self._early = [item for item in self._early if item[1] > limit]
+        back = [job for job, _, received in (*self._waiting, *self._early) if received <= limit]
+        self._waiting = deque(item for item in self._waiting if item[-1] > limit)
+        self._early = [item for item in self._early if item[-1] > limit]
         if back:
             # The handlers are slower than they were: claim fewer ahead.
             self._mean_seconds = max(self._mean_seconds, older_than)
@@ -174,7 +175,7 @@ class Runners:
     def cancel(self, job_id: int) -> bool:
         """Stop the handler of a job whose cancellation was asked for."""
         for held in (self._waiting, self._early):
-            for index, (job, received) in enumerate(held):
+            for index, (job, _, received) in enumerate(held):
                 if job.id == job_id:
                     del held[index]
                     at = int((time.monotonic() - received) * 1e6)
@@ -218,8 +219,8 @@ class Runners:
                 self._idle.append(future)
                 await future
                 continue
-            job, received = self._waiting.popleft()
-            running = Running(job, me)
+            job, task, received = self._waiting.popleft()
+            running = Running(job, task, me)
             self.running.add(running)
             try:
                 end = await self.attempt(running, received)
@@ -236,8 +237,7 @@ class Runners:
 
     async def attempt(self, running: Running, received: float) -> EndedJob | None:
         """Run the handler and return the record of how it ended; None if none is due."""
-        job = running.job
-        task = self._tasks[job.task]
+        job, task = running.job, running.task
         began = running.ended = time.monotonic()
         started_us = int((began - received) * 1e6)
         if job.expires_at is not None and job.expires_at <= job.claimed_at + timedelta(

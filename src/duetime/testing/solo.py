@@ -163,7 +163,7 @@ class SoloWorker:
         """Run the handler and record how it ended."""
         me = asyncio.current_task()
         assert me is not None
-        running = Running(job, me)
+        running = Running(job, self._app.known_tasks[job.task], me)
         end = await self._runners.attempt(running, time.monotonic())
         end = end or self._overran.pop(job.token, None)
         if end is not None:
