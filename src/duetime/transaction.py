@@ -86,7 +86,7 @@ def _run_psycopg(connection: Any, statements: Statements) -> Any:
         # In the caller's pipeline, a nested one brings the answer at its end.
         with connection.pipeline() if connection.pgconn.pipeline_status else nullcontext():
             cursor.execute(sql.encode(), params or None)
-        return cursor.fetchall() if cursor.description else []
+        return [] if cursor.rownumber is None else cursor.fetchall()
 
     return _drive(_framed(statements, connection), execute)
 
@@ -100,7 +100,7 @@ async def _run_psycopg_async(connection: Any, statements: Statements) -> Any:
     async def execute(sql: str, params: Row) -> list[Row]:
         async with connection.pipeline() if connection.pgconn.pipeline_status else nullcontext():
             await cursor.execute(sql.encode(), params or None)
-        return await cursor.fetchall() if cursor.description else []
+        return [] if cursor.rownumber is None else await cursor.fetchall()
 
     return await _drive_async(_framed(statements, connection), execute)
 

@@ -126,6 +126,7 @@ class Dispatcher:
                 await self._linger(room)
                 await self._exchange(min(room, self._options.batch))
             elif self._holdings.to_send:
+                await self._linger(len(self._holdings.ended))
                 await self._exchange(0)
             else:
                 await self._rest()
@@ -135,9 +136,9 @@ class Dispatcher:
             self._look = True
             await self._back_off(error)
 
-    async def _linger(self, room: int) -> None:
+    async def _linger(self, size: int) -> None:
         # With work at hand, a small exchange can wait a moment and become a larger one.
-        if self._runners.waiting and room < self._options.batch // 2:
+        if self._runners.waiting and size < self._options.batch // 2:
             await asyncio.sleep(_LINGER_SECONDS)
 
     async def _exchange(self, want: int) -> None:

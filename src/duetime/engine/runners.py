@@ -31,6 +31,8 @@ STOPPING = "the worker is stopping"
 _HOLD_SECONDS = 0.1
 """About how much work a worker may hold back from others."""
 _YIELD_SECONDS = 0.001
+_TURN_SECONDS = 0.0012
+"""From so long before a job is due, each turn of the event loop looks whether it is."""
 
 
 Held = tuple[ClaimedJob, TaskDefinition, float]
@@ -91,7 +93,7 @@ class Runners:
         self._waiting: deque[Held] = deque()
         self._early: list[Held] = []
         """Claimed ahead of their time, which comes within milliseconds."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._idle: list[asyncio.Future[None]] = []
         self._closing = False
         self._last_yield = 0.0
@@ -126,31 +128,33 @@ class Runners:
         self._line_up([(job, tasks[job.task], received) for job in jobs])
 
     def _line_up(self, items: list[Held]) -> None:
-        if any([job.not_before for job, _, _ in items]):
-            now = time.monotonic()
-            self._early += [item for item in items if item[0].not_before > now]
+        now = time.monotonic()
+        if early := [item for item in items if item[0].not_before > now]:
+            self._early += early
             self._alarm(now)
             items = [item for item in items if item[0].not_before <= now]
-        if any([job.limited for job, _, _ in items]):
+        if limited := [item for item in items if item[0].limited]:
             # What waits here counts as running everywhere: it is next.
-            self._waiting.extendleft(item for item in items if item[0].limited)
-            self._waiting.extend(item for item in items if not item[0].limited)
-        else:
-            self._waiting.extend(items)
-        for _ in range(min(len(items), len(self._idle))):
+            self._waiting.extendleft(limited)
+            items = [item for item in items if not item[0].limited]
+        self._waiting.extend(items)
+        for _ in range(min(len(items) + len(limited), len(self._idle))):
             future = self._idle.pop()
             if not future.done():
                 future.set_result(None)
 
     def _alarm(self, now: float) -> None:
-        """Come back when the first of them is due. (A loop that counts in whole milliseconds may
-        call too soon: then there is another alarm.)"""
+        """Come back when the first of them is due. Event loops count in whole milliseconds, and
+        come late: so a little before, and then turn after turn."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._early:
-            at = min(job.not_before for job, _, _ in self._early)
-            self._timer = self._loop.call_later(max(at - now, 0.0005), self._put_due)
+            left = min(job.not_before for job, _, _ in self._early) - now
+            if left > _TURN_SECONDS:
+                self._timer = self._loop.call_later(left - _TURN_SECONDS, self._put_due)
+            else:
+                self._timer = self._loop.call_soon(self._put_due)
 
     def _put_due(self) -> None:
         early, self._early = self._early, []

@@ -19,6 +19,7 @@ from duetime.errors import (
     SchemaMismatch,
     StorageError,
 )
+from duetime.storage.store import Row
 
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 _OURS = re.compile(r"\bduetime\.")
@@ -100,6 +101,12 @@ async def limited_to(seconds: float) -> AsyncIterator[None]:
 
 def first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0] or type(error).__name__
+
+
+async def rows_of(cursor: psycopg.AsyncCursor[Row]) -> list[Row]:
+    """Return its rows; none if it was no query. Asking for its `description` would make an object
+    of each column: 0.3 ms for 40."""
+    return [] if cursor.rownumber is None else await cursor.fetchall()
 
 
 def array(values: Iterable[int]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from duetime.storage.postgres.connection import first_line
+from duetime.storage.postgres.connection import first_line, rows_of
 
 log = logging.getLogger("duetime.listener")
 
@@ -52,7 +52,7 @@ class Listener:
             try:
                 async with asyncio.timeout(_CALL_SECONDS):
                     cursor = await connection.execute(statement, parameters)
-                    rows = await cursor.fetchall() if cursor.description else []
+                    rows = await rows_of(cursor)
             except (psycopg.Error, TimeoutError, OSError) as error:
                 self._lost(error)
                 return None

@@ -15,6 +15,7 @@ from duetime.storage.postgres.connection import (
     in_schema,
     limited_to,
     make_dsn,
+    rows_of,
     told_errors,
 )
 from duetime.storage.postgres.dialect import PostgresDialect
@@ -162,7 +163,7 @@ class Sessions:
 
     async def _on(self, connection: Connection, name: str, /, **parameters: Any) -> list[Row]:
         cursor = await self._send(connection, name, **parameters)
-        return await cursor.fetchall() if cursor.description else []
+        return await rows_of(cursor)
 
     async def _together(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Run statements in one round trip and one transaction; return the rows of each."""

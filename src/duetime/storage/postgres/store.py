@@ -12,6 +12,7 @@ import msgspec
 
 from duetime.domain.job import Enqueued, NewJob
 from duetime.storage.postgres.bulk import BEGIN, END, CopyRows
+from duetime.storage.postgres.connection import rows_of
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
 from duetime.storage.postgres.sessions import Connection
@@ -98,7 +99,7 @@ async def _drive(
         while True:
             async with asyncio.timeout(seconds):
                 cursor = await connection.execute(statement, parameters or None)
-                rows = await cursor.fetchall() if cursor.description else []
+                rows = await rows_of(cursor)
             statement, parameters = statements.send(rows)
     except StopIteration as done:
         return done.value

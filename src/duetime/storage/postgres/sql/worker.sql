@@ -187,7 +187,9 @@ from woken cross join sleepers left join lateral (
 
 -- name: finish_fully
 -- As `finish`, for what ended otherwise than plainly completed: with an outcome, an error or a
--- result; what runs again returns to `due` (after `again`), and held keys are let go.
+-- result; what runs again (retried or snoozed) returns to `due`, after `again`, and held keys are
+-- let go. That asks `accepted` alone: the planner takes it for one row, and would join it with
+-- `ended` pair by pair.
 with ended as materialized (
     select * from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[], %(attempts)s::smallint[],
                          %(started)s::bigint[], %(finished)s::bigint[], %(ended_as)s::text[],
@@ -209,7 +211,7 @@ with ended as materialized (
            e.code, e.error, e.traceback, e.result::json
     from ended as e join mine as m on m.job_id = e.job_id and m.token = e.token
     on conflict (job_id, token) do nothing
-    returning job_id, token
+    returning job_id, token, ended_as
 ), again as (
     insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
     select j.queue, j.priority, duetime.now() + e.again, j.id,
@@ -225,14 +227,13 @@ with ended as materialized (
     where token = any (%(closed)s::bigint[]) and (select count(*) from accepted) >= 0
     returning queue
 ), freed as (
-    delete from duetime.job_key as k using accepted as a join ended as e on e.job_id = a.job_id
-    where k.job_id = a.job_id and e.again is null
-      and (k.hold is null or e.ended_as <> 'completed')
+    delete from duetime.job_key as k using accepted as a
+    where k.job_id = a.job_id and a.ended_as not in ('retried', 'snoozed')
+      and (k.hold is null or a.ended_as <> 'completed')
 ), kept as (
     update duetime.job_key as k set held_until = duetime.now() + k.hold
-    from accepted as a join ended as e on e.job_id = a.job_id
-    where k.job_id = a.job_id and e.again is null
-      and k.hold is not null and e.ended_as = 'completed'
+    from accepted as a
+    where k.job_id = a.job_id and a.ended_as = 'completed' and k.hold is not null
 ), woken as materialized (
     select count(pg_notify('duetime.ended', a.job_id::text))
     from accepted as a where exists (select from duetime.waiter as w where w.job_id = a.job_id)
