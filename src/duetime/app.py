@@ -23,7 +23,6 @@ from weakref import WeakKeyDictionary
 
 from duetime import transaction
 from duetime.channels.channel import Channel
-from duetime.deliveries import receipt
 from duetime.domain.digest import DIGEST_TASK
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.job import (
@@ -45,12 +44,14 @@ from duetime.engine.worker import Worker
 from duetime.errors import InvalidInput
 from duetime.operate import Jobs, Queues
 from duetime.portal import Portal
-from duetime.posting import Line
-from duetime.rearming import rearm_task
-from duetime.recipients import Recipients
-from duetime.reminders import Reminders, Scopes, Subjects
+from duetime.reminders.api import Reminders, Scopes, Subjects
+from duetime.reminders.deliveries import receipt
+from duetime.reminders.posting import Line
+from duetime.reminders.rearming import rearm_task
+from duetime.reminders.recipients import Recipients
+from duetime.reminders.sending import Sender
+from duetime.reminders.tracking import Tracking
 from duetime.schedules import Schedules
-from duetime.sending import Sender
 from duetime.settings import Settings, load_settings
 from duetime.storage.migrations import check_current, read_status, upgrade
 from duetime.storage.schedule_rows import AuditEvent
@@ -59,7 +60,6 @@ from duetime.storage.store import Store, WorkerInfo
 from duetime.storage.tracking import TrackedInfo
 from duetime.task import JobHandle, Task, first_delay, positive
 from duetime.telemetry.events import Events
-from duetime.tracking import Tracking
 from duetime.wiring import backend_of, make_migrator, make_store
 from duetime.worker_thread import WorkerThread
 

@@ -318,8 +318,8 @@ async def test_promises_of_what_was_withdrawn_hold_nobody_up(app: Duetime) -> No
 
 
 async def test_many_at_once_take_no_more_than_the_rate(app: Duetime) -> None:
-    from duetime.deliveries import perform
     from duetime.domain.rate import parse_rate
+    from duetime.reminders.deliveries import perform
 
     rate = parse_rate("10/m")
     async with app.testing(now=START):

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from duetime import Duetime, Snooze
-from duetime.rearming import rearm_stale
+from duetime.reminders.rearming import rearm_stale
 from duetime.storage.reminders import ReminderStatements
 from duetime.storage.store import Statements
 from tests.conftest import Backend

@@ -14,7 +14,7 @@ import pytest
 
 from duetime import Duetime, Reminder
 from duetime.errors import InvalidInput
-from duetime.rearming import rearm_stale
+from duetime.reminders.rearming import rearm_stale
 from tests.conftest import Backend
 from tests.waiting import until
 

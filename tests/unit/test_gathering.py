@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from duetime.gathering import Gathering
+from duetime.reminders.gathering import Gathering
 
 
 class Clerk:

@@ -13,7 +13,7 @@ from duetime.domain.reminder import Subject
 from duetime.errors import InvalidInput, SubjectNotFound
 from duetime.ical.reading import OWN_DATA, Event, Problem, read_events
 from duetime.ical.writing import Entry, write_calendar
-from duetime.reminders import perform
+from duetime.reminders.api import perform
 from duetime.storage.occurrences import OccurrenceStatements
 from duetime.storage.store import Statements
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from duetime import transaction
-from duetime.deliveries import acknowledge, find_deliveries, id_of, snooze
 from duetime.domain.arming import resolve_rules
 from duetime.domain.cron import parse_zone
 from duetime.domain.delivery import Delivery
@@ -21,7 +20,8 @@ from duetime.domain.reminder import Reminder, ReminderStatus, Subject, explain_r
 from duetime.domain.rule import read_moment, say_moment
 from duetime.domain.rule_text import parse_rules
 from duetime.errors import InvalidInput, ReminderNotFound, SubjectNotFound
-from duetime.resending import resend
+from duetime.reminders.deliveries import acknowledge, find_deliveries, id_of, snooze
+from duetime.reminders.resending import resend
 from duetime.storage.occurrences import OccurrenceStatements
 from duetime.storage.reminders import ReminderStatements, ScopeInfo
 from duetime.storage.store import Statements

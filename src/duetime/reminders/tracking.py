@@ -11,7 +11,7 @@ import msgspec
 from duetime.domain.job import check_name
 from duetime.domain.tracking import Track, check_columns, make_track
 from duetime.errors import DatabaseUnreachable, InvalidInput, SchemaMismatch, StorageError
-from duetime.rearming import rearm_stale
+from duetime.reminders.rearming import rearm_stale
 from duetime.storage.store import Store
 from duetime.storage.tracking import TableInfo, TrackedInfo, TrackingStatements
 

@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from duetime.channels.channel import Sent
-from duetime.deliveries import perform
-from duetime.digests import send_digest
 from duetime.domain.delivery import HANDLER, DeliveryStatus, say_failures
 from duetime.domain.outcome import Completed, Discard, Outcome, Retry, Skip, Snooze
 from duetime.domain.recipient import Route
 from duetime.domain.reminder import Reminder, ReminderStatus
 from duetime.engine.context import Context
-from duetime.gathering import Gathering
-from duetime.handlers import call
-from duetime.messages import Messages
-from duetime.posting import Line, Posting
-from duetime.recipients import admit, disable, give_back
-from duetime.recording import Recorder
+from duetime.reminders.deliveries import perform
+from duetime.reminders.digests import send_digest
+from duetime.reminders.gathering import Gathering
+from duetime.reminders.handlers import call
+from duetime.reminders.messages import Messages
+from duetime.reminders.posting import Line, Posting
+from duetime.reminders.recipients import admit, disable, give_back
+from duetime.reminders.recording import Recorder
 from duetime.storage.sends import Handed, Ready
 from duetime.task import Task
 

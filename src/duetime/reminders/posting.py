@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from duetime.channels.channel import Channel, NotSent, Sent
-from duetime.deliveries import perform
 from duetime.domain.delivery import Delivery, DeliveryStatus, say_failures, times
 from duetime.domain.outcome import Discard, Outcome, Retry, Snooze
 from duetime.domain.rate import Rate
@@ -19,11 +18,12 @@ from duetime.domain.reminder import REMIND_TASK
 from duetime.domain.rule import say_moment
 from duetime.engine.context import Context
 from duetime.errors import InvalidInput
+from duetime.reminders.deliveries import perform
 from duetime.storage.sends import Ready
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
-    from duetime.messages import Messages
+    from duetime.reminders.messages import Messages
 
 _LONGEST_ERROR = 2_000
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from duetime.deliveries import perform
 from duetime.domain.job import EndedJob, NewJob
 from duetime.engine.context import Context
 from duetime.errors import ClaimLost
-from duetime.gathering import Gathering
+from duetime.reminders.deliveries import perform
+from duetime.reminders.gathering import Gathering
 from duetime.storage.deliveries import DeliveryStatements
 from duetime.storage.sends import Handed
 from duetime.storage.store import Statements, Store

@@ -5,22 +5,22 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from duetime import deliveries
 from duetime.channels.channel import Message, NotSent, Sent
 from duetime.domain.admission import routes_of
 from duetime.domain.digest import Digest
 from duetime.domain.outcome import Completed, Discard, Outcome, Retry, Skip, Snooze
 from duetime.domain.recipient import Route
 from duetime.engine.context import Context
-from duetime.handlers import call
-from duetime.recipients import disable, perform
+from duetime.reminders import deliveries
+from duetime.reminders.handlers import call
+from duetime.reminders.recipients import disable, perform
 from duetime.storage.admissions import AdmissionStatements
 from duetime.storage.store import Statements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
-    from duetime.posting import Line
-    from duetime.sending import Sender
+    from duetime.reminders.posting import Line
+    from duetime.reminders.sending import Sender
 
 HANDLER = "handler"
 
