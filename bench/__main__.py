@@ -17,6 +17,7 @@ from bench.processes import ROOT
 from bench.reading import Reading
 from bench.report import make_table, write_results
 from bench.scale import FULL, QUICK
+from bench.steal import Steal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
     try:
-        with open_environment(QUICK if options.quick else FULL) as environment:
+        with open_environment(QUICK if options.quick else FULL) as environment, Steal() as steal:
             print(f"PostgreSQL {environment.server.major}, fsync on", flush=True)
             readings, failed = _measure(environment, options.names or list(CATALOGUE))
     except KeyboardInterrupt:
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     print(f"\n{make_table(readings)}\n")
     write_results(readings, options.output)
-    print(f"{time.monotonic() - began:.0f} s; written to {options.output}")
+    print(f"{time.monotonic() - began:.0f} s; {steal}; written to {options.output}")
     if failed:
         print(f"Failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -19,6 +19,7 @@ from bench.environment import Environment, duetime_worker, execute
 from bench.measures.drain import EMPTY_DUETIME
 from bench.processes import Child
 from bench.reading import Reading, Wrong, percentile
+from bench.steal import Steal, say_undisturbed
 
 _HEAD_START = 1.0
 """Seconds until the first timer, so that all are stored and the worker sleeps."""
@@ -30,9 +31,13 @@ def measure(environment: Environment) -> dict[str, Reading]:
     execute(database, EMPTY_DUETIME, "truncate raw_job")
     ours: list[list[float]] = []
     beside: list[list[float]] = []
-    for _ in range(scale.timer_rounds):
-        ours.append(_time_duetime(database, scale.timers, scale.timer_seconds))
-        beside.append(_time_raw(database, scale.timers, scale.timer_seconds))
+    held_up: list[bool] = []
+    with Steal() as steal:
+        for _ in range(scale.timer_rounds):
+            timed = _time_duetime(database, scale.timers, scale.timer_seconds)
+            held_up += [steal.held_up(due, late) for due, late in timed]
+            ours.append([late for _, late in timed])
+            beside.append(_time_raw(database, scale.timers, scale.timer_seconds))
     return {
         f"lateness_p{share}_ms": Reading(
             percentile([*chain(*ours)], share / 100),
@@ -40,6 +45,7 @@ def measure(environment: Environment) -> dict[str, Reading]:
             [percentile(one, share / 100) for one in ours],
             [percentile(one, share / 100) for one in beside],
             note=f"latest {max(map(max, ours)):.1f} ms, raw {max(map(max, beside)):.1f} ms"
+            + say_undisturbed([*chain(*ours)], held_up)
             if share == 99
             else "",
         )
@@ -47,7 +53,9 @@ def measure(environment: Environment) -> dict[str, Reading]:
     }
 
 
-def _time_duetime(database: str, timers: int, seconds: float) -> list[float]:
+def _time_duetime(database: str, timers: int, seconds: float) -> list[tuple[float, float]]:
+    """Return of each timer when it was due, and the milliseconds that it was late."""
+
     async def enqueue() -> None:
         bench = Bench(database)
         await bench.app.enqueue_many(
@@ -58,10 +66,11 @@ def _time_duetime(database: str, timers: int, seconds: float) -> list[float]:
 
     with duetime_worker(database) as worker:
         asyncio.run(enqueue())
-        late = _hear(worker, timers)
-    if min(late) < 0:
-        raise Wrong(f"a timer began {-min(late):.3f} ms early")
-    return late
+        timed = _hear(worker, timers)
+    early = -min(late for _, late in timed)
+    if early > 0:
+        raise Wrong(f"a timer began {early:.3f} ms early")
+    return timed
 
 
 def _time_raw(database: str, timers: int, seconds: float) -> list[float]:
@@ -80,7 +89,7 @@ def _time_raw(database: str, timers: int, seconds: float) -> list[float]:
         worker.hear()
         asyncio.run(enqueue())
         worker.tell("go")
-        return _hear(worker, timers)
+        return [late for _, late in _hear(worker, timers)]
 
 
 def _moments(timers: int, seconds: float) -> list[float]:
@@ -89,11 +98,10 @@ def _moments(timers: int, seconds: float) -> list[float]:
     return [round(begin + random.uniform(0, seconds), 6) for _ in range(timers)]
 
 
-def _hear(worker: Child, timers: int) -> list[float]:
-    """Milliseconds that each was late."""
-    late: list[float] = []
-    while len(late) < timers:
+def _hear(worker: Child, timers: int) -> list[tuple[float, float]]:
+    timed: list[tuple[float, float]] = []
+    while len(timed) < timers:
         said = worker.hear()
         if "late" in said:
-            late.append(said["late"] * 1e3)
-    return late
+            timed.append((time.time() - said["late"], said["late"] * 1e3))
+    return timed

@@ -20,6 +20,7 @@ from bench.peers import PeerMissing
 from bench.processes import Child
 from bench.reading import Reading, Wrong, percentile
 from bench.scale import Scale
+from bench.steal import Steal, say_undisturbed
 
 EVERY_SECOND = "* * * * * *"
 _SKIPPED_MS = 1000.0
@@ -36,6 +37,7 @@ class Ticks:
         first: float,
         seconds: float,
         schedules: int,
+        steal: Steal | None = None,
     ) -> None:
         found: dict[float, list[float]] = {first + n: [] for n in range(math.ceil(seconds))}
         for tick, began in runs:
@@ -48,12 +50,21 @@ class Ticks:
         self.late = [
             late + [_SKIPPED_MS] * (schedules - len(late)) for _, late in sorted(found.items())
         ]
+        self.held_up = [
+            steal is not None and steal.held_up(tick, max(late))
+            for tick, late in zip(sorted(found), self.late, strict=True)
+        ]
+        """Of each tick, whether the host stole time from it."""
 
     def percentile(self, share: int) -> float:
         return percentile([*chain(*self.late)], share / 100)
 
     def rounds(self, share: int) -> list[float]:
         return [percentile(late, share / 100) for late in self.late]
+
+    def say_undisturbed(self) -> str:
+        held = [held for held, late in zip(self.held_up, self.late, strict=True) for _ in late]
+        return say_undisturbed([*chain(*self.late)], held)
 
     def __str__(self) -> str:
         text = f"p50 {self.percentile(50):.1f}, p99 {self.percentile(99):.1f} ms"
@@ -88,7 +99,7 @@ def measure_sqlite(environment: Environment) -> dict[str, Reading]:
 
 def _tick_duetime(database: str, scale: Scale) -> Ticks:
     duetime_side.put_schedules(database, scale.schedules, EVERY_SECOND)
-    with Child("worker", database=database) as worker:
+    with Steal() as steal, Child("worker", database=database) as worker:
         worker.hear()
         worker.tell("go")
         worker.hear()
@@ -97,7 +108,11 @@ def _tick_duetime(database: str, scale: Scale) -> Ticks:
         time.sleep(first + scale.schedule_seconds + 0.5 - time.time())
         report = stop_worker(worker)
     ticks = Ticks(
-        report["ticks"], first=first, seconds=scale.schedule_seconds, schedules=scale.schedules
+        report["ticks"],
+        first=first,
+        seconds=scale.schedule_seconds,
+        schedules=scale.schedules,
+        steal=steal,
     )
     if ticks.doubled:
         raise Wrong(f"{ticks.doubled} runs too many of {scale.schedules} schedules")
@@ -132,6 +147,7 @@ def _beside_peers(environment: Environment, ours: Ticks, url: str) -> dict[int, 
     notes = {
         50: "; ".join([f"beside {peer} {found[peer]}", *others, *sorted(missing)]),
         99: f"latest {max(chain(*ours.late)):.1f} ms"
+        + ours.say_undisturbed()
         + (f"; {ours.skipped} of {ours.runs + ours.skipped} runs skipped" if ours.skipped else ""),
     }
     return {

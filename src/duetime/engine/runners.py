@@ -31,8 +31,10 @@ STOPPING = "the worker is stopping"
 _HOLD_SECONDS = 0.1
 """About how much work a worker may hold back from others."""
 _YIELD_SECONDS = 0.001
-_TURN_SECONDS = 0.0012
+_WATCH_SECONDS = 0.0012
 """From so long before a job is due, each turn of the event loop looks whether it is."""
+_WATCH_EVERY_SECONDS = 0.02
+"""Not more often: it keeps the CPU busy."""
 
 
 Held = tuple[ClaimedJob, TaskDefinition, float]
@@ -94,6 +96,7 @@ class Runners:
         self._early: list[Held] = []
         """Claimed ahead of their time, which comes within milliseconds."""
         self._timer: asyncio.Handle | None = None
+        self._may_watch = 0.0
         self._idle: list[asyncio.Future[None]] = []
         self._closing = False
         self._last_yield = 0.0
@@ -145,19 +148,23 @@ class Runners:
 
     def _alarm(self, now: float) -> None:
         """Come back when the first of them is due. Event loops count in whole milliseconds, and
-        come late: so a little before, and then turn after turn."""
+        come late: so a little before, to watch for it turn by turn."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._early:
             left = min(job.not_before for job, _, _ in self._early) - now
-            if left > _TURN_SECONDS:
-                self._timer = self._loop.call_later(left - _TURN_SECONDS, self._put_due)
+            watch = _WATCH_SECONDS if now >= self._may_watch else 0.0
+            if left > watch:
+                self._timer = self._loop.call_later(left - watch, self._put_due)
             else:
                 self._timer = self._loop.call_soon(self._put_due)
 
     def _put_due(self) -> None:
+        now = time.monotonic()
         early, self._early = self._early, []
+        if any(job.not_before <= now for job, _, _ in early):
+            self._may_watch = now + _WATCH_EVERY_SECONDS
         self._line_up(early)
 
     def has(self, job: ClaimedJob) -> bool:
