@@ -13,12 +13,14 @@ where r.status <> 'superseded' and r.status <> 'cancelled';
 
 -- name: subject_planned
 -- How far the occurrences of subjects are armed, and when to look again.
-with input(doc) as (select ?)
+with input(doc) as (select ?), g as materialized (
+    select e.value from input as i cross join json_each(i.doc, '$.doc') as e
+)
 update duetime_subject as s
 set planned_from = json_extract(g.value, '$.planned_from'),
     planned_until = json_extract(g.value, '$.planned_until'),
     rearm_at = json_extract(g.value, '$.rearm_at')
-from (select e.value from input as i cross join json_each(i.doc, '$.doc') as e) as g
+from g
 where s.id = json_extract(g.value, '$.id');
 
 -- name: rearm_marked

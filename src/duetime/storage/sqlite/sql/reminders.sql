@@ -130,7 +130,10 @@ update duetime_subject set revision = revision + 1
 where id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
 
 -- name: subject_update
-with input(doc) as (select ?)
+with input(doc) as (select ?), g as materialized (
+    select e.value, json_extract(i.doc, '$.now') as now
+    from input as i cross join json_each(i.doc, '$.doc') as e
+)
 update duetime_subject as s
 set scope = json_extract(g.value, '$.scope'), due_at = json_extract(g.value, '$.due_at'),
     tz = json_extract(g.value, '$.tz'), status = json_extract(g.value, '$.status'),
@@ -138,8 +141,7 @@ set scope = json_extract(g.value, '$.scope'), due_at = json_extract(g.value, '$.
     recipients = json_extract(g.value, '$.recipients'),
     repeats = json_extract(g.value, '$.repeats'),
     revision = json_extract(g.value, '$.revision'), updated_at = g.now
-from (select e.value, json_extract(i.doc, '$.now') as now
-      from input as i cross join json_each(i.doc, '$.doc') as e) as g
+from g
 where s.id = json_extract(g.value, '$.id');
 
 -- name: subject_delete

@@ -185,18 +185,20 @@ set value = value + (select json_array_length(doc, '$.doc.ticks') from input)
 where name = 'job';
 
 -- name: schedule_write_6
-with input(doc) as (select ?)
+with input(doc) as (select ?), n as materialized (
+    select json_extract(e.value, '$.id') as id,
+        json_extract(e.value, '$.planned_until') as planned_until,
+        json_extract(e.value, '$.next_run_at') as next_run_at,
+        json_extract(e.value, '$.plain') as plain, json_extract(e.value, '$.at_once') as at_once,
+        json_extract(e.value, '$.grace') as grace,
+        json_extract(e.value, '$.enqueued') as enqueued, json_extract(i.doc, '$.now') as now
+    from input as i cross join json_each(i.doc, '$.doc.schedules') as e
+)
 update duetime_schedule as s
 set planned_until = n.planned_until, next_run_at = n.next_run_at, plain = n.plain,
     at_once = n.at_once, grace = n.grace,
     last_enqueued_at = iif(n.enqueued, n.now, s.last_enqueued_at)
-from (select json_extract(e.value, '$.id') as id,
-          json_extract(e.value, '$.planned_until') as planned_until,
-          json_extract(e.value, '$.next_run_at') as next_run_at,
-          json_extract(e.value, '$.plain') as plain, json_extract(e.value, '$.at_once') as at_once,
-          json_extract(e.value, '$.grace') as grace,
-          json_extract(e.value, '$.enqueued') as enqueued, json_extract(i.doc, '$.now') as now
-      from input as i cross join json_each(i.doc, '$.doc.schedules') as e) as n
+from n
 where s.id = n.id;
 
 -- name: schedule_write_7
@@ -211,20 +213,24 @@ where o.job_id > (select value from duetime_counter where name = 'job')
 
 -- name: schedule_mark
 -- What became of ticks whose jobs were claimed. `expect`: only if the tick still stands so.
-with input(doc) as (select ?)
+-- `materialized`, here and elsewhere, makes the list the outer loop: else SQLite reads the whole
+-- table, and the list again for each of its rows.
+with input(doc) as (select ?), m as materialized (
+    select json_extract(e.value, '$.schedule_id') as schedule_id,
+        json_extract(e.value, '$.tick') as tick, json_extract(e.value, '$.expect') as expect,
+        json_extract(e.value, '$.status') as status, json_extract(e.value, '$.runs_as') as runs_as,
+        json_extract(e.value, '$.reason') as reason, json_extract(e.value, '$.worker') as worker,
+        json_extract(e.value, '$.run_at') as run_at,
+        json_extract(e.value, '$.begun') as begun, json_extract(e.value, '$.done') as done,
+        json_extract(i.doc, '$.now') as now
+    from input as i cross join json_each(i.doc, '$.doc') as e
+)
 update duetime_occurrence as o
 set status = coalesce(m.status, o.runs_as), reason = coalesce(m.reason, o.reason), runs_as = coalesce(m.runs_as, o.runs_as),
     run_at = coalesce(m.run_at, o.run_at), worker = coalesce(m.worker, o.worker),
     begun_at = iif(m.begun, coalesce(o.begun_at, m.now), o.begun_at),
     finished_at = iif(m.done, m.now, o.finished_at)
-from (select json_extract(e.value, '$.schedule_id') as schedule_id,
-          json_extract(e.value, '$.tick') as tick, json_extract(e.value, '$.expect') as expect,
-          json_extract(e.value, '$.status') as status, json_extract(e.value, '$.runs_as') as runs_as,
-          json_extract(e.value, '$.reason') as reason, json_extract(e.value, '$.worker') as worker,
-          json_extract(e.value, '$.run_at') as run_at,
-          json_extract(e.value, '$.begun') as begun, json_extract(e.value, '$.done') as done,
-          json_extract(i.doc, '$.now') as now
-      from input as i cross join json_each(i.doc, '$.doc') as e) as m
+from m
 where o.schedule_id = m.schedule_id and o.tick = m.tick
   and (m.expect is null or o.status = m.expect);
 
@@ -349,8 +355,8 @@ seen as (
     where o.finished_at is null
 ), ended as (
     select distinct n.id, n.name
-    from seen as s cross join duetime_attempt as a on a.job_id = s.job_id
-    cross join duetime_schedule as n on n.id = s.schedule_id
+    from seen cross join duetime_attempt as a on a.job_id = seen.job_id
+    cross join duetime_schedule as n on n.id = seen.schedule_id
     where a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
 )
 update duetime_due set run_at = (select json_extract(doc, '$.now') from input)
@@ -450,7 +456,10 @@ where s.id > (select value from duetime_counter where name = 'schedule')
 order by s.id;
 
 -- name: schedule_update
-with input(doc) as (select ?)
+with input(doc) as (select ?), g as materialized (
+    select e.value, json_extract(i.doc, '$.now') as now
+    from input as i cross join json_each(i.doc, '$.doc') as e
+)
 update duetime_schedule as s
 set target = json_extract(g.value, '$.target'), kind = json_extract(g.value, '$.kind'),
     args = coalesce(json_extract(g.value, '$.args'), s.args), queue = json_extract(g.value, '$.queue'),
@@ -468,8 +477,7 @@ set target = json_extract(g.value, '$.target'), kind = json_extract(g.value, '$.
     paused_until = json_extract(g.value, '$.paused_until'),
     failures = json_extract(g.value, '$.failures'), broken = json_extract(g.value, '$.broken'),
     revision = s.revision + 1, updated_at = g.now
-from (select e.value, json_extract(i.doc, '$.now') as now
-      from input as i cross join json_each(i.doc, '$.doc') as e) as g
+from g
 where s.id = json_extract(g.value, '$.id');
 
 -- name: schedule_move
@@ -478,7 +486,8 @@ with input(doc) as (select ?)
 update duetime_occurrence set run_at = (select json_extract(doc, '$.doc.run_at') from input)
 where schedule_id = (select json_extract(doc, '$.doc.schedule_id') from input)
   and tick = (select json_extract(doc, '$.doc.tick') from input)
-  and job_id in (select job_id from duetime_due where attempt = 0);
+  and exists (select 1 from duetime_due as d
+              where d.job_id = duetime_occurrence.job_id and d.attempt = 0);
 
 -- name: schedule_move_2
 with input(doc) as (select ?)

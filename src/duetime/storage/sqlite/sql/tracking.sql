@@ -99,11 +99,13 @@ order by c.ref limit (select json_extract(doc, '$.doc.most') from input);
 
 -- name: tracked_settle
 -- Their reminders are true again.
-with input(doc) as (select ?)
+with input(doc) as (select ?), g as materialized (
+    select e.value from input as i cross join json_each(i.doc, '$.doc') as e
+)
 update duetime_subject as s
 set rearm_at = null, tracked = json_extract(g.value, '$.track'),
     problem = json_extract(g.value, '$.problem')
-from (select e.value from input as i cross join json_each(i.doc, '$.doc') as e) as g
+from g
 where s.ref = json_extract(g.value, '$.ref');
 
 -- name: tracked_applied

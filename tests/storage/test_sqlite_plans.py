@@ -1,0 +1,101 @@
+"""No statement on SQLite reads a table that grows from its beginning to its end.
+
+SQLite decides alone which of two tables is the outer loop. Once it took `occurrence` instead of the
+list of what had changed, and each tick took longer than the one before.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+
+import pytest
+
+from duetime.settings import load_settings
+from duetime.storage.migrations import upgrade
+from duetime.storage.sqlite.connection import DEFAULT_PREFIX, with_prefix
+from duetime.storage.statements import load_statements
+from duetime.wiring import make_migrator
+
+STATEMENTS = load_statements("duetime.storage.sqlite", partial(with_prefix, prefix=DEFAULT_PREFIX))
+GROWING = {
+    "attempt",
+    "audit",
+    "delivery",
+    "digest",
+    "due",
+    "job",
+    "job_key",
+    "occurrence",
+    "recipient",
+    "recipient_use",
+    "reminder",
+    "schedule",
+    "scope",
+    "subject",
+}
+"""The others have a row for each worker, queue, claim or tracked table."""
+WHOLE = {
+    "audit_find": "what people ask for, the newest first, until a page is full",
+    "audit_prune": "in the order of an index, until the first that is young",
+    "list_jobs": "what people ask for, the newest first, until a page is full",
+    "prune_keys": "once in an hour",
+    "queues": "counts what waits",
+    "reminder_find": "what people ask for",
+    "schedule_find": "what people ask for",
+    "schedule_prune": "once in an hour",
+    "scope_find": "what people ask for",
+    "subject_find": "what people ask for",
+    "subject_list": "what people ask for",
+}
+_TABLE = re.compile(rf"\b{DEFAULT_PREFIX}(\w+)(?:\s+as)?\s+(\w+)")
+_SCAN = re.compile(r"SCAN (\w+)(?! VIRTUAL)(?: USING (?:COVERING )?INDEX (\w+))?")
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
+    path = tmp_path_factory.mktemp("plans") / "jobs.db"
+    upgrade(make_migrator(load_settings({"database": f"sqlite:///{path}"})))
+    with closing(sqlite3.connect(path)) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("name", sorted(STATEMENTS))
+def test_nothing_that_grows_is_read_whole(connection: sqlite3.Connection, name: str) -> None:
+    text = STATEMENTS[name]
+    if "{" in text.replace("'{}'", ""):
+        pytest.skip("made for each tracked table")
+    found = _scanned(connection, text)
+    assert bool(found) == (name in WHOLE), f"{name} reads {found or 'nothing'} from end to end"
+
+
+def test_a_whole_read_is_seen(connection: sqlite3.Connection) -> None:
+    slow = f"""
+    with input(doc) as (select ?)
+    update {DEFAULT_PREFIX}occurrence as o set reason = m.reason
+    from (select json_extract(e.value, '$.tick') as tick, json_extract(e.value, '$.why') as reason
+          from input as i cross join json_each(i.doc) as e) as m
+    where o.tick = m.tick
+    """
+    assert _scanned(connection, slow) == {"occurrence"}
+
+
+def _scanned(connection: sqlite3.Connection, text: str) -> set[str]:
+    """Return the growing tables that a statement reads whole."""
+    names = {alias: table for table, alias in _TABLE.findall(text)}
+    partial_indexes = {
+        row[0]
+        for row in connection.execute("select name from sqlite_master where sql like '%where%'")
+    }
+    named = dict.fromkeys(re.findall(r"(?<!:):(\w+)", text))
+    parameters = named or [None] * text.count("?")
+    plan = connection.execute(f"explain query plan {text}", parameters).fetchall()
+    found: set[str] = set()
+    for *_, detail in plan:
+        scan = _SCAN.match(detail)
+        if scan and scan[2] not in partial_indexes:
+            found.add(names.get(scan[1], scan[1].removeprefix(DEFAULT_PREFIX)))
+    return found & GROWING
