@@ -30,6 +30,8 @@ insert into duetime.due (queue, priority, run_at, job_id)
 insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at)
     select id, id, 1, case when id %% 1000 = 0 then 'dead' else 'completed' end, clock_timestamp()
     from duetime.job where id <= %(rows)s / 2;
+insert into duetime.job_key (task, key, job_id, hold)
+    select 'noop', id::text, id, interval '1 hour' from duetime.job where id >= %(rows)s / 2;
 """
 LANES = json.dumps(
     [
@@ -92,6 +94,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Prepared]:
             prepared.prepare("claim", worker=1, want=500, lanes=LANES, lead=0.0)
             prepared.prepare("next_run_at", queues=["default"])
             prepared.prepare("finish", **ending([]))
+            prepared.prepare("finish_fully", **ending_fully([]))
             with psycopg.ClientCursor(connection) as cursor:
                 cursor.execute(FILL, {"rows": ROWS})
             yield prepared
@@ -107,6 +110,16 @@ def ending(jobs: list[int]) -> dict[str, Any]:
         "held": array(jobs),
         "closed": "{}",
     }
+
+
+def ending_fully(jobs: list[int]) -> dict[str, Any]:
+    nothing = "{" + ",".join("null" for _ in jobs) + "}"
+    names = ("again", "codes", "errors", "tracebacks", "results")
+    return (
+        ending(jobs)
+        | {"ended_as": "{" + ",".join("completed" for _ in jobs) + "}"}
+        | dict.fromkeys(names, nothing)
+    )
 
 
 def test_claim_walks_its_lane_and_no_table(session: Prepared) -> None:
@@ -144,9 +157,21 @@ def test_finish_finds_each_job_in_its_claim_by_hash(session: Prepared) -> None:
     assert "Rows Removed by Join Filter" not in plan
 
 
+def test_keys_of_many_jobs_are_let_go_by_their_index(session: Prepared) -> None:
+    jobs = list(range(600_000, 600_500))
+    of_claim = {"tokens": array([7] * 500), "held": "{7}"}
+    with session.claimed(7, jobs):
+        plan = session.plan("finish_fully", **ending_fully(jobs) | of_claim)
+
+    assert re.search(r"Insert on attempt .*rows=500(\.00)? loops=1\)", plan)
+    assert "Index Scan using job_key_job on job_key" in plan
+    assert "Rows Removed by Join Filter" not in plan
+    assert scanned(plan) == set()
+
+
 def scanned(plan: str) -> set[str]:
     """The tables that grow and that are read from end to end."""
-    return set(re.findall(r"Seq Scan on (job|due|attempt)\b", plan))
+    return set(re.findall(r"Seq Scan on (job|due|attempt|job_key)\b", plan))
 
 
 def milliseconds(plan: str) -> float:
