@@ -22,7 +22,7 @@ demo: $(CORE) ## Jobs on time, retried and recovered, on SQLite, in under a minu
 
 # What is timed runs by itself, what is not in three processes, which often wait.
 TIMED := $(addprefix tests/engine/test_,campaigns.py failures.py limits.py memory_schedules.py \
-	pgbouncer.py schedules.py sql_api.py worker.py)
+	pgbouncer.py schedules.py worker.py)
 
 test: $(DEV) ## Run every test but the chaos, on SQLite and two versions of PostgreSQL
 	@$(BIN)/python -m tests.setup_servers

@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     try:
         with open_environment(QUICK if options.quick else FULL) as environment, Steal() as steal:
-            print(f"PostgreSQL {environment.server.major}, fsync on", flush=True)
+            fsync = "on" if environment.scale.fsync else "off"
+            print(f"PostgreSQL {environment.server.major}, fsync {fsync}", flush=True)
             readings, failed = _measure(environment, options.names or list(CATALOGUE))
     except KeyboardInterrupt:
         print("\nInterrupted; nothing was written.", file=sys.stderr)

@@ -68,10 +68,10 @@ class Environment:
 
 @contextmanager
 def open_environment(scale: Scale) -> Iterator[Environment]:
-    """Start a private server that keeps every promise of durability; remove it at the end."""
+    """Start a private server, durable if the scale says so; remove it at the end."""
     with (
         tempfile.TemporaryDirectory(prefix="duetime-bench-") as directory,
-        PostgresServer(find_system(), fsync=True, settings=SERVER_SETTINGS) as server,
+        PostgresServer(find_system(), fsync=scale.fsync, settings=SERVER_SETTINGS) as server,
     ):
         peers = Peers(scale, Path(directory) / "peers")
         yield Environment(scale, server, Path(directory), peers)

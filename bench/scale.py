@@ -12,6 +12,8 @@ class Scale:
     On a slow or busy machine a measure that has lost its patience ends after the fewest rounds.
     """
 
+    fsync: bool
+    """Whether the server keeps what it has committed; if not, it lives in memory."""
     rounds: int
     fewest_rounds: int
     patience_seconds: float
@@ -43,6 +45,7 @@ class Scale:
 
 
 FULL = Scale(
+    fsync=True,
     rounds=5,
     fewest_rounds=3,
     patience_seconds=30.0,
@@ -70,6 +73,7 @@ FULL = Scale(
     idle_seconds=3.0,
 )
 QUICK = Scale(
+    fsync=False,
     rounds=1,
     fewest_rounds=1,
     patience_seconds=0.0,

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.migrator import PostgresMigrator
+from duetime.storage.sqlite.migrator import SqliteMigrator
+from duetime.testing import opening
 from tests.postgres_binaries import find_system, find_wheel
 from tests.servers import PostgresServer
 
 BACKENDS = ("postgres15", "postgres18", "sqlite")
 WITH_TABLES = {"conformance", "engine", "storage", "channels"}
-"""Where databases come with Duetime's tables, copied: on PostgreSQL to make them takes 0.3 s."""
+"""Where databases come with Duetime's tables, copied: on PostgreSQL to make them takes 0.3 s.
+In `acceptance` it is what asks for `app`; the rest begins with nothing."""
 
 
 ON_TWO = {
@@ -67,11 +72,16 @@ def own_postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+def backend(
+    request: pytest.FixtureRequest, tmp_path: Path, sqlite_tables: Path
+) -> Iterator[Backend]:
     """A fresh database on each backend in turn."""
     name: str = request.param
     if name == "sqlite":
-        yield Backend(name, f"sqlite:///{tmp_path / 'duetime.db'}")
+        path = tmp_path / "duetime.db"
+        if _with_tables(request):
+            shutil.copy(sqlite_tables, path)
+        yield Backend(name, f"sqlite:///{path}")
         return
     with fresh_database(request.getfixturevalue(name), tables=_with_tables(request)) as url:
         yield Backend(name, url)
@@ -84,8 +94,24 @@ def pg_url(request: pytest.FixtureRequest, postgres15: PostgresServer) -> Iterat
         yield url
 
 
+@pytest.fixture(scope="session")
+def sqlite_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with Duetime's tables, to be copied."""
+    path = tmp_path_factory.mktemp("sqlite") / "tables.db"
+    upgrade(SqliteMigrator(str(path)))
+    return path
+
+
+@pytest.fixture
+def ready_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first world of the test finds the tables of its schema made, by the copy."""
+    schemas = chain([READY], iter(opening._name_schema, None))
+    monkeypatch.setattr(opening, "_name_schema", lambda: next(schemas))
+
+
 def _with_tables(request: pytest.FixtureRequest) -> bool:
-    return request.path.parent.name in WITH_TABLES
+    folder = request.path.parent.name
+    return folder in WITH_TABLES or (folder == "acceptance" and "app" in request.fixturenames)
 
 
 @contextmanager
@@ -99,6 +125,8 @@ def fresh_database(server: PostgresServer, *, tables: bool = False) -> Iterator[
 
 
 _TEMPLATE = "duetime_tables"
+READY = "duetime_test_ready"
+"""A schema of the copied databases, with tables of its own: for `ready_world`."""
 _made: set[int] = set()
 
 
@@ -106,6 +134,7 @@ def _template(server: PostgresServer) -> str:
     """The name of a database with Duetime's tables, to be copied."""
     if id(server) not in _made:
         server.create_database(_TEMPLATE)
-        upgrade(PostgresMigrator(server.dsn(_TEMPLATE)))
+        for schema in ("duetime", READY):
+            upgrade(PostgresMigrator(server.dsn(_TEMPLATE), schema))
         _made.add(id(server))
     return _TEMPLATE

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, LiteralString, Self
+from typing import Any, Literal, LiteralString, Self
 
 import psycopg
 from psycopg import sql
@@ -33,7 +33,11 @@ SETTINGS = {
     "log_line_prefix": "%m [%p] %a ",
 }
 # Nothing in a test cluster has to survive a power failure.
-UNSAFE_SETTINGS = {"fsync": "off", "full_page_writes": "off"}
+UNSAFE_SETTINGS = {"fsync": "off", "full_page_writes": "off", "max_wal_size": "256MB"}
+# So it lives in memory, where there is much: on a disk that is busy the kernel takes many times as
+# long to copy the files of a database, and most tests have one made.
+MEMORY = Path("/dev/shm")
+MEMORY_NEEDED = 4 * 2**30
 STOP_SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT, "kill": signal.SIGKILL}
 
 # Waits for a line or the end of its input: the test process closed the cluster, or was killed.
@@ -63,6 +67,7 @@ class PostgresServer:
     ) -> None:
         self.binaries = executable_by_server(binaries)
         self.settings = SETTINGS | ({} if fsync else UNSAFE_SETTINGS) | (settings or {})
+        self._root = None if fsync else _memory()
         self.user = server_user()
         self.port = 0
         self._home: Path | None = None
@@ -70,6 +75,7 @@ class PostgresServer:
         self._keeper: subprocess.Popen[bytes] | None = None
         self._paused: list[int] = []
         self._databases = 0
+        self._administrator: psycopg.Connection[Any] | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -132,6 +138,8 @@ class PostgresServer:
         self.resume()
         if self._process is None:
             return
+        if self._administrator is not None:
+            self._administrator.close()
         children = _children(self._process.pid) if mode == "kill" else []
         if self.running:
             self._process.send_signal(STOP_SIGNALS[mode])
@@ -200,15 +208,16 @@ class PostgresServer:
         self._administer("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
 
     def _administer(self, statement: LiteralString, *names: str) -> None:
-        with psycopg.connect(self.dsn(), autocommit=True) as connection:
-            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+        if self._administrator is None or self._administrator.closed:
+            self._administrator = psycopg.connect(self.dsn(), autocommit=True)
+        self._administrator.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
     # The processes
 
     def _initialise(self) -> None:
         # Short, and open to the server's user: a socket's path has at most 107 characters, and a
         # TMPDIR may be deep or closed.
-        root = "/tmp" if os.access("/tmp", os.W_OK) else None
+        root = self._root or ("/tmp" if os.access("/tmp", os.W_OK) else None)
         self._home = Path(tempfile.mkdtemp(prefix="duetime-pg-", dir=root))
         if self.user is not None:
             shutil.chown(self._home, self.user)
@@ -296,6 +305,13 @@ class PostgresServer:
     @property
     def _extra_groups(self) -> list[str | int] | None:
         return None if self.user is None else []
+
+
+def _memory() -> str | None:
+    """The folder that lies in memory, if it has room for the servers of a whole run."""
+    if not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < MEMORY_NEEDED:
+        return None
+    return str(MEMORY)
 
 
 def free_port() -> int:

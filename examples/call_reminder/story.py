@@ -85,7 +85,8 @@ async def main() -> None:
         async with httpx2.AsyncClient(base_url=provider) as client:
             print("\nCalls that the provider made:")
             for call in (await client.get("/calls")).json():
-                print(f"  {call['id']} to {call['to']}, asked for {call['requests']} times")
+                times = "time" if call["requests"] == 1 else "times"
+                print(f"  {call['id']} to {call['to']}, asked for {call['requests']} {times}")
 
 
 if __name__ == "__main__":

@@ -259,10 +259,15 @@ class Duetime:
         default as often as a reminder has attempts. `rate`: at most so many messages over all
         workers, such as `"10/s"`. The other options are a task's, for all reminders.
         """
+        if not all(hasattr(channel, part) for part in ("name", "send", "close")):
+            raise InvalidInput(
+                f"A channel is an object with a name, an async send(message) and an async close(), "
+                f"not {channel!r:.100}."
+            )
         name = check_name(channel.name, what="channel")
         self._sender.lines[name] = Line(
             channel,
-            None if tries is None else check_max_attempts(tries),
+            None if tries is None else check_max_attempts(tries, name="tries"),
             None if rate is None else parse_rate(rate),
         )
         self._register_remind(**options)
@@ -281,6 +286,10 @@ class Duetime:
         """
         return self._sender.messages.add_folder(folder)
 
+    def digest_template(self, name: str) -> None:
+        """Have digests say what the template of this name says; it may be added later."""
+        self._sender.messages.use_for_digests(name)
+
     async def receipt(
         self,
         external_id: str | None,
@@ -297,7 +306,7 @@ class Duetime:
         Returns how many deliveries it told more of: 0 if that was known, or is late. After
         `bounced` or `failed` the next channel is tried. `key`: the message's, if the provider
         echoes it. By it a message is found whose send is not recorded: the provider was faster, or
-        its answer was lost. Then it is not sent again. Raises `DeliveryNotFound`.
+        its answer was lost. Then that channel is not asked again. Raises `DeliveryNotFound`.
         """
         return await receipt(
             self, external_id, status, key=key, reason=reason, channel=channel, by=by, tx=tx

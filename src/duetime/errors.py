@@ -90,12 +90,18 @@ class RecipientNotFound(DuetimeError, LookupError):
 
 
 class KeyConflict(DuetimeError):
-    """Another job holds the key, and the policy is `reject`."""
+    """Another job holds the key, and the policy is `reject`, or the job is to be requeued."""
 
-    def __init__(self, *, task: str, key: str, job_id: int) -> None:
+    def __init__(self, *, task: str, key: str, job_id: int, requeued: int | None = None) -> None:
         super().__init__(
-            f"Job {job_id} of task {task!r} already holds the key {key!r}; nothing was enqueued. "
-            'Use on_conflict="return" to get that job, or "replace" to move it.'
+            f"Job {job_id} of task {task!r} already holds the key {key!r}; "
+            + (
+                'nothing was enqueued. Use on_conflict="return" to get that job, or "replace" '
+                "to move it."
+                if requeued is None
+                else f"job {requeued} was not requeued. Wait until that one has ended and its "
+                "key is free, or cancel it."
+            )
         )
         self.task = task
         self.key = key
@@ -154,8 +160,16 @@ class StorageError(DuetimeError):
     """The database refused or failed."""
 
 
-class DatabaseUnreachable(StorageError):
-    """No connection could be made. Passing: it is tried again."""
+class PassingError(StorageError):
+    """The database failed in a way that may pass: workers try again, and so may you."""
+
+
+class DatabaseUnreachable(PassingError):
+    """No connection could be made, or it broke off. What became of a commit is unknown."""
+
+
+class TransactionConflict(PassingError):
+    """Another transaction was in the way, and the database undid this one. Nothing was changed."""
 
 
 class BadDatabaseURL(StorageError, ValueError):

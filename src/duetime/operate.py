@@ -15,6 +15,7 @@ from duetime.domain.job import (
     JobFilter,
     JobInfo,
     JobState,
+    Requeued,
     check_moment,
     check_name,
     check_priority,
@@ -23,7 +24,14 @@ from duetime.domain.job import (
 from duetime.domain.queue import QueueInfo, make_limits
 from duetime.domain.reminder import REMIND_TASK
 from duetime.domain.schedule import read_run_key
-from duetime.errors import IllegalTransition, InvalidInput, JobFailed, JobNotFound, ResultTimeout
+from duetime.errors import (
+    IllegalTransition,
+    InvalidInput,
+    JobFailed,
+    JobNotFound,
+    KeyConflict,
+    ResultTimeout,
+)
 from duetime.storage.schedules import ScheduleStatements
 
 if TYPE_CHECKING:
@@ -91,9 +99,10 @@ class Jobs:
         self._moved(job_id, state, "reprioritised")
 
     async def requeue(self, job_id: int, *, at: datetime | None = None) -> None:
-        """Give a dead, cancelled or expired job a fresh set of attempts.
+        """Give a dead, cancelled or expired job a fresh set of attempts, and its key.
 
-        The job of a reminder is refused: `app.reminders.resend` sends that again.
+        Raises `KeyConflict` if another job holds the key: nothing is changed. The job of a
+        reminder is refused: `app.reminders.resend` sends that again.
         """
         job = await self.get(job_id)
         if job.task == REMIND_TASK:
@@ -101,9 +110,12 @@ class Jobs:
                 f"Job {job_id} is of a reminder, which has ended. Send that again: "
                 f"`duetime reminders resend {job.args['reminder']}`."
             )
-        if await self._requeue(JobFilter(ids=(job_id,), states=_REQUEUABLE), at):
-            return
-        raise IllegalTransition(job_id, state=(await self.get(job_id)).state, action="requeued")
+        requeued = await self._requeue([job_id], at)
+        if holder := requeued.conflicts.get(job_id):
+            raise KeyConflict(task=job.task, key=job.key or "", job_id=holder, requeued=job_id)
+        if not requeued.jobs:
+            state = (await self.get(job_id)).state
+            raise IllegalTransition(job_id, state=state, action="requeued")
 
     async def requeue_many(
         self,
@@ -112,8 +124,9 @@ class Jobs:
         queue: str | None = None,
         task: str | None = None,
         at: datetime | None = None,
-    ) -> int:
-        """Requeue all that match; return how many. Jobs of reminders are left out."""
+    ) -> Requeued:
+        """Requeue all that match; return which, and which could not be: another job holds their
+        key. Of several with one key the newest is requeued. Jobs of reminders are left out."""
         if task == REMIND_TASK:
             raise InvalidInput(
                 "Jobs of reminders are not requeued. Send a reminder again with "
@@ -124,10 +137,15 @@ class Jobs:
         )
         if bad := [state for state in which.states if state not in _REQUEUABLE]:
             raise InvalidInput(f"Jobs that are {bad[0]} cannot be requeued.")
-        count = 0
-        while ids := await self._requeue(which, at):
-            count += len(ids)
-        return count
+        store = await self._app.store()
+        requeued = Requeued([], {})
+        while found := await store.find(which):
+            ids = [job.id for job in found]
+            page = await self._requeue(ids, at)
+            requeued.jobs.extend(page.jobs)
+            requeued.conflicts.update(page.conflicts)
+            which = msgspec.structs.replace(which, before_id=ids[-1])
+        return requeued
 
     async def result(self, job_id: int, *, timeout: Duration = "60s") -> Any:
         """Wait for the job to complete and return its result. See `JobHandle.result`."""
@@ -179,9 +197,10 @@ class Jobs:
             raise IllegalTransition(job_id, state=state, action=action)
         return state
 
-    async def _requeue(self, which: JobFilter, at: datetime | None) -> list[int]:
+    async def _requeue(self, ids: Sequence[int], at: datetime | None) -> Requeued:
         if at is not None:
             check_moment(at, name="at")
+        which = JobFilter(ids=tuple(ids), states=_REQUEUABLE, limit=len(ids))
         return await (await self._app.store()).requeue(which, run_at=at)
 
     def _filter(self, *, state: Any, **fields: Any) -> JobFilter:

@@ -16,6 +16,7 @@ from duetime.domain.explain_schedule import explain_schedule, explain_tick
 from duetime.domain.job import check_moment, check_name, check_priority, check_text
 from duetime.domain.plan_schedule import stands_for
 from duetime.domain.preview import PreviewRow, preview
+from duetime.domain.rule import say_moment
 from duetime.domain.schedule import CatchUp, Overlap, Policy, Schedule, TickStatus, make_policy
 from duetime.domain.templates import TEMPLATES, Template, find_template
 from duetime.domain.timetable import Spec, Timetable, timetable
@@ -107,7 +108,10 @@ class Schedules:
         if template is not None:
             specs = (*specs, find_template(template).spec)
         times = timetable(*specs, tz=tz, exclude=exclude, start=start, end=end, jitter=jitter)
-        new = self._make(name, task, times, args, queue, priority, make_policy(policy))
+        how = make_policy(policy)
+        if how.after == name:
+            raise InvalidSchedule(f"The schedule {name!r} would wait for itself: after={name!r}.")
+        new = self._make(name, task, times, args, queue, priority, how)
         return new if stored else msgspec.structs.replace(new, stored=False)
 
     def _make(
@@ -325,7 +329,7 @@ class ScheduleHandle:
         check_text(reason, what="the reason")
         at = None if until is None else await self._moment(until, name="until")
         if at is not None and at <= await self._app.now():
-            raise InvalidInput(f"until={at.isoformat()} is past: a pause ends later than now.")
+            raise InvalidInput(f"until={say_moment(at)} is past: a pause ends later than now.")
         self._found(
             await self._do(
                 lambda s: s.pause(self.name, actor=_actor(by), reason=reason, until=at), tx
@@ -381,7 +385,7 @@ class ScheduleHandle:
         now = await self._app.now()
         if not start < end <= now:
             raise InvalidInput(
-                f"A backfill goes from an earlier to a later time, up to now ({now.isoformat()})."
+                f"A backfill goes from an earlier to a later time, up to now ({say_moment(now)})."
             )
         before = start - timedelta(microseconds=1)
         found = takewhile(lambda tick: tick.at < end, schedule.timetable.ticks(before))

@@ -1,4 +1,4 @@
-"""The real command `duetime`, in processes of its own."""
+"""The command `duetime`, in processes of its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import msgspec
 
 from duetime import Duetime
 from duetime.domain.job import NewJob
+from tests.acceptance.command_server import CommandServer
 
 ROOT = Path(__file__).parents[2]
 DUETIME = Path(sys.executable).with_name("duetime")
@@ -54,10 +56,21 @@ def duetime(
     *arguments: str,
     given: str = "",
     cwd: Path = ROOT,
+    started: bool = False,
     powerless: bool = False,
     **variables: str,
 ) -> Answer:
-    """Run a command to its end; `powerless`: the modes of files bind it, even if it is root."""
+    """Run a command to its end.
+
+    `started`: as the installed command, not forked from one that has imported all. `powerless`:
+    that too, and the modes of files bind it, even if it is root.
+    """
+    if not (started or powerless):
+        return Answer(
+            *command_server().run(
+                list(arguments), given=given, environment=environment(url, **variables), cwd=cwd
+            )
+        )
     done = subprocess.run(
         [str(DUETIME), *arguments],
         input=given,
@@ -70,6 +83,11 @@ def duetime(
         preexec_fn=_drop_power if powerless else None,
     )
     return Answer(done.returncode, done.stdout, done.stderr)
+
+
+@cache
+def command_server() -> CommandServer:
+    return CommandServer()
 
 
 class WorkerProcess:

@@ -27,7 +27,7 @@ async def dead_jobs(app: Duetime, count: int) -> list[int]:
 
 def test_db_goes_up_and_down(backend: Backend) -> None:
     empty = duetime(backend.url, "db", "status")
-    first = duetime(backend.url, "db", "init")
+    first = duetime(backend.url, "db", "init", started=True)
     again = duetime(backend.url, "db", "upgrade", "--json")
     status = duetime(backend.url, "db", "status", "--json")
     refused = duetime(backend.url, "db", "downgrade", "--to", "0", given="n\n")
@@ -134,6 +134,23 @@ async def test_retry_makes_a_waiting_job_due(backend: Backend, app: Duetime) -> 
     assert f"duetime jobs requeue {dead}" in refused.error
 
 
+async def test_jobs_whose_key_is_taken_are_named_and_left(backend: Backend, app: Duetime) -> None:
+    job = msgspec.structs.replace(new_job("shop.fail"), key="k")
+    [job_id] = await enqueue(app, job)
+    await app.jobs.cancel(job_id)
+    [holder] = await enqueue(app, job)
+    one = duetime(backend.url, "jobs", "requeue", str(job_id))
+    all_of_them = ("jobs", "requeue", "--state", "cancelled", "--yes")
+    many = duetime(backend.url, *all_of_them)
+    told = duetime(backend.url, *all_of_them, "--json")
+
+    assert one.code == 1
+    assert f"Job {holder} of task 'shop.fail' already holds the key 'k'" in one.error
+    left = f"Job {job_id} was left as it is: job {holder} holds its key.\n"
+    assert many.out == f"{left}0 jobs requeued.\n"
+    assert told.json == {"requeued": 0, "conflicts": {str(job_id): holder}}
+
+
 async def test_many_are_requeued_only_when_confirmed(backend: Backend, app: Duetime) -> None:
     await dead_jobs(app, 3)
     requeue = ("jobs", "requeue", "--state", "dead", "--task", "shop.fail")
@@ -148,7 +165,7 @@ async def test_many_are_requeued_only_when_confirmed(backend: Backend, app: Duet
     assert refused.code == unanswered.code == 1
     assert still == 3
     assert done.out == "3 jobs requeued.\n"
-    assert nothing.json == {"requeued": 0}
+    assert nothing.json == {"requeued": 0, "conflicts": {}}
     assert len(await app.jobs.find(state="pending")) == 3
 
 
@@ -202,8 +219,9 @@ async def test_workers_are_listed(backend: Backend, app: Duetime) -> None:
 
 
 async def test_the_app_may_be_named_anywhere(backend: Backend, app: Duetime) -> None:
-    before = duetime(None, "--app", SHOP, "--database", backend.url, "jobs", "list")
-    after = duetime(None, "jobs", "list", "--app", SHOP, "--database", backend.url)
-    environment = duetime(backend.url, "jobs", "list", DUETIME_APP=SHOP)
+    named = ("--app", SHOP, "--database", backend.url)
+    before = duetime(None, *named, "jobs", "list", started=True)
+    after = duetime(None, "jobs", "list", *named, started=True)
+    environment = duetime(backend.url, "jobs", "list", started=True, DUETIME_APP=SHOP)
 
     assert {answer.out for answer in (before, after, environment)} == {"No jobs.\n"}

@@ -31,7 +31,7 @@ UNREACHABLE = "postgresql://nobody@127.0.0.1:1/nothing"
 )
 def test_bad_database(url: str, message: str, tmp_path: Path) -> None:
     for arguments in (("jobs", "list"), ("db", "init")):
-        answer = duetime(None, *arguments, "--database", url, cwd=tmp_path)
+        answer = duetime(None, *arguments, "--database", url, cwd=tmp_path, started=True)
 
         assert answer.code == 1
         assert message in answer.error

@@ -159,6 +159,62 @@ async def test_a_subjects_own_rules_hold_unless_a_scope_is_locked(
     assert "  own rules  -1d at 09:00, +1h; they do not hold: a scope around it" in locked.out
 
 
+@on_sqlite
+async def test_subjects_are_listed_also_those_that_repeat(backend: Backend, app: Duetime) -> None:
+    empty = duetime(backend.url, "subjects")
+    due = DUE.replace(microsecond=123456)
+    await app.subjects.put("game", due=due, recipients=["\u6f22\u5b57"])
+    no_match = duetime(backend.url, "subjects", "list", "--status", "done")
+    once = duetime(backend.url, "subjects")
+    await app.subjects.put("standup", repeats="0 9 * * 1-5", remind=["-10m"])
+    both = duetime(backend.url, "subjects", "list")
+    await app.subjects.complete("standup")
+    done = duetime(backend.url, "subjects", "show", "standup")
+
+    assert empty.out.startswith("No subjects. Put one:")
+    assert no_match.out == "No subjects match.\n"
+    assert rows(once)[0][-1] == "RECIPIENTS"
+    assert rows(once)[1][2] == "2999-12-24T18:00:00Z"
+    heading, game, standup = both.out.splitlines()
+    # Wide characters take two columns of a terminal, and one of a text.
+    assert heading.index("REPEATS") == standup.index("cron 0 9 * * 1-5 (UTC)")
+    assert game.endswith("\u6f22\u5b57")
+    assert "  due       no more: it is done\n" in done.out
+    assert "Due next" not in done.out
+
+
+@on_sqlite
+async def test_why_nothing_is_armed_is_told(backend: Backend, app: Duetime) -> None:
+    await app.store()
+
+    put = duetime(backend.url, *GAME[:3], "--due", "2020-01-01T00:00Z", "--remind", "-1h")
+
+    assert (
+        "  armed      0 reminders\n  not armed  its time 2019-12-31T23:00:00Z was past" in put.out
+    )
+
+
+@on_both
+async def test_the_audit_says_who_changed_what(backend: Backend, app: Duetime) -> None:
+    await app.scopes.put("guild:1", remind=["-1d", {"rule": "-1h", "urgent": True}], by="ann")
+    await app.subjects.put("game:42", due=DUE, scope="guild:1", recipients=["ann"], by="ann")
+    await app.subjects.put("game:42", due=DUE, scope="guild:1", recipients=["ann", "bob"], by="cem")
+
+    scope = duetime(backend.url, "audit", "scope:guild:1")
+    game = duetime(backend.url, "audit", "subject:game:42")
+    last = duetime(backend.url, "audit", "subject:game:42", "--limit", "1", "--json")
+    nothing = duetime(backend.url, "audit", "subject:gone")
+    unknown = duetime(backend.url, "audit", "game:42")
+
+    assert rows(scope)[1][2:] == ["ann", "scope.put", "ref: guild:1; rules: -1d, -1h (urgent True)"]
+    assert [row[2:4] for row in rows(game)[1:]] == [["cem", "subject.put"], ["ann", "subject.put"]]
+    assert rows(game)[1][4] == "recipients: ann, bob (was ann)"
+    assert [event["actor"] for event in last.json] == ["cem"]
+    assert nothing.out == "Nothing is known of subject:gone.\n"
+    assert unknown.code == 1
+    assert unknown.error.startswith("The audit has no 'game:42'. It has subject:\u2026, scope:")
+
+
 @on_both
 async def test_what_is_due_is_previewed(backend: Backend, app: Duetime) -> None:
     nothing = duetime(backend.url, "reminders")

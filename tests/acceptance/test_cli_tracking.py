@@ -63,9 +63,23 @@ async def test_a_table_is_tracked_shown_and_left(games: Backend) -> None:
     assert "2999-12-24T17:00:00Z" in subject.out
     assert listed.out.splitlines()[1].split()[-2:] == ["1", "ok"]
     assert [one["track"]["when"] for one in as_json] == ["status = 'scheduled'"]
-    assert (refused.code, "Not confirmed" in refused.err) == (1, True)
+    assert refused.code == 1
+    assert refused.err.splitlines()[-1].startswith("Error: Not confirmed")
     assert left.out == "game_sessions is tracked no longer: 1 subject removed.\n"
     assert gone.out.startswith("No table is tracked.")
+
+
+@on_both
+async def test_a_track_of_another_name_says_so_and_what_cannot_be_read(games: Backend) -> None:
+    named = duetime(games.url, *TRACK, "--name", "matches")
+    if games.is_postgres:
+        run(games, "update game_sessions set scheduled_at = 'infinity' where id = 1")
+    else:
+        run(games, "update game_sessions set scheduled_at = 'soon' where id = 1")
+    again = duetime(games.url, *TRACK, "--name", "matches")
+
+    assert named.out == "game_sessions is tracked as matches: 2 rows read.\n"
+    assert again.out.splitlines()[1].startswith("  1 problem, such as matches:1: its due time")
 
 
 @on_both

@@ -21,6 +21,11 @@ OpenStore = Callable[[], Awaitable[Store]]
 MakeHand = Callable[..., Awaitable[Hand]]
 
 
+@pytest.fixture(autouse=True)
+def worlds(ready_world: None) -> None:
+    """The tables of a world are there; that it can make them is shown by the tests of the kit."""
+
+
 @pytest.fixture
 async def open_store(backend: Backend) -> AsyncIterator[OpenStore]:
     """Opens as many stores on the same database as are asked for; the first call migrates."""

@@ -37,6 +37,7 @@ class Hand:
         want: int = 100,
         limited: Sequence[str] = (),
         look_ahead: bool = False,
+        lead: float = 0.0,
     ) -> Exchange:
         answer = await self.store.exchange(
             self.id,
@@ -46,6 +47,7 @@ class Hand:
             limited=limited,
             want=want,
             look_ahead=look_ahead,
+            lead=lead,
         )
         self._remember(answer.claimed)
         return answer

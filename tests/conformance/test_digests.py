@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 from duetime import Context, Digest, Duetime, Reminder, Retry, Sent, Skip
 from duetime.channels.channel import NotSent
+from duetime.domain.digest import MOST_REMINDERS
+from duetime.domain.recipient import Recipient
+from duetime.domain.reminder import ReminderStatus
+from duetime.domain.rule_text import parse_rule
+from duetime.errors import InvalidInput
+from duetime.reminders.messages import Messages
+from duetime.storage.digest_ends import DigestEnds
+from duetime.testing.world import World
 from tests.conformance.mailbox import HOUR, MINUTE, START, Mailbox, explain, put_games
 from tests.conftest import Backend
 
@@ -25,6 +37,28 @@ def mail(app: Duetime) -> Mailbox:
 
 
 # At most so many per hour
+
+
+@pytest.mark.parametrize("verb", ["snooze", "resend"])
+async def test_what_is_sent_again_takes_another_place(
+    app: Duetime, mail: Mailbox, verb: str
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=2)
+        await put_games(app, 2)
+        await world.advance("1h1m")
+        assert len(mail.messages) == 2
+        [first] = await app.reminders.find(subject="game:0")
+        if verb == "snooze":
+            await app.reminders.snooze(first.id, "5m")
+        else:
+            await app.reminders.resend(first.id)
+        await world.advance("30m")
+        within = len(mail.messages)
+        await world.advance("1h")
+
+    assert within == 2
+    assert mail.subjects[2:] == ["game:0"]
 
 
 async def test_what_is_more_than_the_limit_goes_out_in_one_digest(
@@ -59,6 +93,76 @@ async def test_what_is_more_than_the_limit_goes_out_in_one_digest(
     assert {one.status.value for one in deliveries} == {"sent"}
     assert audit[0].after["digest"] == digest.key
     assert {job.state.value for job in jobs} == {"completed"}
+
+
+async def test_a_digest_has_a_template_of_its_own(app: Duetime, mail: Mailbox) -> None:
+    app.digest_template("all")
+    app.template(
+        "all",
+        title="{{ reminders | length }} for {{ recipient }}",
+        body="{% for one in reminders %}{{ one.data.n }} {{ one.due | local(one.tz, '%H:%M') }} "
+        "{{ one.text }};{% endfor %}{{ text }}",
+    )
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1, tz="Asia/Tokyo")
+        await put_games(app, 3, data={"n": 7})
+        await world.advance("3h")
+
+    _, digest = mail.messages
+    assert digest.title == "2 for ann"
+    first, _, plain = digest.body.split(";")
+    assert first == "7 22:00 game:1 was due 1 hour ago (Mon 22:00, Asia/Tokyo)"
+    assert plain.startswith("- Mon 2026-03-02 22:00 (Asia/Tokyo)  game:1\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (None, "there is no template 'all' here: add it with app.template('all', …)"),
+        ("{{ gone }}", "its template 'all' cannot be filled: "),
+    ],
+)
+async def test_a_digest_whose_template_cannot_be_filled_fails_at_once(
+    app: Duetime, mail: Mailbox, body: str | None, why: str
+) -> None:
+    app.digest_template("all")
+    if body is not None:
+        app.template("all", body=body)
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 3)
+        await world.advance("3h")
+        found = await app.reminders.find(status="failed")
+
+    assert len(mail.tried) == 1
+    assert len(found) == 2
+    assert {str(one.reason).partition("failed: ")[2][: len(why)] for one in found} == {why}
+
+
+def test_digests_have_one_template(app: Duetime) -> None:
+    app.digest_template("all")
+    app.digest_template("all")
+
+    with pytest.raises(InvalidInput, match="Digests have one template: is it 'all' or 'some'"):
+        app.digest_template("some")
+    with pytest.raises(InvalidInput, match="template"):
+        app.digest_template("")
+
+
+def test_the_largest_digest_is_not_too_much_for_a_template() -> None:
+    """A thousand reminders, each with its line."""
+    messages = Messages()
+    messages.add("all", body="{% for one in reminders %}{{ one.title }}\n{% endfor %}")
+    messages.use_for_digests("all")
+    ann = Recipient(ref="ann")
+    game = Reminder(
+        id=1, subject="game", scope=None, due_at=START, rule=parse_rule("0s"), time=START,
+        recipient="ann", run_at=START, status=ReminderStatus.ARMED, reason=None, job_id=1,
+        tz="UTC", data={}, channel=None, external_id=None, delivery=None, ended_at=None,
+    )  # fmt: skip
+    digest = Digest(id=1, key="k", recipient="ann", to=ann, reminders=(game,) * MOST_REMINDERS)
+
+    assert messages.make_digest(digest, address=None, now=START).body.count("game") == 1000
 
 
 async def test_a_digest_counts_as_one_and_others_wait_for_the_next(
@@ -170,10 +274,143 @@ async def test_a_digest_that_fails_for_good_fails_all_that_is_in_it(
         mail.failures = [NotSent("no such address", passing=False)] * 9
         await world.advance("3h")
         found = await app.reminders.find(status="failed")
+        why = await explain(app, "game:2")
+        jobs = [await app.jobs.get(one.job_id) for one in found if one.job_id]
 
+    told = "it was to go out in digest 1, which failed: mail: no such address"
     assert len(found) == 3
-    assert {one.reason for one in found} == {"digest 1, in which it was, could not be sent"}
+    assert {one.reason for one in found} == {told}
+    # At once, not when each of them looks again.
+    assert {one.ended_at for one in found} == {START + 2 * HOUR}
+    assert told in why
+    assert {job.state.value for job in jobs} == {"superseded"}
     assert len(mail.tried) == 2
+
+
+LADDER = {"rule": "0s", "escalate": "10m"}
+
+
+async def _fail_a_digest(app: Duetime, mail: Mailbox, world: World, count: int = 3) -> None:
+    """Games of ann, then bob: ann is told the first one, and sees it; the others fail."""
+    await app.recipients.put("ann", most_per_hour=1)
+    await put_games(app, count, LADDER, recipients=["ann", "bob"])
+    await world.advance("1h1m")
+    [first, *_] = await app.reminders.find(subject="game:0")
+    await app.reminders.acknowledge(first)
+    mail.failures = [NotSent("no such address", passing=False)]
+    await world.advance("1h")
+
+
+async def test_what_is_in_a_digest_that_fails_escalates_at_once(
+    app: Duetime, mail: Mailbox
+) -> None:
+    async with app.testing(now=START) as world:
+        await _fail_a_digest(app, mail, world)
+        ann, bob = await app.reminders.find(subject="game:2")
+        audit = [event.action for event in await app.audit("subject:game:2")]
+
+    assert [(m.recipient, m.subject) for m in mail.messages] == [
+        ("ann", "game:0"), ("bob", "game:1"), ("bob", "game:2"),
+    ]  # fmt: skip
+    assert mail.hours[1:] == [2.0, 2.0]
+    assert (ann.status, bob.status) == ("failed", "sent")
+    assert bob.reason == f"ann was not reached: {ann.reason}"
+    assert audit == ["reminder.sent", "reminder.escalated", "subject.put"]
+
+
+async def test_a_large_digest_that_fails_ends_in_parts(
+    app: Duetime, mail: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duetime.storage.digest_ends._PART", 2)
+    async with app.testing(now=START) as world:
+        await _fail_a_digest(app, mail, world, 6)
+        failed = await app.reminders.find(status="failed")
+
+    assert len(failed) == 5
+    assert [m.recipient for m in mail.messages] == ["ann", *["bob"] * 5]
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["cancelled", "lost"])
+async def test_a_digest_whose_job_is_taken_away_ends_with_it(
+    app: Duetime, mail: Mailbox, backend: Backend, lost: bool
+) -> None:
+    """While it waits to be tried again: any worker finds it, whoever took it away."""
+    async with app.testing(now=START, isolated=False) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 3, LADDER, recipients=["ann", "bob"])
+        await world.advance("1h30m")
+        told = len(mail.messages)
+        mail.failures = [NotSent("busy", passing=True, retry_after=10 * MINUTE)]
+        await world.advance("31m")
+        [job] = await app.jobs.find(task="duetime.digest")
+        if lost:
+            forget(backend, job.id)
+        else:
+            await app.jobs.cancel(job.id, reason="no need")
+        await world.advance("2m")
+        found = [one for one in await app.reminders.find() if one.subject != "game:0"]
+
+    how = "failed: its job is gone" if lost else "was cancelled: no need"
+    ann = [one for one in found if one.recipient == "ann"]
+    assert {one.reason for one in ann} == {f"it was to go out in digest 1, which {how}"}
+    assert {one.status.value for one in ann} == {"failed" if lost else "skipped"}
+    assert [m.recipient for m in mail.messages[told:]] == ["bob", "bob"]
+
+
+def forget(backend: Backend, job_id: int) -> None:
+    """Delete a job that waits, as someone with SQL might, or a backup that was restored."""
+    statements = [
+        f"delete from duetime.{table} where {column} = {job_id}"
+        for table, column in (("due", "job_id"), ("attempt", "job_id"), ("job", "id"))
+    ]
+    if backend.is_postgres:
+        with psycopg.connect(backend.url) as connection:
+            for statement in statements:
+                connection.execute(statement)
+        return
+    path = backend.url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path, timeout=30)) as file, file:
+        for statement in statements:
+            file.execute(statement.replace("duetime.", "duetime_"))
+
+
+async def test_of_workers_that_end_a_digest_at_once_one_escalates(
+    app: Duetime, mail: Mailbox, backend: Backend
+) -> None:
+    async with app.testing(now=START, isolated=False) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 4, LADDER, recipients=["ann", "bob"])
+        await world.advance("1h30m")
+        mail.failures = [NotSent("busy", passing=True, retry_after=10 * MINUTE)]
+        await world.advance("31m")
+        [job] = await app.jobs.find(task="duetime.digest")
+        forget(backend, job.id)
+        others = [Duetime(backend.url) for _ in range(3)]
+
+        async def end(one: Duetime) -> None:
+            store = await one.store()
+            ends = DigestEnds(store.dialect)
+            for digest in await store.transact(ends.failed(), reads=True):
+                while await store.transact(ends.fail(digest)):
+                    pass
+
+        await asyncio.gather(*(end(one) for one in others * 3))
+        for one in others:
+            await one.close()
+        bob = await app.reminders.find(status="armed")
+        left = await app.jobs.find(task="duetime.digest", state="pending")
+        escalated = [
+            event.action
+            for n in (1, 2, 3)
+            for event in await app.audit(f"subject:game:{n}")
+            if event.action == "reminder.escalated"
+        ]
+
+    assert sorted((one.subject, one.recipient) for one in bob) == [
+        (f"game:{n}", "bob") for n in (1, 2, 3)
+    ]
+    assert len(escalated) == 3
+    assert left == []
 
 
 async def test_a_limit_that_is_taken_back_lets_all_out(app: Duetime, mail: Mailbox) -> None:
@@ -280,6 +517,25 @@ async def test_a_handler_of_digests_can_retry_and_skip(app: Duetime) -> None:
     assert len({digest.key for digest in handler.digests}) == 1
     assert {one.reason for one in found} == {"holiday"}
     assert len(found) == 3
+
+
+async def test_what_a_handler_of_digests_skips_escalates(app: Duetime) -> None:
+    """As one that a handler skips alone."""
+    handler = Handler(app, digests=True)
+
+    async def answer(what: Any) -> Any:
+        return Sent() if isinstance(what, Reminder) else Skip("holiday")
+
+    handler.answer = answer
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 3, LADDER, recipients=["ann", "bob"])
+        await world.advance("2h5m")
+        skipped = await app.reminders.find(status="skipped")
+
+    assert {(one.recipient, one.reason) for one in skipped} == {("ann", "holiday")}
+    told = [(one.recipient, one.subject) for one in handler.seen]
+    assert told[-2:] == [("bob", "game:1"), ("bob", "game:2")]
 
 
 async def test_without_a_handler_of_digests_each_waits_for_a_place(app: Duetime) -> None:

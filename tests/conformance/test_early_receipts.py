@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from duetime import Duetime, Reminder, Sent
+from duetime import Context, Duetime, Reminder, Sent
 from duetime.channels.channel import Message, NotSent
 from duetime.errors import DeliveryNotFound, InvalidInput
 from tests.conformance.test_deliveries import Box
@@ -41,7 +41,9 @@ class Hasty(Box):
 
     async def send(self, message: Message) -> Sent:
         self.asked.append(message)
-        await self._app.receipt(self.id, self.tells, key=message.key, reason="told early")
+        await self._app.receipt(
+            self.id, self.tells, key=message.key, reason="told early", channel=self.name
+        )
         if self.lost:
             raise NotSent("the line went dead", passing=True)
         return Sent(self.id)
@@ -81,16 +83,106 @@ async def test_without_an_id_the_key_is_enough(app: Duetime) -> None:
     assert (changed, delivery.status, reminder.status) == (1, "acknowledged", "sent")
 
 
-async def test_an_early_failure_is_to_be_told_again(app: Duetime) -> None:
-    box = Hasty(app, "phone", max_attempts=1)
-    box.tells = "failed"
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("told", ["failed", "bounced"])
+async def test_an_early_failure_is_kept_and_the_next_channel_is_asked(
+    app: Duetime, told: str, lost: bool
+) -> None:
+    """As if it were told after the record."""
+    box = Hasty(app, "phone")
+    box.tells, box.lost = told, lost
+    push = Box(app, "push")
     async with app.testing(now=START) as world:
         await put(app)
-        await world.advance("61m")
-        [delivery] = await app.reminders.deliveries(await only(app))
+        await world.advance("65m")
+        reminder = await only(app)
+        first, second = await app.reminders.deliveries(reminder)
+        again = await app.receipt("call-1", told)
+        late = await app.receipt("call-1", "delivered")
+        audit = [event.action for event in await app.audit("subject:game")]
 
-    assert delivery.status == "failed"
-    assert "DeliveryNotFound" in str(delivery.error)
+    assert (len(box.asked), len(push.messages)) == (1, 1)
+    assert (first.status, first.external_id, first.error) == (told, "call-1", "told early")
+    assert (second.channel, second.status) == ("push", "sent")
+    assert (reminder.status, reminder.channel) == ("sent", "push")
+    assert (again, late) == (0, 0)
+    assert audit.count("delivery.receipt") == 1
+
+
+async def test_an_early_failure_of_the_only_channel_fails_and_escalates(app: Duetime) -> None:
+    box = Hasty(app, "phone")
+    box.tells, box.id = "failed", None
+    async with app.testing(now=START) as world:
+        await put(app, remind={"rule": "-1h", "escalate": "10m"}, recipients=["ann", "bob"])
+        await world.advance("61m")
+        ann, bob = await app.reminders.find()
+        jobs = await app.jobs.find(task="duetime.remind", state=["pending", "retrying"])
+
+    assert [message.recipient for message in box.asked] == ["ann", "bob"]
+    assert (ann.status, bob.status) == ("failed", "failed")
+    assert ann.reason == "phone took it, and told later that it failed: told early"
+    assert bob.reason == ann.reason
+    assert jobs == []
+
+
+async def test_who_acknowledges_after_an_early_failure_has_it(app: Duetime) -> None:
+    """He saw it, whatever the provider thinks: no other channel is asked."""
+    box = Hasty(app, "phone")
+    box.tells, box.lost = "failed", True
+    push = Box(app, "push")
+    async with app.testing(now=START) as world:
+        await put(app)
+        await world.advance("60m")
+        await app.receipt("call-1", "acknowledged")
+        await world.advance("10m")
+        reminder = await only(app)
+
+    assert push.asked == []
+    assert (reminder.status, reminder.channel) == ("sent", "phone")
+    assert reminder.acknowledged_by == "ann"
+
+
+async def test_an_early_failure_of_what_is_no_longer_true_changes_nothing(app: Duetime) -> None:
+    """Its subject ends while it is sent: it is sent, and goes no other way."""
+
+    class Slow(Box):
+        async def send(self, message: Message) -> Sent:
+            self.asked.append(message)
+            await app.receipt("call-1", "failed", key=message.key, channel=self.name)
+            await app.subjects.complete("game")
+            return Sent("call-1")
+
+    Slow(app, "phone")
+    push = Box(app, "push")
+    async with app.testing(now=START) as world:
+        await put(app)
+        await world.advance("65m")
+        reminder = await only(app)
+
+    assert push.asked == []
+    assert reminder.status == "sent"
+
+
+async def test_a_handler_that_completed_its_job_is_told_of_an_early_failure(app: Duetime) -> None:
+    calls: list[int] = []
+
+    @app.on_reminder
+    async def call(reminder: Reminder, ctx: Context) -> Sent:
+        calls.append(reminder.id)
+        await app.receipt("call-1", "failed", key=reminder.key, reason="busy")
+        async with ctx.transaction():
+            pass
+        return Sent("call-1")
+
+    async with app.testing(now=START) as world:
+        await put(app)
+        await world.advance("65m")
+        reminder = await only(app)
+
+    assert len(calls) == 1
+    assert (reminder.status, reminder.reason) == (
+        "failed", "handler took it, and told later that it failed: busy",
+    )  # fmt: skip
 
 
 async def test_a_handler_whose_answer_was_lost_is_not_called_again(app: Duetime) -> None:

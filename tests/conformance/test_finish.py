@@ -220,9 +220,9 @@ async def test_settle_tells_two_tokens_of_one_job_apart(store: Store, hand: Hand
     retried = ended(first, EndedAs.RETRIED, again_after=timedelta(0))
     await hand.end(retried)
     second = await hand.claim_one()
-    refused = await store.settle([retried, ended(second)], [first.token, second.token])
+    told = await store.settle([retried, ended(second)], [first.token, second.token])
 
-    assert refused == frozenset()
+    assert told.refused == frozenset()
     assert (await get(store, job_id)).state is JobState.COMPLETED
 
 
@@ -237,7 +237,7 @@ async def test_settle_finishes_what_was_not_finished(
     second = await store.settle(ends, [jobs[0].token])
     history = [(await get(store, job_id)).history for job_id in given]
 
-    assert first == second == frozenset()
+    assert first.refused == second.refused == frozenset()
     assert [[one.ended_as for one in attempts] for attempts in history] == [
         ["retried"],
         ["completed"],
@@ -251,7 +251,7 @@ async def test_settle_refuses_what_was_lost(store: Store, clock: Clock, hand: Ha
     await store.rescue()
 
     # The rescuer's record stands under the same token: it is not ours.
-    assert await store.settle([ended(job)], [job.token]) == {job_id}
+    assert (await store.settle([ended(job)], [job.token])).refused == {job_id}
 
 
 # Give back

@@ -127,7 +127,7 @@ async def test_requeued_job_has_a_fresh_set_of_attempts(
     waiting = await get(store, job_id)
     again = await hand.claim_one()
 
-    assert requeued == [job_id]
+    assert requeued.jobs == [job_id]
     assert (waiting.state, waiting.attempts, waiting.run_at) == (JobState.PENDING, 0, clock.now)
     assert (again.id, again.attempt, again.expires_at) == (job_id, 1, None)
     assert await hand.finish(again) == frozenset()
@@ -146,7 +146,7 @@ async def test_requeue_takes_only_what_ended_without_success(
     )
     requeued = await store.requeue(JobFilter(ids=tuple(given)), run_at=clock.after("1h"))
 
-    assert requeued == given[1:4]
+    assert requeued.jobs == given[1:4]
     assert (await get(store, given[1])).run_at == clock.after("1h")
 
 
@@ -157,8 +157,8 @@ async def test_requeue_by_filter(store: Store, clock: Clock, make_hand: MakeHand
     await hand.end(*(ended(job, EndedAs.DEAD) for job in await hand.claim()))
     which = JobFilter(states=(JobState.DEAD,), queue="a")
 
-    assert await store.requeue(which, run_at=None) == [mine]
-    assert await store.requeue(which, run_at=None) == []
+    assert (await store.requeue(which, run_at=None)).jobs == [mine]
+    assert (await store.requeue(which, run_at=None)).jobs == []
 
 
 # Look

@@ -14,9 +14,13 @@ import psycopg
 import pytest
 
 from duetime import Duetime, Snooze
+from duetime.domain.job import EndedAs
+from duetime.domain.reminder import REARM_TASK
 from duetime.reminders.rearming import rearm_stale
+from duetime.storage.rearm import RearmStatements
 from duetime.storage.reminders import ReminderStatements
 from duetime.storage.store import Statements
+from tests.conformance.hand import Hand, ended
 from tests.conftest import Backend
 from tests.waiting import until
 
@@ -216,3 +220,106 @@ async def test_one_that_is_marked_again_meanwhile_stays_marked(
     await rearm_stale(app)
 
     assert await armed(app) == [DUE + 2 * DAY]
+
+
+# A mark whose job is gone
+
+
+async def _lose(app: Duetime, database: Database, how: str) -> None:
+    """Its job ends before it has done anything."""
+    [job] = await app.jobs.find(task=REARM_TASK)
+    if how == "cancelled":
+        await app.jobs.cancel(job.id)
+    elif how == "deleted":
+        database.run(f"delete from duetime.due where job_id = {job.id}")
+        database.run(f"delete from duetime.job where id = {job.id}")
+    else:
+        store = await app.store()
+        hand = await Hand.register(store, ("default",), timedelta(seconds=30), "hand")
+        await hand.end(ended(await hand.claim_one(), EndedAs.DEAD, error="it broke"))
+
+
+@pytest.mark.parametrize("how", ["cancelled", "deleted", "dead"])
+async def test_a_mark_whose_job_is_gone_gets_another(
+    app: Duetime, database: Database, how: str
+) -> None:
+    await app.subjects.put("game:1", due=DUE, remind=["-1h"])
+    await mark(app, database, datetime.now(UTC) - timedelta(seconds=10))
+    await _lose(app, database, how)
+    async with app.worker():
+
+        async def done() -> bool:
+            return await armed(app) == [DUE + DAY]
+
+        await until(done)
+
+
+async def test_of_workers_that_repair_at_once_one_does(
+    app: Duetime, backend: Backend, database: Database
+) -> None:
+    await app.subjects.put("game:1", due=DUE, remind=["-1h"])
+    await mark(app, database, datetime.now(UTC) - timedelta(seconds=10))
+    await _lose(app, database, "deleted")
+    others = [Duetime(backend.url) for _ in range(4)]
+
+    async def repair(one: Duetime) -> bool:
+        store = await one.store()
+        repaired: bool = await store.transact(RearmStatements(store.dialect).repair())
+        return repaired
+
+    repaired = await asyncio.gather(*(repair(one) for one in others * 3))
+    for one in others:
+        await one.close()
+
+    assert sorted(repaired) == [False] * 11 + [True]
+    assert len(await app.jobs.find(task=REARM_TASK)) == 1
+
+
+async def test_a_job_that_lives_is_not_doubled(app: Duetime, database: Database) -> None:
+    """It waits behind others, or it runs; a job for a later time does not help."""
+    store = await app.store()
+    statements = RearmStatements(store.dialect)
+    await app.subjects.put("game:1", due=DUE, remind=["-1h"])
+    await mark(app, database, datetime.now(UTC) - timedelta(seconds=10))
+    waiting = await store.transact(statements.repair())
+    hand = await Hand.register(store, ("default",), timedelta(seconds=30), "hand")
+    job = await hand.claim_one()
+    running = await store.transact(statements.repair())
+    await hand.end(ended(job, EndedAs.CANCELLED))
+    await store.transact(statements.ask_rearm(datetime.now(UTC) + timedelta(minutes=1)))
+    gone = await store.transact(statements.repair())
+
+    assert (waiting, running, gone) == (False, False, True)
+
+
+async def test_a_mark_of_just_now_is_left_to_its_job(app: Duetime, database: Database) -> None:
+    await app.subjects.put("game:1", due=DUE, remind=["-1h"])
+    await mark(app, database)
+    await _lose(app, database, "deleted")
+    store = await app.store()
+    statements = RearmStatements(store.dialect)
+
+    assert not await store.transact(statements.overdue(), reads=True)
+    assert not await store.transact(statements.repair())
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+async def test_a_row_that_changed_is_not_forgotten_with_its_job(
+    app: Duetime, database: Database
+) -> None:
+    """A new row has no subject that could be marked."""
+    database_url = database._backend.url.removeprefix("sqlite:///")
+    await app.store()
+    with closing(sqlite3.connect(database_url)) as connection, connection:
+        connection.execute("create table game (id integer primary key, starts text)")
+    await app.track("game", id="id", due="starts", remind=["-1h"])
+    with closing(sqlite3.connect(database_url)) as connection, connection:
+        connection.execute("insert into game (starts) values ('2035-06-01T18:00:00Z')")
+        connection.execute("update duetime_tracked_change set at = at - 10000000")
+    await _lose(app, database, "deleted")
+    async with app.worker():
+
+        async def done() -> bool:
+            return await armed(app) == [DUE]
+
+        await until(done)

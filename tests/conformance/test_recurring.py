@@ -304,6 +304,62 @@ async def test_an_edit_after_an_outage_loses_nothing(app: Duetime, sent: list[An
     assert len({due for _, due in sent}) == len(sent) == 30
 
 
+@pytest.mark.parametrize("touch", [False, True], ids=["untouched", "touched"])
+async def test_a_clock_that_is_set_back_reminds_of_nothing_twice_and_loses_nothing(
+    app: Duetime, sent: list[Any], touch: bool
+) -> None:
+    """The days come again; what was sent stays sent, and the horizon rolls on."""
+    daily: dict[str, Any] = {"repeats": "0 9 * * *", "remind": ["-10m"]}
+    async with app.testing(now=START) as world:
+        await app.subjects.put("standup", **daily)
+        await world.advance("10d")
+        await world._set_clock(START + 3 * DAY)
+        if touch:
+            await app.subjects.put("standup", **daily, data={"room": 7})
+            await app.subjects.skip("standup", START + 12 * DAY + 9 * HOUR)
+        again = await world.drain()
+        await world.advance("40d")
+
+    days = [n for n in range(43) if not (touch and n == 12)]
+    assert [due for _, due in sent] == [START + n * DAY + 9 * HOUR for n in days]
+    assert all(when == due - timedelta(minutes=10) for when, due in sent)
+    assert again == 0
+
+
+async def test_a_clock_that_runs_ahead_and_is_put_right(app: Duetime, sent: list[Any]) -> None:
+    """Far beyond the horizon: what seemed to be due is sent once, and after that all is on time."""
+    late = {"rule": "-10m", "expires": "never"}
+    async with app.testing(now=START) as world:
+        await app.subjects.put("standup", repeats="0 9 * * *", remind=[late])
+        await world.advance("1d")
+        await world.outage("30d")
+        await world.drain()
+        ahead = len(sent)
+        await world._set_clock(START + 2 * DAY)
+        await world.advance("60d")
+
+    dues = [due for _, due in sent]
+    assert ahead == 31
+    assert sorted(dues) == [START + n * DAY + 9 * HOUR for n in range(62)]
+    assert dues[31:] == sorted(dues[31:])
+    assert all(when == due - timedelta(minutes=10) for when, due in sent[31:])
+
+
+async def test_a_subject_put_while_the_clock_ran_ahead_begins_with_what_comes(
+    app: Duetime, sent: list[Any]
+) -> None:
+    """The clock is put right: from the next `put` on, all that is still to come is reminded of."""
+    daily: dict[str, Any] = {"repeats": "0 9 * * *", "remind": ["-10m"]}
+    async with app.testing(now=START + 20 * DAY) as world:
+        await app.subjects.put("standup", **daily)
+        await world._set_clock(START)
+        same = await app.subjects.put("standup", **daily)
+        await world.advance("40d")
+
+    assert same == "same"
+    assert [due for _, due in sent] == [START + n * DAY + 9 * HOUR for n in range(40)]
+
+
 async def test_subjects_share_the_job_that_goes_on(app: Duetime, sent: list[Any]) -> None:
     async with app.testing(now=START) as world:
         for n in range(20):

@@ -16,6 +16,7 @@ from duetime.channels.console import Console
 from duetime.domain.reminder import ReminderStatus
 from duetime.errors import InvalidInput, ReminderNotFound, SubjectNotFound
 from tests.conftest import Backend
+from tests.counting import Counted
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -264,6 +265,13 @@ class Mailbox:
     async def close(self) -> None: ...
 
 
+async def test_what_is_not_a_channel_is_refused(app: Duetime) -> None:
+    with pytest.raises(InvalidInput, match=r"with a name, an async send\(message\)"):
+        app.add_channel("mail")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="tries must be between 1 and"):
+        app.add_channel(Mailbox("mail"), tries=0)
+
+
 async def test_channels_are_tried_in_turn_and_receipts_come_back(app: Duetime) -> None:
     push, mail = Mailbox("push", NotSent("no token", passing=False)), Mailbox("mail")
     app.add_channel(push)
@@ -328,8 +336,26 @@ async def test_bad_input_is_refused_and_changes_nothing(app: Duetime, outbox: Ou
         await app.scopes.put("b", parent="a")
         with pytest.raises(InvalidInput, match="inside itself"):
             await app.scopes.put("a", parent="b")
+        with pytest.raises(InvalidInput, match="locked must be True or False"):
+            await app.scopes.put("a", locked="yes")  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match=r"what subjects\.define returns"):
+            await app.subjects.put_many(["game"])  # type: ignore[list-item]
 
         assert await app.reminders.find() == []
+
+
+async def test_scopes_that_are_too_deep_to_be_followed_are_refused(app: Duetime) -> None:
+    async with app.testing(now=START):
+        await app.scopes.put("level:1", remind=["-1h"])
+        for level in range(2, 100):
+            await app.scopes.put(f"level:{level}", parent=f"level:{level - 1}")
+        await app.subjects.put("game", due=START + timedelta(days=1), scope="level:99")
+
+        with pytest.raises(InvalidInput, match="at most 99 levels"):
+            await app.scopes.put("level:100", parent="level:99")
+
+        assert await app.subjects.rules("game") == (["-1h"], "level:1")
+        assert len(await app.reminders.find(subject="game")) == 1
 
 
 @pytest.mark.parametrize("names", ["ann", b"ann", {"ann": 1}, 7])
@@ -423,9 +449,9 @@ async def test_a_scope_is_deleted_only_when_nothing_is_inside_it(app: Duetime) -
         await app.scopes.put("guild:1", remind=["-1h"])
         await app.scopes.put("channel:9", parent="guild:1")
         await app.subjects.put("game:42", scope="channel:9", due=START + DAY)
-        with pytest.raises(InvalidInput, match="1 scopes and 0 subjects"):
+        with pytest.raises(InvalidInput, match="1 scope and 0 subjects"):
             await app.scopes.delete("guild:1")
-        with pytest.raises(InvalidInput, match="0 scopes and 1 subjects"):
+        with pytest.raises(InvalidInput, match="0 scopes and 1 subject\\."):
             await app.scopes.delete("channel:9")
         await app.subjects.delete("game:42")
 
@@ -436,3 +462,37 @@ async def test_a_scope_is_deleted_only_when_nothing_is_inside_it(app: Duetime) -
         [deleted, _] = await app.audit("scope:channel:9")
 
     assert (deleted.actor, deleted.action) == ("ann", "scope.deleted")
+
+
+async def test_many_subjects_are_put_by_few_statements(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each that is new or has moved is armed and audited; the others are left alone."""
+    counted = Counted(await app.store(), monkeypatch)
+
+    def define(number: int, due: datetime) -> Any:
+        return app.subjects.define(f"game:{number:04}", due=due, remind=["-1h"])
+
+    many = 1_100
+    async with app.testing(now=START):
+        added = await app.subjects.put_many([define(n, START + DAY) for n in range(many)])
+        ran_to_add = counted.ran()
+        moved = await app.subjects.put_many(
+            [define(n, START + DAY + (n % 2) * HOUR) for n in range(many)], by="ann"
+        )
+        ran_to_move = counted.ran()
+        found = await app.reminders.find(subject="game:0001")
+        still = await app.reminders.find(subject="game:1098")
+        trail = await app.audit("subject:game:0001")
+
+    assert set(added.values()) == {"added"}
+    assert moved == {f"game:{n:04}": "changed" if n % 2 else "same" for n in range(many)}
+    assert [reminder.status.value for reminder in found] == ["superseded", "armed"]
+    assert [reminder.status.value for reminder in still] == ["armed"]
+    assert [(event.actor, event.action) for event in trail] == [
+        ("ann", "subject.put"),
+        ("unknown", "subject.put"),
+    ]
+    assert ran_to_add < 100
+    assert ran_to_move < 100
+    await app.close()

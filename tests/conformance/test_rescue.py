@@ -162,6 +162,27 @@ async def test_only_what_had_not_ended_is_lost(
     assert states == ["completed", "retrying", "pending", "retrying"]
 
 
+async def test_a_job_that_was_claimed_ahead_of_its_time_is_not_early_after_a_rescue(
+    store: Store, clock: Clock, hand: Hand, make_hand: MakeHand
+) -> None:
+    """It was claimed by the skin of the lease, which ran out before the job was due."""
+    await clock.advance("29s990ms")
+    job = await enqueue(store, run_at=clock.after("40ms"))
+    ahead = await hand.exchange(lead=0.05)
+    await clock.advance("20ms")
+    rescued = await store.rescue()
+    other = await make_hand()
+    early = await other.claim()
+    await clock.advance("20ms")
+    early += await other.claim()
+    await clock.advance("10ms")
+    on_time = await other.claim()
+
+    assert ids(ahead.claimed) == [one.job_id for one in rescued] == [job]
+    assert early == []
+    assert ids(on_time) == [job]
+
+
 async def test_job_lost_twice_is_quarantined(
     store: Store, clock: Clock, make_hand: MakeHand
 ) -> None:

@@ -217,9 +217,9 @@ async def test_requeue_of_a_reminders_job_says_what_to_do(app: Duetime) -> None:
             await app.jobs.requeue(failed.job_id)
         with pytest.raises(InvalidInput, match=r"app\.reminders\.resend"):
             await app.jobs.requeue_many(task="duetime.remind")
-        count = await app.jobs.requeue_many()
+        requeued = await app.jobs.requeue_many()
         job = await app.jobs.get(failed.job_id)
 
-    assert count == 1
+    assert requeued.jobs == [other.id]
     assert job.state == "dead"
     assert other.id != failed.job_id

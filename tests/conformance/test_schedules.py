@@ -9,8 +9,10 @@ import pytest
 from duetime import Context, Duetime, Exponential, JobState
 from duetime.domain.schedule import TickStatus
 from duetime.errors import InvalidArguments, InvalidInput, InvalidSchedule, ScheduleNotFound
+from duetime.storage.schedule_rows import NewSchedule
 from duetime.testing import World
 from tests.conftest import Backend
+from tests.counting import Counted
 
 START = datetime(2026, 3, 2, tzinfo=UTC)  # a Monday
 MINUTE = timedelta(minutes=1)
@@ -612,6 +614,7 @@ async def test_apply_is_declarative_and_prunes(app: Duetime, tasks: Recorder) ->
         ({"overlap": "never"}, "overlap must be one of"),
         ({"max_runs": 0}, "max_runs must be a whole number"),
         ({"wait": "5m"}, "need after="),
+        ({"after": "s"}, "wait for itself"),
         ({"grace": "-5m"}, "not a duration"),
         ({"colour": "red"}, "has no option 'colour'"),
         ({"tz": "../../etc/passwd"}, "passwd"),
@@ -629,3 +632,34 @@ async def test_a_bad_option_is_refused_and_nothing_changes(
             await app.schedules.put("s", tasks.note, "0 0 30 2 *")
 
         assert await app.schedules.all() == []
+
+
+async def test_many_schedules_are_applied_by_few_statements(
+    app: Duetime, tasks: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than one part. What was armed under the old times is superseded, of each."""
+    counted = Counted(await app.store(), monkeypatch)
+    many = 600
+
+    def define(hour: int, changed: int) -> list[NewSchedule]:
+        return [
+            app.schedules.define(f"s{n}", tasks.note, f"0 {hour if n < changed else 9} * * *")
+            for n in range(many)
+        ]
+
+    async with app.testing(now=START):
+        added = await app.schedules.apply(define(9, many))
+        ran_to_add = counted.ran()
+        changed = await app.schedules.apply(define(10, many - 1), by="ann")
+        ran_to_change = counted.ran()
+        next_runs = {schedule.next_run_at for schedule in await app.schedules.all()}
+        armed = await app.jobs.find(state=JobState.PENDING, limit=5 * many)
+        trail = await app.audit("schedule:s0")
+
+    assert set(added.values()) == {"added"}
+    assert changed == {f"s{n}": "changed" if n < many - 1 else "same" for n in range(many)}
+    assert next_runs == {START + 9 * HOUR, START + 10 * HOUR}
+    assert len(armed) == 2 * many
+    assert (trail[0].actor, trail[0].action) == ("ann", "schedule.change")
+    assert ran_to_add < 150
+    assert ran_to_change < 150

@@ -15,6 +15,7 @@ import pytest
 from duetime import Duetime, Reminder
 from duetime.errors import InvalidInput
 from duetime.reminders.rearming import rearm_stale
+from duetime.storage.postgres.triggers import OWN_TABLES
 from tests.conftest import Backend
 from tests.waiting import until
 
@@ -586,6 +587,20 @@ async def test_copy_merge_and_truncate(app: Duetime, games: Table) -> None:
 
     assert games.ours("select count(*) from duetime.subject") == [(0,)]
     assert games.ours("select count(*) from duetime.due") == [(0,)]
+
+
+@on_postgres
+async def test_our_own_tables_are_not_tracked(app: Duetime, table: Table) -> None:
+    await app.store()
+    found = table.ours(
+        "select relname from pg_class where relnamespace = 'duetime'::regnamespace"
+        " and relkind in ('r', 'p')"
+    )
+
+    assert {name for (name,) in found} == OWN_TABLES
+    for name in ("duetime.job", "duetime.subject"):
+        with pytest.raises(InvalidInput, match=f"{name} is one of Duetime's own tables"):
+            await app.track(name, id="id", due="created_at")
 
 
 @on_postgres

@@ -232,6 +232,56 @@ async def test_the_same_receipt_from_all_sides_is_taken_once(
 
 
 @on_both
+async def test_receipts_at_the_moment_of_the_record_are_neither_lost_nor_doubled(
+    backend: Backend, app: Duetime
+) -> None:
+    """By the key, before, while and after the send is recorded."""
+    many = 80
+    told = ["failed", "bounced", "delivered", "acknowledged"]
+    tellings: list[asyncio.Task[int]] = []
+    counts: Counter[str] = Counter()
+
+    class Telling(Ledger):
+        async def send(self, message: Message) -> Sent:
+            counts[message.key] += 1
+            status, wait = told[int(message.subject) % 4], random.uniform(0, 0.02)
+
+            async def tell() -> int:
+                await asyncio.sleep(wait)
+                return await app.receipt(
+                    message.key, status, key=message.key, channel=self.name, reason="told"
+                )
+
+            tellings.append(asyncio.create_task(tell()))
+            await asyncio.sleep(random.uniform(0, 0.02))
+            return Sent(message.key)
+
+    first, second = Telling(), Ledger()
+    second.name = "call"
+    async with fleet(backend, first, second, count=2):
+        for n in range(many):
+            rule = {"rule": "0s", "past": "send_now"}
+            await app.subjects.put(str(n), due=soon(), remind=[rule], recipients=["ann"])
+
+        async def done() -> bool:
+            found = await app.reminders.find(status="sent")
+            return len(found) == many and len(second.sent) == many // 2
+
+        await until(done, seconds=30)
+        changed = await asyncio.gather(*tellings)
+        found = await app.reminders.find()
+        deliveries = {r.subject: await app.reminders.deliveries(r) for r in found}
+
+    assert changed == [1] * many
+    assert set(counts.values()) == {1}
+    assert set(second.keys.values()) == {1}
+    for subject, known in deliveries.items():
+        status = told[int(subject) % 4]
+        others = ["sent"] if int(subject) % 4 < 2 else []
+        assert [one.status.value for one in known] == [status, *others]
+
+
+@on_both
 async def test_a_rate_holds_over_all_workers(backend: Backend, app: Duetime) -> None:
     ledger = Ledger()
     many, rate = 45, 15

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from duetime import Duetime, Sent
+from duetime import Constant, Duetime, Sent
 from duetime.channels.channel import Message, NotSent
 from tests.conftest import Backend
 from tests.engine.test_reminder_races import SHORT, query
@@ -75,7 +75,7 @@ async def fleet(backend: Backend, mail: Mail, workers: int = WORKERS) -> AsyncIt
         for _ in range(workers):
             app = Duetime(backend.url, **SHORT)
             stack.push_async_callback(app.close)
-            app.add_channel(mail, max_attempts=5)
+            app.add_channel(mail, retry=Constant("50ms", max_attempts=5))
             await stack.enter_async_context(app.worker(concurrency=10))
         yield
 
@@ -91,24 +91,40 @@ async def put_games(app: Duetime, count: int = GAMES) -> None:
 
 
 async def until_held(backend: Backend) -> None:
-    """Wait until all but those that may go at once are held; else say what they are."""
+    """Wait until those that may go at once are recorded as sent, and all others are held."""
+    sql = (
+        "select sum(case when status = 'sent' then 1 else 0 end),"
+        " sum(case when held = 'limit' then 1 else 0 end) from duetime.reminder"
+    )
+
+    async def held() -> bool:
+        return query(backend, sql) == [(MOST, GAMES - MOST)]
+
+    await until_or_tell(backend, held)
+
+
+async def until_all_sent(backend: Backend, app: Duetime) -> None:
+    async def sent() -> bool:
+        return not await app.reminders.find(status="armed")
+
+    await until_or_tell(backend, sent)
+
+
+async def until_or_tell(backend: Backend, condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait; if that is in vain, say what became of the reminders and of their jobs."""
     state = "select status, held, reason, count(*) from duetime.reminder group by 1, 2, 3"
     ends = "select ended_as, error, count(*) from duetime.attempt group by 1, 2"
-    count = "select count(*) from duetime.reminder where held = 'limit'"
+    due = "select priority, attempt, min(run_at), max(run_at) from duetime.due group by 1, 2"
     try:
-        await until_true(lambda: query(backend, count) == [(GAMES - MOST,)], seconds=20)
+        await until(condition, seconds=30)
     except AssertionError as error:
-        raise AssertionError(query(backend, state), query(backend, ends)) from error
+        raise AssertionError([query(backend, sql) for sql in (state, ends, due)]) from error
 
 
 def an_hour_later(backend: Backend) -> None:
     """What ann got is an hour old."""
     step = "interval '1 hour'" if backend.is_postgres else "3600000000"
     query(backend, f"update duetime.recipient_use set at = at - {step}")
-
-
-async def all_sent(app: Duetime) -> bool:
-    return not await app.reminders.find(status="armed")
 
 
 def check_none_twice_none_lost(backend: Backend, mail: Mail, count: int = GAMES) -> None:
@@ -142,13 +158,12 @@ async def test_exactly_the_limit_goes_alone_and_the_rest_in_one_digest(
         await put_games(app)
         began = time.monotonic()
         await until_held(backend)
-        await until_true(lambda: len(mail.messages) >= MOST)
         took = time.monotonic() - began
         first = list(mail.messages)
         an_hour_later(backend)
         # A change of the recipient has what is held looked at again.
         await app.recipients.put("ann", most_per_hour=MOST, muted=["subject:other"])
-        await until(lambda: all_sent(app), seconds=20)
+        await until_all_sent(backend, app)
     print(f"\n{backend.name}: {GAMES} admitted or held in {took * 1000:.0f} ms after the put")
 
     assert len(first) == MOST
@@ -172,7 +187,7 @@ async def test_a_digest_whose_send_fails_is_sent_again_whole(
         await until_held(backend)
         an_hour_later(backend)
         await app.recipients.put("ann", most_per_hour=MOST, muted=["subject:other"])
-        await until(lambda: all_sent(app), seconds=30)
+        await until_all_sent(backend, app)
 
     assert len(mail.digests) == 3
     assert len({message.key for message in mail.digests}) == 1
@@ -198,7 +213,7 @@ async def test_a_worker_that_dies_while_it_sends_a_digest_loses_nothing(
             victim.kill()
     dead = ledger.read_text().split()
     async with fleet(backend, mail, workers=2):
-        await until(lambda: all_sent(app), seconds=30)
+        await until_all_sent(backend, app)
     [digest] = mail.messages
 
     assert victim.returncode == 9
@@ -226,7 +241,7 @@ async def test_withdrawals_race_with_the_digest(backend: Backend, app: Duetime) 
             app.recipients.put("ann", most_per_hour=MOST, muted=["subject:other"]),
             *(close(n) for n in range(GAMES)),
         )
-        await until(lambda: all_sent(app), seconds=20)
+        await until_all_sent(backend, app)
     # The workers have stopped: what was handed over is recorded.
     found = await app.reminders.find()
     went = {one["subject"] for message in mail.digests for one in message.data["reminders"]}

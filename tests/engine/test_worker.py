@@ -20,6 +20,7 @@ from duetime import (
     JobState,
     Retry,
     Snooze,
+    operate,
 )
 from duetime.errors import (
     IllegalTransition,
@@ -336,6 +337,27 @@ async def test_a_handler_that_fails_after_its_cancel_is_not_retried(app: Duetime
         await reaches(app, handle.id, JobState.CANCELLED)
 
 
+async def test_a_cancel_that_meets_the_end_of_an_attempt_holds(app: Duetime) -> None:
+    ran: list[int] = []
+
+    @app.task(retry=Constant("0s", max_attempts=5))
+    async def restless(ctx: Context, how: str) -> Snooze | None:
+        ran.append(ctx.id)
+        assert await app.jobs.cancel(ctx.id) is JobState.RUNNING
+        if how == "snooze":
+            return Snooze("0s")
+        raise OSError("again")
+
+    handles = [await restless.enqueue(how) for how in ("snooze", "retry") * 20]
+    async with app.worker():
+        for handle in handles:
+            await reaches(app, handle.id, JobState.CANCELLED)
+        last = await restless.enqueue("retry")
+        await reaches(app, last.id, JobState.CANCELLED)
+
+    assert ran == [handle.id for handle in (*handles, last)]
+
+
 async def test_a_time_out_cancels_an_async_handler(app: Duetime) -> None:
     cancelled: list[bool] = []
 
@@ -498,7 +520,32 @@ async def test_dead_letters_are_listed_and_requeued(app: Duetime) -> None:
             await reaches(app, handle.id, JobState.COMPLETED)
 
     assert {job.id for job in dead} == {handle.id for handle in handles}
-    assert requeued == 4
+    assert set(requeued.jobs) == {handle.id for handle in handles[1:]}
+
+
+async def test_jobs_whose_key_another_holds_are_not_requeued(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operate, "_REQUEUE_PAGE", 2)
+
+    @app.task
+    async def keyed() -> None: ...
+
+    async def enqueue(key: str) -> int:
+        return (await keyed.using(key=key, delay="1h").enqueue()).id
+
+    old = [await enqueue(f"k{number}") for number in range(7)]
+    for job_id in old:
+        await app.jobs.cancel(job_id)
+    holders = {job_id: await enqueue(f"k{number + 2}") for number, job_id in enumerate(old[2:])}
+    with pytest.raises(KeyConflict, match=f"job {old[3]} was not requeued") as conflict:
+        await app.jobs.requeue(old[3])
+    many = await app.jobs.requeue_many(state="cancelled")
+
+    assert (conflict.value.key, conflict.value.job_id) == ("k3", holders[old[3]])
+    assert sorted(many.jobs) == old[:2]
+    assert many.conflicts == holders
+    assert await state_of(app, old[3]) is JobState.CANCELLED
 
 
 async def test_results_time_out_while_the_job_goes_on(app: Duetime) -> None:
@@ -733,8 +780,8 @@ async def test_process_twice_changes_nothing(app: Duetime) -> None:
         handle.id, job.history[0].token, job.task, job.queue, job.priority, "{}", 1, 3,
         datetime.now(UTC), datetime.now(UTC),
     )  # fmt: skip
-    refused = await store.settle([EndedJob(claimed, EndedAs.DEAD, 0, 1)], [claimed.token])
+    told = await store.settle([EndedJob(claimed, EndedAs.DEAD, 0, 1)], [claimed.token])
 
-    assert refused == frozenset(), "already recorded under this token"
+    assert told.refused == frozenset(), "already recorded under this token"
     assert (await handle.info()).state is JobState.COMPLETED
     assert ran == [1]

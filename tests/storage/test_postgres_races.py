@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -43,14 +44,14 @@ async def claim(store: PostgresStore, worker_id: int, **options: object) -> list
     return answer.claimed
 
 
-async def blocked(url: str) -> bool:
+async def blocked(url: str, at_least: int = 1) -> bool:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         cursor = await connection.execute(
             "select count(*) from pg_stat_activity"
             " where wait_event_type = 'Lock' and datname = current_database()"
         )
         row = await cursor.fetchone()
-        return row is not None and row[0] > 0
+        return row is not None and row[0] >= at_least
 
 
 async def test_a_release_waits_for_a_completion_in_the_handlers_transaction(
@@ -87,7 +88,7 @@ async def test_a_requeue_that_waited_looks_again(store: PostgresStore, pg_url: s
     requeued = await both
     found = await store.get(running.id)
 
-    assert requeued == [ids[0]]
+    assert requeued.jobs == [ids[0]]
     assert found is not None
     assert found.state is JobState.RUNNING
     again = EndedJob(running, EndedAs.RETRIED, 0, 1, again_after=timedelta(0))
@@ -173,3 +174,95 @@ async def test_a_worker_is_woken_again_after_its_listener_was_cut_off(pg_url: st
     await app.close()
 
     assert ran[1] - before < 1.0
+
+
+# A cancel, and an attempt that ends at the same moment
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "with others"])
+@pytest.mark.parametrize("how", ["retried", "released", "parked"])
+async def test_a_cancel_that_meets_the_end_of_an_attempt_wins(
+    store: PostgresStore, pg_url: str, how: str, alone: bool
+) -> None:
+    await store.enqueue([NewJob(task="noop", key="k")] + [NewJob(task="noop")] * (not alone))
+    worker_id = await worker(store)
+    jobs = await claim(store, worker_id)
+    [job] = [one for one in jobs if one.key is not None]
+    again = EndedJob(job, EndedAs.RETRIED, 0, 1, again_after=timedelta(0))
+    async with await psycopg.AsyncConnection.connect(pg_url) as barrier:
+        # Whoever puts a job back waits for this, all written and nothing committed.
+        await barrier.execute(
+            "select pg_advisory_lock(hashtext('duetime.barrier'), hashtext('default'))"
+        )
+        ends: dict[str, Callable[[], Awaitable[Any]]] = {
+            "retried": lambda: store.exchange(
+                worker_id, ended=[again], closed=[job.token] if alone else []
+            ),
+            "released": lambda: store.release([job]),
+            "parked": lambda: store.park([job], "unknown"),
+        }
+        ending = asyncio.ensure_future(ends[how]())
+        await until(lambda: blocked(pg_url))
+        cancelling = asyncio.create_task(store.cancel(job.id, reason="no"))
+        await until(lambda: blocked(pg_url, at_least=2))
+    await ending
+    was = await cancelling
+    found = await store.get(job.id)
+
+    assert was in (JobState.PENDING, JobState.RETRYING, JobState.PARKED)
+    assert found is not None
+    assert found.state is JobState.CANCELLED
+    assert await claim(store, worker_id) == []
+    [given] = await store.enqueue([NewJob(task="noop", key="k")])
+    assert given.outcome == "created"
+
+
+@pytest.mark.parametrize("how", ["retried", "released", "parked", "disowned"])
+async def test_the_end_of_an_attempt_waits_for_a_cancel_in_flight(
+    store: PostgresStore, pg_url: str, how: str
+) -> None:
+    await store.enqueue([NewJob(task="noop")])
+    worker_id = await worker(store)
+    [job] = await claim(store, worker_id)
+    again = EndedJob(job, EndedAs.SNOOZED, 0, 1, again_after=timedelta(0))
+    async with await psycopg.AsyncConnection.connect(pg_url) as connection:
+        cursor = await connection.execute(store._sql["cancel_running"], {"job": job.id})
+        assert cursor.rowcount == 1
+        ends: dict[str, Callable[[], Awaitable[Any]]] = {
+            "retried": lambda: store.exchange(worker_id, ended=[again], closed=[job.token]),
+            "released": lambda: store.release([job]),
+            "parked": lambda: store.park([job], "unknown"),
+            "disowned": lambda: store.disown(worker_id, []),
+        }
+        ending = asyncio.ensure_future(ends[how]())
+        await until(lambda: blocked(pg_url))
+        await connection.commit()
+    await ending
+    found = await store.get(job.id)
+
+    assert found is not None
+    assert found.state is JobState.CANCELLED
+    assert await claim(store, worker_id) == []
+
+
+async def test_a_cancel_that_meets_a_claim_asks_its_worker(
+    store: PostgresStore, pg_url: str
+) -> None:
+    [given] = await store.enqueue([NewJob(task="noop")])
+    worker_id = await worker(store)
+    async with await psycopg.AsyncConnection.connect(pg_url) as connection:
+        await connection.execute("delete from duetime.due where job_id = %s", (given.job_id,))
+        await connection.execute(
+            "insert into duetime.claim (worker_id, job_ids, attempts, claimed_at)"
+            " values (%s, %s, '{1}', now())",
+            (worker_id, [given.job_id]),
+        )
+        cancelling = asyncio.create_task(store.cancel(given.job_id, reason="no"))
+        await until(lambda: blocked(pg_url))
+        await connection.commit()
+
+    assert await cancelling is JobState.RUNNING
+    assert await store.disown(worker_id, []) == 0
+    found = await store.get(given.job_id)
+    assert found is not None
+    assert found.state is JobState.CANCELLED

@@ -632,6 +632,9 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "ended_jobs": {"jobs": "[1, 2]"},
     "old_jobs": {"ended_as": "completed", "before": 1, "batch": 1000},
     "requeue": {"jobs": "[1, 2]", "run_at": 0},
+    "requeuable": {"jobs": "[1, 2]"},
+    "take_keys": {"jobs": "[1, 2]", "now": 1},
+    "key_holders": {"jobs": "[1, 2]"},
     "list_given_jobs": {
         "ids": "[1, 2]", "states": None, "queue": None, "task": None, "but_task": None,
         "key": None, "before": None, "limit": 10,

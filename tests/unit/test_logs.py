@@ -14,7 +14,13 @@ import pytest
 
 from duetime.errors import SettingsError
 from duetime.telemetry.events import Events
-from duetime.telemetry.logs import ConsoleFormatter, JsonFormatter, LogFormat, configure_logging
+from duetime.telemetry.logs import (
+    ConsoleFormatter,
+    JsonFormatter,
+    LastResort,
+    LogFormat,
+    configure_logging,
+)
 
 EVENTS = "duetime.events"
 
@@ -186,3 +192,25 @@ def test_unknown_format_and_level_are_refused() -> None:
         configure_logging("xml")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="debug, info"):
         configure_logging(level="loud")
+
+
+@pytest.mark.usefixtures("fresh_logging")
+def test_without_logging_a_warning_is_told_with_its_fields(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert any(isinstance(one, LastResort) for one in logging.getLogger("duetime").handlers)
+    forget_logging()
+    logging.getLogger("duetime").addHandler(LastResort())
+    log = logging.getLogger(EVENTS)
+
+    log.warning("job_failed", extra={"duetime": {"job_id": 7, "error": "no answer"}})
+    log.info("job_started", extra={"duetime": {"job_id": 8}})
+    alone = capsys.readouterr().err
+    listener = logging.StreamHandler(io.StringIO())
+    logging.getLogger().addHandler(listener)
+    log.warning("job_failed", extra={"duetime": {"job_id": 9}})
+
+    assert alone.endswith('WARNING job_failed       job_id=7 error="no answer"\n')
+    assert alone.count("\n") == 1
+    assert capsys.readouterr().err == ""
+    assert listener.stream.getvalue() == "job_failed\n"

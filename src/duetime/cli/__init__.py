@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 from duetime import __version__
+from duetime.cli.audit import audit
 from duetime.cli.db import db
 from duetime.cli.importing import importing
 from duetime.cli.jobs import jobs
@@ -49,6 +50,7 @@ for command in (
     untrack,
     tracked,
     recipients,
+    audit,
     queues,
     workers,
     db,
@@ -79,6 +81,7 @@ def main() -> NoReturn:
     except click.ClickException as error:
         fail(error.format_message())
     except click.Abort:
+        click.echo(err=True)  # The question's line is still open.
         fail("Not confirmed: nothing was changed. Use --yes to skip the question.")
     except DuetimeError as error:
         fail(str(error))

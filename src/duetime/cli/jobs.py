@@ -15,7 +15,7 @@ from duetime.cli.output import plural, print_facts, print_json, print_table
 from duetime.cli.show import job_row, show_job
 from duetime.cli.target import Group, Target, target_of
 from duetime.domain.explain import Explanation
-from duetime.domain.job import JobInfo, JobState
+from duetime.domain.job import JobInfo, JobState, Requeued
 from duetime.errors import DuetimeError, IllegalTransition
 
 _MOST = 10_000
@@ -206,7 +206,7 @@ def _requeue_all(
     async def count(app: Duetime) -> int:
         return len(await app.jobs.find(state=states, queue=queue, task=task, limit=_MOST))
 
-    async def requeue(app: Duetime) -> int:
+    async def requeue(app: Duetime) -> Requeued:
         return await app.jobs.requeue_many(state=states, queue=queue, task=task)
 
     which = " or ".join(states)
@@ -214,10 +214,14 @@ def _requeue_all(
         number = f"{_MOST:,} or more jobs" if found >= _MOST else plural(found, "job")
         of = "".join([f" of queue {queue}" if queue else "", f" of task {task}" if task else ""])
         click.confirm(f"Requeue {number}{of}, {which}?", abort=True, err=True)
-    requeued = target.run(requeue)
+    answer = target.run(requeue)
+    requeued, conflicts = len(answer.jobs), answer.conflicts
     if target.json:
-        print_json({"requeued": requeued})
-    elif requeued:
+        print_json({"requeued": requeued, "conflicts": conflicts})
+        return
+    for job_id, holder in sorted(conflicts.items()):
+        click.echo(f"Job {job_id} was left as it is: job {holder} holds its key.")
+    if requeued or conflicts:
         click.echo(f"{plural(requeued, 'job')} requeued.")
     else:
         click.echo(f"No jobs match ({which}). Nothing changed.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -32,13 +33,13 @@ def print_table(
     """Print aligned columns. On a terminal the longest are cut until a row fits on a line."""
     cells = [[one_line(cell) for cell in row] for row in rows]
     table = [list(headings), *cells]
-    widths = [max(len(row[index]) for row in table) for index in range(len(headings))]
+    widths = [max(columns(row[index]) for row in table) for index in range(len(headings))]
     room = _width() - 2 * (len(widths) - 1)
     while sum(widths) > room and max(widths) > _NARROWEST:
         widths[widths.index(max(widths))] -= 1
     for row in table:
         line = "  ".join(
-            cut(cell, width).rjust(width) if index in right else cut(cell, width).ljust(width)
+            _fit(cell, width, right=index in right)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         click.echo(line.rstrip())
@@ -89,8 +90,35 @@ def one_line(value: Any) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
+def columns(text: str) -> int:
+    """How many columns of a terminal a text takes: wide characters take two, marks none.
+
+    >>> columns("ab"), columns("\u6f22\u5b57"), columns("e\u0301")
+    (2, 4, 1)
+    """
+    if text.isascii():
+        return len(text)
+    return sum(_columns_of(character) for character in text)
+
+
 def cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+    if columns(text) <= width:
+        return text
+    while columns(text) > width - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def _columns_of(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _fit(text: str, width: int, *, right: bool) -> str:
+    shown = cut(text, width)
+    space = " " * (width - columns(shown))
+    return space + shown if right else shown + space
 
 
 def plural(count: int, noun: str) -> str:

@@ -13,7 +13,7 @@ import click
 from duetime.app import Duetime
 from duetime.cli.moment import MOMENT, iso
 from duetime.cli.number import Number
-from duetime.cli.output import print_json
+from duetime.cli.output import one_line, print_json
 from duetime.cli.person import by_option
 from duetime.cli.schedule_show import next_run, show_preview
 from duetime.cli.target import Command, Target, target_of
@@ -153,12 +153,16 @@ def put_command(
         raise click.UsageError("When? Give a SPEC such as '0 9 * * *', or --template.")
     given = {option: value for option, value in options.items() if value is not None}
 
+    target = target_of(context)
+    unknown = False
+
     async def put(app: Duetime) -> tuple[str, bool, ScheduleInfo, datetime]:
+        nonlocal unknown
         declared = await _is_declared(app, name)
         result = await app.schedules.put(name, task, *specs, by=by, template=template, **given)
+        unknown = target.app is not None and task not in app.known_tasks
         return result, declared, await app.schedules.get(name), await app.now()
 
-    target = target_of(context)
     result, declared, info, now = target.run(put)
     if target.json:
         next_run_at = info.next_run_at
@@ -167,6 +171,8 @@ def put_command(
         )
         return
     _tell(result, declared, info, now)
+    if unknown:
+        click.echo(f"The app has no task {one_line(task)}: it runs when a worker knows it.")
 
 
 async def _is_declared(app: Duetime, name: str) -> bool:

@@ -11,6 +11,7 @@ from duetime.cli.output import one_line, plural, print_json, print_table
 from duetime.cli.person import by_option
 from duetime.cli.reminders import read_rules, rule_options, rules_json, say_rules
 from duetime.cli.target import Group, target_of
+from duetime.errors import InvalidInput
 from duetime.storage.reminders import ScopeInfo
 
 
@@ -103,10 +104,12 @@ def delete_command(context: click.Context, ref: str, by: str) -> None:
 
     target = target_of(context)
     gone = target.run(delete)
+    if not gone:
+        raise InvalidInput(f"There is no scope {ref!r}.")
     if target.json:
-        print_json({"scope": ref, "deleted": gone})
+        print_json({"scope": ref, "deleted": True})
     else:
-        click.echo(f"Scope {one_line(ref)} is {'deleted' if gone else 'not there'}.")
+        click.echo(f"Scope {one_line(ref)} is deleted.")
 
 
 def _say(scope: ScopeInfo) -> str:

@@ -75,9 +75,12 @@ class Found(msgspec.Struct):
         return [one for one in self.reminders if one.status is ReminderStatus.ARMED]
 
 
-@click.group(cls=Group)
-def subjects() -> None:
-    """See and change what people are reminded of."""
+@click.group(cls=Group, invoke_without_command=True)
+@click.pass_context
+def subjects(context: click.Context) -> None:
+    """See and change what people are reminded of. Alone it lists them."""
+    if context.invoked_subcommand is None:
+        context.invoke(list_command)
 
 
 for command in (skip_command, move_command, restore_command, export_command, import_command):
@@ -99,22 +102,25 @@ def list_command(context: click.Context, scope: str | None, status: str | None) 
     if target.json:
         print_json([_plain(subject) for subject in found])
         return
+    if not found and (scope or status):
+        click.echo("No subjects match.")
+        return
     if not found:
         click.echo("No subjects. Put one: duetime subjects put game:42 --due 2026-12-24T18:00Z")
         return
+    again = any(subject.repeats for subject in found)
     print_table(
-        ("SUBJECT", "STATUS", "DUE (UTC)", "SCOPE", "RULES", "RECIPIENTS"),
+        ("SUBJECT", "STATUS", "DUE (UTC)", "SCOPE", "RULES", "RECIPIENTS", "REPEATS")[: 6 + again],
         [
             (
                 subject.ref,
                 subject.status,
-                subject.repeats.describe()
-                if subject.repeats
-                else subject.due_at and say_moment(subject.due_at),
+                _when(subject),
                 subject.scope,
                 say_rules(subject.rules),
                 ", ".join(subject.recipients),
-            )
+                subject.repeats and subject.repeats.describe(),
+            )[: 6 + again]
             for subject in found
         ],
     )
@@ -220,6 +226,7 @@ def put_command(
             ("repeats", _repeats(found)),
             ("rules", _whose(found)),
             ("armed", plural(len(found.armed), "reminder")),
+            ("not armed", _not_armed(found)),
             ("next", exact(found.armed[0].run_at, found.now) if found.armed else None),
         ]
     )
@@ -283,7 +290,8 @@ def delete_command(
 async def _find(app: Duetime, ref: str) -> Found:
     subject = await app.subjects.get(ref)
     rules, source = await app.subjects.rules(ref)
-    again = await app.subjects.occurrences(ref, _SHOWN) if subject.repeats else []
+    goes_on = subject.repeats is not None and subject.status == "open"
+    again = await app.subjects.occurrences(ref, _SHOWN) if goes_on else []
     reminders = await app.reminders.find(subject=ref)
     return Found(subject, rules, source, reminders, await app.now(), again)
 
@@ -339,9 +347,18 @@ def _show(found: Found) -> None:
         show_reminders(found.reminders, subject=False)
 
 
+def _when(subject: Subject) -> str | None:
+    if subject.repeats is not None:
+        return "repeats"
+    due = subject.due_at
+    return None if due is None else say_moment(due.replace(microsecond=0))
+
+
 def _due(found: Found) -> str:
     due, tz = found.subject.due_at, found.subject.tz
     if found.subject.repeats is not None:
+        if found.subject.status == "done":
+            return "no more: it is done"
         if not found.occurrences:
             return "no more: its last occurrence has passed"
         due = found.occurrences[0].due
@@ -349,6 +366,17 @@ def _due(found: Found) -> str:
         return "none: it has no reminders"
     there = f"; {wall(due, tz)} in {tz}" if tz != "UTC" else ""
     return f"{exact(due, found.now)}{there}"
+
+
+def _not_armed(found: Found) -> str | None:
+    """Why nothing is armed, if that is since all was past."""
+    due = found.subject.due_at
+    skipped = [one for one in found.reminders if one.status is ReminderStatus.SKIPPED]
+    reasons = [one.reason for one in skipped if one.due_at == due and one.reason]
+    if found.armed or not reasons:
+        return None
+    more = f"; and {len(reasons) - 1:,} more" if len(reasons) > 1 else ""
+    return one_line(reasons[0]) + more
 
 
 def _repeats(found: Found) -> str | None:

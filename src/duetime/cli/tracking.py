@@ -63,11 +63,20 @@ def track(
             click.echo(";\n\n".join(statements) + ";")
         return
     bar = None if target.json or not sys.stderr.isatty() else Bar()
-    count = target.run(lambda app: app.track(table, by=by, progress=bar, **options))
+
+    async def follow(app: Duetime) -> tuple[int, list[TrackedInfo]]:
+        return await app.track(table, by=by, progress=bar, **options), await app.tracked()
+
+    count, known = target.run(follow)
+    name = options["name"] or table
     if target.json:
-        print_json({"table": table, "name": options["name"] or table, "rows": count})
-    else:
-        click.echo(f"{one_line(table)} is tracked: {plural(count, 'row')} read.")
+        print_json({"table": table, "name": name, "rows": count})
+        return
+    named = f" as {one_line(name)}" if name != table else ""
+    click.echo(f"{one_line(table)} is tracked{named}: {plural(count, 'row')} read.")
+    for one in known:
+        if one.track.name == name and one.problems:
+            click.echo(f"  {_state(one)}")
 
 
 @click.command(cls=Command)

@@ -117,6 +117,8 @@ def parse_cron(text: str) -> Cron:
             "or the fields of a cron expression."
         )
     text = ALIASES.get(alias, text)
+    if not text.strip():
+        raise InvalidSchedule("A cron expression is empty. Write one such as '0 9 * * 1-5'.")
     if not _CHARACTERS.fullmatch(text):
         raise InvalidSchedule(
             f"Cron expression {text!r} has characters that mean nothing there. "
@@ -283,8 +285,8 @@ def _later(values: set[int], now: int, end: int) -> int:
 def _read(text: str, fields: list[str]) -> _Search:
     if len(fields) not in (5, 6):
         raise InvalidSchedule(
-            f"Cron expression {text!r} has {len(fields)} fields. Write 5 (minute hour day month "
-            "weekday), or 6 with the seconds first."
+            f"Cron expression {text!r} has {len(fields)} field{'s'[: len(fields) != 1]}. "
+            "Write 5 (minute hour day month weekday), or 6 with the seconds first."
         )
     try:
         sim = _Search(text, _SOME_DAY)

@@ -17,7 +17,7 @@ _UNITS = {
     "d": "days",
     "w": "weeks",
 }
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _LONGEST = timedelta(days=36525)
 
 

@@ -191,6 +191,15 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = 50
 
 
+class Requeued(msgspec.Struct, frozen=True):
+    """What became of ended jobs that were to run again."""
+
+    jobs: list[int]
+    """Those that wait again."""
+    conflicts: dict[int, int]
+    """Those that stay as they are, each with the job that holds its key."""
+
+
 def check_name(value: str, *, what: str) -> str:
     """Return `value` if it can name a queue, a task, a key or a partition."""
     if not isinstance(value, str):

@@ -41,7 +41,8 @@ def look_back(
     """Return the due time from which on occurrences may still have something to be armed."""
     if planned is None:
         return now
-    return max(min(now - _reach(rules)[1], planned[1]), planned[0])
+    # Not before the subject was there; by a clock that was set back since, it is there now.
+    return max(min(now - _reach(rules)[1], planned[1]), min(now, planned[0]))
 
 
 def is_behind(
@@ -50,8 +51,9 @@ def is_behind(
     now: datetime,
     planned: tuple[datetime, datetime],
 ) -> bool:
-    """Whether a reminder may have come due of an occurrence that is not planned yet."""
-    if planned[1] - _reach(rules)[0] <= now:
+    """Whether a reminder may have come due of an occurrence that is not planned yet; or may yet
+    come due of one before all that is planned, since the clock was set back."""
+    if planned[1] - _reach(rules)[0] <= now or now < planned[0]:
         return True
     fixed = (_first_due(recurrence, rule.at) for rule in rules if rule.at is not None)
     return any(at <= now and due is not None and due >= planned[1] for at, due in fixed)
@@ -73,7 +75,7 @@ def plan(
     time of the oldest reminder that is still armed; it stays true. `behind_since`: when this was
     to be asked.
     """
-    since = now if planned is None else planned[0]
+    since = now if planned is None else min(now, planned[0])
     fresh_from = now if planned is None else min(now, planned[1])
     start = look_back(rules, now, planned)
     if oldest_armed is not None:

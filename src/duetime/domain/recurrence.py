@@ -211,6 +211,11 @@ def parse_repeats(value: Any, tz: str = "UTC") -> Recurrence:
     )
     if start is not None and start.microsecond:
         raise InvalidInput(f"A recurrence starts at a whole second, not at {say_moment(start)}.")
+    if start is not None and until is not None and until < start:
+        raise InvalidInput(
+            f"A recurrence ends before it starts: until {say_moment(until)}, "
+            f"start {say_moment(start)}."
+        )
     made = timetable(
         *specs,
         tz=tz,

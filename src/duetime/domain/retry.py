@@ -102,8 +102,8 @@ class Custom:
         return parse_duration(self.function(attempt, error), name="the custom retry's delay")
 
 
-def check_max_attempts(value: int) -> int:
+def check_max_attempts(value: int, *, name: str = "max_attempts") -> int:
     """Return `value` if it is a number of attempts that a job can have."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_ATTEMPTS:
-        raise InvalidInput(f"max_attempts must be between 1 and {MOST_ATTEMPTS:,}, got {value!r}.")
+        raise InvalidInput(f"{name} must be between 1 and {MOST_ATTEMPTS:,}, got {value!r}.")
     return value

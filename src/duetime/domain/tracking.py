@@ -218,7 +218,7 @@ def read_due(value: Any, zone: str) -> datetime | None:
             found = _EPOCH + timedelta(microseconds=round(value * 1_000_000 / scale))
         else:
             text = str(value).strip()
-            if text.isdigit() and len(text) > 8:
+            if text.isascii() and text.isdigit() and len(text) > 8:
                 # A column of texts keeps numbers as such. (Eight digits are a date.)
                 return read_due(int(text), zone)
             found = datetime.fromisoformat(text)

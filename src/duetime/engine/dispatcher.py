@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from random import uniform
 
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.domain.schedule import read_run_key
@@ -22,7 +24,7 @@ from duetime.engine.planner import Planner
 from duetime.engine.runners import Runners
 from duetime.engine.service import backoff
 from duetime.engine.ticker import Ticker
-from duetime.errors import StorageError
+from duetime.errors import StorageError, TransactionConflict
 from duetime.storage.schedule_rows import NewSchedule
 from duetime.storage.store import Exchange, Sleeper, Store
 from duetime.telemetry.events import Events
@@ -39,6 +41,8 @@ _LEAD_SECONDS = 0.05
 """An idle worker claims what falls due so soon, and starts it to the millisecond: the round trips
 are behind it by then."""
 _AGAIN_AFTER = timedelta(seconds=5)
+_LATE_SECONDS = 60.0
+"""A claim whose connection broke may still wait in the database for a lock, and be made later."""
 
 
 class Dispatcher:
@@ -87,6 +91,8 @@ class Dispatcher:
         self._limited: list[str] = []
         self._unsure = False
         """An exchange failed: what it did is unknown until settled."""
+        self._look_back_at = math.inf
+        """When to look once more for claims that we do not know of."""
         self._failures = 0
         self._stopping = False
         self._stop_now = False
@@ -114,7 +120,8 @@ class Dispatcher:
     async def _step(self) -> None:
         """Send what ended, claim what is due; or, if there is neither, sleep."""
         try:
-            if self._unsure:
+            if self._unsure or time.monotonic() >= self._look_back_at:
+                self._unsure = True
                 await self._settle()
             for job_id in self._sleeper.cancelled_jobs():
                 self._runners.cancel(job_id)
@@ -169,6 +176,9 @@ class Dispatcher:
         if early:
             # By itself: an answer to a claim comes long after its clock was read.
             moment, read = await self._store.now(), time.monotonic()
+        if self._stopping or self._fenced is not None:
+            # Since we began to wait: what is claimed now would only be given back, or lost.
+            want = 0
         ended, closed = self._holdings.take() if finish else ([], [])
         look_ahead = self._look_ahead or early
         sent = time.monotonic()
@@ -189,9 +199,11 @@ class Dispatcher:
         if answer.now is not None:
             self._clock.set(answer.now, sent=sent, received=received)
             if early and answer.claimed:
-                received = _hold_until_due(answer.claimed, moment, read)
+                received = _hold_until_due(
+                    answer.claimed, moment, read=read, sent=sent, received=received
+                )
         self._accept(answer.claimed, received)
-        self._report(ended, answer.refused)
+        self._report(ended, answer)
         if want:
             claimed = len(answer.claimed)
             if self._limited:
@@ -307,7 +319,11 @@ class Dispatcher:
         if answer.next_run_at is not None and wait > 0.005:
             # Many sleepers do not stampede for one job.
             wait += min(self._rank, 5 if soon else 20) * _STAGGER_SECONDS
-            wait -= 0.0 if soon else _LEAD_SECONDS
+            if not soon:
+                wait -= _LEAD_SECONDS
+            elif wait > 0.8 * _LEAD_SECONDS:
+                # We came a moment too soon: our clock is an estimate. Once more, still ahead.
+                wait -= _LEAD_SECONDS / 2
         self._wake_at = time.monotonic() + wait
 
     async def _nap(self) -> None:
@@ -351,7 +367,12 @@ class Dispatcher:
         if len(ended) <= 1:
             self._sleeper.interrupt()
 
-    def _report(self, ended: Sequence[EndedJob], refused: frozenset[int]) -> None:
+    def _report(self, ended: Sequence[EndedJob], answer: Exchange) -> None:
+        refused = answer.refused
+        if answer.cancelled:
+            for end in ended:
+                if end.job.id in answer.cancelled:
+                    end.ended_as, end.again_after = EndedAs.CANCELLED, None
         self._planner.ended(
             [end.job for end in ended if end.job.key is not None and end.again_after is None]
         )
@@ -378,25 +399,34 @@ class Dispatcher:
         ended, closed = self._holdings.take()
         if ended or closed:
             try:
-                refused = await self._store.settle(ended, closed)
+                answer = await self._store.settle(ended, closed)
             except BaseException:
                 self._holdings.put_back(ended, closed)
                 raise
-            self._report(ended, refused)
+            self._report(ended, answer)
         if self._returning:
             returning = self._returning[:]
             await self._store.release(returning)
             self._let_go(returning)
             del self._returning[: len(returning)]
         if self._unsure:
+            # What is disowned is due at once, and may have been claimed ahead of its time.
+            await asyncio.sleep(_LEAD_SECONDS)
             async with self._claiming:
                 await self._store.disown(self._worker_id, self._holdings.tokens)
             self._unsure = False
+            late = time.monotonic() >= self._look_back_at
+            self._look_back_at = math.inf if late else time.monotonic() + _LATE_SECONDS
 
     async def _back_off(self, error: StorageError) -> None:
         self._failures += 1
         wait = backoff(self._failures)
-        self._events.database_unreachable(self.name, str(error), wait)
+        if isinstance(error, TransactionConflict):
+            # Who was in the way has gone on. Not all at the same moment.
+            wait *= uniform(0.0, 0.1)
+            self._events.transaction_conflict(self.name, str(error), wait)
+        else:
+            self._events.database_unreachable(self.name, str(error), wait)
         deadline = time.monotonic() + wait
         while time.monotonic() < deadline and not self._stopping and self._fenced is None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -408,14 +438,25 @@ class Dispatcher:
         if self._quarantined is None and self._runners.free and not self._stopping:
             self._quarantined = 0
             jobs: list[ClaimedJob] = []
+            worker_id = self._worker_id
             try:
                 async with self._claiming:
-                    jobs = await self._store.claim_quarantined(
-                        self._worker_id, self._options.queues
-                    )
-                    self._accept(jobs, time.monotonic())
+                    jobs = await self._store.claim_quarantined(worker_id, self._options.queues)
+                    if worker_id == self._worker_id:
+                        self._accept(jobs, time.monotonic())
+            except BaseException:
+                # It may hold a job that we do not know of.
+                self._unsure = True
+                raise
             finally:
-                self._quarantined = jobs[0].id if jobs else None
+                held = [job.id for job in jobs if self._holdings.holds(job)]
+                self._quarantined = held[0] if held else None
+
+    def _take_back(self, **which: float) -> list[ClaimedJob]:
+        """Take from the runners what has not begun."""
+        jobs = self._runners.take_back(**which)
+        self._planner.not_begun(jobs)
+        return jobs
 
     async def _give_back(self, jobs: Sequence[ClaimedJob]) -> None:
         if not jobs:
@@ -462,15 +503,23 @@ class Dispatcher:
             self._holdings.drop(job)
 
 
-def _hold_until_due(jobs: Sequence[ClaimedJob], moment: datetime, read: float) -> float:
+def _hold_until_due(
+    jobs: Sequence[ClaimedJob], moment: datetime, *, read: float, sent: float, received: float
+) -> float:
     """Say of each job when it may start; return the monotonic time that `claimed_at` stands for.
 
     The database's clock showed `moment` before `read`, so it shows a later time at the latest as
-    long after `read` as that is after `moment`: nothing is early.
+    long after `read` as that is after `moment`: nothing is early. `claimed_at` was read between
+    `sent` and `received`. If it seems not to be, the clock was set in between: then the answer
+    alone counts, and nothing is early or held for hours.
     """
+    claimed_at = jobs[0].claimed_at
+    claimed = read + (claimed_at - moment).total_seconds()
+    if not sent <= claimed <= received:
+        claimed = received
     for job in jobs:
-        job.not_before = read + (job.run_at - moment).total_seconds()
-    return read + (jobs[0].claimed_at - moment).total_seconds()
+        job.not_before = claimed + (job.run_at - claimed_at).total_seconds()
+    return claimed
 
 
 def _is_run(job: ClaimedJob) -> bool:

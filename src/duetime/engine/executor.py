@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.duration import parse_duration
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.domain.outcome import Cancel, Completed, Discard, Retry, Snooze
 from duetime.domain.task import TaskDefinition
@@ -99,7 +100,8 @@ def _again(end: EndedJob, task: TaskDefinition, value: BaseException, random: Ra
     after = value.after if isinstance(value, Retry) else None
     if after is None:
         try:
-            after = task.options.retry.delay(end.job.attempt, value, random)
+            wait = task.options.retry.delay(end.job.attempt, value, random)
+            after = parse_duration(wait, name="the retry's delay")
         except Exception as error:  # noqa: BLE001
             # A broken policy must neither lose the job nor spin on it.
             end.ended_as = EndedAs.DEAD

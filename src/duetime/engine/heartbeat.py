@@ -28,6 +28,7 @@ class Heartbeat:
         worker_id: int,
         *,
         lease: timedelta,
+        since: float,
         every: timedelta,
         beaten: Callable[[Beat], None],
         lost: Callable[[str], None],
@@ -38,8 +39,8 @@ class Heartbeat:
         self._every = every.total_seconds()
         self._beaten = beaten
         self._lost = lost
-        # Counted from before the renewal was sent: never later than the database's own end.
-        self._lease_ends = time.monotonic() + lease.total_seconds()
+        # Counted from before it was asked for: never later than the database's own end.
+        self._lease_ends = since + lease.total_seconds()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="duetime-heartbeat", daemon=True)
 

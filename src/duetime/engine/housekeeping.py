@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import timedelta
 from random import uniform
@@ -29,7 +30,9 @@ class Housekeeping(Protocol):
     def retention(self) -> Mapping[str, timedelta]: ...
 
 
-async def rescue_forever(store: Store, options: Housekeeping, events: Events) -> None:
+async def keep_rescuing(
+    store: Store, options: Housekeeping, events: Events, *, stopping: asyncio.Event
+) -> None:
     """Return what dead workers held, soon after their lease has run out."""
 
     async def rescue() -> float:
@@ -38,10 +41,10 @@ async def rescue_forever(store: Store, options: Housekeeping, events: Events) ->
         # Not all workers at the same moment.
         return options.rescue_every.total_seconds() * uniform(0.75, 1.25)
 
-    await repeat("rescuer", rescue)
+    await repeat("rescuer", rescue, stopping=stopping)
 
 
-async def prune_forever(store: Store, options: Housekeeping) -> None:
+async def keep_pruning(store: Store, options: Housekeeping, *, stopping: asyncio.Event) -> None:
     """Remove old history in small batches, so that no statement is long."""
     ages = dict(options.retention)
     records = {name: ages.pop(name) for name in _RECORDS if name in ages}
@@ -63,4 +66,4 @@ async def prune_forever(store: Store, options: Housekeeping) -> None:
             return 0.1
         return options.prune_every.total_seconds() * uniform(0.75, 1.25)
 
-    await repeat("pruner", prune)
+    await repeat("pruner", prune, stopping=stopping)

@@ -13,11 +13,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 
 from duetime.domain.decide_run import Decision
+from duetime.domain.digest import DIGEST_TASK
 from duetime.domain.job import ClaimedJob, EndedAs
 from duetime.domain.reminder import REMIND_TASK
 from duetime.domain.schedule import TickStatus, read_run_key
-from duetime.errors import DatabaseUnreachable, StorageError
+from duetime.errors import PassingError, StorageError
 from duetime.storage.deliveries import DeliveryStatements
+from duetime.storage.digest_ends import DigestEnds
+from duetime.storage.rearm import RearmStatements
 from duetime.storage.schedule_rows import ClaimedRun, NewSchedule
 from duetime.storage.schedule_runs import RunStatements
 from duetime.storage.schedules import ScheduleStatements
@@ -30,6 +33,7 @@ REPAIR_SECONDS = 1.0
 _UNSETTLED_EVERY = 5
 """Every so many repairs, look for runs that ended and were not recorded."""
 _MOST_KEPT = 10_000
+_REMINDING = frozenset({REMIND_TASK, DIGEST_TASK})
 
 
 class Planner:
@@ -56,11 +60,16 @@ class Planner:
         self._run = run
         self._skip = skip
         self._wait = wait
+        self._starting: dict[int, ClaimedRun] = {}
+        """Claimed ahead of their time, by their jobs: they begin within milliseconds."""
         self._begun: list[ClaimedRun] = []
         self._decided: set[int] = set()
         self._ended: list[int] = []
         self._reminded: list[int] = []
+        self._digested: list[int] = []
         self._reminders = DeliveryStatements(store.dialect)
+        self._digests = DigestEnds(store.dialect)
+        self._marks = RearmStatements(store.dialect)
         self._keeping: asyncio.Task[None] | None = None
         self._repairs = 0
         self.optional = optional
@@ -81,7 +90,7 @@ class Planner:
         claimed = {job.id: job for job in jobs}
         try:
             runs = await self._store.transact(self._statements.gate(list(claimed)), reads=True)
-        except DatabaseUnreachable:
+        except PassingError:
             raise
         except StorageError as error:
             if not self.optional:
@@ -102,7 +111,9 @@ class Planner:
         ]
         wait = max(job.not_before for job in jobs) - time.monotonic()
         if begun:
-            asyncio.get_running_loop().call_later(max(wait, 0.0), self._began, begun)
+            starting = {run.job_id: run for run in begun}
+            self._starting |= starting
+            asyncio.get_running_loop().call_later(max(wait, 0.0), self._began, list(starting))
         if unclear and wait > 0.0:
             # Claimed ahead of its time: what stands in the way may end before that.
             await asyncio.sleep(wait)
@@ -111,9 +122,15 @@ class Planner:
             decisions = await self._store.transact(self._statements.decide(unclear, self._worker))
             await self._follow(decisions, claimed, unclear, received)
 
-    def _began(self, runs: Sequence[ClaimedRun]) -> None:
-        self._begun += runs
-        self._keep_soon()
+    def _began(self, jobs: Sequence[int]) -> None:
+        if begun := [self._starting.pop(job) for job in jobs if job in self._starting]:
+            self._begun += begun
+            self._keep_soon()
+
+    def not_begun(self, jobs: Sequence[ClaimedJob]) -> None:
+        """These were taken back before they began."""
+        for job in jobs:
+            self._starting.pop(job.id, None)
 
     def _may_start(self, run: ClaimedRun, job: ClaimedJob) -> bool:
         """A run that has begun goes on, whatever its schedule says since."""
@@ -158,10 +175,11 @@ class Planner:
     def ended(self, jobs: Sequence[ClaimedJob]) -> None:
         """Jobs have ended for good; runs go into the ledger, reminders are told."""
         runs = [job.id for job in jobs if read_run_key(job.key) is not None]
-        reminded = [job.id for job in jobs if job.task == REMIND_TASK]
+        reminded = [job for job in jobs if job.task in _REMINDING]
         if runs or reminded:
             self._ended += runs
-            self._reminded += reminded
+            self._reminded += [job.id for job in reminded if job.task == REMIND_TASK]
+            self._digested += [job.id for job in reminded if job.task == DIGEST_TASK]
             self._keep_soon()
 
     async def repair(self) -> float:
@@ -181,8 +199,23 @@ class Planner:
             jobs = await self._store.transact(self._reminders.unsettled(), reads=True)
             if jobs:
                 await self._store.transact(self._reminders.settle(jobs))
+            await self._end_digests(None)
+            await self._repair_marks()
         self._repairs += 1
         return REPAIR_SECONDS
+
+    async def _end_digests(self, jobs: Sequence[int] | None) -> None:
+        """What is in a digest that failed ends with it. `jobs`: only the digests of these."""
+        for digest in await self._store.transact(self._digests.failed(jobs), reads=True):
+            while await self._store.transact(self._digests.fail(digest)):
+                pass
+
+    async def _repair_marks(self) -> None:
+        """Subjects that are to be armed again must not wait for a job that is gone."""
+        if await self._store.transact(self._marks.overdue(), reads=True) and (
+            await self._store.transact(self._marks.repair())
+        ):
+            log.info("rearm_repaired", extra={"worker": self._worker})
 
     async def next_repair(self) -> datetime | None:
         """When `repair` has something to do, if nothing is claimed before."""
@@ -191,6 +224,7 @@ class Planner:
 
     async def kept(self) -> None:
         """Wait until the ledger is up to date with what happened here."""
+        self._began(list(self._starting))
         while self._keeping is not None:
             await asyncio.wait([self._keeping])
 
@@ -202,7 +236,7 @@ class Planner:
         """One batch at a time: what comes meanwhile is the next."""
         begun: list[ClaimedRun] = []
         try:
-            while self._begun or self._decided or self._ended or self._reminded:
+            while self._begun or self._decided or self._ended or self._reminded or self._digested:
                 begun, self._begun = self._begun, []
                 decided, self._decided = self._decided, set()
                 ended, self._ended = self._ended, []
@@ -216,6 +250,9 @@ class Planner:
                 if self._reminded:
                     reminded, self._reminded = self._reminded, []
                     await self._store.transact(self._reminders.settle(reminded))
+                if self._digested:
+                    digested, self._digested = self._digested, []
+                    await self._end_digests(digested)
         except StorageError as error:
             # Repaired within seconds, by this worker or another; that they have begun only this one
             # knows.

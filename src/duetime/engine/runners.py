@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -172,8 +173,8 @@ class Runners:
         waiting = any(held is job for held, _, _ in (*self._waiting, *self._early))
         return waiting or any(running.job is job for running in self.running)
 
-    def take_back(self, older_than: float = 0.0) -> list[ClaimedJob]:
-        """Remove and return what waits for a runner longer than `older_than` seconds."""
+    def take_back(self, older_than: float = -math.inf) -> list[ClaimedJob]:
+        """Remove and return what waits for a runner; if asked, only longer than `older_than` s."""
         limit = time.monotonic() - older_than
         back = [job for job, _, received in (*self._waiting, *self._early) if received <= limit]
         self._waiting = deque(item for item in self._waiting if item[-1] > limit)

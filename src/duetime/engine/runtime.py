@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from duetime.engine.service import backoff
+from duetime.engine.service import backoff, name_failure
 from duetime.engine.worker import Worker
-from duetime.errors import DatabaseUnreachable, DuetimeError
+from duetime.errors import DuetimeError, PassingError
 from duetime.settings import Settings
 from duetime.storage.store import Store
 
@@ -110,12 +110,12 @@ class Runtime:
             except DuetimeError as error:
                 if self._worker is not None and self._worker.started.is_set():
                     raise
-                if not isinstance(error, DatabaseUnreachable):
+                if not isinstance(error, PassingError):
                     log.error("worker_cannot_start", extra={"error": str(error)})
                     return COULD_NOT_START
                 failures += 1
                 wait = backoff(failures)
-                log.warning("database_unreachable", extra={"error": str(error), "retry_in_s": wait})
+                log.warning(name_failure(error), extra={"error": str(error), "retry_in_s": wait})
                 await self._unless_stopped(asyncio.sleep(wait))
         return STOPPED
 

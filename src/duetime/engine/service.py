@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
-from duetime.errors import DatabaseUnreachable
+from duetime.errors import PassingError, TransactionConflict
 
 log = logging.getLogger("duetime.engine")
 
 BACKOFF = (1.0, 2.0, 4.0, 8.0)
+_CANCEL_AGAIN_SECONDS = 2.0
 
 
 def backoff(failures: int) -> float:
@@ -18,22 +20,51 @@ def backoff(failures: int) -> float:
     return BACKOFF[min(failures, len(BACKOFF)) - 1] if failures else 0.0
 
 
-async def repeat(name: str, work: Callable[[], Awaitable[float]]) -> None:
-    """Do `work` again and again; it returns the seconds to wait. An error never ends the loop."""
+def name_failure(error: PassingError) -> str:
+    """The log event of a failure that may pass."""
+    return (
+        "transaction_conflict" if isinstance(error, TransactionConflict) else "database_unreachable"
+    )
+
+
+async def repeat(
+    name: str, work: Callable[[], Awaitable[float]], *, stopping: asyncio.Event
+) -> None:
+    """Do `work` again and again; it returns the seconds to wait. An error never ends the loop.
+
+    `stopping` does, between two rounds: a round that is cancelled in the middle of a database call
+    costs its connection.
+    """
     failures = 0
-    while True:
+    while not stopping.is_set():
         try:
             wait = await work()
             failures = 0
-        except DatabaseUnreachable as error:
+        except PassingError as error:
             failures += 1
             wait = backoff(failures)
             log.warning(
-                "database_unreachable",
+                name_failure(error),
                 extra={"service": name, "error": str(error), "retry_in_s": wait},
             )
         except Exception:
             failures += 1
             wait = backoff(failures)
             log.exception("service_failed", extra={"service": name, "retry_in_s": wait})
-        await asyncio.sleep(wait)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await stopping.wait()
+
+
+async def end_all(services: Sequence[asyncio.Task[None]], seconds: float) -> None:
+    """Wait until services that were told to stop have ended; what takes longer is cancelled.
+
+    Until all have ended: before Python 3.12 `wait_for`, which drivers use, may swallow a cancel
+    that comes at the moment of its answer. Not too often: a second cancel would hit the driver
+    while it clears up after the first.
+    """
+    _, left = await asyncio.wait(services, timeout=seconds)
+    while left:
+        for service in left:
+            service.cancel()
+        _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_SECONDS)

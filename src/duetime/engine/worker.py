@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from duetime.domain.task import TaskDefinition
 from duetime.engine.dispatcher import Dispatcher
 from duetime.engine.heartbeat import Heartbeat
-from duetime.engine.housekeeping import prune_forever, rescue_forever
+from duetime.engine.housekeeping import keep_pruning, keep_rescuing
 from duetime.engine.runners import LOST, STOPPING, Runners
-from duetime.engine.service import repeat
-from duetime.errors import DatabaseUnreachable, StorageError
+from duetime.engine.service import end_all, repeat
+from duetime.errors import PassingError, StorageError
 from duetime.storage.store import Beat
 
 log = logging.getLogger("duetime.worker")
 
 _FALLBACK_SECONDS = 5.0
 """How often schedules that fell back to memory look for their table."""
+_ROUND_SECONDS = 5.0
+"""How long, within the grace, a stop waits for the rounds of services that are under way."""
+_LAST_SECONDS = 0.25
+"""How long a stop waits for what was told to end now."""
 
 
 class Worker(Dispatcher):
@@ -42,25 +46,31 @@ class Worker(Dispatcher):
         except BaseException:
             await self._runners.close()
             raise
-        services = [
-            asyncio.create_task(repeat("lease", self._watch_lease)),
-            asyncio.create_task(repeat("housekeeping", self._keep_house)),
-            asyncio.create_task(rescue_forever(self._store, self._options, self._events)),
-            asyncio.create_task(prune_forever(self._store, self._options)),
-            asyncio.create_task(repeat("planner", self._plan)),
-            asyncio.create_task(repeat("ticker", self._ticker.arm)),
-        ]
+        stopping = asyncio.Event()
+        services = [asyncio.create_task(service) for service in self._services(stopping)]
         self.started.set()
         self._events.worker_started(self.name, self._worker_id, self._options.queues)
         try:
             while not self._stopping:
+                self._check_lease()
                 if self._fenced is not None:
                     await self._rejoin()
                 else:
                     await self._step()
         finally:
-            await _cancel_all(services)
-            await self._leave()
+            stopping.set()
+            await self._leave(services)
+
+    def _services(self, stopping: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
+        store, options = self._store, self._options
+        return [
+            repeat("lease", self._watch_lease, stopping=stopping),
+            repeat("housekeeping", self._keep_house, stopping=stopping),
+            keep_rescuing(store, options, self._events, stopping=stopping),
+            keep_pruning(store, options, stopping=stopping),
+            repeat("planner", self._plan, stopping=stopping),
+            repeat("ticker", self._ticker.arm, stopping=stopping),
+        ]
 
     def stop(self, *, now: bool = False) -> None:
         """Claim nothing more; finish what runs within the grace time, or now."""
@@ -72,6 +82,7 @@ class Worker(Dispatcher):
     async def _join(self) -> None:
         """LISTEN first, then drain: nothing enqueued meanwhile is missed."""
         options = self._options
+        asked = time.monotonic()
         self._worker_id = await self._store.register_worker(
             name=self.name,
             queues=options.queues,
@@ -90,23 +101,30 @@ class Worker(Dispatcher):
             self._store.heart(),
             self._worker_id,
             lease=options.lease,
+            since=asked,
             every=options.heartbeat,
             beaten=lambda beat: self._from_thread(self._beaten, beat),
             lost=lambda reason: self._from_thread(self._fence, reason),
         )
         self._heartbeat.start()
 
-    async def _leave(self) -> None:
+    async def _leave(self, services: Sequence[asyncio.Task[None]]) -> None:
         grace = 0.0 if self._stop_now else self._options.grace.total_seconds()
+        rounds = min(grace, _ROUND_SECONDS) if grace else _LAST_SECONDS
+        ending = asyncio.create_task(end_all(services, rounds))
         self._events.worker_stopping(self.name, running=len(self._runners.running))
         await asyncio.gather(*self._parking, *self._admitting)
-        await self._give_back(self._runners.take_back())
+        await self._give_back(self._take_back())
         deadline = time.monotonic() + grace
         while not self._stop_now and self._runners.running and time.monotonic() < deadline:
             await self._runners.drained(0.05)
             await self._flush()
+        if self._stop_now and grace:
+            for service in services:
+                service.cancel()
+        await ending
         self._runners.stop_all(STOPPING)
-        await self._runners.drained(0.25)
+        await self._runners.drained(_LAST_SECONDS)
         await self._flush()
         unfinished = list(self._holdings)
         self._returning.clear()
@@ -139,7 +157,7 @@ class Worker(Dispatcher):
         if self._fenced is None:
             self._fenced = reason
             self._events.worker_fenced(self.name, reason, held=len(self._holdings))
-            self._runners.take_back()
+            self._take_back()
             self._runners.stop_all(LOST)
             self._sleeper.interrupt()
 
@@ -149,7 +167,7 @@ class Worker(Dispatcher):
         await self._loop.run_in_executor(None, self._heartbeat.stop)
         await self._sleeper.close()
         # A claim may have been answered since.
-        self._runners.take_back()
+        self._take_back()
         self._runners.stop_all(LOST)
         await self._runners.drained(1.0)
         while not self._stopping:
@@ -164,17 +182,20 @@ class Worker(Dispatcher):
             except StorageError as error:
                 await self._back_off(error)
 
+    def _check_lease(self) -> None:
+        if self._fenced is None and self._heartbeat.seconds_left <= 0:
+            self._fence("the lease ran out")
+
     # Housekeeping of this worker alone
 
     async def _watch_lease(self) -> float:
         """Asks no database, so that a hanging one cannot hold up the fence."""
-        if self._fenced is None and self._heartbeat.seconds_left <= 0:
-            self._fence("the lease ran out")
+        self._check_lease()
         return min(0.25, self._options.lease.total_seconds() / 10)
 
     async def _keep_house(self) -> float:
         if self._fenced is None:
-            await self._give_back(self._runners.take_back(older_than=1.0))
+            await self._give_back(self._take_back(older_than=1.0))
             self._limited = await self._read_limited()
             if await self._store.unpark(list(self._tasks), self._options.queues):
                 self._look = True
@@ -191,7 +212,7 @@ class Worker(Dispatcher):
         try:
             await self._planner.apply(stored)
         except StorageError as error:
-            if not self._options.schedule_fallback or isinstance(error, DatabaseUnreachable):
+            if not self._options.schedule_fallback or isinstance(error, PassingError):
                 raise
             if not self._fallen_back:
                 self._events.schedules_in_memory(self.name, len(stored), str(error))
@@ -208,7 +229,7 @@ class Worker(Dispatcher):
             try:
                 return await self._planner.repair()
             except StorageError as error:
-                if not self._options.schedule_fallback or isinstance(error, DatabaseUnreachable):
+                if not self._options.schedule_fallback or isinstance(error, PassingError):
                     raise
         await self._apply_declared()
         return _FALLBACK_SECONDS
@@ -216,16 +237,6 @@ class Worker(Dispatcher):
     async def _read_limited(self) -> list[str]:
         limited = await self._store.limited_queues()
         return [queue for queue in self._options.queues if queue in limited]
-
-
-async def _cancel_all(services: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel until all have ended: before Python 3.12 `wait_for`, which drivers use, may swallow
-    a cancel that comes at the moment of its answer."""
-    left = set(services)
-    while left:
-        for service in left:
-            service.cancel()
-        _, left = await asyncio.wait(left, timeout=0.1)
 
 
 def task_defaults(task: TaskDefinition) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from duetime.domain.job import check_names
+from duetime.domain.cron import parse_zone
+from duetime.domain.job import check_name, check_names
 from duetime.domain.reminder import Subject
+from duetime.domain.rule_text import parse_rules
 from duetime.errors import InvalidInput, SubjectNotFound
 from duetime.ical.reading import OWN_DATA, Event, Problem, read_events
 from duetime.ical.writing import Entry, write_calendar
@@ -73,6 +75,13 @@ async def import_ical(
     as it is, unless it is given here. `remind` takes the place of the events' alarms; `tz` is the
     zone of times that name none. `dry_run` only says what would change.
     """
+    # What is wrong with the call is told once, and before anything is put.
+    if tz is not None:
+        parse_zone(tz)
+    if remind is not None:
+        remind = list(parse_rules(remind))
+    if scope is not None:
+        check_name(scope, what="scope")
     events, problems = await asyncio.to_thread(read_events, data, tz=tz)
     to = None
     if recipients is not None:

@@ -70,6 +70,8 @@ class Scopes:
         `remind`: rules such as `["-7d", "-1h"]`; `[]` means none, None inherits the parent's.
         `locked`: levels inside cannot set others.
         """
+        if not isinstance(locked, bool):
+            raise InvalidInput(f"locked must be True or False, got {locked!r}.")
         scope = ScopeInfo(
             check_name(ref, what="scope"),
             None if parent is None else check_name(parent, what="parent"),
@@ -167,6 +169,9 @@ class Subjects:
         self, subjects: Sequence[Subject], *, by: str = "unknown", tx: Any = None
     ) -> dict[str, str]:
         """`put`, for many made by `define`: all or none."""
+        for subject in subjects:
+            if not isinstance(subject, Subject):
+                raise InvalidInput(f"put_many takes what subjects.define returns, got {subject!r}.")
         refs = [subject.ref for subject in subjects]
         if len(set(refs)) < len(refs):
             raise InvalidInput("A subject is given twice; references are unique.")

@@ -90,7 +90,8 @@ async def receipt(
     actor = check_name(by, what="actor (by=)")
     why = None if reason is None else str(reason).replace("\x00", " ")[:_LONGEST_REASON]
 
-    def record(statements: DeliveryStatements) -> Statements:
+    def record(known: DeliveryStatements) -> Statements:
+        statements = ReceiptStatements(known.dialect)
         try:
             if external_id is not None:
                 return (
@@ -102,7 +103,7 @@ async def receipt(
             if key is None:
                 raise
         return (
-            yield from ReceiptStatements(statements.dialect).receipt_by_key(
+            yield from statements.receipt_by_key(
                 str(key), told, external_id=external_id, reason=why, channel=channel,
                 only_channel=_only_channel(app), actor=actor,
             )

@@ -5,16 +5,18 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from duetime.channels.channel import Message, NotSent, Sent
+from duetime.channels.channel import NotSent, Sent
 from duetime.domain.admission import routes_of
 from duetime.domain.digest import Digest
 from duetime.domain.outcome import Completed, Discard, Outcome, Retry, Skip, Snooze
 from duetime.domain.recipient import Route
 from duetime.engine.context import Context
+from duetime.errors import InvalidInput
 from duetime.reminders import deliveries
 from duetime.reminders.handlers import call
 from duetime.reminders.recipients import disable, perform
 from duetime.storage.admissions import AdmissionStatements
+from duetime.storage.digest_ends import DigestEnds
 from duetime.storage.store import Statements
 
 if TYPE_CHECKING:
@@ -39,10 +41,13 @@ async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context
     if handled:
         outcome, channel = await _ask_handler(sender, begun, ctx), HANDLER
     else:
-        outcome, channel = await _through(app, begun, routes, sender.lines, ctx)
+        outcome, channel = await _through(app, begun, routes, sender, ctx)
     if isinstance(outcome, Skip):
         reason = outcome.reason
-        await perform(app, lambda s: s.skip_digest(begun, reason))
+        while await deliveries.perform(
+            app, lambda s: DigestEnds(s.dialect).skip(digest_id, reason)
+        ):
+            pass
     if isinstance(outcome, Outcome):
         return outcome
     await _record(app, sender, begun, outcome, channel, ctx)
@@ -64,23 +69,28 @@ async def _through(
     app: Duetime,
     digest: Digest,
     routes: tuple[Route, ...],
-    lines: dict[str, Line],
+    sender: Sender,
     ctx: Context,
 ) -> tuple[Sent | Outcome, str]:
     """Through the recipient's channels in turn: the first that takes it."""
     if not routes:
         return Discard("there is neither an @app.on_digest handler nor a channel"), ""
     failures: list[tuple[str, NotSent]] = []
+    now = await app.now()
     for route in routes:
         name = route.channel
-        line = lines.get(name)
+        line = sender.lines.get(name)
         if line is None:
             failures.append((name, NotSent(f"there is no channel {name!r} here", passing=False)))
             continue
+        try:
+            message = sender.messages.make_digest(digest, address=route.address, now=now)
+        except InvalidInput as error:
+            return Discard(str(error)), ""
         if (full := await _wait_for_place(app, name, line, ctx)) is not None:
             return full, ""
         try:
-            sent = await line.channel.send(_message(digest, route.address))
+            sent = await line.channel.send(message)
         except NotSent as failure:
             failures.append((name, failure))
             if failure.disable:
@@ -135,17 +145,3 @@ async def _record(
         return
     async with ctx.transaction() as connection:
         await perform(app, record, connection)
-
-
-def _message(digest: Digest, address: str | None) -> Message:
-    return Message(
-        key=digest.key,
-        subject=f"digest:{digest.id}",
-        recipient=digest.recipient,
-        title=digest.title,
-        body=digest.body,
-        due_at=digest.reminders[0].due_at,
-        address=address,
-        data=digest.data,
-        event="reminder.digest",
-    )

@@ -1,4 +1,4 @@
-"""What a reminder says: its template, or a plain sentence with the time on the reader's clock."""
+"""What a reminder or a digest says: its template, or plain text and times on the reader's clock."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from duetime.channels.channel import Message
 from duetime.channels.moments import local, until_in_words
 from duetime.channels.template import Template, TemplateError
+from duetime.domain.digest import Digest
 from duetime.domain.job import check_name
 from duetime.domain.reminder import Reminder
 from duetime.errors import InvalidInput
@@ -31,6 +32,8 @@ class Messages:
 
     def __init__(self) -> None:
         self._templates: dict[str, MessageTemplate] = {}
+        self.digest: str | None = None
+        """The name of the digests' template."""
 
     def add(self, name: str, *, body: str, title: str | None = None) -> None:
         """Keep a template under its name. Raises `TemplateError` if it cannot be read."""
@@ -68,6 +71,15 @@ class Messages:
             names.append(file.stem)
         return names
 
+    def use_for_digests(self, name: str) -> None:
+        """Make digests by the template of this name."""
+        check_name(name, what="template")
+        if self.digest not in (None, name):
+            raise InvalidInput(
+                f"Digests have one template: is it {self.digest!r} or {name!r}? Name it once."
+            )
+        self.digest = name
+
     def make(
         self, reminder: Reminder, *, address: str | None, now: datetime, tz: str | None = None
     ) -> Message:
@@ -75,34 +87,9 @@ class Messages:
 
         Raises `InvalidInput` if its template is not there, or cannot be filled with its data.
         """
-        title = _title(reminder)
         zone = tz or reminder.tz
-        body = default_text(reminder, now=now, tz=zone)
-        name = reminder.rule.template
-        if name is not None:
-            if name not in self._templates:
-                raise InvalidInput(
-                    f"there is no template {name!r} here: add it with app.template({name!r}, …)"
-                )
-            template = self._templates[name]
-            values = {
-                "title": title,
-                "text": body,
-                "subject": reminder.subject,
-                "scope": reminder.scope,
-                "recipient": reminder.recipient,
-                "rule": reminder.rule.text,
-                "due": reminder.due_at,
-                "time": reminder.time,
-                "tz": zone,
-                "data": reminder.data,
-            }
-            try:
-                if template.title is not None:
-                    title = template.title.render(values, now=now, tz=zone)
-                body = template.body.render(values, now=now, tz=zone)
-            except TemplateError as error:
-                raise InvalidInput(f"its template {name!r} cannot be filled: {error}") from error
+        values = _values(reminder, now=now, tz=zone)
+        title, body = self._fill(reminder.rule.template, values, now=now, tz=zone)
         return Message(
             key=reminder.key,
             subject=reminder.subject,
@@ -115,6 +102,50 @@ class Messages:
             data=reminder.data,
         )
 
+    def make_digest(self, digest: Digest, *, address: str | None, now: datetime) -> Message:
+        """Return the message of a digest. Raises `InvalidInput` as `make` does."""
+        zone = digest.to.tz or digest.reminders[0].tz
+        values: dict[str, Any] = {"title": digest.title, "text": digest.body}
+        if self.digest is not None:
+            values |= {
+                "recipient": digest.recipient,
+                "tz": zone,
+                "reminders": [
+                    _values(one, now=now, tz=digest.to.tz or one.tz) for one in digest.reminders
+                ],
+            }
+        title, body = self._fill(self.digest, values, now=now, tz=zone)
+        return Message(
+            key=digest.key,
+            subject=f"digest:{digest.id}",
+            recipient=digest.recipient,
+            title=title,
+            body=body,
+            due_at=digest.reminders[0].due_at,
+            address=address,
+            data=digest.data,
+            event="reminder.digest",
+        )
+
+    def _fill(
+        self, name: str | None, values: dict[str, Any], *, now: datetime, tz: str
+    ) -> tuple[str, str]:
+        """The title and the body by a template, else the plain ones, which are among the values."""
+        title, body = values["title"], values["text"]
+        if name is None:
+            return title, body
+        if name not in self._templates:
+            raise InvalidInput(
+                f"there is no template {name!r} here: add it with app.template({name!r}, …)"
+            )
+        template = self._templates[name]
+        try:
+            if template.title is not None:
+                title = template.title.render(values, now=now, tz=tz)
+            return title, template.body.render(values, now=now, tz=tz)
+        except TemplateError as error:
+            raise InvalidInput(f"its template {name!r} cannot be filled: {error}") from error
+
 
 def default_text(reminder: Reminder, *, now: datetime, tz: str) -> str:
     """Say what is due, how soon, and when that is on the clock of `tz`."""
@@ -124,6 +155,22 @@ def default_text(reminder: Reminder, *, now: datetime, tz: str) -> str:
     when = local(due, tz, f"%a %-d %b{year} %H:%M" if far else "%a %H:%M")
     verb = "was due" if due < now - timedelta(seconds=1) else "is due"
     return f"{_title(reminder)} {verb} {until_in_words(due, now)} ({when}, {tz})"
+
+
+def _values(reminder: Reminder, *, now: datetime, tz: str) -> dict[str, Any]:
+    """What a template may say of a reminder."""
+    return {
+        "title": _title(reminder),
+        "text": default_text(reminder, now=now, tz=tz),
+        "subject": reminder.subject,
+        "scope": reminder.scope,
+        "recipient": reminder.recipient,
+        "rule": reminder.rule.text,
+        "due": reminder.due_at,
+        "time": reminder.time,
+        "tz": tz,
+        "data": reminder.data,
+    }
 
 
 def _title(reminder: Reminder) -> str:

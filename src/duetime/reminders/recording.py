@@ -43,14 +43,14 @@ class Recorder:
         store = await self._app.store()
         if ctx.completed:
             # The handler has completed the job in a transaction of its own.
-            await perform(self._app, lambda s: _write(s, store, [record]))
+            await perform(self._app, lambda s: _write_alone(s, store, record))
             return
         answer = await self._records.get(record)
         if answer == "lost":
             raise ClaimLost(ctx.job.id, ctx.job.token)
         if answer == "alone":
             async with ctx.transaction() as connection:
-                await perform(self._app, lambda s: _write(s, store, [record]), connection)
+                await perform(self._app, lambda s: _write_alone(s, store, record), connection)
 
     async def _together(self, records: list[Record]) -> Sequence[Answer]:
         """Record what can be, in one transaction. If that fails, each is recorded alone, so that
@@ -86,6 +86,11 @@ def _finish_and_write(
         yield from _write(statements, store, kept)
     # Another transaction changes the others just now, or has deleted them: they wait alone.
     return [answers.get(id(record), "alone") for record in records]
+
+
+def _write_alone(statements: DeliveryStatements, store: Store, record: Record) -> Statements:
+    yield from statements.hold([record.handed.reminder.id])
+    yield from _write(statements, store, [record])
 
 
 def _write(statements: DeliveryStatements, store: Store, records: Sequence[Record]) -> Statements:

@@ -10,7 +10,13 @@ import msgspec
 
 from duetime.domain.job import check_name
 from duetime.domain.tracking import Track, check_columns, make_track
-from duetime.errors import DatabaseUnreachable, InvalidInput, SchemaMismatch, StorageError
+from duetime.errors import (
+    InvalidInput,
+    PassingError,
+    SchemaMismatch,
+    StorageError,
+    TransactionConflict,
+)
 from duetime.reminders.rearming import rearm_stale
 from duetime.storage.store import Store
 from duetime.storage.tracking import TableInfo, TrackedInfo, TrackingStatements
@@ -99,7 +105,7 @@ class Tracking:
                 )
         try:
             await store.transact(store.triggers.check(track, info))
-        except DatabaseUnreachable:
+        except PassingError:
             raise
         except StorageError as error:
             # A column that is not there is one of the condition, not of our tables.
@@ -159,12 +165,8 @@ async def _patiently(work: Callable[[], Any]) -> Any:
     for left in reversed(range(_TRIES)):
         try:
             return await work()
-        except StorageError as error:
-            if not left or not _is_locked(error):
+        except TransactionConflict:
+            if not left:
                 raise
         await asyncio.sleep(_PAUSE)
     raise AssertionError
-
-
-def _is_locked(error: StorageError) -> bool:
-    return "lock timeout" in str(error) or "deadlock" in str(error)

@@ -22,7 +22,7 @@ from duetime.domain.admission import (
     why_muted,
 )
 from duetime.domain.digest import DIGEST_TASK, MOST_REMINDERS, Digest, digest_key, in_order
-from duetime.domain.outcome import Discard, Outcome, Skip, Snooze
+from duetime.domain.outcome import Outcome, Skip, Snooze
 from duetime.domain.recipient import Recipient
 from duetime.domain.reminder import Reminder, ReminderStatus
 from duetime.storage.recipients import RecipientStatements, read_recipient
@@ -44,8 +44,6 @@ class Desk(NamedTuple):
     held: str | None
     digest: int | None
     digest_status: str | None
-    digest_over: bool
-    """Its digest's job has ended, and the digest was not sent."""
 
 
 class AdmissionStatements(RecipientStatements):
@@ -77,7 +75,7 @@ class AdmissionStatements(RecipientStatements):
     def give_back(self, reminder: Reminder) -> Statements:
         """It was let through, and surely not sent."""
         yield from self._dialect.run(
-            "use_delete", {"ref": reminder.recipient, "what": f"reminder:{reminder.id}"}
+            "use_delete", {"ref": reminder.recipient, "what": _use_of(reminder)}
         )
 
     # Under a limit
@@ -102,7 +100,7 @@ class AdmissionStatements(RecipientStatements):
         if desk.digest is not None:
             # Another worker, which got the job after us, has put it there.
             return Snooze(timedelta(0), f"it is in digest {desk.digest}")
-        what = f"reminder:{reminder.id}"
+        what = _use_of(reminder)
         now, uses = yield from self._uses(recipient, what)
         decision = decide(recipient, reminder, now, around=around, channels=channels, uses=uses)
         if isinstance(decision, Send) and digests and not uses.admitted:
@@ -123,7 +121,7 @@ class AdmissionStatements(RecipientStatements):
         return (yield from self._join(recipient, reminder, now, uses))
 
     def stay(self, reminder: Reminder) -> Statements:
-        """It is in a digest that was not sent yet: wait for it, or fail with it."""
+        """It is in a digest that was not sent yet: wait for it."""
         recipient = yield from self.lock_recipient(reminder.recipient)
         desk = yield from self.desk(reminder)
         if desk is None or desk.status != ReminderStatus.ARMED:
@@ -134,16 +132,8 @@ class AdmissionStatements(RecipientStatements):
             recipient = recipient or Recipient(ref=reminder.recipient)
             now, uses = yield from self._uses(recipient, f"digest:{desk.digest}")
             return (yield from self._join(recipient, reminder, now, uses))
-        if not desk.digest_over:
-            return Snooze(_AFTER_DIGEST, f"digest {desk.digest}, in which it is, is being sent")
-        rows = yield from self._dialect.run("digest_members", {"id": desk.digest})
-        reason = f"digest {desk.digest}, in which it was, could not be sent"
-        yield from self._dialect.run(
-            "reminder_withdraw",
-            {"ids": [row[0] for row in rows], "status": ReminderStatus.FAILED, "reason": reason},
-        )
-        yield from self._dialect.run("digest_delete", {"id": desk.digest})
-        return Discard(reason)
+        # Should it fail for good, whoever settles its job ends this one too.
+        return Snooze(_AFTER_DIGEST, f"digest {desk.digest}, in which it is, is being sent")
 
     def _join(
         self, recipient: Recipient, reminder: Reminder, now: datetime, uses: Uses
@@ -218,15 +208,6 @@ class AdmissionStatements(RecipientStatements):
         """It is not sent: what was in it is looked at again, each by itself."""
         yield from self._dialect.run("digest_delete", {"id": digest_id})
 
-    def skip_digest(self, digest: Digest, reason: str) -> Statements:
-        """It was not to be sent, nor anything in it."""
-        ids = [reminder.id for reminder in digest.reminders]
-        yield from self._dialect.run(
-            "reminder_withdraw",
-            {"ids": ids, "status": ReminderStatus.SKIPPED, "reason": reason},
-        )
-        yield from self._dialect.run("digest_delete", {"id": digest.id})
-
     def digest_sent(
         self, digest: Digest, *, channel: str, external_id: str | None, worker: str
     ) -> Statements:
@@ -281,7 +262,7 @@ class AdmissionStatements(RecipientStatements):
         """The only one left is let through, as itself."""
         yield from self._dialect.run("digest_delete", {"id": digest_id})
         for member in members:
-            what = f"reminder:{member.id}"
+            what = _use_of(member)
             yield from self._dialect.run("use_write", {"ref": recipient.ref, "what": what})
             yield from self._dialect.run("digest_move", {"job": member.job_id, "run_at": now})
 
@@ -312,9 +293,8 @@ class AdmissionStatements(RecipientStatements):
 def read_desk(dialect: Dialect, row: Row) -> Desk:
     """From the columns of `admission_read`."""
     recipient = None if row[1] is None else read_recipient(row[1:8])
-    status, held, digest, digest_status, over = row[8:13]
-    now = dialect.moment(row[0])
-    return Desk(now, recipient, status, held, digest, digest_status, bool(over))
+    status, held, digest, digest_status = row[8:12]
+    return Desk(dialect.moment(row[0]), recipient, status, held, digest, digest_status)
 
 
 def said_after(reminder: Reminder) -> str | None:
@@ -322,3 +302,10 @@ def said_after(reminder: Reminder) -> str | None:
     if reminder.reason is None or not reminder.reason.startswith("it waits"):
         return None
     return reminder.reason.replace("it waits", "it waited", 1)
+
+
+def _use_of(reminder: Reminder) -> str:
+    """What takes a place in the hour: a message, however often it is tried. Snoozed or sent again,
+    a reminder is another message."""
+    again = f"|{reminder.snoozes}" if reminder.snoozes else ""
+    return f"reminder:{reminder.id}{again}"

@@ -14,7 +14,7 @@ from duetime.domain.reminder import REMIND_TASK, Reminder, ReminderStatus, Subje
 from duetime.domain.rule import Rule, say_moment
 from duetime.errors import DeliveryNotFound, InvalidInput, ReminderNotFound
 from duetime.storage.reminders import _chain, _reminder_document, _scope
-from duetime.storage.sends import SendStatements
+from duetime.storage.sends import Handed, SendStatements
 from duetime.storage.store import Statements
 
 _GONE = (ReminderStatus.SUPERSEDED, ReminderStatus.CANCELLED)
@@ -116,6 +116,19 @@ class DeliveryStatements(SendStatements):
             elif status.gave_up and delivery.round == reminder.snoozes:
                 yield from self._try_another(subject, reminder, delivery, status)
         return changed
+
+    def record(self, handed: Sequence[Handed]) -> Statements:
+        """`record`; then a failure that was told before takes effect, as if it were told now."""
+        told = yield from super().record(handed)
+        for reminder in (yield from self.find(ids=told)) if told else []:
+            known = yield from self.deliveries(reminder.id)
+            failed = [one for one in known if one.round == reminder.snoozes and one.status.gave_up]
+            if failed:
+                # Not locked, since we hold the reminder: who changes the subject meanwhile waits
+                # for it, and withdraws what we arm.
+                [subject] = yield from self.subjects([reminder.subject])
+                yield from self._try_another(subject, reminder, failed[-1], failed[-1].status)
+        return told
 
     # Escalation
 
@@ -281,11 +294,14 @@ class DeliveryStatements(SendStatements):
         return rows
 
     def _locked(self, reminder_ids: Sequence[int]) -> Statements:
-        """Lock the subjects of reminders, then read both: what was true before may not be now."""
+        """Lock the subjects of reminders, then those, and read both: what was true before may not
+        be now."""
         ids = sorted(set(reminder_ids))
         rows = yield from self._dialect.run("reminder_subject", {"ids": ids, "jobs": []})
         locked = yield from self._lock(ids=[row[0] for row in rows])
         subjects = {subject.ref: subject for subject in locked}
+        if subjects:
+            yield from self.hold(ids)
         found = (yield from self.find(ids=ids)) if subjects else []
         return subjects, [reminder for reminder in found if reminder.subject in subjects]
 

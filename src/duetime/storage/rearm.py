@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
-from duetime.domain.reminder import ReminderStatus
+from duetime.domain.reminder import REARM_TASK, REMIND_TASK, ReminderStatus
 from duetime.storage.reminders import ReminderStatements
 from duetime.storage.store import Statements
+
+_PATIENCE = {"patience": timedelta(seconds=5) // timedelta(microseconds=1)}
+"""So long after its time, a mark that is still there may have lost its job."""
 
 
 class RearmStatements(ReminderStatements):
@@ -16,6 +20,24 @@ class RearmStatements(ReminderStatements):
         """Return subjects whose `rearm_at` has come, by id. Reads only."""
         rows = yield from self._dialect.run("rearm_stale", {"after": after, "most": limit})
         return [row[0] for row in rows]
+
+    def overdue(self) -> Statements:
+        """Return whether `repair` may have something to do. Reads only."""
+        return bool((yield from self._dialect.run("rearm_overdue", _PATIENCE)))
+
+    def repair(self) -> Statements:
+        """Enqueue the job of marks that lost theirs; return whether that was so.
+
+        It was cancelled, has died or was deleted. Of those who repair at once, one does.
+        """
+        [(mine,)] = yield from self._dialect.run("rearm_turn", {})
+        if not mine or not (yield from self.overdue()):
+            return False
+        tasks = {"task": REARM_TASK, "remind": REMIND_TASK}
+        if (yield from self._dialect.run("rearm_alive", tasks)):
+            return False
+        yield from self.ask_rearm()
+        return True
 
     def rearm(self, ids: Sequence[int]) -> Statements:
         """Re-arm those of the subjects that are marked and that nobody else has locked.

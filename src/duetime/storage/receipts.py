@@ -38,8 +38,7 @@ class ReceiptStatements(DeliveryStatements):
         deliveries = yield from self._of_key(reminder, key, channel)
         if not any(one.sent_at is not None for one in deliveries):
             through = channel or (deliveries[0].channel if len(deliveries) == 1 else only_channel)
-            if through is None or status.gave_up or not _may_be_under_way(reminder, key):
-                # What failed is told again, when it is known that it was sent.
+            if through is None or not _may_be_under_way(reminder, key):
                 raise DeliveryNotFound(external_id or key)
             yield from self._dialect.run(
                 "receipt_early",

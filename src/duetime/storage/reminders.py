@@ -30,11 +30,11 @@ from duetime.storage.recurring import (
     repeats_or_did,
     since_document,
 )
-from duetime.storage.store import Dialect, Row, Statement, Statements
+from duetime.storage.store import Dialect, Row, Statement, Statements, run_many
 
 _BATCH = 2000
-_WRITTEN = 500
-"""How many reminders one document has: SQLite looks at the whole of it for each."""
+_MOST_LEVELS = 99
+"""How many subjects are armed at a time, by the Python path."""
 _MANY = 5000
 """How many subjects one statement re-arms in SQL."""
 _AGAIN = timedelta(milliseconds=100)
@@ -93,7 +93,8 @@ class ReminderStatements:
         [(scopes, subjects)] = yield from self._dialect.run("scope_used", {"ref": ref})
         if scopes or subjects:
             raise InvalidInput(
-                f"Inside the scope {ref!r} are {scopes} scopes and {subjects} subjects. Put them "
+                f"Inside the scope {ref!r} are {_count(scopes, 'scope')} and "
+                f"{_count(subjects, 'subject')}. Put them "
                 "elsewhere or delete them first. For no reminders, give it no rules: remind=[]."
             )
         yield from self._dialect.run("scope_delete", {"ref": ref})
@@ -124,9 +125,8 @@ class ReminderStatements:
         fresh = [subject for subject in subjects if subject.ref not in stored]
         answer: dict[str, str] = {}
         if fresh:
-            rows = yield from self._dialect.run(
-                "subject_insert", [subject_document(s) for s in fresh]
-            )
+            documents = [subject_document(s) for s in fresh]
+            rows = yield from run_many(self._dialect, "subject_insert", documents)
             # Another transaction may have added some meanwhile: those are changed by us.
             answer = {row[0]: "added" for row in rows}
             for subject in (yield from self._lock(refs=[s.ref for s in fresh])):
@@ -135,15 +135,16 @@ class ReminderStatements:
         locked = {None, *(subject.scope for subject in subjects)}
         yield from self._catch_up(s for s in stored.values() if s.scope in locked)
         moved: list[Subject] = []
+        changed: list[Subject] = []
+        events: list[dict[str, Any]] = []
         for given in subjects:
             known = stored[given.ref]
+            event = {"actor": actor, "action": "subject.put", "entity": f"subject:{given.ref}"}
             if given.repeats is not None:
                 given.repeats = given.repeats.keeping(known.repeats)
             if given.ref in answer and known.material() == given.material():
                 moved.append(known)
-                yield from self._audit(
-                    actor, "subject.put", f"subject:{given.ref}", None, subject_summary(known)
-                )
+                events.append(event | {"after": subject_summary(known)})
                 continue
             given.id, given.revision, given.planned = known.id, known.revision, known.planned
             if known.material() != given.material():
@@ -153,17 +154,12 @@ class ReminderStatements:
                 answer.setdefault(given.ref, "same")
                 continue
             answer[given.ref] = "changed"
-            yield from self._dialect.run(
-                "subject_update",
-                [subject_document(given) | {"id": given.id, "revision": given.revision}],
+            changed.append(given)
+            events.append(
+                event | {"before": subject_summary(known), "after": subject_summary(given)}
             )
-            yield from self._audit(
-                actor,
-                "subject.put",
-                f"subject:{given.ref}",
-                subject_summary(known),
-                subject_summary(given),
-            )
+        yield from self._update(changed)
+        yield from run_many(self._dialect, "audit_write", events)
         since = {s.id: as_of[s.ref] for s in moved if s.ref in as_of} if as_of else None
         yield from self._rearm_stored(moved, None, as_of=since)
         return answer
@@ -177,10 +173,7 @@ class ReminderStatements:
             what = "deleted" if delete else "completed"
             subject.status = "done"
             subject.revision += 1
-            yield from self._dialect.run(
-                "subject_update",
-                [subject_document(subject) | {"id": subject.id, "revision": subject.revision}],
-            )
+            yield from self._update([subject])
             why = f"the subject was {what}" + (f": {reason}" if reason else "")
             yield from self._rearm_stored([subject], why)
             if delete:
@@ -191,6 +184,13 @@ class ReminderStatements:
             )
             return True
         return False
+
+    def _update(self, subjects: Sequence[Subject]) -> Statements:
+        documents = [
+            subject_document(subject) | {"id": subject.id, "revision": subject.revision}
+            for subject in subjects
+        ]
+        yield from run_many(self._dialect, "subject_update", documents)
 
     def subjects(self, refs: Sequence[str] | None) -> Statements:
         given = None if refs is None else list(refs)
@@ -279,7 +279,7 @@ class ReminderStatements:
                     plans[subject.id] = planned
                 when = (as_of or {}).get(subject.id, now)
                 if catch_up and subject.planned is not None:
-                    when = subject.planned[0]
+                    when = min(now, subject.planned[0])
                 wanted = _wanted(subject, scopes, when, planned, zones)
                 for place, (reminder_id, status, rule) in list(known.items()):
                     if status == ReminderStatus.ARMED and (
@@ -303,8 +303,7 @@ class ReminderStatements:
                 yield from self._dialect.run(
                     "reminder_withdraw", {"ids": ids, "status": status, "reason": reason}
                 )
-            for first in range(0, len(write), _WRITTEN):
-                yield from self._dialect.run("reminder_write", write[first : first + _WRITTEN])
+            yield from run_many(self._dialect, "reminder_write", write)
             yield from self._note_plans(batch, plans, now)
             if not sure:
                 again = now + _AGAIN
@@ -517,10 +516,14 @@ def rules_that_hold(subject: Subject, scopes: Mapping[str, ScopeInfo]) -> tuple[
     return resolve_rules(_chain(subject, scopes)).rules
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _chain(subject: Subject, scopes: Mapping[str, ScopeInfo]) -> list[Level]:
     levels = [Level(subject.ref, subject.rules)]
     ref = subject.scope
-    while ref is not None and ref in scopes and len(levels) < 100:
+    while ref is not None and ref in scopes and len(levels) <= _MOST_LEVELS:
         scope = scopes[ref]
         levels.append(Level(scope.ref, scope.rules, scope.locked))
         ref = scope.parent
@@ -568,10 +571,16 @@ def _check_parent(scope: ScopeInfo, known: Mapping[str, ScopeInfo]) -> None:
     if scope.parent not in known:
         raise InvalidInput(f"There is no scope {scope.parent!r}. Put the parent first.")
     ref: str | None = scope.parent
+    depth = 1
     while ref is not None and ref in known:
         if ref == scope.ref:
             raise InvalidInput(f"The scope {scope.ref!r} would be inside itself.")
         ref = known[ref].parent
+        depth += 1
+    if depth > _MOST_LEVELS:
+        raise InvalidInput(
+            f"Scopes are at most {_MOST_LEVELS} levels deep; {scope.ref!r} would be deeper."
+        )
 
 
 def _scope(row: Row) -> ScopeInfo:

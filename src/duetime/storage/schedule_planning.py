@@ -28,13 +28,17 @@ from duetime.storage.schedule_rows import (
     schedule_document,
     tick_document,
 )
-from duetime.storage.store import Dialect, Row, Statement, Statements
+from duetime.storage.store import Dialect, Row, Statement, Statements, run_many
 
 Step = Generator[Statement, list[Row], list[Row]]
 
 CHANGED = "superseded: the schedule was changed"
 PARTS = 6
 """How many parts of a long plan a person's change writes itself; the next repair goes on."""
+
+
+_TOGETHER = 250
+"""How many schedules one statement plans."""
 
 
 class Planning:
@@ -127,8 +131,12 @@ class Planning:
             if schedule.paused_at is None and schedule.broken is None
         }
         for _ in range(parts):
-            if schedules:
-                schedules = yield from self._plan_part(schedules)
+            behind: dict[int, Schedule] = {}
+            ids = list(schedules)
+            for start in range(0, len(ids), _TOGETHER):
+                some = {number: schedules[number] for number in ids[start : start + _TOGETHER]}
+                behind |= yield from self._plan_part(some)
+            schedules = behind
         return schedules
 
     def _plan_missed(self, schedule: Schedule, reason: str) -> Statements:
@@ -238,25 +246,29 @@ class Planning:
     ) -> Statements:
         """End what is armed ahead; `due_too`: and what is due already."""
         ids = [schedule.id for schedule in schedules]
-        return len(
-            (
-                yield from self._dialect.run(
-                    "schedule_supersede", {"ids": ids, "reason": reason, "all": due_too}
-                )
+        ended = 0
+        for start in range(0, len(ids), _TOGETHER):
+            some = ids[start : start + _TOGETHER]
+            rows = yield from self._dialect.run(
+                "schedule_supersede", {"ids": some, "reason": reason, "all": due_too}
             )
-        )
+            ended += len(rows)
+        return ended
 
-    def _update(self, schedule: Schedule) -> Statements:
-        document = schedule_document(schedule, schedule.planned_until)
-        if schedule.broken is not None:
-            # What cannot be read stays as it was written, so that a person can mend it.
-            document |= {"timetable": None, "policy": None, "args": None}
-        document |= {
-            field: getattr(schedule, field)
-            for field in ("id", "next_run_at", "paused_at", "paused_by", "pause_reason",
-                          "paused_until", "failures", "broken")
-        }  # fmt: skip
-        yield from self._dialect.run("schedule_update", [document])
+    def _update(self, *schedules: Schedule) -> Statements:
+        documents = []
+        for schedule in schedules:
+            document = schedule_document(schedule, schedule.planned_until)
+            if schedule.broken is not None:
+                # What cannot be read stays as it was written, so that a person can mend it.
+                document |= {"timetable": None, "policy": None, "args": None}
+            document |= {
+                field: getattr(schedule, field)
+                for field in ("id", "next_run_at", "paused_at", "paused_by", "pause_reason",
+                              "paused_until", "failures", "broken")
+            }  # fmt: skip
+            documents.append(document)
+        yield from run_many(self._dialect, "schedule_update", documents)
 
     def _audit(
         self,
@@ -267,16 +279,19 @@ class Planning:
         after: Any,
         reason: str | None = None,
     ) -> Statements:
-        yield from self._dialect.run(
-            "audit_write",
-            [
-                {
-                    "actor": actor,
-                    "action": action,
-                    "entity": f"schedule:{schedule.name}",
-                    "before": before and msgspec.to_builtins(before),
-                    "after": after and msgspec.to_builtins(after),
-                    "reason": reason,
-                }
-            ],
-        )
+        told = event(actor, action, schedule, before, after, reason)
+        yield from self._dialect.run("audit_write", [told])
+
+
+def event(
+    actor: str, action: str, schedule: Schedule, before: Any, after: Any, reason: str | None = None
+) -> dict[str, Any]:
+    """What the audit says of a change."""
+    return {
+        "actor": actor,
+        "action": action,
+        "entity": f"schedule:{schedule.name}",
+        "before": before and msgspec.to_builtins(before),
+        "after": after and msgspec.to_builtins(after),
+        "reason": reason,
+    }

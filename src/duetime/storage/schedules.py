@@ -15,7 +15,7 @@ from duetime.domain.plan_schedule import PlannedTick
 from duetime.domain.schedule import OpenRun, Schedule, TickStatus, paused_reason
 from duetime.domain.timetable import Timetable
 from duetime.errors import StorageError
-from duetime.storage.schedule_planning import CHANGED, PARTS, Planning
+from duetime.storage.schedule_planning import CHANGED, PARTS, Planning, event
 from duetime.storage.schedule_rows import (
     MICROSECOND,
     AuditEvent,
@@ -26,7 +26,7 @@ from duetime.storage.schedule_rows import (
     summary,
     wanted,
 )
-from duetime.storage.store import Row, Statements
+from duetime.storage.store import Row, Statements, run_many
 
 _TRIES = 5
 
@@ -59,13 +59,14 @@ class ScheduleStatements(Planning):
             if not fresh:
                 break
             documents = [schedule_document(given, now) | {"name": given.name} for given in fresh]
-            rows = yield from self._dialect.run("schedule_insert", documents)
+            rows = yield from run_many(self._dialect, "schedule_insert", documents)
             added |= {row[0] for row in rows}
             # One that another has just added is locked, and changed if it differs.
             locked = yield from self._lock(names=[given.name for given in fresh])
             stored |= {schedule.name: schedule for schedule in locked.values()}
         gone = [name for name in gone if name in stored]
         changed = []
+        news: list[dict[str, Any]] = []
         for given in new:
             if given.name not in stored:
                 raise StorageError(
@@ -74,27 +75,15 @@ class ScheduleStatements(Planning):
             schedule = stored[given.name]
             if schedule.id in added:
                 answer[given.name] = "added"
-                yield from self._audit(actor, "schedule.add", schedule, None, summary(schedule))
+                news.append(event(actor, "schedule.add", schedule, None, summary(schedule)))
                 continue
             if wanted(given) == wanted(schedule) and schedule.broken is None:
                 answer[given.name] = "same"
                 continue
             answer[given.name] = "changed"
             changed.append((schedule, given))
-        for schedule, given in changed:
-            before = summary(schedule)
-            moved = schedule.timetable != given.timetable or schedule.broken is not None
-            if schedule.broken is None:
-                yield from self._plan_before_change(schedule, moved=moved)
-            yield from self._supersede([schedule], CHANGED)
-            for field in ("kind", "target", "queue", "priority", "max_attempts", "timeout",
-                          "timetable", "policy", "declared"):  # fmt: skip
-                setattr(schedule, field, getattr(given, field))
-            schedule.args = bytes(given.args).decode()
-            schedule.broken = None
-            schedule.planned_until = now if moved else min(schedule.planned_until, now)
-            yield from self._update(schedule)
-            yield from self._audit(actor, "schedule.change", schedule, before, summary(schedule))
+        yield from run_many(self._dialect, "audit_write", news)
+        yield from self._change(changed, actor)
         for name in gone:
             answer[name] = "removed"
             yield from self._delete(stored[name], actor, "no longer declared")
@@ -227,14 +216,44 @@ class ScheduleStatements(Planning):
 
     # Pieces
 
-    def _plan_before_change(self, schedule: Schedule, *, moved: bool) -> Statements:
+    def _change(self, changed: Sequence[tuple[Schedule, NewSchedule]], actor: str) -> Statements:
+        """Give schedules what is declared now; what is armed under the old is superseded."""
+        now = yield from self._dialect.now()
+        schedules = [schedule for schedule, _ in changed]
+        before = [summary(schedule) for schedule in schedules]
+        moved = {
+            schedule.id
+            for schedule, given in changed
+            if schedule.timetable != given.timetable or schedule.broken is not None
+        }
+        yield from self._plan_before_change([s for s in schedules if s.broken is None], moved)
+        yield from self._supersede(schedules, CHANGED)
+        for schedule, given in changed:
+            for field in ("kind", "target", "queue", "priority", "max_attempts", "timeout",
+                          "timetable", "policy", "declared"):  # fmt: skip
+                setattr(schedule, field, getattr(given, field))
+            schedule.args = bytes(given.args).decode()
+            schedule.broken = None
+            planned = now if schedule.id in moved else min(schedule.planned_until, now)
+            schedule.planned_until = planned
+        yield from self._update(*schedules)
+        events = [
+            event(actor, "schedule.change", schedule, was, summary(schedule))
+            for schedule, was in zip(schedules, before, strict=True)
+        ]
+        yield from run_many(self._dialect, "audit_write", events)
+
+    def _plan_before_change(self, schedules: Sequence[Schedule], moved: set[int]) -> Statements:
         """What was missed under the old times is judged by them, and in a pause skipped."""
-        if schedule.paused_at is None:
-            behind = yield from self._plan({schedule.id: schedule}, parts=PARTS)
-            if behind and moved:
+        going = {schedule.id: schedule for schedule in schedules if schedule.paused_at is None}
+        behind = yield from self._plan(going, parts=PARTS)
+        for schedule in schedules:
+            if schedule.id not in moved:
+                continue
+            if schedule.paused_at is not None:
+                yield from self._plan_missed(schedule, paused_reason(schedule))
+            elif schedule.id in behind:
                 yield from self._plan_missed(schedule, CHANGED)
-        elif moved:
-            yield from self._plan_missed(schedule, paused_reason(schedule))
 
     def _move(self, schedule: Schedule, run: OpenRun, at: datetime, actor: str) -> Statements:
         """Move one run; the others stay. False: it has begun meanwhile."""

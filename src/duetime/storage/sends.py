@@ -58,9 +58,16 @@ class SendStatements(ReminderStatements):
         rows = yield from self._dialect.run("reminder_free", list(reminder_ids))
         return {row[0] for row in rows}
 
+    def hold(self, reminder_ids: Sequence[int]) -> Statements:
+        """Hold reminders, after those who change them just now. `record` wants them held."""
+        yield from self._dialect.run("reminder_hold", sorted(set(reminder_ids)))
+
     def record(self, handed: Sequence[Handed]) -> Statements:
-        """Record what was handed over, with the audit events."""
-        yield from self._dialect.run(
+        """Record what was handed over, with the audit events.
+
+        Returns the reminders of which a receiver told before, so that this says no news.
+        """
+        rows = yield from self._dialect.run(
             "reminder_sent",
             [
                 {"id": one.reminder.id, "round": one.reminder.snoozes, "deliveries": one.deliveries}
@@ -68,6 +75,12 @@ class SendStatements(ReminderStatements):
             ],
         )
         yield from self._dialect.run("audit_write", [_sent_event(one) for one in handed])
+        noted = {(row[0], row[1]) for row in rows}
+        return [
+            one.reminder.id
+            for one in handed
+            if (one.reminder.id, _accepting(one)["channel"]) not in noted
+        ]
 
     def note(self, reminder: Reminder, deliveries: Sequence[dict[str, Any]]) -> Statements:
         """Record what channels did with one that is not sent yet."""
@@ -146,9 +159,14 @@ class SendStatements(ReminderStatements):
         return self._delivery((*values[:9], *times))
 
 
+def _accepting(one: Handed) -> dict[str, Any]:
+    """What the channel did that took it."""
+    return next(note for note in one.deliveries if DeliveryStatus(note["status"]).accepted)
+
+
 def _sent_event(one: Handed) -> dict[str, Any]:
     reminder = one.reminder
-    sent = next(note for note in one.deliveries if DeliveryStatus(note["status"]).accepted)
+    sent = _accepting(one)
     after = {"reminder": reminder.id, "rule": reminder.rule.text, "channel": sent["channel"],
              "recipient": reminder.recipient, "external_id": sent["external_id"]}  # fmt: skip
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from importlib.resources import files
 
 _HEADING = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
@@ -11,6 +12,11 @@ _HEADING = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 def load_statements(package: str, rename: Callable[[str], str]) -> dict[str, str]:
     """Return every statement under `package`'s `sql/` folder by the name in its heading."""
+    return {name: rename(text) for name, text in _read(package).items()}
+
+
+@cache
+def _read(package: str) -> dict[str, str]:
     statements: dict[str, str] = {}
     for file in sorted(files(package).joinpath("sql").iterdir(), key=lambda file: file.name):
         if not file.name.endswith(".sql"):
@@ -19,7 +25,7 @@ def load_statements(package: str, rename: Callable[[str], str]) -> dict[str, str
         for name, text in zip(parts[1::2], parts[2::2], strict=True):
             if name in statements:
                 raise AssertionError(f"two statements are named {name}")
-            statements[name] = rename(_strip_comments(text)).strip().rstrip(";")
+            statements[name] = _strip_comments(text).strip().rstrip(";")
     return statements
 
 

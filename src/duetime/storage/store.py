@@ -18,6 +18,7 @@ from duetime.domain.job import (
     JobInfo,
     JobState,
     NewJob,
+    Requeued,
 )
 from duetime.domain.queue import Limits, QueueInfo
 
@@ -42,6 +43,22 @@ class Dialect(Protocol):
     def now(self) -> Generator[Statement, list[Row], datetime]: ...
 
     def moment(self, value: Any) -> datetime: ...
+
+
+_PART = 500
+
+
+def run_many(
+    dialect: Dialect, name: str, documents: Sequence[Any]
+) -> Generator[Statement, list[Row], list[Row]]:
+    """Run a statement that takes a list, in parts; return the rows of all.
+
+    For each item of a list SQLite looks at the whole of it.
+    """
+    rows: list[Row] = []
+    for start in range(0, len(documents), _PART):
+        rows += yield from dialect.run(name, documents[start : start + _PART])
+    return rows
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -69,6 +86,8 @@ class Exchange(msgspec.Struct):
     """The database's clock; only if something was to be claimed."""
     refused: frozenset[int] = frozenset()
     """Ended jobs that were not accepted: this worker had lost them."""
+    cancelled: frozenset[int] = frozenset()
+    """Ended jobs that were to run again, and had been cancelled: they do not."""
     claimed: list[ClaimedJob] = []
     next_run_at: datetime | None = None
     """The earliest due time in the lanes, overdue included; only if `claimed` came back short."""
@@ -211,11 +230,8 @@ class Store(Protocol):
         With a `lead` also what falls due within so many seconds: the worker holds it until then.
         """
 
-    async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> frozenset[int]:
-        """Finish again what may or may not have been finished (the answer was lost).
-
-        Returns the ids refused. Idempotent.
-        """
+    async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> Exchange:
+        """Finish again what may or may not have been finished (the answer was lost). Idempotent."""
 
     async def disown(self, worker_id: int, known: Sequence[int]) -> int:
         """Give back this worker's claims whose tokens are not `known`: their answer was lost."""
@@ -224,7 +240,8 @@ class Store(Protocol):
         """Claim one job that was held by two dead workers; it runs apart from others."""
 
     async def release(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Give claimed jobs back, unstarted; their attempts do not count."""
+        """Give claimed jobs back, unstarted; their attempts do not count. What was cancelled
+        ends so."""
 
     async def park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
         """Set aside claimed jobs whose task this worker does not know."""
@@ -267,7 +284,10 @@ class Store(Protocol):
         """Newest first."""
 
     async def cancel(self, job_id: int, *, reason: str) -> JobState | None:
-        """Cancel a job that waits, or ask its worker to stop it. Returns the state it was in."""
+        """Cancel a job that waits, or ask its worker to stop it. Returns the state it was in.
+
+        Either way it does not run again: an attempt that still ends may complete it, no more.
+        """
 
     async def cancel_many(self, job_ids: Sequence[int], *, reason: str) -> None:
         """Cancel several, in one transaction."""
@@ -276,8 +296,9 @@ class Store(Protocol):
 
     async def reprioritise(self, job_id: int, priority: int) -> JobState | None: ...
 
-    async def requeue(self, which: JobFilter, *, run_at: datetime | None) -> list[int]:
-        """Give dead, cancelled or expired jobs a fresh set of attempts."""
+    async def requeue(self, which: JobFilter, *, run_at: datetime | None) -> Requeued:
+        """Give dead, cancelled or expired jobs a fresh set of attempts. They take their keys
+        again; of several with one key the newest does."""
 
     async def pause_queue(self, queue: str, *, by: str, reason: str) -> None: ...
 

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob, JobState
+from duetime.telemetry.logs import LastResort
 
 if TYPE_CHECKING:
     from duetime.storage.store import Rescued
 
 log = logging.getLogger("duetime.events")
+logging.getLogger("duetime").addHandler(LastResort())
 
 _LEVELS = {
     EndedAs.COMPLETED: logging.INFO,
@@ -49,6 +51,11 @@ class Events:
     def database_unreachable(self, worker: str, error: str, wait: float) -> None:
         self._say(
             logging.WARNING, "database_unreachable", worker_id=worker, error=error, retry_in_s=wait
+        )
+
+    def transaction_conflict(self, worker: str, error: str, wait: float) -> None:
+        self._say(
+            logging.WARNING, "transaction_conflict", worker_id=worker, error=error, retry_in_s=wait
         )
 
     def jobs_claimed(self, worker: str, jobs: Sequence[ClaimedJob]) -> None:

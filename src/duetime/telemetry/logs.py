@@ -135,6 +135,30 @@ class _Handler(logging.StreamHandler[TextIO]):
     """Ours, so that `configure_logging` finds it again."""
 
 
+class LastResort(logging.Handler):
+    """For who has not set up logging. Python would print an event's name alone, as `job_failed`;
+    this prints the line with its fields. It is silent as soon as anybody else listens."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.setFormatter(ConsoleFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if not self._others(record.name):
+                print(self.format(record), file=sys.stderr)
+        except Exception:  # noqa: BLE001 - a log line must never stop the work
+            self.handleError(record)
+
+    def _others(self, name: str) -> bool:
+        logger: logging.Logger | None = logging.getLogger(name)
+        while logger is not None:
+            if any(handler is not self for handler in logger.handlers):
+                return True
+            logger = logger.parent if logger.propagate else None
+        return False
+
+
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     """Return what was logged beside the message: an event's fields, or plain extras."""
     given = record.__dict__.get("duetime")

@@ -128,7 +128,11 @@ def _settings(settings: Settings, *, isolated: bool, folder: Path) -> Settings:
         return settings
     if backend_of(settings.database) == "sqlite":
         return msgspec.structs.replace(settings, database=f"sqlite:///{folder / 'world.db'}")
-    return msgspec.structs.replace(settings, schema=f"duetime_test_{secrets.token_hex(6)}")
+    return msgspec.structs.replace(settings, schema=_name_schema())
+
+
+def _name_schema() -> str:
+    return f"duetime_test_{secrets.token_hex(6)}"
 
 
 async def _close_stores(app: Duetime) -> None:

@@ -18,6 +18,7 @@ from duetime.errors import (
     InvalidInput,
     SchemaMismatch,
     StorageError,
+    TransactionConflict,
 )
 from duetime.storage.store import Row
 
@@ -65,7 +66,7 @@ def make_dsn(url: str) -> str:
 
 @contextmanager
 def told_errors() -> Iterator[None]:
-    """Raise the driver's errors as ours; a passing one as `DatabaseUnreachable`."""
+    """Raise the driver's errors as ours; one that may pass as a `PassingError`."""
     try:
         yield
     except (PoolTimeout, PoolClosed, TooManyRequests, OSError, TimeoutError) as error:
@@ -83,6 +84,16 @@ def told_errors() -> Iterator[None]:
         ) from error
     except psycopg.errors.InvalidParameterValue as error:
         raise InvalidInput(first_line(error)) from error
+    except (
+        psycopg.errors.DeadlockDetected,
+        psycopg.errors.SerializationFailure,
+        psycopg.errors.LockNotAvailable,
+    ) as error:
+        # The driver counts these among the failures of connections.
+        raise TransactionConflict(
+            f"Another transaction was in the way ({first_line(error)}). Nothing was changed. "
+            "Try again."
+        ) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         raise DatabaseUnreachable(
             f"PostgreSQL cannot be reached or broke off: {first_line(error)}"

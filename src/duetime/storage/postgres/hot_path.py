@@ -25,6 +25,7 @@ _CLAIMED_AT = ClaimedJob.__struct_fields__.index("claimed_at")
 _OPEN_AT = ClaimedJob.__struct_fields__.index("limited")
 """`claim_limited` has one more column than a claim."""
 _ORDER = attrgetter("priority", "run_at", "id")
+_NONE: frozenset[int] = frozenset()
 
 
 class HotPath(Sessions):
@@ -127,7 +128,7 @@ class HotPath(Sessions):
         if look_ahead:
             statements.append(("next_run_at", {"queues": sorted({lane.queue for lane in lanes})}))
         answers = await self._together(statements) if statements else []
-        refused = _refused(answers[:finishes])
+        refused, cancelled = _sort_out(answers[:finishes])
         rows = answers[finishes] if looks else []
         now = rows[0][_CLAIMED_AT] if rows else None
         claimed = _claimed(rows)
@@ -152,9 +153,9 @@ class HotPath(Sessions):
             opens += [row[0] for row in soonest if row[0] is not None]
         if opens:
             next_run_at = min([next_run_at, *opens] if next_run_at else opens)
-        return Exchange(now=now, refused=refused, claimed=claimed, next_run_at=next_run_at)
+        return Exchange(now, refused, cancelled, claimed, next_run_at)
 
-    async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> frozenset[int]:
+    async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> Exchange:
         async with self._connection() as connection, connection.transaction():
             before = await self._on(
                 connection,
@@ -164,12 +165,13 @@ class HotPath(Sessions):
             )
             done = set(before)
             left = [end for end in ended if (end.job.id, end.job.token) not in done]
-            return _refused(
+            refused, cancelled = _sort_out(
                 [
                     await self._on(connection, name, **parameters)
                     for name, parameters in _finishes(left, closed, careful=True)
                 ]
             )
+            return Exchange(refused=refused, cancelled=cancelled)
 
     async def disown(self, worker_id: int, known: Sequence[int]) -> int:
         rows = await self._rows("disown", worker=worker_id, known=array(known))
@@ -327,8 +329,13 @@ def _parameters(ended: Sequence[EndedJob], closed: Sequence[int]) -> dict[str, A
     }
 
 
-def _refused(answers: Sequence[Sequence[Row]]) -> frozenset[int]:
-    return frozenset(row[0] for rows in answers for row in rows if row[0] is not None)
+def _sort_out(answers: Sequence[Sequence[Row]]) -> tuple[frozenset[int], frozenset[int]]:
+    """Of what a finish returned: the jobs that it refused, and those that had been cancelled."""
+    rows = [row for rows in answers for row in rows if row[0] is not None]
+    if not rows:
+        return _NONE, _NONE
+    cancelled = frozenset(row[0] for row in rows if row[2:] == (True,))
+    return frozenset(row[0] for row in rows if row[2:] != (True,)), cancelled
 
 
 # The claims' columns stand in the order of the fields of `ClaimedJob`: this is the hot path.

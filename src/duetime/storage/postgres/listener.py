@@ -77,8 +77,12 @@ class Listener:
 
     async def _connect(self) -> None:
         connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
-        for channel in self._channels:
-            await connection.execute(f'listen "{channel}"')
+        try:
+            for channel in self._channels:
+                await connection.execute(f'listen "{channel}"')
+        except BaseException:
+            await connection.close()
+            raise
         connection.add_notify_handler(lambda notify: self._heard(notify.channel, notify.payload))
         self._connection = connection
         # Remembered: a connection that broke no longer tells, and its number is soon another's.

@@ -10,14 +10,16 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.job import AttemptInfo, JobFilter, JobInfo, JobState
+from duetime.domain.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
 from duetime.domain.queue import Limits, QueueInfo
+from duetime.errors import StorageError
 from duetime.storage.postgres.connection import array, told_errors
 from duetime.storage.postgres.listener import Listener
 from duetime.storage.postgres.sessions import Connection, Sessions
 from duetime.storage.store import Row, WorkerInfo
 
 _TROUBLED = ("dead", "cancelled", "superseded", "expired")
+_CANCEL_TRIES = 50
 
 
 class Operations(Sessions):
@@ -68,23 +70,32 @@ class Operations(Sessions):
 
     async def cancel(self, job_id: int, *, reason: str) -> JobState | None:
         async with self._connection() as connection, connection.transaction():
-            state = await self._state(connection, job_id)
-            if await self._on(
-                connection, "cancel_waiting", job=job_id, reason=reason, ended_as="cancelled"
-            ):
-                return JobState.PENDING if state is None or state.ended else state
-            if await self._on(connection, "cancel_running", job=job_id):
-                return JobState.RUNNING
-            return await self._state(connection, job_id)
+            return await self._cancel(connection, job_id, reason)
 
     async def cancel_many(self, job_ids: Sequence[int], *, reason: str) -> None:
         async with self._connection() as connection, connection.transaction():
             await self._on(connection, "lock_claims_of", jobs=array(job_ids))
             for job_id in sorted(job_ids):
-                if not await self._on(
-                    connection, "cancel_waiting", job=job_id, reason=reason, ended_as="cancelled"
-                ):
-                    await self._on(connection, "cancel_running", job=job_id)
+                await self._cancel(connection, job_id, reason)
+
+    async def _cancel(self, connection: Connection, job_id: int, reason: str) -> JobState | None:
+        for _ in range(_CANCEL_TRIES):
+            state = await self._state(connection, job_id)
+            if await self._on(
+                connection, "cancel_waiting", job=job_id, reason=reason, ended_as="cancelled"
+            ):
+                return JobState.PENDING if state is None or state.ended else state
+            held = await self._on(connection, "lock_claims_of", jobs=array([job_id]))
+            if held and await self._on(connection, "cancel_running", job=job_id):
+                return JobState.RUNNING
+            state = await self._state(connection, job_id)
+            if state is None or state.ended:
+                return state
+            # Between two looks it was claimed, or its attempt ended: it stands elsewhere now.
+        raise StorageError(
+            f"Job {job_id} moved each time that it was to be cancelled. Nothing was changed: "
+            "cancel it again."
+        )
 
     async def reschedule(self, job_id: int, run_at: datetime) -> JobState | None:
         return await self._move("reschedule", job_id, run_at=run_at)
@@ -102,12 +113,18 @@ class Operations(Sessions):
         rows = await self._on(connection, "job_state", job=job_id)
         return JobState(rows[0][0]) if rows else None
 
-    async def requeue(self, which: JobFilter, *, run_at: datetime | None) -> list[int]:
+    async def requeue(self, which: JobFilter, *, run_at: datetime | None) -> Requeued:
         ids = [job.id for job in await self.find(which)]
         async with self._connection() as connection, connection.transaction():
             await self._on(connection, "lock_jobs", ids=array(ids))
             rows = await self._on(connection, "requeue", ids=array(ids), run_at=run_at)
-        return sorted(row[0] for row in rows)
+            left = [job_id for job_id, is_waiting in rows if not is_waiting]
+            # By a statement of its own: it sees who took a key while we waited for that.
+            conflicts: dict[int, int] = {}
+            if left:
+                conflicts = dict(await self._on(connection, "key_holders", ids=array(left)))
+        jobs = sorted(job_id for job_id, is_waiting in rows if is_waiting)
+        return Requeued(jobs, conflicts)
 
     async def pause_queue(self, queue: str, *, by: str, reason: str) -> None:
         await self._rows("pause_queue", queue=queue, by=by, reason=reason)

@@ -17,6 +17,15 @@ _KEYS = {
     "citext", "date", "boolean", "name",
 }  # fmt: skip
 _LISTS = {"json", "jsonb"}
+# By name: where the role is called as the schema, the user's tables are made in it, too.
+OWN_TABLES = frozenset(
+    {
+        "attempt", "audit", "channel_rate", "channel_use", "claim", "delivery", "digest", "due",
+        "job", "job_key", "migration", "occurrence", "parked", "progress", "queue", "rate_use",
+        "recipient", "recipient_use", "reminder", "schedule", "schedule_template", "scope",
+        "subject", "task", "tracked", "waiter", "worker", "worker_name", "zone",
+    }
+)  # fmt: skip
 _NAMES = ("ref", "scope", "due", "local_due", "zone", "recipients", "data", "open")
 
 
@@ -36,6 +45,9 @@ class PostgresTriggers:
         [(name, schema, kind, owned, columns, keys)] = rows
         if kind not in ("r", "p"):
             raise InvalidInput(f"{name} is not a table: only tables have rows to be tracked.")
+        # Its triggers would be called by what they cause.
+        if schema == self._schema and name.rpartition(".")[2].strip('"') in OWN_TABLES:
+            raise InvalidInput(f"{name} is one of Duetime's own tables.")
         if not owned:
             raise InvalidInput(
                 f"The table {name} belongs to another role, and only its owner can add triggers. "

@@ -11,14 +11,22 @@ from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.storage.sqlite.claim import decode, encode_ids
 from duetime.storage.sqlite.moment import span_to_us, to_us
 from duetime.storage.sqlite.transaction import Transaction
-from duetime.storage.store import Statements
+from duetime.storage.store import Exchange, Statements
 
 
-def finish(tx: Transaction, ended: Sequence[EndedJob]) -> frozenset[int]:
-    """Record what ended and is still held under its token; return the ids of the others."""
+def finish(tx: Transaction, ended: Sequence[EndedJob]) -> tuple[frozenset[int], frozenset[int]]:
+    """Record what ended and is still held under its token.
+
+    Returns the ids of the others, and of those that were to run again and had been cancelled:
+    they do not.
+    """
     plain = [end for end in ended if _is_plain(end)]
     full = [end for end in ended if not _is_plain(end)] if len(plain) < len(ended) else []
     refused: frozenset[int] = frozenset()
+    cancelled: frozenset[int] = frozenset()
+    if again := [end for end in full if end.again_after is not None]:
+        cancelled = frozenset(decode(tx.value("cancelled_among", ended=_encode_plain(again))))
+        full = [_stopped(end) if end.job.id in cancelled else end for end in full]
     if plain:
         body = _encode_plain(plain)
         accepted = tx.run("finish", ended=body)
@@ -32,7 +40,11 @@ def finish(tx: Transaction, ended: Sequence[EndedJob]) -> frozenset[int]:
             tx.run("free_keys", ended=body)
             tx.run("keep_keys", ended=body, now=tx.now)
         refused |= _let_go(tx, full, body, accepted)
-    return refused
+    return refused, cancelled
+
+
+def _stopped(end: EndedJob) -> EndedJob:
+    return msgspec.structs.replace(end, ended_as=EndedAs.CANCELLED, again_after=None)
 
 
 def _let_go(tx: Transaction, ended: Sequence[EndedJob], body: str, accepted: int) -> frozenset[int]:
@@ -54,32 +66,46 @@ def _let_go(tx: Transaction, ended: Sequence[EndedJob], body: str, accepted: int
     return refused
 
 
-def settle(tx: Transaction, ended: Sequence[EndedJob]) -> frozenset[int]:
+def settle(tx: Transaction, ended: Sequence[EndedJob]) -> Exchange:
     """Finish what was not finished before."""
     before = {
         tuple(pair) for pair in decode(tx.value("finished_before", ended=_encode_plain(ended)))
     }
-    return finish(tx, [end for end in ended if (end.job.id, end.job.token) not in before])
+    left = [end for end in ended if (end.job.id, end.job.token) not in before]
+    refused, cancelled = finish(tx, left)
+    return Exchange(refused=refused, cancelled=cancelled)
 
 
 def put(tx: Transaction, how: str, jobs: Sequence[ClaimedJob], **more: Any) -> None:
-    """Move held jobs from `claim` to where they wait; those that were lost stay untouched."""
+    """Move held jobs from `claim` to where they wait; those that were lost stay untouched, and
+    those that were cancelled end."""
     body = msgspec.json.encode([(job.id, job.token, to_us(job.run_at)) for job in jobs]).decode()
+    _end_cancelled(tx, body)
     tx.run(how, ended=body, **more)
     tx.run("let_go", ended=body)
     for job in jobs:
         tx.wake(job.queue)
 
 
+def _end_cancelled(tx: Transaction, body: str) -> int:
+    """End what was cancelled, before it could wait again; return how many."""
+    gone = tx.rows("end_cancelled", ended=body, now=tx.now)
+    tx.run_many("free_key", gone)
+    tx.run_many("drop_claim", gone)
+    tx.ended += [row[0] for row in gone]
+    return len(gone)
+
+
 def disown(tx: Transaction, worker_id: int, known: Sequence[int]) -> int:
     """Give back what a live worker holds and does not know of: the answer was lost."""
     rows = tx.rows("unknown_claims", worker=worker_id, known=encode_ids(known))
     body = msgspec.json.encode([(job_id, token, tx.now) for job_id, token, _ in rows]).decode()
+    cancelled = _end_cancelled(tx, body)
     tx.run("put_back", ended=body)
     tx.run("let_go", ended=body)
     for _, _, queue in rows:
         tx.wake(queue)
-    return len(rows)
+    return len(rows) - cancelled
 
 
 def complete(sql: Mapping[str, str], end: EndedJob, now: int) -> Statements:

@@ -24,7 +24,7 @@ def exchange(
     lead: int,
 ) -> Exchange:
     """Finish what ended, then claim what is due."""
-    refused = finish(tx, ended) if ended else frozenset()
+    refused, cancelled = finish(tx, ended) if ended else (frozenset(), frozenset())
     claimed = claim(tx, worker_id, lanes, want, lead) if lanes and want > 0 else []
     opens: list[int] = []
     for queue in limited:
@@ -37,7 +37,7 @@ def exchange(
         opens += first_due(tx, [lane.queue for lane in lanes], limited)
     if opens:
         next_run_at = from_us(min(opens))
-    return Exchange(from_us(tx.now), refused, claimed, next_run_at)
+    return Exchange(from_us(tx.now), refused, cancelled, claimed, next_run_at)
 
 
 def look(

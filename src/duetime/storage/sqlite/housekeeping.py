@@ -21,6 +21,8 @@ _LOST_STATES = {
 }
 _QUARANTINE = 10
 _SECOND = 1_000_000
+_LEAD = 50_000
+"""A job may have been claimed so long ahead of its time, and must not be early now."""
 
 
 def register_worker(
@@ -92,7 +94,8 @@ def rescue(tx: Transaction) -> list[Rescued]:
         if ended_as == "lost":
             wait = min(2 ** (times - 1), 60) * _SECOND if times else 0
             lane = _QUARANTINE if times else priority
-            again.append((job_id, queue, lane, tx.now + wait, attempt, partition))
+            run_at = max(tx.now + wait, min(claimed_at, tx.now) + _LEAD)
+            again.append((job_id, queue, lane, run_at, attempt, partition))
         else:
             freed.append((job_id,))
             tx.ended.append(job_id)

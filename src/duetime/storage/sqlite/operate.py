@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.job import AttemptInfo, JobFilter, JobInfo, JobState
+from duetime.domain.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
 from duetime.domain.queue import Limits, QueueInfo
 from duetime.storage.sqlite.claim import encode_ids
 from duetime.storage.sqlite.moment import (
@@ -150,14 +150,19 @@ def reprioritise(tx: Transaction, job_id: int, priority: int) -> JobState | None
     return JobState.PENDING
 
 
-def requeue(tx: Transaction, which: JobFilter, run_at: datetime | None) -> list[int]:
-    jobs = encode_ids(job.id for job in find(tx, which))
+def requeue(tx: Transaction, which: JobFilter, run_at: datetime | None) -> Requeued:
+    able = tx.rows("requeuable", jobs=encode_ids(job.id for job in find(tx, which)))
+    keyed = {job_id for job_id, has_key in able if has_key}
+    taken = {row[0] for row in tx.rows("take_keys", jobs=encode_ids(keyed), now=tx.now)}
+    left = keyed - taken
+    free = encode_ids(job_id for job_id, _ in able if job_id not in left)
     moment = tx.now if run_at is None else to_us(run_at)
-    rows = tx.rows("requeue", jobs=jobs, run_at=moment)
-    tx.run("unexpire", jobs=encode_ids(row[0] for row in rows))
+    rows = tx.rows("requeue", jobs=free, run_at=moment)
+    jobs = sorted(row[0] for row in rows)
+    tx.run("unexpire", jobs=encode_ids(jobs))
     for _, queue in rows:
         tx.wake(queue, moment)
-    return sorted(row[0] for row in rows)
+    return Requeued(jobs, dict(tx.rows("key_holders", jobs=encode_ids(left))))
 
 
 def pause_queue(tx: Transaction, queue: str, *, by: str, reason: str) -> None:

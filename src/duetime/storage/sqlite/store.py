@@ -20,6 +20,7 @@ from duetime.domain.job import (
     JobInfo,
     JobState,
     NewJob,
+    Requeued,
 )
 from duetime.domain.queue import Limits, QueueInfo
 from duetime.storage.sqlite import finish, hot_path, housekeeping, operate
@@ -193,7 +194,7 @@ class SqliteStore:
             work,
         )
 
-    async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> frozenset[int]:
+    async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> Exchange:
         return await self._thread.write(lambda tx: finish.settle(tx, ended))
 
     async def disown(self, worker_id: int, known: Sequence[int]) -> int:
@@ -292,7 +293,7 @@ class SqliteStore:
     async def reprioritise(self, job_id: int, priority: int) -> JobState | None:
         return await self._thread.write(lambda tx: operate.reprioritise(tx, job_id, priority))
 
-    async def requeue(self, which: JobFilter, *, run_at: datetime | None) -> list[int]:
+    async def requeue(self, which: JobFilter, *, run_at: datetime | None) -> Requeued:
         return await self._thread.write(lambda tx: operate.requeue(tx, which, run_at))
 
     async def pause_queue(self, queue: str, *, by: str, reason: str) -> None:

@@ -29,11 +29,7 @@ select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_
          d.error, d.next_at, d.sent_at, d.updated_at) order by d.id)::text
      from duetime.delivery as d where d.reminder_id = r.id and d.round = r.snoozes),
     duetime.now(), p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.most_per_hour,
-    p.disabled::text, r.status, r.held, g.id, g.status,
-    g.id is not null
-        and not exists (select from duetime.due as q where q.job_id = g.job_id)
-        and not exists (select from duetime.parked as k where k.job_id = g.job_id)
-        and not exists (select from duetime.claim as c where g.job_id = any (c.job_ids))
+    p.disabled::text, r.status, r.held, g.id, g.status
 from duetime.reminder as r
 join duetime.subject as s on s.id = r.subject_id
 left join duetime.recipient as p on p.ref = r.recipient
@@ -47,8 +43,16 @@ select r.id from duetime.reminder as r
 where r.id = any (array(select value::bigint from json_array_elements_text(%s::json)))
 for no key update skip locked;
 
+-- name: reminder_hold
+-- Waits for who changes them just now; then, and only then, their deliveries may be written. In the
+-- order in which digests take them.
+select r.id from duetime.reminder as r
+where r.id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+order by r.id for no key update;
+
 -- name: reminder_sent
--- They were handed over: the reminders and what their channels did, in one statement.
+-- They were handed over: the reminders and what their channels did, in one statement. Returns what
+-- was noted. What a receiver told before that (then it has `sent_at`) stays.
 with input as materialized (
     select * from json_to_recordset(%s::json) as g(id bigint, round integer, deliveries json)
 ), marked as (
@@ -70,7 +74,8 @@ on conflict (reminder_id, round, channel) do update
 set (status, attempts, external_id, error, next_at, sent_at, updated_at)
     = (excluded.status, excluded.attempts, excluded.external_id,
        coalesce(excluded.error, d.error), excluded.next_at, excluded.sent_at, excluded.updated_at)
-where d.status in ('pending', 'failed');
+where d.status = 'pending' or (d.status = 'failed' and d.sent_at is null)
+returning d.reminder_id, d.channel;
 
 -- name: delivery_write
 -- What its channels did, while it is not sent. What was accepted stays so.

@@ -62,6 +62,36 @@ with input as materialized (
 )
 update duetime.digest as d set status = 'sending' where d.id = (select id from input);
 
+-- name: digest_failed
+-- Digests that were closed and not sent, and whose job has ended, or is nowhere any more: one, those
+-- of jobs, or all; and how it ended. A claim may outlive one of its jobs. What has just completed
+-- may be about to be recorded.
+with input as materialized (
+    select g.id, array(select value::bigint from json_array_elements_text(g.jobs)) as jobs,
+        g.jobs is null as any_job
+    from (select (doc ->> 'id')::bigint as id,
+              case when json_typeof(doc -> 'jobs') = 'array' then doc -> 'jobs' end as jobs
+          from (select %s::json as doc) as given) as g
+)
+select d.id, a.ended_as, a.error
+from duetime.digest as d cross join input as i
+left join lateral (
+    select a.ended_as, a.error, a.finished_at from duetime.attempt as a where a.job_id = d.job_id
+    order by a.token desc limit 1
+) as a on true
+where d.status = 'sending' and (i.id is null or d.id = i.id)
+  and (i.any_job or d.job_id = any (i.jobs))
+  and not exists (select from duetime.due as q where q.job_id = d.job_id)
+  and not exists (select from duetime.parked as k where k.job_id = d.job_id)
+  and not exists (
+      select from duetime.claim as c
+      where d.job_id = any (c.job_ids)
+        and not exists (select from duetime.attempt as o
+                        where o.job_id = d.job_id and o.token = c.token))
+  and (a.ended_as is distinct from 'completed'
+       or a.finished_at <= (select duetime.now()) - interval '10 seconds')
+order by d.id;
+
 -- name: digest_delete
 delete from duetime.digest where id = (%s::json ->> 'id')::bigint;
 

@@ -74,12 +74,14 @@ with gone as (
 select e.job_id from ended as e, told;
 
 -- name: lock_claims_of
--- In one order: two that cancel several jobs cannot deadlock.
+-- The next statement then sees whether an attempt has just ended; one that ends later waits for
+-- us, and sees that it was cancelled. In one order: two that cancel several jobs cannot deadlock.
 select token from duetime.claim where job_ids && %(jobs)s::bigint[]
 order by token for no key update;
 
 -- name: cancel_running
--- Ask the worker that holds the job to stop it; its heartbeat finds it if the NOTIFY is lost.
+-- Ask the worker that holds the job to stop it; its heartbeat finds it if the NOTIFY is lost. The
+-- claim is locked before. What of it would run again ends as cancelled, whatever the worker does.
 with asked as (
     update duetime.claim as c set cancelled = array_append(c.cancelled, %(job)s)
     where %(job)s = any (c.job_ids)
@@ -119,13 +121,27 @@ select id from duetime.job where id = any (%(ids)s::bigint[]) order by id for up
 
 -- name: requeue
 -- A fresh set of attempts for jobs that ended without success; locked before, so that of two
--- requeues at once one does it.
-with again as (
-    insert into duetime.due (queue, priority, run_at, job_id, partition)
-    select j.queue, j.priority, coalesce(%(run_at)s, duetime.now()), j.id, j.partition
+-- requeues at once one does it. They take their keys again, in the order in which an enqueue
+-- does; of several with one key the newest. Returns each, and whether it waits now: false if
+-- another holds its key, whose row stays locked.
+with able as materialized (
+    select j.id, j.task, j.key, j.queue, j.priority, j.partition
     from duetime.job as j join duetime.jobs as v on v.id = j.id
     where j.id = any (%(ids)s::bigint[])
       and v.state in ('dead', 'cancelled', 'expired', 'superseded')
+), taken as (
+    insert into duetime.job_key as k (task, key, job_id)
+    select distinct on (a.key collate "C", a.task collate "C") a.task, a.key, a.id
+    from able as a where a.key is not null
+    order by a.key collate "C", a.task collate "C", a.id desc
+    on conflict (task, key) do update
+    set (job_id, hold, held_until) = (excluded.job_id, null, null)
+    where k.held_until <= duetime.now() or k.job_id = excluded.job_id
+    returning k.job_id
+), again as (
+    insert into duetime.due (queue, priority, run_at, job_id, partition)
+    select a.queue, a.priority, coalesce(%(run_at)s, duetime.now()), a.id, a.partition
+    from able as a where a.key is null or a.id in (select job_id from taken)
     on conflict do nothing
     returning queue, run_at, job_id
 ), unexpired as (
@@ -135,7 +151,13 @@ with again as (
     select count(duetime.wake(q.queue, q.run_at)) from (
         select queue, min(run_at) as run_at from again group by queue order by queue) as q
 )
-select a.job_id from again as a, woken;
+select a.id, a.id in (select job_id from again) from able as a, woken;
+
+-- name: key_holders
+select j.id, k.job_id
+from duetime.job as j
+join duetime.job_key as k on k.task = j.task and k.key = j.key and k.job_id <> j.id
+where j.id = any (%(ids)s::bigint[]);
 
 -- name: watch
 insert into duetime.waiter (job_id, until) values (%(job)s, duetime.now() + %(wait)s);

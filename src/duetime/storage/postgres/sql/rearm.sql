@@ -11,6 +11,40 @@ select s.id from duetime.subject as s
 where s.rearm_at <= (select duetime.now()) and s.id > (select after from input)
 order by s.id limit (select most from input);
 
+-- name: rearm_overdue
+-- Whether a mark was to be looked at a while ago.
+select 1 from json_to_record(%s::json) as g(patience bigint)
+where exists (select from duetime.subject as s
+              where s.rearm_at <= (select duetime.now()) - g.patience * interval '1 microsecond');
+
+-- name: rearm_turn
+-- Whether nobody else repairs just now. What follows sees what those before did.
+select pg_try_advisory_xact_lock(hashtext('duetime.rearm')) where %s::json is not null;
+
+-- name: rearm_alive
+-- Jobs that will look at marks: in a worker's hands, or waiting in the lane in which they are asked
+-- for, or in the one of suspects. One for a later time does not count, unless it is a retry.
+with input as materialized (
+    select g.task, coalesce(t.queue, 'default') as queue, (select duetime.now()) as now
+    from json_to_record(%s::json) as g(task text, remind text)
+    left join duetime.task as t on t.name = g.remind
+)
+select j.id from input as i
+cross join lateral (
+    select q.job_id from duetime.due as q
+    where q.queue = i.queue and q.priority in (0, 10)
+      and q.run_at <= i.now + interval '2 minutes'
+      and (q.run_at <= i.now + interval '1 second' or q.attempt > 0)
+    union all
+    select held.job_id from duetime.claim as c cross join unnest(c.job_ids) as held(job_id)
+    where not exists (select from duetime.attempt as a
+                      where a.job_id = held.job_id and a.token = c.token)
+    union all
+    select k.job_id from duetime.parked as k where k.task = i.task
+) as live
+join duetime.job as j on j.id = live.job_id and j.task = i.task
+limit 1;
+
 -- name: rearm_scopes
 select distinct s.scope from duetime.subject as s
 where s.id = any (array(select value::bigint from json_array_elements_text(%s::json -> 'ids')))

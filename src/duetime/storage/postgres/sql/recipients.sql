@@ -96,14 +96,9 @@ with recursive chain as (
 select c.scope, c.ref from chain as c;
 
 -- name: admission_read
--- What the admission of a reminder asks, in one read by keys. Its digest is over if its job is
--- nowhere any more, and yet the digest was not sent.
+-- What the admission of a reminder asks, in one read by keys.
 select duetime.now(), p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.most_per_hour,
-    p.disabled::text, r.status, r.held, d.id, d.status,
-    d.id is not null
-        and not exists (select from duetime.due as q where q.job_id = d.job_id)
-        and not exists (select from duetime.parked as k where k.job_id = d.job_id)
-        and not exists (select from duetime.claim as c where d.job_id = any (c.job_ids))
+    p.disabled::text, r.status, r.held, d.id, d.status
 from duetime.reminder as r
 left join duetime.recipient as p on p.ref = r.recipient
 left join duetime.digest as d on d.id = r.digest_id

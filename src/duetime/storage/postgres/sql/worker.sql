@@ -189,7 +189,8 @@ from woken cross join sleepers left join lateral (
 -- As `finish`, for what ended otherwise than plainly completed: with an outcome, an error or a
 -- result; what runs again (retried or snoozed) returns to `due`, after `again`, and held keys are
 -- let go. That asks `accepted` alone: the planner takes it for one row, and would join it with
--- `ended` pair by pair.
+-- `ended` pair by pair. What was cancelled meanwhile does not run again, and is returned as such:
+-- `share` makes a cancel wait for us, and us for it.
 with ended as materialized (
     select * from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[], %(attempts)s::smallint[],
                          %(started)s::bigint[], %(finished)s::bigint[], %(ended_as)s::text[],
@@ -198,14 +199,18 @@ with ended as materialized (
         as e(job_id, token, attempt, started, finished, ended_as, again, code, error, traceback,
              result)
 ), held as materialized (
-    select c.token, c.worker_id, c.claimed_at, c.job_ids from duetime.claim as c
-    where c.token = any (%(held)s::bigint[]) for key share
+    select c.token, c.worker_id, c.claimed_at, c.job_ids, c.cancelled from duetime.claim as c
+    where c.token = any (%(held)s::bigint[]) order by c.token for share
 ), mine as materialized (
-    select h.token, h.worker_id, h.claimed_at, unnest(h.job_ids) as job_id from held as h
+    select h.token, h.worker_id, h.claimed_at, h.cancelled, unnest(h.job_ids) as job_id
+    from held as h
 ), accepted as (
     insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
                                  started_at, finished_at, error_code, error, traceback, result)
-    select e.job_id, e.token, e.attempt, m.worker_id, e.ended_as, m.claimed_at,
+    select e.job_id, e.token, e.attempt, m.worker_id,
+           case when e.again is not null and e.job_id = any (m.cancelled) then 'cancelled'
+                else e.ended_as end,
+           m.claimed_at,
            m.claimed_at + e.started * interval '1 microsecond',
            m.claimed_at + e.finished * interval '1 microsecond',
            e.code, e.error, e.traceback, e.result::json
@@ -218,7 +223,7 @@ with ended as materialized (
            e.attempt - (e.ended_as = 'snoozed')::integer, j.partition
     from accepted as a join ended as e on e.job_id = a.job_id and e.token = a.token
     cross join lateral (select * from duetime.job where job.id = a.job_id offset 0) as j
-    where e.again is not null
+    where e.again is not null and a.ended_as <> 'cancelled'
     on conflict (job_id) do nothing
     returning queue, run_at
 ), closed as (
@@ -246,11 +251,15 @@ with ended as materialized (
         ) as s group by s.queue order by s.queue
     ) as q
 )
-select r.job_id, r.token
+select r.job_id, r.token, r.cancelled
 from woken cross join sleepers left join lateral (
-    select e.job_id, e.token from ended as e
+    select e.job_id, e.token, false as cancelled from ended as e
     where (select count(*) from accepted) < cardinality(%(jobs)s::bigint[])
       and not exists (select from accepted as a where a.job_id = e.job_id and a.token = e.token)
+    union all
+    select a.job_id, a.token, true from accepted as a
+    where a.ended_as = 'cancelled'
+      and a.job_id in (select unnest(h.cancelled) from held as h)
 ) as r on true;
 
 -- name: finished_before
@@ -266,8 +275,8 @@ where exists (select from duetime.attempt as a
 select token from duetime.claim where token = any (%(tokens)s::bigint[]) order by token for update;
 
 -- name: leave_claims
--- Take jobs out of their claims: an old token never matches them again. Returns those that
--- had not ended.
+-- Take jobs out of their claims: an old token never matches them again. Those that were cancelled
+-- end so; returns the others that had not ended.
 with leaving as (
     select l.token, array_agg(l.job_id) as job_ids
     from unnest(%(tokens)s::bigint[], %(jobs)s::bigint[]) as l(token, job_id) group by l.token
@@ -278,11 +287,29 @@ with leaving as (
                          where p.id <> all (l.job_ids))
     from leaving as l, duetime.claim as before
     where c.token = l.token and before.token = c.token
-    returning c.token, array(select id from unnest(before.job_ids) as id
-                             where id = any (l.job_ids)) as job_ids
+    returning c.token, c.worker_id, c.claimed_at, c.cancelled, l.job_ids as leaving,
+        before.job_ids, before.attempts
+), gone as materialized (
+    select l.token, l.worker_id, l.claimed_at, u.job_id, u.attempt,
+        coalesce(u.job_id = any (l.cancelled), false) as cancelled
+    from left_over as l cross join lateral unnest(l.job_ids, l.attempts) as u(job_id, attempt)
+    where u.job_id = any (l.leaving)
+      and not exists (select from duetime.attempt as a
+                      where a.job_id = u.job_id and a.token = l.token)
+), ended as (
+    insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+                                 finished_at, error)
+    select g.job_id, g.token, g.attempt, g.worker_id, 'cancelled', g.claimed_at, duetime.now(),
+           'cancelled; its worker gave it back'
+    from gone as g where g.cancelled
+    returning job_id
+), freed as (
+    delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
+), told as materialized (
+    select count(pg_notify('duetime.ended', e.job_id::text)) from ended as e
+    where exists (select from duetime.waiter as w where w.job_id = e.job_id)
 )
-select u.job_id from left_over as l cross join lateral unnest(l.job_ids) as u(job_id)
-where not exists (select from duetime.attempt as a where a.job_id = u.job_id and a.token = l.token);
+select g.job_id from gone as g, told where not g.cancelled;
 
 -- name: drop_claims
 -- Those that all their jobs have left. One whose other jobs ended is closed by their finish.
@@ -324,23 +351,40 @@ with taken as (
 select count(*) from taken;
 
 -- name: disown
--- Claims of a live worker that it does not know of: the answer was lost on the way.
+-- Claims of a live worker that it does not know of: the answer was lost on the way. What was
+-- cancelled ends so.
 with held as (
     delete from duetime.claim where worker_id = %(worker)s and token <> all (%(known)s::bigint[])
-    returning token, job_ids, attempts
-), back as (
-    insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
-    select j.queue, j.priority, duetime.now(), j.id, u.attempt - 1, j.partition
+    returning token, worker_id, claimed_at, job_ids, attempts, cancelled
+), gone as materialized (
+    select h.token, h.worker_id, h.claimed_at, u.job_id, u.attempt,
+        coalesce(u.job_id = any (h.cancelled), false) as cancelled
     from held as h cross join lateral unnest(h.job_ids, h.attempts) as u(job_id, attempt)
-    join duetime.job as j on j.id = u.job_id
     where not exists (select from duetime.attempt as a
                       where a.job_id = u.job_id and a.token = h.token)
+), ended as (
+    insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+                                 finished_at, error)
+    select g.job_id, g.token, g.attempt, g.worker_id, 'cancelled', g.claimed_at, duetime.now(),
+           'cancelled; its worker gave it back'
+    from gone as g where g.cancelled
+    returning job_id
+), freed as (
+    delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
+), back as (
+    insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
+    select j.queue, j.priority, duetime.now(), j.id, g.attempt - 1, j.partition
+    from gone as g join duetime.job as j on j.id = g.job_id
+    where not g.cancelled
     on conflict (job_id) do nothing
     returning queue, job_id
 ), woken as materialized (
     select count(duetime.wake(q.queue)) from (select distinct queue from back order by queue) as q
+), told as materialized (
+    select count(pg_notify('duetime.ended', e.job_id::text)) from ended as e
+    where exists (select from duetime.waiter as w where w.job_id = e.job_id)
 )
-select back.job_id from back, woken;
+select back.job_id from back, woken, told;
 
 -- name: set_progress
 insert into duetime.progress (job_id, token, progress, at)
@@ -391,8 +435,10 @@ with held as (
 ), again as (
     insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
     select f.queue, case when f.times > 0 then 10 else f.priority end,
-        duetime.now() + case when f.times = 0 then interval '0'
-                             else least(power(2, f.times - 1), 60) * interval '1 second' end,
+        -- It may have been claimed 50 ms ahead of its time, and must not be early now.
+        greatest(least(f.claimed_at, duetime.now()) + interval '50 milliseconds',
+                 duetime.now() + case when f.times = 0 then interval '0'
+                                      else least(power(2, f.times - 1), 60) * interval '1 second' end),
         f.job_id, f.attempt, f.partition
     from fate as f where f.ended_as = 'lost'
     on conflict (job_id) do nothing

@@ -30,11 +30,7 @@ select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.
      from (select * from duetime_delivery as n
            where n.reminder_id = r.id and n.round = r.snoozes order by n.id) as d),
     json_extract(i.doc, '$.now'), p.ref, p.tz, p.channels, p.quiet, p.muted, p.most_per_hour,
-    p.disabled, r.status, r.held, g.id, g.status,
-    g.id is not null
-        and not exists (select 1 from duetime_due as q where q.job_id = g.job_id)
-        and not exists (select 1 from duetime_parked as k where k.job_id = g.job_id)
-        and not exists (select 1 from duetime_claim as c where c.job_id = g.job_id)
+    p.disabled, r.status, r.held, g.id, g.status
 from input as i cross join json_each(i.doc, '$.doc') as e
 cross join duetime_reminder as r on r.id = e.value
 cross join duetime_subject as s on s.id = r.subject_id
@@ -43,6 +39,12 @@ left join duetime_digest as g on g.id = r.digest_id;
 
 -- name: reminder_free
 -- Who writes is alone: all that are there.
+with input(doc) as (select ?)
+select r.id from input as i cross join json_each(i.doc, '$.doc') as e
+cross join duetime_reminder as r on r.id = e.value;
+
+-- name: reminder_hold
+-- Who writes is alone.
 with input(doc) as (select ?)
 select r.id from input as i cross join json_each(i.doc, '$.doc') as e
 cross join duetime_reminder as r on r.id = e.value;
@@ -77,7 +79,8 @@ on conflict (reminder_id, round, channel) do update
 set (status, attempts, external_id, error, next_at, sent_at, updated_at)
     = (excluded.status, excluded.attempts, excluded.external_id,
        coalesce(excluded.error, d.error), excluded.next_at, excluded.sent_at, excluded.updated_at)
-where d.status in ('pending', 'failed');
+where d.status = 'pending' or (d.status = 'failed' and d.sent_at is null)
+returning reminder_id, channel;
 
 -- name: delivery_write
 -- What its channels did, while it is not sent. What was accepted stays so.

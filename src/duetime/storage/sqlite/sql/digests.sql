@@ -75,6 +75,25 @@ with input(doc) as (select ?)
 update duetime_digest set status = 'sending'
 where id = (select json_extract(doc, '$.doc.id') from input);
 
+-- name: digest_failed
+-- Digests that were closed and not sent, and whose job has ended, or is nowhere any more: one, those
+-- of jobs, or all; and how it ended. What has just completed may be about to be recorded.
+with input(doc) as (select ?)
+select d.id, a.ended_as, a.error
+from input as i cross join duetime_digest as d indexed by duetime_digest_sending
+left join duetime_attempt as a on a.job_id = d.job_id
+    and a.token = (select max(o.token) from duetime_attempt as o where o.job_id = d.job_id)
+where d.status = 'sending'
+  and d.id = coalesce(json_extract(i.doc, '$.doc.id'), d.id)
+  and (json_extract(i.doc, '$.doc.jobs') is null
+       or d.job_id in (select e.value from json_each(i.doc, '$.doc.jobs') as e))
+  and not exists (select 1 from duetime_due as q where q.job_id = d.job_id)
+  and not exists (select 1 from duetime_parked as k where k.job_id = d.job_id)
+  and not exists (select 1 from duetime_claim as c where c.job_id = d.job_id)
+  and (a.ended_as is not 'completed'
+       or a.finished_at <= json_extract(i.doc, '$.now') - 10000000)
+order by d.id;
+
 -- name: digest_delete
 with input(doc) as (select ?)
 delete from duetime_digest where id = (select json_extract(doc, '$.doc.id') from input);

@@ -174,6 +174,24 @@ from json_each(:ended) as e cross join duetime_attempt as a
     on a.job_id = json_extract(e.value, '$[0]') and a.token = json_extract(e.value, '$[1]')
 where a.started_at is not null;
 
+-- name: cancelled_among
+-- Which of these held jobs were cancelled.
+select json_group_array(c.job_id)
+from json_each(:ended) as e cross join duetime_claim as c
+    on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
+where c.cancelled is not null;
+
+-- name: end_cancelled
+-- What is to be given back, and was cancelled, ends so.
+insert into duetime_attempt (job_id, token, attempt, worker_id, ended_as, claimed_at, finished_at,
+                             error)
+select c.job_id, c.token, c.attempt, c.worker_id, 'cancelled', c.claimed_at, :now,
+    'cancelled; its worker gave it back'
+from json_each(:ended) as e cross join duetime_claim as c
+    on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
+where c.cancelled is not null
+returning job_id;
+
 -- name: put_back
 insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
 select j.id, j.queue, j.priority, json_extract(e.value, '$[2]'), c.attempt - 1, j.partition

@@ -85,13 +85,33 @@ update duetime_due set priority = :priority where job_id = :job and priority < 1
 -- name: keep_priority
 update duetime_job set priority = :priority where id = :job;
 
+-- name: requeuable
+-- Of these jobs those that ended without success.
+select id, key is not null from duetime_jobs
+where id in (select value from json_each(:jobs))
+  and state in ('dead', 'cancelled', 'expired', 'superseded');
+
+-- name: take_keys
+-- The jobs' keys, where they are free; of several with one key the newest takes it.
+insert into duetime_job_key (task, key, job_id)
+select task, key, max(id) from duetime_job
+where id in (select value from json_each(:jobs)) and key is not null
+group by task, key
+on conflict (task, key) do update
+    set job_id = excluded.job_id, hold = null, held_until = null
+    where held_until <= :now or job_id = excluded.job_id
+returning job_id;
+
+-- name: key_holders
+select j.id, k.job_id
+from duetime_job as j join duetime_job_key as k on k.task = j.task and k.key = j.key
+where j.id in (select value from json_each(:jobs));
+
 -- name: requeue
--- A fresh set of attempts for jobs that ended without success.
-insert into duetime_due (job_id, queue, priority, run_at, partition)
-select j.id, j.queue, j.priority, :run_at, j.partition
-from duetime_jobs as v join duetime_job as j on j.id = v.id
-where v.id in (select value from json_each(:jobs))
-  and v.state in ('dead', 'cancelled', 'expired', 'superseded')
+-- A fresh set of attempts.
+insert or ignore into duetime_due (job_id, queue, priority, run_at, partition)
+select id, queue, priority, :run_at, partition from duetime_job
+where id in (select value from json_each(:jobs))
 returning job_id, queue;
 
 -- name: unexpire

@@ -6,9 +6,43 @@ insert into duetime_rearm_job (run_at) select json_extract(doc, '$.doc.at') from
 
 -- name: rearm_stale
 with input(doc) as (select ?)
-select s.id from duetime_subject as s cross join input as i
+select s.id from input as i cross join duetime_subject as s
 where s.rearm_at <= json_extract(i.doc, '$.now') and s.id > json_extract(i.doc, '$.doc.after')
 order by s.id limit (select json_extract(doc, '$.doc.most') from input);
+
+-- name: rearm_overdue
+-- Whether a mark, or a row that has changed, was to be looked at a while ago.
+with input(doc) as (select ?)
+select 1 from input as i
+where exists (select 1 from duetime_subject as s
+              where s.rearm_at <= json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.patience'))
+   or exists (select 1 from duetime_tracked_change as c
+              where c.at <= json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.patience'));
+
+-- name: rearm_turn
+-- Who writes is alone.
+with input(doc) as (select ?)
+select 1 from input;
+
+-- name: rearm_alive
+-- Jobs that will look at marks: in a worker's hands, or waiting in the lane in which they are asked
+-- for, or in the one of suspects. One for a later time does not count, unless it is a retry.
+with input(task, queue, now) as (
+    select json_extract(g.doc, '$.doc.task'), coalesce(t.queue, 'default'),
+        json_extract(g.doc, '$.now')
+    from (select ? as doc) as g
+    left join duetime_task as t on t.name = json_extract(g.doc, '$.doc.remind')
+)
+select j.id from input as i cross join duetime_due as q
+    on q.queue = i.queue and q.priority in (0, 10) and q.run_at <= i.now + 120000000
+    and (q.run_at <= i.now + 1000000 or q.attempt > 0)
+cross join duetime_job as j on j.id = q.job_id and j.task = i.task
+union all
+select j.id from input as i cross join duetime_claim as c
+cross join duetime_job as j on j.id = c.job_id and j.task = i.task
+union all
+select k.job_id from input as i cross join duetime_parked as k on k.task = i.task
+limit 1;
 
 -- name: rearm_scopes
 with input(doc) as (select ?)

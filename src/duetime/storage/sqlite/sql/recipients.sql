@@ -102,15 +102,10 @@ with recursive input(doc) as (select ?), chain(scope, ref, parent, level) as (
 select c.scope, c.ref from chain as c;
 
 -- name: admission_read
--- What the admission of a reminder asks, in one read by keys. Its digest is over if its job is
--- nowhere any more, and yet the digest was not sent.
+-- What the admission of a reminder asks, in one read by keys.
 with input(doc) as (select ?)
 select json_extract(i.doc, '$.now'), p.ref, p.tz, p.channels, p.quiet, p.muted, p.most_per_hour,
-    p.disabled, r.status, r.held, d.id, d.status,
-    d.id is not null
-        and not exists (select 1 from duetime_due as q where q.job_id = d.job_id)
-        and not exists (select 1 from duetime_parked as k where k.job_id = d.job_id)
-        and not exists (select 1 from duetime_claim as c where c.job_id = d.job_id)
+    p.disabled, r.status, r.held, d.id, d.status
 from input as i cross join duetime_reminder as r on r.id = json_extract(i.doc, '$.doc.reminder')
 left join duetime_recipient as p on p.ref = r.recipient
 left join duetime_digest as d on d.id = r.digest_id;
@@ -133,8 +128,9 @@ with input(now, ref, what, most) as materialized (
         json_extract(d.doc, '$.doc.what'), json_extract(d.doc, '$.doc.most')
     from (select ? as doc) as d
 ), used(what, at) as materialized (
-    select u.what, u.at from input as i cross join duetime_recipient_use as u on u.recipient = i.ref
-    where u.at > i.now - 3600000000
+    select use.what, use.at
+    from input as i cross join duetime_recipient_use as use on use.recipient = i.ref
+    where use.at > i.now - 3600000000
 )
 select i.now,
     (select count(*) from used as u where u.what <> i.what),

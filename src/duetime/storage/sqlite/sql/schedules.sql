@@ -237,13 +237,14 @@ where o.schedule_id = m.schedule_id and o.tick = m.tick
 -- name: schedule_supersede
 -- The armed runs of schedules end: they are paused or changed, or (`all`) removed. Ticks that lie
 -- ahead leave the ledger, so that they can be planned anew. What is due, or claimed, goes on.
+-- `+a.ended_as` keeps SQLite from the index of how attempts ended, where most are of others.
 with input(doc) as (select ?)
 insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at, error)
 select o.job_id,
     (select value from duetime_counter where name = 'token') + row_number() over (order by o.job_id),
     0, 'superseded', json_extract(i.doc, '$.now'), json_extract(i.doc, '$.doc.reason')
 from input as i cross join json_each(i.doc, '$.doc.ids') as e
-cross join duetime_occurrence as o on o.schedule_id = e.value
+cross join duetime_occurrence as o indexed by duetime_occurrence_open on o.schedule_id = e.value
 where o.job_id is not null and o.finished_at is null and o.begun_at is null
   and o.runs_as = 'fired'
   and (o.tick > json_extract(i.doc, '$.now') or json_extract(i.doc, '$.doc.all'))
@@ -251,36 +252,34 @@ where o.job_id is not null and o.finished_at is null and o.begun_at is null
        or exists (select 1 from duetime_parked as p where p.job_id = o.job_id and p.attempt = 0));
 
 -- name: schedule_supersede_2
+-- By as many as the statement before has added.
 with input(doc) as (select ?)
-update duetime_counter set value = max(value, coalesce((select max(token) from duetime_attempt as a
-    cross join input as i cross join json_each(i.doc, '$.doc.ids') as e
-    cross join duetime_occurrence as o on o.schedule_id = e.value and o.job_id = a.job_id
-    where a.ended_as = 'superseded' and o.finished_at is null), 0))
-where name = 'token';
+update duetime_counter set value = value + changes()
+where name = 'token' and (select 1 from input);
 
 -- name: schedule_supersede_3
 with input(doc) as (select ?)
 delete from duetime_due where job_id in (
     select o.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
-    cross join duetime_occurrence as o on o.schedule_id = e.value and o.job_id is not null
-        and o.finished_at is null
-    cross join duetime_attempt as a on a.job_id = o.job_id and a.ended_as = 'superseded');
+    cross join duetime_occurrence as o indexed by duetime_occurrence_open
+        on o.schedule_id = e.value and o.job_id is not null and o.finished_at is null
+    cross join duetime_attempt as a on a.job_id = o.job_id and +a.ended_as = 'superseded');
 
 -- name: schedule_supersede_4
 with input(doc) as (select ?)
 delete from duetime_parked where job_id in (
     select o.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
-    cross join duetime_occurrence as o on o.schedule_id = e.value and o.job_id is not null
-        and o.finished_at is null
-    cross join duetime_attempt as a on a.job_id = o.job_id and a.ended_as = 'superseded');
+    cross join duetime_occurrence as o indexed by duetime_occurrence_open
+        on o.schedule_id = e.value and o.job_id is not null and o.finished_at is null
+    cross join duetime_attempt as a on a.job_id = o.job_id and +a.ended_as = 'superseded');
 
 -- name: schedule_supersede_5
 with input(doc) as (select ?)
 delete from duetime_job_key where job_id in (
     select o.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
-    cross join duetime_occurrence as o on o.schedule_id = e.value and o.job_id is not null
-        and o.finished_at is null
-    cross join duetime_attempt as a on a.job_id = o.job_id and a.ended_as = 'superseded');
+    cross join duetime_occurrence as o indexed by duetime_occurrence_open
+        on o.schedule_id = e.value and o.job_id is not null and o.finished_at is null
+    cross join duetime_attempt as a on a.job_id = o.job_id and +a.ended_as = 'superseded');
 
 -- name: schedule_supersede_6
 with input(doc) as (select ?)
@@ -289,7 +288,7 @@ where schedule_id in (select e.value from input as i cross join json_each(i.doc,
   and tick > (select json_extract(doc, '$.now') from input)
   and job_id is not null and finished_at is null
   and exists (select 1 from duetime_attempt as a
-              where a.job_id = duetime_occurrence.job_id and a.ended_as = 'superseded');
+              where a.job_id = duetime_occurrence.job_id and +a.ended_as = 'superseded');
 
 -- name: schedule_supersede_7
 with input(doc) as (select ?)
@@ -299,13 +298,13 @@ where schedule_id in (select e.value from input as i cross join json_each(i.doc,
 
 -- name: schedule_supersede_8
 with input(doc) as (select ?)
-update duetime_occurrence
+update duetime_occurrence indexed by duetime_occurrence_open
 set status = 'skipped', reason = (select json_extract(doc, '$.doc.reason') from input),
     finished_at = (select json_extract(doc, '$.now') from input)
 where schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
   and job_id is not null and finished_at is null
   and exists (select 1 from duetime_attempt as a
-              where a.job_id = duetime_occurrence.job_id and a.ended_as = 'superseded')
+              where a.job_id = duetime_occurrence.job_id and +a.ended_as = 'superseded')
 returning job_id;
 
 -- name: schedule_unsettled
@@ -521,10 +520,11 @@ with input(doc) as (select ?)
 select s.name, nullif(max(coalesce(
     (select o.finished_at from duetime_occurrence as o
      where o.schedule_id = s.id and o.succeeded order by o.tick desc limit 1), 0),
-    coalesce((select max(a.finished_at) from duetime_occurrence as o
-     join duetime_attempt as a on a.job_id = o.job_id
+    coalesce((select max(a.finished_at)
+     from duetime_occurrence as o indexed by duetime_occurrence_open
+     cross join duetime_attempt as a on a.job_id = o.job_id
      where o.schedule_id = s.id and o.job_id is not null and o.finished_at is null
-       and a.ended_as = 'completed'), 0)), 0)
+       and +a.ended_as = 'completed'), 0)), 0)
 from duetime_schedule as s
 where s.name in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
 

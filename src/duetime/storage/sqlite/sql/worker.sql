@@ -60,7 +60,7 @@ select c.job_id, c.token, c.attempt, c.worker_id, c.claimed_at, j.task, j.queue,
     j.partition,
     case when c.cancelled is not null then 'cancelled'
          when c.attempt >= j.max_attempts then 'dead' else 'lost' end,
-    (select count(*) from duetime_attempt as a where a.job_id = c.job_id and a.ended_as = 'lost'),
+    (select count(*) from duetime_attempt as a where a.job_id = c.job_id and +a.ended_as = 'lost'),
     coalesce(n.name, cast(c.worker_id as text)), c.queue is not null
 from duetime_claim as c
 join duetime_job as j on j.id = c.job_id

@@ -1,0 +1,1 @@
+drop index duetime.digest_sending;

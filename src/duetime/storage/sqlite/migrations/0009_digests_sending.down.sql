@@ -1,0 +1,1 @@
+drop index duetime_digest_sending;

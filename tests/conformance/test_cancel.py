@@ -1,0 +1,118 @@
+"""A cancelled job never runs again, whatever becomes of the attempt that was under way."""
+
+from __future__ import annotations
+
+import pytest
+
+from duetime.domain.job import ClaimedJob, EndedAs, EndedJob, JobState
+from duetime.storage.store import Store
+from tests.conformance.conftest import Clock, seconds
+from tests.conformance.hand import Hand, answer, ended, enqueue, enqueue_many, get, ids, retried
+
+
+def snoozed(job: ClaimedJob) -> EndedJob:
+    return ended(job, EndedAs.SNOOZED, again_after=seconds(0))
+
+
+def retried_now(job: ClaimedJob) -> EndedJob:
+    return retried(job, seconds(0))
+
+
+async def is_over(store: Store, hand: Hand, job_id: int) -> None:
+    """The job is cancelled, its key is free, and nobody can claim it."""
+    job = await get(store, job_id)
+    assert (job.state, job.run_at) == (JobState.CANCELLED, None)
+    assert await hand.claim() == []
+    assert (await answer(store, key="k")).outcome == "created"
+
+
+@pytest.mark.parametrize("end", [retried_now, snoozed])
+async def test_an_attempt_that_would_run_again_ends_a_cancelled_job(
+    store: Store, clock: Clock, hand: Hand, end: object
+) -> None:
+    job_id = await enqueue(store, key="k")
+    job = await hand.claim_one()
+    was = await store.cancel(job_id, reason="no")
+    told = await hand.exchange(end(job), want=0)  # type: ignore[operator]
+
+    assert was is JobState.RUNNING
+    assert (told.refused, told.cancelled) == (frozenset(), frozenset({job_id}))
+    [record] = (await get(store, job_id)).history
+    assert (record.ended_as, record.attempt) == ("cancelled", 1)
+    await is_over(store, hand, job_id)
+
+
+async def test_others_of_the_same_claim_run_again(store: Store, clock: Clock, hand: Hand) -> None:
+    cancelled, other = await enqueue_many(store, 2)
+    jobs = await hand.claim()
+    await store.cancel(cancelled, reason="no")
+    told = await hand.exchange(*(retried_now(job) for job in jobs), want=0)
+
+    assert told.cancelled == {cancelled}
+    assert ids(await hand.claim()) == [other]
+
+
+async def test_a_settled_attempt_that_would_run_again_ends_a_cancelled_job(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id = await enqueue(store, key="k")
+    job = await hand.claim_one()
+    await store.cancel(job_id, reason="no")
+    told = await store.settle([retried_now(job)], [job.token])
+
+    assert (told.refused, told.cancelled) == (frozenset(), frozenset({job_id}))
+    await is_over(store, hand, job_id)
+
+
+@pytest.mark.parametrize("ended_as", [EndedAs.COMPLETED, EndedAs.DEAD])
+async def test_an_attempt_that_ends_its_job_counts_as_it_is(
+    store: Store, clock: Clock, hand: Hand, ended_as: EndedAs
+) -> None:
+    job_id = await enqueue(store, key="k")
+    job = await hand.claim_one()
+    await store.cancel(job_id, reason="no")
+    told = await hand.exchange(ended(job, ended_as), want=0)
+
+    assert told.cancelled == frozenset()
+    assert (await get(store, job_id)).state.value == ended_as.value
+
+
+async def test_a_cancelled_job_that_is_given_back_ends(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id = await enqueue(store, key="k")
+    other = await enqueue(store)
+    jobs = await hand.claim()
+    await store.cancel(job_id, reason="no")
+    await hand.release(*jobs)
+
+    [again] = await hand.claim()
+    assert (again.id, again.attempt) == (other, 1)
+    [record] = (await get(store, job_id)).history
+    assert (record.ended_as, record.attempt, record.worker) == ("cancelled", 1, "hand")
+    assert record.started_at is None
+    await is_over(store, hand, job_id)
+
+
+async def test_a_cancelled_job_that_is_parked_ends(store: Store, clock: Clock, hand: Hand) -> None:
+    job_id = await enqueue(store, key="k")
+    job = await hand.claim_one()
+    await store.cancel(job_id, reason="no")
+    await hand.park(job)
+
+    assert await store.unpark(["noop"], ["default"]) == 0
+    await is_over(store, hand, job_id)
+
+
+async def test_a_cancelled_job_whose_claim_nobody_knows_ends(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id = await enqueue(store, key="k")
+    other = await enqueue(store)
+    await hand.claim()
+    await store.cancel(job_id, reason="no")
+    given_back = await store.disown(hand.id, [])
+
+    assert given_back == 1
+    assert ids(await hand.claim()) == [other]
+    await is_over(store, hand, job_id)

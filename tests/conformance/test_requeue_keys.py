@@ -1,0 +1,87 @@
+"""A job that is requeued takes its key again, or stays as it is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from duetime.domain.job import EndedAs, JobFilter, JobState
+from duetime.storage.store import Store
+from tests.conformance.conftest import Clock, OpenStore, seconds
+from tests.conformance.hand import Hand, answer, ended, enqueue, get
+
+
+async def dead(store: Store, hand: Hand, **options: Any) -> int:
+    """A job that ended as dead; return its id."""
+    job_id = await enqueue(store, **options)
+    await hand.end(ended(await hand.claim_one(), EndedAs.DEAD))
+    return job_id
+
+
+async def test_requeued_job_holds_its_key_again(store: Store, clock: Clock, hand: Hand) -> None:
+    job_id = await dead(store, hand, key="k")
+    requeued = await store.requeue(JobFilter(ids=(job_id,)), run_at=None)
+    existing = await answer(store, key="k")
+    await hand.finish(await hand.claim_one())
+
+    assert (requeued.jobs, requeued.conflicts) == ([job_id], {})
+    assert (existing.job_id, existing.outcome) == (job_id, "existing")
+    assert (await answer(store, key="k")).outcome == "created"
+
+
+async def test_job_whose_key_another_holds_is_not_requeued(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id = await dead(store, hand, key="k", expires_at=clock.after("1h"))
+    plain = await dead(store, hand)
+    elsewhere = await enqueue(store, "other", key="k", run_at=clock.after("1h"))
+    holder = await enqueue(store, key="k", run_at=clock.after("1h"))
+    requeued = await store.requeue(JobFilter(ids=(job_id, plain, elsewhere)), run_at=None)
+    job = await get(store, job_id)
+
+    assert (requeued.jobs, requeued.conflicts) == ([plain], {job_id: holder})
+    assert (job.state, job.expires_at) == (JobState.DEAD, clock.after("1h"))
+    assert (await answer(store, key="k")).job_id == holder
+
+
+async def test_key_that_is_held_after_completion_is_a_conflict_until_then(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id = await dead(store, hand, key="k")
+    holder = await enqueue(store, key="k", hold=seconds(60))
+    await hand.finish(await hand.claim_one())
+    which = JobFilter(ids=(job_id,))
+    early = await store.requeue(which, run_at=None)
+    await clock.advance("61s")
+    late = await store.requeue(which, run_at=None)
+
+    assert early.conflicts == {job_id: holder}
+    assert late.jobs == [job_id]
+    assert (await answer(store, key="k")).job_id == job_id
+
+
+async def test_of_several_with_one_key_the_newest_is_requeued(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    old, new = [await dead(store, hand, key="k") for _ in range(2)]
+    requeued = await store.requeue(JobFilter(states=(JobState.DEAD,)), run_at=None)
+
+    assert (requeued.jobs, requeued.conflicts) == ([new], {old: new})
+
+
+async def test_of_a_requeue_and_an_enqueue_at_once_one_gets_the_key(
+    store: Store, clock: Clock, hand: Hand, open_store: OpenStore
+) -> None:
+    other = await open_store()
+    for number in range(10):
+        key = f"k{number}"
+        job_id = await dead(store, hand, key=key)
+        requeued, given = await asyncio.gather(
+            store.requeue(JobFilter(ids=(job_id,)), run_at=clock.after("1h")),
+            answer(other, key=key, run_at=clock.after("1h")),
+        )
+
+        if given.outcome == "created":
+            assert (requeued.jobs, requeued.conflicts) == ([], {job_id: given.job_id})
+        else:
+            assert (requeued.jobs, given.job_id) == ([job_id], job_id)

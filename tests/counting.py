@@ -1,0 +1,35 @@
+"""Counts the statements that a store runs for those who write them without I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from duetime.storage.store import Statements, Store
+
+
+class Counted:
+    """How many statements ran since it was last asked."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ran = 0
+        transact = store.transact
+
+        def count(statements: Statements, *, reads: bool = False) -> Any:
+            return transact(self._each(statements), reads=reads)
+
+        monkeypatch.setattr(store, "transact", count)
+
+    def ran(self) -> int:
+        ran, self._ran = self._ran, 0
+        return ran
+
+    def _each(self, statements: Statements) -> Statements:
+        try:
+            statement = next(statements)
+            while True:
+                self._ran += 1
+                statement = statements.send((yield statement))
+        except StopIteration as done:
+            return done.value

@@ -1,0 +1,137 @@
+"""The network breaks while PostgreSQL still works on what was asked of it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from duetime import Duetime, JobState
+from duetime.storage.postgres.store import PostgresStore
+from tests.waiting import until, until_true
+
+
+class Cable:
+    """What lies between a worker and its database. Cut, only the worker notices."""
+
+    def __init__(self, url: str) -> None:
+        there = conninfo_to_dict(url)
+        self._there = (str(there["host"]), int(str(there["port"])))
+        self._near: list[socket.socket] = []
+        self._far: list[socket.socket] = []
+        self._plug = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._plug.getsockname()[1]
+        # On threads: a driver may block the event loop until it has an answer.
+        _start(self._connect)
+
+    def cut(self) -> None:
+        near, self._near = self._near, []
+        for end in near:
+            _end(end)
+
+    def remove(self) -> None:
+        self.cut()
+        for end in (self._plug, *self._far):
+            _end(end)
+
+    def _connect(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._plug.accept()
+                far = socket.create_connection(self._there)
+                self._near.append(near)
+                self._far.append(far)
+                _start(_pump, near, far)
+                _start(_pump, far, near)
+
+
+def _start(work: Callable[..., None], *args: Any) -> None:
+    threading.Thread(target=work, args=args, daemon=True).start()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+
+
+def _end(one: socket.socket) -> None:
+    with suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()
+
+
+@pytest.fixture
+def cable(pg_url: str) -> Iterator[Cable]:
+    cable = Cable(pg_url)
+    yield cable
+    cable.remove()
+
+
+SLOW = """
+create function slow() returns trigger language plpgsql as $$
+begin perform pg_advisory_xact_lock_shared(42); return new; end $$;
+create trigger slow before insert on duetime.claim for each row execute function slow();
+"""
+
+
+async def test_a_claim_that_is_made_after_its_connection_broke_is_given_back(
+    pg_url: str, cable: Cable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was slow. By the time it is made, the worker has looked for it in vain."""
+    monkeypatch.setattr("duetime.engine.dispatcher._LATE_SECONDS", 1.0)
+    here = Duetime(pg_url, migrate=True)
+    far = Duetime(pg_url.replace(f":{conninfo_to_dict(pg_url)['port']}/", f":{cable.port}/"))
+    ran: list[int] = []
+
+    @far.task(name="note", max_attempts=1)
+    async def note() -> None:
+        ran.append(1)
+
+    await here.store()
+    async with (
+        await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as admin,
+        far.worker() as worker,
+    ):
+
+        async def waits() -> bool:
+            sql = "select from pg_stat_activity where wait_event = 'advisory'"
+            return bool(await (await admin.execute(sql)).fetchall())
+
+        await admin.execute(SLOW)
+        await admin.execute("select pg_advisory_lock(42)")
+        [handle] = await here.enqueue_many([note.job()])
+        await until(waits)
+        cable.cut()
+        await until_true(lambda: worker._unsure)
+        await until_true(lambda: not worker._unsure)
+        assert await waits()
+        await admin.execute("select pg_advisory_unlock(42)")
+
+        async def completed() -> bool:
+            return (await here.jobs.get(handle.id)).state is JobState.COMPLETED
+
+        await until(completed)
+    await far.close()
+    await here.close()
+
+    assert ran == [1]
+
+
+async def test_the_server_soon_notices_that_we_are_gone(pg_url: str) -> None:
+    """Else what a dead machine's sessions have locked stays locked for hours."""
+    app = Duetime(pg_url, migrate=True)
+    store = await app.store()
+    assert isinstance(store, PostgresStore)
+    async with store._connection() as connection:
+        cursor = await connection.execute("show tcp_keepalives_idle")
+        idle = await cursor.fetchone()
+    await app.close()
+
+    assert idle == ("10",)

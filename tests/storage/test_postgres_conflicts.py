@@ -1,0 +1,149 @@
+"""Deadlocks, serialization failures and lock time-outs: told as what they are, and tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import psycopg
+import pytest
+
+from duetime import Duetime, JobState
+from duetime.domain.job import JobFilter, NewJob
+from duetime.engine.service import repeat
+from duetime.errors import DatabaseUnreachable, PassingError, StorageError, TransactionConflict
+from duetime.storage.postgres.connection import told_errors
+from duetime.storage.postgres.store import PostgresStore
+from tests.waiting import until
+
+FAIL_ONCE = """
+create sequence failing;
+create function fail_once() returns trigger language plpgsql as $$
+begin
+    if nextval('failing') = 1 then
+        raise exception 'deadlock detected' using errcode = '40P01';
+    end if;
+    return new;
+end $$;
+"""
+
+
+async def waits(url: str) -> bool:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        cursor = await connection.execute(
+            "select from pg_stat_activity"
+            " where wait_event_type = 'Lock' and datname = current_database()"
+        )
+        return bool(await cursor.fetchall())
+
+
+async def test_a_deadlock_is_told_as_one(pg_url: str) -> None:
+    store = PostgresStore(pg_url)
+    await store.open()
+    ids = [given.job_id for given in await store.enqueue([NewJob(task="noop")] * 2)]
+    async with await psycopg.AsyncConnection.connect(pg_url) as connection:
+        await connection.execute("set deadlock_timeout = '1min'")
+        hold = "select from duetime.due where job_id = %s for update"
+        await connection.execute(hold, (ids[1],))
+        cancelling = asyncio.create_task(store.cancel_many(ids, reason="no"))
+        await until(lambda: waits(pg_url))
+        await connection.execute(hold, (ids[0],))
+    with pytest.raises(TransactionConflict, match=r"deadlock.*Try again"):
+        await cancelling
+    waiting = await store.find(JobFilter(states=(JobState.PENDING,)))
+    await store.close()
+
+    assert {job.id for job in waiting} == set(ids)
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01", "55P03"])
+def test_conflicts_are_no_lost_connections(pg_url: str, code: str) -> None:
+    raises = f"do $$ begin raise exception 'no' using errcode = '{code}'; end $$"
+    with psycopg.connect(pg_url) as connection, pytest.raises(StorageError) as told, told_errors():
+        connection.execute(raises)
+
+    assert isinstance(told.value, TransactionConflict)
+    assert isinstance(told.value, PassingError)
+    assert not isinstance(told.value, DatabaseUnreachable)
+
+
+def test_a_connection_that_breaks_off_is_unreachable(pg_url: str) -> None:
+    with (
+        pytest.raises(DatabaseUnreachable) as told,
+        psycopg.connect(pg_url) as connection,
+        told_errors(),
+    ):
+        connection.execute("select pg_terminate_backend(pg_backend_pid())")
+
+    assert isinstance(told.value, PassingError)
+
+
+async def fail_once(url: str, table: str) -> None:
+    """The next insert into the table meets a deadlock."""
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute(FAIL_ONCE)
+        await connection.execute(
+            f"create trigger failing before insert on duetime.{table}"
+            " for each row execute function fail_once()"
+        )
+
+
+@pytest.mark.parametrize("table", ["claim", "attempt"])
+async def test_a_worker_tries_again(
+    pg_url: str, table: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Duetime(pg_url)
+    ran: list[int] = []
+
+    @app.task
+    async def note(number: int) -> None:
+        ran.append(number)
+
+    await fail_once(pg_url, table)
+    async with app.worker():
+        handle = await note.enqueue(1)
+        await handle.result("10s")
+    job = await handle.info()
+    await app.close()
+
+    assert ran == [1]
+    assert [record.ended_as for record in job.history] == ["completed"]
+    assert "transaction_conflict" in caplog.messages
+    assert "database_unreachable" not in caplog.messages
+
+
+async def test_a_service_tries_again(caplog: pytest.LogCaptureFixture) -> None:
+    tries: list[int] = []
+
+    async def work() -> float:
+        tries.append(1)
+        if len(tries) == 1:
+            raise TransactionConflict("a deadlock")
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await repeat("any", work, stopping=asyncio.Event())
+
+    assert caplog.messages == ["transaction_conflict"]
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+async def test_schedules_do_not_fall_back_to_memory_for_a_conflict(
+    pg_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Duetime(pg_url, schedule_fallback=True)
+
+    @app.schedule("0 9 * * *")
+    @app.task
+    async def tick() -> None: ...
+
+    await fail_once(pg_url, "schedule")
+    with pytest.raises(TransactionConflict):
+        async with app.worker():
+            pass
+    async with app.worker():
+        stored = [schedule.name for schedule in await app.schedules.all()]
+    await app.close()
+
+    assert len(stored) == 1
+    assert "schedules_in_memory" not in caplog.messages

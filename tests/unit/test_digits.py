@@ -1,0 +1,52 @@
+"""Numbers are written in the digits 0 to 9; those of other scripts are refused, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from duetime.domain.cron import parse_cron
+from duetime.domain.duration import parse_duration
+from duetime.domain.quiet import parse_quiet
+from duetime.domain.rate import parse_rate
+from duetime.domain.rule_text import parse_rule
+from duetime.domain.timetable import timetable
+from duetime.domain.tracking import read_due
+from duetime.errors import InvalidInput
+
+DIGITS = "0123456789"
+OTHERS = {
+    "arabic": "".join(chr(0x0660 + digit) for digit in range(10)),
+    "devanagari": "".join(chr(0x0966 + digit) for digit in range(10)),
+    "full width": "".join(chr(0xFF10 + digit) for digit in range(10)),
+    "raised": "\N{SUPERSCRIPT ZERO}\xb9\xb2\xb3" + "".join(map(chr, range(0x2074, 0x207A))),
+}
+PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "duration": (parse_duration, "1h30m"),
+    "rate": (parse_rate, "5/10s"),
+    "period of a rate": (lambda text: parse_rate(f"5/{text}"), "10s"),
+    "cron": (parse_cron, "*/5 9 * * 1-5"),
+    "quiet hours": (lambda text: parse_quiet(text, "UTC"), "22:00-07:00"),
+    "rule": (parse_rule, "-1h30m"),
+    "wall time of a rule": (lambda text: parse_rule(f"-1d at {text}"), "09:00"),
+    "moment of a rule": (parse_rule, "at 2030-01-01T09:00:00Z"),
+    "interval": (lambda text: timetable(text, tz="UTC"), "@every 30s"),
+    "moment": (lambda text: timetable(text, tz="UTC"), "2030-01-01T09:00:00Z"),
+    "step of an RRULE": (lambda text: timetable(text, tz="UTC"), "RRULE:FREQ=DAILY;INTERVAL=5"),
+    "day of an RRULE": (lambda text: timetable(text, tz="UTC"), "RRULE:FREQ=MONTHLY;BYDAY=2MO"),
+    "exclusion": (lambda text: timetable("0 9 * * *", tz="UTC", exclude=[text]), "2030-01-01"),
+    "number as a due time": (lambda text: read_due(text, "UTC"), "1900000000"),
+    "due time": (lambda text: read_due(text, "UTC"), "2030-01-01 09:00"),
+}
+
+
+@pytest.mark.parametrize("script", OTHERS)
+@pytest.mark.parametrize("what", PARSERS)
+def test_digits_of_other_scripts_are_refused(what: str, script: str) -> None:
+    parse, text = PARSERS[what]
+    parse(text)
+
+    with pytest.raises(InvalidInput):
+        parse(text.translate(str.maketrans(DIGITS, OTHERS[script])))
