@@ -16,7 +16,8 @@ import psycopg
 import pytest
 
 from tests.conftest import Backend
-from tests.servers import PostgresServer
+from tests.postgres_binaries import find_system
+from tests.servers import MEMORY, PostgresServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,6 +99,18 @@ def test_killed_owner_leaves_no_server_and_no_files() -> None:
 
     wait_until(lambda: not Path(home).exists())
     assert not is_running(int(postmaster))
+
+
+def test_a_server_that_keeps_its_promises_is_not_in_memory() -> None:
+    with PostgresServer(find_system(), fsync=True) as server:
+        assert not server.home.is_relative_to(MEMORY)
+
+
+def test_without_room_in_memory_a_server_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.servers.MEMORY_NEEDED", 2**60)
+
+    with PostgresServer(find_system()) as server:
+        assert not server.home.is_relative_to(MEMORY)
 
 
 def is_running(pid: int) -> bool:
