@@ -42,7 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     database_timeout: timedelta = timedelta(seconds=30)
     queues: tuple[str, ...] = ("default",)
     concurrency: int = 50
-    batch: int = 500
+    batch: int = 1000
     lease: timedelta = timedelta(seconds=30)
     heartbeat: timedelta = timedelta(seconds=10)
     poll: timedelta = timedelta(seconds=1)
@@ -184,8 +184,8 @@ def _check(settings: Settings) -> Settings:
     for name in ("heartbeat", "rescue_every", "prune_every", "database_timeout"):
         if not getattr(settings, name):
             raise SettingsError(f"{name} must be longer than nothing.")
-    if settings.batch > 500:
-        raise SettingsError(f"batch must be at most 500, got {settings.batch}.")
+    if settings.batch > 1000:
+        raise SettingsError(f"batch must be at most 1000, got {settings.batch}.")
     if not settings.queues:
         raise SettingsError("queues must name at least one queue.")
     if settings.poll > _LONGEST_POLL or not settings.poll:

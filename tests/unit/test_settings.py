@@ -103,7 +103,7 @@ class TestRefused:
             ("concurrency", 2.5, "concurrency= must be a whole number, got 2.5"),
             ("concurrency", True, "concurrency= must be a whole number, got True"),
             ("concurrency", 0, "concurrency must be at least 1, got 0"),
-            ("batch", 501, "batch must be at most 500, got 501"),
+            ("batch", 1001, "batch must be at most 1000, got 1001"),
             ("pool_size", -1, "pool_size must be at least 1"),
             ("max_attempts", 0, "max_attempts must be at least 1"),
             ("max_args_bytes", 0, "max_args_bytes must be at least 1"),
