@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -12,23 +13,50 @@ from duetime.cli.moment import iso
 from duetime.cli.number import Number
 from duetime.cli.output import compact, one_line, print_json, print_table
 from duetime.cli.reminders import say_rules
-from duetime.cli.target import Command, target_of
+from duetime.cli.target import Command, Target, target_of
 from duetime.domain.rule import Rule
 from duetime.storage.schedule_rows import AuditEvent
 
 _NOTHING: tuple[Any, ...] = (None, False, [], {})
-
-
-@click.command(cls=Command)
-@click.argument("entity")
-@click.option("--before", type=Number(1, 2**63 - 1), metavar="ID", help="Only older ones.")
-@click.option(
+_BEFORE = click.option("--before", type=Number(1, 2**63 - 1), metavar="ID", help="Only older ones.")
+_LIMIT = click.option(
     "--limit",
     type=Number(1, 1000),
     default=20,
     metavar="N",
     help="How many, at most 1,000.  [default: 20]",
 )
+
+
+def paged(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command of the audit its page: `--before` an event, `--limit`."""
+    return _BEFORE(_LIMIT(command))
+
+
+def show_events(
+    target: Target,
+    events: Sequence[AuditEvent],
+    limit: int,
+    *,
+    nothing: str,
+    headings: Sequence[str],
+    row: Callable[[AuditEvent], tuple[Any, ...]],
+) -> None:
+    """Print one page of the audit, and where the next one begins."""
+    if target.json:
+        print_json(events)
+        return
+    if not events:
+        click.echo(nothing)
+        return
+    print_table(headings, [row(event) for event in events], right=(0,))
+    if len(events) == limit and sys.stdout.isatty():
+        click.echo(f"More: --before {events[-1].id}")
+
+
+@click.command(cls=Command)
+@click.argument("entity")
+@paged
 @click.pass_context
 def audit(context: click.Context, entity: str, before: int | None, limit: int) -> None:
     """Show who changed ENTITY, newest first.
@@ -46,16 +74,14 @@ def audit(context: click.Context, entity: str, before: int | None, limit: int) -
         return (await app.audit(entity, before_id=before))[:limit]
 
     target = target_of(context)
-    events = target.run(look)
-    if target.json:
-        print_json(events)
-        return
-    if not events:
-        click.echo(f"Nothing is known of {one_line(entity)}.")
-        return
-    print_table(("ID", "AT", "BY", "ACTION", "WHAT"), [_row(one) for one in events], right=(0,))
-    if len(events) == limit and sys.stdout.isatty():
-        click.echo(f"More: --before {events[-1].id}")
+    show_events(
+        target,
+        target.run(look),
+        limit,
+        nothing=f"Nothing is known of {one_line(entity)}.",
+        headings=("ID", "AT", "BY", "ACTION", "WHAT"),
+        row=_row,
+    )
 
 
 def _row(event: AuditEvent) -> tuple[Any, ...]:

@@ -10,9 +10,10 @@ import click
 import msgspec
 
 from duetime.app import Duetime
+from duetime.cli.audit import paged, show_events
 from duetime.cli.moment import MOMENT, MOMENT_OR_SPAN, ago, iso
 from duetime.cli.number import Number
-from duetime.cli.output import compact, plural, print_json, print_table
+from duetime.cli.output import compact, plural, print_json
 from duetime.cli.schedule_show import POLICIES, policy_value, show_explanation, show_history
 from duetime.cli.target import Command, target_of
 from duetime.domain.explain import Explanation
@@ -93,14 +94,7 @@ def explain_command(context: click.Context, name: str, tick: datetime | None) ->
 
 @click.command("audit", cls=Command)
 @click.argument("name", required=False)
-@click.option("--before", type=Number(1, 2**63 - 1), metavar="ID", help="Only older ones.")
-@click.option(
-    "--limit",
-    type=Number(1, 1000),
-    default=20,
-    metavar="N",
-    help="How many, at most 1,000.  [default: 20]",
-)
+@paged
 @click.pass_context
 def audit_command(context: click.Context, name: str | None, before: int | None, limit: int) -> None:
     """Show who changed what, newest first: of one schedule, or of all."""
@@ -109,20 +103,14 @@ def audit_command(context: click.Context, name: str | None, before: int | None, 
         return (await app.schedules.audit(name, before_id=before))[:limit]
 
     target = target_of(context)
-    events = target.run(look)
-    if target.json:
-        print_json(events)
-        return
-    if not events:
-        click.echo("Nothing was changed." if name is None else f"Nothing is known of {name}.")
-        return
-    print_table(
-        ("ID", "AT", "BY", "ACTION", "SCHEDULE", "WHAT"),
-        [_audit_row(event) for event in events],
-        right=(0,),
+    show_events(
+        target,
+        target.run(look),
+        limit,
+        nothing="Nothing was changed." if name is None else f"Nothing is known of {name}.",
+        headings=("ID", "AT", "BY", "ACTION", "SCHEDULE", "WHAT"),
+        row=_audit_row,
     )
-    if len(events) == limit and sys.stdout.isatty():
-        click.echo(f"More: --before {events[-1].id}")
 
 
 def _audit_row(event: AuditEvent) -> tuple[Any, ...]:

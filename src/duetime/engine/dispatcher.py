@@ -26,7 +26,7 @@ from duetime.engine.service import backoff
 from duetime.engine.ticker import Ticker
 from duetime.errors import StorageError, TransactionConflict
 from duetime.storage.schedule_rows import NewSchedule
-from duetime.storage.store import Exchange, Sleeper, Store
+from duetime.storage.store import LEAD, Exchange, Sleeper, Store
 from duetime.telemetry.events import Events
 
 log = logging.getLogger("duetime.worker")
@@ -37,7 +37,7 @@ _BUSY_SECONDS = 0.05
 """Woken twice within this time: stay awake, so that producers need not wake us."""
 _BUSY_NAP_SECONDS = 0.005
 _STAGGER_SECONDS = 0.002
-_LEAD_SECONDS = 0.05
+_LEAD_SECONDS = LEAD.total_seconds()
 """An idle worker claims what falls due so soon, and starts it to the millisecond: the round trips
 are behind it by then."""
 _AGAIN_AFTER = timedelta(seconds=5)

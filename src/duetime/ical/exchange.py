@@ -17,7 +17,7 @@ from duetime.ical.reading import OWN_DATA, Event, Problem, read_events
 from duetime.ical.writing import Entry, write_calendar
 from duetime.reminders.api import perform
 from duetime.storage.occurrences import OccurrenceStatements
-from duetime.storage.store import Statements
+from duetime.storage.store import Statements, in_parts
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -87,8 +87,7 @@ async def import_ical(
     if recipients is not None:
         to = check_names(recipients, what="recipients", example="recipients=['ann', 'bob']")
     results: dict[str, str] = {}
-    for start in range(0, len(events), _BATCH):
-        batch = events[start : start + _BATCH]
+    for batch in in_parts(events, _BATCH):
         stored = await _stored(app, [event.ref for event in batch], tx)
         put: list[Subject] = []
         for event in batch:

@@ -26,7 +26,7 @@ from duetime.domain.outcome import Outcome, Skip, Snooze
 from duetime.domain.recipient import Recipient
 from duetime.domain.reminder import Reminder, ReminderStatus
 from duetime.storage.recipients import RecipientStatements, read_recipient
-from duetime.storage.store import Dialect, Row, Statement, Statements
+from duetime.storage.store import Dialect, Row, Statement, Statements, in_parts
 
 _AFTER_DIGEST = timedelta(seconds=10)
 """What is in a digest looks so long after it, whether it was sent."""
@@ -241,8 +241,7 @@ class AdmissionStatements(RecipientStatements):
         rows = yield from self._dialect.run("digest_members", {"id": digest_id})
         members: list[Reminder] = []
         ids = [row[0] for row in rows]
-        for start in range(0, len(ids), MOST_REMINDERS):
-            part = ids[start : start + MOST_REMINDERS]
+        for part in in_parts(ids, MOST_REMINDERS):
             members += yield from self.find(ids=part)
         around: dict[str, set[str]] = {}
         if any(muted.startswith("scope:") for muted in recipient.muted):

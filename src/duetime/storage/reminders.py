@@ -30,7 +30,7 @@ from duetime.storage.recurring import (
     repeats_or_did,
     since_document,
 )
-from duetime.storage.store import Dialect, Row, Statement, Statements, run_many
+from duetime.storage.store import Dialect, Row, Statement, Statements, in_parts, run_many
 
 _BATCH = 2000
 _MOST_LEVELS = 99
@@ -253,8 +253,7 @@ class ReminderStatements:
         are not planned yet are armed.
         """
         now = yield from self._dialect.now()
-        for start in range(0, len(subjects), _BATCH):
-            batch = subjects[start : start + _BATCH]
+        for batch in in_parts(subjects, _BATCH):
             # A closed subject has no rules: its closing holds it, and must not wait for scopes.
             names = sorted({s.scope for s in batch if s.scope and s.status == "open"})
             scopes = yield from self._scopes(names)

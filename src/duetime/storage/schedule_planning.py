@@ -28,7 +28,7 @@ from duetime.storage.schedule_rows import (
     schedule_document,
     tick_document,
 )
-from duetime.storage.store import Dialect, Row, Statement, Statements, run_many
+from duetime.storage.store import Dialect, Row, Statement, Statements, in_parts, run_many
 
 Step = Generator[Statement, list[Row], list[Row]]
 
@@ -132,10 +132,8 @@ class Planning:
         }
         for _ in range(parts):
             behind: dict[int, Schedule] = {}
-            ids = list(schedules)
-            for start in range(0, len(ids), _TOGETHER):
-                some = {number: schedules[number] for number in ids[start : start + _TOGETHER]}
-                behind |= yield from self._plan_part(some)
+            for part in in_parts(list(schedules.items()), _TOGETHER):
+                behind |= yield from self._plan_part(dict(part))
             schedules = behind
         return schedules
 
@@ -247,8 +245,7 @@ class Planning:
         """End what is armed ahead; `due_too`: and what is due already."""
         ids = [schedule.id for schedule in schedules]
         ended = 0
-        for start in range(0, len(ids), _TOGETHER):
-            some = ids[start : start + _TOGETHER]
+        for some in in_parts(ids, _TOGETHER):
             rows = yield from self._dialect.run(
                 "schedule_supersede", {"ids": some, "reason": reason, "all": due_too}
             )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from duetime.domain.queue import Limits, QueueInfo
 if TYPE_CHECKING:
     from duetime.storage.tracking import Triggers
 
+T = TypeVar("T")
 Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any]]
 Statements = Generator[Statement, list[Row], Any]
@@ -45,7 +46,15 @@ class Dialect(Protocol):
     def moment(self, value: Any) -> datetime: ...
 
 
+LEAD = timedelta(milliseconds=50)
+"""An idle worker claims what falls due so soon, and holds it until then."""
 _PART = 500
+
+
+def in_parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yield the items, some at a time, in their order."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def run_many(
@@ -56,8 +65,8 @@ def run_many(
     For each item of a list SQLite looks at the whole of it.
     """
     rows: list[Row] = []
-    for start in range(0, len(documents), _PART):
-        rows += yield from dialect.run(name, documents[start : start + _PART])
+    for part in in_parts(documents, _PART):
+        rows += yield from dialect.run(name, part)
     return rows
 
 

@@ -17,7 +17,7 @@ from duetime.storage.postgres.connection import array, told_errors
 from duetime.storage.postgres.heart import PostgresHeart
 from duetime.storage.postgres.sessions import Sessions, Statement
 from duetime.storage.postgres.sleeper import PostgresSleeper
-from duetime.storage.store import Exchange, Lane, Rescued, Row, Statements
+from duetime.storage.store import LEAD, Exchange, Lane, Rescued, Row, Statements
 
 _LONGEST_SHORT_US = 2**31 - 1
 _COMPLETED = EndedAs.COMPLETED
@@ -238,7 +238,9 @@ class HotPath(Sessions):
             async with connection.transaction():
                 dead = await self._on(connection, "lock_dead_claims")
                 rows = (
-                    await self._on(connection, "rescue", tokens=array(row[0] for row in dead))
+                    await self._on(
+                        connection, "rescue", tokens=array(row[0] for row in dead), lead=LEAD
+                    )
                     if dead
                     else []
                 )

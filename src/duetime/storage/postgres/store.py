@@ -16,7 +16,7 @@ from duetime.storage.postgres.connection import rows_of
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
 from duetime.storage.postgres.sessions import Connection
-from duetime.storage.store import Capabilities, Statements
+from duetime.storage.store import Capabilities, Statements, in_parts
 
 _BULK = 1000
 """From this many jobs on, COPY is faster than one function call."""
@@ -62,8 +62,7 @@ class PostgresStore(HotPath, Operations):
             range(len(jobs)), key=lambda place: (jobs[place].key or "", jobs[place].task, place)
         )
         answers: list[Enqueued | None] = [None] * len(jobs)
-        for start in range(0, len(jobs), _CHUNK):
-            places = order[start : start + _CHUNK]
+        for places in in_parts(order, _CHUNK):
             body = msgspec.json.encode([jobs[place] for place in places]).decode()
             rows = yield self._sql["enqueue"], (body, self._notify)
             for place, row in zip(places, rows, strict=True):

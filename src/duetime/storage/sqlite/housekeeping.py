@@ -12,7 +12,7 @@ from duetime.domain.job import ClaimedJob, EndedAs, JobState
 from duetime.storage.sqlite.claim import decode, encode_set
 from duetime.storage.sqlite.moment import maybe_to_us, span_to_us
 from duetime.storage.sqlite.transaction import Transaction
-from duetime.storage.store import Rescued
+from duetime.storage.store import LEAD, Rescued
 
 _LOST_STATES = {
     "lost": JobState.RETRYING,
@@ -21,7 +21,7 @@ _LOST_STATES = {
 }
 _QUARANTINE = 10
 _SECOND = 1_000_000
-_LEAD = 50_000
+_LEAD_US = LEAD // timedelta(microseconds=1)
 """A job may have been claimed so long ahead of its time, and must not be early now."""
 
 
@@ -94,7 +94,7 @@ def rescue(tx: Transaction) -> list[Rescued]:
         if ended_as == "lost":
             wait = min(2 ** (times - 1), 60) * _SECOND if times else 0
             lane = _QUARANTINE if times else priority
-            run_at = max(tx.now + wait, min(claimed_at, tx.now) + _LEAD)
+            run_at = max(tx.now + wait, min(claimed_at, tx.now) + _LEAD_US)
             again.append((job_id, queue, lane, run_at, attempt, partition))
         else:
             freed.append((job_id,))

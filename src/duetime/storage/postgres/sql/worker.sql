@@ -435,8 +435,8 @@ with held as (
 ), again as (
     insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
     select f.queue, case when f.times > 0 then 10 else f.priority end,
-        -- It may have been claimed 50 ms ahead of its time, and must not be early now.
-        greatest(least(f.claimed_at, duetime.now()) + interval '50 milliseconds',
+        -- It may have been claimed ahead of its time, and must not be early now.
+        greatest(least(f.claimed_at, duetime.now()) + %(lead)s::interval,
                  duetime.now() + case when f.times = 0 then interval '0'
                                       else least(power(2, f.times - 1), 60) * interval '1 second' end),
         f.job_id, f.attempt, f.partition
