@@ -273,12 +273,12 @@ async def test_old_jobs_are_pruned_by_how_they_ended(
     await hand.end(ended(jobs[0]), ended(jobs[1], EndedAs.DEAD))
     await clock.advance("2d")
     retention = {EndedAs.COMPLETED: seconds(86_400), EndedAs.DEAD: seconds(7 * 86_400)}
-    pruned = await store.prune(retention, batch=100)
+    pruned, _ = await store.prune(retention, after=0, batch=100)
 
     assert pruned == 1
     assert await store.get(done) is None
     assert (await get(store, dead)).state is JobState.DEAD
-    assert await store.prune(retention, batch=100) == 0
+    assert await store.prune(retention, after=0, batch=100) == (0, 0)
 
 
 async def test_what_is_not_old_or_not_ended_is_kept(
@@ -292,7 +292,7 @@ async def test_what_is_not_old_or_not_ended_is_kept(
     await clock.advance("5d")
     retention = dict.fromkeys(EndedAs, seconds(86_400))
 
-    assert await store.prune(retention, batch=100) == 0
+    assert await store.prune(retention, after=0, batch=100) == (0, 0)
     states = [(await get(store, job_id)).state for job_id in given]
     assert states == ["pending", "retrying", "running", "pending"]
 
@@ -303,7 +303,34 @@ async def test_prune_goes_in_batches(store: Store, clock: Clock, hand: Hand) -> 
     await clock.advance("2d")
     retention = {EndedAs.COMPLETED: seconds(86_400)}
 
-    assert [await store.prune(retention, batch=2) for _ in range(4)] == [2, 2, 1, 0]
+    pruned, after = [], 0
+    for _ in range(4):
+        count, after = await store.prune(retention, after=after, batch=2)
+        pruned.append(count)
+
+    assert pruned == [2, 2, 1, 0]
+
+
+async def test_prune_goes_past_old_jobs_that_are_kept(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    await enqueue_many(store, 25)
+    *kept, last = await hand.claim(25)
+    await hand.end(*(ended(job, EndedAs.DEAD) for job in kept), ended(last))
+    await clock.advance("2d")
+    await enqueue(store)
+    retention = {EndedAs.COMPLETED: seconds(86_400), EndedAs.DEAD: seconds(7 * 86_400)}
+    pruned, after = await store.prune(retention, after=0, batch=1)
+    looks = 1
+    while after:
+        count, after = await store.prune(retention, after=after, batch=1)
+        pruned += count
+        looks += 1
+
+    assert pruned == 1
+    assert looks <= 7
+    assert await store.get(last.id) is None
+    assert (await get(store, kept[-1].id)).state is JobState.DEAD
 
 
 async def test_ids_of_pruned_jobs_are_not_given_again(
@@ -312,7 +339,7 @@ async def test_ids_of_pruned_jobs_are_not_given_again(
     job_id = await enqueue(store)
     await hand.finish(await hand.claim_one())
     await clock.advance("2d")
-    await store.prune({EndedAs.COMPLETED: seconds(86_400)}, batch=10)
+    await store.prune({EndedAs.COMPLETED: seconds(86_400)}, after=0, batch=10)
 
     assert await enqueue(store) > job_id
 
@@ -323,7 +350,7 @@ async def test_hold_outlives_the_job_that_was_pruned(
     job_id = await enqueue(store, key="k", hold=seconds(5 * 86_400))
     await hand.finish(await hand.claim_one())
     await clock.advance("2d")
-    await store.prune({EndedAs.COMPLETED: seconds(86_400)}, batch=10)
+    await store.prune({EndedAs.COMPLETED: seconds(86_400)}, after=0, batch=10)
     held = await enqueue(store, key="k")
     await clock.advance("4d")
 
@@ -341,7 +368,7 @@ async def test_names_of_old_workers_are_pruned(
     await store.remove_worker(hand.id)
     await clock.advance("2d" if with_history else "20d")
     retention = {EndedAs.COMPLETED: seconds(10 * 86_400)}
-    await store.prune(retention, batch=10)
+    await store.prune(retention, after=0, batch=10)
     job = await store.get(job_id)
 
     assert (job.history[0].worker if job else None) == ("old" if with_history else None)

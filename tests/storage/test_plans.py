@@ -40,6 +40,14 @@ LANES = json.dumps(
     ]
 )
 
+PRUNING = {
+    "outcomes": "{completed,dead}",
+    "ages": "{0s,7d}",
+    "after": 400_000,
+    "batch": 1000,
+    "look": 5000,
+}
+
 
 class Prepared:
     """A session as the store's: statements prepared on empty tables, their plans kept."""
@@ -95,6 +103,8 @@ def session(request: pytest.FixtureRequest) -> Iterator[Prepared]:
             prepared.prepare("next_run_at", queues=["default"])
             prepared.prepare("finish", **ending([]))
             prepared.prepare("finish_fully", **ending_fully([]))
+            prepared.prepare("find_prunable", **PRUNING)
+            prepared.prepare("prune", **PRUNING, jobs="{}")
             with psycopg.ClientCursor(connection) as cursor:
                 cursor.execute(FILL, {"rows": ROWS})
             yield prepared
@@ -130,6 +140,17 @@ def test_claim_walks_its_lane_and_no_table(session: Prepared) -> None:
     assert "Index Scan using job_pkey" in plan
     assert scanned(plan) == set()
     assert milliseconds(plan) < 100
+
+
+def test_the_pruner_looks_at_some_jobs_by_their_ids(session: Prepared) -> None:
+    look = session.plan("find_prunable", **PRUNING)
+    prune = session.plan("prune", **PRUNING, jobs=array(range(400_001, 401_001)))
+
+    assert "Index Scan using job_pkey" in look
+    assert "Index Scan Backward using attempt_pkey" in look
+    assert scanned(look) == scanned(prune) == set()
+    assert milliseconds(look) < 100
+    assert milliseconds(prune) < 200
 
 
 def test_next_run_at_is_one_probe_a_lane(session: Prepared) -> None:

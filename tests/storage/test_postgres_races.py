@@ -95,6 +95,22 @@ async def test_a_requeue_that_waited_looks_again(store: PostgresStore, pg_url: s
     assert (await store.exchange(worker_id, ended=[again])).refused == frozenset()
 
 
+async def test_a_prune_leaves_what_ended_again_since_it_looked(store: PostgresStore) -> None:
+    [given] = await store.enqueue([NewJob(task="noop")])
+    worker_id = await worker(store)
+    [job] = await claim(store, worker_id)
+    done = EndedJob(job, EndedAs.COMPLETED, 0, 1)
+    await store.exchange(worker_id, ended=[done], closed=[job.token])
+
+    async def prune(age: timedelta) -> int:
+        jobs = [given.job_id]
+        [(gone,)] = await store._rows("prune", outcomes=["completed"], ages=[age], jobs=jobs)
+        return int(gone)
+
+    assert await prune(timedelta(minutes=1)) == 0
+    assert await prune(timedelta(0)) == 1
+
+
 async def test_a_prune_leaves_what_is_being_requeued(store: PostgresStore, pg_url: str) -> None:
     [given] = await store.enqueue([NewJob(task="noop")])
     worker_id = await worker(store)
@@ -102,11 +118,11 @@ async def test_a_prune_leaves_what_is_being_requeued(store: PostgresStore, pg_ur
     await store.exchange(worker_id, ended=[EndedJob(job, EndedAs.DEAD, 0, 1)], closed=[job.token])
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         await connection.execute("select from duetime.job where id = %s for update", (job.id,))
-        pruned = await store.prune({EndedAs.DEAD: timedelta(0)}, batch=10)
+        pruned, _ = await store.prune({EndedAs.DEAD: timedelta(0)}, after=0, batch=10)
     await store.requeue(JobFilter(ids=(given.job_id,)), run_at=None)
 
     assert pruned == 0
-    assert await store.prune({EndedAs.DEAD: timedelta(0)}, batch=10) == 0
+    assert await store.prune({EndedAs.DEAD: timedelta(0)}, after=0, batch=10) == (0, 0)
     assert [claimed.id for claimed in await claim(store, worker_id)] == [given.job_id]
 
 

@@ -16,6 +16,12 @@ from duetime.storage.store import Store
 from duetime.telemetry.events import Events
 
 _PRUNE_BATCH = 1000
+_AGAIN_SECONDS = 0.1
+"""After a batch that was full."""
+_FIRST_SECONDS = 10.0
+"""Within so long the first time."""
+_GO_ON_SECONDS = 1.0
+"""While there are old jobs to look at: they may all be kept."""
 _RECORDS = {"occurrence": "schedule_prune", "audit": "audit_prune"}
 
 
@@ -51,19 +57,24 @@ async def keep_pruning(store: Store, options: Housekeeping, *, stopping: asyncio
     reminders = ages.pop("reminder", None)
     retention = {EndedAs(name): age for name, age in ages.items()}
     statements = ScheduleStatements(store.dialect)
-    after = 0
+    job = reminder = 0
+    """After which of them to go on."""
 
     async def prune() -> float:
-        nonlocal after
-        pruned = await store.prune(retention, batch=_PRUNE_BATCH) if retention else 0
+        nonlocal job, reminder
+        pruned = gone = 0
+        if retention:
+            pruned, job = await store.prune(retention, after=job, batch=_PRUNE_BATCH)
         for name, age in records.items():
             pruned = max(pruned, await store.transact(statements.prune(_RECORDS[name], age)))
-        gone = 0
         if reminders is not None:
-            look = PruneStatements(store.dialect).prune(reminders, after)
-            gone, after = await store.transact(look)
-        if pruned >= _PRUNE_BATCH or (gone and after):
-            return 0.1
-        return options.prune_every.total_seconds() * uniform(0.75, 1.25)
+            look = PruneStatements(store.dialect).prune(reminders, reminder)
+            gone, reminder = await store.transact(look)
+        if pruned >= _PRUNE_BATCH or (gone and reminder):
+            return _AGAIN_SECONDS
+        pause = options.prune_every.total_seconds() * uniform(0.75, 1.25)
+        return min(pause, _GO_ON_SECONDS) if job else pause
 
-    await repeat("pruner", prune, stopping=stopping)
+    # Not while the worker starts: its jobs come first.
+    wait = uniform(0.0, min(options.prune_every.total_seconds(), _FIRST_SECONDS))
+    await repeat("pruner", prune, stopping=stopping, wait=wait)

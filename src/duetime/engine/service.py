@@ -28,15 +28,16 @@ def name_failure(error: PassingError) -> str:
 
 
 async def repeat(
-    name: str, work: Callable[[], Awaitable[float]], *, stopping: asyncio.Event
+    name: str, work: Callable[[], Awaitable[float]], *, stopping: asyncio.Event, wait: float = 0.0
 ) -> None:
-    """Do `work` again and again; it returns the seconds to wait. An error never ends the loop.
+    """Wait, and do `work`, again and again; it returns the seconds to wait. An error never ends
+    the loop.
 
     `stopping` does, between two rounds: a round that is cancelled in the middle of a database call
     costs its connection.
     """
     failures = 0
-    while not stopping.is_set():
+    while not await _stopped(stopping, wait):
         try:
             wait = await work()
             failures = 0
@@ -51,9 +52,14 @@ async def repeat(
             failures += 1
             wait = backoff(failures)
             log.exception("service_failed", extra={"service": name, "retry_in_s": wait})
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait):
-                await stopping.wait()
+
+
+async def _stopped(stopping: asyncio.Event, seconds: float) -> bool:
+    """Wait so long, or until it is set; return whether it is."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stopping.wait()
+    return stopping.is_set()
 
 
 async def end_all(services: Sequence[asyncio.Task[None]], seconds: float) -> None:

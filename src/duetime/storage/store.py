@@ -283,7 +283,13 @@ class Store(Protocol):
     async def rescue(self) -> list[Rescued]:
         """Return to `due`, or declare dead, what dead workers held."""
 
-    async def prune(self, retention: Mapping[EndedAs, timedelta], *, batch: int) -> int: ...
+    async def prune(
+        self, retention: Mapping[EndedAs, timedelta], *, after: int, batch: int
+    ) -> tuple[int, int]:
+        """Remove jobs that ended longer ago than that, with their history: about a `batch`.
+
+        Returns how many, and `after` which id to go on: 0, from the beginning.
+        """
 
     # Operate
 

@@ -26,6 +26,7 @@ _LEVELS = {
     EndedAs.EXPIRED: logging.WARNING,
     EndedAs.DEAD: logging.ERROR,
 }
+_COMPLETED = EndedAs.COMPLETED
 _FAILED = frozenset({EndedAs.RETRIED, EndedAs.DEAD})
 
 
@@ -88,10 +89,12 @@ class Events:
         return started
 
     def jobs_ended(self, worker: str, ended: Sequence[EndedJob]) -> None:
-        told = {level for level in _LEVELS.values() if log.isEnabledFor(level)}
+        if not log.isEnabledFor(logging.INFO):
+            # Of most there is nothing to say. A look into the table costs 0.2 µs.
+            ended = [end for end in ended if end.ended_as is not _COMPLETED]
         for end in ended:
             level = _LEVELS.get(end.ended_as, logging.INFO)
-            if level not in told:
+            if not log.isEnabledFor(level):
                 continue
             fields = {
                 "job_id": end.job.id,

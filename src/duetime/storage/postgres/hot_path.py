@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import starmap
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, cast
 
 import msgspec
@@ -20,11 +20,14 @@ from duetime.storage.postgres.sleeper import PostgresSleeper
 from duetime.storage.store import LEAD, Exchange, Lane, Rescued, Row, Statements
 
 _LONGEST_SHORT_US = 2**31 - 1
+_LOOK = 5
+"""The pruner looks at so many times as many jobs as it removes at most."""
 _COMPLETED = EndedAs.COMPLETED
-_CLAIMED_AT = ClaimedJob.__struct_fields__.index("claimed_at")
 _OPEN_AT = ClaimedJob.__struct_fields__.index("limited")
 """`claim_limited` has one more column than a claim."""
-_ORDER = attrgetter("priority", "run_at", "id")
+_TASK, _PRIORITY, _RUN_AT = 1, 3, 7
+"""Columns of `claim`."""
+_ORDER = itemgetter(_PRIORITY, _RUN_AT, 0)
 _NONE: frozenset[int] = frozenset()
 
 
@@ -40,6 +43,8 @@ class HotPath(Sessions):
         concurrency: int,
         lease: timedelta,
     ) -> int:
+        # Under load a worker claims on one connection and finishes on another.
+        await self._open_pool().resize(min(2, self._pool_size), self._pool_size)
         async with self._connection() as connection, connection.transaction():
             if tasks:
                 await self._on(
@@ -129,9 +134,7 @@ class HotPath(Sessions):
             statements.append(("next_run_at", {"queues": sorted({lane.queue for lane in lanes})}))
         answers = await self._together(statements) if statements else []
         refused, cancelled = _sort_out(answers[:finishes])
-        rows = answers[finishes] if looks else []
-        now = rows[0][_CLAIMED_AT] if rows else None
-        claimed = _claimed(rows)
+        now, claimed = _claimed_together(answers[finishes]) if looks else (None, [])
         limited_rows: list[Row] = []
         for queue in limited:
             if len(claimed) < want:
@@ -251,19 +254,25 @@ class HotPath(Sessions):
             for job_id, task, attempt, ended_as, worker in rows
         ]
 
-    async def prune(self, retention: Mapping[EndedAs, timedelta], *, batch: int) -> int:
+    async def prune(
+        self, retention: Mapping[EndedAs, timedelta], *, after: int, batch: int
+    ) -> tuple[int, int]:
+        ages = {
+            "outcomes": [ended_as.value for ended_as in retention],
+            "ages": list(retention.values()),
+        }
         pruned = 0
-        for ended_as, age in retention.items():
-            async with self._connection() as connection, connection.transaction():
-                jobs = await self._on(
-                    connection, "lock_prunable", ended_as=ended_as.value, age=age, batch=batch
-                )
-                if jobs:
-                    rows = await self._on(connection, "prune", jobs=array(row[0] for row in jobs))
-                    pruned += rows[0][0]
-        if retention:
+        async with self._connection() as connection, connection.transaction():
+            [(old, after)] = await self._on(
+                connection, "find_prunable", **ages, after=after, batch=batch, look=_LOOK * batch
+            )
+            if old:
+                jobs = await self._on(connection, "lock_prunable", jobs=array(old))
+                locked = array(row[0] for row in jobs)
+                [(pruned,)] = await self._on(connection, "prune", **ages, jobs=locked)
+        if not after:
             await self._rows("prune_leftovers", age=max(retention.values()))
-        return pruned
+        return pruned, after
 
 
 def _finishes(
@@ -340,13 +349,26 @@ def _sort_out(answers: Sequence[Sequence[Row]]) -> tuple[frozenset[int], frozens
     return frozenset(row[0] for row in rows if row[2:] != (True,)), cancelled
 
 
-# The claims' columns stand in the order of the fields of `ClaimedJob`: this is the hot path.
+# This is the hot path: of what the jobs of a claim share, no row has a copy.
+
+
+def _claimed_together(rows: Sequence[Row]) -> tuple[datetime, list[ClaimedJob]]:
+    """Return the moment of a claim, and its jobs in their order."""
+    [(token, moment)] = [(row[0], row[_RUN_AT]) for row in rows if row[_TASK] is None]
+    jobs = sorted([row for row in rows if row[_TASK] is not None], key=_ORDER)
+    return moment, [
+        ClaimedJob(
+            job_id, token, task, queue, priority, args, attempt, max_attempts, run_at, moment,
+            key, partition, timeout, expires_at, trace,
+        )
+        for job_id, task, queue, priority, args, attempt, max_attempts, run_at, key, partition,
+            timeout, expires_at, trace in jobs
+    ]  # fmt: skip
 
 
 def _claimed(rows: Sequence[Row]) -> list[ClaimedJob]:
-    if not rows or rows[0][0] is None:
-        return []
-    return sorted(starmap(ClaimedJob, rows), key=_ORDER)
+    """The columns stand in the order of the fields of `ClaimedJob`."""
+    return list(starmap(ClaimedJob, rows))
 
 
 def _claimed_limited(rows: Sequence[Row]) -> list[ClaimedJob]:

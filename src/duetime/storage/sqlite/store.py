@@ -257,14 +257,14 @@ class SqliteStore:
             lambda tx: None if tx.value("any_dead", now=tx.now) else [], housekeeping.rescue
         )
 
-    async def prune(self, retention: Mapping[EndedAs, timedelta], *, batch: int) -> int:
-        pruned = 0
-        for ended_as, age in retention.items():
-            pruned += await self._prune(ended_as, age, batch)
-        if retention:
-            oldest = max(retention.values())
-            await self._thread.write(lambda tx: housekeeping.prune_leftovers(tx, oldest))
-        return pruned
+    async def prune(
+        self, retention: Mapping[EndedAs, timedelta], *, after: int, batch: int
+    ) -> tuple[int, int]:
+        # An index has them in the order of their ends: there is nothing to go on after.
+        found = [await self._prune(ended_as, age, batch) for ended_as, age in retention.items()]
+        oldest = max(retention.values())
+        await self._thread.write(lambda tx: housekeeping.prune_leftovers(tx, oldest))
+        return sum(found), 0
 
     async def _prune(self, ended_as: EndedAs, age: timedelta, batch: int) -> int:
         return await self._thread.write(lambda tx: housekeeping.prune(tx, ended_as, age, batch))

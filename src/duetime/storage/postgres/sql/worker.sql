@@ -38,8 +38,8 @@ returning (select count(*) from duetime.worker as w where w.id < %(worker)s),
 -- name: claim
 -- At most one worker gets a job: its row of `due` is locked, skipped by others, deleted.
 -- Served by due_pkey, lane by lane. `ctid = any(array(…))` keeps the delete a TID scan.
--- One row for each job, in no order: sorting them here, arguments and all, costs 1 µs a job. If
--- there is none, one row that has the moment alone.
+-- One row for each job, in no order: sorting them here, arguments and all, costs 1 µs a job. And
+-- one without a task, that has what they share: the token, if there are jobs, and the moment.
 with lane as materialized (
     select l.queue, l.priority, l.floor, l.place
     from rows from (json_to_recordset(%(lanes)s::json)
@@ -78,12 +78,13 @@ with lane as materialized (
     from taken having count(*) > 0
     returning token
 )
-select t.job_id, h.token, j.task, t.queue, t.priority, j.args::text, t.attempt + 1,
-    j.max_attempts, t.run_at, c.moment, j.key, j.partition, j.timeout, j.expires_at, j.trace::text
-from clock as c
-left join held as h on true
-left join taken as t on true
-left join lateral (select * from duetime.job where job.id = t.job_id offset 0) as j on true;
+select h.token, null, null, null, null, null, null, c.moment, null, null, null, null, null
+from clock as c left join held as h on true
+union all
+select t.job_id, j.task, t.queue, t.priority, j.args::text, t.attempt + 1, j.max_attempts,
+    t.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace::text
+from taken as t
+cross join lateral (select * from duetime.job where job.id = t.job_id offset 0) as j;
 
 -- name: next_run_at
 -- The earliest due time of the lanes: one probe of due_pkey for each. Overdue counts: a job
@@ -464,26 +465,53 @@ delete from duetime.worker where id in (
       and not exists (select from duetime.claim as c where c.worker_id = w.id)
     for update skip locked);
 
+-- name: find_prunable
+-- Looks at some jobs, by id, and tells which of them ended long enough ago, and the id to go on
+-- after: 0 at the end. That is where jobs are too young to have ended so long ago. By the primary
+-- keys: an index on the time of the end would cost every completion, and the few that are kept
+-- for long would make it useless.
+with ages as materialized (
+    select ended_as, age from unnest(%(outcomes)s::text[], %(ages)s::interval[]) as g(ended_as, age)
+), page as materialized (
+    select j.id, j.created_at < (select duetime.now() - min(age) from ages) as old
+    from duetime.job as j where j.id > %(after)s order by j.id limit %(look)s
+), ended as materialized (
+    select p.id from page as p
+    cross join lateral (select a.ended_as, a.finished_at from duetime.attempt as a
+                        where a.job_id = p.id order by a.token desc limit 1) as a
+    join ages as g on g.ended_as = a.ended_as
+    where p.old and a.finished_at < (select duetime.now()) - g.age
+    order by p.id limit %(batch)s
+), last as (
+    select (select max(id) from ended) as ended, (select count(*) from ended) as found,
+        (select p.id from page as p order by p.id desc limit 1) as id,
+        (select p.old from page as p order by p.id desc limit 1) as old,
+        (select count(*) from page) as looked_at
+)
+select array(select id from ended),
+    case when l.found = %(batch)s then l.ended
+         when l.looked_at = %(look)s and l.old then l.id
+         else 0 end
+from last as l;
+
 -- name: lock_prunable
--- Jobs whose last attempt ended so, before the time. Locked, and looked at again by `prune`: a
--- requeue in flight has then either committed, or waits for us.
-select j.id from duetime.attempt as a join duetime.job as j on j.id = a.job_id
-where a.ended_as = %(ended_as)s and a.finished_at < (select duetime.now()) - %(age)s
-  and not exists (select from duetime.attempt as b
-                  where b.job_id = a.job_id and b.token > a.token)
-limit %(batch)s
-for update of j skip locked;
+-- Locked, and looked at again by `prune`: a requeue in flight has then either committed, or waits
+-- for us.
+select id from duetime.job where id = any (%(jobs)s::bigint[]) order by id for update skip locked;
 
 -- name: prune
-with old as materialized (
-    select a.job_id from duetime.attempt as a
+with ages as materialized (
+    select ended_as, age from unnest(%(outcomes)s::text[], %(ages)s::interval[]) as g(ended_as, age)
+), old as materialized (
+    select a.job_id from duetime.attempt as a join ages as g on g.ended_as = a.ended_as
     where a.job_id = any (%(jobs)s::bigint[])
+      and a.finished_at < (select duetime.now()) - g.age
       and not exists (select from duetime.attempt as b
                       where b.job_id = a.job_id and b.token > a.token)
       and not exists (select from duetime.due as d where d.job_id = a.job_id)
       and not exists (select from duetime.parked as p where p.job_id = a.job_id)
-      and not exists (select from duetime.claim as c where a.job_id = any (c.job_ids)
-                      and c.token > a.token)
+      -- Not `exists`: that would read every claim for each job.
+      and a.job_id not in (select unnest(c.job_ids) from duetime.claim as c)
 ), history as (
     delete from duetime.attempt where job_id in (select job_id from old)
 ), notes as (
