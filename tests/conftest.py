@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from duetime.storage.migrations import upgrade
@@ -49,6 +52,18 @@ class Backend:
     @property
     def is_postgres(self) -> bool:
         return self.name != "sqlite"
+
+
+def query(backend: Backend, text: str) -> list[tuple[Any, ...]]:
+    """The rows of a statement, written for PostgreSQL, on either backend."""
+    if backend.is_postgres:
+        with psycopg.connect(backend.url, autocommit=True) as connection:
+            cursor = connection.execute(text.encode())
+            return cursor.fetchall() if cursor.description else []
+    with closing(sqlite3.connect(backend.url.removeprefix("sqlite:///"), timeout=10)) as lite:
+        rows = lite.execute(text.replace("duetime.", "duetime_")).fetchall()
+        lite.commit()
+        return rows
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -10,10 +10,13 @@ from duetime.storage.store import Statements, Store
 
 
 class Counted:
-    """How many statements ran since it was last asked."""
+    """How many statements ran since it was last asked: all, or those with a name."""
 
-    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch, name: str | None = None
+    ) -> None:
         self._ran = 0
+        self._text = None if name is None else cast("Any", store)._sql[name]
         transact = store.transact
 
         def count(statements: Statements, *, reads: bool = False) -> Any:
@@ -29,7 +32,7 @@ class Counted:
         try:
             statement = next(statements)
             while True:
-                self._ran += 1
+                self._ran += self._text is None or statement[0] == self._text
                 statement = statements.send((yield statement))
         except StopIteration as done:
             return done.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 import threading
 from collections import ChainMap
@@ -24,7 +25,7 @@ from weakref import WeakKeyDictionary
 from duetime import transaction
 from duetime.channels.channel import Channel
 from duetime.domain.digest import DIGEST_TASK
-from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.duration import Duration
 from duetime.domain.job import (
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
@@ -35,7 +36,13 @@ from duetime.domain.job import (
 )
 from duetime.domain.rate import parse_rate
 from duetime.domain.reminder import ESCALATE_TASK, REARM_TASK, REMIND_TASK
-from duetime.domain.retry import Exponential, RetryPolicy, check_max_attempts
+from duetime.domain.retry import (
+    Exponential,
+    RetryPolicy,
+    check_errors,
+    check_max_attempts,
+    check_policy,
+)
 from duetime.domain.task import TaskDefinition, TaskOptions
 from duetime.domain.timetable import Spec
 from duetime.engine.context import Context
@@ -153,25 +160,29 @@ class Duetime:
         expires: Duration | None = None,
         keep_result: bool = True,
     ) -> Task[..., Any]:
-        policy = retry or Exponential(
-            self.settings.retry_base, max_attempts=self.settings.max_attempts
+        if not inspect.isroutine(function):
+            raise InvalidInput(f"A task is a function; {function!r} is none.")
+        policy = (
+            Exponential(self.settings.retry_base, max_attempts=self.settings.max_attempts)
+            if retry is None
+            else check_policy(retry)
         )
         options = TaskOptions(
             queue=check_name(queue, what="queue"),
             priority=check_priority(priority),
             retry=policy,
-            retry_on=retry_on if isinstance(retry_on, tuple) else (retry_on,),
+            retry_on=check_errors(retry_on),
             max_attempts=check_max_attempts(
                 policy.max_attempts if max_attempts is None else max_attempts
             ),
             timeout=None if timeout is None else positive(timeout, name="timeout"),
-            expires=None if expires is None else parse_duration(expires, name="expires"),
+            expires=None if expires is None else positive(expires, name="expires"),
             keep_result=keep_result,
             max_args_bytes=self.settings.max_args_bytes,
         )
         definition = TaskDefinition(
             function,
-            name=name or f"{_module_of(function)}.{function.__qualname__}",
+            name=f"{_module_of(function)}.{function.__qualname__}" if name is None else name,
             options=options,
             context_type=Context,
         )
@@ -214,7 +225,7 @@ class Duetime:
             if not isinstance(task, Task):
                 raise InvalidInput("@app.schedule goes above @app.task: it takes a task.")
             self.schedules.declare(
-                self.schedules.define(name or task.name, task, *specs, **options)
+                self.schedules.define(task.name if name is None else name, task, *specs, **options)
             )
             return task
 
@@ -251,13 +262,15 @@ class Duetime:
         *,
         tries: int | None = None,
         rate: str | None = None,
+        replace: bool = False,
         **options: Any,
     ) -> None:
         """Send reminders through a channel; several are tried in the order in which they came.
 
         `tries`: how often it is asked, while its failures may pass, until the next one is; by
         default as often as a reminder has attempts. `rate`: at most so many messages over all
-        workers, such as `"10/s"`. The other options are a task's, for all reminders.
+        workers, such as `"10/s"`. `replace`: it takes the place of the one of its name, as a
+        test or a reload wants it. The other options are a task's, for all reminders.
         """
         if not all(hasattr(channel, part) for part in ("name", "send", "close")):
             raise InvalidInput(
@@ -265,6 +278,12 @@ class Duetime:
                 f"not {channel!r:.100}."
             )
         name = check_name(channel.name, what="channel")
+        known = self._sender.lines.get(name)
+        if known is not None and known.channel is not channel and not replace:
+            raise InvalidInput(
+                f"Two channels are named {name!r}: {type(known.channel).__name__} and "
+                f"{type(channel).__name__}. Give one of them another name=, or say replace=True."
+            )
         self._sender.lines[name] = Line(
             channel,
             None if tries is None else check_max_attempts(tries, name="tries"),
@@ -446,6 +465,8 @@ class Duetime:
         }
         for queue in merged.queues:
             check_name(queue, what="queue")
+        if options.get("name") is not None:
+            check_name(options["name"], what="worker's name")
         return Worker(
             store,
             self.known_tasks,

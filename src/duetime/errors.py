@@ -63,7 +63,9 @@ class ReminderNotFound(DuetimeError, LookupError):
     """No reminder has that id."""
 
     def __init__(self, reminder_id: int) -> None:
-        super().__init__(f"There is no reminder {reminder_id}: its subject may be deleted.")
+        super().__init__(
+            f"There is no reminder {reminder_id}: it was pruned, or its subject was deleted."
+        )
         self.reminder_id = reminder_id
 
 

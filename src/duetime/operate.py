@@ -16,9 +16,11 @@ from duetime.domain.job import (
     JobInfo,
     JobState,
     Requeued,
+    check_job_id,
     check_moment,
     check_name,
     check_priority,
+    check_sought,
     check_text,
 )
 from duetime.domain.queue import QueueInfo, make_limits
@@ -49,6 +51,7 @@ class Jobs:
 
     async def get(self, job_id: int) -> JobInfo:
         """Return the job with its history; raise `JobNotFound`."""
+        check_job_id(job_id)
         job = await (await self._app.store()).get(job_id)
         if job is None:
             raise JobNotFound(job_id)
@@ -76,12 +79,14 @@ class Jobs:
         Returns the state that it was in. An async handler gets `CancelledError`; one in a thread
         sees `ctx.cancelled`. Cancelling twice is one cancellation.
         """
+        check_job_id(job_id)
         check_text(reason, what="the reason")
         state = await (await self._app.store()).cancel(job_id, reason=reason)
         return self._moved(job_id, state, "cancelled", also=(JobState.RUNNING, JobState.CANCELLED))
 
     async def reschedule(self, job_id: int, at: datetime) -> None:
         """Move a job that waits to another time; a schedule's run, as its `reschedule` does."""
+        check_job_id(job_id)
         check_moment(at, name="at")
         store = await self._app.store()
         job = await store.get(job_id)
@@ -94,6 +99,7 @@ class Jobs:
 
     async def reprioritise(self, job_id: int, priority: int) -> None:
         """Change the priority of a job that waits."""
+        check_job_id(job_id)
         check_priority(priority)
         state = await (await self._app.store()).reprioritise(job_id, priority)
         self._moved(job_id, state, "reprioritised")
@@ -210,6 +216,11 @@ class Jobs:
         except ValueError:
             known = ", ".join(JobState)
             raise InvalidInput(f"There is no state {given!r}. There are: {known}.") from None
+        if fields.get("before_id") is not None:
+            check_job_id(fields["before_id"])
+        for name in ("queue", "task", "key"):
+            if fields.get(name) is not None:
+                check_sought(fields[name], what=name)
         limit = fields.get("limit", 50)
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
             raise InvalidInput(f"limit must be 1 to 10,000, got {limit!r}.")
@@ -228,7 +239,7 @@ class Queues:
 
     async def get(self, queue: str) -> QueueInfo:
         """Return one queue."""
-        check_name(queue, what="queue")
+        check_sought(queue, what="queue")
         for info in await self.all():
             if info.name == queue:
                 return info
@@ -242,12 +253,12 @@ class Queues:
         check_name(queue, what="queue")
         check_text(reason, what="the reason")
         await (await self._app.store()).pause_queue(
-            queue, by=check_text(by, what="by"), reason=reason
+            queue, by=check_name(by, what="actor (by=)"), reason=reason
         )
 
     async def resume(self, queue: str) -> None:
         """Let the queue go on; its workers are woken. Resuming twice changes nothing."""
-        await (await self._app.store()).resume_queue(check_name(queue, what="queue"))
+        await (await self._app.store()).resume_queue(check_sought(queue, what="queue"))
 
     async def limit(
         self,

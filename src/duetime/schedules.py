@@ -13,7 +13,7 @@ from duetime import transaction
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.explain import Explanation
 from duetime.domain.explain_schedule import explain_schedule, explain_tick
-from duetime.domain.job import check_moment, check_name, check_priority, check_text
+from duetime.domain.job import check_moment, check_name, check_priority, check_sought, check_text
 from duetime.domain.plan_schedule import stands_for
 from duetime.domain.preview import PreviewRow, preview
 from duetime.domain.rule import say_moment
@@ -78,7 +78,7 @@ class Schedules:
         return list(self._declared.values())
 
     def __getitem__(self, name: str) -> ScheduleHandle:
-        return ScheduleHandle(self._app, self, check_name(name, what="schedule's name"))
+        return ScheduleHandle(self._app, self, check_sought(name, what="schedule's name"))
 
     def define(
         self,
@@ -243,7 +243,8 @@ class Schedules:
         self, name: str | None = None, *, before_id: int | None = None
     ) -> list[AuditEvent]:
         """Return who changed what, newest first, of one schedule or of all."""
-        entity = "schedule:%" if name is None else f"schedule:{name}"
+        known = None if name is None else check_sought(name, what="schedule's name")
+        entity = "schedule:%" if known is None else f"schedule:{known}"
         events: list[AuditEvent] = await self._do(
             lambda statements: statements.audit(entity, before_id=before_id), reads=True
         )
@@ -276,12 +277,14 @@ class Schedules:
         await self._do(lambda statements: statements.put_template(name, times, description))
 
     async def delete_template(self, name: str) -> None:
+        check_sought(name, what="template's name")
         if not await self._do(lambda statements: statements.delete_template(name)):
             raise InvalidInput(f"There is no template {name!r} of your own.")
 
     # Pieces
 
     async def _find(self, name: str, tx: Any = None) -> Schedule:
+        check_sought(name, what="schedule's name")
         found: list[Schedule] = await self._do(
             lambda statements: statements.find([name]), tx, reads=True
         )
@@ -347,6 +350,7 @@ class ScheduleHandle:
         self, *, by: str = "unknown", reason: str | None = None, tx: Any = None
     ) -> int:
         """Run it once now; its next run stays. Returns the job's id."""
+        _check_reason(reason)
         job_id: int | None = await self._do(
             lambda s: s.trigger(self.name, actor=_actor(by), reason=reason), tx
         )
@@ -406,6 +410,7 @@ class ScheduleHandle:
         self, *, by: str = "unknown", reason: str | None = None, tx: Any = None
     ) -> None:
         """Remove the schedule and its ledger; what runs goes on."""
+        _check_reason(reason)
         self._found(
             await self._do(lambda s: s.delete(self.name, actor=_actor(by), reason=reason), tx)
         )
@@ -429,7 +434,7 @@ class ScheduleHandle:
             raise InvalidInput(
                 f"There is no status {status!r}. There are: {', '.join(TickStatus)}."
             )
-        if isinstance(limit, bool) or not 1 <= limit <= 10_000:
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
             raise InvalidInput(f"limit must be 1 to 10,000, got {limit!r}.")
         rows: list[OccurrenceInfo] = await self._do(
             lambda s: s.history(self.name, since=since, before=before, status=status, limit=limit),
@@ -502,6 +507,11 @@ def _with_task_expiry(policy: Policy, expires: timedelta | None) -> Policy:
     if policy.expires is None and expires is not None:
         return msgspec.structs.replace(policy, expires=expires)
     return policy
+
+
+def _check_reason(reason: str | None) -> None:
+    if reason is not None:
+        check_text(reason, what="the reason")
 
 
 def _actor(by: str) -> str:

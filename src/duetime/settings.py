@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -12,10 +13,13 @@ from typing import Any
 import msgspec
 
 from duetime.domain.duration import parse_duration
+from duetime.domain.retry import MOST_ATTEMPTS
 from duetime.errors import InvalidInput, SettingsError
 
 DEFAULT_DATABASE = "sqlite:///duetime.db"
 _LONGEST_POLL = timedelta(minutes=10)
+_MOST = {"concurrency": 10_000, "batch": 1000, "pool_size": 1000, "max_attempts": MOST_ATTEMPTS}
+_WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
 
 DEFAULT_RETENTION = {
     "completed": timedelta(days=7),
@@ -91,6 +95,15 @@ def load_settings(
     )
 
 
+def read_whole_number(text: str) -> int | None:
+    """Return the number that is written in the digits 0 to 9; None if it is none.
+
+    >>> read_whole_number("50"), read_whole_number("5_0"), read_whole_number("\u0665\u0660")
+    (50, None, None)
+    """
+    return int(text) if _WHOLE.fullmatch(text.strip()) else None
+
+
 def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
     try:
         with path.open("rb") as file:
@@ -135,12 +148,12 @@ def _duration(value: Any, source: str) -> timedelta:
 
 
 def _whole_number(value: Any, source: str) -> int:
-    if isinstance(value, int | str) and not isinstance(value, bool):
-        try:
-            return int(value)
-        except ValueError:
-            pass
-    raise SettingsError(f"{source} must be a whole number, got {value!r}.")
+    number = read_whole_number(value) if isinstance(value, str) else value
+    if isinstance(number, int) and not isinstance(number, bool):
+        return number
+    raise SettingsError(
+        f"{source} must be a whole number, got {value!r:.60}. Write digits, such as 50."
+    )
 
 
 def _names(value: Any, source: str) -> tuple[str, ...]:
@@ -184,8 +197,9 @@ def _check(settings: Settings) -> Settings:
     for name in ("heartbeat", "rescue_every", "prune_every", "database_timeout"):
         if not getattr(settings, name):
             raise SettingsError(f"{name} must be longer than nothing.")
-    if settings.batch > 1000:
-        raise SettingsError(f"batch must be at most 1000, got {settings.batch}.")
+    for name, most in _MOST.items():
+        if getattr(settings, name) > most:
+            raise SettingsError(f"{name} must be at most {most}, got {getattr(settings, name)}.")
     if not settings.queues:
         raise SettingsError("queues must name at least one queue.")
     if settings.poll > _LONGEST_POLL or not settings.poll:

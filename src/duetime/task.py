@@ -152,7 +152,7 @@ class Task(Generic[P, R]):
             moment = check_moment(expires, name="expires")
             changes |= {"expires_at": moment, "expires_after": None}
         elif expires is not None:
-            changes["expires_after"] = parse_duration(expires, name="expires")
+            changes["expires_after"] = positive(expires, name="expires")
         return BoundTask(self._app, self.definition, replace(self._defaults, changes), tx)
 
 

@@ -14,6 +14,7 @@ from duetime.storage.migrations import Migration, upgrade
 from duetime.wiring import make_migrator
 from tests.acceptance.command import SHOP, duetime, enqueue, new_job
 from tests.conftest import Backend
+from tests.servers import PostgresServer
 
 UNREACHABLE = "postgresql://nobody@127.0.0.1:1/nothing"
 
@@ -27,6 +28,7 @@ UNREACHABLE = "postgresql://nobody@127.0.0.1:1/nothing"
         ("postgresql://host/shop?nonsense=1", "The database URL cannot be read"),
         ("sqlite://shop.db", "A SQLite URL is sqlite:/// and a path"),
         (UNREACHABLE, "PostgreSQL cannot be reached"),
+        (UNREACHABLE, "Check that the server runs, and the URL's host, port, user"),
     ],
 )
 def test_bad_database(url: str, message: str, tmp_path: Path) -> None:
@@ -36,6 +38,31 @@ def test_bad_database(url: str, message: str, tmp_path: Path) -> None:
         assert answer.code == 1
         assert message in answer.error
         assert answer.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_database_that_is_not_there(postgres15: PostgresServer, tmp_path: Path) -> None:
+    for arguments in (("jobs", "list"), ("db", "init")):
+        answer = duetime(None, *arguments, "--database", postgres15.dsn("nowhere"), cwd=tmp_path)
+
+        assert answer.code == 1
+        assert 'database "nowhere" does not exist' in answer.error
+        assert "Check that the server runs, and the URL's" in answer.error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("db", "init", "--database", ""),
+        ("--database", "", "db", "init"),
+        ("jobs", "list", "--app", ""),
+    ],
+)
+def test_option_from_an_empty_variable(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    answer = duetime(None, *arguments, cwd=tmp_path)
+
+    assert answer.code == 2
+    assert "is empty" in answer.error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -93,6 +120,8 @@ async def test_schema_of_another_version(backend: Backend, app: Duetime) -> None
         ("tests.acceptance.shop:send", "is a Task, not a Duetime app"),
         ("tests.acceptance.shop:", "--app must be MODULE:APP"),
         (":app", "--app must be MODULE:APP"),
+        ("shop.py:app", "--app names a module, not a file: write shop:app"),
+        ("./shop/jobs.py", "--app names a module, not a file: write shop.jobs"),
         ("broken:app", "ZeroDivisionError: division by zero"),
         ("hungry:app", "No module named 'not_installed'"),
     ],
@@ -122,6 +151,11 @@ def test_unknown_app(path: str, message: str, tmp_path: Path) -> None:
         "queues limit default",
         "queues limit default --running 0",
         "queues limit default --running 1 --none",
+        "queues limit default --rate 5",
+        "queues limit default --period 1m",
+        "jobs show 1_0",
+        "jobs list --limit \u0663",
+        "schedules history daily --since 999999d",
         "db downgrade --to -1",
         "worker",
         f"worker --app {SHOP} --processes 0",
@@ -140,6 +174,9 @@ def test_wrong_command_line(command: str, tmp_path: Path) -> None:
     [
         (("--concurrency", "-1"), "concurrency must be at least 1"),
         (("--concurrency", "many"), "must be a whole number"),
+        (("--concurrency", "\u0663"), "must be a whole number"),
+        (("--concurrency", "99999999999"), "concurrency must be at most 10000"),
+        (("--lease", "999999d"), "at most 100 years: write '36525d' or less"),
         (("--lease", "5"), "is not a duration"),
         (("--lease", "-5s"), "is not a duration"),
         (("--lease", "5s"), "heartbeat must be at most half of the lease"),
@@ -166,6 +203,66 @@ async def test_unknown_job(command: str, backend: Backend, app: Duetime) -> None
 
     assert answer.code == 1
     assert "There is no job 4711" in answer.error
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("jobs", "list", "--queue", ""), "The queue is empty"),
+        (("jobs", "requeue", "--state", "dead", "--task", "", "--yes"), "The task is empty"),
+        (("queues", "pause", " "), "The queue has blanks only"),
+        (("schedules", "put", " ", "shop.send", "@every 1h"), "name has blanks only"),
+        (("schedules", "trigger", " "), "There is no schedule named ' '"),
+        (("queues", "pause", "mail", "--by", " "), "The actor (by=) has blanks only"),
+        (("schedules", "show", "a\udcff"), "is not valid text"),
+        (("schedules", "put", "a\udcff", "shop.send", "@every 1h"), "is not valid text"),
+        (("jobs", "list", "--queue", "a\udcff"), "is not valid text"),
+        (("worker", "--app", SHOP, "--name", "a\udcff"), "is not valid text"),
+        (("worker", "--app", SHOP, "--name", " "), "worker's name has blanks only"),
+        (("reminders", "deliveries", "999"), "There is no reminder 999"),
+    ],
+)
+async def test_names_that_cannot_be(
+    command: tuple[str, ...], message: str, backend: Backend, app: Duetime
+) -> None:
+    answer = duetime(backend.url, *command, started="\udcff" in "".join(command))
+
+    assert answer.code == 1
+    assert message in answer.err
+    assert "Traceback" not in answer.err
+    assert answer.out == ""
+
+
+async def test_backfill_is_refused_before_it_asks(backend: Backend, app: Duetime) -> None:
+    await app.schedules.put("often", "shop.send", "@every 1m", args={"item_id": 1})
+
+    many = duetime(backend.url, "schedules", "backfill", "often", "--from", "30d")
+    old = duetime(backend.url, "schedules", "backfill", "often", "--from", "36525d")
+
+    assert many.code == old.code == 1
+    assert "That is more than 10,000 runs; backfill a shorter range" in many.error
+    assert "must lie between the years 1970 and 9000" in old.error
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["subjects put rent --due 999999d", "schedules reschedule daily 999999d"],
+)
+def test_span_that_is_too_long(command: str, tmp_path: Path) -> None:
+    answer = duetime(None, *command.split(), cwd=tmp_path)
+
+    assert answer.code == 2
+    assert "must be at most 100 years: write '36525d' or less, got '999999d'" in answer.error
+
+
+def test_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    answer = duetime(f"sqlite:///{tmp_path}/new.db", "db", "init", powerless=True)
+    tmp_path.chmod(0o755)
+
+    assert answer.code == 1
+    assert f"{tmp_path}/new.db cannot be made" in answer.error
+    assert "directory" in answer.error
 
 
 def test_read_only_sqlite_file(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import duetime
 from duetime import JobState, errors
 from duetime.cli import cli
 from duetime.settings import Settings
+from duetime.wiring import make_migrator
 from tests.acceptance.command import environment
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +53,18 @@ def test_every_program_of_the_page_runs(page: Path, tmp_path: Path) -> None:
 
         assert done.returncode == 0, f"{name}:\n{done.stderr}"
         assert not prints or done.stdout == prints, name
+
+
+def test_migrations_page_leads_to_the_schema_that_the_package_needs() -> None:
+    page = (DOCS / "guide" / "migrations.md").read_text()
+    postgres, sqlite = [
+        len(make_migrator(Settings(database=url)).migrations)
+        for url in ("postgresql://", "sqlite:///shop.db")
+    ]
+
+    assert f"`to=` is {postgres} on PostgreSQL; on SQLite it is {sqlite}." in page
+    assert f"duetime.upgrade(op, to={postgres})" in page
+    assert f"DuetimeUpgrade(to={postgres})" in page
 
 
 def test_every_setting_is_in_the_manual() -> None:

@@ -853,7 +853,9 @@ async def test_a_reminder_with_many_deliveries_is_listed_once(app: Duetime) -> N
         by_subject = await app.reminders.find(subject="game")
         by_status = await app.reminders.find(status="sent")
         deliveries = await app.reminders.deliveries(reminder.id)
-        none = await app.reminders.deliveries(99)
+        await app.subjects.put("later", due=START + timedelta(days=9), remind=["-1h"])
+        [waiting] = await app.reminders.find(subject="later")
+        none = await app.reminders.deliveries(waiting)
 
     assert len(by_subject) == len(by_status) == 1
     assert by_subject[0].channel == "push", "asked first again, and it accepted"

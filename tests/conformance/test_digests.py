@@ -570,7 +570,7 @@ async def test_what_a_handler_skips_takes_no_place(app: Duetime) -> None:
 async def test_what_does_not_fit_into_a_digest_goes_in_the_next(
     app: Duetime, mail: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duetime.storage.admissions.MOST_REMINDERS", 3)
+    monkeypatch.setattr("duetime.storage.digests.MOST_REMINDERS", 3)
     async with app.testing(now=START) as world:
         await app.recipients.put("ann", most_per_hour=1)
         await put_games(app, 9)

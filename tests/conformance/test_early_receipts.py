@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from duetime import Context, Duetime, Reminder, Sent
+from duetime import Context, Digest, Duetime, Reminder, Sent
 from duetime.channels.channel import Message, NotSent
 from duetime.errors import DeliveryNotFound, InvalidInput
 from tests.conformance.test_deliveries import Box
@@ -24,7 +24,7 @@ def app(backend: Backend) -> Duetime:
 
 async def put(app: Duetime, ref: str = "game", **more: Any) -> None:
     options: dict[str, Any] = {"remind": "-1h", "recipients": ["ann"]} | more
-    await app.subjects.put(ref, due=START + 2 * HOUR, **options)
+    await app.subjects.put(ref, **({"due": START + 2 * HOUR} | options))
 
 
 async def only(app: Duetime) -> Reminder:
@@ -228,3 +228,165 @@ async def test_a_key_of_nothing_and_no_name_at_all_are_told(app: Duetime) -> Non
                 await app.receipt(None, "delivered", key=key)
         with pytest.raises(InvalidInput, match="give the provider's id, or key="):
             await app.receipt(None, "delivered")
+
+
+# Digests
+
+
+class HastyWithDigests(Hasty):
+    """Tells of digests only; each has an id of its own."""
+
+    async def send(self, message: Message) -> Sent:
+        if not message.key.startswith("digest:"):
+            return await Box.send(self, message)
+        if self.id is not None:
+            self.id = f"call-{len(self.asked)}"
+        return await super().send(message)
+
+    @property
+    def digests(self) -> list[Message]:
+        return [message for message in self.asked if message.key.startswith("digest:")]
+
+
+async def put_four(app: Duetime, **more: Any) -> None:
+    """One goes alone at 01:00, the others in a digest at 02:00."""
+    await app.recipients.put("ann", most_per_hour=1)
+    for n in range(4):
+        await put(app, f"game:{n}", **({"due": START + 3 * HOUR, "remind": "-2h"} | more))
+
+
+async def in_digest(app: Duetime) -> list[Reminder]:
+    found = await app.reminders.find()
+    alone = min(one.ended_at for one in found if one.ended_at is not None)
+    return [one for one in found if one.ended_at != alone]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("told", ["delivered", "acknowledged"])
+async def test_a_receipt_before_the_record_of_a_digest_is_kept(
+    app: Duetime, told: str, lost: bool
+) -> None:
+    box = HastyWithDigests(app, "phone")
+    box.tells, box.lost = told, lost
+    async with app.testing(now=START) as world:
+        await put_four(app)
+        await world.advance("4h")
+        reminders = await in_digest(app)
+        deliveries = [one for r in reminders for one in await app.reminders.deliveries(r)]
+        late = await app.receipt("call-1", "delivered", key=box.digests[0].key)
+        jobs = await app.jobs.find(state=["pending", "retrying"])
+
+    assert [len(message.data["reminders"]) for message in box.digests] == [3]
+    assert {(one.status.value, one.external_id) for one in deliveries} == {(told, "call-1")}
+    assert {one.key for one in deliveries} == {box.digests[0].key}
+    assert [one.status for one in reminders] == ["sent"] * 3
+    assert {one.acknowledged_by for one in reminders} == {"ann" if told == "acknowledged" else None}
+    assert late == 0
+    assert jobs == []
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("told", ["failed", "bounced"])
+async def test_an_early_failure_of_a_digest_has_the_next_channel_asked(
+    app: Duetime, told: str, lost: bool
+) -> None:
+    box = HastyWithDigests(app, "phone")
+    box.tells, box.lost = told, lost
+    push = Box(app, "push")
+    async with app.testing(now=START) as world:
+        await put_four(app, remind={"rule": "-1h", "expires": "never"})
+        await world.advance("6h")
+        reminders = await in_digest(app)
+        first, second = await app.reminders.deliveries(reminders[0])
+        events = await app.audit(f"subject:{reminders[0].subject}")
+
+    [digest] = push.messages
+    assert len(box.digests) == 1
+    assert len(digest.data["reminders"]) == 3
+    assert (first.channel, first.status, first.error) == ("phone", told, "told early")
+    assert (second.channel, second.status) == ("push", "sent")
+    assert {(one.status.value, one.channel) for one in reminders} == {("sent", "push")}
+    assert [event.action for event in events].count("delivery.receipt") == 1
+
+
+async def test_an_early_failure_of_the_only_channel_of_a_digest_fails_all_of_it(
+    app: Duetime,
+) -> None:
+    box = HastyWithDigests(app, "phone")
+    box.tells, box.id = "failed", None
+    async with app.testing(now=START) as world:
+        await put_four(app, remind={"rule": "-1h", "expires": "never"})
+        await world.advance("12h")
+        reminders = await in_digest(app)
+        jobs = await app.jobs.find(state=["pending", "retrying"])
+
+    assert len(box.digests) == 1
+    assert [one.status for one in reminders] == ["failed"] * 3
+    assert "phone took it, and told later that it failed: told early" in str(reminders[0].reason)
+    assert jobs == []
+
+
+async def test_the_key_of_a_digest_is_enough_later_too(app: Duetime) -> None:
+    """Also if the provider gave an id, which the receipt does not tell."""
+    box = Box(app, "phone")
+    Box(app, "push")
+    async with app.testing(now=START) as world:
+        await put_four(app)
+        await world.advance("4h")
+        key = box.asked[-1].key
+        changed = await app.receipt(None, "acknowledged", key=key)
+        again = await app.receipt(None, "acknowledged", key=key)
+        reminders = await in_digest(app)
+
+    assert key.startswith("digest:ann|")
+    assert (changed, again) == (3, 0)
+    assert {(one.acknowledged_by, one.external_id) for one in reminders} == {("ann", "phone-2")}
+
+
+async def test_a_handler_of_digests_whose_answer_was_lost_is_not_called_again(app: Duetime) -> None:
+    keys: list[str] = []
+
+    @app.on_reminder
+    async def call(reminder: Reminder) -> Sent:
+        return Sent()
+
+    @app.on_digest
+    async def call_for_all(digest: Digest) -> Sent:
+        keys.append(digest.key)
+        await app.receipt("call-1", "delivered", key=digest.key)
+        raise TimeoutError("no answer")
+
+    async with app.testing(now=START) as world:
+        await put_four(app)
+        await world.advance("4h")
+        reminders = await in_digest(app)
+
+    assert len(keys) == 1
+    assert {(one.status.value, one.external_id) for one in reminders} == {("sent", "call-1")}
+
+
+async def test_a_key_of_a_digest_that_is_not_being_sent_is_told(app: Duetime) -> None:
+    """One that waits has told its key to nobody; of several channels the receipt names one."""
+    refused: list[str] = []
+
+    class Curious(Box):
+        async def send(self, message: Message) -> Sent:
+            if message.key.startswith("digest:"):
+                with pytest.raises(DeliveryNotFound):
+                    await app.receipt(None, "delivered", key=message.key)
+                refused.append(message.key)
+            return await super().send(message)
+
+    Curious(app, "phone")
+    Box(app, "push")
+    async with app.testing(now=START) as world:
+        await put_four(app)
+        await world.advance("90m")
+        for key in (
+            "digest:", "digest:ann|x", f"digest:ann|{START:%FT%TZ}|1", "digest:ann|y|" + "9" * 30,
+        ):  # fmt: skip
+            with pytest.raises(DeliveryNotFound):
+                await app.receipt(None, "delivered", key=key, channel="phone")
+        await world.advance("2h")
+
+    assert len(refused) == 1

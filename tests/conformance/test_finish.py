@@ -343,6 +343,20 @@ async def test_claims_whose_answer_was_lost_are_given_back(
     assert await other.finish(*theirs) == frozenset()
 
 
+async def test_what_was_claimed_ahead_and_is_disowned_is_not_early(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    await enqueue(store, run_at=clock.after("50ms"))
+    [job] = (await hand.exchange(lead=0.05)).claimed
+    await clock.advance("20ms")
+    await store.disown(hand.id, [], lead=0.05)
+    early = await hand.claim()
+    await clock.advance("30ms")
+
+    assert early == []
+    assert [(again.id, again.attempt) for again in await hand.claim()] == [(job.id, 1)]
+
+
 # Park
 
 

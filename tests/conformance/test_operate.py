@@ -333,6 +333,28 @@ async def test_prune_goes_past_old_jobs_that_are_kept(
     assert (await get(store, kept[-1].id)).state is JobState.DEAD
 
 
+async def test_prune_goes_past_a_job_that_was_made_while_the_clock_was_wrong(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    """It seems young for a year. What came after it must not wait for that."""
+    await enqueue_many(store, 4)
+    await clock.advance("365d")
+    await enqueue(store, run_at=clock.after("365d"))
+    await clock.set(clock.before("365d"))
+    done = await enqueue(store)
+    *kept, last = await hand.claim()
+    await hand.end(*(ended(job, EndedAs.DEAD) for job in kept), ended(last))
+    await clock.advance("2d")
+    retention = {EndedAs.COMPLETED: seconds(86_400), EndedAs.DEAD: seconds(7 * 86_400)}
+    pruned, after = await store.prune(retention, after=0, batch=1)
+    while after:
+        count, after = await store.prune(retention, after=after, batch=1)
+        pruned += count
+
+    assert last.id == done
+    assert pruned == 1
+
+
 async def test_ids_of_pruned_jobs_are_not_given_again(
     store: Store, clock: Clock, hand: Hand
 ) -> None:

@@ -358,6 +358,25 @@ async def test_scopes_that_are_too_deep_to_be_followed_are_refused(app: Duetime)
         assert len(await app.reminders.find(subject="game")) == 1
 
 
+async def test_trees_of_scopes_that_are_too_deep_together_are_not_joined(app: Duetime) -> None:
+    async with app.testing():
+        for tree, levels in (("above", 60), ("below", 40)):
+            for level in range(levels):
+                parent = None if level == 0 else f"{tree}:{level - 1}"
+                await app.scopes.put(f"{tree}:{level}", parent=parent)
+        await app.scopes.put("below:side", parent="below:0")
+        before = await app.scopes.all()
+        with pytest.raises(InvalidInput, match="at most 99 levels deep") as refused:
+            await app.scopes.put("below:0", parent="above:59")
+
+        assert "'below:0' would be at level 61, with 39 levels inside it" in str(refused.value)
+        assert await app.scopes.all() == before
+        assert len(await app.audit("scope:below:0")) == 1
+        await app.scopes.put("below:0", parent="above:58")
+        # What is as deep as can be is still changed in place.
+        await app.scopes.put("below:0", parent="above:58", remind="-1h")
+
+
 @pytest.mark.parametrize("names", ["ann", b"ann", {"ann": 1}, 7])
 async def test_a_text_is_not_a_list_of_recipients(app: Duetime, names: Any) -> None:
     with pytest.raises(InvalidInput, match=r"recipients=\['ann', 'bob'\]"):

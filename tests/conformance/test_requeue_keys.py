@@ -29,6 +29,25 @@ async def test_requeued_job_holds_its_key_again(store: Store, clock: Clock, hand
     assert (await answer(store, key="k")).outcome == "created"
 
 
+async def test_requeued_job_holds_its_key_after_completion_as_was_asked_at_the_enqueue(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id = await dead(store, hand, key="k", hold=seconds(60))
+    between = await enqueue(store, key="k", hold=seconds(5))
+    await hand.finish(await hand.claim_one())
+    await clock.advance("6s")
+    requeued = await store.requeue(JobFilter(ids=(job_id,)), run_at=None)
+    await hand.finish(await hand.claim_one())
+    await clock.advance("59s")
+    held = await answer(store, key="k")
+    await clock.advance("2s")
+
+    assert between != job_id
+    assert requeued.jobs == [job_id]
+    assert (held.job_id, held.outcome) == (job_id, "existing")
+    assert (await answer(store, key="k")).outcome == "created"
+
+
 async def test_job_whose_key_another_holds_is_not_requeued(
     store: Store, clock: Clock, hand: Hand
 ) -> None:

@@ -9,10 +9,12 @@ import pytest
 from duetime import Context, Duetime, Exponential, JobState
 from duetime.domain.schedule import TickStatus
 from duetime.errors import InvalidArguments, InvalidInput, InvalidSchedule, ScheduleNotFound
+from duetime.storage import pruning
 from duetime.storage.schedule_rows import NewSchedule
 from duetime.testing import World
 from tests.conftest import Backend
 from tests.counting import Counted
+from tests.waiting import until
 
 START = datetime(2026, 3, 2, tzinfo=UTC)  # a Monday
 MINUTE = timedelta(minutes=1)
@@ -663,3 +665,54 @@ async def test_many_schedules_are_applied_by_few_statements(
     assert (trail[0].actor, trail[0].action) == ("ann", "schedule.change")
     assert ran_to_add < 150
     assert ran_to_change < 150
+
+
+# Retention
+
+
+async def test_runs_that_ended_long_ago_leave_the_ledger(
+    app: Duetime, tasks: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In small parts: some schedules at a time, and again those that have more."""
+    monkeypatch.setattr(pruning, "_SCHEDULES", 2)
+    looks: list[tuple[int, int]] = []
+    async with app.testing(now=START) as world:
+        for name in ("a", "b", "c"):
+            await app.schedules.put(name, tasks.note, "@hourly")
+        await world.advance("10h")
+        store, after = await app.store(), 0
+        while not looks or looks[-1][0] == 3 or after:
+            look = pruning.PruneStatements(store.dialect).prune_ledger(5 * HOUR, after, batch=3)
+            looks.append(await store.transact(look))
+            after = looks[-1][1]
+        left = {name: list(await ledger(app, name)) for name in ("a", "b", "c")}
+
+    assert [gone for gone, _ in looks] == [3, 3, 2, 3, 1]
+    assert left == {name: [START + n * HOUR for n in range(5, 11)] for name in "abc"}
+
+
+async def test_what_has_not_ended_stays_in_the_ledger(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.stuck, "@hourly", overlap="allow")
+        await world.advance("2h5m")
+        store = await app.store()
+        look = pruning.PruneStatements(store.dialect).prune_ledger(timedelta(0), 0, batch=100)
+        pruned = await store.transact(look)
+        left = await ledger(app)
+
+    assert pruned == (1, 0)
+    assert left == {START + 2 * HOUR: "fired"}
+
+
+async def test_a_worker_keeps_the_ledger_short(backend: Backend) -> None:
+    app = Duetime(backend.url, retention={"occurrence": "1ms"}, prune_every="50ms")
+    tasks = Recorder(app)
+    await app.schedules.put("s", tasks.note, "* * * * * *")
+    async with app.worker():
+        await until(lambda: _ran_and_gone(app, tasks))
+    await app.close()
+
+
+async def _ran_and_gone(app: Duetime, tasks: Recorder) -> bool:
+    history = await app.schedules["s"].history()
+    return bool(tasks.ticks) and tasks.ticks[0] not in {row.tick for row in history}

@@ -14,8 +14,7 @@ from duetime.domain.schedule import TickStatus
 from duetime.engine.clock import DatabaseClock
 from duetime.errors import DatabaseUnreachable
 from duetime.storage.store import Store
-from tests.conftest import Backend
-from tests.engine.test_reminder_races import query
+from tests.conftest import Backend, query
 from tests.waiting import until, until_true
 
 HOUR = timedelta(hours=1)

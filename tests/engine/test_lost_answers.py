@@ -124,6 +124,55 @@ async def test_a_claim_that_is_made_after_its_connection_broke_is_given_back(
     assert ran == [1]
 
 
+async def test_a_claim_that_is_made_long_after_its_connection_broke_is_given_back(
+    pg_url: str, cable: Cable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However late: the worker goes on looking for what it does not know of."""
+    monkeypatch.setattr("duetime.engine.dispatcher._LATE_SECONDS", 0.2)
+    here = Duetime(pg_url, migrate=True)
+    far = Duetime(pg_url.replace(f":{conninfo_to_dict(pg_url)['port']}/", f":{cable.port}/"))
+
+    @far.task(name="note", max_attempts=1)
+    async def note() -> None: ...
+
+    await here.store()
+    store = await far.store()
+    disown = store.disown
+    looks: list[int] = []
+
+    async def look(*args: Any, **options: Any) -> int:
+        looks.append(await disown(*args, **options))
+        return looks[-1]
+
+    monkeypatch.setattr(store, "disown", look)
+    async with (
+        await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as admin,
+        far.worker(),
+    ):
+
+        async def waits() -> bool:
+            sql = "select from pg_stat_activity where wait_event = 'advisory'"
+            return bool(await (await admin.execute(sql)).fetchall())
+
+        await admin.execute(SLOW)
+        await admin.execute("select pg_advisory_lock(42)")
+        [handle] = await here.enqueue_many([note.job()])
+        await until(waits)
+        cable.cut()
+        await until_true(lambda: len(looks) >= 3)
+        assert await waits()
+        await admin.execute("select pg_advisory_unlock(42)")
+
+        async def completed() -> bool:
+            return (await here.jobs.get(handle.id)).state is JobState.COMPLETED
+
+        await until(completed)
+    await far.close()
+    await here.close()
+
+    assert sum(looks) == 1
+
+
 async def test_the_server_soon_notices_that_we_are_gone(pg_url: str) -> None:
     """Else what a dead machine's sessions have locked stays locked for hours."""
     app = Duetime(pg_url, migrate=True)

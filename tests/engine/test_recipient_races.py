@@ -18,11 +18,12 @@ import pytest
 
 from duetime import Constant, Duetime, Sent
 from duetime.channels.channel import Message, NotSent
-from tests.conftest import Backend
-from tests.engine.test_reminder_races import SHORT, query
+from tests.conftest import Backend, query
+from tests.counting import Counted
+from tests.engine.test_reminder_races import SHORT
 from tests.waiting import until, until_true
 
-WORKERS = 4
+WORKERS = 8
 MOST = 5
 GAMES = 40
 HOUR = timedelta(hours=1)
@@ -169,6 +170,43 @@ async def test_exactly_the_limit_goes_alone_and_the_rest_in_one_digest(
     assert len(first) == MOST
     assert (len(mail.singles), len(mail.digests)) == (MOST, 1)
     assert mail.digests[0].title == f"{GAMES - MOST} reminders"
+    check_none_twice_none_lost(backend, mail)
+
+
+@on_both
+async def test_many_of_one_recipient_are_admitted_in_few_transactions(
+    backend: Backend, app: Duetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mail = Mail()
+    app.add_channel(mail)
+    store = await app.store()
+    counted = Counted(store, monkeypatch, "recipient_lock")
+    await put_games(app)
+    counted.ran()
+    async with app.worker(concurrency=GAMES):
+        await until_held(backend)
+        locks = counted.ran()
+    first = list(mail.messages)
+
+    assert len(first) == MOST
+    assert locks <= GAMES // 4
+
+
+@on_postgres
+async def test_one_that_is_being_changed_does_not_hold_up_those_admitted_with_it(
+    backend: Backend, app: Duetime
+) -> None:
+    mail = Mail()
+    app.add_channel(mail)
+    await put_games(app)
+    await app.recipients.put("ann", most_per_hour=GAMES)
+    async with await psycopg.AsyncConnection.connect(backend.url) as other:
+        await other.execute(b"select from duetime.reminder order by id limit 1 for no key update")
+        async with app.worker(concurrency=GAMES):
+            await until_true(lambda: len(mail.messages) == GAMES - 1)
+            await other.rollback()
+            await until_all_sent(backend, app)
+
     check_none_twice_none_lost(backend, mail)
 
 

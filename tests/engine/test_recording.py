@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,7 +13,7 @@ import psycopg
 import pytest
 
 from duetime import Constant, Context, Duetime, Reminder, Sent
-from tests.conftest import Backend
+from tests.conftest import Backend, query
 from tests.waiting import until_true
 
 SHORT: dict[str, Any] = {"lease": "5s", "heartbeat": "1s", "rescue_every": "500ms", "grace": "5s"}
@@ -23,18 +21,6 @@ COUNT = 20
 
 on_both = pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
 on_postgres = pytest.mark.parametrize("backend", ["postgres15"], indirect=True)
-
-
-def query(backend: Backend, text: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement, written for PostgreSQL, on either backend."""
-    if backend.is_postgres:
-        with psycopg.connect(backend.url, autocommit=True) as connection:
-            cursor = connection.execute(text.encode())
-            return cursor.fetchall() if cursor.description else []
-    with closing(sqlite3.connect(backend.url.removeprefix("sqlite:///"), timeout=10)) as lite:
-        rows = lite.execute(text.replace("duetime.", "duetime_")).fetchall()
-        lite.commit()
-        return rows
 
 
 def statuses(backend: Backend) -> dict[str, str]:

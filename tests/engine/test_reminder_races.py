@@ -32,7 +32,7 @@ from duetime.storage.sends import Handed
 from duetime.storage.sqlite.migrator import SqliteMigrator
 from duetime.storage.sqlite.store import SqliteStore
 from duetime.storage.store import Statements
-from tests.conftest import Backend, fresh_database
+from tests.conftest import Backend, fresh_database, query
 from tests.servers import PostgresServer
 from tests.waiting import until, until_true
 
@@ -45,18 +45,6 @@ TABLES = ("scope", "subject", "reminder", "delivery", "job", "due", "attempt", "
 
 on_both = pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
 on_postgres = pytest.mark.parametrize("backend", ["postgres15"], indirect=True)
-
-
-def query(backend: Backend, text: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement, written for PostgreSQL, on either backend."""
-    if backend.is_postgres:
-        with psycopg.connect(backend.url, autocommit=True) as connection:
-            cursor = connection.execute(text.encode())
-            return cursor.fetchall() if cursor.description else []
-    with closing(sqlite3.connect(backend.url.removeprefix("sqlite:///"), timeout=10)) as lite:
-        rows = lite.execute(text.replace("duetime.", "duetime_")).fetchall()
-        lite.commit()
-        return rows
 
 
 def counts(backend: Backend) -> dict[str, int]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
 
-from duetime import Duetime
+from duetime import Context, Duetime, JobState
 from duetime.storage.postgres.store import PostgresStore
+from duetime.storage.store import Beat, Exchange
+from tests.conftest import Backend, query
 from tests.servers import PostgresServer
-from tests.waiting import until
+from tests.waiting import until, until_true
 
 
 async def waits(url: str) -> bool:
@@ -30,6 +35,9 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
         for record in caplog.records
         if record.levelno >= logging.WARNING
     ]
+
+
+on_two = pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
 
 
 def thrown_away(store: object) -> int:
@@ -89,3 +97,154 @@ async def test_a_stop_while_the_server_answers_slowly_costs_no_connection(
     await app.close()
 
     assert (warnings(caplog), bad) == ([], 0)
+
+
+@on_two
+async def test_a_worker_that_is_cancelled_during_a_claim_gives_it_back(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim was made; nobody took its answer."""
+
+    @app.task(max_attempts=1)
+    async def note() -> None: ...
+
+    store = await app.store()
+    exchange = store.exchange
+    claimed = asyncio.Event()
+
+    async def unanswered(*args: Any, **options: Any) -> Exchange:
+        answer = await exchange(*args, **options)
+        if answer.claimed:
+            claimed.set()
+            await asyncio.Event().wait()
+        return answer
+
+    monkeypatch.setattr(store, "exchange", unanswered)
+    [handle] = await app.enqueue_many([note.job()])
+    running = asyncio.create_task(app.make_worker(store).run())
+    await claimed.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    job = await app.jobs.get(handle.id)
+
+    assert (job.state, job.attempts) == (JobState.PENDING, 0)
+    assert await app.workers() == []
+
+
+@on_two
+async def test_a_worker_that_gave_back_the_last_of_a_claim_is_gone(app: Duetime) -> None:
+    """The others of the claim had ended: nothing is held, and nobody must wait for its lease."""
+    ended = asyncio.Event()
+
+    @app.task
+    async def quick() -> None:
+        ended.set()
+
+    @app.task
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    await app.enqueue_many([quick.job(), slow.job()])
+    async with app.worker() as worker:
+        await ended.wait()
+        await until_true(lambda: len(worker._holdings) == 1 and not worker._holdings.to_send)
+        worker.stop(now=True)
+
+    assert await app.workers() == []
+
+
+@on_two
+async def test_a_lease_that_runs_out_while_the_worker_stops_ends_its_handlers(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat hangs: another worker may have the job before the grace is over."""
+    hangs, free = threading.Event(), threading.Event()
+    began, stopped = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def slow() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    store = await app.store()
+    heart = store.heart()
+
+    class Stuck:
+        def beat(self, worker_id: int, lease: timedelta) -> Beat:
+            if hangs.is_set():
+                free.wait()
+            return heart.beat(worker_id, lease)
+
+        def close(self) -> None:
+            heart.close()
+
+    monkeypatch.setattr(store, "heart", Stuck)
+    await slow.enqueue()
+    async with app.worker(grace="20s", lease="1s", heartbeat="100ms") as worker:
+        await began.wait()
+        hangs.set()
+        worker.stop()
+        async with asyncio.timeout(5):
+            await stopped.wait()
+        free.set()
+
+
+@on_two
+async def test_a_worker_that_is_cancelled_while_it_stops_leaves_its_jobs_to_others(
+    app: Duetime,
+) -> None:
+    """Nobody waits for its handlers any more, so nothing may keep its lease."""
+    began: list[int] = []
+
+    @app.task
+    async def slow(ctx: Context) -> None:
+        began.append(ctx.attempt)
+        if len(began) == 1:
+            await asyncio.Event().wait()
+
+    worker = app.make_worker(await app.store())
+    running = asyncio.create_task(worker.run())
+    handle = await slow.enqueue()
+    await until_true(lambda: began)
+    worker.stop()
+    await asyncio.wait([running], timeout=0.2)
+    running.cancel()
+    await asyncio.wait([running])
+    async with app.worker():
+        await handle.result("10s")
+
+    assert len(began) == 2
+
+
+@on_two
+async def test_a_worker_that_is_fenced_claims_no_quarantined_job(
+    app: Duetime, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would only be lost once more, and that counts."""
+
+    @app.task
+    async def note() -> None: ...
+
+    store = await app.store()
+    worker = app.make_worker(store)
+    unpark = store.unpark
+    fenced: list[str] = []
+
+    async def late(*args: Any) -> int:
+        if not fenced:
+            fenced.append("the lease ran out")
+            worker._fence(fenced[0])
+        return await unpark(*args)
+
+    monkeypatch.setattr(store, "unpark", late)
+    handle = await note.enqueue()
+    query(backend, "update duetime.due set priority = 10")
+    running = asyncio.create_task(worker.run())
+    await handle.result("10s")
+    worker.stop()
+    await running
+
+    assert (await handle.info()).attempts == 1

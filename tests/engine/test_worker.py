@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -17,6 +20,7 @@ from duetime import (
     Delays,
     Discard,
     Duetime,
+    Exponential,
     JobState,
     Retry,
     Snooze,
@@ -317,6 +321,74 @@ async def test_what_cannot_be_described_costs_no_runner(app: Duetime) -> None:
     assert result == "still here"
     assert "cannot be shown" in ((await error.info()).error or "")
     assert (await knot.info()).error_code == "result_not_stored"
+
+
+class Codeless(Exception):
+    @property
+    def code(self) -> str:
+        raise RuntimeError("no code")
+
+
+@pytest.mark.parametrize("kind", ["async", "thread", "timed"])
+async def test_a_cancelled_error_that_nobody_asked_for_is_a_failure(
+    app: Duetime, kind: str
+) -> None:
+    """A handler that awaits something cancelled lets a `CancelledError` out."""
+    tries: list[int] = []
+
+    async def on_the_loop(ctx: Context) -> str:
+        tries.append(ctx.attempt)
+        if ctx.attempt == 1:
+            inner = asyncio.create_task(asyncio.sleep(30))
+            inner.cancel()
+            await inner
+        return "done"
+
+    def in_a_thread(ctx: Context) -> str:
+        tries.append(ctx.attempt)
+        if ctx.attempt == 1:
+            raise asyncio.CancelledError
+        return "done"
+
+    options: dict[str, Any] = {"name": "task", "retry": Constant("0s", max_attempts=2)}
+    task: Any
+    if kind == "thread":
+        task = app.task(**options)(in_a_thread)
+    else:
+        timeout = "10s" if kind == "timed" else None
+        task = app.task(timeout=timeout, **options)(on_the_loop)
+
+    async with app.worker(concurrency=1):
+        handle = await task.enqueue()
+        result = await handle.result("5s")
+        history = (await handle.info()).history
+
+    assert (result, tries) == ("done", [1, 2])
+    assert (history[0].ended_as, history[0].error_code) == ("retried", "CancelledError")
+
+
+async def test_a_cancelled_error_is_permanent_if_the_task_names_what_may_pass(
+    app: Duetime,
+) -> None:
+    @app.task(retry_on=OSError)
+    async def task() -> None:
+        raise asyncio.CancelledError
+
+    async with app.worker(concurrency=1):
+        handle = await task.enqueue()
+        await reaches(app, handle.id, JobState.DEAD)
+
+
+async def test_an_error_whose_code_cannot_be_read_costs_no_runner(app: Duetime) -> None:
+    @app.task(max_attempts=1)
+    async def task() -> None:
+        raise Codeless
+
+    async with app.worker(concurrency=1):
+        handle = await task.enqueue()
+        await reaches(app, handle.id, JobState.DEAD)
+
+    assert (await handle.info()).error_code == "Codeless"
 
 
 async def test_a_handler_that_fails_after_its_cancel_is_not_retried(app: Duetime) -> None:
@@ -653,6 +725,44 @@ async def test_progress_is_seen_while_the_job_runs(app: Duetime) -> None:
         await handle.result("5s")
 
 
+async def test_a_sync_call_of_an_async_handler_is_refused(app: Duetime) -> None:
+    @app.task(max_attempts=1)
+    async def report(ctx: Context, how: str) -> None:
+        if how == "progress":
+            ctx.progress_sync(1)
+        else:
+            with ctx.transaction_sync():
+                pass
+
+    async with app.worker():
+        for how in ("progress", "transaction"):
+            handle = await report.enqueue(how)
+            with pytest.raises(JobFailed, match="would block its event loop"):
+                await handle.result("5s")
+
+
+@pytest.mark.parametrize("value", ["x" * 65_535, "a\x00b", object()])
+async def test_progress_and_results_that_cannot_be_stored_are_refused(
+    app: Duetime, value: Any
+) -> None:
+    refused: list[str] = []
+
+    @app.task
+    async def task(ctx: Context) -> str:
+        for attempt in (ctx.progress(value), ctx.complete(value, tx=None)):
+            try:
+                await attempt
+            except InvalidInput as error:
+                refused.append(str(error))
+        return "done"
+
+    async with app.worker():
+        result = await (await task.enqueue()).result("5s")
+
+    assert result == "done"
+    assert [message.split()[1] for message in refused] == ["progress", "result"]
+
+
 async def test_a_transaction_of_the_handler_commits_with_the_job(
     app: Duetime, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -692,6 +802,28 @@ async def test_a_transaction_of_the_handler_commits_with_the_job(
         "job_started",
         "job_completed",
     ]
+
+
+async def test_a_second_transaction_of_a_handler_is_refused_in_words(app: Duetime) -> None:
+    told: list[str] = []
+
+    @app.task
+    async def write(ctx: Context) -> None:
+        async with ctx.transaction():
+            pass
+        try:
+            async with ctx.transaction():
+                told.append("inside")
+        except InvalidInput as error:
+            told.append(str(error))
+
+    async with app.worker():
+        handle = await write.enqueue()
+        await handle.result("5s")
+        await until_true(lambda: bool(told))
+
+    assert "There is one for a job" in told[0]
+    assert (await handle.info()).state is JobState.COMPLETED
 
 
 async def test_graceful_stop_gives_back_what_did_not_end(app: Duetime) -> None:
@@ -738,6 +870,8 @@ async def test_sync_call_on_the_loop_is_refused(app: Duetime) -> None:
 
 
 async def test_bad_options_change_nothing(app: Duetime) -> None:
+    async def plain() -> None: ...
+
     @app.task
     async def note(n: int) -> None: ...
 
@@ -755,10 +889,44 @@ async def test_bad_options_change_nothing(app: Duetime) -> None:
         note.using(at=datetime.now(UTC), delay="1s")
     with pytest.raises(InvalidInput, match="argument 'n'"):
         await note.enqueue(n="seven")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="expires must be longer than nothing"):
+        note.using(expires="0s")
+    with pytest.raises(InvalidInput, match="expires must be longer than nothing"):
+        app.task(expires=timedelta(0))(plain)
+    strange: Any
+    for strange in (functools.partial(int, "7"), 5, note, object()):
+        with pytest.raises(InvalidInput, match="A task is a function"):
+            app.task(strange)
+    for strange in (3, "60s", Exponential):
+        with pytest.raises(InvalidInput, match=r"retry= takes a policy such as Exponential"):
+            app.task(retry=strange)(plain)
+    for strange in ("OSError", [OSError], (OSError, "TimeoutError"), OSError()):
+        with pytest.raises(InvalidInput, match=r"retry_on= takes an exception class or a tuple"):
+            app.task(retry_on=strange)(plain)
     with pytest.raises(InvalidInput, match="period"):
         await app.queues.limit("default", rate=5)
+    with pytest.raises(InvalidInput, match=r"running of queue .* must be a whole number from 1 to"):
+        await app.queues.limit("default", running=2**31)
 
     assert await app.jobs.find() == []
+    assert await app.queues.all() == []
+
+
+async def test_job_by_what_is_not_an_id_is_refused(app: Duetime) -> None:
+    bad: Any
+    for bad in ("seven", "7", 7.0, True, 0, -1, 2**63):
+        for call in (
+            app.jobs.get(bad),
+            app.jobs.cancel(bad),
+            app.jobs.reschedule(bad, datetime.now(UTC)),
+            app.jobs.reprioritise(bad, 1),
+            app.jobs.requeue(bad),
+            app.jobs.result(bad),
+            app.jobs.explain(bad),
+            app.jobs.find(before_id=bad),
+        ):
+            with pytest.raises(InvalidInput, match="A job's id is a whole number from 1 on"):
+                await call
 
 
 async def test_process_twice_changes_nothing(app: Duetime) -> None:
@@ -785,3 +953,54 @@ async def test_process_twice_changes_nothing(app: Duetime) -> None:
     assert told.refused == frozenset(), "already recorded under this token"
     assert (await handle.info()).state is JobState.COMPLETED
     assert ran == [1]
+
+
+@pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
+async def test_a_cancel_stops_the_attempt_that_counts(app: Duetime) -> None:
+    """Of earlier ones that ran out of time, the threads still run here."""
+    attempts: list[Context] = []
+    over = threading.Event()
+
+    @app.task(timeout="1s", retry=Constant("0s", max_attempts=4))
+    def stuck(ctx: Context) -> None:
+        attempts.append(ctx)
+        if ctx.attempt < 4:
+            over.wait()
+        while not over.is_set():
+            ctx.check()
+            time.sleep(0.01)
+
+    async with app.worker(concurrency=8, heartbeat="100ms"):
+        handle = await stuck.enqueue()
+        await until_true(lambda: len(attempts) == 4)
+        await handle.cancel()
+        try:
+            await reaches(app, handle.id, JobState.CANCELLED)
+        finally:
+            over.set()
+
+
+@pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
+@pytest.mark.parametrize("text", ["a\x00b", "a\ud800b"], ids=["NUL", "half a character"])
+@pytest.mark.parametrize("outcome", [Cancel, lambda reason: Snooze("1h", reason)])
+async def test_a_reason_that_no_database_can_store_does_not_stop_the_worker(
+    app: Duetime, text: str, outcome: Callable[[str], object]
+) -> None:
+    @app.task
+    async def answer() -> object:
+        return outcome(text)
+
+    @app.task
+    async def note() -> None: ...
+
+    async with app.worker():
+        handle = await answer.enqueue()
+
+        async def ended() -> bool:
+            return bool((await handle.info()).history)
+
+        await until(ended)
+        await reaches(app, (await note.enqueue()).id, JobState.COMPLETED)
+    [attempt] = (await handle.info()).history
+
+    assert attempt.error in ("a\\0b", "a\\ud800b")

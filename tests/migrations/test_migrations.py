@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -103,6 +104,25 @@ async def test_an_old_database_with_jobs_is_upgraded_and_keeps_them(backend: Bac
     await app.close()
 
     assert job.state == "completed"
+
+
+async def test_hold_of_a_job_that_waits_is_kept_by_down_and_up(backend: Backend) -> None:
+    migrator = migrator_of(backend.url)
+    upgrade(migrator)
+    app = Duetime(backend.url)
+
+    @app.task(name="held")
+    async def held() -> None: ...
+
+    await held.using(key="k", hold="1h").enqueue()
+    await app.close()
+    [version] = [m.version for m in migrator.migrations if m.name == "job_hold"]
+    downgrade(migrator, version - 1)
+    upgrade(migrator)
+    table = "duetime.job" if backend.is_postgres else "duetime_job"
+
+    kept = effects.run(backend.url, f"select hold from {table}")
+    assert kept == [(timedelta(hours=1) if backend.is_postgres else 3_600_000_000,)]
 
 
 def test_many_processes_may_upgrade_at_once(backend: Backend) -> None:

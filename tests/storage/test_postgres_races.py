@@ -72,6 +72,20 @@ async def test_a_release_waits_for_a_completion_in_the_handlers_transaction(
     assert found.state is JobState.COMPLETED
 
 
+async def test_a_worker_opens_no_more_connections_than_it_may(pg_url: str) -> None:
+    """Others have opened them all before it registers."""
+    upgrade(PostgresMigrator(pg_url))
+    store = PostgresStore(pg_url, pool_size=2)
+    await store.open()
+    async with store._connection(), store._connection():
+        pass
+    await worker(store)
+    size = store._open_pool().get_stats()["pool_size"]
+    await store.close()
+
+    assert size == 2
+
+
 async def test_a_requeue_that_waited_looks_again(store: PostgresStore, pg_url: str) -> None:
     ids = [given.job_id for given in await store.enqueue([NewJob(task="noop")] * 2)]
     worker_id = await worker(store)

@@ -26,6 +26,7 @@ from duetime.storage.sqlite.store import SqliteStore
 from tests.conftest import fresh_database
 
 SCHEDULES = 1_000
+DAY = 86_400_000_000
 TICKS = 100
 """Of each schedule: the last two are armed, one in ten of those before runs; the others ended."""
 STATEMENTS: dict[str, Any] = {
@@ -34,6 +35,7 @@ STATEMENTS: dict[str, Any] = {
     "schedule_next": {"patience": 1_000_000},
     "schedule_open": [],
     "schedule_paced": [],
+    "schedule_prune": {"ids": [], "age": 3_600_000_000, "most": 1000},
     "schedule_settle": [],
     "schedule_unsettled": {},
 }
@@ -182,6 +184,17 @@ def test_unsettled(session: Session) -> None:
     assert pages < 2 * SCHEDULES * 3, "the open runs, and not the ledger"
 
 
+def test_prune(session: Session) -> None:
+    """Nothing is to be pruned, whatever the length of the ledger."""
+    page = {"ids": list(range(1, SCHEDULES + 1)), "age": 90 * DAY, "most": 1000}
+    plan, pages = session.plan("schedule_prune", page)
+
+    assert "using occurrence_pkey" in plan
+    assert scanned(plan) == set()
+    assert discarded(plan) == 0
+    assert pages < 5 * SCHEDULES, "where the ledger of each begins"
+
+
 def scanned(plan: str) -> set[str]:
     """The tables that grow and that are read from end to end."""
     return set(re.findall(r"Seq Scan on (job|due|attempt|occurrence|schedule)\b", plan))
@@ -245,6 +258,12 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connect
         pytest.param("schedule_open", SOME, 50_000, id="open"),
         pytest.param("schedule_paced", [{"schedule_id": LONG}], 5_000, id="paced, long"),
         pytest.param("schedule_next", {"patience": 1}, 5_000, id="next"),
+        pytest.param(
+            "schedule_prune",
+            {"ids": list(range(1, SCHEDULES + 1)), "age": 90 * DAY, "most": 1000},
+            50_000,
+            id="prune",
+        ),
         pytest.param("schedule_settle", some_runs(), 100_000, id="settle"),
         pytest.param("schedule_unsettled", {}, 200_000, id="unsettled"),
     ],

@@ -48,7 +48,6 @@ WHOLE = {
     "queues": "counts what waits",
     "reminder_find": "what people ask for",
     "schedule_find": "what people ask for",
-    "schedule_prune": "once in an hour",
     "scope_find": "what people ask for",
     "subject_find": "what people ask for",
     "subject_list": "what people ask for",

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import click
 import pytest
 
+from duetime.cli.number import Number
 from duetime.domain.cron import parse_cron
 from duetime.domain.duration import parse_duration
 from duetime.domain.quiet import parse_quiet
@@ -14,7 +16,8 @@ from duetime.domain.rate import parse_rate
 from duetime.domain.rule_text import parse_rule
 from duetime.domain.timetable import timetable
 from duetime.domain.tracking import read_due
-from duetime.errors import InvalidInput
+from duetime.errors import InvalidInput, SettingsError
+from duetime.settings import load_settings
 
 DIGITS = "0123456789"
 OTHERS = {
@@ -50,3 +53,31 @@ def test_digits_of_other_scripts_are_refused(what: str, script: str) -> None:
 
     with pytest.raises(InvalidInput):
         parse(text.translate(str.maketrans(DIGITS, OTHERS[script])))
+
+
+@pytest.mark.parametrize(
+    "text", [*(digits[3:5] for digits in OTHERS.values()), "1_0", "1 0", "0x10", "1e3", "--5", ""]
+)
+def test_whole_numbers_are_written_in_digits(text: str) -> None:
+    with pytest.raises(
+        SettingsError, match=r"must be a whole number, got .* Write digits, such as 50"
+    ):
+        load_settings({"concurrency": text}, environment={})
+    with pytest.raises(click.BadParameter, match="is not a whole number: write digits, such as"):
+        Number(1).convert(text, None, None)
+
+
+@pytest.mark.parametrize("text", ["34", "+34", " 34\n", "034"])
+def test_whole_numbers_as_people_write_them(text: str) -> None:
+    assert load_settings({"concurrency": text}, environment={}).concurrency == 34
+    assert Number(1).convert(text, None, None) == 34
+
+
+def test_a_number_without_end_is_told_in_short() -> None:
+    with pytest.raises(click.BadParameter) as caught:
+        Number(1, 9).convert("7" * 5000, None, None)
+    with pytest.raises(SettingsError) as refused:
+        load_settings({"batch": "7" * 5000}, environment={})
+
+    assert len(str(caught.value)) < 150
+    assert len(str(refused.value)) < 150

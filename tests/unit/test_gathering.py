@@ -53,6 +53,19 @@ async def test_one_ask_is_answered_at_once() -> None:
     assert clerk.calls == [[4]]
 
 
+async def test_groups_are_answered_apart_and_do_not_wait_for_each_other() -> None:
+    clerk = Clerk()
+    gathering = Gathering(clerk.answer)
+    asks = [asyncio.create_task(gathering.get(n, group=n % 2)) for n in range(4)]
+    await turns()
+
+    assert clerk.calls == [[0, 2], [1, 3]]
+    clerk.let_go(2)
+    assert await asyncio.gather(*asks) == [0, 2, 4, 6]
+    await turns()
+    assert len(gathering._rounds) == 0
+
+
 async def test_what_is_asked_in_one_turn_is_one_call() -> None:
     clerk = Clerk(waits=False)
     gathering = Gathering(clerk.answer)

@@ -90,6 +90,7 @@ def test_custom_sees_the_attempt_and_the_error() -> None:
         (lambda: Exponential(max_attempts=True), "max_attempts must be between"),
         (lambda: Constant("5s", max_attempts=10_001), "max_attempts must be between"),
         (lambda: Constant(None), "wait must be a timedelta or a string"),  # type: ignore[arg-type]
+        (lambda: Custom("5s"), "Custom takes a function"),  # type: ignore[arg-type]
         (lambda: Delays(), "at least one wait"),
         (lambda: Delays("0s", "later"), "delay 'later' is not a duration"),
     ],

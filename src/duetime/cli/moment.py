@@ -40,8 +40,10 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
         if not self._or_span:
             self.fail(f"{text[:40]!r} is not a time {example}.", param, ctx)
         try:
-            return parse_duration(text)
-        except InvalidInput:
+            return parse_duration(text, name="A span")
+        except InvalidInput as error:
+            if "at most" in str(error):
+                self.fail(str(error), param, ctx)
             self.fail(
                 f"{text[:40]!r} is neither a span such as '30m' nor a time {example}.", param, ctx
             )

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from duetime.settings import read_whole_number
+
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
     """A whole number from `least` to `most`."""
@@ -17,10 +19,11 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
         self._most = most
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        number = read_whole_number(str(value))
+        if number is None:
+            self.fail(
+                f"{value[:40]!r} is not a whole number: write digits, such as 20.", param, ctx
+            )
         if not self._least <= number <= self._most:
             self.fail(f"{number} is not between {self._least:,} and {self._most:,}.", param, ctx)
         return number

@@ -126,6 +126,8 @@ def limit_command(
     given = [item for item in (running, per_partition, rate, period) if item is not None]
     if lift == bool(given):
         raise click.UsageError("Give --running, --per-partition or --rate, or else --none.")
+    if (rate is None) != (period is None):
+        raise click.UsageError("A rate needs both: --rate 100 --period 1m.")
 
     async def limit(app: Duetime) -> Limits:
         await app.queues.limit(

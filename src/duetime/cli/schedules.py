@@ -16,8 +16,10 @@ from duetime.cli.schedule_put import preview_command, put_command
 from duetime.cli.schedule_show import next_run, schedule_row, show_schedule
 from duetime.cli.target import Group, target_of
 from duetime.cli.templates import templates
+from duetime.domain.job import check_moment
 from duetime.domain.schedule import TickStatus
 from duetime.domain.timetable import Timetable
+from duetime.errors import InvalidInput
 from duetime.operate import as_json
 from duetime.schedules import ScheduleHandle, ScheduleInfo
 from duetime.storage.schedule_rows import OccurrenceInfo
@@ -211,6 +213,7 @@ def backfill_command(
         first, last = ago(start, now), now if end is None else ago(end, now)
         assert first is not None
         assert last is not None
+        check_moment(first, name="--from")
         return first, last, await _count_missing(app, name, first, last)
 
     async def backfill(app: Duetime) -> int:
@@ -267,6 +270,8 @@ async def _count_missing(app: Duetime, name: str, start: datetime, end: datetime
     times = Timetable.from_json(info.timetable).ticks(start - timedelta(microseconds=1))
     within = takewhile(lambda tick: tick.at < end, times)
     wanted = {tick.at for tick in islice(within, _MOST + 1) if tick.excluded is None}
+    if len(wanted) > _MOST:
+        raise InvalidInput(f"That is more than {_MOST:,} runs; backfill a shorter range.")
     return len(wanted - await _ran(app.schedules[name], start, end))
 
 

@@ -107,6 +107,8 @@ def _shared_options(app_variable: str | None = None) -> list[click.Parameter]:
 
 def _remember(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     target = target_of(context)
+    if value == "":
+        raise click.BadParameter("it is empty. Leave it out, or give it a value.")
     if value and parameter.name is not None:
         setattr(target, parameter.name, value)
 
@@ -116,6 +118,14 @@ def load_app(path: str) -> Duetime:
     module_name, colon, attribute = path.partition(":")
     if not module_name or (colon and not attribute):
         raise SettingsError(f"--app must be MODULE:APP, such as shop.jobs:app, got {path!r}.")
+    if "/" in module_name or module_name.endswith(".py"):
+        parts = [
+            part for part in module_name.removesuffix(".py").split("/") if part not in ("", ".")
+        ]
+        raise SettingsError(
+            f"--app names a module, not a file: write {'.'.join(parts)}{colon}{attribute}, in the "
+            "directory from which Python imports it."
+        )
     module = import_named(module_name)
     value: Any = module
     for name in (attribute or "app").split("."):

@@ -14,6 +14,8 @@ from duetime.domain.reminder import Reminder
 from duetime.domain.rule import say_moment
 
 DIGEST_TASK = "duetime.digest"
+DIGEST_PREFIX = "digest:"
+"""Every key of a digest begins so."""
 MOST_REMINDERS = 1000
 _MOST_LINES = 100
 
@@ -67,7 +69,17 @@ def in_order(reminders: Sequence[Reminder]) -> tuple[Reminder, ...]:
 
 def digest_key(recipient: str, created_at: datetime, digest_id: int) -> str:
     """The stable key of a digest."""
-    return f"digest:{recipient}|{say_moment(created_at)}|{digest_id}"
+    return f"{DIGEST_PREFIX}{recipient}|{say_moment(created_at)}|{digest_id}"
+
+
+def read_digest_key(key: str) -> int | None:
+    """The digest that a key may be of.
+
+    >>> read_digest_key("digest:ann|2026-03-02T01:00:00Z|7"), read_digest_key("digest:ann")
+    (7, None)
+    """
+    number = key.rpartition("|")[2]
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 19 else None
 
 
 def _line(reminder: Reminder, tz: str | None) -> str:

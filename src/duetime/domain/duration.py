@@ -41,7 +41,7 @@ def parse_duration(value: Duration, *, name: str = "duration") -> timedelta:
     if parsed < timedelta(0):
         raise InvalidInput(f"{name} must not be negative, got {value!r}.")
     if parsed > _LONGEST:
-        raise InvalidInput(f"{name} must be at most 100 years, got {value!r}.")
+        raise _too_long(name, value)
     return parsed
 
 
@@ -79,4 +79,10 @@ def _parse(text: str, name: str) -> timedelta:
             (timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta(0)
         )
     except OverflowError:
-        raise InvalidInput(f"{name} must be at most 100 years, got {text!r}.") from None
+        raise _too_long(name, text) from None
+
+
+def _too_long(name: str, value: Duration) -> InvalidInput:
+    most = format_duration(_LONGEST)
+    given = value if isinstance(value, str) else str(value)
+    return InvalidInput(f"{name} must be at most 100 years: write {most!r} or less, got {given!r}.")

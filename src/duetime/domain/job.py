@@ -209,7 +209,21 @@ def check_name(value: str, *, what: str) -> str:
             f"The {what} must have 1 to {LONGEST_NAME} characters, got {len(value)}."
         )
     check_text(value, what=f"the {what}")
+    if value.isspace():
+        raise InvalidInput(
+            f"The {what} has blanks only: {value!r}. Write a name that people can see."
+        )
     return value
+
+
+def check_sought(value: str, *, what: str) -> str:
+    """Return `value` if something can be looked for by it: what is stored may be longer than a
+    name, and blank."""
+    if not isinstance(value, str):
+        raise InvalidInput(f"The {what} must be a string, got {value!r:.60}.")
+    if not value:
+        raise InvalidInput(f"The {what} is empty. Leave it out, or name one.")
+    return check_text(value, what=f"the {what}")
 
 
 def check_names(values: Iterable[str], *, what: str, example: str) -> tuple[str, ...]:
@@ -225,6 +239,8 @@ def check_names(values: Iterable[str], *, what: str, example: str) -> tuple[str,
 
 def check_text(value: str, *, what: str) -> str:
     """Return `value` if every database can store it."""
+    if not isinstance(value, str):
+        raise InvalidInput(f"What was given as {what} must be a string, got {value!r:.60}.")
     if "\x00" in value:
         raise InvalidInput(f"A NUL character in {what} cannot be stored; remove it.")
     try:
@@ -246,6 +262,13 @@ def check_priority(value: int) -> int:
         raise InvalidInput(
             f"priority must be a whole number from 0 (first) to 9 (last), got {value!r}."
         )
+    return value
+
+
+def check_job_id(value: int) -> int:
+    """Return `value` if a job may have it as its id."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:
+        raise InvalidInput(f"A job's id is a whole number from 1 on, got {value!r:.60}.")
     return value
 
 

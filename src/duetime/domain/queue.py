@@ -10,6 +10,8 @@ from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.job import check_name
 from duetime.errors import InvalidInput
 
+_MOST = 2**31 - 1
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How much of a queue may run. `None` means no limit.
@@ -55,10 +57,11 @@ def make_limits(
     check_name(queue, what="queue")
     for name, value in (("running", running), ("per_partition", per_partition), ("rate", rate)):
         if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int) or value < 1
+            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST
         ):
             raise InvalidInput(
-                f"{name} of queue {queue!r} must be a whole number from 1 on, got {value!r}. "
+                f"{name} of queue {queue!r} must be a whole number from 1 to {_MOST:,}, "
+                f"got {value!r}. "
                 "To stop a queue, pause it; to lift a limit, leave it out."
             )
     if (rate is None) != (period is None):

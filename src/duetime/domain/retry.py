@@ -95,6 +95,10 @@ class Custom:
         *,
         max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     ) -> None:
+        if not callable(function):
+            raise InvalidInput(
+                f"Custom takes a function (attempt, error) -> wait, got {function!r}."
+            )
         self.function = function
         self.max_attempts = check_max_attempts(max_attempts)
 
@@ -107,3 +111,18 @@ def check_max_attempts(value: int, *, name: str = "max_attempts") -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_ATTEMPTS:
         raise InvalidInput(f"{name} must be between 1 and {MOST_ATTEMPTS:,}, got {value!r}.")
     return value
+
+
+def check_policy(value: RetryPolicy) -> RetryPolicy:
+    """Return `value` if it can say when a job is tried again."""
+    if not hasattr(value, "max_attempts") or not callable(getattr(value, "delay", None)):
+        raise InvalidInput(f"retry= takes a policy such as Exponential('60s'), got {value!r}.")
+    return value
+
+
+def check_errors(value: object) -> tuple[type[BaseException], ...]:
+    """Return the classes of errors that may pass."""
+    kinds = value if isinstance(value, tuple) else (value,)
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+        raise InvalidInput(f"retry_on= takes an exception class or a tuple of them, got {value!r}.")
+    return kinds

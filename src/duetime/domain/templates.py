@@ -54,5 +54,5 @@ def find_template(name: str) -> Template:
     hint = " or ".join(repr(_BY_NAME[one].name) for one in near)
     raise InvalidSchedule(
         f"There is no template {str(name)[:60]!r}. "
-        + (f"Did you mean {hint}?" if near else f"The first of them is {TEMPLATES[0].name!r}.")
+        + (f"Did you mean {hint}?" if near else "`duetime schedules templates` lists them.")
     )

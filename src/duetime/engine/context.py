@@ -10,12 +10,11 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import Any
 
-import msgspec
-
 from duetime import transaction
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.domain.schedule import read_run_key
-from duetime.errors import ClaimLost, InvalidInput, JobCancelled
+from duetime.engine.executor import write_json
+from duetime.errors import ClaimLost, DuetimeError, InvalidInput, JobCancelled
 from duetime.storage.store import Store
 
 
@@ -94,11 +93,12 @@ class Context:
 
     async def progress(self, value: Any) -> None:
         """Store how far the job is, for people to see; raise `ClaimLost` if it is not ours."""
-        if not await self._store.set_progress(self.job, _to_json(value)):
+        if not await self._store.set_progress(self.job, write_json(value, what="progress")):
             raise ClaimLost(self.job.id, self.job.token)
 
     def progress_sync(self, value: Any) -> None:
         """`progress`, for handlers that run in threads."""
+        self._refuse_on_the_loop()
         self.check()
         asyncio.run_coroutine_threadsafe(self.progress(value), self._loop).result()
 
@@ -109,6 +109,7 @@ class Context:
         What is written through the connection and the completion commit together. If the job
         was lost, `ClaimLost` is raised and nothing is written.
         """
+        self._refuse_twice()
         async with self._store.transaction() as connection:
             yield connection
             await self.complete(tx=connection)
@@ -117,6 +118,8 @@ class Context:
     @contextmanager
     def transaction_sync(self) -> Iterator[Any]:
         """`transaction`, for handlers that run in threads."""
+        self._refuse_on_the_loop()
+        self._refuse_twice()
         with self._store.transaction_sync() as connection:
             yield connection
             self.complete_sync(tx=connection)
@@ -139,17 +142,31 @@ class Context:
         self.completed = True
 
     def _ended(self, result: Any) -> EndedJob:
+        self._refuse_twice()
         return EndedJob(
             self.job,
             EndedAs.COMPLETED,
             self._started_us,
             int((time.monotonic() - self._claimed) * 1e6),
-            result=None if result is None else _to_json(result),
+            result=None if result is None else write_json(result, what="result"),
         )
 
+    def _refuse_twice(self) -> None:
+        if self.committed:
+            raise InvalidInput(
+                f"Job {self.job.id} was completed by its ctx.transaction(), and that is committed. "
+                "There is one for a job: write all in it, or use a connection of your own."
+            )
 
-def _to_json(value: Any) -> str:
+    def _refuse_on_the_loop(self) -> None:
+        if _running_loop() is self._loop:
+            raise DuetimeError(
+                "A sync call in an async handler would block its event loop: await the async one."
+            )
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
-        return msgspec.json.encode(value).decode()
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{value!r} cannot be written as JSON: {error}.") from None
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -24,7 +24,7 @@ from duetime.engine.planner import Planner
 from duetime.engine.runners import Runners
 from duetime.engine.service import backoff
 from duetime.engine.ticker import Ticker
-from duetime.errors import StorageError, TransactionConflict
+from duetime.errors import PassingError, StorageError, TransactionConflict
 from duetime.storage.schedule_rows import NewSchedule
 from duetime.storage.store import LEAD, Exchange, Sleeper, Store
 from duetime.telemetry.events import Events
@@ -42,7 +42,8 @@ _LEAD_SECONDS = LEAD.total_seconds()
 are behind it by then."""
 _AGAIN_AFTER = timedelta(seconds=5)
 _LATE_SECONDS = 60.0
-"""A claim whose connection broke may still wait in the database for a lock, and be made later."""
+"""A claim whose connection broke may still wait in the database for a lock, and be made later, no
+matter how much: so look for it again and again."""
 
 
 class Dispatcher:
@@ -92,7 +93,7 @@ class Dispatcher:
         self._unsure = False
         """An exchange failed: what it did is unknown until settled."""
         self._look_back_at = math.inf
-        """When to look once more for claims that we do not know of."""
+        """When to look again for claims that we do not know of."""
         self._failures = 0
         self._stopping = False
         self._stop_now = False
@@ -399,7 +400,7 @@ class Dispatcher:
         ended, closed = self._holdings.take()
         if ended or closed:
             try:
-                answer = await self._store.settle(ended, closed)
+                answer = await self._record(ended, closed)
             except BaseException:
                 self._holdings.put_back(ended, closed)
                 raise
@@ -410,13 +411,37 @@ class Dispatcher:
             self._let_go(returning)
             del self._returning[: len(returning)]
         if self._unsure:
-            # What is disowned is due at once, and may have been claimed ahead of its time.
-            await asyncio.sleep(_LEAD_SECONDS)
             async with self._claiming:
-                await self._store.disown(self._worker_id, self._holdings.tokens)
+                await self._store.disown(self._worker_id, self._holdings.tokens, lead=_LEAD_SECONDS)
             self._unsure = False
-            late = time.monotonic() >= self._look_back_at
-            self._look_back_at = math.inf if late else time.monotonic() + _LATE_SECONDS
+            self._look_back_at = time.monotonic() + _LATE_SECONDS
+
+    async def _record(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> Exchange:
+        try:
+            return await self._store.settle(ended, closed)
+        except PassingError:
+            raise
+        except StorageError:
+            if not ended:
+                raise
+        # The database refuses one of them, and always will: it must not keep back the others.
+        answers = [await self._record_one(end) for end in ended]
+        await self._store.settle([], closed)
+        return Exchange(
+            refused=frozenset().union(*(answer.refused for answer in answers)),
+            cancelled=frozenset().union(*(answer.cancelled for answer in answers)),
+        )
+
+    async def _record_one(self, end: EndedJob) -> Exchange:
+        """Record how one ended: if the database does not take what is told of it, without that."""
+        try:
+            return await self._store.settle([end], [])
+        except PassingError:
+            raise
+        except StorageError as error:
+            end.error_code, end.error = "not_stored", f"The database does not take its end: {error}"
+            end.result = end.traceback = None
+            return await self._store.settle([end], [])
 
     async def _back_off(self, error: StorageError) -> None:
         self._failures += 1
@@ -435,7 +460,9 @@ class Dispatcher:
 
     async def _claim_quarantined(self) -> None:
         """One at a time: if it takes this worker down too, it takes nothing else with it."""
-        if self._quarantined is None and self._runners.free and not self._stopping:
+        if self._stopping or self._fenced is not None:
+            return
+        if self._quarantined is None and self._runners.free:
             self._quarantined = 0
             jobs: list[ClaimedJob] = []
             worker_id = self._worker_id

@@ -14,7 +14,7 @@ from duetime.domain.duration import parse_duration
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.domain.outcome import Cancel, Completed, Discard, Retry, Snooze
 from duetime.domain.task import TaskDefinition
-from duetime.errors import InvalidArguments, JobCancelled
+from duetime.errors import InvalidArguments, InvalidInput, JobCancelled
 
 MAX_RESULT_BYTES = 64 * 1024
 _MAX_ERROR = 4_000
@@ -46,10 +46,10 @@ def end_with(
         case Snooze():
             end.ended_as = EndedAs.SNOOZED
             end.again_after = value.after
-            end.error = value.reason
+            end.error = _clean(_say(value), _MAX_ERROR)
         case Cancel():
             end.ended_as = EndedAs.CANCELLED
-            end.error = value.reason
+            end.error = _clean(_say(value), _MAX_ERROR)
         case Discard():
             end.ended_as = EndedAs.DEAD
             _describe(end, value, code="discarded")
@@ -58,15 +58,14 @@ def end_with(
             _again(end, task, value, random)
         case JobCancelled():
             end.ended_as = EndedAs.CANCELLED
-            end.error = value.reason
+            end.error = _clean(str(value.reason), _MAX_ERROR)
         case InvalidArguments():
             # No later attempt can read what this one could not.
             end.ended_as = EndedAs.DEAD
             _describe(end, value, code="invalid_arguments")
         case BaseException():
-            code = "timed_out" if isinstance(value, TimedOut) else type(value).__name__
-            _describe(end, value, code=getattr(value, "code", None) or code)
-            if isinstance(value, (*task.options.retry_on, TimedOut)):
+            _describe(end, value, code=_code_of(value))
+            if _may_pass(value, task.options.retry_on):
                 _again(end, task, value, random)
             else:
                 end.ended_as = EndedAs.DEAD
@@ -79,17 +78,27 @@ def _completed(end: EndedJob, task: TaskDefinition, result: Any) -> EndedJob:
     if result is None or not task.options.keep_result:
         return end
     try:
-        raw = msgspec.json.encode(result)
-    except Exception as error:  # noqa: BLE001 - a result may be anything
+        end.result = write_json(result, what="result")
+    except InvalidInput as error:
         end.error_code = "result_not_stored"
-        end.error = f"the result cannot be written as JSON: {error}"
-        return end
-    if len(raw) > MAX_RESULT_BYTES or b"\\u0000" in raw:
-        end.error_code = "result_not_stored"
-        end.error = f"the result has {len(raw):,} bytes (at most {MAX_RESULT_BYTES:,}), or a NUL"
-        return end
-    end.result = raw.decode()
+        end.error = _clean(str(error), _MAX_ERROR)
     return end
+
+
+def write_json(value: Any, *, what: str) -> str:
+    """Return `value` as JSON that every database can store; raise `InvalidInput`."""
+    try:
+        raw = msgspec.json.encode(value)
+        # What is given as `msgspec.Raw` may be anything.
+        msgspec.json.decode(raw, type=msgspec.Raw)
+        text = raw.decode()
+    except Exception as error:  # noqa: BLE001 - a value may be anything
+        raise InvalidInput(f"The {what} cannot be written as JSON: {_say(error)}.") from None
+    if len(raw) > MAX_RESULT_BYTES or b"\\u0000" in raw:
+        raise InvalidInput(
+            f"The {what} has {len(raw):,} bytes of JSON (at most {MAX_RESULT_BYTES:,}), or a NUL."
+        )
+    return text
 
 
 def _again(end: EndedJob, task: TaskDefinition, value: BaseException, random: Random) -> None:
@@ -105,13 +114,30 @@ def _again(end: EndedJob, task: TaskDefinition, value: BaseException, random: Ra
         except Exception as error:  # noqa: BLE001
             # A broken policy must neither lose the job nor spin on it.
             end.ended_as = EndedAs.DEAD
-            end.error = f"{end.error}; and its retry policy failed: {error!r}"
+            failed = f"its retry policy failed: {type(error).__name__}: {_say(error)}"
+            end.error = _clean(f"{end.error}; and {failed}", _MAX_ERROR)
             return
     end.again_after = after
 
 
-def _describe(end: EndedJob, error: BaseException, *, code: Any) -> None:
-    end.error_code = _clean(str(code), 200)
+def _may_pass(error: BaseException, retry_on: tuple[type[BaseException], ...]) -> bool:
+    if isinstance(error, asyncio.CancelledError) and Exception in retry_on:
+        # Python sets it apart from errors. Here it is one: nobody has asked for it.
+        return True
+    return isinstance(error, (*retry_on, TimedOut))
+
+
+def _code_of(error: BaseException) -> str:
+    if isinstance(error, TimedOut):
+        return "timed_out"
+    try:
+        return str(getattr(error, "code", None) or type(error).__name__)
+    except Exception:  # noqa: BLE001 - an error's own code may fail
+        return type(error).__name__
+
+
+def _describe(end: EndedJob, error: BaseException, *, code: str) -> None:
+    end.error_code = _clean(code, 200)
     end.error = _clean(_say(error), _MAX_ERROR)
     if error.__traceback__ is not None or error.__cause__ is not None:
         try:

@@ -11,7 +11,6 @@ from typing import Protocol
 from duetime.domain.job import EndedAs
 from duetime.engine.service import repeat
 from duetime.storage.pruning import PruneStatements
-from duetime.storage.schedules import ScheduleStatements
 from duetime.storage.store import Store
 from duetime.telemetry.events import Events
 
@@ -21,8 +20,7 @@ _AGAIN_SECONDS = 0.1
 _FIRST_SECONDS = 10.0
 """Within so long the first time."""
 _GO_ON_SECONDS = 1.0
-"""While there are old jobs to look at: they may all be kept."""
-_RECORDS = {"occurrence": "schedule_prune", "audit": "audit_prune"}
+"""While there are old jobs or schedules to look at: all of it may be kept."""
 
 
 class Housekeeping(Protocol):
@@ -53,27 +51,30 @@ async def keep_rescuing(
 async def keep_pruning(store: Store, options: Housekeeping, *, stopping: asyncio.Event) -> None:
     """Remove old history in small batches, so that no statement is long."""
     ages = dict(options.retention)
-    records = {name: ages.pop(name) for name in _RECORDS if name in ages}
+    audit, ledger = ages.pop("audit", None), ages.pop("occurrence", None)
     reminders = ages.pop("reminder", None)
     retention = {EndedAs(name): age for name, age in ages.items()}
-    statements = ScheduleStatements(store.dialect)
-    job = reminder = 0
+    statements = PruneStatements(store.dialect)
+    job = schedule = reminder = 0
     """After which of them to go on."""
 
     async def prune() -> float:
-        nonlocal job, reminder
+        nonlocal job, schedule, reminder
         pruned = gone = 0
         if retention:
             pruned, job = await store.prune(retention, after=job, batch=_PRUNE_BATCH)
-        for name, age in records.items():
-            pruned = max(pruned, await store.transact(statements.prune(_RECORDS[name], age)))
+        if audit is not None:
+            pruned = max(pruned, await store.transact(statements.prune_audit(audit)))
+        if ledger is not None:
+            look = statements.prune_ledger(ledger, schedule, batch=_PRUNE_BATCH)
+            ran, schedule = await store.transact(look)
+            pruned = max(pruned, ran)
         if reminders is not None:
-            look = PruneStatements(store.dialect).prune(reminders, reminder)
-            gone, reminder = await store.transact(look)
+            gone, reminder = await store.transact(statements.prune(reminders, reminder))
         if pruned >= _PRUNE_BATCH or (gone and reminder):
             return _AGAIN_SECONDS
         pause = options.prune_every.total_seconds() * uniform(0.75, 1.25)
-        return min(pause, _GO_ON_SECONDS) if job else pause
+        return min(pause, _GO_ON_SECONDS) if job or schedule else pause
 
     # Not while the worker starts: its jobs come first.
     wait = uniform(0.0, min(options.prune_every.total_seconds(), _FIRST_SECONDS))

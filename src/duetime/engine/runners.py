@@ -195,7 +195,8 @@ class Runners:
                     self._ended(job, EndedJob(job, EndedAs.CANCELLED, at, at, error=error))
                     return True
         for running in self.running:
-            if running.job.id == job_id:
+            # The thread of an earlier attempt may still run.
+            if running.job.id == job_id and running.reason is None:
                 running.stop(CANCELLED)
                 return True
         return False
@@ -277,10 +278,14 @@ class Runners:
                 value = await task.function(**kwargs)
             else:
                 value = await run_timed(task, kwargs, seconds)
-        except asyncio.CancelledError:
-            if running.reason is None:
+        except asyncio.CancelledError as error:
+            if running.reason is not None:
+                value = JobCancelled(job.id, running.reason)
+            elif running.runner.cancelling():
                 raise
-            value = JobCancelled(job.id, running.reason)
+            else:
+                # Of something that the handler awaited; nobody has cancelled the handler.
+                value = error
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything

@@ -48,6 +48,10 @@ class Worker(Dispatcher):
             raise
         stopping = asyncio.Event()
         services = [asyncio.create_task(service) for service in self._services(stopping)]
+        # To the last, also while we stop: until then handlers run under the lease.
+        watching = asyncio.create_task(
+            repeat("lease", self._watch_lease, stopping=asyncio.Event()), name="duetime-lease"
+        )
         self.started.set()
         self._events.worker_started(self.name, self._worker_id, self._options.queues)
         try:
@@ -57,14 +61,23 @@ class Worker(Dispatcher):
                     await self._rejoin()
                 else:
                     await self._step()
+        except BaseException:
+            # Perhaps in the middle of a claim.
+            self._unsure = True
+            raise
         finally:
             stopping.set()
-            await self._leave(services)
+            given_back = 0
+            try:
+                given_back = await self._let_end(services)
+            finally:
+                # Whatever happened: a lease that is kept for nobody would keep its jobs for ever.
+                watching.cancel()
+                await self._leave(given_back)
 
     def _services(self, stopping: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
         store, options = self._store, self._options
         return [
-            repeat("lease", self._watch_lease, stopping=stopping),
             repeat("housekeeping", self._keep_house, stopping=stopping),
             keep_rescuing(store, options, self._events, stopping=stopping),
             keep_pruning(store, options, stopping=stopping),
@@ -108,7 +121,8 @@ class Worker(Dispatcher):
         )
         self._heartbeat.start()
 
-    async def _leave(self, services: Sequence[asyncio.Task[None]]) -> None:
+    async def _let_end(self, services: Sequence[asyncio.Task[None]]) -> int:
+        """Let what runs end within the grace time; give the rest back, and return how many."""
         grace = 0.0 if self._stop_now else self._options.grace.total_seconds()
         rounds = min(grace, _ROUND_SECONDS) if grace else _LAST_SECONDS
         ending = asyncio.create_task(end_all(services, rounds))
@@ -131,7 +145,15 @@ class Worker(Dispatcher):
         await self._give_back(unfinished)
         # Their lease runs out, and they are rescued.
         self.left_behind = len(self._returning)
+        if unfinished and not self.left_behind:
+            # Claims whose last job was given back, after others of them had ended.
+            await self._flush()
         await self._planner.kept()
+        return len(unfinished)
+
+    async def _leave(self, given_back: int) -> None:
+        # Something runs only if we were cut off.
+        self._runners.stop_all(STOPPING)
         await self._loop.run_in_executor(None, self._heartbeat.stop)
         try:
             await self._store.remove_worker(self._worker_id)
@@ -139,7 +161,7 @@ class Worker(Dispatcher):
             log.warning("worker_not_removed", extra={"worker": self.name, "error": str(error)})
         await self._sleeper.close()
         await self._runners.close()
-        self._events.worker_stopped(self.name, given_back=len(unfinished))
+        self._events.worker_stopped(self.name, given_back=given_back)
 
     # Fencing
 

@@ -5,7 +5,7 @@ In a revision, with the version of Duetime's schema that it leads to:
     from duetime.integrations import alembic as duetime
 
     def upgrade() -> None:
-        duetime.upgrade(op, to=4)
+        duetime.upgrade(op, to=15)
 
     def downgrade() -> None:
         duetime.downgrade(op, to=0)

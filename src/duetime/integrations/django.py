@@ -5,7 +5,7 @@ In a migration, with the version of Duetime's schema that it leads to:
     from duetime.integrations.django import DuetimeUpgrade
 
     class Migration(migrations.Migration):
-        operations = [DuetimeUpgrade(to=4)]
+        operations = [DuetimeUpgrade(to=15)]
 
 It happens in the migration's transaction, and `duetime db status` knows of it.
 """

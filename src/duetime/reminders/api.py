@@ -14,7 +14,13 @@ from duetime.domain.arming import resolve_rules
 from duetime.domain.cron import parse_zone
 from duetime.domain.delivery import Delivery
 from duetime.domain.duration import Duration, parse_duration
-from duetime.domain.job import check_moment, check_name, check_names, check_text
+from duetime.domain.job import (
+    check_moment,
+    check_name,
+    check_names,
+    check_sought,
+    check_text,
+)
 from duetime.domain.recurrence import Exception_, Occurrence, parse_repeats
 from duetime.domain.reminder import Reminder, ReminderStatus, Subject, explain_reminder
 from duetime.domain.rule import read_moment, say_moment
@@ -85,7 +91,7 @@ class Scopes:
     async def delete(self, ref: str, *, by: str = "unknown", tx: Any = None) -> bool:
         """Delete a scope with nothing inside it; return whether it was there."""
         actor = check_name(by, what="actor (by=)")
-        name = check_name(ref, what="scope")
+        name = check_sought(ref, what="scope")
         gone: bool = await perform(self._app, lambda s: s.delete_scope(name, actor=actor), tx)
         return gone
 
@@ -246,6 +252,7 @@ class Subjects:
 
     async def get(self, ref: str) -> Subject:
         """Return the subject; raise `SubjectNotFound`."""
+        check_sought(ref, what="subject")
         found = await perform(self._app, lambda s: s.subjects([ref]), reads=True)
         if not found:
             raise SubjectNotFound(ref)
@@ -259,6 +266,8 @@ class Subjects:
         """
         if status not in (None, "open", "done"):
             raise InvalidInput(f"There is no status {status!r}. There are: open, done.")
+        if scope is not None:
+            check_sought(scope, what="scope")
         found: list[Subject] = await perform(
             self._app, lambda s: s.list_subjects(scope=scope, status=status), reads=True
         )
@@ -301,6 +310,7 @@ class Subjects:
         )
 
     async def _close(self, ref: str, by: str, tx: Any, *, reason: str | None, delete: bool) -> None:
+        check_sought(ref, what="subject")
         actor = check_name(by, what="actor (by=)")
         why = None if reason is None else _reason(reason)
 
@@ -325,6 +335,8 @@ class Reminders:
             raise InvalidInput(
                 f"There is no status {status!r}. There are: {', '.join(ReminderStatus)}."
             )
+        if subject is not None:
+            check_sought(subject, what="subject")
         found: list[Reminder] = await perform(
             self._app, lambda s: s.find(subject=subject, status=status), reads=True
         )
@@ -340,21 +352,25 @@ class Reminders:
 
     async def explain(self, reminder: int | Reminder) -> str:
         """Say what became of a reminder, and why. Raises `ReminderNotFound`."""
-        reminder_id = id_of(reminder)
-        found = await perform(self._app, lambda s: s.find(ids=[reminder_id]), reads=True)
-        if not found:
-            raise ReminderNotFound(reminder_id)
-        deliveries = await find_deliveries(self._app, reminder_id)
-        told = explain_reminder(found[0], deliveries, now=await self._app.now())
-        repeats = (await self._app.subjects.get(found[0].subject)).repeats
+        found = await self._get(id_of(reminder))
+        deliveries = await find_deliveries(self._app, found.id)
+        told = explain_reminder(found, deliveries, now=await self._app.now())
+        repeats = (await self._app.subjects.get(found.subject)).repeats
         if repeats is None:
             return told
-        which = f"It is of the occurrence of {say_moment(found[0].due_at)}"
+        which = f"It is of the occurrence of {say_moment(found.due_at)}"
         return f"{told} {which}; the subject repeats: {repeats.describe()}."
 
     async def deliveries(self, reminder: int | Reminder) -> list[Delivery]:
-        """Return what each channel did with a reminder, in the order in which they were asked."""
-        return await find_deliveries(self._app, id_of(reminder))
+        """Return what each channel did with a reminder, in the order in which they were asked.
+
+        Raises `ReminderNotFound`.
+        """
+        reminder_id = id_of(reminder)
+        found = await find_deliveries(self._app, reminder_id)
+        if not found:
+            await self._get(reminder_id)
+        return found
 
     async def acknowledge(
         self, which: int | Reminder | str, *, by: str = "unknown", tx: Any = None
@@ -388,6 +404,14 @@ class Reminders:
         and `InvalidInput` if it is armed, or no longer true.
         """
         return await resend(self._app, id_of(reminder), by=by, tx=tx)
+
+    async def _get(self, reminder_id: int) -> Reminder:
+        found: list[Reminder] = await perform(
+            self._app, lambda s: s.find(ids=[reminder_id]), reads=True
+        )
+        if not found:
+            raise ReminderNotFound(reminder_id)
+        return found[0]
 
 
 def _check_when(due: Any, repeats: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from duetime import transaction
 from duetime.domain.delivery import HANDLER, Delivery, read_receipt
+from duetime.domain.digest import DIGEST_PREFIX
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.job import check_name
 from duetime.domain.reminder import Reminder
@@ -105,7 +106,7 @@ async def receipt(
         return (
             yield from statements.receipt_by_key(
                 str(key), told, external_id=external_id, reason=why, channel=channel,
-                only_channel=_only_channel(app), actor=actor,
+                only_channel=_only_channel(app, str(key)), actor=actor,
             )
         )  # fmt: skip
 
@@ -113,8 +114,11 @@ async def receipt(
     return changed
 
 
-def _only_channel(app: Duetime) -> str | None:
-    names = [HANDLER] if app._sender.handler else list(app._sender.lines)
+def _only_channel(app: Duetime, key: str) -> str | None:
+    """The channel that a message with this key went through, if there is one only."""
+    sender = app._sender
+    handler = sender.digest_handler if key.startswith(DIGEST_PREFIX) else sender.handler
+    names = [HANDLER] if handler else list(sender.lines)
     return names[0] if len(names) == 1 else None
 
 

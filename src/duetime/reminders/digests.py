@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from duetime.channels.channel import NotSent, Sent
 from duetime.domain.admission import routes_of
+from duetime.domain.delivery import HANDLER, Delivery, say_failures
 from duetime.domain.digest import Digest
 from duetime.domain.outcome import Completed, Discard, Outcome, Retry, Skip, Snooze
 from duetime.domain.recipient import Route
@@ -16,7 +18,9 @@ from duetime.reminders import deliveries
 from duetime.reminders.handlers import call
 from duetime.reminders.recipients import disable, perform
 from duetime.storage.admissions import AdmissionStatements
+from duetime.storage.deliveries import DeliveryStatements
 from duetime.storage.digest_ends import DigestEnds
+from duetime.storage.digests import DigestStatements
 from duetime.storage.store import Statements
 
 if TYPE_CHECKING:
@@ -24,24 +28,21 @@ if TYPE_CHECKING:
     from duetime.reminders.posting import Line
     from duetime.reminders.sending import Sender
 
-HANDLER = "handler"
-
 
 async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context) -> Outcome | None:
     """Send one digest, by the handler, else by the first channel that takes it; record it."""
-    begun: Digest | Outcome = await perform(app, lambda s: s.begin_digest(digest_id))
+    begun: Digest | Outcome = await perform(
+        app, lambda s: DigestStatements(s.dialect).begin_digest(digest_id)
+    )
     if isinstance(begun, Outcome):
         return begun
     handled = sender.digest_handler is not None
     routes = routes_of(begun.to, None if handled else list(sender.lines))
     if isinstance(routes, str):
         # Each of them says why, when it is looked at by itself.
-        await perform(app, lambda s: s.drop_digest(digest_id))
+        await perform(app, lambda s: DigestStatements(s.dialect).drop_digest(digest_id))
         return Skip(routes)
-    if handled:
-        outcome, channel = await _ask_handler(sender, begun, ctx), HANDLER
-    else:
-        outcome, channel = await _through(app, begun, routes, sender, ctx)
+    outcome, channel = await _hand_over(app, sender, begun, routes, ctx)
     if isinstance(outcome, Skip):
         reason = outcome.reason
         while await deliveries.perform(
@@ -52,6 +53,37 @@ async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context
         return outcome
     await _record(app, sender, begun, outcome, channel, ctx)
     return None
+
+
+async def _hand_over(
+    app: Duetime, sender: Sender, digest: Digest, routes: tuple[Route, ...], ctx: Context
+) -> tuple[Sent | Outcome, str]:
+    """Have it sent, unless that was done; return what came of it, and which channel took it."""
+    known = await deliveries.perform(app, lambda s: s.digest_deliveries(digest), reads=True)
+    if (taken := _taken(digest, known)) is not None:
+        return Sent(taken.external_id), taken.channel
+    gave_up = _given_up(digest, known)
+    handled = sender.digest_handler is not None
+    left = tuple(route for route in routes if route.channel not in gave_up)
+    if HANDLER in gave_up if handled else routes and not left:
+        return Discard(say_failures(gave_up.values())), ""
+    if handled:
+        return await _ask_handler(sender, digest, ctx), HANDLER
+    return await _through(app, digest, left, sender, ctx)
+
+
+def _taken(digest: Digest, known: Sequence[Delivery]) -> Delivery | None:
+    """A channel took it before, as it told by a receipt; the answer to us was lost."""
+    return next((one for one in known if one.key == digest.key and one.status.accepted), None)
+
+
+def _given_up(digest: Digest, known: Sequence[Delivery]) -> dict[str, Delivery]:
+    """The channels that are not asked again: they failed for all that is in it."""
+    failed: dict[str, list[Delivery]] = {}
+    for one in known:
+        if one.status.gave_up:
+            failed.setdefault(one.channel, []).append(one)
+    return {name: one[0] for name, one in failed.items() if len(one) == len(digest.reminders)}
 
 
 async def _ask_handler(sender: Sender, digest: Digest, ctx: Context) -> Sent | Outcome:
@@ -125,9 +157,10 @@ async def _record(
     external_id = None if sent.external_id is None else str(sent.external_id)
 
     def record(statements: AdmissionStatements) -> Statements:
-        yield from statements.digest_sent(
+        told = yield from DigestStatements(statements.dialect).digest_sent(
             digest, channel=channel, external_id=external_id, worker=ctx.worker
         )
+        yield from DeliveryStatements(statements.dialect).heed(told)
         if sender.escalation is not None:
             jobs = [
                 sender.escalation.using(delay=one.rule.escalate).job(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,6 +19,7 @@ class Gathering(Generic[A, B]):
     Nothing waits to be gathered. The first ask begins a call at once, with what else was asked in
     the same turn of the event loop; asks made while a call is under way form the next one. So a
     call always begins after each of its asks was made. An error of the call reaches all its asks.
+    Asks of different groups are answered apart, and do not wait for each other.
 
     `lasting`: who is cancelled while the call is under way waits for its end: it cannot be undone.
     """
@@ -33,18 +34,20 @@ class Gathering(Generic[A, B]):
         self._answer = answer
         self._most = most
         self._lasting = lasting
-        self._rounds: WeakKeyDictionary[asyncio.AbstractEventLoop, _Round[A, B]] = (
+        self._rounds: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Round[A, B]]] = (
             WeakKeyDictionary()
         )
-        """Of each event loop, while something is asked there."""
+        """Of each event loop and group, while something is asked there."""
 
-    async def get(self, what: A) -> B:
+    async def get(self, what: A, *, group: Hashable = None) -> B:
         loop = asyncio.get_running_loop()
         ask = _Ask[A, B](what, loop.create_future())
-        current = self._rounds.get(loop)
+        rounds = self._rounds.setdefault(loop, {})
+        current = rounds.get(group)
         if current is None:
-            current = self._rounds[loop] = _Round()
-            current.task = loop.create_task(self._serve(loop, current), name="duetime-gathering")
+            current = rounds[group] = _Round()
+            serve = self._serve(loop, group, current)
+            current.task = loop.create_task(serve, name="duetime-gathering")
         current.waiting.append(ask)
         try:
             return await asyncio.shield(ask.answer)
@@ -54,7 +57,9 @@ class Gathering(Generic[A, B]):
             ask.answer.cancel()
             raise
 
-    async def _serve(self, loop: asyncio.AbstractEventLoop, current: _Round[A, B]) -> None:
+    async def _serve(
+        self, loop: asyncio.AbstractEventLoop, group: Hashable, current: _Round[A, B]
+    ) -> None:
         try:
             while current.waiting:
                 asks = [ask for ask in current.waiting[: self._most] if not ask.answer.done()]
@@ -63,7 +68,9 @@ class Gathering(Generic[A, B]):
                     await self._call(asks)
         finally:
             # Reached by a cancel too, as the event loop ends: nobody is left to wait.
-            del self._rounds[loop]
+            del self._rounds[loop][group]
+            if not self._rounds[loop]:
+                del self._rounds[loop]
             for ask in current.waiting:
                 ask.answer.cancel()
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from duetime import transaction
 from duetime.domain.admission import Send, Wait, decide, routes_of
-from duetime.domain.job import check_name
+from duetime.domain.job import check_name, check_sought
 from duetime.domain.outcome import Outcome, Snooze
 from duetime.domain.recipient import Recipient, Route, make_recipient, parse_muted
 from duetime.domain.reminder import Reminder
 from duetime.errors import InvalidInput, RecipientNotFound
-from duetime.storage.admissions import GONE, AdmissionStatements, Desk, said_after
+from duetime.reminders.gathering import Gathering
+from duetime.storage.admissions import GONE, AdmissionStatements, Ask, Desk, said_after
 from duetime.storage.store import Statements
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class Recipients:
 
     async def get(self, ref: str) -> Recipient:
         """Return the recipient; raise `RecipientNotFound`."""
+        check_sought(ref, what="recipient")
         found: Recipient | None = await perform(self._app, lambda s: s.recipient(ref), reads=True)
         if found is None:
             raise RecipientNotFound(ref)
@@ -115,8 +117,39 @@ class Recipients:
         return answer
 
 
+class Gate:
+    """Lets reminders through to recipients with a limit, many of one in one transaction."""
+
+    def __init__(self, app: Duetime) -> None:
+        self._app = app
+        self._asks: Gathering[Ask, Send | Outcome | None] = Gathering(self._together)
+
+    async def admit(self, ask: Ask) -> Send | Outcome:
+        """Let one through and count it, or hold it."""
+        answer = await self._asks.get(ask, group=ask.reminder.recipient)
+        if answer is None:
+            [answer] = await perform(self._app, lambda s: s.admit([ask]))
+        return answer
+
+    async def _together(self, asks: list[Ask]) -> Sequence[Send | Outcome | None]:
+        """If that fails, each is asked for alone: it fails for nobody but whose fault it is."""
+        try:
+            answers: Sequence[Send | Outcome | None] = await perform(
+                self._app, lambda s: s.admit(asks)
+            )
+        except Exception:  # noqa: BLE001 -- whose it is, is told it when asked for alone.
+            return [None] * len(asks)
+        return answers
+
+
 async def admit(
-    app: Duetime, reminder: Reminder, desk: Desk, *, channels: list[str] | None, digests: bool
+    app: Duetime,
+    gate: Gate,
+    reminder: Reminder,
+    desk: Desk,
+    *,
+    channels: list[str] | None,
+    digests: bool,
 ) -> tuple[Reminder, Send] | Outcome:
     """Whether a due reminder goes out now: to whom and where, or what its job ends with.
 
@@ -143,10 +176,10 @@ async def admit(
         outcome: Outcome = await perform(app, lambda s: s.stay(reminder))
         return outcome
     if isinstance(decision, Send) and recipient.most_per_hour and not reminder.rule.urgent:
-        decision = await perform(
-            app,
-            lambda s: s.admit(reminder, around=around, channels=channels, digests=digests),
-        )
+        answer = await gate.admit(Ask(reminder, around, channels, digests))
+        if isinstance(answer, Outcome):
+            return answer
+        decision = answer
     elif isinstance(decision, Wait):
         waits = decision
         await perform(app, lambda s: s.hold(reminder, waits))
@@ -155,8 +188,6 @@ async def admit(
         note = decision.note or said_after(reminder)
         if not await perform(app, lambda s: s.note(reminder, note)):
             return GONE
-    if isinstance(decision, Outcome):
-        return decision
     return _sends(reminder, recipient, decision)
 
 

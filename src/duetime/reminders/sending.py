@@ -17,7 +17,7 @@ from duetime.reminders.gathering import Gathering
 from duetime.reminders.handlers import call
 from duetime.reminders.messages import Messages
 from duetime.reminders.posting import Line, Posting
-from duetime.reminders.recipients import admit, disable, give_back
+from duetime.reminders.recipients import Gate, admit, disable, give_back
 from duetime.reminders.recording import Recorder
 from duetime.storage.sends import Handed, Ready
 from duetime.task import Task
@@ -41,6 +41,7 @@ class Sender:
         self.escalation: Task[..., Any] | None = None
         # The read begins after the ask, so after the job was claimed.
         self._ready: Gathering[int, Ready | None] = Gathering(self._read_ready)
+        self._gate = Gate(app)
         self._recorder = Recorder(app)
 
     async def remind(self, reminder: int, ctx: Context) -> Any:
@@ -51,6 +52,7 @@ class Sender:
             return refused
         admitted = await admit(
             self._app,
+            self._gate,
             ready.reminder,
             ready.desk,
             channels=list(self.lines) if self.handler is None else None,

@@ -7,26 +7,19 @@ message is sent.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from duetime.domain.admission import (
-    Send,
-    Uses,
-    Wait,
-    decide,
-    digest_time,
-    expiry,
-    gather,
-    why_muted,
-)
-from duetime.domain.digest import DIGEST_TASK, MOST_REMINDERS, Digest, digest_key, in_order
+import msgspec
+
+from duetime.domain.admission import HOUR, Send, Uses, Wait, decide, digest_time, gather
+from duetime.domain.digest import DIGEST_TASK
 from duetime.domain.outcome import Outcome, Skip, Snooze
 from duetime.domain.recipient import Recipient
 from duetime.domain.reminder import Reminder, ReminderStatus
 from duetime.storage.recipients import RecipientStatements, read_recipient
-from duetime.storage.store import Dialect, Row, Statement, Statements, in_parts
+from duetime.storage.store import Dialect, Row, Statement, Statements
 
 _AFTER_DIGEST = timedelta(seconds=10)
 """What is in a digest looks so long after it, whether it was sent."""
@@ -46,15 +39,49 @@ class Desk(NamedTuple):
     digest_status: str | None
 
 
+class Ask(NamedTuple):
+    """A reminder that wants to be let through."""
+
+    reminder: Reminder
+    around: set[str]
+    """The scopes that it is in, all levels."""
+    channels: Sequence[str] | None
+    """Those that the app has; None: a handler sends."""
+    digests: bool
+    """What waits goes out together."""
+
+
+class Hour:
+    """What a recipient got in the last hour, and what is let through now."""
+
+    def __init__(
+        self, now: datetime, taken: int, frees_at: datetime | None, admitted: set[str]
+    ) -> None:
+        self.now = now
+        self._taken = taken
+        self._frees_at = frees_at
+        self._admitted = admitted
+
+    def beside(self, what: str) -> Uses:
+        """All but this message."""
+        admitted = what in self._admitted
+        return Uses(self._taken - admitted, self._frees_at, admitted)
+
+    def count(self, what: str) -> None:
+        """One more is let through."""
+        if what not in self._admitted:
+            self._admitted.add(what)
+            self._taken += 1
+            self._frees_at = self._frees_at or self.now + HOUR
+
+
 class AdmissionStatements(RecipientStatements):
     """Every method is one transaction."""
 
-    def desk(self, reminder: Reminder) -> Statements:
-        """Return what is known about the recipient of a reminder. Reads only, in one statement."""
-        rows = yield from self._dialect.run("admission_read", {"reminder": reminder.id})
-        if not rows:
-            return None
-        return read_desk(self._dialect, rows[0])
+    def desks(self, reminder_ids: Sequence[int]) -> Statements:
+        """Return what is known about the recipients of reminders, `{id: Desk}`. Reads only."""
+        rows = yield from self._dialect.run("admission_read", list(reminder_ids))
+        return {row[12]: read_desk(self._dialect, row) for row in rows}
 
     def around(self, scopes: Sequence[str]) -> Statements:
         """Return `{scope: {itself and all around it}}`. Reads only, in one statement."""
@@ -66,80 +93,120 @@ class AdmissionStatements(RecipientStatements):
 
     def hold(self, reminder: Reminder, wait: Wait) -> Statements:
         """It waits, alone."""
-        yield from self._hold(reminder, run_at=wait.until, reason=wait.reason, held=wait.held)
+        yield from self._hold_all({reminder.id: _as_hold(wait)})
 
     def note(self, reminder: Reminder, reason: str | None) -> Statements:
         """It goes out now; `reason`: what people should know. Returns whether it still may."""
-        return (yield from self._hold(reminder, reason=reason))
+        return bool((yield from self._hold_all({reminder.id: {"reason": reason}})))
 
     def give_back(self, reminder: Reminder) -> Statements:
         """It was let through, and surely not sent."""
         yield from self._dialect.run(
-            "use_delete", {"ref": reminder.recipient, "what": _use_of(reminder)}
+            "use_delete", {"ref": reminder.recipient, "what": use_of(reminder)}
         )
 
     # Under a limit
 
-    def admit(
-        self,
-        reminder: Reminder,
-        *,
-        around: set[str],
-        channels: Sequence[str] | None,
-        digests: bool,
-    ) -> Statements:
-        """Let it through and count it, or hold it. `digests`: what waits goes out together.
+    def admit(self, asks: Sequence[Ask]) -> Statements:
+        """Let reminders of one recipient through and count them, or hold them.
 
-        Returns `Send`, or the `Outcome` of its job.
+        Returns for each `Send`, or the `Outcome` of its job; or None: another transaction changes
+        it just now, so it has to be asked for alone.
         """
-        recipient = yield from self.lock_recipient(reminder.recipient)
-        recipient = recipient or Recipient(ref=reminder.recipient)
-        desk = yield from self.desk(reminder)
-        if desk is None or desk.status != ReminderStatus.ARMED:
-            return GONE
-        if desk.digest is not None:
-            # Another worker, which got the job after us, has put it there.
-            return Snooze(timedelta(0), f"it is in digest {desk.digest}")
-        what = _use_of(reminder)
-        now, uses = yield from self._uses(recipient, what)
-        decision = decide(recipient, reminder, now, around=around, channels=channels, uses=uses)
-        if isinstance(decision, Send) and digests and not uses.admitted:
-            # Who waits goes first, else newcomers could keep a digest waiting for ever.
-            rows = yield from self._dialect.run("digest_open", {"ref": recipient.ref})
-            if rows and not rows[0][3]:
-                return (yield from self._join(recipient, reminder, now, uses))
-        if isinstance(decision, Send):
-            if not (yield from self.note(reminder, decision.note or said_after(reminder))):
-                return GONE
-            yield from self._dialect.run("use_write", {"ref": recipient.ref, "what": what})
-            return decision
-        if isinstance(decision, Skip):
-            return decision
-        if decision.held == "quiet" or not digests:
-            yield from self.hold(reminder, decision)
-            return Snooze(decision.until - now, decision.reason)
-        return (yield from self._join(recipient, reminder, now, uses))
+        ref = asks[0].reminder.recipient
+        recipient = (yield from self.lock_recipient(ref)) or Recipient(ref=ref)
+        ids = [ask.reminder.id for ask in asks]
+        if len(asks) > 1:
+            # Who holds several and waits for none of them cannot deadlock.
+            ids = [row[0] for row in (yield from self._dialect.run("reminder_free", ids))]
+        desks = yield from self.desks(ids)
+        free = [ask for ask in asks if ask.reminder.id in set(ids)]
+        hour = yield from self._hour(recipient, [use_of(ask.reminder) for ask in free])
+        rows = yield from self._dialect.run("digest_open", {"ref": ref})
+        # Who waits goes first, else newcomers could keep a digest waiting for ever.
+        others_wait = bool(rows) and not rows[0][3]
+        answers: dict[int, Send | Outcome] = {}
+        holds: dict[int, dict[str, Any]] = {}
+        joining: list[tuple[Reminder, Uses]] = []
+        for ask in free:
+            reminder = ask.reminder
+            if (gone := _look(desks.get(reminder.id))) is not None:
+                answers[reminder.id] = gone
+                continue
+            uses = hour.beside(use_of(reminder))
+            decision = decide(
+                recipient, reminder, hour.now,
+                around=ask.around, channels=ask.channels, uses=uses,
+            )  # fmt: skip
+            newcomer = isinstance(decision, Send) and not uses.admitted
+            full = isinstance(decision, Wait) and decision.held != "quiet"
+            if ask.digests and (full or (newcomer and (others_wait or joining))):
+                joining.append((reminder, uses))
+            elif isinstance(decision, Send):
+                answers[reminder.id] = decision
+                holds[reminder.id] = {"reason": decision.note or said_after(reminder)}
+                hour.count(use_of(reminder))
+            elif isinstance(decision, Wait):
+                answers[reminder.id] = Snooze(decision.until - hour.now, decision.reason)
+                holds[reminder.id] = _as_hold(decision)
+            else:
+                answers[reminder.id] = decision
+        if joining:
+            hold, waits = yield from self._join(recipient, joining, hour.now)
+            for reminder, _ in joining:
+                answers[reminder.id], holds[reminder.id] = waits, hold
+        yield from self._let_through(recipient, free, answers, holds)
+        return [answers.get(ask.reminder.id) for ask in asks]
+
+    def _let_through(
+        self,
+        recipient: Recipient,
+        asks: Sequence[Ask],
+        answers: dict[int, Send | Outcome],
+        holds: Mapping[int, dict[str, Any]],
+    ) -> Statements:
+        """Record what was decided; what was withdrawn meanwhile is not sent."""
+        armed = yield from self._hold_all(holds)
+        whats: list[str] = []
+        for ask in asks:
+            if not isinstance(answers.get(ask.reminder.id), Send):
+                continue
+            if ask.reminder.id in armed:
+                whats.append(use_of(ask.reminder))
+            else:
+                answers[ask.reminder.id] = GONE
+        if whats:
+            given = {"ref": recipient.ref, "whats": sorted(set(whats))}
+            yield from self._dialect.run("use_write", given)
 
     def stay(self, reminder: Reminder) -> Statements:
         """It is in a digest that was not sent yet: wait for it."""
         recipient = yield from self.lock_recipient(reminder.recipient)
-        desk = yield from self.desk(reminder)
+        desk = (yield from self.desks([reminder.id])).get(reminder.id)
         if desk is None or desk.status != ReminderStatus.ARMED:
             return GONE
         if desk.digest is None:
             return Snooze(timedelta(0), "its digest is gone")
         if desk.digest_status == "waiting":
             recipient = recipient or Recipient(ref=reminder.recipient)
-            now, uses = yield from self._uses(recipient, f"digest:{desk.digest}")
-            return (yield from self._join(recipient, reminder, now, uses))
+            what = f"digest:{desk.digest}"
+            hour = yield from self._hour(recipient, [what])
+            joining = [(reminder, hour.beside(what))]
+            hold, waits = yield from self._join(recipient, joining, hour.now)
+            yield from self._hold_all({reminder.id: hold})
+            return waits
         # Should it fail for good, whoever settles its job ends this one too.
         return Snooze(_AFTER_DIGEST, f"digest {desk.digest}, in which it is, is being sent")
 
     def _join(
-        self, recipient: Recipient, reminder: Reminder, now: datetime, uses: Uses
-    ) -> Generator[Statement, list[Row], Outcome]:
-        """Put it into the recipient's digest, which goes out in time for it."""
-        at = gather(digest_time(recipient, [reminder], now, uses), reminder, now)
+        self, recipient: Recipient, joining: Sequence[tuple[Reminder, Uses]], now: datetime
+    ) -> Generator[Statement, list[Row], tuple[dict[str, Any], Outcome]]:
+        """Have the recipient's digest go out in time for reminders; return how they are held in
+        it, and what their jobs end with."""
+        at = min(
+            gather(digest_time(recipient, [reminder], now, uses), reminder, now)
+            for reminder, uses in joining
+        )
         rows = yield from self._dialect.run("digest_open", {"ref": recipient.ref})
         moment = self._dialect.moment
         if rows and rows[0][3]:
@@ -158,135 +225,29 @@ class AdmissionStatements(RecipientStatements):
         most = recipient.most_per_hour
         limit = "" if most is None else f": {recipient.ref} gets at most {most} in an hour"
         reason = f"it waits for digest {rows[0][0]}{limit}"
-        yield from self._hold(reminder, run_at=at, reason=reason, held="limit", digest=rows[0][0])
+        hold = {"run_at": at, "reason": reason, "held": "limit", "digest": rows[0][0]}
         # The digest's job decides just now: it may not have seen this one, so ask again.
-        return Snooze(at - now + _AFTER_DIGEST if settled else _SOON, reason)
+        return hold, Snooze(at - now + _AFTER_DIGEST if settled else _SOON, reason)
 
-    # Digests
-
-    def begin_digest(self, digest_id: int) -> Statements:
-        """Close a digest and count it, if its time has come.
-
-        Returns the `Digest` to send, or the `Outcome` of its job. What a dead worker began to
-        send is begun again, with the same key and what is still true of it.
-        """
-        found = yield from self._dialect.run("digest_get", {"id": digest_id})
-        if not found:
-            return Skip("nothing is left of it")
-        ref = found[0][1]
-        recipient = (yield from self.lock_recipient(ref)) or Recipient(ref=ref)
-        found = yield from self._dialect.run("digest_get", {"id": digest_id})
-        if not found:
-            return Skip("nothing is left of it")
-        _, _, status, _, created_at = found[0]
-        now, uses = yield from self._uses(recipient, f"digest:{digest_id}")
-        members = yield from self._members(digest_id, recipient, now)
-        if status == "waiting" and members:
-            at = digest_time(recipient, members, now, uses)
-            if at > now:
-                return Snooze(at - now, f"{ref} gets it then")
-        if not members or (status == "waiting" and len(members) == 1):
-            yield from self._disband(digest_id, recipient, members, now)
-            return Skip("nothing is left of it" if not members else "the only one goes alone")
-        if status == "waiting":
-            members = members[:MOST_REMINDERS]
-            ids = [member.id for member in members]
-            yield from self._dialect.run("digest_close", {"id": digest_id, "members": ids})
-        yield from self._dialect.run("use_write", {"ref": ref, "what": f"digest:{digest_id}"})
-        most = recipient.most_per_hour
-        beyond = most is not None and uses.taken >= most and not uses.admitted
-        return Digest(
-            id=digest_id,
-            key=digest_key(ref, self._dialect.moment(created_at), digest_id),
-            recipient=ref,
-            to=recipient,
-            reminders=in_order(members),
-            note=f"beyond {most} in an hour, before one would have expired" if beyond else None,
-        )
-
-    def drop_digest(self, digest_id: int) -> Statements:
-        """It is not sent: what was in it is looked at again, each by itself."""
-        yield from self._dialect.run("digest_delete", {"id": digest_id})
-
-    def digest_sent(
-        self, digest: Digest, *, channel: str, external_id: str | None, worker: str
-    ) -> Statements:
-        """Record that all of it was handed over, with the audit events."""
-        members = [reminder.id for reminder in digest.reminders]
-        reason = f"it went out in digest {digest.id}, with {len(members) - 1} more"
-        if digest.note:
-            reason += f"; {digest.note}"
-        yield from self._dialect.run(
-            "digest_sent",
-            {"members": members, "channel": channel, "key": digest.key, "status": "sent",
-             "external_id": external_id, "reason": reason},
-        )  # fmt: skip
-        yield from self._dialect.run("digest_delete", {"id": digest.id})
-        yield from self._dialect.run(
-            "audit_write",
-            [
-                {"actor": worker, "action": "reminder.sent", "entity": f"subject:{one.subject}",
-                 "before": None, "reason": reason,
-                 "after": {"reminder": one.id, "rule": one.rule.text, "channel": channel,
-                           "recipient": digest.recipient, "external_id": external_id,
-                           "digest": digest.key}}
-                for one in digest.reminders
-            ],
-        )  # fmt: skip
-
-    def _members(
-        self, digest_id: int, recipient: Recipient, now: datetime
-    ) -> Generator[Statement, list[Row], list[Reminder]]:
-        """What is in it, and still to be sent, by due time; at most one more than it may have."""
-        rows = yield from self._dialect.run("digest_members", {"id": digest_id})
-        members: list[Reminder] = []
-        ids = [row[0] for row in rows]
-        for part in in_parts(ids, MOST_REMINDERS):
-            members += yield from self.find(ids=part)
-        around: dict[str, set[str]] = {}
-        if any(muted.startswith("scope:") for muted in recipient.muted):
-            scopes = sorted({member.scope for member in members if member.scope})
-            around = yield from self.around(scopes)
-        return [
-            member
-            for member in members
-            if not member.stale
-            and ((ends := expiry(member)) is None or ends > now)
-            and why_muted(recipient, member, around.get(member.scope or "", ())) is None
-        ]
-
-    def _disband(
-        self, digest_id: int, recipient: Recipient, members: Sequence[Reminder], now: datetime
-    ) -> Statements:
-        """The only one left is let through, as itself."""
-        yield from self._dialect.run("digest_delete", {"id": digest_id})
-        for member in members:
-            what = _use_of(member)
-            yield from self._dialect.run("use_write", {"ref": recipient.ref, "what": what})
-            yield from self._dialect.run("digest_move", {"job": member.job_id, "run_at": now})
-
-    def _uses(
-        self, recipient: Recipient, what: str
-    ) -> Generator[Statement, list[Row], tuple[datetime, Uses]]:
-        asked = {"ref": recipient.ref, "what": what, "most": recipient.most_per_hour or 1}
-        [row] = yield from self._dialect.run("use_read", asked)
+    def _hour(
+        self, recipient: Recipient, whats: Sequence[str]
+    ) -> Generator[Statement, list[Row], Hour]:
+        """What the recipient got in the last hour; `whats`: which of these."""
+        asked = {"ref": recipient.ref, "whats": list(whats), "most": recipient.most_per_hour or 1}
+        [(now, taken, oldest, among)] = yield from self._dialect.run("use_read", asked)
         moment = self._dialect.moment
-        frees_at = None if row[2] is None else moment(row[2]) + timedelta(hours=1)
-        return moment(row[0]), Uses(row[1], frees_at, bool(row[3]))
+        frees_at = None if oldest is None else moment(oldest) + HOUR
+        return Hour(moment(now), taken, frees_at, set(msgspec.json.decode(among)))
 
-    def _hold(
-        self,
-        reminder: Reminder,
-        *,
-        run_at: datetime | None = None,
-        reason: str | None = None,
-        held: str | None = None,
-        digest: int | None = None,
-    ) -> Generator[Statement, list[Row], bool]:
-        """Returns whether it is still to be sent."""
-        given: dict[str, Any] = {"id": reminder.id, "run_at": run_at, "reason": reason,
-                                 "held": held, "digest": digest}  # fmt: skip
-        return bool((yield from self._dialect.run("admission_hold", given)))
+    def _hold_all(
+        self, holds: Mapping[int, dict[str, Any]]
+    ) -> Generator[Statement, list[Row], set[int]]:
+        """Returns which of the reminders are still to be sent."""
+        if not holds:
+            return set()
+        nothing = dict.fromkeys(("run_at", "reason", "held", "digest"))
+        given = [nothing | hold | {"id": reminder_id} for reminder_id, hold in holds.items()]
+        return {row[0] for row in (yield from self._dialect.run("admission_hold", given))}
 
 
 def read_desk(dialect: Dialect, row: Row) -> Desk:
@@ -296,6 +257,20 @@ def read_desk(dialect: Dialect, row: Row) -> Desk:
     return Desk(dialect.moment(row[0]), recipient, status, held, digest, digest_status)
 
 
+def _look(desk: Desk | None) -> Outcome | None:
+    """What became of a reminder since its job asked, if it is not to be admitted."""
+    if desk is None or desk.status != ReminderStatus.ARMED:
+        return GONE
+    if desk.digest is not None:
+        # Another worker, which got the job after us, has put it there.
+        return Snooze(timedelta(0), f"it is in digest {desk.digest}")
+    return None
+
+
+def _as_hold(wait: Wait) -> dict[str, Any]:
+    return {"run_at": wait.until, "reason": wait.reason, "held": wait.held}
+
+
 def said_after(reminder: Reminder) -> str | None:
     """What is said of one that waited, and goes out now."""
     if reminder.reason is None or not reminder.reason.startswith("it waits"):
@@ -303,7 +278,7 @@ def said_after(reminder: Reminder) -> str | None:
     return reminder.reason.replace("it waits", "it waited", 1)
 
 
-def _use_of(reminder: Reminder) -> str:
+def use_of(reminder: Reminder) -> str:
     """What takes a place in the hour: a message, however often it is tried. Snoozed or sent again,
     a reminder is another message."""
     again = f"|{reminder.snoozes}" if reminder.snoozes else ""

@@ -10,6 +10,7 @@ import msgspec
 
 from duetime.domain.arming import Armed, resolve_rules
 from duetime.domain.delivery import Delivery, DeliveryStatus, comes_after, say_told
+from duetime.domain.digest import Digest
 from duetime.domain.reminder import REMIND_TASK, Reminder, ReminderStatus, Subject
 from duetime.domain.rule import Rule, say_moment
 from duetime.errors import DeliveryNotFound, InvalidInput, ReminderNotFound
@@ -29,6 +30,13 @@ class DeliveryStatements(SendStatements):
         """Return a reminder's deliveries, in the order in which they began. Reads only."""
         rows = yield from self._dialect.run("delivery_of", [reminder_id])
         return [self._delivery(row) for row in rows]
+
+    def digest_deliveries(self, digest: Digest) -> Statements:
+        """Return what channels did with all that is in a digest, in this round. Reads only."""
+        rounds = {one.id: one.snoozes for one in digest.reminders}
+        rows = yield from self._dialect.run("delivery_of", list(rounds))
+        found: list[Delivery] = [self._delivery(row) for row in rows]
+        return [one for one in found if one.round == rounds[one.reminder_id]]
 
     # What people and providers do
 
@@ -120,6 +128,11 @@ class DeliveryStatements(SendStatements):
     def record(self, handed: Sequence[Handed]) -> Statements:
         """`record`; then a failure that was told before takes effect, as if it were told now."""
         told = yield from super().record(handed)
+        yield from self.heed(told)
+        return told
+
+    def heed(self, told: Sequence[int]) -> Statements:
+        """Of reminders that were just recorded: failures that were told before take effect."""
         for reminder in (yield from self.find(ids=told)) if told else []:
             known = yield from self.deliveries(reminder.id)
             failed = [one for one in known if one.round == reminder.snoozes and one.status.gave_up]
@@ -128,7 +141,6 @@ class DeliveryStatements(SendStatements):
                 # for it, and withdraws what we arm.
                 [subject] = yield from self.subjects([reminder.subject])
                 yield from self._try_another(subject, reminder, failed[-1], failed[-1].status)
-        return told
 
     # Escalation
 

@@ -8,6 +8,7 @@ from datetime import datetime
 import msgspec
 
 from duetime.domain.delivery import Delivery, DeliveryStatus
+from duetime.domain.digest import DIGEST_PREFIX, digest_key, read_digest_key
 from duetime.domain.reminder import KEY_PREFIX, Reminder, ReminderStatus, Subject
 from duetime.errors import DeliveryNotFound
 from duetime.storage.deliveries import DeliveryStatements
@@ -34,29 +35,66 @@ class ReceiptStatements(DeliveryStatements):
 
         `only_channel`: the one that it went through, if the app has no other.
         """
-        reminder = yield from self._keyed(key)
+        reminder, under_way = yield from self._sought(key)
         deliveries = yield from self._of_key(reminder, key, channel)
-        if not any(one.sent_at is not None for one in deliveries):
-            through = channel or (deliveries[0].channel if len(deliveries) == 1 else only_channel)
-            if through is None or not _may_be_under_way(reminder, key):
+        told = {one.reminder_id for one in deliveries if one.sent_at is not None}
+        early = [one for one in under_way if one.id not in told]
+        if early:
+            names = {one.channel for one in deliveries}
+            through = channel or (names.pop() if len(names) == 1 else only_channel)
+            if through is None:
                 raise DeliveryNotFound(external_id or key)
             yield from self._dialect.run(
                 "receipt_early",
-                {"id": reminder.id, "round": reminder.snoozes, "channel": through, "key": key,
-                 "external_id": external_id or key},
+                [
+                    {"id": one.id, "round": one.snoozes, "channel": through, "key": key,
+                     "external_id": external_id or key}
+                    for one in early
+                ],
             )  # fmt: skip
             deliveries = yield from self._of_key(reminder, key, through)
-        changed = 0
-        for one in [one for one in deliveries if one.sent_at is not None][-1:]:
+        sent = [one for one in deliveries if one.sent_at is not None]
+        if not sent:
+            raise DeliveryNotFound(external_id or key)
+        changed, last = 0, sent[-1].channel
+        ids: dict[str, None] = {}
+        for one in [one for one in sent if one.channel == last]:
             known_as = one.external_id or external_id or key
+            ids[known_as] = None
             if one.external_id is None:
                 yield from self._dialect.run(
                     "receipt_known_as", {"id": one.id, "external_id": known_as}
                 )
-            changed = yield from self.receipt(
-                known_as, status, reason=reason, channel=one.channel, actor=actor
+        for known_as in ids:
+            changed += yield from self.receipt(
+                known_as, status, reason=reason, channel=last, actor=actor
             )
         return changed
+
+    def _sought(self, key: str) -> Statements:
+        """Lock what has this key: a reminder, or (None) all of a digest. Returns it, and the
+        reminders that may just be sent with the key."""
+        if key.startswith(DIGEST_PREFIX):
+            return None, (yield from self._in_digest(key))
+        reminder = yield from self._keyed(key)
+        return reminder, [reminder] if _may_be_under_way(reminder, key) else []
+
+    def _in_digest(self, key: str) -> Statements:
+        """Lock all that went out in the digest with this key; return what just does."""
+        members: set[int] = set()
+        digest_id = read_digest_key(key)
+        if digest_id is None:
+            raise DeliveryNotFound(key)
+        rows = yield from self._dialect.run("digest_get", {"id": digest_id})
+        for _, recipient, status, _, created_at in rows:
+            made_at = self._dialect.moment(created_at)
+            if status == "sending" and digest_key(recipient, made_at, digest_id) == key:
+                inside = yield from self._dialect.run("digest_members", {"id": digest_id})
+                members = {row[0] for row in inside}
+        recorded = yield from self._of_key(None, key, None)
+        _, found = yield from self._locked([*members, *(one.reminder_id for one in recorded)])
+        # The digest may have been recorded while we waited.
+        return [one for one in found if one.id in members and one.status is ReminderStatus.ARMED]
 
     def _keyed(self, key: str) -> Statements:
         """Lock the subject of the reminder that has this key, in its last round or before."""
@@ -69,8 +107,12 @@ class ReceiptStatements(DeliveryStatements):
                 return max(mine, key=lambda one: (one.status not in _GONE, one.id))
         raise DeliveryNotFound(key)
 
-    def _of_key(self, reminder: Reminder, key: str, channel: str | None) -> Statements:
-        rows = yield from self._dialect.run("delivery_of", [reminder.id])
+    def _of_key(self, reminder: Reminder | None, key: str, channel: str | None) -> Statements:
+        """The deliveries with a key: of a reminder, or (None) of all in a digest."""
+        if reminder is None:
+            rows = yield from self._dialect.run("receipt_digest", {"key": key})
+        else:
+            rows = yield from self._dialect.run("delivery_of", [reminder.id])
         found: list[Delivery] = [self._delivery(row) for row in rows]
         return [one for one in found if one.key == key and channel in (None, one.channel)]
 

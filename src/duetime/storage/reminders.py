@@ -33,8 +33,9 @@ from duetime.storage.recurring import (
 from duetime.storage.store import Dialect, Row, Statement, Statements, in_parts, run_many
 
 _BATCH = 2000
-_MOST_LEVELS = 99
 """How many subjects are armed at a time, by the Python path."""
+_MOST_LEVELS = 99
+"""How many scopes are around a subject."""
 _MANY = 5000
 """How many subjects one statement re-arms in SQL."""
 _AGAIN = timedelta(milliseconds=100)
@@ -67,9 +68,12 @@ class ReminderStatements:
         yield from self._dialect.run("scope_turn", {})
         yield from self._dialect.run("scope_own", {"ref": scope.ref})
         known = yield from self._scopes([scope.ref, *([scope.parent] if scope.parent else [])])
-        if scope.parent is not None:
-            _check_parent(scope, known)
         before = known.get(scope.ref)
+        if scope.parent is not None:
+            inside = 0
+            if before is not None and before.parent != scope.parent:
+                [(inside,)] = yield from self._dialect.run("scope_depth", {"ref": scope.ref})
+            _check_parent(scope, known, inside)
         rules = None if scope.rules is None else [rule.to_json() for rule in scope.rules]
         document = {
             "ref": scope.ref, "parent": scope.parent, "rules": rules, "locked": scope.locked,
@@ -566,7 +570,8 @@ def _reminder_document(
     }
 
 
-def _check_parent(scope: ScopeInfo, known: Mapping[str, ScopeInfo]) -> None:
+def _check_parent(scope: ScopeInfo, known: Mapping[str, ScopeInfo], inside: int) -> None:
+    """`inside`: how many levels of scopes come with it."""
     if scope.parent not in known:
         raise InvalidInput(f"There is no scope {scope.parent!r}. Put the parent first.")
     ref: str | None = scope.parent
@@ -576,9 +581,11 @@ def _check_parent(scope: ScopeInfo, known: Mapping[str, ScopeInfo]) -> None:
             raise InvalidInput(f"The scope {scope.ref!r} would be inside itself.")
         ref = known[ref].parent
         depth += 1
-    if depth > _MOST_LEVELS:
+    if depth + inside > _MOST_LEVELS:
+        what = f", with {_count(inside, 'level')} inside it" if inside else ""
         raise InvalidInput(
-            f"Scopes are at most {_MOST_LEVELS} levels deep; {scope.ref!r} would be deeper."
+            f"Scopes are at most {_MOST_LEVELS} levels deep; {scope.ref!r} would be at level "
+            f"{depth}{what}. Put it into a scope further out."
         )
 
 

@@ -6,7 +6,7 @@ Statements without I/O, for every backend.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -194,11 +194,6 @@ class ScheduleStatements(Planning):
             )
             for row in rows
         ]  # fmt: skip
-
-    def prune(self, name: str, age: timedelta) -> Statements:
-        """Remove old rows, some at a time: `name` is `schedule_prune` or `audit_prune`."""
-        rows = yield from self._dialect.run(name, {"age": age // MICROSECOND})
-        return len(rows)
 
     def put_template(self, name: str, timetable: Timetable, description: str) -> Statements:
         yield from self._dialect.run(

@@ -242,8 +242,11 @@ class Store(Protocol):
     async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> Exchange:
         """Finish again what may or may not have been finished (the answer was lost). Idempotent."""
 
-    async def disown(self, worker_id: int, known: Sequence[int]) -> int:
-        """Give back this worker's claims whose tokens are not `known`: their answer was lost."""
+    async def disown(self, worker_id: int, known: Sequence[int], *, lead: float = 0.0) -> int:
+        """Give back this worker's claims whose tokens are not `known`: their answer was lost.
+
+        They are due at once; if they may have been claimed with a `lead`, so long after that.
+        """
 
     async def claim_quarantined(self, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
         """Claim one job that was held by two dead workers; it runs apart from others."""

@@ -37,6 +37,22 @@ _KEEPALIVES = {
 }
 
 
+_RIGHTS = (
+    "For Duetime's tables a role needs usage on its schema, select, insert, update and delete on "
+    "all tables in it, and usage on all sequences in it: their owner grants them. The statements "
+    "are in the manual, in Deployment under Roles."
+)
+RIGHTS_TO_MIGRATE = (
+    "To make Duetime's tables a role needs CREATE on the database, or a schema of its own; to "
+    "change them it must be their owner. Migrate as such a role, and grant the others what they "
+    "need: see the manual, Deployment, Roles."
+)
+_CHECK_URL = (
+    "Check that the server runs, and the URL's host, port, user, password and database: "
+    "postgresql://user:password@host:port/database."
+)
+
+
 def check_schema_name(schema: str) -> str:
     """Return `schema` if it can be written in SQL as it is."""
     if not _SCHEMA.fullmatch(schema):
@@ -65,8 +81,11 @@ def make_dsn(url: str) -> str:
 
 
 @contextmanager
-def told_errors() -> Iterator[None]:
-    """Raise the driver's errors as ours; one that may pass as a `PassingError`."""
+def told_errors(*, rights: str = _RIGHTS) -> Iterator[None]:
+    """Raise the driver's errors as ours; one that may pass as a `PassingError`.
+
+    `rights`: what a role needs for this, if it has to be told.
+    """
     try:
         yield
     except (PoolTimeout, PoolClosed, TooManyRequests, OSError, TimeoutError) as error:
@@ -94,9 +113,13 @@ def told_errors() -> Iterator[None]:
             f"Another transaction was in the way ({first_line(error)}). Nothing was changed. "
             "Try again."
         ) from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise StorageError(f"PostgreSQL refused: {first_line(error)}. {rights}") from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        # Only a connection that was never made comes with its error.
+        hint = f". {_CHECK_URL}" if error.pgconn is not None else ""
         raise DatabaseUnreachable(
-            f"PostgreSQL cannot be reached or broke off: {first_line(error)}"
+            f"PostgreSQL cannot be reached or broke off: {first_line(error)}{hint}"
         ) from error
     except psycopg.Error as error:
         raise StorageError(f"PostgreSQL refused: {first_line(error)}") from error

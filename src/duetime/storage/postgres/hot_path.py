@@ -43,8 +43,10 @@ class HotPath(Sessions):
         concurrency: int,
         lease: timedelta,
     ) -> int:
-        # Under load a worker claims on one connection and finishes on another.
-        await self._open_pool().resize(min(2, self._pool_size), self._pool_size)
+        pool = self._open_pool()
+        if pool.get_stats()["pool_size"] < min(2, self._pool_size):
+            # Under load a worker claims on one connection and finishes on another.
+            await pool.resize(2, self._pool_size)
         async with self._connection() as connection, connection.transaction():
             if tasks:
                 await self._on(
@@ -176,8 +178,8 @@ class HotPath(Sessions):
             )
             return Exchange(refused=refused, cancelled=cancelled)
 
-    async def disown(self, worker_id: int, known: Sequence[int]) -> int:
-        rows = await self._rows("disown", worker=worker_id, known=array(known))
+    async def disown(self, worker_id: int, known: Sequence[int], *, lead: float = 0.0) -> int:
+        rows = await self._rows("disown", worker=worker_id, known=array(known), lead=lead)
         return len(rows)
 
     async def claim_quarantined(self, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:

@@ -11,6 +11,7 @@ import psycopg
 from duetime.errors import BadDatabaseURL
 from duetime.storage.migrations import Migration, load_migrations
 from duetime.storage.postgres.connection import (
+    RIGHTS_TO_MIGRATE,
     check_schema_name,
     in_schema,
     make_dsn,
@@ -32,7 +33,10 @@ class PostgresMigrator:
 
     @contextmanager
     def session(self) -> Iterator[_Session]:
-        with told_errors(), psycopg.connect(self._dsn) as connection:
+        with (
+            told_errors(rights=RIGHTS_TO_MIGRATE),
+            psycopg.connect(self._dsn) as connection,
+        ):
             session = _Session(connection, self._sql)
             session.prepare(self.schema)
             yield session

@@ -136,7 +136,7 @@ class Enqueue:
         due_values: list[Any] = []
         for job_id, args, key, kind in plans:
             job_values += (
-                job_id, kind.task, kind.queue, kind.priority, args, key, kind.partition,
+                job_id, kind.task, kind.queue, kind.priority, args, key, kind.hold, kind.partition,
                 kind.max_attempts, kind.timeout, kind.expires_at, self._now, kind.trace,
             )  # fmt: skip
             due_values += (job_id, kind.queue, kind.priority, kind.run_at, kind.partition)

@@ -96,14 +96,20 @@ def _end_cancelled(tx: Transaction, body: str) -> int:
     return len(gone)
 
 
-def disown(tx: Transaction, worker_id: int, known: Sequence[int]) -> int:
+def disown(tx: Transaction, worker_id: int, known: Sequence[int], lead: int) -> int:
     """Give back what a live worker holds and does not know of: the answer was lost."""
     rows = tx.rows("unknown_claims", worker=worker_id, known=encode_ids(known))
-    body = msgspec.json.encode([(job_id, token, tx.now) for job_id, token, _ in rows]).decode()
+    # They may have been claimed ahead of their time, and must not be early now.
+    body = msgspec.json.encode(
+        [
+            (job_id, token, max(min(claimed_at, tx.now) + lead, tx.now))
+            for job_id, token, claimed_at, _ in rows
+        ]
+    ).decode()
     cancelled = _end_cancelled(tx, body)
     tx.run("put_back", ended=body)
     tx.run("let_go", ended=body)
-    for _, _, queue in rows:
+    for *_, queue in rows:
         tx.wake(queue)
     return len(rows) - cancelled
 

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from duetime.errors import BadDatabaseURL
 from duetime.storage.migrations import Migration, load_migrations
 from duetime.storage.sqlite.connection import (
     DEFAULT_PREFIX,
@@ -40,7 +41,7 @@ class SqliteMigrator:
     @contextmanager
     def session(self) -> Iterator[_Session]:
         with told_errors(self.path):
-            Path(self.path).touch()
+            _make_file(self.path)
             with closing(connect(self.path)) as connection:
                 persist(lambda: connection.execute("pragma journal_mode = wal"), _LOCK_SECONDS)
                 # One migrator at a time: this waits for the write lock.
@@ -57,6 +58,16 @@ class SqliteMigrator:
 
     def _rename(self, text: str) -> str:
         return with_prefix(text, self.prefix)
+
+
+def _make_file(path: str) -> None:
+    try:
+        Path(path).touch()
+    except OSError as error:
+        raise BadDatabaseURL(
+            f"{path} cannot be made ({error.strerror}). "
+            "Let this user write to it and to its directory, or name another file."
+        ) from error
 
 
 class _Session:

@@ -197,8 +197,9 @@ class SqliteStore:
     async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> Exchange:
         return await self._thread.write(lambda tx: finish.settle(tx, ended))
 
-    async def disown(self, worker_id: int, known: Sequence[int]) -> int:
-        return await self._thread.write(lambda tx: finish.disown(tx, worker_id, known))
+    async def disown(self, worker_id: int, known: Sequence[int], *, lead: float = 0.0) -> int:
+        lead_us = int(lead * 1e6)
+        return await self._thread.write(lambda tx: finish.disown(tx, worker_id, known, lead_us))
 
     async def claim_quarantined(self, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
         return await self._thread.write_unless(

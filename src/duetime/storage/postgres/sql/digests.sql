@@ -96,7 +96,8 @@ order by d.id;
 delete from duetime.digest where id = (%s::json ->> 'id')::bigint;
 
 -- name: digest_sent
--- All that went with it is sent, and the jobs that waited to do so have nothing left to do.
+-- All that went with it is sent, and the jobs that waited to do so have nothing left to do. Returns
+-- what was noted. What a receiver told before that (then it has `sent_at`) stays.
 with input as materialized (
     select g.*, array(select value::bigint from json_array_elements_text(g.members)) as ids
     from json_to_record(%s::json) as g(
@@ -113,17 +114,22 @@ with input as materialized (
                 || coalesce(m.reason, '') end
     from mine as m cross join input as i where r.id = m.id and r.status <> 'sent'
 ), noted as (
-    insert into duetime.delivery (reminder_id, round, channel, key, status, external_id, sent_at)
+    insert into duetime.delivery as d (reminder_id, round, channel, key, status, external_id,
+                                       sent_at)
     select m.id, m.snoozes, i.channel, i.key, i.status, i.external_id, duetime.now()
     from mine as m cross join input as i
     on conflict (reminder_id, round, channel) do update
         set (key, status, external_id, sent_at, updated_at)
         = (excluded.key, excluded.status, excluded.external_id, excluded.sent_at, duetime.now())
+        where d.key <> excluded.key or d.sent_at is null
+    returning d.reminder_id
 ), left_due as (
     delete from duetime.due where job_id in (select job_id from mine) returning job_id, attempt
 ), unparked as (
     delete from duetime.parked where job_id in (select job_id from mine) returning job_id, attempt
+), ended as (
+    insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at)
+    select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'completed', duetime.now()
+    from (select * from left_due union all select * from unparked) as l
 )
-insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at)
-select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'completed', duetime.now()
-from (select * from left_due union all select * from unparked) as l;
+select reminder_id from noted;

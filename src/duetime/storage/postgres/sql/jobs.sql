@@ -125,17 +125,17 @@ select id from duetime.job where id = any (%(ids)s::bigint[]) order by id for up
 -- does; of several with one key the newest. Returns each, and whether it waits now: false if
 -- another holds its key, whose row stays locked.
 with able as materialized (
-    select j.id, j.task, j.key, j.queue, j.priority, j.partition
+    select j.id, j.task, j.key, j.hold, j.queue, j.priority, j.partition
     from duetime.job as j join duetime.jobs as v on v.id = j.id
     where j.id = any (%(ids)s::bigint[])
       and v.state in ('dead', 'cancelled', 'expired', 'superseded')
 ), taken as (
-    insert into duetime.job_key as k (task, key, job_id)
-    select distinct on (a.key collate "C", a.task collate "C") a.task, a.key, a.id
+    insert into duetime.job_key as k (task, key, job_id, hold)
+    select distinct on (a.key collate "C", a.task collate "C") a.task, a.key, a.id, a.hold
     from able as a where a.key is not null
     order by a.key collate "C", a.task collate "C", a.id desc
     on conflict (task, key) do update
-    set (job_id, hold, held_until) = (excluded.job_id, null, null)
+    set (job_id, hold, held_until) = (excluded.job_id, excluded.hold, null)
     where k.held_until <= duetime.now() or k.job_id = excluded.job_id
     returning k.job_id
 ), again as (

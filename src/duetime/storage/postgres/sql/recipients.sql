@@ -96,49 +96,53 @@ with recursive chain as (
 select c.scope, c.ref from chain as c;
 
 -- name: admission_read
--- What the admission of a reminder asks, in one read by keys.
+-- What the admission of reminders asks, in one read by keys.
 select duetime.now(), p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.most_per_hour,
-    p.disabled::text, r.status, r.held, d.id, d.status
+    p.disabled::text, r.status, r.held, d.id, d.status, r.id
 from duetime.reminder as r
 left join duetime.recipient as p on p.ref = r.recipient
 left join duetime.digest as d on d.id = r.digest_id
-where r.id = (%s::json ->> 'reminder')::bigint;
+where r.id = any (array(select value::bigint from json_array_elements_text(%s::json)));
 
 -- name: admission_hold
--- A reminder waits, or (held is null) waits no longer.
+-- Reminders wait, or (held is null) wait no longer.
 update duetime.reminder as r
 set run_at = coalesce(g.run_at, r.run_at), reason = coalesce(g.reason, r.reason), held = g.held,
     digest_id = g.digest
-from json_to_record(%s::json) as g(
+from json_to_recordset(%s::json) as g(
     id bigint, run_at timestamptz, reason text, held text, digest bigint)
 where r.id = g.id and r.status = 'armed'
 returning r.id;
 
 -- name: use_read
--- How many messages, beside this one, a recipient got in the last hour; when one more is allowed.
+-- How many messages a recipient got in the last hour; the oldest of as many as are allowed; and
+-- which of those given are among them.
 with input as materialized (
-    select g.*, duetime.now() as now
-    from json_to_record(%s::json) as g(ref text, what text, most integer)
+    select g.ref, g.whats, greatest(g.most, 1) as most, duetime.now() as now
+    from json_to_record(%s::json) as g(ref text, whats json, most integer)
 ), used as materialized (
     select u.what, u.at from duetime.recipient_use as u cross join input as i
     where u.recipient = i.ref and u.at > i.now - interval '1 hour'
 )
 select i.now,
-    (select count(*) from used as u where u.what <> i.what),
-    (select u.at from used as u where u.what <> i.what
-     order by u.at desc offset greatest(i.most, 1) - 1 limit 1),
-    exists (select from used as u where u.what = i.what)
+    (select count(*) from used),
+    (select min(u.at) from (
+        select u.at from used as u order by u.at desc limit (select most from input)) as u),
+    (select coalesce(json_agg(w.value), '[]')::text from json_array_elements_text(i.whats) as w
+     where w.value in (select u.what from used as u))
 from input as i;
 
 -- name: use_write
 with input as materialized (
-    select * from json_to_record(%s::json) as g(ref text, what text)
+    select g.ref, array(select value from json_array_elements_text(g.whats)) as whats
+    from json_to_record(%s::json) as g(ref text, whats json)
 ), old as (
     delete from duetime.recipient_use as u using input as i
-    where u.recipient = i.ref and u.what <> i.what and u.at <= duetime.now() - interval '1 hour'
+    where u.recipient = i.ref and u.what <> all (i.whats)
+      and u.at <= duetime.now() - interval '1 hour'
 )
 insert into duetime.recipient_use (recipient, what, at)
-select i.ref, i.what, duetime.now() from input as i
+select i.ref, w.what, duetime.now() from input as i cross join lateral unnest(i.whats) as w(what)
 on conflict (recipient, what) do update set at = excluded.at;
 
 -- name: use_delete

@@ -41,6 +41,16 @@ with recursive chain as (
 select s.ref, s.parent, s.rules::text, s.locked from duetime.scope as s
 where s.ref in (select ref from chain) order by s.ref for share of s;
 
+-- name: scope_depth
+-- How many levels of scopes are inside a scope. Index: scope_parent.
+with recursive below as (
+    select %s::json ->> 'ref' as ref, 0 as level
+    union all
+    select s.ref, b.level + 1 from duetime.scope as s join below as b on s.parent = b.ref
+    where b.level < 100
+)
+select max(b.level) from below as b;
+
 -- name: scope_find
 select s.ref, s.parent, s.rules::text, s.locked from duetime.scope as s
 where %s::json is not null order by s.ref;

@@ -136,7 +136,7 @@ with input as materialized (
     on conflict (task, key) do update
     set (job_id, hold, held_until) = (excluded.job_id, excluded.hold, null)
     where k.held_until <= duetime.now()
-    returning k.task, k.key, k.job_id
+    returning k.task, k.key, k.job_id, k.hold
 ), fresh as (
     insert into duetime.occurrence as o (schedule_id, tick, run_at, status, runs_as, reason,
                                          job_id, enqueued_at, finished_at)
@@ -157,10 +157,10 @@ with input as materialized (
     where o.status in ('skipped', 'coalesced') and excluded.runs_as = 'backfilled'
     returning o.schedule_id, o.tick, o.run_at, o.job_id
 ), made as (
-    insert into duetime.job (id, task, queue, priority, args, key, max_attempts, timeout,
+    insert into duetime.job (id, task, queue, priority, args, key, hold, max_attempts, timeout,
                              expires_at)
     select f.job_id, s.target, coalesce(s.queue, t.queue, 'default'),
-        coalesce(s.priority, t.priority, 5), s.args, g.key,
+        coalesce(s.priority, t.priority, 5), s.args, g.key, k.hold,
         coalesce(s.max_attempts, t.max_attempts, 3), coalesce(s.timeout, t.timeout),
         coalesce(g.expires_at, f.run_at + t.expires)
     from fresh as f join given as g on g.schedule_id = f.schedule_id and g.tick = f.tick
@@ -422,11 +422,29 @@ cross join lateral (
     order by o.tick desc limit g.most) as o
 order by o.tick desc;
 
+-- name: schedule_page
+-- Some schedules, by id.
+select s.id from json_to_record(%s::json) as g(after bigint, most integer)
+cross join lateral (
+    select s.id from duetime.schedule as s where s.id > g.after order by s.id limit g.most
+) as s
+order by s.id;
+
 -- name: schedule_prune
-with old as (
-    select schedule_id, tick from duetime.occurrence
-    where finished_at < duetime.now() - (%s::json ->> 'age')::bigint * interval '1 microsecond'
-    limit 1000
+-- Of each schedule, from where its ledger begins until the first tick that is young; what has not
+-- ended long ago stays. Index: the primary key.
+with input as materialized (
+    select array(select value::bigint from json_array_elements_text(g.ids)) as ids, g.most,
+        duetime.now() - g.age * interval '1 microsecond' as before
+    from json_to_record(%s::json) as g(ids json, age bigint, most integer)
+), old as materialized (
+    select o.schedule_id, o.tick
+    from input as i cross join lateral unnest(i.ids) as s(id) cross join lateral (
+        select o.schedule_id, o.tick from duetime.occurrence as o
+        where o.schedule_id = s.id and o.tick < i.before and o.finished_at < i.before
+        order by o.tick limit i.most
+    ) as o
+    limit (select most from input)
 )
 delete from duetime.occurrence as o using old
 where o.schedule_id = old.schedule_id and o.tick = old.tick

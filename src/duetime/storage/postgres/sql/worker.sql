@@ -374,7 +374,10 @@ with held as (
     delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
 ), back as (
     insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
-    select j.queue, j.priority, duetime.now(), j.id, g.attempt - 1, j.partition
+    select j.queue, j.priority,
+        -- It may have been claimed ahead of its time, and must not be early now.
+        greatest(least(g.claimed_at, duetime.now()) + make_interval(secs => %(lead)s), duetime.now()),
+        j.id, g.attempt - 1, j.partition
     from gone as g join duetime.job as j on j.id = g.job_id
     where not g.cancelled
     on conflict (job_id) do nothing
@@ -484,9 +487,9 @@ with ages as materialized (
     order by p.id limit %(batch)s
 ), last as (
     select (select max(id) from ended) as ended, (select count(*) from ended) as found,
-        (select p.id from page as p order by p.id desc limit 1) as id,
-        (select p.old from page as p order by p.id desc limit 1) as old,
-        (select count(*) from page) as looked_at
+        (select max(id) from page) as id, (select count(*) from page) as looked_at,
+        -- Any: one that was made while the clock was wrong is not the end.
+        (select bool_or(old) from page) as old
 )
 select array(select id from ended),
     case when l.found = %(batch)s then l.ended

@@ -99,7 +99,8 @@ with input(doc) as (select ?)
 delete from duetime_digest where id = (select json_extract(doc, '$.doc.id') from input);
 
 -- name: digest_sent
--- All that went with it is sent, and the jobs that waited to do so have nothing left to do.
+-- All that went with it is sent, and the jobs that waited to do so have nothing left to do. Returns
+-- what was noted. What a receiver told before that (then it has `sent_at`) stays.
 with input(doc) as (select ?)
 update duetime_reminder
 set status = 'sent', ended_at = (select json_extract(doc, '$.now') from input), held = null,
@@ -111,20 +112,6 @@ where status <> 'sent'
 
 -- name: digest_sent_2
 with input(doc) as (select ?)
-insert into duetime_delivery (reminder_id, round, channel, key, status, external_id, sent_at,
-                              updated_at)
-select r.id, r.snoozes, json_extract(i.doc, '$.doc.channel'), json_extract(i.doc, '$.doc.key'),
-    json_extract(i.doc, '$.doc.status'), json_extract(i.doc, '$.doc.external_id'),
-    json_extract(i.doc, '$.now'), json_extract(i.doc, '$.now')
-from input as i cross join json_each(i.doc, '$.doc.members') as e
-cross join duetime_reminder as r on r.id = e.value
-where true
-on conflict (reminder_id, round, channel) do update
-    set (key, status, external_id, sent_at, updated_at)
-    = (excluded.key, excluded.status, excluded.external_id, excluded.sent_at, excluded.updated_at);
-
--- name: digest_sent_3
-with input(doc) as (select ?)
 insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at)
 select d.job_id,
     (select value from duetime_counter where name = 'token') + row_number() over (order by d.job_id),
@@ -134,19 +121,35 @@ cross join duetime_reminder as r on r.id = e.value
 cross join (select job_id, attempt from duetime_due
             union all select job_id, attempt from duetime_parked) as d on d.job_id = r.job_id;
 
--- name: digest_sent_4
+-- name: digest_sent_3
 with input(doc) as (select ?)
 update duetime_counter
 set value = value + (select json_array_length(doc, '$.doc.members') from input) where name = 'token';
 
--- name: digest_sent_5
+-- name: digest_sent_4
 with input(doc) as (select ?)
 delete from duetime_due where job_id in (
     select r.job_id from input as i cross join json_each(i.doc, '$.doc.members') as e
     cross join duetime_reminder as r on r.id = e.value);
 
--- name: digest_sent_6
+-- name: digest_sent_5
 with input(doc) as (select ?)
 delete from duetime_parked where job_id in (
     select r.job_id from input as i cross join json_each(i.doc, '$.doc.members') as e
     cross join duetime_reminder as r on r.id = e.value);
+
+-- name: digest_sent_6
+with input(doc) as (select ?)
+insert into duetime_delivery as d (reminder_id, round, channel, key, status, external_id, sent_at,
+                                   updated_at)
+select r.id, r.snoozes, json_extract(i.doc, '$.doc.channel'), json_extract(i.doc, '$.doc.key'),
+    json_extract(i.doc, '$.doc.status'), json_extract(i.doc, '$.doc.external_id'),
+    json_extract(i.doc, '$.now'), json_extract(i.doc, '$.now')
+from input as i cross join json_each(i.doc, '$.doc.members') as e
+cross join duetime_reminder as r on r.id = e.value
+where true
+on conflict (reminder_id, round, channel) do update
+    set (key, status, external_id, sent_at, updated_at)
+    = (excluded.key, excluded.status, excluded.external_id, excluded.sent_at, excluded.updated_at)
+    where d.key <> excluded.key or d.sent_at is null
+returning reminder_id;

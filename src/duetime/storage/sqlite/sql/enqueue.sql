@@ -6,9 +6,9 @@
 update duetime_counter set value = value + ? where name = 'job' returning value;
 
 -- name: insert_job
-insert into duetime_job (id, task, queue, priority, args, key, partition, max_attempts, timeout,
-                         expires_at, created_at, trace)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+insert into duetime_job (id, task, queue, priority, args, key, hold, partition, max_attempts,
+                         timeout, expires_at, created_at, trace)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_due
 insert into duetime_due (job_id, queue, priority, run_at, partition)

@@ -209,7 +209,8 @@ from json_each(:ended) as e cross join duetime_claim as c
 cross join duetime_job as j on j.id = c.job_id;
 
 -- name: unknown_claims
-select c.job_id, c.token, j.queue from duetime_claim as c join duetime_job as j on j.id = c.job_id
+select c.job_id, c.token, c.claimed_at, j.queue
+from duetime_claim as c join duetime_job as j on j.id = c.job_id
 where c.worker_id = :worker and c.token not in (select value from json_each(:known));
 
 -- name: complete_claim

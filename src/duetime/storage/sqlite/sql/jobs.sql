@@ -93,12 +93,12 @@ where id in (select value from json_each(:jobs))
 
 -- name: take_keys
 -- The jobs' keys, where they are free; of several with one key the newest takes it.
-insert into duetime_job_key (task, key, job_id)
-select task, key, max(id) from duetime_job
+insert into duetime_job_key (task, key, job_id, hold)
+select task, key, max(id), hold from duetime_job
 where id in (select value from json_each(:jobs)) and key is not null
 group by task, key
 on conflict (task, key) do update
-    set job_id = excluded.job_id, hold = null, held_until = null
+    set job_id = excluded.job_id, hold = excluded.hold, held_until = null
     where held_until <= :now or job_id = excluded.job_id
 returning job_id;
 

@@ -102,30 +102,34 @@ with recursive input(doc) as (select ?), chain(scope, ref, parent, level) as (
 select c.scope, c.ref from chain as c;
 
 -- name: admission_read
--- What the admission of a reminder asks, in one read by keys.
+-- What the admission of reminders asks, in one read by keys.
 with input(doc) as (select ?)
 select json_extract(i.doc, '$.now'), p.ref, p.tz, p.channels, p.quiet, p.muted, p.most_per_hour,
-    p.disabled, r.status, r.held, d.id, d.status
-from input as i cross join duetime_reminder as r on r.id = json_extract(i.doc, '$.doc.reminder')
+    p.disabled, r.status, r.held, d.id, d.status, r.id
+from input as i cross join json_each(i.doc, '$.doc') as e
+cross join duetime_reminder as r on r.id = e.value
 left join duetime_recipient as p on p.ref = r.recipient
 left join duetime_digest as d on d.id = r.digest_id;
 
 -- name: admission_hold
--- A reminder waits, or (held is null) waits no longer.
-with input(doc) as (select ?)
-update duetime_reminder
-set run_at = coalesce((select json_extract(doc, '$.doc.run_at') from input), run_at),
-    reason = coalesce((select json_extract(doc, '$.doc.reason') from input), reason),
-    held = (select json_extract(doc, '$.doc.held') from input),
-    digest_id = (select json_extract(doc, '$.doc.digest') from input)
-where id = (select json_extract(doc, '$.doc.id') from input) and status = 'armed'
+-- Reminders wait, or (held is null) wait no longer.
+with input(doc) as (select ?), g as materialized (
+    select e.value from input as i cross join json_each(i.doc, '$.doc') as e
+)
+update duetime_reminder as r
+set run_at = coalesce(json_extract(g.value, '$.run_at'), r.run_at),
+    reason = coalesce(json_extract(g.value, '$.reason'), r.reason),
+    held = json_extract(g.value, '$.held'), digest_id = json_extract(g.value, '$.digest')
+from g
+where r.id = json_extract(g.value, '$.id') and r.status = 'armed'
 returning id;
 
 -- name: use_read
--- How many messages, beside this one, a recipient got in the last hour; when one more is allowed.
-with input(now, ref, what, most) as materialized (
+-- How many messages a recipient got in the last hour; the oldest of as many as are allowed; and
+-- which of those given are among them.
+with input(now, ref, whats, most) as materialized (
     select json_extract(d.doc, '$.now'), json_extract(d.doc, '$.doc.ref'),
-        json_extract(d.doc, '$.doc.what'), json_extract(d.doc, '$.doc.most')
+        json_extract(d.doc, '$.doc.whats'), max(json_extract(d.doc, '$.doc.most'), 1)
     from (select ? as doc) as d
 ), used(what, at) as materialized (
     select use.what, use.at
@@ -133,10 +137,11 @@ with input(now, ref, what, most) as materialized (
     where use.at > i.now - 3600000000
 )
 select i.now,
-    (select count(*) from used as u where u.what <> i.what),
-    (select u.at from used as u where u.what <> (select what from input)
-     order by u.at desc limit 1 offset (select max(coalesce(most, 1), 1) - 1 from input)),
-    exists (select 1 from used as u where u.what = i.what)
+    (select count(*) from used),
+    (select min(u.at) from (
+        select at from used order by at desc limit (select most from input)) as u),
+    (select json_group_array(w.value) from json_each(i.whats) as w
+     where w.value in (select u.what from used as u))
 from input as i;
 
 -- name: use_write
@@ -148,8 +153,8 @@ where recipient = (select json_extract(doc, '$.doc.ref') from input)
 -- name: use_write_2
 with input(doc) as (select ?)
 insert into duetime_recipient_use (recipient, what, at)
-select json_extract(doc, '$.doc.ref'), json_extract(doc, '$.doc.what'), json_extract(doc, '$.now')
-from input
+select json_extract(i.doc, '$.doc.ref'), w.value, json_extract(i.doc, '$.now')
+from input as i cross join json_each(i.doc, '$.doc.whats') as w
 where true
 on conflict (recipient, what) do update set at = excluded.at;
 

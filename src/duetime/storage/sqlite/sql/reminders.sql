@@ -38,6 +38,16 @@ with recursive input(doc) as (select ?), chain(ref, parent, level) as (
 select s.ref, s.parent, s.rules, s.locked from duetime_scope as s
 where s.ref in (select ref from chain) order by s.ref;
 
+-- name: scope_depth
+-- How many levels of scopes are inside a scope.
+with recursive input(doc) as (select ?), below(ref, level) as (
+    select json_extract(doc, '$.doc.ref'), 0 from input
+    union all
+    select s.ref, b.level + 1 from below as b cross join duetime_scope as s on s.parent = b.ref
+    where b.level < 100
+)
+select max(level) from below;
+
 -- name: scope_find
 with input(doc) as (select ?)
 select s.ref, s.parent, s.rules, s.locked from duetime_scope as s cross join input order by s.ref;

@@ -156,10 +156,10 @@ where status in ('skipped', 'coalesced') and excluded.runs_as = 'backfilled';
 
 -- name: schedule_write_3
 with input(doc) as (select ?)
-insert into duetime_job (id, task, queue, priority, args, key, max_attempts, timeout, expires_at,
-                         created_at)
+insert into duetime_job (id, task, queue, priority, args, key, hold, max_attempts, timeout,
+                         expires_at, created_at)
 select o.job_id, s.target, coalesce(s.queue, t.queue, 'default'),
-    coalesce(s.priority, t.priority, 5), s.args, json_extract(e.value, '$.key'),
+    coalesce(s.priority, t.priority, 5), s.args, json_extract(e.value, '$.key'), 3600000000,
     coalesce(s.max_attempts, t.max_attempts, 3), coalesce(s.timeout, t.timeout),
     coalesce(json_extract(e.value, '$.expires_at'), o.run_at + t.expires),
     json_extract(i.doc, '$.now')
@@ -539,12 +539,25 @@ where (json_extract(i.doc, '$.doc.before') is null or o.tick < json_extract(i.do
   and (json_extract(i.doc, '$.doc.status') is null or o.status = json_extract(i.doc, '$.doc.status'))
 order by o.tick desc limit (select json_extract(doc, '$.doc.most') from input);
 
+-- name: schedule_page
+-- Some schedules, by id.
+with input(doc) as (select ?)
+select s.id from input as i cross join duetime_schedule as s
+    on s.id > json_extract(i.doc, '$.doc.after')
+order by s.id limit (select json_extract(doc, '$.doc.most') from input);
+
 -- name: schedule_prune
+-- Of each schedule, from where its ledger begins until the first tick that is young; what has not
+-- ended long ago stays.
 with input(doc) as (select ?)
 delete from duetime_occurrence where (schedule_id, tick) in (
-    select o.schedule_id, o.tick from duetime_occurrence as o cross join input as i
-    where o.finished_at < json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.age')
-    limit 1000)
+    select o.schedule_id, o.tick
+    from (select doc, json_extract(doc, '$.now') - json_extract(doc, '$.doc.age') as before
+          from input) as i
+    cross join json_each(i.doc, '$.doc.ids') as e
+    cross join duetime_occurrence as o on o.schedule_id = e.value and o.tick < i.before
+    where o.finished_at < i.before
+    limit (select json_extract(doc, '$.doc.most') from input))
 returning 1;
 
 -- name: template_put

@@ -1,0 +1,126 @@
+"""What the job of a digest asks and records, as statements without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from datetime import datetime
+
+from duetime.domain.admission import digest_time, expiry, why_muted
+from duetime.domain.digest import MOST_REMINDERS, Digest, digest_key, in_order
+from duetime.domain.outcome import Skip, Snooze
+from duetime.domain.recipient import Recipient
+from duetime.domain.reminder import Reminder
+from duetime.storage.admissions import AdmissionStatements, use_of
+from duetime.storage.store import Row, Statement, Statements, in_parts
+
+
+class DigestStatements(AdmissionStatements):
+    """Every method is one transaction. Whoever closes a digest holds the recipient's row."""
+
+    def begin_digest(self, digest_id: int) -> Statements:
+        """Close a digest and count it, if its time has come.
+
+        Returns the `Digest` to send, or the `Outcome` of its job. What a dead worker began to
+        send is begun again, with the same key and what is still true of it.
+        """
+        found = yield from self._dialect.run("digest_get", {"id": digest_id})
+        if not found:
+            return Skip("nothing is left of it")
+        ref = found[0][1]
+        recipient = (yield from self.lock_recipient(ref)) or Recipient(ref=ref)
+        found = yield from self._dialect.run("digest_get", {"id": digest_id})
+        if not found:
+            return Skip("nothing is left of it")
+        _, _, status, _, created_at = found[0]
+        what = f"digest:{digest_id}"
+        hour = yield from self._hour(recipient, [what])
+        now, uses = hour.now, hour.beside(what)
+        members = yield from self._members(digest_id, recipient, now)
+        if status == "waiting" and members:
+            at = digest_time(recipient, members, now, uses)
+            if at > now:
+                return Snooze(at - now, f"{ref} gets it then")
+        if not members or (status == "waiting" and len(members) == 1):
+            yield from self._disband(digest_id, recipient, members, now)
+            return Skip("nothing is left of it" if not members else "the only one goes alone")
+        if status == "waiting":
+            members = members[:MOST_REMINDERS]
+            ids = [member.id for member in members]
+            yield from self._dialect.run("digest_close", {"id": digest_id, "members": ids})
+        yield from self._dialect.run("use_write", {"ref": ref, "whats": [what]})
+        most = recipient.most_per_hour
+        beyond = most is not None and uses.taken >= most and not uses.admitted
+        return Digest(
+            id=digest_id,
+            key=digest_key(ref, self._dialect.moment(created_at), digest_id),
+            recipient=ref,
+            to=recipient,
+            reminders=in_order(members),
+            note=f"beyond {most} in an hour, before one would have expired" if beyond else None,
+        )
+
+    def drop_digest(self, digest_id: int) -> Statements:
+        """It is not sent: what was in it is looked at again, each by itself."""
+        yield from self._dialect.run("digest_delete", {"id": digest_id})
+
+    def digest_sent(
+        self, digest: Digest, *, channel: str, external_id: str | None, worker: str
+    ) -> Statements:
+        """Record that all of it was handed over, with the audit events.
+
+        Returns the reminders of which a receiver told before, so that this says no news.
+        """
+        members = [reminder.id for reminder in digest.reminders]
+        reason = f"it went out in digest {digest.id}, with {len(members) - 1} more"
+        if digest.note:
+            reason += f"; {digest.note}"
+        rows = yield from self._dialect.run(
+            "digest_sent",
+            {"members": members, "channel": channel, "key": digest.key, "status": "sent",
+             "external_id": external_id, "reason": reason},
+        )  # fmt: skip
+        yield from self._dialect.run("digest_delete", {"id": digest.id})
+        yield from self._dialect.run(
+            "audit_write",
+            [
+                {"actor": worker, "action": "reminder.sent", "entity": f"subject:{one.subject}",
+                 "before": None, "reason": reason,
+                 "after": {"reminder": one.id, "rule": one.rule.text, "channel": channel,
+                           "recipient": digest.recipient, "external_id": external_id,
+                           "digest": digest.key}}
+                for one in digest.reminders
+            ],
+        )  # fmt: skip
+        noted = {row[0] for row in rows}
+        return [member for member in members if member not in noted]
+
+    def _members(
+        self, digest_id: int, recipient: Recipient, now: datetime
+    ) -> Generator[Statement, list[Row], list[Reminder]]:
+        """What is in it, and still to be sent, by due time; at most one more than it may have."""
+        rows = yield from self._dialect.run("digest_members", {"id": digest_id})
+        members: list[Reminder] = []
+        ids = [row[0] for row in rows]
+        for part in in_parts(ids, MOST_REMINDERS):
+            members += yield from self.find(ids=part)
+        around: dict[str, set[str]] = {}
+        if any(muted.startswith("scope:") for muted in recipient.muted):
+            scopes = sorted({member.scope for member in members if member.scope})
+            around = yield from self.around(scopes)
+        return [
+            member
+            for member in members
+            if not member.stale
+            and ((ends := expiry(member)) is None or ends > now)
+            and why_muted(recipient, member, around.get(member.scope or "", ())) is None
+        ]
+
+    def _disband(
+        self, digest_id: int, recipient: Recipient, members: Sequence[Reminder], now: datetime
+    ) -> Statements:
+        """The only one left is let through, as itself."""
+        yield from self._dialect.run("digest_delete", {"id": digest_id})
+        for member in members:
+            given = {"ref": recipient.ref, "whats": [use_of(member)]}
+            yield from self._dialect.run("use_write", given)
+            yield from self._dialect.run("digest_move", {"job": member.job_id, "run_at": now})

@@ -1,0 +1,1 @@
+drop index duetime.delivery_digest;

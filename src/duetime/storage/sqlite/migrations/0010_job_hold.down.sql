@@ -1,0 +1,1 @@
+alter table duetime_job drop column hold;

@@ -1,0 +1,1 @@
+drop index duetime_delivery_digest;

@@ -1,0 +1,84 @@
+"""What is looked for and cannot be there: the same clear answer on every backend."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from duetime import Duetime
+from duetime.errors import InvalidInput, ReminderNotFound, ScheduleNotFound
+from tests.conftest import Backend
+
+Look = Callable[[Duetime, Any], Awaitable[Any]]
+
+BY_NAME: dict[str, Look] = {
+    "jobs of a queue": lambda app, name: app.jobs.find(queue=name),
+    "jobs of a task": lambda app, name: app.jobs.find(task=name),
+    "jobs with a key": lambda app, name: app.jobs.find(key=name),
+    "requeue a queue": lambda app, name: app.jobs.requeue_many(queue=name),
+    "queue": lambda app, name: app.queues.get(name),
+    "schedule": lambda app, name: app.schedules.get(name),
+    "audit of a schedule": lambda app, name: app.schedules.audit(name),
+    "delete a template": lambda app, name: app.schedules.delete_template(name),
+    "subject": lambda app, name: app.subjects.get(name),
+    "complete a subject": lambda app, name: app.subjects.complete(name),
+    "delete a subject": lambda app, name: app.subjects.delete(name),
+    "subjects of a scope": lambda app, name: app.subjects.find(scope=name),
+    "reminders of a subject": lambda app, name: app.reminders.find(subject=name),
+    "recipient": lambda app, name: app.recipients.get(name),
+}
+NOT_NAMES = {"nothing": "", "NUL": "a\x00b", "a surrogate": "a\udcff", "a number": 7, "bytes": b"a"}
+WITH_REASON: dict[str, Look] = {
+    "cancel": lambda app, reason: app.jobs.cancel(1, reason=reason),
+    "pause a queue": lambda app, reason: app.queues.pause("mail", reason=reason),
+    "pause": lambda app, reason: app.schedules["daily"].pause(reason=reason),
+    "trigger": lambda app, reason: app.schedules["daily"].trigger(reason=reason),
+    "delete": lambda app, reason: app.schedules["daily"].delete(reason=reason),
+}
+
+
+@pytest.fixture
+async def app(backend: Backend) -> AsyncIterator[Duetime]:
+    app = Duetime(backend.url)
+    yield app
+    await app.close()
+
+
+@pytest.mark.parametrize("name", NOT_NAMES)
+async def test_what_is_no_name_is_refused(app: Duetime, name: str) -> None:
+    for look in BY_NAME.values():
+        with pytest.raises(InvalidInput):
+            await look(app, NOT_NAMES[name])
+
+
+@pytest.mark.parametrize("reason", ["NUL", "a surrogate", "a number"])
+async def test_what_is_no_reason_is_refused(app: Duetime, reason: str) -> None:
+    await app.schedules.put("daily", "shop.send", "0 9 * * *")
+
+    for change in WITH_REASON.values():
+        with pytest.raises(InvalidInput, match="the reason"):
+            await change(app, NOT_NAMES[reason])
+
+
+async def test_a_key_longer_than_a_name_may_be_looked_for(app: Duetime) -> None:
+    assert await app.jobs.find(key="schedule:" + "n" * 200 + ":2030") == []
+
+
+async def test_what_was_stored_under_blanks_can_be_removed(app: Duetime) -> None:
+    store = await app.store()
+    await store.pause_queue("  ", by="ann", reason="")
+
+    paused = await app.queues.get("  ")
+    await app.queues.resume("  ")
+
+    assert paused.paused_by == "ann"
+    assert await app.queues.all() == []
+    with pytest.raises(ScheduleNotFound):
+        await app.schedules["  "].delete()
+
+
+async def test_deliveries_of_a_reminder_that_is_not_there(app: Duetime) -> None:
+    with pytest.raises(ReminderNotFound, match="There is no reminder 999"):
+        await app.reminders.deliveries(999)
