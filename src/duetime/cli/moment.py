@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from duetime.domain.duration import parse_duration
+from duetime.domain.duration import TooLong, parse_duration
 from duetime.domain.job import check_moment
 from duetime.errors import InvalidInput
 
@@ -41,9 +41,9 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
             self.fail(f"{text[:40]!r} is not a time {example}.", param, ctx)
         try:
             return parse_duration(text, name="A span")
-        except InvalidInput as error:
-            if "at most" in str(error):
-                self.fail(str(error), param, ctx)
+        except TooLong as error:
+            self.fail(str(error), param, ctx)
+        except InvalidInput:
             self.fail(
                 f"{text[:40]!r} is neither a span such as '30m' nor a time {example}.", param, ctx
             )

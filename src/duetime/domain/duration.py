@@ -21,6 +21,16 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _LONGEST = timedelta(days=36525)
 
 
+class TooLong(InvalidInput):
+    """A duration of more than 100 years."""
+
+    def __init__(self, name: str, value: Duration) -> None:
+        most = format_duration(_LONGEST)
+        super().__init__(
+            f"{name} must be at most 100 years: write {most!r} or less, got {str(value)!r}."
+        )
+
+
 def parse_duration(value: Duration, *, name: str = "duration") -> timedelta:
     """Return `value` as a `timedelta`; it must not be negative.
 
@@ -41,7 +51,7 @@ def parse_duration(value: Duration, *, name: str = "duration") -> timedelta:
     if parsed < timedelta(0):
         raise InvalidInput(f"{name} must not be negative, got {value!r}.")
     if parsed > _LONGEST:
-        raise _too_long(name, value)
+        raise TooLong(name, value)
     return parsed
 
 
@@ -79,10 +89,4 @@ def _parse(text: str, name: str) -> timedelta:
             (timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta(0)
         )
     except OverflowError:
-        raise _too_long(name, text) from None
-
-
-def _too_long(name: str, value: Duration) -> InvalidInput:
-    most = format_duration(_LONGEST)
-    given = value if isinstance(value, str) else str(value)
-    return InvalidInput(f"{name} must be at most 100 years: write {most!r} or less, got {given!r}.")
+        raise TooLong(name, text) from None
