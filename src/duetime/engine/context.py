@@ -127,6 +127,7 @@ class Context:
 
     async def complete(self, result: Any = None, *, tx: Any) -> None:
         """Complete this job in the handler's own transaction `tx`, which commits both or none."""
+        self._refuse_twice()
         statements = self._store.finish_in(self._ended(result))
         placeholder = self._store.capabilities.placeholder
         if not await transaction.run_async(tx, statements, placeholder=placeholder):
@@ -135,6 +136,7 @@ class Context:
 
     def complete_sync(self, result: Any = None, *, tx: Any) -> None:
         """`complete`, for handlers that run in threads."""
+        self._refuse_twice()
         statements = self._store.finish_in(self._ended(result))
         placeholder = self._store.capabilities.placeholder
         if not transaction.run(tx, statements, placeholder=placeholder):
@@ -142,7 +144,6 @@ class Context:
         self.completed = True
 
     def _ended(self, result: Any) -> EndedJob:
-        self._refuse_twice()
         return EndedJob(
             self.job,
             EndedAs.COMPLETED,
