@@ -63,7 +63,7 @@ from duetime.settings import Settings, load_settings
 from duetime.storage.migrations import check_current, read_status, upgrade
 from duetime.storage.schedule_rows import AuditEvent
 from duetime.storage.schedules import ScheduleStatements
-from duetime.storage.store import Store, WorkerInfo
+from duetime.storage.store import Dialect, Statements, Store, WorkerInfo
 from duetime.storage.tracking import TrackedInfo
 from duetime.task import JobHandle, Task, first_delay, positive
 from duetime.telemetry.events import Events
@@ -551,6 +551,18 @@ class Duetime:
             await (await opening).close()
         for line in self._sender.lines.values():
             await line.channel.close()
+
+    async def _perform(
+        self, make: Callable[[Dialect], Statements], tx: Any = None, *, reads: bool = False
+    ) -> Any:
+        """Run statements in a transaction of their own, or in the caller's. `reads`: they change
+        nothing, and are one statement."""
+        if tx is None:
+            store = await self.store()
+            return await store.transact(make(store.dialect), reads=reads)
+        store = self._unopened()
+        placeholder = store.capabilities.placeholder
+        return await transaction.run_async(tx, make(store.dialect), placeholder=placeholder)
 
     def _unopened(self) -> Store:
         """A store for its statements alone: writing in the caller's transaction needs no

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from duetime import transaction
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.explain import Explanation
 from duetime.domain.explain_schedule import explain_schedule, explain_tick
@@ -23,7 +22,7 @@ from duetime.domain.timetable import Spec, Timetable, timetable
 from duetime.errors import InvalidInput, InvalidSchedule, ScheduleNotFound
 from duetime.storage.schedule_rows import AuditEvent, NewSchedule, OccurrenceInfo
 from duetime.storage.schedules import ScheduleStatements
-from duetime.storage.store import Statements, Store
+from duetime.storage.store import Statements
 from duetime.task import Task
 
 if TYPE_CHECKING:
@@ -299,12 +298,8 @@ class Schedules:
         *,
         reads: bool = False,
     ) -> Any:
-        if tx is None:
-            store: Store = await self._app.store()
-            return await store.transact(make(ScheduleStatements(store.dialect)), reads=reads)
-        store = self._app._unopened()
-        return await transaction.run_async(
-            tx, make(ScheduleStatements(store.dialect)), placeholder=store.capabilities.placeholder
+        return await self._app._perform(
+            lambda dialect: make(ScheduleStatements(dialect)), tx, reads=reads
         )
 
 
@@ -391,16 +386,7 @@ class ScheduleHandle:
             raise InvalidInput(
                 f"A backfill goes from an earlier to a later time, up to now ({say_moment(now)})."
             )
-        before = start - timedelta(microseconds=1)
-        found = takewhile(lambda tick: tick.at < end, schedule.timetable.ticks(before))
-        ticks: list[datetime] = []
-        for tick in found:
-            if tick.excluded is None:
-                ticks.append(tick.at)
-            if len(ticks) > _MOST_BACKFILLED:
-                raise InvalidInput(
-                    f"That is more than {_MOST_BACKFILLED:,} runs; backfill a shorter range."
-                )
+        ticks = ticks_between(schedule.timetable, start, end)
         count: int | None = await self._do(
             lambda s: s.backfill(self.name, ticks, actor=_actor(by)), tx
         )
@@ -507,6 +493,22 @@ def _with_task_expiry(policy: Policy, expires: timedelta | None) -> Policy:
     if policy.expires is None and expires is not None:
         return msgspec.structs.replace(policy, expires=expires)
     return policy
+
+
+def ticks_between(timetable: Timetable, start: datetime, end: datetime) -> list[datetime]:
+    """The ticks that a backfill from `start` to before `end` is about."""
+    found = takewhile(
+        lambda tick: tick.at < end, timetable.ticks(start - timedelta(microseconds=1))
+    )
+    ticks: list[datetime] = []
+    for tick in found:
+        if tick.excluded is None:
+            ticks.append(tick.at)
+        if len(ticks) > _MOST_BACKFILLED:
+            raise InvalidInput(
+                f"That is more than {_MOST_BACKFILLED:,} runs; backfill a shorter range."
+            )
+    return ticks
 
 
 def _check_reason(reason: str | None) -> None:

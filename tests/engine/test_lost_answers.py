@@ -81,13 +81,27 @@ create trigger slow before insert on duetime.claim for each row execute function
 """
 
 
+def through(cable: Cable, url: str) -> str:
+    return url.replace(f":{conninfo_to_dict(url)['port']}/", f":{cable.port}/")
+
+
+async def waits(admin: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether a claim waits for the lock of `SLOW`."""
+    sql = "select from pg_stat_activity where wait_event = 'advisory'"
+    return bool(await (await admin.execute(sql)).fetchall())
+
+
+async def completed(app: Duetime, job_id: int) -> bool:
+    return (await app.jobs.get(job_id)).state is JobState.COMPLETED
+
+
 async def test_a_claim_that_is_made_after_its_connection_broke_is_given_back(
     pg_url: str, cable: Cable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was slow. By the time it is made, the worker has looked for it in vain."""
     monkeypatch.setattr("duetime.engine.dispatcher._LATE_SECONDS", 1.0)
     here = Duetime(pg_url, migrate=True)
-    far = Duetime(pg_url.replace(f":{conninfo_to_dict(pg_url)['port']}/", f":{cable.port}/"))
+    far = Duetime(through(cable, pg_url))
     ran: list[int] = []
 
     @far.task(name="note", max_attempts=1)
@@ -99,25 +113,16 @@ async def test_a_claim_that_is_made_after_its_connection_broke_is_given_back(
         await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as admin,
         far.worker() as worker,
     ):
-
-        async def waits() -> bool:
-            sql = "select from pg_stat_activity where wait_event = 'advisory'"
-            return bool(await (await admin.execute(sql)).fetchall())
-
         await admin.execute(SLOW)
         await admin.execute("select pg_advisory_lock(42)")
         [handle] = await here.enqueue_many([note.job()])
-        await until(waits)
+        await until(lambda: waits(admin))
         cable.cut()
         await until_true(lambda: worker._unsure)
         await until_true(lambda: not worker._unsure)
-        assert await waits()
+        assert await waits(admin)
         await admin.execute("select pg_advisory_unlock(42)")
-
-        async def completed() -> bool:
-            return (await here.jobs.get(handle.id)).state is JobState.COMPLETED
-
-        await until(completed)
+        await until(lambda: completed(here, handle.id))
     await far.close()
     await here.close()
 
@@ -130,7 +135,7 @@ async def test_a_claim_that_is_made_long_after_its_connection_broke_is_given_bac
     """However late: the worker goes on looking for what it does not know of."""
     monkeypatch.setattr("duetime.engine.dispatcher._LATE_SECONDS", 0.2)
     here = Duetime(pg_url, migrate=True)
-    far = Duetime(pg_url.replace(f":{conninfo_to_dict(pg_url)['port']}/", f":{cable.port}/"))
+    far = Duetime(through(cable, pg_url))
 
     @far.task(name="note", max_attempts=1)
     async def note() -> None: ...
@@ -149,24 +154,15 @@ async def test_a_claim_that_is_made_long_after_its_connection_broke_is_given_bac
         await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as admin,
         far.worker(),
     ):
-
-        async def waits() -> bool:
-            sql = "select from pg_stat_activity where wait_event = 'advisory'"
-            return bool(await (await admin.execute(sql)).fetchall())
-
         await admin.execute(SLOW)
         await admin.execute("select pg_advisory_lock(42)")
         [handle] = await here.enqueue_many([note.job()])
-        await until(waits)
+        await until(lambda: waits(admin))
         cable.cut()
         await until_true(lambda: len(looks) >= 3)
-        assert await waits()
+        assert await waits(admin)
         await admin.execute("select pg_advisory_unlock(42)")
-
-        async def completed() -> bool:
-            return (await here.jobs.get(handle.id)).state is JobState.COMPLETED
-
-        await until(completed)
+        await until(lambda: completed(here, handle.id))
     await far.close()
     await here.close()
 

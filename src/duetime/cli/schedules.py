@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from itertools import islice, takewhile
 
 import click
 
@@ -19,9 +18,8 @@ from duetime.cli.templates import templates
 from duetime.domain.job import check_moment
 from duetime.domain.schedule import TickStatus
 from duetime.domain.timetable import Timetable
-from duetime.errors import InvalidInput
 from duetime.operate import as_json
-from duetime.schedules import ScheduleHandle, ScheduleInfo
+from duetime.schedules import ScheduleHandle, ScheduleInfo, ticks_between
 from duetime.storage.schedule_rows import OccurrenceInfo
 
 _MOST = 10_000
@@ -267,11 +265,7 @@ def delete_command(
 async def _count_missing(app: Duetime, name: str, start: datetime, end: datetime) -> int:
     """How many ticks a backfill would run."""
     info = await app.schedules.get(name)
-    times = Timetable.from_json(info.timetable).ticks(start - timedelta(microseconds=1))
-    within = takewhile(lambda tick: tick.at < end, times)
-    wanted = {tick.at for tick in islice(within, _MOST + 1) if tick.excluded is None}
-    if len(wanted) > _MOST:
-        raise InvalidInput(f"That is more than {_MOST:,} runs; backfill a shorter range.")
+    wanted = set(ticks_between(Timetable.from_json(info.timetable), start, end))
     return len(wanted - await _ran(app.schedules[name], start, end))
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from duetime import transaction
 from duetime.domain.arming import resolve_rules
 from duetime.domain.cron import parse_zone
 from duetime.domain.delivery import Delivery
@@ -47,12 +46,7 @@ _LONGEST_REASON = 1000
 
 async def perform(app: Duetime, make: Make, tx: Any = None, *, reads: bool = False) -> Any:
     """Run statements in a transaction of their own, or in the caller's."""
-    if tx is None:
-        store = await app.store()
-        return await store.transact(make(ReminderStatements(store.dialect)), reads=reads)
-    store = app._unopened()
-    statements = make(ReminderStatements(store.dialect))
-    return await transaction.run_async(tx, statements, placeholder=store.capabilities.placeholder)
+    return await app._perform(lambda dialect: make(ReminderStatements(dialect)), tx, reads=reads)
 
 
 class Scopes:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from duetime import transaction
 from duetime.domain.delivery import HANDLER, Delivery, read_receipt
 from duetime.domain.digest import DIGEST_PREFIX
 from duetime.domain.duration import Duration, parse_duration
@@ -32,12 +31,7 @@ async def perform(
     reads: bool = False,
 ) -> Any:
     """Run statements in a transaction of their own, or in the caller's."""
-    if tx is None:
-        store = await app.store()
-        return await store.transact(make(DeliveryStatements(store.dialect)), reads=reads)
-    store = app._unopened()
-    statements = make(DeliveryStatements(store.dialect))
-    return await transaction.run_async(tx, statements, placeholder=store.capabilities.placeholder)
+    return await app._perform(lambda dialect: make(DeliveryStatements(dialect)), tx, reads=reads)
 
 
 async def find_deliveries(app: Duetime, reminder_id: int) -> list[Delivery]:

@@ -16,12 +16,11 @@ from duetime.engine.context import Context
 from duetime.errors import InvalidInput
 from duetime.reminders import deliveries
 from duetime.reminders.handlers import call
-from duetime.reminders.recipients import disable, perform
-from duetime.storage.admissions import AdmissionStatements
+from duetime.reminders.recipients import disable
 from duetime.storage.deliveries import DeliveryStatements
 from duetime.storage.digest_ends import DigestEnds
 from duetime.storage.digests import DigestStatements
-from duetime.storage.store import Statements
+from duetime.storage.store import Dialect, Statements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 
 async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context) -> Outcome | None:
     """Send one digest, by the handler, else by the first channel that takes it; record it."""
-    begun: Digest | Outcome = await perform(
-        app, lambda s: DigestStatements(s.dialect).begin_digest(digest_id)
+    begun: Digest | Outcome = await app._perform(
+        lambda dialect: DigestStatements(dialect).begin_digest(digest_id)
     )
     if isinstance(begun, Outcome):
         return begun
@@ -40,14 +39,12 @@ async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context
     routes = routes_of(begun.to, None if handled else list(sender.lines))
     if isinstance(routes, str):
         # Each of them says why, when it is looked at by itself.
-        await perform(app, lambda s: DigestStatements(s.dialect).drop_digest(digest_id))
+        await app._perform(lambda dialect: DigestStatements(dialect).drop_digest(digest_id))
         return Skip(routes)
     outcome, channel = await _hand_over(app, sender, begun, routes, ctx)
     if isinstance(outcome, Skip):
         reason = outcome.reason
-        while await deliveries.perform(
-            app, lambda s: DigestEnds(s.dialect).skip(digest_id, reason)
-        ):
+        while await app._perform(lambda dialect: DigestEnds(dialect).skip(digest_id, reason)):
             pass
     if isinstance(outcome, Outcome):
         return outcome
@@ -156,11 +153,11 @@ async def _record(
     store = await app.store()
     external_id = None if sent.external_id is None else str(sent.external_id)
 
-    def record(statements: AdmissionStatements) -> Statements:
-        told = yield from DigestStatements(statements.dialect).digest_sent(
+    def record(dialect: Dialect) -> Statements:
+        told = yield from DigestStatements(dialect).digest_sent(
             digest, channel=channel, external_id=external_id, worker=ctx.worker
         )
-        yield from DeliveryStatements(statements.dialect).heed(told)
+        yield from DeliveryStatements(dialect).heed(told)
         if sender.escalation is not None:
             jobs = [
                 sender.escalation.using(delay=one.rule.escalate).job(
@@ -174,7 +171,7 @@ async def _record(
 
     if ctx.completed:
         # The handler has completed the job in a transaction of its own.
-        await perform(app, record)
+        await app._perform(record)
         return
     async with ctx.transaction() as connection:
-        await perform(app, record, connection)
+        await app._perform(record, connection)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from duetime import transaction
 from duetime.domain.admission import Send, Wait, decide, routes_of
 from duetime.domain.job import check_name, check_sought
 from duetime.domain.outcome import Outcome, Snooze
@@ -26,12 +25,7 @@ Make = Callable[[AdmissionStatements], Statements]
 
 async def perform(app: Duetime, make: Make, tx: Any = None, *, reads: bool = False) -> Any:
     """Run statements in a transaction of their own, or in the caller's."""
-    if tx is None:
-        store = await app.store()
-        return await store.transact(make(AdmissionStatements(store.dialect)), reads=reads)
-    store = app._unopened()
-    statements = make(AdmissionStatements(store.dialect))
-    return await transaction.run_async(tx, statements, placeholder=store.capabilities.placeholder)
+    return await app._perform(lambda dialect: make(AdmissionStatements(dialect)), tx, reads=reads)
 
 
 class Recipients:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from duetime import transaction
 from duetime.domain.job import check_name
 from duetime.domain.reminder import Reminder
 from duetime.storage.resending import ResendStatements
@@ -16,14 +15,7 @@ if TYPE_CHECKING:
 async def resend(app: Duetime, reminder_id: int, *, by: str, tx: Any = None) -> Reminder:
     """See `app.reminders.resend`."""
     actor = check_name(by, what="actor (by=)")
-    reminder: Reminder
-    if tx is None:
-        store = await app.store()
-        statements = ResendStatements(store.dialect).resend(reminder_id, actor=actor)
-        reminder = await store.transact(statements)
-        return reminder
-    store = app._unopened()
-    statements = ResendStatements(store.dialect).resend(reminder_id, actor=actor)
-    placeholder = store.capabilities.placeholder
-    reminder = await transaction.run_async(tx, statements, placeholder=placeholder)
+    reminder: Reminder = await app._perform(
+        lambda dialect: ResendStatements(dialect).resend(reminder_id, actor=actor), tx
+    )
     return reminder

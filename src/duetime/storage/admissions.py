@@ -189,7 +189,7 @@ class AdmissionStatements(RecipientStatements):
             return Snooze(timedelta(0), "its digest is gone")
         if desk.digest_status == "waiting":
             recipient = recipient or Recipient(ref=reminder.recipient)
-            what = f"digest:{desk.digest}"
+            what = use_of_digest(desk.digest)
             hour = yield from self._hour(recipient, [what])
             joining = [(reminder, hour.beside(what))]
             hold, waits = yield from self._join(recipient, joining, hour.now)
@@ -283,3 +283,8 @@ def use_of(reminder: Reminder) -> str:
     a reminder is another message."""
     again = f"|{reminder.snoozes}" if reminder.snoozes else ""
     return f"reminder:{reminder.id}{again}"
+
+
+def use_of_digest(digest_id: int) -> str:
+    """A digest takes one place, however much is in it."""
+    return f"digest:{digest_id}"

@@ -10,7 +10,7 @@ from duetime.domain.digest import MOST_REMINDERS, Digest, digest_key, in_order
 from duetime.domain.outcome import Skip, Snooze
 from duetime.domain.recipient import Recipient
 from duetime.domain.reminder import Reminder
-from duetime.storage.admissions import AdmissionStatements, use_of
+from duetime.storage.admissions import AdmissionStatements, use_of, use_of_digest
 from duetime.storage.store import Row, Statement, Statements, in_parts
 
 
@@ -32,7 +32,7 @@ class DigestStatements(AdmissionStatements):
         if not found:
             return Skip("nothing is left of it")
         _, _, status, _, created_at = found[0]
-        what = f"digest:{digest_id}"
+        what = use_of_digest(digest_id)
         hour = yield from self._hour(recipient, [what])
         now, uses = hour.now, hour.beside(what)
         members = yield from self._members(digest_id, recipient, now)
