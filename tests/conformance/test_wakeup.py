@@ -201,8 +201,8 @@ async def test_cancel_of_a_running_job_is_told_its_worker(
     reason = await reason_of(sleep)
 
     assert reason == "cancelled"
-    assert sleeper.cancelled_jobs() == [job_id]
-    assert sleeper.cancelled_jobs() == []
+    assert await sleeper.cancelled_jobs() == [job_id]
+    assert await sleeper.cancelled_jobs() == []
 
 
 async def test_many_single_enqueues_against_a_sleeping_worker(

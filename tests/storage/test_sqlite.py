@@ -548,7 +548,7 @@ async def test_cancel_by_another_process_is_told(
     await sleeper.close()
 
     assert (was, reason, again) == (JobState.RUNNING, "cancelled", "timed out")
-    assert sleeper.cancelled_jobs() == [job_id]
+    assert await sleeper.cancelled_jobs() == [job_id]
 
 
 async def test_end_in_another_process_is_told(store: SqliteStore, other: Other) -> None:

@@ -124,7 +124,7 @@ class Dispatcher:
             if self._unsure or time.monotonic() >= self._look_back_at:
                 self._unsure = True
                 await self._settle()
-            for job_id in self._sleeper.cancelled_jobs():
+            for job_id in await self._sleeper.cancelled_jobs():
                 self._runners.cancel(job_id)
             if self._quarantine_next:
                 self._quarantine_next = False

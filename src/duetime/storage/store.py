@@ -168,8 +168,9 @@ class Sleeper(Protocol):
     def interrupt(self) -> None:
         """End a `sleep` from the same event loop."""
 
-    def cancelled_jobs(self) -> list[int]:
-        """Return and forget the jobs whose cancellation has been announced."""
+    async def cancelled_jobs(self) -> list[int]:
+        """Return the jobs of this worker that are cancelled, if a cancellation was announced
+        since the last call."""
 
     async def close(self) -> None: ...
 

@@ -25,8 +25,10 @@ from duetime.storage.store import Row
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 _OURS = re.compile(r"\bduetime\.")
 
-# Half-open connections are noticed in seconds, not in the kernel's two hours.
-_KEEPALIVES = {
+_DEFAULTS = {
+    # In a database of the encoding SQL_ASCII, the driver would return bytes for every text.
+    "client_encoding": "utf8",
+    # Half-open connections are noticed in seconds, not in the kernel's two hours.
     "connect_timeout": "10",
     "keepalives": "1",
     "keepalives_idle": "10",
@@ -77,7 +79,7 @@ def make_dsn(url: str) -> str:
             f"The database URL cannot be read: {str(error).strip()}. "
             "Write postgresql://user:password@host:port/database."
         ) from None
-    return make_conninfo(**_KEEPALIVES | {k: str(v) for k, v in given.items() if v is not None})
+    return make_conninfo(**_DEFAULTS | {k: str(v) for k, v in given.items() if v is not None})
 
 
 @contextmanager

@@ -81,12 +81,16 @@ class HotPath(Sessions):
             self.listen_dsn,
             self.schema,
             worker_id,
+            read_cancelled=lambda: self._cancelled_jobs(worker_id),
             notify=self._notify,
             poll=self._poll_seconds,
         )
         with told_errors():
             await sleeper.open()
         return sleeper
+
+    async def _cancelled_jobs(self, worker_id: int) -> list[int]:
+        return [row[0] for row in await self._rows("cancelled_jobs", worker=worker_id)]
 
     async def exchange(
         self,

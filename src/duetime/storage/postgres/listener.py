@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg
+from psycopg.pq import PGnotify
 
 from duetime.storage.postgres.connection import first_line, rows_of
 
@@ -20,7 +21,10 @@ _CALL_SECONDS = 10.0
 
 class Listener:
     """Calls `heard(channel, payload)` for each NOTIFY; `heard("", "")` after a reconnect,
-    since what was sent meanwhile is lost."""
+    since what was sent meanwhile is lost.
+
+    Every role that may connect can send any payload: it says where to look, never what is true.
+    """
 
     def __init__(
         self, dsn: str, channels: Sequence[str], heard: Callable[[str, str], None]
@@ -83,7 +87,8 @@ class Listener:
         except BaseException:
             await connection.close()
             raise
-        connection.add_notify_handler(lambda notify: self._heard(notify.channel, notify.payload))
+        # Not `add_notify_handler`: that decodes strictly, and would raise out of `execute`.
+        connection.pgconn.notify_handler = self._hand_over
         self._connection = connection
         # Remembered: a connection that broke no longer tells, and its number is soon another's.
         self._fd = connection.fileno()
@@ -96,9 +101,22 @@ class Listener:
         try:
             connection.pgconn.consume_input()
             while (notify := connection.pgconn.notifies()) is not None:
-                self._heard(notify.relname.decode(), notify.extra.decode())
+                self._hand_over(notify)
         except psycopg.Error as error:
             self._lost(error)
+
+    def _hand_over(self, notify: PGnotify) -> None:
+        # In a database without an encoding, the bytes may be any.
+        channel, payload = (
+            notify.relname.decode(errors="replace"),
+            notify.extra.decode(errors="replace"),
+        )
+        try:
+            self._heard(channel, payload)
+        except Exception:
+            log.exception(
+                "notification_failed", extra={"channel": channel, "payload": payload[:200]}
+            )
 
     def _lost(self, error: BaseException) -> None:
         connection, self._connection = self._connection, None

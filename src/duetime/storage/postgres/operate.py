@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,6 +21,7 @@ from duetime.storage.store import Row, WorkerInfo
 
 _TROUBLED = ("dead", "cancelled", "superseded", "expired")
 _CANCEL_TRIES = 50
+_JOB_ID = re.compile(r"[0-9]{1,19}")
 
 
 class Operations(Sessions):
@@ -181,7 +183,10 @@ class Operations(Sessions):
                 del self._watched[job_id]
 
     def _heard_ended(self, channel: str, payload: str) -> None:
-        jobs = [int(payload)] if payload.isdigit() else list(self._watched)
+        # Whoever is woken reads the job again. Without a payload we have reconnected.
+        jobs = list(self._watched)
+        if payload:
+            jobs = [int(payload)] if _JOB_ID.fullmatch(payload) else []
         for job_id in jobs:
             for event in self._watched.get(job_id, ()):
                 event.set()

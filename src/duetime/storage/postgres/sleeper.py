@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from duetime.storage.postgres.listener import Listener
 
 
 class PostgresSleeper:
-    """Holds the `asleep` locks while its worker sleeps (see `duetime.wake` in the schema)."""
+    """Holds the `asleep` locks while its worker sleeps (see `duetime.wake` in the schema).
 
-    def __init__(self, dsn: str, schema: str, worker_id: int, *, notify: bool, poll: float) -> None:
+    Every role that may connect can send a NOTIFY with any payload. So a notification only makes
+    the worker look; what it then does is read from the tables.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        schema: str,
+        worker_id: int,
+        *,
+        read_cancelled: Callable[[], Awaitable[list[int]]],
+        notify: bool,
+        poll: float,
+    ) -> None:
         self._wake = f"{schema}.wake"
         self._cancel = f"{schema}.cancel"
         self._fall_asleep = f"select {schema}.fall_asleep(%s)"
@@ -23,7 +36,8 @@ class PostgresSleeper:
         self._asleep = False
         self._woken = asyncio.Event()
         self._reason: str | None = None
-        self._cancelled: list[int] = []
+        self._read_cancelled = read_cancelled
+        self._cancel_announced = False
         self._queues: frozenset[str] = frozenset()
 
     @property
@@ -70,9 +84,16 @@ class PostgresSleeper:
         self._reason = self._reason or "interrupted"
         self._woken.set()
 
-    def cancelled_jobs(self) -> list[int]:
-        jobs, self._cancelled = self._cancelled, []
-        return jobs
+    async def cancelled_jobs(self) -> list[int]:
+        if not self._cancel_announced:
+            return []
+        # First: what is announced while we read counts anew.
+        self._cancel_announced = False
+        try:
+            return await self._read_cancelled()
+        except BaseException:
+            self._cancel_announced = True
+            raise
 
     async def close(self) -> None:
         if self._listener is not None:
@@ -80,9 +101,8 @@ class PostgresSleeper:
 
     def _heard(self, channel: str, payload: str) -> None:
         if channel == self._cancel:
-            worker, _, job = payload.partition(" ")
-            if worker == self._worker_id and job.isdigit():
-                self._cancelled.append(int(job))
+            if payload == self._worker_id:
+                self._cancel_announced = True
                 self._reason = "cancelled"
                 self._woken.set()
         elif channel == self._wake:

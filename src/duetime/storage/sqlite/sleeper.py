@@ -57,7 +57,7 @@ class SqliteSleeper:
     def interrupt(self) -> None:
         self._wake_for(self._reason or "interrupted")
 
-    def cancelled_jobs(self) -> list[int]:
+    async def cancelled_jobs(self) -> list[int]:
         jobs, self._cancelled = self._cancelled, []
         return jobs
 

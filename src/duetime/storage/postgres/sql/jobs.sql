@@ -80,15 +80,15 @@ select token from duetime.claim where job_ids && %(jobs)s::bigint[]
 order by token for no key update;
 
 -- name: cancel_running
--- Ask the worker that holds the job to stop it; its heartbeat finds it if the NOTIFY is lost. The
--- claim is locked before. What of it would run again ends as cancelled, whatever the worker does.
+-- Ask the worker that holds the job to stop it. The NOTIFY only makes it look at its claims; if it
+-- is lost, the heartbeat looks. The claim is locked before. What of it would run again ends as cancelled, whatever the worker does.
 with asked as (
     update duetime.claim as c set cancelled = array_append(c.cancelled, %(job)s)
     where %(job)s = any (c.job_ids)
       and not exists (select from duetime.attempt as a where a.job_id = %(job)s and a.token = c.token)
     returning c.worker_id
 )
-select pg_notify('duetime.cancel', worker_id || ' ' || %(job)s) from asked;
+select pg_notify('duetime.cancel', worker_id::text) from asked;
 
 -- name: job_state
 select state from duetime.jobs where id = %(job)s;

@@ -35,6 +35,12 @@ returning (select count(*) from duetime.worker as w where w.id < %(worker)s),
           where c.worker_id = %(worker)s and not exists (
               select from duetime.attempt as a where a.job_id = u.id and a.token = c.token));
 
+-- name: cancelled_jobs
+-- What `beat` returns too: held by this worker, cancelled, and not ended yet.
+select u.id from duetime.claim as c cross join lateral unnest(c.cancelled) as u(id)
+where c.worker_id = %(worker)s and not exists (
+    select from duetime.attempt as a where a.job_id = u.id and a.token = c.token);
+
 -- name: claim
 -- At most one worker gets a job: its row of `due` is locked, skipped by others, deleted.
 -- Served by due_pkey, lane by lane. `ctid = any(array(…))` keeps the delete a TID scan.
