@@ -2,6 +2,8 @@
 PYTHON ?= python3
 # More arguments for pytest, for example: make test PYTEST_ARGS="-n 4 -k fencing"
 PYTEST_ARGS ?=
+# Some of the mistakes only, for example: make mutants MUTANTS="rescue retry"
+MUTANTS ?=
 
 BIN := .venv/bin
 CORE := .venv/.core
@@ -12,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench chaos docs lock clean
+.PHONY: help setup demo test check format bench chaos mutants docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +48,10 @@ bench: $(DEV) ## Measure against hand-written SQL; writes bench/results.json
 chaos: $(DEV) ## Kill workers and databases under load
 	@$(BIN)/python -m tests.setup_servers
 	@$(PYTEST) -m chaos $(PYTEST_ARGS)
+
+mutants: $(DEV) ## Plant known mistakes in a copy of the code; each must be caught
+	@$(BIN)/python -m tests.setup_servers
+	@$(BIN)/python -m tests.mutants.runner $(MUTANTS)
 
 docs: $(DEV) ## Build the manual into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -180,6 +180,22 @@ async def test_finish_under_the_token_of_an_earlier_attempt_is_refused(
     assert await hand.finish(new) == frozenset()
 
 
+async def test_of_two_tokens_of_one_job_only_the_one_that_holds_it_may_finish(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id, _ = await enqueue_many(store, 2)
+    old, beside = await hand.claim()
+    await hand.release(old)
+    new = await hand.claim_one()
+    # Both claims are still there: the old one for the job beside it.
+    await hand.end(ended(old), ended(new))
+    history = (await get(store, job_id)).history
+
+    assert old.token == beside.token < new.token
+    assert new.id == old.id == job_id
+    assert [one.token for one in history] == [new.token]
+
+
 async def test_refusal_of_one_does_not_hinder_others(
     store: Store, clock: Clock, hand: Hand
 ) -> None:

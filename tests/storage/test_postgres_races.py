@@ -72,6 +72,20 @@ async def test_a_release_waits_for_a_completion_in_the_handlers_transaction(
     assert found.state is JobState.COMPLETED
 
 
+async def test_a_claim_passes_over_a_job_that_another_transaction_holds(
+    store: PostgresStore, pg_url: str
+) -> None:
+    held, free = await store.enqueue([NewJob(task="noop"), NewJob(task="noop")])
+    async with await psycopg.AsyncConnection.connect(pg_url) as connection:
+        await connection.execute(
+            "select from duetime.due where job_id = %s for update", [held.job_id]
+        )
+        async with asyncio.timeout(10):
+            [job] = await claim(store, await worker(store))
+
+    assert job.id == free.job_id
+
+
 async def test_a_worker_opens_no_more_connections_than_it_may(pg_url: str) -> None:
     """Others have opened them all before it registers."""
     upgrade(PostgresMigrator(pg_url))
