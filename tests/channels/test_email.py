@@ -61,8 +61,56 @@ async def test_a_title_cannot_begin_another_header(smtp: SmtpServer) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "=?utf-8?q?Hello=0d=0aBcc:_eve@example.com=0d=0a=0d=0aClick_here?=",
+        "=?utf-8?b?SGVsbG8NCkJjYzogZXZlQGV4YW1wbGUuY29tDQoNCkNsaWNrIGhlcmU=?=",
+        "=\r\n?utf-8?q?Hello=0d=0aBcc:_eve@example.com?=",
+        "==??utf-8?q?Hello=0d=0aBcc:_eve@example.com?=",
+        "Hello =?utf-8?q?=0aBcc:_eve@example.com?= " * 5,
+    ],
+)
+@pytest.mark.parametrize("place", ["title", "body", "name"])
+async def test_encoded_words_cannot_begin_another_header_or_the_body(
+    smtp: SmtpServer, text: str, place: str
+) -> None:
+    """Python before 3.11.9 and 3.12.3 writes what they decode to as it is."""
+    changes: dict[str, Any] = {"address": "ann@example.com", "body": "Bring a clock."}
+    if place == "name":
+        name = text.replace("@", "=40").replace("\r\n", "")
+        changes["address"] = f"{name} <ann@example.com>"
+    else:
+        changes[place] = text
+
+    try:
+        await email(smtp).send(message(**changes))
+    except NotSent:
+        assert place == "name"
+        assert smtp.envelopes == []
+        return
+
+    [mail] = smtp.mails
+    content = smtp.envelopes[0].content
+    assert isinstance(content, bytes)
+    written = content.partition(b"\r\n\r\n")[0]
+    assert mail["Bcc"] is None
+    assert not any(line.lower().startswith(b"bcc") for line in written.splitlines())
+    assert b"Click" not in written or place != "body"
+    assert smtp.envelopes[0].rcpt_tos == ["ann@example.com"]
+    if place == "title":
+        assert mail.get_payload(decode=True).decode().strip() == "Bring a clock."  # type: ignore[union-attr]
+
+
+async def test_a_title_that_looks_like_an_encoded_word_stays_readable(smtp: SmtpServer) -> None:
+    await email(smtp).send(message(address="ann@example.com", title="=?utf-8?q?Caf=c3=a9?="))
+
+    assert smtp.mails[0]["Subject"] == "= ?utf-8?q?Caf=c3=a9?="
+
+
+@pytest.mark.parametrize(
     "address",
     [
+        "=?utf-8?q?ann=0d=0aBcc=3a_eve?=@example.com",
         "ann@example.com, eve@example.com",
         "ann@example.com\r\nBcc: eve@example.com",
         "Ann\r\nBcc: eve@example.com <ann@example.com>",

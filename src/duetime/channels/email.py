@@ -107,7 +107,7 @@ class Email:
         mail = EmailMessage(policy=SMTP_POLICY)
         mail["From"] = self._sender
         mail["To"] = _read_address(message.address)
-        mail["Subject"] = _one_line(message.title)
+        mail["Subject"] = _header_text(message.title)
         mail["Date"] = format_datetime(datetime.now(UTC))
         mail["Message-ID"] = f"<{digest(message.key)}@{self._sender.domain}>"
         # RFC 3834: nobody's holiday notice shall answer.
@@ -151,13 +151,22 @@ def _read_address(text: str) -> Address:
     """Exactly one address, with or without a name: `ann@example.com`, `Ann <ann@example.com>`."""
     name, address = parseaddr(text) if "<" in text else ("", text)
     match = _ADDRESS.fullmatch(address)
-    if match is None or not text.isprintable() or text.count("@") != 1:
+    if match is None or "=?" in address or not text.isprintable() or text.count("@") != 1:
         raise NotSent(f"{text[:80]!r} is not an email address.", passing=False)
     try:
         domain = match[2].encode("idna").decode("ascii")
-        return Address(_one_line(name), match[1], domain)
+        return Address(_header_text(name), match[1], domain)
     except (UnicodeError, ValueError) as error:
         raise NotSent(f"{text[:80]!r} is not an email address: {error}.", passing=False) from None
+
+
+def _header_text(text: str) -> str:
+    """The text on one line, without the sign that begins an encoded word.
+
+    The email package decodes such words, and versions of Python before 3.11.9 and 3.12.3 then write
+    the line breaks in them as they are: that begins another header, or the body.
+    """
+    return _one_line(text).replace("=?", "= ?")
 
 
 def _one_line(text: str) -> str:
@@ -175,7 +184,7 @@ async def _say_goodbye(client: aiosmtplib.SMTP) -> None:
     """The mail is accepted: whatever happens now changes nothing."""
     try:
         await client.quit(timeout=_GOODBYE_SECONDS)
-    except (aiosmtplib.SMTPException, OSError):
+    except Exception:  # noqa: BLE001 -- else a mail that was accepted would be sent again.
         pass
     finally:
         client.close()
