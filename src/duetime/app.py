@@ -60,7 +60,7 @@ from duetime.reminders.sending import Sender
 from duetime.reminders.tracking import Tracking
 from duetime.schedules import Schedules
 from duetime.settings import Settings, load_settings
-from duetime.storage.migrations import check_current, read_status, upgrade
+from duetime.storage.migrations import check_version, upgrade
 from duetime.storage.schedule_rows import AuditEvent
 from duetime.storage.schedules import ScheduleStatements
 from duetime.storage.store import Dialect, Statements, Store, WorkerInfo
@@ -587,7 +587,7 @@ class Duetime:
             migrate = self.settings.migrate
             if migrate or (migrate is None and backend_of(self.settings.database) == "sqlite"):
                 upgrade(migrator)
-            check_current(read_status(migrator))
+            check_version(migrator.version(), len(migrator.migrations))
             self._checked = True
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 import msgspec
 
 from duetime import Duetime, JobState
+from tests import effects
 from tests.acceptance.command import SHOP, duetime, enqueue, new_job
 from tests.conftest import Backend
 from tests.waiting import until
@@ -50,17 +51,17 @@ def test_db_goes_up_and_down(backend: Backend) -> None:
     assert down.json["version"] == gone.json["version"] == 0
 
 
-async def test_db_upgrades_step_by_step_and_keeps_the_jobs(backend: Backend) -> None:
-    one = duetime(backend.url, "db", "upgrade", "--to", "1", "--json")
-    behind = duetime(backend.url, "db", "status")
-    refused = duetime(backend.url, "jobs", "list")
-    done = duetime(backend.url, "db", "upgrade")
+async def test_db_upgrade_replaces_functions_of_another_release(pg_url: str) -> None:
+    first = duetime(pg_url, "db", "upgrade", "--json")
+    effects.run(pg_url, "update duetime.installation set functions = 'older'")
+    behind = duetime(pg_url, "db", "status")
+    done = duetime(pg_url, "db", "upgrade")
+    current = duetime(pg_url, "db", "status")
 
-    assert one.json["version"] == 1
-    assert behind.code == 1
+    assert first.json == {"version": 1, "applied": ["0001_duetime", "functions"]}
+    assert (behind.code, current.code) == (1, 0)
     assert "duetime db upgrade" in behind.out
-    assert "duetime db upgrade" in refused.error
-    assert done.code == 0
+    assert "applied functions" in done.out
 
 
 async def test_jobs_are_listed_newest_first_and_filtered(backend: Backend, app: Duetime) -> None:

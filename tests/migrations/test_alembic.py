@@ -148,6 +148,7 @@ def test_downgrade_removes_all(project: Project) -> None:
     assert tables(project.backend) == ["alembic_version"]
 
 
+@pytest.mark.usefixtures("second_migration")
 def test_revisions_go_up_and_down_step_by_step(project: Project) -> None:
     project.add("duetime.upgrade(op, to=1)")
     project.add("duetime.upgrade(op, to=2)", "duetime.downgrade(op, to=1)")
@@ -218,6 +219,7 @@ def test_autocommit_block(project: Project) -> None:
     assert "ticket1" in tables(project.backend)
 
 
+@pytest.mark.usefixtures("second_migration")
 def test_sql_script_gives_what_db_upgrade_gives(project: Project) -> None:
     project.add("duetime.upgrade(op, to=1)")
     project.add("duetime.upgrade(op, since=1)", "duetime.downgrade(op, to=1)")

@@ -84,11 +84,11 @@ class Project:
 
     def manage(self, *arguments: str) -> str:
         """What `python manage.py …` prints; raises `CalledProcessError`."""
-        source = str(Path(__file__).parents[2] / "src")
+        root = Path(__file__).parents[2]
         done = subprocess.run(
             [sys.executable, "manage.py", *arguments],
             cwd=self.root,
-            env=os.environ | {"PYTHONPATH": source},
+            env=os.environ | {"PYTHONPATH": f"{root / 'src'}:{root}"},
             check=True,
             capture_output=True,
             text=True,
@@ -139,7 +139,12 @@ def test_backwards_removes_all(project: Project) -> None:
     assert tables(project.backend) == ["django_migrations"]
 
 
+@pytest.mark.usefixtures("second_migration")
 def test_migrations_go_up_and_down_step_by_step(project: Project) -> None:
+    settings = project.root / "settings.py"
+    settings.write_text(
+        "from tests.migrations import second\nsecond.install()" + settings.read_text()
+    )
     project.add("DuetimeUpgrade(to=1)")
     project.add("DuetimeUpgrade(to=2, since=1)")
 

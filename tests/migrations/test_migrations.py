@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
 import psycopg
 import pytest
@@ -12,7 +11,12 @@ import pytest
 from duetime import Duetime
 from duetime.errors import BadDatabaseURL, InvalidInput, SchemaMismatch
 from duetime.settings import load_settings
-from duetime.storage.migrations import Migrator, downgrade, read_status, upgrade
+from duetime.storage.migrations import (
+    Migrator,
+    downgrade,
+    read_status,
+    upgrade,
+)
 from duetime.wiring import make_migrator
 from tests import effects
 from tests.conftest import Backend
@@ -41,6 +45,7 @@ def catalog(backend: Backend) -> list[object]:
     return effects.run(backend.url, "select type, name, sql from sqlite_master order by 1, 2")
 
 
+@pytest.mark.usefixtures("second_migration")
 def test_step_by_step_gives_the_same_schema_as_at_once(backend: Backend) -> None:
     migrator = migrator_of(backend.url)
     latest = len(migrator.migrations)
@@ -56,6 +61,7 @@ def test_step_by_step_gives_the_same_schema_as_at_once(backend: Backend) -> None
     assert step_by_step == at_once
 
 
+@pytest.mark.usefixtures("second_migration")
 def test_down_and_up_again_at_every_version(backend: Backend) -> None:
     migrator = migrator_of(backend.url)
     upgrade(migrator)
@@ -66,8 +72,9 @@ def test_down_and_up_again_at_every_version(backend: Backend) -> None:
         assert catalog(backend) == whole
 
 
+@pytest.mark.usefixtures("second_migration")
 async def test_an_old_database_with_jobs_is_upgraded_and_keeps_them(backend: Backend) -> None:
-    """S2.4: what was stored under the first version runs under the last."""
+    """What was stored under the first version runs under the last."""
     migrator = migrator_of(backend.url)
     upgrade(migrator, 1)
     values = "(id, task, queue, priority, args, max_attempts, created_at)"
@@ -106,31 +113,47 @@ async def test_an_old_database_with_jobs_is_upgraded_and_keeps_them(backend: Bac
     assert job.state == "completed"
 
 
-async def test_hold_of_a_job_that_waits_is_kept_by_down_and_up(backend: Backend) -> None:
-    migrator = migrator_of(backend.url)
-    upgrade(migrator)
-    app = Duetime(backend.url)
-
-    @app.task(name="held")
-    async def held() -> None: ...
-
-    await held.using(key="k", hold="1h").enqueue()
+async def test_functions_are_replaced_when_they_changed(pg_url: str) -> None:
+    migrator = migrator_of(pg_url)
+    first = upgrade(migrator)
+    again = upgrade(migrator)
+    changed = "create or replace function duetime.wake(queue text, run_at timestamptz default null)"
+    effects.run(
+        pg_url,
+        f"{changed} returns void language sql as $$ select $$; "
+        "grant execute on function duetime.wake to pg_monitor",
+    )
+    effects.run(pg_url, "update duetime.installation set functions = 'of an older release'")
+    older = read_status(migrator)
+    app = Duetime(pg_url, migrate=False)
+    await app.now()
     await app.close()
-    [version] = [m.version for m in migrator.migrations if m.name == "job_hold"]
-    downgrade(migrator, version - 1)
-    upgrade(migrator)
-    table = "duetime.job" if backend.is_postgres else "duetime_job"
+    replaced = upgrade(migrator)
 
-    kept = effects.run(backend.url, f"select hold from {table}")
-    assert kept == [(timedelta(hours=1) if backend.is_postgres else 3_600_000_000,)]
+    assert (first.functions, again.functions, replaced.functions) == (True, False, True)
+    assert (older.current, read_status(migrator).current) == (False, True)
+    [(body, rights)] = effects.run(
+        pg_url, "select prosrc, proacl::text from pg_proc where oid = 'duetime.wake'::regproc"
+    )
+    assert "barrier" in body
+    assert "pg_monitor" in rights, "grants on functions outlive an upgrade"
+
+
+@pytest.mark.usefixtures("second_migration")
+def test_functions_follow_the_last_migration(pg_url: str) -> None:
+    migrator = migrator_of(pg_url)
+
+    assert not upgrade(migrator, 1).functions
+    assert upgrade(migrator).functions
 
 
 def test_many_processes_may_upgrade_at_once(backend: Backend) -> None:
     with ThreadPoolExecutor(8) as pool:
         done = list(pool.map(lambda _: upgrade(migrator_of(backend.url)), range(8)))
 
-    applied = [migration.version for migrations in done for migration in migrations]
+    applied = [migration.version for one in done for migration in one.migrations]
     assert sorted(applied) == list(range(1, len(applied) + 1)), "each exactly once"
+    assert sum(one.functions for one in done) == backend.is_postgres
     assert read_status(migrator_of(backend.url)).current
 
 
@@ -153,6 +176,7 @@ async def test_a_newer_schema_is_refused(backend: Backend) -> None:
         downgrade(migrator, 0)
 
 
+@pytest.mark.usefixtures("second_migration")
 async def test_an_older_schema_says_what_to_run(backend: Backend) -> None:
     upgrade(migrator_of(backend.url), 1)
 

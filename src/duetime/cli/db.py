@@ -53,7 +53,7 @@ def downgrade_command(context: click.Context, to: int, yes: bool) -> None:
     if todo and not yes:
         loss = "This removes every job and its history." if to == 0 else "This may lose data."
         click.confirm(f"Downgrade from version {before} to {to}? {loss}", abort=True, err=True)
-    _tell(target, migrator, downgrade(migrator, to) if todo else [], "removed")
+    _tell(target, migrator, _names(downgrade(migrator, to) if todo else []), "removed")
 
 
 @db.command("status")
@@ -68,6 +68,11 @@ def status_command(context: click.Context) -> None:
         click.echo("There are no tables of Duetime yet. Run `duetime db init`.")
     elif status.current:
         click.echo(f"Version {status.version}, up to date.")
+    elif status.version == status.latest:
+        click.echo(
+            f"Version {status.version}; its SQL functions are of another release of Duetime. "
+            "Run `duetime db upgrade`."
+        )
     else:
         refuse_newer(status.version, status.latest)
         click.echo(
@@ -80,11 +85,20 @@ def status_command(context: click.Context) -> None:
 def _upgrade(context: click.Context, to: int | None) -> None:
     target = target_of(context)
     migrator = make_migrator(target.settings())
-    _tell(target, migrator, upgrade(migrator, to), "applied")
+    done = upgrade(migrator, to)
+    _tell(
+        target,
+        migrator,
+        _names(done.migrations) + (["functions"] if done.functions else []),
+        "applied",
+    )
 
 
-def _tell(target: Target, migrator: Migrator, moved: list[Migration], verb: str) -> None:
-    names = [f"{migration.version:04}_{migration.name}" for migration in moved]
+def _names(migrations: list[Migration]) -> list[str]:
+    return [f"{migration.version:04}_{migration.name}" for migration in migrations]
+
+
+def _tell(target: Target, migrator: Migrator, names: list[str], verb: str) -> None:
     version = migrator.version()
     if target.json:
         print_json({"version": version, verb: names})

@@ -35,7 +35,9 @@ class EmbeddedSchema:
         # The URL is never connected to: the statements are executed by somebody else.
         url = "postgresql://" if self._postgres else "sqlite:///embedded"
         settings = Settings(database=url, schema=schema, prefix=prefix)
-        self._migrations = make_migrator(settings).migrations
+        migrator = make_migrator(settings)
+        self._migrations = migrator.migrations
+        self._functions = migrator.functions
         ours, theirs = ("duetime.", f"{schema}.") if self._postgres else ("duetime_", prefix)
         self._sql = load_statements(
             f"duetime.storage.{'postgres' if self._postgres else 'sqlite'}",
@@ -47,6 +49,11 @@ class EmbeddedSchema:
         version = yield from self._prepare()
         for sql in self._apply(plan_upgrade(self._migrations, version, to)):
             yield sql, ()
+        if self._functions.script and self._reaches_latest(to):
+            [[digest]] = yield self._sql["installed_functions"], ()
+            if digest != self._functions.digest:
+                for sql in self._replace_functions():
+                    yield sql, ()
 
     def downgrade(self, to: int) -> Statements:
         """Undo down to `to`; 0 removes everything of ours."""
@@ -60,6 +67,8 @@ class EmbeddedSchema:
             yield f"create schema if not exists {self._schema}"
         yield self._sql["create_migration"]
         yield from self._apply(plan_upgrade(self._migrations, since, to))
+        if self._functions.script and self._reaches_latest(to):
+            yield from self._replace_functions()
 
     def script_downgrade(self, since: int | None, to: int) -> Iterator[str]:
         version = len(self._migrations) if since is None else since
@@ -88,6 +97,13 @@ class EmbeddedSchema:
                 name=migration.name,
                 now=time.time_ns() // 1000,
             )
+
+    def _reaches_latest(self, to: int | None) -> bool:
+        return to is None or to == len(self._migrations)
+
+    def _replace_functions(self) -> Iterator[str]:
+        yield from self._split(self._functions.script)
+        yield self._filled("record_functions", digest=self._functions.digest)
 
     def _undo(self, migrations: Iterable[Migration]) -> Iterator[str]:
         for migration in migrations:

@@ -1,7 +1,12 @@
-"""Numbered migrations: applied in order, each in a transaction, one process at a time."""
+"""The schema: numbered migrations in order, then the SQL functions, one process at a time.
+
+A migration changes tables and is never changed itself once released. The functions are files that
+hold the current text only: an upgrade replaces them as a whole when their digest changed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -22,16 +27,31 @@ class Migration(msgspec.Struct, frozen=True):
     down: str
 
 
+class Functions(msgspec.Struct, frozen=True):
+    """The SQL functions of a backend, as one script that may be run again at any time."""
+
+    script: str
+    digest: str
+
+
+class Upgraded(msgspec.Struct, frozen=True):
+    """What an upgrade did."""
+
+    migrations: list[Migration]
+    functions: bool
+
+
 class SchemaStatus(msgspec.Struct, frozen=True):
-    """Which migrations are in the database, and which this version of Duetime has."""
+    """What is in the database, and what this version of Duetime has."""
 
     version: int
     latest: int
     pending: tuple[str, ...]
+    functions_current: bool
 
     @property
     def current(self) -> bool:
-        return self.version == self.latest
+        return self.version == self.latest and self.functions_current
 
 
 class Session(Protocol):
@@ -45,6 +65,11 @@ class Session(Protocol):
 
     def forget(self, migration: Migration) -> None: ...
 
+    def functions(self) -> str:
+        """The digest of the functions that are installed."""
+
+    def record_functions(self, digest: str) -> None: ...
+
 
 class Migrator(Protocol):
     """A backend's way to its schema."""
@@ -52,8 +77,14 @@ class Migrator(Protocol):
     @property
     def migrations(self) -> Sequence[Migration]: ...
 
+    @property
+    def functions(self) -> Functions: ...
+
     def version(self) -> int:
         """The version in the database; 0 if there is nothing. Takes no lock, changes nothing."""
+
+    def installed_functions(self) -> str:
+        """The digest of the functions in the database; "" if there are none."""
 
     def session(self) -> AbstractContextManager[Session]: ...
 
@@ -75,25 +106,52 @@ def load_migrations(package: str, rename: Callable[[str], str]) -> list[Migratio
     ]
 
 
+def load_functions(package: str, rename: Callable[[str], str]) -> Functions:
+    """Read a backend's `functions/` folder, in the order of the files' names."""
+    folder = sorted(files(package).joinpath("functions").iterdir(), key=lambda file: file.name)
+    texts = [file.read_text(encoding="utf-8") for file in folder if file.name.endswith(".sql")]
+    script = rename("\n".join(texts))
+    return Functions(script, hashlib.sha256(script.encode()).hexdigest())
+
+
+NO_FUNCTIONS = Functions("", "")
+"""For a backend that has none."""
+
+
 def read_status(migrator: Migrator) -> SchemaStatus:
     """Return where the database stands."""
     version = migrator.version()
     pending = [m for m in migrator.migrations if m.version > version]
     return SchemaStatus(
-        version, len(migrator.migrations), tuple(f"{m.version:04}_{m.name}" for m in pending)
+        version,
+        len(migrator.migrations),
+        tuple(f"{m.version:04}_{m.name}" for m in pending),
+        migrator.installed_functions() == migrator.functions.digest,
     )
 
 
-def upgrade(migrator: Migrator, to: int | None = None) -> list[Migration]:
-    """Apply what is missing, up to `to`. Safe to call from many processes at once."""
-    if migrator.version() == _check_target(to, len(migrator.migrations)):
-        return []
+def upgrade(migrator: Migrator, to: int | None = None) -> Upgraded:
+    """Apply what is missing, up to `to`. Safe to call from many processes at once.
+
+    The functions belong to the latest version: an upgrade that stops before it leaves them alone.
+    """
+    latest = len(migrator.migrations)
+    target = _check_target(to, latest)
+    digest = migrator.functions.digest
+    if migrator.version() == target and (
+        target < latest or migrator.installed_functions() == digest
+    ):
+        return Upgraded([], functions=False)
     with migrator.session() as session:
         todo = plan_upgrade(migrator.migrations, session.applied(), to)
         for migration in todo:
             session.run(migration.up)
             session.record(migration)
-    return todo
+        replace = session.applied() == latest and session.functions() != digest
+        if replace:
+            session.run(migrator.functions.script)
+            session.record_functions(digest)
+    return Upgraded(todo, functions=replace)
 
 
 def downgrade(migrator: Migrator, to: int) -> list[Migration]:
@@ -124,21 +182,24 @@ def plan_downgrade(migrations: Sequence[Migration], version: int, to: int) -> li
     return [m for m in reversed(migrations) if target < m.version <= version]
 
 
-def check_current(status: SchemaStatus) -> None:
-    """Raise `SchemaMismatch` unless the schema is the one that we work with."""
-    refuse_newer(status.version, status.latest)
-    if status.version == 0:
+def check_version(version: int, latest: int) -> None:
+    """Raise `SchemaMismatch` unless the tables are those that we work with.
+
+    Functions of another release are accepted: during a rolling deploy both releases run.
+    """
+    refuse_newer(version, latest)
+    if version == 0:
         raise SchemaMismatch(
             "Duetime's tables are not in this database yet. Run `duetime db init`.",
             found=0,
-            expected=status.latest,
+            expected=latest,
         )
-    if not status.current:
+    if version < latest:
         raise SchemaMismatch(
-            f"The database's schema is version {status.version}, and this Duetime works with "
-            f"{status.latest}. Run `duetime db upgrade`.",
-            found=status.version,
-            expected=status.latest,
+            f"The database's schema is version {version}, and this Duetime works with "
+            f"{latest}. Run `duetime db upgrade`.",
+            found=version,
+            expected=latest,
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import psycopg
 
 from duetime.errors import BadDatabaseURL
-from duetime.storage.migrations import Migration, load_migrations
+from duetime.storage.migrations import Migration, load_functions, load_migrations
 from duetime.storage.postgres.connection import (
     RIGHTS_TO_MIGRATE,
     check_schema_name,
@@ -25,11 +25,17 @@ class PostgresMigrator:
         self.schema = check_schema_name(schema)
         self._dsn = make_dsn(url)
         self.migrations = load_migrations("duetime.storage.postgres", self._rename)
+        self.functions = load_functions("duetime.storage.postgres", self._rename)
         self._sql = load_statements("duetime.storage.postgres", self._rename)
 
     def version(self) -> int:
         with told_errors(), psycopg.connect(self._dsn) as connection:
             return _Session(connection, self._sql).version()
+
+    def installed_functions(self) -> str:
+        with told_errors(), psycopg.connect(self._dsn) as connection:
+            session = _Session(connection, self._sql)
+            return session.functions() if session.version() else ""
 
     @contextmanager
     def session(self) -> Iterator[_Session]:
@@ -78,6 +84,12 @@ class _Session:
         self._rows("forget_migration", version=migration.version)
         if migration.version == 1:
             self._rows("drop_migration")
+
+    def functions(self) -> str:
+        return cast("str", self._rows("installed_functions")[0][0])
+
+    def record_functions(self, digest: str) -> None:
+        self._rows("record_functions", digest=digest)
 
     def _rows(self, name: str, /, **parameters: Any) -> list[Any]:
         cursor = self._connection.execute(self._sql[name], parameters)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from duetime.errors import BadDatabaseURL
-from duetime.storage.migrations import Migration, load_migrations
+from duetime.storage.migrations import NO_FUNCTIONS, Migration, load_migrations
 from duetime.storage.sqlite.connection import (
     DEFAULT_PREFIX,
     check_path,
@@ -26,6 +26,8 @@ _LOCK_SECONDS = 30.0
 
 
 class SqliteMigrator:
+    functions = NO_FUNCTIONS
+
     def __init__(self, path: str, prefix: str = DEFAULT_PREFIX) -> None:
         self.prefix = check_prefix(prefix)
         self.path = check_path(path)
@@ -37,6 +39,9 @@ class SqliteMigrator:
             return 0
         with told_errors(self.path), closing(connect(self.path)) as connection:
             return persist(_Session(connection, self._sql).version, _LOCK_SECONDS)
+
+    def installed_functions(self) -> str:
+        return NO_FUNCTIONS.digest
 
     @contextmanager
     def session(self) -> Iterator[_Session]:
@@ -102,6 +107,12 @@ class _Session:
         self._rows("forget_migration", version=migration.version)
         if migration.version == 1:
             self._rows("drop_migration")
+
+    def functions(self) -> str:
+        return NO_FUNCTIONS.digest
+
+    def record_functions(self, digest: str) -> None:
+        raise AssertionError("SQLite has no SQL functions of ours")
 
     def _rows(self, statement: str, /, **parameters: Any) -> list[Any]:
         return self._connection.execute(self._sql[statement], parameters).fetchall()

@@ -28,6 +28,12 @@ select coalesce(max(version), 0) from duetime.migration;
 -- name: record_migration
 insert into duetime.migration (version, name) values (%(version)s, %(name)s);
 
+-- name: installed_functions
+select functions from duetime.installation;
+
+-- name: record_functions
+update duetime.installation set functions = %(digest)s;
+
 -- name: forget_migration
 delete from duetime.migration where version = %(version)s;
 

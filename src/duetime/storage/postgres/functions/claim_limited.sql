@@ -2,7 +2,7 @@
 -- sees what the last claimer committed, so counts are exact however many workers race.
 -- One `claim` row for each job: the running are counted by rows. `open_at` says when a rate
 -- limit lets the next one through.
-create function duetime.claim_limited(
+create or replace function duetime.claim_limited(
     worker bigint, of_queue text, want integer, quarantined boolean default false)
     returns table (
         claimed_at timestamptz, token bigint, job_id bigint, task text, queue text,

@@ -1,10 +1,8 @@
--- How long a job's key is held after its completion, also when it is requeued: `job_key` forgets
--- it as soon as the job ends otherwise.
-alter table duetime.job add column hold interval;
-update duetime.job as j set hold = k.hold from duetime.job_key as k
-where k.job_id = j.id and k.hold is not null and k.held_until is null;
+-- Enqueue as SQL functions: any language, psql and triggers can use them.
 
--- As before; the job's hold is stored with it.
+-- Enqueue a JSON array of jobs, in the caller's transaction. One row comes back for each, in
+-- order: its place, the job, and `created`, or for a key that is held: `existing` (the job that
+-- holds it), `replaced` (moved to the new time and arguments) or `rejected`.
 create or replace function duetime.enqueue_many(jobs json, notify boolean default true)
     returns table (place bigint, job_id bigint, outcome text)
     language plpgsql as $$
@@ -119,8 +117,8 @@ begin
     end loop;
 end $$;
 
--- As before; what plain SQL gives is checked as strictly as what Python gives. A worker could not
--- read, claim or finish some of what was let in.
+-- The jobs of `enqueue_many`, checked. What a job does not name (a key set to null is named)
+-- comes from its task, as the last deployed worker knows it.
 create or replace function duetime._read_jobs(jobs json, moment timestamptz)
     returns table (
         place bigint, task text, args json, queue text, priority smallint, run_at timestamptz,
@@ -189,4 +187,31 @@ begin
         end if;
         return next;
     end loop;
+end $$;
+
+-- Enqueue one job: `select duetime.enqueue('send_mail', '{"to": "ann"}')`. Returns its id, or
+-- the id of the job that holds the key; with on_conflict 'reject' that is an error.
+create or replace function duetime.enqueue(
+    task text, args json default '{}', queue text default null, priority integer default null,
+    run_at timestamptz default null, delay interval default null, key text default null,
+    on_conflict text default 'return', hold interval default null, partition text default null,
+    max_attempts integer default null, timeout interval default null,
+    expires_at timestamptz default null) returns bigint
+    language plpgsql as $$
+declare
+    answer record;
+begin
+    -- What is null here is not named, so that the task's own options hold.
+    select * into strict answer from duetime.enqueue_many((
+        '[{"args": ' || coalesce(args, '{}')::text || ', ' || substr(json_strip_nulls(
+            json_build_object(
+                'task', task, 'queue', queue, 'priority', priority, 'run_at', run_at,
+                'delay', delay, 'key', key, 'on_conflict', on_conflict, 'hold', hold,
+                'partition', partition, 'max_attempts', max_attempts, 'timeout', timeout,
+                'expires_at', expires_at))::text, 2) || ']')::json);
+    if answer.outcome = 'rejected' then
+        raise exception 'duetime: job % already holds the key % of task %', answer.job_id, key, task
+            using errcode = 'unique_violation';
+    end if;
+    return answer.job_id;
 end $$;

@@ -1,0 +1,316 @@
+-- Tracked tables: what their triggers and the back-fill call.
+
+-- Whether a zone has this very name, here and in Python.
+create or replace function duetime._is_zone(zone text) returns boolean
+    language plpgsql as $$
+begin
+    if exists (select from duetime.zone as z where z.name = zone) then
+        return true;
+    end if;
+    -- This view reads every file of the zones: hence the table.
+    if zone ~ '^[A-Za-z0-9_+-]{1,40}(/[A-Za-z0-9_+-]{1,40}){0,3}$'
+        and split_part(zone, '/', 1) not in ('right', 'posix', 'posixrules', 'localtime', 'build')
+        and exists (select from pg_timezone_names as z where z.name = zone)
+    then
+        insert into duetime.zone (name) values (zone) on conflict do nothing;
+        return true;
+    end if;
+    return false;
+end $$;
+
+-- Recipients as they are stored: a list of different texts.
+create or replace function duetime._recipients(given jsonb) returns jsonb
+    language sql immutable as $$
+    select case
+        when jsonb_typeof(given) = 'string' then jsonb_build_array(given)
+        when jsonb_typeof(given) <> 'array' then '[]'::jsonb
+        when jsonb_array_length(given) = 0 then given
+        else (select coalesce(jsonb_agg(n.recipient order by n.place), '[]'::jsonb)
+              from (select e.recipient, min(e.place) as place
+                    from jsonb_array_elements_text(given) with ordinality as e(recipient, place)
+                    where e.recipient <> '' group by e.recipient) as n) end
+$$;
+
+-- Store how a table is tracked. Returns the name of the table under that name, if there was one.
+create or replace function duetime.track_define(name text, table_name text, definition json, actor text)
+    returns text language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    known duetime.tracked;
+begin
+    select * into known from duetime.tracked as t where t.name = track_define.name for update;
+    insert into duetime.tracked as t (name, table_name, definition)
+    values (track_define.name, track_define.table_name, track_define.definition)
+    on conflict (name) do update
+        set table_name = excluded.table_name, definition = excluded.definition,
+            updated_at = duetime.now();
+    if known.definition::text is distinct from definition::text then
+        insert into duetime.audit (actor, action, entity, before, after)
+        values (actor, 'table.track', 'table:' || name, known.definition, definition);
+    end if;
+    return known.table_name;
+end $$;
+
+-- Rows of a tracked table have changed: make their subjects and reminders true. Called by its
+-- triggers and by the back-fill, with one entry per row that changed what is tracked, and the
+-- references of rows that are gone. A row must not fail for what it holds: an unknown zone or a due
+-- time out of range is noted as the subject's `problem`; a scope that is not there is made, empty.
+create or replace function duetime.track_rows(
+    track text, refs text[], scopes text[], dues timestamptz[], local_dues timestamp[],
+    zones text[], recipients jsonb[], data jsonb[], opens boolean[], gone text[])
+    returns void language plpgsql
+    security definer set search_path = pg_catalog, pg_temp set jit = off
+    set plan_cache_mode = auto set work_mem = '32MB' as $$
+#variable_conflict use_column
+declare
+    moment constant timestamptz := duetime.now();
+    -- The role that writes: ours, while this function runs, is its owner's.
+    actor constant text := 'trigger: ' || coalesce(nullif(current_setting('role'), 'none'), session_user);
+    told duetime.tracked;
+    default_zone text;
+    own_rules json;
+    own_texts json;
+    bad_zones text[];
+    given_scopes text[];
+    around text[];
+    moved bigint[];
+    closed bigint[];
+    missing bigint;
+begin
+    perform set_config('plan_cache_mode', case when cardinality(refs) < 100
+        then 'force_generic_plan' else 'force_custom_plan' end, true);
+    select * into told from duetime.tracked as t where t.name = track;
+    if not found then
+        raise exception 'duetime: no table is tracked as %', track using errcode = '22023',
+            hint = 'Drop its triggers, or run `duetime track` again.';
+    end if;
+    default_zone := coalesce(told.definition ->> 'zone', 'UTC');
+    own_rules := case when json_typeof(told.definition -> 'rules') = 'array'
+                      then told.definition -> 'rules' end;
+    own_texts := case when own_rules is not null then told.definition -> 'remind' end;
+    bad_zones := array(
+        select z.zone from (select distinct unnest(zones) as zone) as z
+        where z.zone is not null and not duetime._is_zone(z.zone));
+
+    -- Scopes before subjects, as everyone does. The old ones too: who changes their rules has to see
+    -- whether a subject has left them.
+    given_scopes := array(
+        select distinct n.scope from unnest(scopes, opens) as n(scope, open)
+        where n.scope <> '' and n.open);
+    around := array(
+        with recursive chain as (
+            select s.ref, s.parent, 0 as level from duetime.scope as s
+            where s.ref = any (given_scopes)
+               or s.ref in (select k.scope from duetime.subject as k where k.ref = any (refs))
+            union
+            select s.ref, s.parent, c.level + 1
+            from duetime.scope as s join chain as c on s.ref = c.parent
+            where c.level < 100
+        )
+        select c.ref from chain as c union select unnest(given_scopes) order by 1);
+    -- These locks only keep the turn, and there is not room for any number of them: see `scope_queue`.
+    if cardinality(around) <= 100 then
+        perform pg_advisory_xact_lock_shared(hashtext('duetime.scope'), hashtext(a.ref))
+        from unnest(around) as a(ref);
+    end if;
+    with made as (
+        insert into duetime.scope (ref)
+        select n.ref from unnest(given_scopes) as n(ref)
+        where not exists (select from duetime.scope as s where s.ref = n.ref)
+        order by n.ref
+        on conflict (ref) do nothing
+        returning ref
+    )
+    insert into duetime.audit (actor, action, entity, after)
+    select actor, 'scope.put', 'scope:' || m.ref,
+        json_build_object('ref', m.ref, 'parent', null, 'rules', null, 'locked', false)
+    from made as m;
+    perform from duetime.scope as s where s.ref = any (around) order by s.ref for share;
+    perform from duetime.subject as s
+    where s.ref = any (refs) or s.ref = any (gone) order by s.id for update;
+
+    loop
+        with given as materialized (
+            select n.ref, nullif(n.scope, '') as scope, d.due_at, z.tz, n.open,
+                to_json(w.recipients) as recipients, to_json(n.data) as data,
+                w.recipients as recipients_b, n.data as data_b,
+                concat_ws('; ',
+                    case when n.zone = any (bad_zones)
+                        then 'there is no time zone ' || quote_literal(left(n.zone, 60))
+                             || ': ' || default_zone || ' is used' end,
+                    case when d.raw is not null and d.due_at is null
+                        then 'its due time is not between the years 1970 and 9000' end) as problem
+            from unnest(refs, scopes, dues, local_dues, zones, recipients, data, opens)
+                as n(ref, scope, due, local_due, zone, recipients, data, open)
+            cross join lateral (
+                select case when n.zone is null or n.zone = any (bad_zones) then default_zone
+                            else n.zone end as tz) as z
+            cross join lateral (
+                select case
+                    when n.due is not null then n.due
+                    when not isfinite(n.local_due)
+                        or n.local_due not between '1969-12-30' and '9000-01-03' then 'infinity'
+                    when n.local_due is not null then duetime._to_instant(
+                        n.local_due, coalesce(told.definition ->> 'due_zone', z.tz))
+                    end as raw, duetime._recipients(n.recipients) as recipients) as w
+            cross join lateral (
+                select w.raw, case when w.raw between '1970-01-01Z' and '9000-01-01Z'
+                                   then w.raw end as due_at) as d
+        ), before as materialized (
+            select s.* from duetime.subject as s where s.ref = any (refs)
+        ), change as materialized (
+            select b.id, g.*, b.status = 'open' and not g.open as closes,
+                b.scope as old_scope, b.due_at as old_due_at, b.tz as old_tz,
+                b.status as old_status, b.rules as old_rules, b.recipients as old_recipients,
+                (b.scope, b.due_at, b.tz, b.status, b.rules::text)
+                    is distinct from (g.scope, g.due_at, g.tz, 'open', own_rules::text)
+                    or b.recipients::jsonb is distinct from g.recipients_b as moves
+            from before as b join given as g on g.ref = b.ref
+            where case when not g.open then b.status = 'open'
+                else (b.scope, b.due_at, b.tz, b.status, b.rules::text, coalesce(b.problem, ''), b.tracked)
+                        is distinct from
+                     (g.scope, g.due_at, g.tz, 'open', own_rules::text, g.problem, track)
+                    or b.recipients::jsonb is distinct from g.recipients_b
+                    or b.data::jsonb is distinct from g.data_b end
+        ), changed as (
+            update duetime.subject as s
+            set scope = case when c.closes then s.scope else c.scope end,
+                due_at = case when c.closes then s.due_at else c.due_at end,
+                tz = case when c.closes then s.tz else c.tz end,
+                status = case when c.closes then 'done' else 'open' end,
+                rules = case when c.closes then s.rules else own_rules end,
+                data = case when c.closes then s.data else c.data end,
+                recipients = case when c.closes then s.recipients else c.recipients end,
+                problem = case when c.closes then s.problem else nullif(c.problem, '') end,
+                tracked = track,
+                revision = s.revision + (c.moves or c.closes)::integer,
+                updated_at = moment
+            from change as c where s.id = c.id
+        ), fresh as materialized (
+            select g.* from given as g
+            where g.open and not exists (select from before as b where b.ref = g.ref)
+        ), added as (
+            insert into duetime.subject (ref, scope, due_at, tz, status, rules, data, recipients,
+                                         tracked, problem, created_at, updated_at)
+            select f.ref, f.scope, f.due_at, f.tz, 'open', own_rules, f.data, f.recipients, track,
+                nullif(f.problem, ''), moment, moment
+            from fresh as f order by f.ref
+            on conflict (ref) do nothing
+            returning id, ref, scope, due_at, tz, recipients
+        ), audited as (
+            insert into duetime.audit (at, actor, action, entity, before, after)
+            select moment, actor, case when c.closes then 'subject.completed' else 'subject.put' end,
+                'subject:' || c.ref,
+                json_build_object('scope', c.old_scope, 'due_at', duetime._say(c.old_due_at),
+                    'tz', c.old_tz, 'status', c.old_status,
+                    'rules', case when c.old_rules is not null then own_texts end,
+                    'recipients', c.old_recipients),
+                case when c.closes then
+                    json_build_object('scope', c.old_scope, 'due_at', duetime._say(c.old_due_at),
+                        'tz', c.old_tz, 'status', 'done',
+                        'rules', case when c.old_rules is not null then own_texts end,
+                        'recipients', c.old_recipients)
+                else
+                    json_build_object('scope', c.scope, 'due_at', duetime._say(c.due_at),
+                        'tz', c.tz, 'status', 'open', 'rules', own_texts,
+                        'recipients', c.recipients) end
+            from change as c where c.closes or c.moves
+            union all
+            select moment, actor, 'subject.put', 'subject:' || a.ref, null,
+                json_build_object('scope', a.scope, 'due_at', duetime._say(a.due_at), 'tz', a.tz,
+                    'status', 'open', 'rules', own_texts, 'recipients', a.recipients)
+            from added as a
+        )
+        select array(select a.id from added as a
+                     union all select c.id from change as c where c.moves and not c.closes),
+            array(select c.id from change as c where c.closes),
+            (select count(*) from fresh) - (select count(*) from added)
+        into moved, closed, missing;
+        if cardinality(moved) > 0 then
+            perform duetime.rearm(moved);
+        end if;
+        if cardinality(closed) > 0 then
+            perform duetime.rearm(closed, 'the subject was completed');
+        end if;
+        -- Someone put one of the same name meanwhile: now it can be seen.
+        exit when missing = 0;
+    end loop;
+    if cardinality(gone) > 0 then
+        perform duetime._delete_subjects(
+            array(select s.id from duetime.subject as s
+                  where s.ref = any (gone) and s.tracked = track order by s.id), actor);
+    end if;
+end $$;
+
+-- Delete subjects with their reminders; what waits of these ends.
+create or replace function duetime._delete_subjects(ids bigint[], actor text) returns void
+    language plpgsql as $$
+declare
+    moment constant timestamptz := duetime.now();
+begin
+    perform from duetime.subject as s where s.id = any (ids) order by s.id for update;
+    with gone as materialized (
+        select r.job_id from duetime.reminder as r
+        where r.subject_id = any (ids) and coalesce(r.status, '') = 'armed'
+    ), left_due as (
+        delete from duetime.due as d using gone as g where d.job_id = g.job_id
+        returning d.job_id, d.attempt
+    ), unparked as (
+        delete from duetime.parked as p using gone as g where p.job_id = g.job_id
+        returning p.job_id, p.attempt
+    ), audited as (
+        insert into duetime.audit (at, actor, action, entity, before)
+        select moment, actor, 'subject.deleted', 'subject:' || s.ref,
+            json_build_object('scope', s.scope, 'due_at', duetime._say(s.due_at), 'tz', s.tz,
+                'status', s.status, 'recipients', s.recipients)
+        from duetime.subject as s where s.id = any (ids)
+    )
+    insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at, error)
+    select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'superseded', moment,
+        'the subject was deleted'
+    from (select * from left_due union all select * from unparked) as l;
+    delete from duetime.subject as s where s.id = any (ids);
+end $$;
+
+-- Delete the subjects of a tracked table: all (it was truncated), or some of them (it is tracked no
+-- longer). Returns how many.
+create or replace function duetime.track_clear(track text, most integer default null) returns integer
+    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    actor constant text := 'trigger: ' || coalesce(nullif(current_setting('role'), 'none'), session_user);
+    ids bigint[];
+    count integer := 0;
+begin
+    loop
+        ids := array(select s.id from duetime.subject as s where s.tracked = track
+                     order by s.id limit coalesce(most, 5000));
+        perform duetime._delete_subjects(ids, actor);
+        count := count + cardinality(ids);
+        exit when most is not null or cardinality(ids) = 0;
+    end loop;
+    return count;
+end $$;
+
+-- A table is tracked no longer; its triggers and subjects are gone already.
+create or replace function duetime.track_forget(name text, actor text) returns boolean
+    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    known duetime.tracked;
+begin
+    delete from duetime.tracked as t where t.name = track_forget.name returning * into known;
+    if known.name is null then
+        return false;
+    end if;
+    insert into duetime.audit (actor, action, entity, before)
+    values (actor, 'table.untrack', 'table:' || known.name, known.definition);
+    return true;
+end $$;
+
+-- They write as our owner: who may call them is said by grants.
+revoke execute on function duetime.track_define(text, text, json, text) from public;
+revoke execute on function duetime.track_rows(
+    text, text[], text[], timestamptz[], timestamp[], text[], jsonb[], jsonb[], boolean[], text[])
+    from public;
+revoke execute on function duetime.track_clear(text, integer) from public;
+revoke execute on function duetime.track_forget(text, text) from public;

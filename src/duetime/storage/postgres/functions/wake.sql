@@ -1,0 +1,60 @@
+-- Wake-up: a producer notifies only those who sleep.
+
+-- Wake who sleeps on this queue, when this transaction commits. Call it after the rows of
+-- `due` are written, once for each queue. Holds `barrier` until the commit: a worker that
+-- gets it knows that no enqueue is in flight. Whoever sleeps holds `asleep`.
+-- `set duetime.notify = off` turns it off.
+create or replace function duetime.wake(queue text, run_at timestamptz default null) returns void
+    language plpgsql as $$
+declare
+    barrier constant integer := hashtext('duetime.barrier');
+    asleep constant integer := hashtext('duetime.asleep');
+begin
+    -- No worker sleeps longer than ten minutes.
+    if run_at > duetime.now() + interval '10 minutes'
+        or current_setting('duetime.notify', true) = 'off' then
+        return;
+    end if;
+    perform pg_advisory_xact_lock_shared(barrier, hashtext(queue));
+    if pg_try_advisory_lock(asleep, hashtext(queue)) then
+        perform pg_advisory_unlock(asleep, hashtext(queue));
+    else
+        perform pg_notify('duetime.wake', queue);
+    end if;
+end $$;
+
+-- The other half: true if every later enqueue into these queues will wake this session.
+-- False: one is in flight, and nothing is held.
+create or replace function duetime.fall_asleep(queues text[]) returns boolean
+    language plpgsql as $$
+declare
+    barrier constant integer := hashtext('duetime.barrier');
+    asleep constant integer := hashtext('duetime.asleep');
+    held integer := 0;
+begin
+    for i in 1 .. cardinality(queues) loop
+        if not pg_try_advisory_lock(barrier, hashtext(queues[i])) then
+            for k in 1 .. held loop
+                perform pg_advisory_unlock_shared(asleep, hashtext(queues[k]));
+            end loop;
+            return false;
+        end if;
+        if pg_try_advisory_lock_shared(asleep, hashtext(queues[i])) then
+            perform pg_advisory_unlock(barrier, hashtext(queues[i]));
+            held := i;
+        else
+            perform pg_advisory_unlock(barrier, hashtext(queues[i]));
+            for k in 1 .. held loop
+                perform pg_advisory_unlock_shared(asleep, hashtext(queues[k]));
+            end loop;
+            return false;
+        end if;
+    end loop;
+    return true;
+end $$;
+
+create or replace function duetime.wake_up(queues text[]) returns void
+    language sql as $$
+    select count(pg_advisory_unlock_shared(hashtext('duetime.asleep'), hashtext(queue)))
+    from unnest(queues) as queue;
+$$;

@@ -1,0 +1,27 @@
+-- Triggers would call what is no longer there, and the writes of users would fail.
+do $$ begin
+    if exists (select from duetime.tracked) then
+        raise exception 'duetime: tables are tracked: run `duetime untrack` for each first'
+            using errcode = '22023';
+    end if;
+end $$;
+drop view duetime.reminders, duetime.occurrences, duetime.schedules, duetime.open_run, duetime.jobs;
+drop table duetime.zone, duetime.tracked,
+    duetime.channel_use, duetime.channel_rate, duetime.delivery,
+    duetime.digest, duetime.recipient_use, duetime.recipient,
+    duetime.reminder, duetime.subject, duetime.scope,
+    duetime.audit, duetime.schedule_template, duetime.occurrence, duetime.schedule,
+    duetime.waiter, duetime.progress, duetime.parked, duetime.rate_use, duetime.queue,
+    duetime.job_key, duetime.task, duetime.worker_name, duetime.worker, duetime.attempt,
+    duetime.claim, duetime.due, duetime.job, duetime.installation;
+do $$
+declare
+    name text;
+begin
+    for name in
+        select p.oid::regprocedure::text from pg_proc as p join pg_class as c
+            on c.oid = 'duetime.migration'::regclass and c.relnamespace = p.pronamespace
+    loop
+        execute 'drop function ' || name;
+    end loop;
+end $$;

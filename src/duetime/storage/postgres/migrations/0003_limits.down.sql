@@ -1,1 +1,0 @@
-drop function duetime.claim_limited(bigint, text, integer, boolean);

@@ -1,2 +1,0 @@
-drop function duetime.complete(json);
-drop view duetime.jobs;

@@ -1,1 +1,0 @@
-alter table duetime.claim reset (toast_tuple_target);

@@ -1,2 +1,0 @@
-drop view duetime.reminders;
-drop table duetime.delivery, duetime.reminder, duetime.subject, duetime.scope;

@@ -1,2 +1,0 @@
-alter table duetime.subject
-    drop column repeats, drop column planned_from, drop column planned_until;

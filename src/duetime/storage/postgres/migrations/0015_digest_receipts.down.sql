@@ -1,1 +1,0 @@
-drop index duetime.delivery_digest;

@@ -1,0 +1,43 @@
+-- Triggers would use what is no longer there, and the writes of users would fail.
+create table duetime_left (
+    tracked integer constraint "untrack every table first" check (tracked is null)
+);
+insert into duetime_left (tracked) select 1 from duetime_tracked;
+drop table duetime_left;
+drop view duetime_tracked_row;
+drop table duetime_tracked_change;
+drop table duetime_tracked;
+drop view duetime_rearm_job;
+drop view duetime_clock;
+drop view duetime_reminders;
+drop table duetime_channel_use;
+drop table duetime_channel_rate;
+drop table duetime_delivery;
+drop table duetime_digest;
+drop table duetime_recipient_use;
+drop table duetime_recipient;
+drop table duetime_reminder;
+drop table duetime_subject;
+drop table duetime_scope;
+drop view duetime_occurrences;
+drop view duetime_schedules;
+drop view duetime_open_run;
+drop table duetime_audit;
+drop table duetime_schedule_template;
+drop table duetime_occurrence;
+drop table duetime_schedule;
+drop view duetime_jobs;
+drop table duetime_progress;
+drop table duetime_parked;
+drop table duetime_rate_use;
+drop table duetime_queue;
+drop table duetime_job_key;
+drop table duetime_task;
+drop table duetime_worker_name;
+drop table duetime_worker;
+drop table duetime_attempt;
+drop table duetime_claim;
+drop table duetime_due;
+drop table duetime_job;
+drop table duetime_installation;
+drop table duetime_counter;

@@ -1,0 +1,514 @@
+-- The same model as on PostgreSQL. `job` is immutable on the hot path; a job's state is where it
+-- stands: in `due` it waits, in `claim` it runs, else its last `attempt` says how it ended.
+-- Times are microseconds since 1970 in UTC, spans are microseconds, JSON is text.
+
+-- Ids and tokens only grow: a number that was pruned is never given again.
+create table duetime_counter (
+    name  text primary key,
+    value integer not null
+) strict, without rowid;
+insert into duetime_counter (name, value)
+values ('job', 0), ('token', 0), ('worker', 0), ('schedule', 0), ('audit', 0), ('subject', 0),
+    ('reminder', 0), ('delivery', 0), ('digest', 0), ('rearm_job', 0);
+
+-- One row. `id` tells this installation from every other one, such as staging from production.
+create table duetime_installation (
+    id text not null
+) strict;
+insert into duetime_installation (id) values (lower(hex(randomblob(16))));
+
+create table duetime_job (
+    id           integer primary key,
+    task         text not null,
+    queue        text not null,
+    priority     integer not null,
+    args         text not null,
+    key          text,
+    -- How long the key is held after completion, also when the job is requeued: `job_key` forgets
+    -- it as soon as the job ends otherwise.
+    hold         integer,
+    partition    text,
+    max_attempts integer not null,
+    timeout      integer,
+    expires_at   integer,
+    created_at   integer not null,
+    trace        text
+) strict;
+
+-- One narrow row for each job that waits. The index is the claim's: lanes of (queue, priority)
+-- in time order, so a claim never walks what is not due.
+-- Priority 10 is the quarantine lane: jobs that two workers died with.
+create table duetime_due (
+    job_id    integer primary key,
+    queue     text not null,
+    priority  integer not null,
+    run_at    integer not null,
+    attempt   integer not null default 0,
+    partition text
+) strict;
+create index duetime_due_lane on duetime_due (queue, priority, run_at, job_id);
+
+-- One row for each job that is held, under its worker's lease; the primary key allows one holder.
+-- `queue` is set if the queue has limits: those rows are counted.
+create table duetime_claim (
+    job_id     integer primary key,
+    token      integer not null,
+    attempt    integer not null,
+    worker_id  integer not null,
+    claimed_at integer not null,
+    queue      text,
+    partition  text,
+    cancelled  integer
+) strict;
+create index duetime_claim_limited on duetime_claim (queue, partition) where queue is not null;
+create index duetime_claim_cancelled on duetime_claim (worker_id) where cancelled is not null;
+
+-- The history: one row for each time that a job was held, or ended while it waited.
+create table duetime_attempt (
+    job_id      integer not null,
+    token       integer not null,
+    attempt     integer not null,
+    worker_id   integer,
+    ended_as    text not null,
+    claimed_at  integer,
+    started_at  integer,
+    finished_at integer not null,
+    error_code  text,
+    error       text,
+    traceback   text,
+    result      text,
+    primary key (job_id, token)
+) strict, without rowid;
+create index duetime_attempt_ended on duetime_attempt (ended_as, finished_at);
+
+create table duetime_worker (
+    id          integer primary key,
+    name        text not null,
+    queues      text not null,
+    tasks       text not null,
+    concurrency integer not null,
+    started_at  integer not null,
+    seen_at     integer not null,
+    lease_until integer not null
+) strict;
+
+-- Names of workers outlive them: history shows who ran what.
+create table duetime_worker_name (
+    id   integer primary key,
+    name text not null,
+    at   integer not null
+) strict;
+
+-- The defaults of each task as its last deployed worker knows them.
+create table duetime_task (
+    name         text primary key,
+    queue        text not null,
+    priority     integer not null,
+    max_attempts integer not null,
+    timeout      integer,
+    expires      integer,
+    updated_at   integer not null
+) strict, without rowid;
+
+-- A held key. Released when its job ends, or `hold` later if it completed.
+create table duetime_job_key (
+    task       text not null,
+    key        text not null,
+    job_id     integer not null,
+    hold       integer,
+    held_until integer,
+    primary key (task, key)
+) strict, without rowid;
+create unique index duetime_job_key_job on duetime_job_key (job_id);
+
+-- Only queues that are paused or limited have a row.
+create table duetime_queue (
+    name          text primary key,
+    paused_at     integer,
+    paused_by     text,
+    pause_reason  text,
+    running       integer,
+    per_partition integer,
+    rate          integer,
+    period        integer
+) strict, without rowid;
+
+-- What a rate limit has let through, in the last period.
+create table duetime_rate_use (
+    queue text not null,
+    at    integer not null,
+    used  integer not null
+) strict;
+create index duetime_rate_use_at on duetime_rate_use (queue, at);
+
+-- Jobs whose task no worker that met them knows.
+create table duetime_parked (
+    job_id    integer primary key,
+    queue     text not null,
+    task      text not null,
+    priority  integer not null,
+    run_at    integer not null,
+    attempt   integer not null,
+    partition text,
+    reason    text not null,
+    parked_at integer not null
+) strict;
+create index duetime_parked_task on duetime_parked (task);
+
+create table duetime_progress (
+    job_id   integer primary key,
+    token    integer not null,
+    progress text not null,
+    at       integer not null
+) strict;
+
+-- A job's state, derived from where it stands.
+create view duetime_jobs as
+select j.id, j.task, j.queue, coalesce(d.priority, j.priority) as priority,
+    case
+        when d.job_id is not null then iif(d.attempt > 0, 'retrying', 'pending')
+        when p.job_id is not null then 'parked'
+        when c.job_id is not null then 'running'
+        when a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired') then a.ended_as
+        else 'pending'
+    end as state,
+    j.args,
+    coalesce(d.attempt, p.attempt, c.attempt, a.attempt, 0) as attempts,
+    j.max_attempts, coalesce(d.run_at, p.run_at) as run_at, j.created_at,
+    iif(d.job_id is null and p.job_id is null and c.job_id is null, a.finished_at, null)
+        as finished_at,
+    j.key, j.partition, j.timeout, j.expires_at,
+    w.name as worker, c.claimed_at, w.lease_until, a.error_code, a.error,
+    p.reason as parked_reason, g.progress
+from duetime_job as j
+left join duetime_due as d on d.job_id = j.id
+left join duetime_parked as p on p.job_id = j.id
+left join duetime_claim as c on c.job_id = j.id
+left join duetime_worker as w on w.id = c.worker_id
+left join duetime_attempt as a on a.job_id = j.id
+    and a.token = (select max(last.token) from duetime_attempt as last where last.job_id = j.id)
+left join duetime_progress as g on g.job_id = j.id;
+
+-- Schedules. The next ticks of each are ordinary jobs that wait in `due`; the ledger has one row
+-- for each tick that was expected, and says what became of it.
+
+create table duetime_schedule (
+    id               integer primary key,
+    name             text not null unique,
+    kind             text not null default 'task' check (kind in ('task', 'flow')),
+    target           text not null,
+    args             text not null default '{}',
+    queue            text,
+    priority         integer,
+    max_attempts     integer,
+    timeout          integer,
+    timetable        text not null,
+    policy           text not null default '{}',
+    -- What the look before a run needs of the policy. Null: the policy has not been read yet.
+    plain            integer,
+    at_once          integer,
+    grace            integer,
+    planned_until    integer not null,
+    next_run_at      integer,
+    last_run_at      integer,
+    last_enqueued_at integer,
+    paused_at        integer,
+    paused_by        text,
+    pause_reason     text,
+    paused_until     integer,
+    failures         integer not null default 0,
+    broken           text,
+    declared         integer not null default 0,
+    revision         integer not null default 1,
+    created_at       integer not null,
+    updated_at       integer not null
+) strict;
+create index duetime_schedule_next on duetime_schedule (next_run_at)
+    where paused_at is null and broken is null;
+create index duetime_schedule_paused on duetime_schedule (paused_until) where paused_until is not null;
+
+create table duetime_occurrence (
+    schedule_id integer not null references duetime_schedule (id) on delete cascade,
+    tick        integer not null,
+    run_at      integer not null,
+    status      text not null,
+    runs_as     text not null default 'fired',
+    reason      text,
+    job_id      integer,
+    enqueued_at integer,
+    begun_at    integer,
+    worker      text,
+    started_at  integer,
+    finished_at integer,
+    succeeded   integer,
+    error       text,
+    primary key (schedule_id, tick)
+) strict, without rowid;
+create index duetime_occurrence_waiting on duetime_occurrence (schedule_id, tick)
+    where status = 'waiting' and job_id is not null and finished_at is null;
+create unique index duetime_occurrence_job on duetime_occurrence (job_id) where job_id is not null;
+-- The runs that have not ended: a few of each schedule.
+create index duetime_occurrence_open on duetime_occurrence (schedule_id, tick)
+    where job_id is not null and finished_at is null;
+
+create table duetime_schedule_template (
+    name        text primary key,
+    timetable   text not null,
+    description text not null default '',
+    updated_at  integer not null
+) strict, without rowid;
+
+-- Who changed what, in the same transaction as the change. Append-only.
+create table duetime_audit (
+    id     integer primary key,
+    at     integer not null,
+    actor  text not null,
+    action text not null,
+    entity text not null,
+    before text,
+    after  text,
+    reason text
+) strict;
+create index duetime_audit_entity on duetime_audit (entity, id);
+create index duetime_audit_at on duetime_audit (at);
+
+-- The open runs. `begun`: its job has left `due`, or was tried before. What has ended and is not
+-- yet recorded in the ledger is not open.
+create view duetime_open_run as
+select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id,
+    o.begun_at is not null
+    or not exists (select 1 from duetime_due as d where d.job_id = o.job_id and d.attempt = 0)
+       and not exists (select 1 from duetime_parked as p where p.job_id = o.job_id and p.attempt = 0)
+        as begun
+from duetime_occurrence as o indexed by duetime_occurrence_open
+where o.job_id is not null and o.finished_at is null
+  and exists (select 1 from duetime_job as j where j.id = o.job_id)
+  and not exists (
+    select 1 from duetime_attempt as a
+    where a.job_id = o.job_id
+      and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired'));
+
+-- Schedules as people see them.
+create view duetime_schedules as
+select s.name, s.kind, s.target, s.args, s.timetable, s.policy,
+    s.paused_at is null and s.broken is null as enabled,
+    s.next_run_at, s.last_run_at, s.last_enqueued_at, s.paused_at, s.paused_by, s.pause_reason,
+    s.paused_until, s.failures, s.broken, s.declared, s.revision, s.created_at, s.updated_at
+from duetime_schedule as s;
+
+-- The ledger as people see it.
+create view duetime_occurrences as
+select s.name as schedule, o.tick, o.run_at, o.status, o.reason, o.job_id, o.enqueued_at,
+    o.begun_at as claimed_at, o.worker as claimed_by, o.started_at, o.finished_at,
+    o.finished_at - o.started_at as duration, o.succeeded, o.error
+from duetime_occurrence as o join duetime_schedule as s on s.id = o.schedule_id;
+
+-- Reminders. A subject has a due time; the rules of its scopes say when to remind of it. Each
+-- reminder owns one job. What a change makes untrue is superseded in the transaction of the change.
+
+create table duetime_scope (
+    ref        text primary key,
+    parent     text,
+    rules      text,
+    locked     integer not null default 0,
+    updated_at integer not null
+) strict, without rowid;
+create index duetime_scope_parent on duetime_scope (parent);
+
+create table duetime_subject (
+    id         integer primary key,
+    ref        text not null unique,
+    scope      text,
+    due_at     integer,
+    tz         text not null default 'UTC',
+    status     text not null default 'open' check (status in ('open', 'done')),
+    rules      text,
+    data       text not null default '{}',
+    recipients text not null default '[]',
+    revision   integer not null default 1,
+    -- Reminders that cannot be computed in SQL are computed by a worker, at `rearm_at`.
+    rearm_at   integer,
+    tracked    text,
+    problem    text,
+    -- A recurring subject is armed on a rolling horizon: what is due from `planned_from` on and
+    -- before `planned_until` is armed; at `rearm_at` a worker continues.
+    repeats       text,
+    planned_from  integer,
+    planned_until integer,
+    created_at integer not null,
+    updated_at integer not null
+) strict;
+create index duetime_subject_tracked on duetime_subject (tracked, id) where tracked is not null;
+create index duetime_subject_rearm on duetime_subject (rearm_at) where rearm_at is not null;
+create index duetime_subject_scope on duetime_subject (scope);
+
+create table duetime_reminder (
+    id         integer primary key,
+    subject_id integer not null,
+    due_at     integer not null,
+    rule_id    text not null,
+    rule       text not null,
+    time       integer not null,
+    recipient  text not null default '',
+    revision   integer not null,
+    run_at     integer,
+    status     text not null,
+    reason     text,
+    job_id     integer,
+    held       text check (held in ('quiet', 'limit')),
+    digest_id  integer,
+    snoozes    integer not null default 0,
+    acknowledged_at integer,
+    acknowledged_by text,
+    created_at integer not null,
+    ended_at   integer,
+    unique (subject_id, due_at, rule_id, time, recipient, revision)
+) strict;
+create unique index duetime_reminder_job on duetime_reminder (job_id) where job_id is not null;
+create index duetime_reminder_armed on duetime_reminder (run_at) where status = 'armed';
+create index duetime_reminder_recipient on duetime_reminder (recipient) where status = 'armed';
+create index duetime_reminder_digest on duetime_reminder (digest_id)
+    where digest_id is not null and status = 'armed';
+
+-- Recipients: how and when each is to be reached. What waits for a recipient's limit goes out in
+-- one digest, which owns a job and is gone when it was sent.
+
+create table duetime_recipient (
+    ref           text primary key,
+    tz            text,
+    channels      text not null default '[]',
+    quiet         text,
+    muted         text not null default '[]',
+    most_per_hour integer,
+    disabled      text not null default '[]',
+    updated_at    integer not null
+) strict, without rowid;
+
+-- What a limited recipient got in the last hour: `reminder:7`, `digest:3`.
+create table duetime_recipient_use (
+    recipient text not null,
+    what      text not null,
+    at        integer not null,
+    primary key (recipient, what)
+) strict, without rowid;
+
+create table duetime_digest (
+    id         integer primary key,
+    recipient  text not null,
+    status     text not null default 'waiting' check (status in ('waiting', 'sending')),
+    job_id     integer not null,
+    created_at integer not null
+) strict;
+create unique index duetime_digest_waiting on duetime_digest (recipient) where status = 'waiting';
+create index duetime_digest_recipient on duetime_digest (recipient);
+-- Every worker looks every few seconds for digests that failed: of those that are being sent.
+create index duetime_digest_sending on duetime_digest (id) where status = 'sending';
+
+-- Deliveries: a row for each reminder and channel, also if it failed. A snooze begins another
+-- round, in which channels may be asked again.
+create table duetime_delivery (
+    id          integer primary key,
+    reminder_id integer not null,
+    round       integer not null default 0,
+    channel     text not null,
+    key         text not null,
+    status      text not null,
+    attempts    integer not null default 1,
+    external_id text,
+    error       text,
+    next_at     integer,
+    sent_at     integer,
+    updated_at  integer not null,
+    unique (reminder_id, round, channel)
+) strict;
+create index duetime_delivery_external on duetime_delivery (external_id)
+    where external_id is not null;
+-- Receipts find what went out in a digest by its key.
+create index duetime_delivery_digest on duetime_delivery (key) where substr(key, 1, 7) = 'digest:';
+
+-- Channels with a rate take turns. `free_at` is the first place that nobody has been promised.
+create table duetime_channel_rate (
+    channel text primary key,
+    free_at integer
+) strict, without rowid;
+create table duetime_channel_use (
+    channel text not null,
+    at      integer not null
+) strict;
+create index duetime_channel_use_at on duetime_channel_use (channel, at);
+
+-- Reminders as people see them, each with the delivery that counts: the last accepted one, else
+-- the last.
+create view duetime_reminders as
+select r.id, s.ref as subject, s.scope, r.due_at, r.rule_id as rule, r.recipient, r.time, r.run_at,
+    r.status, r.reason, r.job_id, r.ended_at, d.channel, d.external_id, d.status as delivery,
+    r.acknowledged_at, r.acknowledged_by, r.snoozes
+from duetime_reminder as r
+join duetime_subject as s on s.id = r.subject_id
+left join duetime_delivery as d on d.id = (
+    select n.id from duetime_delivery as n where n.reminder_id = r.id
+    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
+        n.updated_at desc, n.id desc
+    limit 1);
+
+-- Tracked tables: triggers keep subjects and reminders true.
+
+-- What the clock shows here. A test drives it by a row of `counter`.
+create view duetime_clock as
+select coalesce((select value from duetime_counter where name = 'clock'),
+                cast((julianday('now') - 2440587.5) * 86400000 as integer) * 1000) as now;
+
+-- Have a worker re-arm the subjects whose `rearm_at` is at most `run_at`: insert it here, in the
+-- transaction that sets the mark. One writer at a time makes this exact: a job that waits now will
+-- be claimed after this commit, and sees the mark. So one that waits already is enough.
+create view duetime_rearm_job as select 0 as run_at where false;
+create trigger duetime_rearm_job_ask instead of insert on duetime_rearm_job
+when not exists (
+        select 1 from duetime_counter as c join duetime_due as d on d.job_id = c.value
+        where c.name = 'rearm_job' and d.run_at <= new.run_at
+          and (new.run_at <= (select now from duetime_clock) or d.run_at = new.run_at))
+begin
+    update duetime_counter set value = value + 1 where name = 'job';
+    update duetime_counter set value = (select value from duetime_counter where name = 'job')
+    where name = 'rearm_job';
+    insert into duetime_job (id, task, queue, priority, args, max_attempts, created_at)
+    select c.value, 'duetime.rearm',
+        coalesce((select queue from duetime_task where name = 'duetime.remind'), 'default'),
+        0, '{}', 1000, (select now from duetime_clock)
+    from duetime_counter as c where c.name = 'rearm_job';
+    insert into duetime_due (job_id, queue, priority, run_at)
+    select j.id, j.queue, j.priority, new.run_at
+    from duetime_counter as c join duetime_job as j on j.id = c.value where c.name = 'rearm_job';
+end;
+
+-- What is tracked: how rows of a table become subjects. Each has triggers on the table.
+create table duetime_tracked (
+    name       text primary key,
+    table_name text not null,
+    definition text not null,
+    created_at integer not null,
+    updated_at integer not null
+) strict, without rowid;
+
+-- Rows that changed, as they are now (null: gone), until a worker has made their subjects true.
+create table duetime_tracked_change (
+    ref   text primary key,
+    track text not null,
+    row   text,
+    at    integer not null
+) strict, without rowid;
+
+-- Triggers on tracked tables insert here. The subject is stale from now on: nothing is sent for it
+-- until a worker, woken by this, has computed its reminders. No ON CONFLICT: that of the statement
+-- which fired the trigger would replace it.
+create view duetime_tracked_row as select '' as track, '' as ref, '' as row where false;
+create trigger duetime_tracked_row_change instead of insert on duetime_tracked_row
+begin
+    delete from duetime_tracked_change where ref = new.ref;
+    insert into duetime_tracked_change (ref, track, row, at)
+    select new.ref, new.track, new.row, c.now from duetime_clock as c;
+    update duetime_subject
+    set rearm_at = (select min(coalesce(rearm_at, c.now), c.now) from duetime_clock as c)
+    where ref = new.ref;
+    insert into duetime_rearm_job (run_at) select c.now from duetime_clock as c;
+end;

@@ -1,1 +1,0 @@
-drop index duetime_digest_sending;

@@ -1,1 +1,0 @@
-alter table duetime_job drop column hold;

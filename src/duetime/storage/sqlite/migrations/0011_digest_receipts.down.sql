@@ -1,1 +1,0 @@
-drop index duetime_delivery_digest;
