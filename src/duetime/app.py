@@ -33,6 +33,7 @@ from duetime.domain.job import (
     NewJob,
     check_name,
     check_priority,
+    check_task_not_reserved,
 )
 from duetime.domain.rate import parse_rate
 from duetime.domain.reminder import ESCALATE_TASK, REARM_TASK, REMIND_TASK
@@ -142,6 +143,8 @@ class Duetime:
         `retry`: a policy such as `Exponential("60s")` or `Delays("0s", "30s", "5m")`.
         `retry_on`: the errors that may pass; any other ends the job as dead.
         """
+        if (name := options.get("name")) is not None:
+            check_task_not_reserved(name)
         if not function:
             return lambda function: self._register(function, **options)
         return self._register(*function, **options)
@@ -335,12 +338,13 @@ class Duetime:
         sender = self._sender
         # Those of an earlier channel hold on.
         sender.options |= options
-        self.task(name=REMIND_TASK, **sender.options)(sender.remind)
-        self.task(name=DIGEST_TASK, **sender.options)(sender.digest)
+        self._register(sender.remind, name=REMIND_TASK, **sender.options)
+        self._register(sender.digest, name=DIGEST_TASK, **sender.options)
         lane = {n: value for n, value in sender.options.items() if n in ("queue", "priority")}
-        sender.escalation = self.task(
-            name=ESCALATE_TASK, retry=Exponential("1s", max="1m", max_attempts=100), **lane
-        )(sender.escalate)
+        patient = Exponential("1s", max="1m", max_attempts=100)
+        sender.escalation = self._register(
+            sender.escalate, name=ESCALATE_TASK, retry=patient, **lane
+        )
 
     # Tracked tables
 

@@ -12,7 +12,14 @@ import msgspec
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.explain import Explanation
 from duetime.domain.explain_schedule import explain_schedule, explain_tick
-from duetime.domain.job import check_moment, check_name, check_priority, check_sought, check_text
+from duetime.domain.job import (
+    check_moment,
+    check_name,
+    check_priority,
+    check_sought,
+    check_task_not_reserved,
+    check_text,
+)
 from duetime.domain.plan_schedule import stands_for
 from duetime.domain.preview import PreviewRow, preview
 from duetime.domain.rule import say_moment
@@ -124,6 +131,7 @@ class Schedules:
         policy: Policy,
     ) -> NewSchedule:
         target = task.name if isinstance(task, Task) else check_name(task, what="task")
+        check_task_not_reserved(target)
         new = NewSchedule(
             name=check_name(name, what="schedule's name"),
             target=target,

@@ -14,6 +14,7 @@ from duetime.domain.job import (
     JobState,
     NewJob,
     OnConflict,
+    check_key,
     check_moment,
     check_name,
     check_priority,
@@ -139,7 +140,7 @@ class Task(Generic[P, R]):
         if priority is not None:
             changes["priority"] = check_priority(priority)
         if key is not None:
-            changes["key"] = check_name(key, what="key")
+            changes["key"] = check_key(key)
         if hold is not None:
             changes["hold"] = parse_duration(hold, name="hold")
         if partition is not None:

@@ -16,6 +16,10 @@ LAST_PRIORITY = 9
 DEFAULT_PRIORITY = 5
 DEFAULT_QUEUE = "default"
 LONGEST_NAME = 200
+OWN_TASKS = "duetime."
+"""The tasks of Duetime itself begin so: reminders, digests, re-arming."""
+RUN_KEYS = "tick:"
+"""The keys of schedules' runs begin so."""
 
 OnConflict = Literal["reject", "return", "replace"]
 
@@ -212,6 +216,26 @@ def check_name(value: str, *, what: str) -> str:
     if value.isspace():
         raise InvalidInput(
             f"The {what} has blanks only: {value!r}. Write a name that people can see."
+        )
+    return value
+
+
+def check_task_not_reserved(name: str) -> None:
+    """Raise `InvalidInput` if only Duetime itself may have a task of this name."""
+    if isinstance(name, str) and name.startswith(OWN_TASKS):
+        raise InvalidInput(
+            f"The task's name {name!r:.60} is reserved: names that begin with {OWN_TASKS!r} are "
+            "Duetime's own. Give it another name=."
+        )
+
+
+def check_key(value: str) -> str:
+    """Return `value` if it can be the key of an application's job."""
+    check_name(value, what="key")
+    if value.startswith(RUN_KEYS):
+        raise InvalidInput(
+            f"The key {value!r:.60} is reserved: keys that begin with {RUN_KEYS!r} belong to the "
+            "runs of schedules. Choose another."
         )
     return value
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from duetime.domain.duration import parse_duration
-from duetime.domain.job import check_name
+from duetime.domain.job import RUN_KEYS, check_name
 from duetime.domain.timetable import Timetable
 from duetime.errors import InvalidSchedule
 
@@ -165,7 +165,7 @@ def paused_reason(schedule: Schedule) -> str:
 
 def run_key(name: str, tick: datetime) -> str:
     """The stable key of a run, the same for all workers."""
-    return f"{KEY_PREFIX}{name}@{say(tick)}"
+    return f"{RUN_KEYS}{name}@{say(tick)}"
 
 
 def read_run_key(key: str | None) -> tuple[str, datetime] | None:
@@ -174,16 +174,13 @@ def read_run_key(key: str | None) -> tuple[str, datetime] | None:
     >>> read_run_key("tick:nightly@2026-11-16T03:00:00Z")
     ('nightly', datetime.datetime(2026, 11, 16, 3, 0, tzinfo=datetime.timezone.utc))
     """
-    if key is None or not key.startswith(KEY_PREFIX):
+    if key is None or not key.startswith(RUN_KEYS):
         return None
-    name, _, tick = key.removeprefix(KEY_PREFIX).rpartition("@")
+    name, _, tick = key.removeprefix(RUN_KEYS).rpartition("@")
     try:
         return name, datetime.fromisoformat(tick)
     except ValueError:
         return None
-
-
-KEY_PREFIX = "tick:"
 
 
 def say(moment: datetime) -> str:

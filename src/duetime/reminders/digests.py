@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context) -> Outcome | None:
     """Send one digest, by the handler, else by the first channel that takes it; record it."""
     begun: Digest | Outcome = await app._perform(
-        lambda dialect: DigestStatements(dialect).begin_digest(digest_id)
+        lambda dialect: DigestStatements(dialect).begin_digest(digest_id, job_id=ctx.id)
     )
     if isinstance(begun, Outcome):
         return begun

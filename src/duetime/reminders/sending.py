@@ -47,7 +47,7 @@ class Sender:
     async def remind(self, reminder: int, ctx: Context) -> Any:
         """The task that every reminder runs as."""
         ready = await self._ready.get(reminder)
-        refused = await self._refuse(ready)
+        refused = await self._refuse(ready, ctx.id)
         if ready is None or refused is not None:
             return refused
         admitted = await admit(
@@ -91,13 +91,16 @@ class Sender:
         found = await perform(self._app, lambda s: s.ready(reminders), reads=True)
         return [found.get(reminder) for reminder in reminders]
 
-    async def _refuse(self, ready: Ready | None) -> Outcome | None:
+    async def _refuse(self, ready: Ready | None, job_id: int) -> Outcome | None:
         """Why a reminder whose job runs is not to be sent, or not yet."""
         if ready is None:
             return Skip("its subject was deleted")
         current = ready.reminder
         if current.status is not ReminderStatus.ARMED:
             return Skip(f"{current.status}: {current.reason}")
+        if current.job_id != job_id:
+            # Someone enqueued it by hand, or it is what is left of an earlier round.
+            return Skip(f"reminder {current.id} is sent by job {current.job_id}, not by this one")
         if current.stale:
             return Snooze("50ms", "its subject has changed, and is yet to be armed again")
         if ready.twin is None or current.snoozes:

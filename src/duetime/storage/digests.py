@@ -17,7 +17,7 @@ from duetime.storage.store import Row, Statement, Statements, in_parts
 class DigestStatements(AdmissionStatements):
     """Every method is one transaction. Whoever closes a digest holds the recipient's row."""
 
-    def begin_digest(self, digest_id: int) -> Statements:
+    def begin_digest(self, digest_id: int, *, job_id: int) -> Statements:
         """Close a digest and count it, if its time has come.
 
         Returns the `Digest` to send, or the `Outcome` of its job. What a dead worker began to
@@ -31,7 +31,9 @@ class DigestStatements(AdmissionStatements):
         found = yield from self._dialect.run("digest_get", {"id": digest_id})
         if not found:
             return Skip("nothing is left of it")
-        _, _, status, _, created_at = found[0]
+        _, _, status, own_job, created_at = found[0]
+        if own_job != job_id:
+            return Skip(f"digest {digest_id} is sent by job {own_job}, not by this one")
         what = use_of_digest(digest_id)
         hour = yield from self._hour(recipient, [what])
         now, uses = hour.now, hour.beside(what)
