@@ -52,6 +52,7 @@ from duetime.engine.worker import Worker
 from duetime.errors import InvalidInput
 from duetime.operate import Jobs, Queues
 from duetime.portal import Portal
+from duetime.registration import Registrations
 from duetime.reminders.api import Reminders, Scopes, Subjects
 from duetime.reminders.deliveries import receipt
 from duetime.reminders.posting import Line
@@ -79,6 +80,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 AUDITED = ("subject", "scope", "recipient", "schedule", "table")
 TaskT = TypeVar("TaskT", bound=Task[..., Any])
+_ONE_HANDLER = "An app has one: register a function that calls both."
 
 
 class Duetime:
@@ -92,6 +94,7 @@ class Duetime:
         self.settings: Settings = load_settings({"database": database, **settings})
         backend_of(self.settings.database)
         self.tasks: dict[str, TaskDefinition] = {}
+        self._registrations = Registrations()
         self.jobs = Jobs(self)
         self.queues = Queues(self)
         self.schedules = Schedules(self)
@@ -140,6 +143,7 @@ class Duetime:
     def task(self, *function: Any, **options: Any) -> Any:
         """Register a function as a task. Its name is `module.function` unless `name=` is given.
 
+        Raises `InvalidInput` if another function has that name; see `duetime.registration`.
         `retry`: a policy such as `Exponential("60s")` or `Delays("0s", "30s", "5m")`.
         `retry_on`: the errors that may pass; any other ends the job as dead.
         """
@@ -164,7 +168,9 @@ class Duetime:
         keep_result: bool = True,
     ) -> Task[..., Any]:
         if not inspect.isroutine(function):
-            raise InvalidInput(f"A task is a function; {function!r} is none.")
+            raise InvalidInput(
+                f"A task must be a function, got {function!r:.100}. Write a function that calls it."
+            )
         policy = (
             Exponential(self.settings.retry_base, max_attempts=self.settings.max_attempts)
             if retry is None
@@ -189,12 +195,11 @@ class Duetime:
             options=options,
             context_type=Context,
         )
-        known = self.tasks.get(definition.name)
-        if known is not None and known.function.__qualname__ != function.__qualname__:
-            raise InvalidInput(
-                f"Two tasks are named {definition.name!r}: {known.function.__qualname__} and "
-                f"{function.__qualname__}. Give one of them another name=."
-            )
+        self._registrations.add(
+            f"task {definition.name!r}",
+            function,
+            advice="Give each function a name of its own with name=.",
+        )
         self.tasks[definition.name] = definition
         defaults = NewJob(
             task=definition.name,
@@ -244,8 +249,9 @@ class Duetime:
         """
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
-            self._sender.handler = function
+            self._registrations.add("@app.on_reminder handler", function, advice=_ONE_HANDLER)
             self._register_remind(**options)
+            self._sender.handler = function
             return function
 
         return register(*handler) if handler else register
@@ -256,6 +262,7 @@ class Duetime:
 
         A digest is what waited because its recipient gets at most so many in an hour.
         """
+        self._registrations.add("@app.on_digest handler", handler, advice=_ONE_HANDLER)
         self._sender.digest_handler = handler
         return handler
 
@@ -273,7 +280,7 @@ class Duetime:
         `tries`: how often it is asked, while its failures may pass, until the next one is; by
         default as often as a reminder has attempts. `rate`: at most so many messages over all
         workers, such as `"10/s"`. `replace`: it takes the place of the one of its name, as a
-        test or a reload wants it. The other options are a task's, for all reminders.
+        test wants it. The other options are a task's, for all reminders: give each once.
         """
         if not all(hasattr(channel, part) for part in ("name", "send", "close")):
             raise InvalidInput(
@@ -281,18 +288,19 @@ class Duetime:
                 f"not {channel!r:.100}."
             )
         name = check_name(channel.name, what="channel")
-        known = self._sender.lines.get(name)
-        if known is not None and known.channel is not channel and not replace:
-            raise InvalidInput(
-                f"Two channels are named {name!r}: {type(known.channel).__name__} and "
-                f"{type(channel).__name__}. Give one of them another name=, or say replace=True."
-            )
-        self._sender.lines[name] = Line(
+        line = Line(
             channel,
             None if tries is None else check_max_attempts(tries, name="tries"),
             None if rate is None else parse_rate(rate),
         )
-        self._register_remind(**options)
+        self._registrations.add(
+            f"channel {name!r}",
+            channel,
+            replace=replace,
+            advice="Give one of them another name=, or pass replace=True.",
+        )
+        self._register_remind(replace=replace, **options)
+        self._sender.lines[name] = line
 
     def template(self, name: str, *, body: str, title: str | None = None) -> None:
         """Add a text that rules use by its name: `{"rule": "-1h", "template": "soon"}`.
@@ -334,8 +342,15 @@ class Duetime:
             self, external_id, status, key=key, reason=reason, channel=channel, by=by, tx=tx
         )
 
-    def _register_remind(self, **options: Any) -> None:
+    def _register_remind(self, *, replace: bool = False, **options: Any) -> None:
         sender = self._sender
+        for name, value in options.items():
+            self._registrations.add(
+                f"option {name}= of reminders",
+                value,
+                replace=replace,
+                advice="It holds for all reminders: give it once.",
+            )
         # Those of an earlier channel hold on.
         sender.options |= options
         self._register(sender.remind, name=REMIND_TASK, **sender.options)
@@ -613,8 +628,9 @@ class Registrar(Protocol):
 def _module_of(function: Callable[..., Any]) -> str:
     """The module's name; of a script the one under which a worker imports it."""
     module = function.__module__
-    if module == "__main__":
-        main = sys.modules["__main__"]
+    # A spawned process runs the script under the second name.
+    if module in ("__main__", "__mp_main__"):
+        main = sys.modules[module]
         spec = getattr(main, "__spec__", None)
         if spec is not None:
             return str(spec.name)

@@ -27,6 +27,7 @@ from duetime.domain.schedule import CatchUp, Overlap, Policy, Schedule, TickStat
 from duetime.domain.templates import TEMPLATES, Template, find_template
 from duetime.domain.timetable import Spec, Timetable, timetable
 from duetime.errors import InvalidInput, InvalidSchedule, ScheduleNotFound
+from duetime.registration import Registrations
 from duetime.storage.schedule_rows import AuditEvent, NewSchedule, OccurrenceInfo
 from duetime.storage.schedules import ScheduleStatements
 from duetime.storage.store import Statements
@@ -77,6 +78,7 @@ class Schedules:
     def __init__(self, app: Duetime) -> None:
         self._app = app
         self._declared: dict[str, NewSchedule] = {}
+        self._registrations = Registrations()
 
     @property
     def declared(self) -> list[NewSchedule]:
@@ -161,8 +163,15 @@ class Schedules:
         )
 
     def declare(self, schedule: NewSchedule) -> None:
-        """Declare a schedule in code; `@app.schedule` does this. The name is taken anew."""
-        self._declared[schedule.name] = msgspec.structs.replace(schedule, declared=True)
+        """Declare a schedule in code; `@app.schedule` does this.
+
+        Raises `InvalidInput` if another is declared under its name.
+        """
+        new = msgspec.structs.replace(schedule, declared=True)
+        self._registrations.add(
+            f"schedule {new.name!r}", new, advice="Give each schedule a name of its own with name=."
+        )
+        self._declared[new.name] = new
 
     async def put(
         self,

@@ -436,7 +436,7 @@ def test_a_bad_template_is_refused_when_it_is_added(app: Duetime, tmp_path: Path
         app.template_folder(tmp_path / "gone")
     app.template("same", body="x")
     app.template("same", body="x")
-    with pytest.raises(InvalidInput, match="Two templates"):
+    with pytest.raises(InvalidInput, match="The template 'same' is registered twice"):
         app.template("same", body="y")
 
 

@@ -143,7 +143,7 @@ def test_digests_have_one_template(app: Duetime) -> None:
     app.digest_template("all")
     app.digest_template("all")
 
-    with pytest.raises(InvalidInput, match="Digests have one template: is it 'all' or 'some'"):
+    with pytest.raises(InvalidInput, match="The template of digests is registered twice"):
         app.digest_template("some")
     with pytest.raises(InvalidInput, match="template"):
         app.digest_template("")

@@ -18,10 +18,10 @@ from tests.waiting import until_true
 START = datetime(2026, 3, 2, tzinfo=UTC)
 
 
-def make_app(url: str, ran: list[datetime], **settings: object) -> Duetime:
+def make_app(url: str, ran: list[datetime], *, stored: bool = False, **settings: object) -> Duetime:
     app = Duetime(url, migrate=True, **settings)
 
-    @app.schedule("* * * * * *", name="each second", stored=False)
+    @app.schedule("* * * * * *", name="each second", stored=stored)
     @app.task(name="note")
     async def note(ctx: Context) -> None:
         assert ctx.tick <= await app.now()
@@ -85,8 +85,7 @@ async def test_declared_schedules_fall_back_to_memory_and_return(
 ) -> None:
     caplog.set_level(logging.WARNING, "duetime.events")
     ran: list[datetime] = []
-    app = make_app(pg_url, ran, schedule_fallback=True)
-    app.schedules.declare(app.schedules.define("each second", "note", "* * * * * *"))
+    app = make_app(pg_url, ran, stored=True, schedule_fallback=True)
     async with app.worker():
         await until_true(lambda: len(ran) >= 2)
         await asyncio.to_thread(move_table, pg_url, "schedule", "schedule_away")

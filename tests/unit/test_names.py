@@ -84,7 +84,9 @@ def test_a_second_channel_of_one_name_is_refused(app: Duetime) -> None:
     first = Console(io.StringIO(), name="mail")
     app.add_channel(first)
 
-    with pytest.raises(InvalidInput, match=r"Two channels are named 'mail'.* name=.* replace=True"):
+    with pytest.raises(
+        InvalidInput, match=r"The channel 'mail' is registered twice.* replace=True"
+    ):
         app.add_channel(Console(io.StringIO(), name="mail"), rate="10/s")
 
     assert app._sender.lines["mail"].channel is first
@@ -120,5 +122,5 @@ def test_a_second_task_of_one_name_is_refused(app: Duetime) -> None:
     app.task(name="send")(_send)
     app.task(name="send")(_send)
 
-    with pytest.raises(InvalidInput, match="Two tasks are named 'send'"):
+    with pytest.raises(InvalidInput, match="The task 'send' is registered twice"):
         app.task(name="send")(other)

@@ -15,6 +15,7 @@ from duetime.domain.digest import Digest
 from duetime.domain.job import check_name
 from duetime.domain.reminder import Reminder
 from duetime.errors import InvalidInput
+from duetime.registration import Registrations
 
 _SOON = timedelta(days=6)
 _LONGEST_FILE = 64 * 1024
@@ -32,6 +33,7 @@ class Messages:
 
     def __init__(self) -> None:
         self._templates: dict[str, MessageTemplate] = {}
+        self._registrations = Registrations()
         self.digest: str | None = None
         """The name of the digests' template."""
 
@@ -41,9 +43,10 @@ class Messages:
         made = MessageTemplate(
             _read(name, "body", body), None if title is None else _read(name, "title", title)
         )
-        known = self._templates.setdefault(name, made)
-        if _source(known) != _source(made):
-            raise InvalidInput(f"Two templates are named {name!r}. Give one another name.")
+        self._registrations.add(
+            f"template {name!r}", _source(made), advice="Give one of them another name."
+        )
+        self._templates[name] = made
 
     def add_folder(self, folder: str | Path) -> list[str]:
         """Keep every `NAME.txt` of a folder; return their names, sorted.
@@ -74,10 +77,9 @@ class Messages:
     def use_for_digests(self, name: str) -> None:
         """Make digests by the template of this name."""
         check_name(name, what="template")
-        if self.digest not in (None, name):
-            raise InvalidInput(
-                f"Digests have one template: is it {self.digest!r} or {name!r}? Name it once."
-            )
+        self._registrations.add(
+            "template of digests", name, advice="Digests have one: name it once."
+        )
         self.digest = name
 
     def make(
