@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -155,6 +158,29 @@ def test_many_processes_may_upgrade_at_once(backend: Backend) -> None:
     assert sorted(applied) == list(range(1, len(applied) + 1)), "each exactly once"
     assert sum(one.functions for one in done) == backend.is_postgres
     assert read_status(migrator_of(backend.url)).current
+
+
+def test_many_may_upgrade_at_once_where_transactions_are_serializable_by_default(
+    pg_url: str,
+) -> None:
+    """A snapshot taken before the lock would not show what the one before has made."""
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        database = connection.info.dbname
+        connection.execute(
+            f"alter database {database} set default_transaction_isolation = 'serializable'".encode()
+        )
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: upgrade(migrator_of(pg_url)), range(4)))
+
+    assert sorted(bool(one.migrations) for one in done) == [False, False, False, True]
+
+
+def test_sqlite_file_is_made_in_wal_mode(tmp_path: Path) -> None:
+    path = tmp_path / "duetime.db"
+    upgrade(migrator_of(f"sqlite:///{path}"))
+
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("pragma journal_mode").fetchone() == ("wal",)
 
 
 async def test_a_newer_schema_is_refused(backend: Backend) -> None:

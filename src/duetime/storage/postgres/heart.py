@@ -25,6 +25,8 @@ class PostgresHeart:
                     self._connection = psycopg.connect(
                         self._dsn, autocommit=True, prepare_threshold=None
                     )
+                    # Two serializable beats at once could refuse each other.
+                    self._connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 with self._connection.transaction():
                     # A beat that takes longer than this has failed: the next one is due.
                     self._connection.execute("set local statement_timeout = '5s'")

@@ -43,6 +43,8 @@ class PostgresMigrator:
             told_errors(rights=RIGHTS_TO_MIGRATE),
             psycopg.connect(self._dsn) as connection,
         ):
+            # Once the lock is ours, we must see what the migrator before us has made.
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             session = _Session(connection, self._sql)
             session.prepare(self.schema)
             yield session

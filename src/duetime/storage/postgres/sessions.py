@@ -123,6 +123,8 @@ class Sessions:
         with told_errors():
             connection = psycopg.connect(self.dsn, prepare_threshold=None)
         with closing(connection):
+            # As in `transaction`, whatever the database's default.
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             yield connection
             with told_errors():
                 connection.commit()
