@@ -37,7 +37,8 @@ async def test_fewer_than_wanted_takes_the_first(store: Store, clock: Clock, han
     assert [job.task for job in second] == ["4", "7", "2", "5"]
 
 
-async def test_a_job_never_starts_early(store: Store, clock: Clock, hand: Hand) -> None:
+async def test_a_job_never_starts_early(store: Store, clock: Clock, make_hand: MakeHand) -> None:
+    hand = await make_hand(lease="1h")
     due = clock.after("1m")
     await enqueue(store, run_at=due)
     await clock.set(due - timedelta(microseconds=1))

@@ -70,8 +70,9 @@ async def test_job_that_ended_without_success_tells_why(
 
 
 async def test_retried_job_waits_and_counts_its_attempts(
-    store: Store, clock: Clock, hand: Hand
+    store: Store, clock: Clock, make_hand: MakeHand
 ) -> None:
+    hand = await make_hand(lease="1h")
     job_id = await enqueue(store, priority=2)
     await hand.end(retried(await hand.claim_one(), seconds(60)))
     waiting = await get(store, job_id)

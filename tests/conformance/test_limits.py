@@ -116,8 +116,9 @@ async def test_many_of_a_full_partition_do_not_hide_the_others(
 
 
 async def test_rate_limit_lets_so_many_start_in_any_span(
-    store: Store, clock: Clock, hand: Hand
+    store: Store, clock: Clock, make_hand: MakeHand
 ) -> None:
+    hand = await make_hand(lease="1h")
     await enqueue_many(store, 10)
     await store.limit_queue("default", Limits(rate=3, period=seconds(60)))
     first = await hand.claim(2, limited=LIMITED)

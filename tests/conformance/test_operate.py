@@ -82,7 +82,10 @@ async def test_unknown_job(store: Store, clock: Clock) -> None:
 # Move
 
 
-async def test_rescheduled_job_runs_at_its_new_time(store: Store, clock: Clock, hand: Hand) -> None:
+async def test_rescheduled_job_runs_at_its_new_time(
+    store: Store, clock: Clock, make_hand: MakeHand
+) -> None:
+    hand = await make_hand(lease="1h")
     job_id = await enqueue(store)
     state = await store.reschedule(job_id, clock.after("1m"))
     early = await hand.claim()

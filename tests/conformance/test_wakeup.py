@@ -113,6 +113,26 @@ async def test_enqueue_for_tomorrow_does_not_wake(store: Store, sleeper: Sleeper
     assert await stays_asleep(sleep, sleeper)
 
 
+async def test_enqueue_for_later_wakes(store: Store, sleeper: Sleeper) -> None:
+    """A worker sleeps for up to ten minutes: it has to know what falls due meanwhile."""
+    for delay in (2, 60, 590):
+        sleep = await fall_asleep(sleeper)
+        await enqueue(store, delay=seconds(delay))
+
+        assert await reason_of(sleep) == "notified", delay
+        await sleeper.wake_up()
+
+
+async def test_enqueue_of_very_many_wakes(store: Store, sleeper: Sleeper) -> None:
+    """On PostgreSQL these are copied, now and for later."""
+    for delay in (0, 60):
+        sleep = await fall_asleep(sleeper)
+        await store.enqueue([NewJob(task="noop", delay=seconds(delay)) for _ in range(1000)])
+
+        assert await reason_of(sleep) == "notified", delay
+        await sleeper.wake_up()
+
+
 async def test_sleep_ends_in_time(sleeper: Sleeper) -> None:
     await sleeper.fall_asleep(["default"])
 

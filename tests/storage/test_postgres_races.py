@@ -15,6 +15,8 @@ from duetime import Duetime, JobState, transaction
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob, JobFilter, NewJob
 from duetime.domain.queue import Limits
 from duetime.storage.migrations import upgrade
+from duetime.storage.postgres.connection import array
+from duetime.storage.postgres.hot_path import _finishes
 from duetime.storage.postgres.migrator import PostgresMigrator
 from duetime.storage.postgres.store import PostgresStore
 from duetime.storage.store import Lane
@@ -310,3 +312,57 @@ async def test_a_cancel_that_meets_a_claim_asks_its_worker(
     found = await store.get(given.job_id)
     assert found is not None
     assert found.state is JobState.CANCELLED
+
+
+async def end_leases(url: str) -> None:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        # Between the claim and now: what was claimed later than that cannot have begun.
+        await connection.execute("update duetime.worker set lease_until = clock_timestamp()")
+
+
+@pytest.mark.parametrize("result", [None, '"kept"'], ids=["plainly", "fully"])
+async def test_a_rescuer_leaves_alone_what_a_finish_in_flight_holds(
+    store: PostgresStore, pg_url: str, result: str | None
+) -> None:
+    """It neither waits for the finish nor takes its job; the rest is rescued afterwards."""
+    finished, left = await store.enqueue([NewJob(task="noop"), NewJob(task="noop")])
+    jobs = {job.id: job for job in await claim(store, await worker(store))}
+    end = EndedJob(jobs[finished.job_id], EndedAs.COMPLETED, 0, 1, result=result)
+    [(name, parameters)] = _finishes([end], [], careful=False)
+    await end_leases(pg_url)
+    async with await psycopg.AsyncConnection.connect(pg_url) as connection:
+        await connection.execute(store._sql[name], parameters)
+        async with asyncio.timeout(5):
+            meanwhile = await store.rescue()
+        await connection.commit()
+    rescued = await store.rescue()
+    found = await store.get(finished.job_id)
+
+    assert name == ("finish" if result is None else "finish_fully")
+    assert meanwhile == []
+    assert [one.job_id for one in rescued] == [left.job_id]
+    assert found is not None
+    assert found.state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("result", [None, '"refused"'], ids=["plainly", "fully"])
+async def test_a_finish_waits_for_a_rescuer_and_is_refused(
+    store: PostgresStore, pg_url: str, result: str | None
+) -> None:
+    [given] = await store.enqueue([NewJob(task="noop")])
+    [job] = await claim(store, await worker(store))
+    await end_leases(pg_url)
+    async with await psycopg.AsyncConnection.connect(pg_url) as rescuer:
+        dead = await rescuer.execute(store._sql["lock_dead_claims"], {"sparing": 0})
+        tokens = array(row[0] for row in await dead.fetchall())
+        end = EndedJob(job, EndedAs.COMPLETED, 0, 1, result=result)
+        finishing = asyncio.create_task(store.exchange(0, ended=[end], closed=[job.token]))
+        await until(lambda: blocked(pg_url))
+        await rescuer.execute(store._sql["rescue"], {"tokens": tokens, "lead": timedelta()})
+        await rescuer.commit()
+    answer = await finishing
+    found = await store.get(given.job_id)
+
+    assert answer.refused == {job.id}
+    assert found is not None
+    assert [attempt.ended_as for attempt in found.history] == ["lost"]

@@ -9,9 +9,10 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from random import uniform
+from typing import Any
 
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.domain.schedule import read_run_key
@@ -86,7 +87,7 @@ class Dispatcher:
         """The schedule tables failed: what the code declares ticks in memory."""
         self._admitting: set[asyncio.Task[None]] = set()
         self._flushing: asyncio.Task[None] | None = None
-        self._parking: set[asyncio.Task[None]] = set()
+        self._giving_back: set[asyncio.Task[None]] = set()
         self._returning: list[ClaimedJob] = []
         """Jobs that could not be given back yet."""
         self._limited: list[str] = []
@@ -117,6 +118,13 @@ class Dispatcher:
         self._last_wake = 0.0
         self._wake_at = 0.0
         self._naps = 0
+
+    def _check_lease(self) -> None:
+        """Fence this worker if its lease is over."""
+        raise NotImplementedError
+
+    def _fence(self, reason: str) -> None:
+        raise NotImplementedError
 
     async def _step(self) -> None:
         """Send what ended, claim what is due; or, if there is neither, sleep."""
@@ -203,11 +211,13 @@ class Dispatcher:
                 received = _hold_until_due(
                     answer.claimed, moment, read=read, sent=sent, received=received
                 )
+        if answer.lease_lost:
+            self._fence("the lease had run out")
         self._accept(answer.claimed, received)
         self._report(ended, answer)
         if want:
             claimed = len(answer.claimed)
-            if self._limited:
+            if self._limited and self._fenced is None:
                 claimed += await self._claim_limited(answer)
             await self._after_look(answer, claimed, want, looked_ahead=look_ahead, early=early)
 
@@ -226,8 +236,10 @@ class Dispatcher:
         return len(more.claimed)
 
     def _accept(self, jobs: Sequence[ClaimedJob], received: float) -> None:
+        self._check_lease()
         if self._fenced is not None:
-            # Answered too late: these are no longer ours, and the rescuer takes them.
+            # Answered too late: they may not begin here. Others may, and nothing counts.
+            self._give_back_soon(jobs)
             return
         self._holdings.add(jobs)
         self._events.jobs_claimed(self.name, jobs)
@@ -264,7 +276,10 @@ class Dispatcher:
 
     def _start(self, jobs: Sequence[ClaimedJob], received: float) -> None:
         """Start what is still ours: the lease may have been lost while the planner looked."""
-        if self._fenced is None:
+        self._check_lease()
+        if self._fenced is not None:
+            self._give_back_soon(jobs)
+        else:
             mine = [job for job in jobs if self._holdings.holds(job)]
             known = [job for job in mine if job.task in self._tasks]
             self._runners.put(known, received=received)
@@ -471,6 +486,8 @@ class Dispatcher:
                     jobs = await self._store.claim_quarantined(worker_id, self._options.queues)
                     if worker_id == self._worker_id:
                         self._accept(jobs, time.monotonic())
+                    else:
+                        self._give_back_soon(jobs)
             except BaseException:
                 # It may hold a job that we do not know of.
                 self._unsure = True
@@ -495,13 +512,20 @@ class Dispatcher:
         else:
             self._let_go(jobs)
 
+    def _give_back_soon(self, jobs: Sequence[ClaimedJob]) -> None:
+        if jobs:
+            self._do_soon(self._give_back(jobs))
+
     def _park_soon(self, jobs: Sequence[ClaimedJob]) -> None:
         self._events.jobs_parked(self.name, jobs)
         names = ", ".join(sorted({job.task for job in jobs}))
         reason = f"worker {self.name} does not know the task {names}"
-        parking = asyncio.create_task(self._park(jobs, reason))
-        self._parking.add(parking)
-        parking.add_done_callback(self._parking.discard)
+        self._do_soon(self._park(jobs, reason))
+
+    def _do_soon(self, giving_back: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(giving_back)
+        self._giving_back.add(task)
+        task.add_done_callback(self._giving_back.discard)
 
     async def _park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
         try:

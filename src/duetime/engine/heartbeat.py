@@ -48,9 +48,13 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stop.set()
+        self.stop_soon()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=6)
+
+    def stop_soon(self) -> None:
+        """Stop after the beat that is under way, which may hang for seconds."""
+        self._stop.set()
 
     @property
     def seconds_left(self) -> float:

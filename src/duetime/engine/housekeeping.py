@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from random import uniform
 from typing import Protocol
@@ -35,12 +35,20 @@ class Housekeeping(Protocol):
 
 
 async def keep_rescuing(
-    store: Store, options: Housekeeping, events: Events, *, stopping: asyncio.Event
+    store: Store,
+    options: Housekeeping,
+    events: Events,
+    worker_id: Callable[[], int],
+    *,
+    stopping: asyncio.Event,
 ) -> None:
-    """Return what dead workers held, soon after their lease has run out."""
+    """Return what dead workers held, soon after their lease has run out.
+
+    A worker that is fenced gives back by itself what has not begun: it does not rescue itself.
+    """
 
     async def rescue() -> float:
-        for rescued in await store.rescue():
+        for rescued in await store.rescue(sparing=worker_id()):
             events.job_rescued(rescued)
         # Not all workers at the same moment.
         return options.rescue_every.total_seconds() * uniform(0.75, 1.25)

@@ -79,7 +79,7 @@ class Worker(Dispatcher):
         store, options = self._store, self._options
         return [
             repeat("housekeeping", self._keep_house, stopping=stopping),
-            keep_rescuing(store, options, self._events, stopping=stopping),
+            keep_rescuing(store, options, self._events, lambda: self._worker_id, stopping=stopping),
             keep_pruning(store, options, stopping=stopping),
             repeat("planner", self._plan, stopping=stopping),
             repeat("ticker", self._ticker.arm, stopping=stopping),
@@ -127,7 +127,7 @@ class Worker(Dispatcher):
         rounds = min(grace, _ROUND_SECONDS) if grace else _LAST_SECONDS
         ending = asyncio.create_task(end_all(services, rounds))
         self._events.worker_stopping(self.name, running=len(self._runners.running))
-        await asyncio.gather(*self._parking, *self._admitting)
+        await asyncio.gather(*self._giving_back, *self._admitting)
         await self._give_back(self._take_back())
         deadline = time.monotonic() + grace
         while not self._stop_now and self._runners.running and time.monotonic() < deadline:
@@ -179,17 +179,18 @@ class Worker(Dispatcher):
         if self._fenced is None:
             self._fenced = reason
             self._events.worker_fenced(self.name, reason, held=len(self._holdings))
-            self._take_back()
+            # What had not begun is given back, if no rescuer comes first: it does not count.
+            self._returning += self._take_back()
             self._runners.stop_all(LOST)
             self._sleeper.interrupt()
 
     async def _rejoin(self) -> None:
         """Begin anew under another id. What ended before the fence is still offered: the
         database's fence decides."""
-        await self._loop.run_in_executor(None, self._heartbeat.stop)
+        self._heartbeat.stop_soon()
         await self._sleeper.close()
         # A claim may have been answered since.
-        self._take_back()
+        self._returning += self._take_back()
         self._runners.stop_all(LOST)
         await self._runners.drained(1.0)
         while not self._stopping:

@@ -100,6 +100,8 @@ class Exchange(msgspec.Struct):
     claimed: list[ClaimedJob] = []
     next_run_at: datetime | None = None
     """The earliest due time in the lanes, overdue included; only if `claimed` came back short."""
+    lease_lost: bool = False
+    """The worker's lease had run out, so nothing was claimed."""
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -135,6 +137,13 @@ class Rescued(msgspec.Struct, frozen=True):
     attempt: int
     state: JobState
     worker: str
+
+
+def rescued_state(ended_as: str, attempt: int) -> JobState:
+    """The state of a job that was rescued: `ended_as`, or given back after so many attempts."""
+    if ended_as in ("dead", "cancelled"):
+        return JobState(ended_as)
+    return JobState.RETRYING if attempt else JobState.PENDING
 
 
 class Heart(Protocol):
@@ -237,6 +246,7 @@ class Store(Protocol):
     ) -> Exchange:
         """Finish what ended and claim what is due, fenced, in one transaction.
 
+        It claims only if the worker's lease holds at that moment, however long it had to wait.
         With a `lead` also what falls due within so many seconds: the worker holds it until then.
         """
 
@@ -284,8 +294,11 @@ class Store(Protocol):
 
     # Housekeeping
 
-    async def rescue(self) -> list[Rescued]:
-        """Return to `due`, or declare dead, what dead workers held."""
+    async def rescue(self, *, sparing: int = 0) -> list[Rescued]:
+        """Return to `due`, or declare dead, what dead workers held, all but that of `sparing`.
+
+        What was claimed after the lease had run out cannot have begun: its attempt does not count.
+        """
 
     async def prune(
         self, retention: Mapping[EndedAs, timedelta], *, after: int, batch: int

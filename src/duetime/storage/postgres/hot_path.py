@@ -11,13 +11,13 @@ from typing import Any, cast
 import msgspec
 import psycopg
 
-from duetime.domain.job import ClaimedJob, EndedAs, EndedJob, JobState
+from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.errors import StorageError
 from duetime.storage.postgres.connection import array, told_errors
 from duetime.storage.postgres.heart import PostgresHeart
 from duetime.storage.postgres.sessions import Sessions, Statement
 from duetime.storage.postgres.sleeper import PostgresSleeper
-from duetime.storage.store import LEAD, Exchange, Lane, Rescued, Row, Statements
+from duetime.storage.store import LEAD, Exchange, Lane, Rescued, Row, Statements, rescued_state
 
 _LONGEST_SHORT_US = 2**31 - 1
 _LOOK = 5
@@ -25,7 +25,7 @@ _LOOK = 5
 _COMPLETED = EndedAs.COMPLETED
 _OPEN_AT = ClaimedJob.__struct_fields__.index("limited")
 """`claim_limited` has one more column than a claim."""
-_TASK, _PRIORITY, _RUN_AT = 1, 3, 7
+_TASK, _PRIORITY, _RUN_AT, _EXPIRES_AT = 1, 3, 7, 11
 """Columns of `claim`."""
 _ORDER = itemgetter(_PRIORITY, _RUN_AT, 0)
 _NONE: frozenset[int] = frozenset()
@@ -140,7 +140,7 @@ class HotPath(Sessions):
             statements.append(("next_run_at", {"queues": sorted({lane.queue for lane in lanes})}))
         answers = await self._together(statements) if statements else []
         refused, cancelled = _sort_out(answers[:finishes])
-        now, claimed = _claimed_together(answers[finishes]) if looks else (None, [])
+        now, claimed, alive = _claimed_together(answers[finishes]) if looks else (None, [], True)
         limited_rows: list[Row] = []
         for queue in limited:
             if len(claimed) < want:
@@ -162,7 +162,7 @@ class HotPath(Sessions):
             opens += [row[0] for row in soonest if row[0] is not None]
         if opens:
             next_run_at = min([next_run_at, *opens] if next_run_at else opens)
-        return Exchange(now, refused, cancelled, claimed, next_run_at)
+        return Exchange(now, refused, cancelled, claimed, next_run_at, lease_lost=not alive)
 
     async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> Exchange:
         async with self._connection() as connection, connection.transaction():
@@ -242,10 +242,10 @@ class HotPath(Sessions):
             await self._rows("set_progress", job=job.id, token=job.token, progress=progress)
         )
 
-    async def rescue(self) -> list[Rescued]:
+    async def rescue(self, *, sparing: int = 0) -> list[Rescued]:
         async with self._connection() as connection:
             async with connection.transaction():
-                dead = await self._on(connection, "lock_dead_claims")
+                dead = await self._on(connection, "lock_dead_claims", sparing=sparing)
                 rows = (
                     await self._on(
                         connection, "rescue", tokens=array(row[0] for row in dead), lead=LEAD
@@ -254,9 +254,8 @@ class HotPath(Sessions):
                     else []
                 )
             await self._on(connection, "bury_workers")
-        states = {"lost": JobState.RETRYING, "dead": JobState.DEAD, "cancelled": JobState.CANCELLED}
         return [
-            Rescued(job_id, task, attempt, states[ended_as], worker)
+            Rescued(job_id, task, attempt, rescued_state(ended_as, attempt), worker)
             for job_id, task, attempt, ended_as, worker in rows
         ]
 
@@ -358,11 +357,13 @@ def _sort_out(answers: Sequence[Sequence[Row]]) -> tuple[frozenset[int], frozens
 # This is the hot path: of what the jobs of a claim share, no row has a copy.
 
 
-def _claimed_together(rows: Sequence[Row]) -> tuple[datetime, list[ClaimedJob]]:
-    """Return the moment of a claim, and its jobs in their order."""
-    [(token, moment)] = [(row[0], row[_RUN_AT]) for row in rows if row[_TASK] is None]
+def _claimed_together(rows: Sequence[Row]) -> tuple[datetime, list[ClaimedJob], bool]:
+    """Return the moment of a claim, its jobs in their order, and whether the lease holds."""
+    [(token, moment, until)] = [
+        (row[0], row[_RUN_AT], row[_EXPIRES_AT]) for row in rows if row[_TASK] is None
+    ]
     jobs = sorted([row for row in rows if row[_TASK] is not None], key=_ORDER)
-    return moment, [
+    claimed = [
         ClaimedJob(
             job_id, token, task, queue, priority, args, attempt, max_attempts, run_at, moment,
             key, partition, timeout, expires_at, trace,
@@ -370,6 +371,7 @@ def _claimed_together(rows: Sequence[Row]) -> tuple[datetime, list[ClaimedJob]]:
         for job_id, task, queue, priority, args, attempt, max_attempts, run_at, key, partition,
             timeout, expires_at, trace in jobs
     ]  # fmt: skip
+    return moment, claimed, until is not None
 
 
 def _claimed(rows: Sequence[Row]) -> list[ClaimedJob]:

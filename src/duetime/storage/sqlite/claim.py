@@ -86,6 +86,12 @@ def claim_limited(
     return _hold_chosen(tx, worker_id, jobs, "hold_limited"), None
 
 
+def holds_lease(tx: Transaction, worker_id: int) -> bool:
+    """Whether the worker may claim now. Asked under the write lock, for which it may have waited
+    longer than its lease."""
+    return bool(tx.value("holds_lease", worker=worker_id, now=tx.now))
+
+
 def any_quarantined(tx: Transaction, queues: Sequence[str]) -> bool:
     """Whether `claim_quarantined` may find something. This reads only."""
     return bool(tx.value("any_quarantined", queues=encode_set(queues), now=tx.now))
@@ -93,6 +99,8 @@ def any_quarantined(tx: Transaction, queues: Sequence[str]) -> bool:
 
 def claim_quarantined(tx: Transaction, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
     """Take one job of the quarantine lane, alone in its claim."""
+    if not holds_lease(tx, worker_id):
+        return []
     for queue in queues:
         kind = tx.rows("queue_kind", queue=queue)
         paused, is_limited = kind[0] if kind else (False, False)

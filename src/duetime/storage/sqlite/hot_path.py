@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duetime.domain.job import EndedJob
-from duetime.storage.sqlite.claim import claim, claim_limited, first_due
+from duetime.storage.sqlite.claim import claim, claim_limited, first_due, holds_lease
 from duetime.storage.sqlite.finish import finish
 from duetime.storage.sqlite.moment import from_us
 from duetime.storage.sqlite.transaction import Transaction
@@ -23,8 +23,11 @@ def exchange(
     look_ahead: bool,
     lead: int,
 ) -> Exchange:
-    """Finish what ended, then claim what is due."""
+    """Finish what ended, then claim what is due, if the lease holds."""
     refused, cancelled = finish(tx, ended) if ended else (frozenset(), frozenset())
+    lease_lost = want > 0 and not holds_lease(tx, worker_id)
+    if lease_lost:
+        want = 0
     claimed = claim(tx, worker_id, lanes, want, lead) if lanes and want > 0 else []
     opens: list[int] = []
     for queue in limited:
@@ -37,7 +40,9 @@ def exchange(
         opens += first_due(tx, [lane.queue for lane in lanes], limited)
     if opens:
         next_run_at = from_us(min(opens))
-    return Exchange(from_us(tx.now), refused, cancelled, claimed, next_run_at)
+    return Exchange(
+        from_us(tx.now), refused, cancelled, claimed, next_run_at, lease_lost=lease_lost
+    )
 
 
 def look(

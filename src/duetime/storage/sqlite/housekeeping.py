@@ -8,17 +8,12 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.job import ClaimedJob, EndedAs, JobState
+from duetime.domain.job import ClaimedJob, EndedAs
 from duetime.storage.sqlite.claim import decode, encode_set
 from duetime.storage.sqlite.moment import maybe_to_us, span_to_us
 from duetime.storage.sqlite.transaction import Transaction
-from duetime.storage.store import LEAD, Rescued
+from duetime.storage.store import LEAD, Rescued, rescued_state
 
-_LOST_STATES = {
-    "lost": JobState.RETRYING,
-    "dead": JobState.DEAD,
-    "cancelled": JobState.CANCELLED,
-}
 _QUARANTINE = 10
 _SECOND = 1_000_000
 _LEAD_US = LEAD // timedelta(microseconds=1)
@@ -71,18 +66,26 @@ def set_progress(tx: Transaction, job: ClaimedJob, progress: str) -> bool:
     return bool(accepted)
 
 
-def rescue(tx: Transaction) -> list[Rescued]:
+def rescue(tx: Transaction, sparing: int) -> list[Rescued]:
     """What dead workers held ends as lost, and waits again unless its attempts are used up.
 
     A job that was lost before goes to the quarantine lane, later and later, where it runs alone:
-    it cannot take others down with it.
+    it cannot take others down with it. What was claimed after the lease is given back.
     """
-    lost = tx.rows("dead_claims", now=tx.now)
+    lost = tx.rows("dead_claims", now=tx.now, sparing=sparing)
     recorded, again, freed, rescued = [], [], [], []
     for (
         job_id, token, attempt, worker_id, claimed_at, task, queue, priority, partition,
         ended_as, times, worker, is_limited,
     ) in lost:  # fmt: skip
+        if ended_as == "given back":
+            lane = _QUARANTINE if times >= 2 else priority
+            run_at = max(tx.now, min(claimed_at, tx.now) + _LEAD_US)
+            attempt -= 1
+            again.append((job_id, queue, lane, run_at, attempt, partition))
+            tx.wake(queue)
+            rescued.append(Rescued(job_id, task, attempt, rescued_state(ended_as, attempt), worker))
+            continue
         if ended_as == "cancelled":
             code, error = None, "cancelled; its worker was lost"
         else:
@@ -101,7 +104,7 @@ def rescue(tx: Transaction) -> list[Rescued]:
             tx.ended.append(job_id)
         if is_limited or ended_as == "lost":
             tx.wake(queue)
-        rescued.append(Rescued(job_id, task, attempt, _LOST_STATES[ended_as], worker))
+        rescued.append(Rescued(job_id, task, attempt, rescued_state(ended_as, attempt), worker))
     tx.run_many("record_lost", recorded)
     tx.run_many("return_lost", again)
     tx.run_many("free_key", freed)

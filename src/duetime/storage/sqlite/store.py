@@ -253,9 +253,10 @@ class SqliteStore:
 
     # Housekeeping
 
-    async def rescue(self) -> list[Rescued]:
+    async def rescue(self, *, sparing: int = 0) -> list[Rescued]:
         return await self._thread.write_unless(
-            lambda tx: None if tx.value("any_dead", now=tx.now) else [], housekeeping.rescue
+            lambda tx: None if tx.value("any_dead", now=tx.now) else [],
+            lambda tx: housekeeping.rescue(tx, sparing),
         )
 
     async def prune(

@@ -1,7 +1,8 @@
 -- Claim from a queue with limits. The queue's row is locked first; each statement after it
 -- sees what the last claimer committed, so counts are exact however many workers race.
 -- One `claim` row for each job: the running are counted by rows. `open_at` says when a rate
--- limit lets the next one through.
+-- limit lets the next one through. Nothing is claimed if the worker's lease has run out, which it
+-- may have while this waited for the queue's row.
 create or replace function duetime.claim_limited(
     worker bigint, of_queue text, want integer, quarantined boolean default false)
     returns table (
@@ -24,6 +25,10 @@ begin
         return;
     end if;
     moment := duetime.now();
+    if not exists (
+        select from duetime.worker as w where w.id = worker and w.lease_until > moment) then
+        return;
+    end if;
     if rules.running is not null then
         room := least(room, rules.running
             - (select count(*) from duetime.claim as c where c.queue = of_queue)::integer);

@@ -45,7 +45,9 @@ where c.worker_id = %(worker)s and not exists (
 -- At most one worker gets a job: its row of `due` is locked, skipped by others, deleted.
 -- Served by due_pkey, lane by lane. `ctid = any(array(…))` keeps the delete a TID scan.
 -- One row for each job, in no order: sorting them here, arguments and all, costs 1 µs a job. And
--- one without a task, that has what they share: the token, if there are jobs, and the moment.
+-- one without a task, that has what they share: the token, if there are jobs, and the moment. Its
+-- `expires_at` is null if the worker's lease has run out: then nothing is claimed. A claim may wait
+-- for a lock, no matter how long: so it is the claim itself that checks.
 with lane as materialized (
     select l.queue, l.priority, l.floor, l.place
     from rows from (json_to_recordset(%(lanes)s::json)
@@ -60,8 +62,10 @@ with lane as materialized (
         offset 0)
     order by l.place
 ), clock as materialized (
-    select now.moment, now.moment + make_interval(secs => %(lead)s) as until
+    select now.moment, w.moment + make_interval(secs => %(lead)s) as until
     from (select duetime.now() as moment offset 0) as now
+    left join lateral (select now.moment from duetime.worker
+                       where id = %(worker)s and lease_until > now.moment) as w on true
 ), picked as materialized (
     select d.id
     from lane cross join lateral (
@@ -84,7 +88,7 @@ with lane as materialized (
     from taken having count(*) > 0
     returning token
 )
-select h.token, null, null, null, null, null, null, c.moment, null, null, null, null, null
+select h.token, null, null, null, null, null, null, c.moment, null, null, null, c.until, null
 from clock as c left join held as h on true
 union all
 select t.job_id, j.task, t.queue, t.priority, j.args::text, t.attempt + 1, j.max_attempts,
@@ -125,10 +129,13 @@ from duetime.claim_limited(%(worker)s, %(queue)s, %(want)s, %(quarantined)s)
 order by priority, run_at, job_id;
 
 -- name: claim_quarantined
--- One job of the quarantine lane (priority 10), alone in its claim.
+-- One job of the quarantine lane (priority 10), alone in its claim; none if the lease has run out.
 with picked as materialized (
     select due.ctid as id from duetime.due
     where due.queue = %(queue)s and due.priority = 10 and due.run_at <= (select duetime.now())
+      and exists (
+        select from duetime.worker as w
+        where w.id = %(worker)s and w.lease_until > (select duetime.now()))
       and not exists (
         select from duetime.queue as q
         where q.name = %(queue)s
@@ -323,8 +330,12 @@ select g.job_id from gone as g, told where not g.cancelled;
 delete from duetime.claim where token = any (%(tokens)s::bigint[]) and job_ids = '{}';
 
 -- name: put_back
+-- What was in quarantine stays there.
 insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
-select j.queue, j.priority, r.run_at, j.id, r.attempt, j.partition
+select j.queue,
+    case when (select count(*) from duetime.attempt as a
+               where a.job_id = j.id and a.ended_as = 'lost') >= 2 then 10 else j.priority end,
+    r.run_at, j.id, r.attempt, j.partition
 from unnest(%(jobs)s::bigint[], %(run_ats)s::timestamptz[], %(attempts)s::smallint[])
     as r(job_id, run_at, attempt)
 join duetime.job as j on j.id = r.job_id
@@ -380,7 +391,9 @@ with held as (
     delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
 ), back as (
     insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
-    select j.queue, j.priority,
+    select j.queue,
+        case when (select count(*) from duetime.attempt as a
+                   where a.job_id = j.id and a.ended_as = 'lost') >= 2 then 10 else j.priority end,
         -- It may have been claimed ahead of its time, and must not be early now.
         greatest(least(g.claimed_at, duetime.now()) + make_interval(secs => %(lead)s), duetime.now()),
         j.id, g.attempt - 1, j.partition
@@ -410,7 +423,7 @@ returning true;
 -- again: a finish in flight has then either committed, or will find its claim gone.
 select c.token from duetime.claim as c
 left join duetime.worker as w on w.id = c.worker_id
-where w.id is null or w.lease_until <= (select duetime.now())
+where (w.id is null or w.lease_until <= (select duetime.now())) and c.worker_id <> %(sparing)s
 order by c.token
 limit 100
 for update of c skip locked;
@@ -418,12 +431,16 @@ for update of c skip locked;
 -- name: rescue
 -- The locked claims end as lost. The attempt counts; a job that was lost before goes to the
 -- quarantine lane, where it runs alone, so that it cannot take others down with it.
+-- A claim that was made after the lease, or committed after its worker was buried, cannot have
+-- begun: its jobs are given back, and the attempt does not count.
 with held as (
     delete from duetime.claim where token = any (%(tokens)s::bigint[])
     returning token, worker_id, claimed_at, job_ids, attempts, cancelled, queue
 ), lost as materialized (
     select h.token, h.worker_id, h.claimed_at, u.job_id, u.attempt,
         coalesce(u.job_id = any (h.cancelled), false) as cancelled,
+        not exists (select from duetime.worker as w
+                    where w.id = h.worker_id and w.lease_until > h.claimed_at) as too_late,
         (select count(*) from duetime.attempt as a
          where a.job_id = u.job_id and a.ended_as = 'lost') as times
     from held as h cross join lateral unnest(h.job_ids, h.attempts) as u(job_id, attempt)
@@ -432,6 +449,7 @@ with held as (
 ), fate as materialized (
     select l.*, j.task, j.queue, j.priority, j.partition,
         case when l.cancelled then 'cancelled'
+             when l.too_late then 'given back'
              when l.attempt >= j.max_attempts then 'dead' else 'lost' end as ended_as
     from lost as l join duetime.job as j on j.id = l.job_id
 ), recorded as (
@@ -441,29 +459,33 @@ with held as (
            case when f.ended_as <> 'cancelled' then 'worker_lost' end,
            case when f.ended_as = 'cancelled' then 'cancelled; its worker was lost'
                 else 'its worker was lost: the lease ran out before the job ended' end
-    from fate as f
+    from fate as f where f.ended_as <> 'given back'
 ), again as (
     insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
-    select f.queue, case when f.times > 0 then 10 else f.priority end,
+    select f.queue,
+        case when f.times + (f.ended_as = 'lost')::integer >= 2 then 10 else f.priority end,
         -- It may have been claimed ahead of its time, and must not be early now.
         greatest(least(f.claimed_at, duetime.now()) + %(lead)s::interval,
-                 duetime.now() + case when f.times = 0 then interval '0'
+                 duetime.now() + case when f.times = 0 or f.ended_as = 'given back'
+                                      then interval '0'
                                       else least(power(2, f.times - 1), 60) * interval '1 second' end),
-        f.job_id, f.attempt, f.partition
-    from fate as f where f.ended_as = 'lost'
+        f.job_id, f.attempt - (f.ended_as = 'given back')::integer, f.partition
+    from fate as f where f.ended_as in ('lost', 'given back')
     on conflict (job_id) do nothing
 ), freed as (
     delete from duetime.job_key as k using fate as f
-    where k.job_id = f.job_id and f.ended_as <> 'lost'
+    where k.job_id = f.job_id and f.ended_as in ('dead', 'cancelled')
 ), woken as materialized (
     select count(duetime.wake(q.queue)) from (
         select queue from fate union select queue from held where queue is not null
         order by 1) as q
 ), told as materialized (
     select count(pg_notify('duetime.ended', f.job_id::text)) from fate as f
-    where f.ended_as <> 'lost' and exists (select from duetime.waiter as w where w.job_id = f.job_id)
+    where f.ended_as in ('dead', 'cancelled')
+      and exists (select from duetime.waiter as w where w.job_id = f.job_id)
 )
-select f.job_id, f.task, f.attempt, f.ended_as, coalesce(n.name, f.worker_id::text)
+select f.job_id, f.task, f.attempt - (f.ended_as = 'given back')::integer, f.ended_as,
+    coalesce(n.name, f.worker_id::text)
 from fate as f left join duetime.worker_name as n on n.id = f.worker_id, woken, told;
 
 -- name: bury_workers

@@ -64,6 +64,9 @@ select json_group_array(json_array(
 from duetime_due as d join duetime_job as j on j.id = d.job_id
 where d.job_id in (select value from json_each(:jobs));
 
+-- name: holds_lease
+select exists (select 1 from duetime_worker where id = :worker and lease_until > :now);
+
 -- name: hold
 insert into duetime_claim (job_id, token, attempt, worker_id, claimed_at)
 select d.job_id, :token, d.attempt + 1, :worker, :now
@@ -193,8 +196,12 @@ where c.cancelled is not null
 returning job_id;
 
 -- name: put_back
+-- What was in quarantine stays there.
 insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
-select j.id, j.queue, j.priority, json_extract(e.value, '$[2]'), c.attempt - 1, j.partition
+select j.id, j.queue,
+    case when (select count(*) from duetime_attempt as a
+               where a.job_id = j.id and +a.ended_as = 'lost') >= 2 then 10 else j.priority end,
+    json_extract(e.value, '$[2]'), c.attempt - 1, j.partition
 from json_each(:ended) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
 cross join duetime_job as j on j.id = c.job_id;

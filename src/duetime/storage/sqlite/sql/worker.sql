@@ -55,10 +55,12 @@ returning 1;
 
 -- name: dead_claims
 -- What is held by workers whose lease ran out, or that are gone, and what becomes of it. The
--- attempt counts.
+-- attempt counts, unless the claim was made after the lease, or by a worker that is gone: then it
+-- cannot have begun.
 select c.job_id, c.token, c.attempt, c.worker_id, c.claimed_at, j.task, j.queue, j.priority,
     j.partition,
     case when c.cancelled is not null then 'cancelled'
+         when w.id is null or w.lease_until <= c.claimed_at then 'given back'
          when c.attempt >= j.max_attempts then 'dead' else 'lost' end,
     (select count(*) from duetime_attempt as a where a.job_id = c.job_id and +a.ended_as = 'lost'),
     coalesce(n.name, cast(c.worker_id as text)), c.queue is not null
@@ -66,7 +68,7 @@ from duetime_claim as c
 join duetime_job as j on j.id = c.job_id
 left join duetime_worker as w on w.id = c.worker_id
 left join duetime_worker_name as n on n.id = c.worker_id
-where w.id is null or w.lease_until <= :now
+where (w.id is null or w.lease_until <= :now) and c.worker_id <> :sparing
 order by c.token, c.job_id limit 10000;
 
 -- name: any_dead

@@ -1,0 +1,45 @@
+"""Floors: where a claim begins, and for how long."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from duetime.domain.job import ClaimedJob
+from duetime.engine.lanes import Lanes
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+def claimed(queue: str, priority: int, run_at: datetime) -> ClaimedJob:
+    return ClaimedJob(1, 1, "noop", queue, priority, "{}", 1, 1, run_at, NOON)
+
+
+def floors(lanes: Lanes) -> list[datetime]:
+    return [lane.floor for lane in lanes.in_turn() if lane.floor >= NOON]
+
+
+def test_a_full_claim_raises_the_floor_of_its_lanes() -> None:
+    lanes = Lanes(("a", "b"))
+    lanes.in_turn()
+    lanes.raise_floors([claimed("a", 5, NOON), claimed("a", 5, NOON + timedelta(seconds=1))])
+    lanes.raise_floors([claimed("a", 5, NOON)])
+
+    assert floors(lanes) == [NOON + timedelta(seconds=1)]
+
+
+def test_floors_are_forgotten_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the worker is: what a rolled back transaction left below them must be found."""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    lanes = Lanes(("a",))
+    lanes.in_turn()
+    lanes.raise_floors([claimed("a", 5, NOON)])
+    now += 0.9
+    before = floors(lanes)
+    now += 0.2
+
+    assert before == [NOON]
+    assert floors(lanes) == []
