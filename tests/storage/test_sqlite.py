@@ -611,6 +611,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connect
 
 
 NOW = 1_000_000 * 1000
+PAGE = {"before": 2**63 - 1, "page": 100, "queue": None, "task": None}
 STATEMENTS: dict[str, dict[str, Any]] = {
     "lanes": {"queues": '["default"]'},
     "limited_lanes": {"queues": '["default"]', "after": NOW},
@@ -635,10 +636,17 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "requeuable": {"jobs": "[1, 2]"},
     "take_keys": {"jobs": "[1, 2]", "now": 1},
     "key_holders": {"jobs": "[1, 2]"},
-    "list_given_jobs": {
+    "given_jobs": {
         "ids": "[1, 2]", "states": None, "queue": None, "task": None, "but_task": None,
-        "key": None, "before": None, "limit": 10,
+        "key": None,
     },
+    "any_ids": PAGE,
+    "waiting_ids": PAGE,
+    "parked_ids": PAGE,
+    "running_ids": PAGE,
+    "completed_ids": PAGE,
+    "troubled_ids": PAGE | {"states": '["dead"]'},
+    "keyed_ids": PAGE | {"key": "k"},
 }  # fmt: skip
 BIG = ("duetime_job", "duetime_due", "duetime_attempt")
 

@@ -43,7 +43,6 @@ GROWING = {
 WHOLE = {
     "audit_find": "what people ask for, the newest first, until a page is full",
     "audit_prune": "in the order of an index, until the first that is young",
-    "list_jobs": "what people ask for, the newest first, until a page is full",
     "prune_keys": "once in an hour",
     "queues": "counts what waits",
     "reminder_find": "what people ask for",
@@ -53,9 +52,9 @@ WHOLE = {
     "subject_list": "what people ask for",
 }
 WALKS = {
-    "list_jobs": "what people ask for, the newest first, until a page is full",
     "schedule_delete": "all of it goes",
     "schedule_history": "what people ask for, the newest first, until a page is full",
+    "troubled_ids": "what people ask for: jobs that failed are few",
     "schedule_success": "the newest first, until one that succeeded",
 }
 _TABLE = re.compile(rf"\b{DEFAULT_PREFIX}(\w+)(?:\s+as)?\s+(\w+)")

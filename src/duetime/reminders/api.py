@@ -324,7 +324,10 @@ class Reminders:
     async def find(
         self, *, subject: str | None = None, status: ReminderStatus | str | None = None
     ) -> list[Reminder]:
-        """Return reminders, earliest first; at most 1,000."""
+        """Return reminders, earliest first; at most 1,000.
+
+        If there are more, of those that are armed the next ones, else the newest.
+        """
         if status is not None and status not in set(ReminderStatus):
             raise InvalidInput(
                 f"There is no status {status!r}. There are: {', '.join(ReminderStatus)}."

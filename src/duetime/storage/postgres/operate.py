@@ -14,12 +14,12 @@ import msgspec
 from duetime.domain.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
 from duetime.domain.queue import Limits, QueueInfo
 from duetime.errors import StorageError
+from duetime.storage.finding import find_jobs
 from duetime.storage.postgres.connection import array, told_errors
 from duetime.storage.postgres.listener import Listener
 from duetime.storage.postgres.sessions import Connection, Sessions
 from duetime.storage.store import Row, WorkerInfo
 
-_TROUBLED = ("dead", "cancelled", "superseded", "expired")
 _CANCEL_TRIES = 50
 _JOB_ID = re.compile(r"[0-9]{1,19}")
 
@@ -51,24 +51,16 @@ class Operations(Sessions):
         return _job_info(rows[0], history=attempts)
 
     async def find(self, which: JobFilter) -> list[JobInfo]:
-        states = {state.value for state in which.states}
-        walk = not states or "completed" in states or which.ids is not None
-        rows = await self._rows(
-            "list_jobs",
-            walk=walk,
-            waiting=not walk and bool(states & {"pending", "retrying", "parked"}),
-            running=not walk and "running" in states,
-            troubled=[] if walk else sorted(states & set(_TROUBLED)),
-            states=sorted(states) or None,
-            ids=None if which.ids is None else list(which.ids),
-            queue=which.queue,
-            task=which.task,
-            but_task=which.but_task,
-            key=which.key,
-            before=which.before_id,
-            limit=which.limit,
-        )
-        return [_job_info(row) for row in rows]
+        finding = find_jobs(which)
+        rows: Sequence[Row] | None = None
+        async with self._connection() as connection, connection.transaction():
+            await self._on(connection, "begin_snapshot")
+            while True:
+                try:
+                    name, parameters = finding.send(rows) if rows is not None else next(finding)
+                except StopIteration as done:
+                    return [_job_info(row) for row in done.value]
+                rows = await self._on(connection, name, **parameters)
 
     async def cancel(self, job_id: int, *, reason: str) -> JobState | None:
         async with self._connection() as connection, connection.transaction():

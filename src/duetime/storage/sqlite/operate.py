@@ -10,6 +10,7 @@ import msgspec
 
 from duetime.domain.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
 from duetime.domain.queue import Limits, QueueInfo
+from duetime.storage.finding import find_jobs
 from duetime.storage.sqlite.claim import encode_ids
 from duetime.storage.sqlite.moment import (
     from_us,
@@ -20,10 +21,6 @@ from duetime.storage.sqlite.moment import (
 )
 from duetime.storage.sqlite.transaction import Transaction
 from duetime.storage.store import Row, WorkerInfo
-
-_TROUBLED = frozenset({"dead", "cancelled", "superseded", "expired"})
-_WAITING = frozenset({"pending", "retrying", "parked"})
-
 
 # Look
 
@@ -37,29 +34,18 @@ def get(tx: Transaction, job_id: int) -> JobInfo | None:
 
 
 def find(tx: Transaction, which: JobFilter) -> list[JobInfo]:
-    states = {state.value for state in which.states}
-    common = {
-        "states": _encode(sorted(states)) if states else None,
-        "queue": which.queue,
-        "task": which.task,
-        "but_task": which.but_task,
-        "key": which.key,
-        "before": which.before_id,
-        "limit": which.limit,
-    }
-    if which.ids is not None:
-        rows = tx.rows("list_given_jobs", ids=encode_ids(which.ids), **common)
-    else:
-        walk = not states or "completed" in states
-        rows = tx.rows(
-            "list_jobs",
-            walk=walk,
-            waiting=not walk and bool(states & _WAITING),
-            running=not walk and "running" in states,
-            troubled="[]" if walk else _encode(sorted(states & _TROUBLED)),
-            **common,
-        )
-    return [_job(row) for row in rows]
+    finding = find_jobs(which)
+    rows: Sequence[Row] | None = None
+    while True:
+        try:
+            name, parameters = finding.send(rows) if rows is not None else next(finding)
+        except StopIteration as done:
+            return [_job(row) for row in done.value]
+        rows = tx.rows(name, **{key: _encoded(value) for key, value in parameters.items()})
+
+
+def _encoded(value: Any) -> Any:
+    return _encode(value) if isinstance(value, list) else value
 
 
 def queues(tx: Transaction) -> list[QueueInfo]:

@@ -30,29 +30,77 @@ select a.token, a.attempt, coalesce(n.name, a.worker_id::text), a.ended_as, a.cl
 from duetime.attempt as a left join duetime.worker_name as n on n.id = a.worker_id
 where a.job_id = %(job)s order by a.token;
 
--- name: list_jobs
--- Newest first. For states that few jobs are in, the candidates come from the table or the
--- partial index where such jobs stand; else the primary key is walked backwards.
-with candidate as materialized (
-    select d.job_id as id from duetime.due as d where %(waiting)s
-    union select p.job_id from duetime.parked as p where %(waiting)s
-    union select unnest(c.job_ids) from duetime.claim as c where %(running)s
-    union select a.job_id from duetime.attempt as a
-        where a.ended_as = any (%(troubled)s::text[]) and a.ended_as <> 'completed'
-)
+-- name: begin_snapshot
+set transaction isolation level repeatable read, read only;
+
+-- name: given_jobs
 select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
     finished_at, key, partition, timeout, expires_at, worker, claimed_at, lease_until,
     error_code, error, parked_reason, progress
 from duetime.jobs as j
-where (%(walk)s or j.id in (select id from candidate))
+where j.id = any (%(ids)s::bigint[])
   and (%(states)s::text[] is null or j.state = any (%(states)s::text[]))
-  and (%(ids)s::bigint[] is null or j.id = any (%(ids)s::bigint[]))
   and (%(queue)s::text is null or j.queue = %(queue)s)
   and (%(task)s::text is null or j.task = %(task)s)
   and (%(but_task)s::text is null or j.task <> %(but_task)s)
   and (%(key)s::text is null or j.key = %(key)s)
-  and (%(before)s::bigint is null or j.id < %(before)s)
-order by j.id desc limit %(limit)s;
+order by j.id desc;
+
+-- The ids of jobs that may match, newest first: a page of those below `before`.
+
+-- name: any_ids
+-- Served by job_pkey.
+select j.id from duetime.job as j
+where j.id < %(before)s::bigint
+  and (%(queue)s::text is null or j.queue = %(queue)s)
+  and (%(task)s::text is null or j.task = %(task)s)
+order by j.id desc limit %(page)s;
+
+-- name: waiting_ids
+-- Served by due_job and job_pkey.
+select d.job_id from duetime.due as d
+where d.job_id < %(before)s::bigint
+  and (%(queue)s::text is null or d.queue = %(queue)s)
+  and (%(task)s::text is null
+       or exists (select from duetime.job as j where j.id = d.job_id and j.task = %(task)s offset 0))
+order by d.job_id desc limit %(page)s;
+
+-- name: parked_ids
+-- Served by parked_pkey.
+select p.job_id from duetime.parked as p
+where p.job_id < %(before)s::bigint
+  and (%(queue)s::text is null or p.queue = %(queue)s)
+  and (%(task)s::text is null or p.task = %(task)s)
+order by p.job_id desc limit %(page)s;
+
+-- name: running_ids
+-- Workers hold few.
+select u.id from duetime.claim as c cross join lateral unnest(c.job_ids) as u(id)
+where u.id < %(before)s::bigint
+order by u.id desc limit %(page)s;
+
+-- name: completed_ids
+-- Served by attempt_pkey: jobs that wait have no attempt, or an early one.
+select a.job_id from duetime.attempt as a
+where a.job_id < %(before)s::bigint and a.ended_as = 'completed'
+order by a.job_id desc, a.token desc limit %(page)s;
+
+-- name: troubled_ids
+-- Served by attempt_troubled, state by state.
+select t.job_id
+from unnest(%(states)s::text[]) as s(state)
+cross join lateral (
+    select a.job_id from duetime.attempt as a
+    where a.ended_as = s.state and a.ended_as <> 'completed' and a.job_id < %(before)s::bigint
+    order by a.job_id desc limit %(page)s
+) as t
+order by t.job_id desc limit %(page)s;
+
+-- name: keyed_ids
+-- Served by job_by_key.
+select j.id from duetime.job as j
+where j.key = %(key)s::text and j.id < %(before)s::bigint
+order by j.id desc limit %(page)s;
 
 -- name: cancel_waiting
 -- A job that waits ends as cancelled at once. Zero rows: it does not wait.

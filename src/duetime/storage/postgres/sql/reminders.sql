@@ -255,16 +255,31 @@ where (g.status is null or r.status = g.status) and (g.until is null or r.run_at
 order by coalesce(r.run_at, r.time), r.id limit 1000;
 
 -- name: reminder_find
--- Deliveries are looked at only for those that are shown.
+-- What is armed comes by its time (reminder_armed), up to `until`; of other statuses, the newest
+-- rows (reminder_troubled, reminder_pkey), and of all, the newest. Shown in the order of time.
+-- Deliveries are read only for those that are shown.
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
     r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
     d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
     r.snoozes, r.acknowledged_at, r.acknowledged_by
 from (
-    select r.* from json_to_record(%s::json) as g(until timestamptz, status text)
-    join duetime.reminder as r
-        on (g.status is null or r.status = g.status) and (g.until is null or r.run_at < g.until)
-    order by coalesce(r.run_at, r.time), r.id limit 1000
+    select n.* from json_to_record(%s::json) as g(until timestamptz, status text)
+    cross join lateral (
+        (select r.* from duetime.reminder as r
+         where g.status = 'armed' and r.status = 'armed'
+           and r.run_at < coalesce(g.until, 'infinity')
+         order by r.run_at, r.id limit 1000)
+        union all
+        (select r.* from duetime.reminder as r
+         where g.status in ('failed', 'expired', 'skipped') and r.status = g.status
+           and r.status in ('failed', 'expired', 'skipped')
+         order by r.id desc limit 1000)
+        union all
+        (select r.* from duetime.reminder as r
+         where (g.status is null or g.status not in ('armed', 'failed', 'expired', 'skipped'))
+           and (g.status is null or r.status = g.status)
+         order by r.id desc limit 1000)
+    ) as n
 ) as r
 join duetime.subject as s on s.id = r.subject_id
 left join lateral (

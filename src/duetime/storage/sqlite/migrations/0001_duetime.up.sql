@@ -35,6 +35,8 @@ create table duetime_job (
     trace        text
 ) strict;
 
+create index duetime_job_by_key on duetime_job (key) where key is not null;
+
 -- One narrow row for each job that waits. The index is the claim's: lanes of (queue, priority)
 -- in time order, so a claim never walks what is not due.
 -- Priority 10 is the quarantine lane: jobs that two workers died with.
@@ -366,6 +368,9 @@ create table duetime_reminder (
 ) strict;
 create unique index duetime_reminder_job on duetime_reminder (job_id) where job_id is not null;
 create index duetime_reminder_armed on duetime_reminder (run_at) where status = 'armed';
+-- What people look for. Most reminders are sent, and never in it.
+create index duetime_reminder_troubled on duetime_reminder (status, id)
+    where status in ('failed', 'expired', 'skipped');
 create index duetime_reminder_recipient on duetime_reminder (recipient) where status = 'armed';
 create index duetime_reminder_digest on duetime_reminder (digest_id)
     where digest_id is not null and status = 'armed';

@@ -12,30 +12,7 @@ select a.token, a.attempt, coalesce(n.name, cast(a.worker_id as text)), a.ended_
 from duetime_attempt as a left join duetime_worker_name as n on n.id = a.worker_id
 where a.job_id = :job order by a.token;
 
--- name: list_jobs
--- Newest first. For states that few jobs are in, the candidates come from the table or the
--- index where such jobs stand; else the primary key is walked backwards.
-with candidate as materialized (
-    select d.job_id as id from duetime_due as d where :waiting
-    union select p.job_id from duetime_parked as p where :waiting
-    union select c.job_id from duetime_claim as c where :running
-    union select a.job_id from duetime_attempt as a
-        where a.ended_as in (select value from json_each(:troubled))
-)
-select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
-    finished_at, key, partition, timeout, expires_at, worker, claimed_at, lease_until,
-    error_code, error, parked_reason, progress
-from duetime_jobs as j
-where (:walk or j.id in (select id from candidate))
-  and (:states is null or j.state in (select value from json_each(:states)))
-  and (:queue is null or j.queue = :queue)
-  and (:task is null or j.task = :task)
-  and (:but_task is null or j.task <> :but_task)
-  and (:key is null or j.key = :key)
-  and (:before is null or j.id < :before)
-order by j.id desc limit :limit;
-
--- name: list_given_jobs
+-- name: given_jobs
 select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
     finished_at, key, partition, timeout, expires_at, worker, claimed_at, lease_until,
     error_code, error, parked_reason, progress
@@ -46,8 +23,49 @@ where j.id in (select value from json_each(:ids))
   and (:task is null or j.task = :task)
   and (:but_task is null or j.task <> :but_task)
   and (:key is null or j.key = :key)
-  and (:before is null or j.id < :before)
-order by j.id desc limit :limit;
+order by j.id desc;
+
+-- The ids of jobs that may match, newest first: a page of those below `before`.
+
+-- name: any_ids
+select j.id from duetime_job as j
+where j.id < :before and (:queue is null or j.queue = :queue) and (:task is null or j.task = :task)
+order by j.id desc limit :page;
+
+-- name: waiting_ids
+select d.job_id from duetime_due as d
+where d.job_id < :before and (:queue is null or d.queue = :queue)
+  and (:task is null
+       or exists (select 1 from duetime_job as j where j.id = d.job_id and j.task = :task))
+order by d.job_id desc limit :page;
+
+-- name: parked_ids
+select p.job_id from duetime_parked as p
+where p.job_id < :before and (:queue is null or p.queue = :queue)
+  and (:task is null or p.task = :task)
+order by p.job_id desc limit :page;
+
+-- name: running_ids
+select c.job_id from duetime_claim as c where c.job_id < :before
+order by c.job_id desc limit :page;
+
+-- name: completed_ids
+-- By the primary key: jobs that wait have no attempt, or an early one.
+select a.job_id from duetime_attempt as a
+where a.job_id < :before and +a.ended_as = 'completed'
+order by a.job_id desc, a.token desc limit :page;
+
+-- name: troubled_ids
+-- Served by attempt_ended.
+select a.job_id from duetime_attempt as a indexed by duetime_attempt_ended
+where a.ended_as in (select value from json_each(:states) where value <> 'completed')
+  and a.job_id < :before
+order by a.job_id desc limit :page;
+
+-- name: keyed_ids
+-- Served by job_by_key.
+select j.id from duetime_job as j where j.key = :key and j.id < :before
+order by j.id desc limit :page;
 
 -- name: job_state
 select state from duetime_jobs where id = :job;

@@ -300,20 +300,36 @@ where (json_extract(i.doc, '$.doc.status') is null or r.status = json_extract(i.
 order by coalesce(r.run_at, r.time), r.id limit 1000;
 
 -- name: reminder_find
--- Deliveries are looked at only for those that are shown.
-with input(doc) as (select ?)
+-- What is armed comes by its time (reminder_armed), up to `until`; of other statuses, the newest
+-- rows (reminder_troubled, the primary key), and of all, the newest. Shown in the order of time.
+-- Deliveries are read only for those that are shown.
+with input(doc) as (select ?), given(status, until) as materialized (
+    select json_extract(doc, '$.doc.status'), json_extract(doc, '$.doc.until') from input
+), armed as (
+    select r.id from given as g cross join duetime_reminder as r indexed by duetime_reminder_armed
+    where g.status = 'armed' and r.status = 'armed'
+      and r.run_at < coalesce(g.until, 9223372036854775807)
+    order by r.run_at, r.id limit 1000
+), troubled as (
+    select r.id from given as g
+    cross join duetime_reminder as r indexed by duetime_reminder_troubled
+    where g.status in ('failed', 'expired', 'skipped') and r.status = g.status
+      and r.status in ('failed', 'expired', 'skipped')
+    order by r.id desc limit 1000
+), other as (
+    select r.id from given as g cross join duetime_reminder as r
+    where (g.status is null or g.status not in ('armed', 'failed', 'expired', 'skipped'))
+      and (g.status is null or +r.status = g.status)
+    order by r.id desc limit 1000
+)
 select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
     r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
     d.status, r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
     r.snoozes, r.acknowledged_at, r.acknowledged_by
-from input as i cross join (
-    select r.* from input as g cross join duetime_reminder as r
-    where (json_extract(g.doc, '$.doc.status') is null
-           or r.status = json_extract(g.doc, '$.doc.status'))
-      and (json_extract(g.doc, '$.doc.until') is null
-           or r.run_at < json_extract(g.doc, '$.doc.until'))
-    order by coalesce(r.run_at, r.time), r.id limit 1000
-) as r
+from input as i
+cross join (select id from armed union all select id from troubled union all select id from other)
+    as n
+cross join duetime_reminder as r on r.id = n.id
 join duetime_subject as s on s.id = r.subject_id
 left join duetime_delivery as d on d.id = (
     select n.id from duetime_delivery as n where n.reminder_id = r.id

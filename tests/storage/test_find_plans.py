@@ -1,0 +1,123 @@
+"""What people look up reads a page of rows, whatever has ended and is armed.
+
+The real calls are made, each often enough that the server may keep a generic plan. Then its own
+statistics say what was read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from duetime import Duetime
+from duetime.domain.rule import Rule
+from duetime.storage.migrations import upgrade
+from duetime.storage.postgres.migrator import PostgresMigrator
+from tests.conftest import fresh_database
+from tests.servers import PostgresServer
+
+ROWS = 200_000
+"""Of each. The test counts the rows that are read: a million more would not change the number."""
+CALLS = 7
+"""The sixth execution of a prepared statement may use a generic plan."""
+FILL = """
+insert into duetime.job (task, queue, priority, args, key, max_attempts)
+    select case when n % 10000 = 0 then 'rare' else 'noop' end, 'default', 5, '{{}}',
+        case when n % 1000 = 0 then 'key-' || n end, 3 from generate_series(1, {rows}) as n;
+insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at)
+    select id, id, 1, case when id % 2000 = 0 then 'dead' else 'completed' end, clock_timestamp()
+    from duetime.job;
+insert into duetime.subject (ref, due_at) values ('subject', now());
+insert into duetime.job (task, queue, priority, args, key, max_attempts)
+    select 'duetime.remind', 'default', 5, '{{}}', 'reminder-' || n, 3
+    from generate_series(1, {rows}) as n;
+insert into duetime.due (queue, priority, run_at, job_id)
+    select queue, priority, clock_timestamp() + id * interval '1 second', id
+    from duetime.job where id > {rows};
+insert into duetime.reminder (subject_id, due_at, rule_id, rule, time, revision, run_at, status,
+                              job_id)
+    select s.id, now(), '-1h', '{rule}', d.run_at, 1, d.run_at,
+        case when d.job_id % 2000 = 0 then 'failed' when d.job_id % 2 = 0 then 'sent'
+             else 'armed' end, d.job_id
+    from duetime.subject as s cross join duetime.due as d;
+analyze duetime.job, duetime.attempt, duetime.due, duetime.reminder;
+"""
+READ = """
+select coalesce(sum(seq_scan), 0), coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)
+from pg_stat_user_tables where relname in ('job', 'due', 'attempt', 'reminder', 'job_key')
+"""
+Look = Callable[[Duetime], Awaitable[Any]]
+LOOKS: dict[str, tuple[Look, int]] = {
+    "all": (lambda app: app.jobs.find(), 50),
+    "pending": (lambda app: app.jobs.find(state="pending"), 50),
+    "retrying or parked": (lambda app: app.jobs.find(state=["parked"]), 0),
+    "running": (lambda app: app.jobs.find(state="running"), 0),
+    "completed": (lambda app: app.jobs.find(state="completed"), 50),
+    "dead": (lambda app: app.jobs.find(state="dead"), 50),
+    "dead or pending": (lambda app: app.jobs.find(state=["dead", "pending"]), 50),
+    "a page": (lambda app: app.jobs.find(state="pending", before_id=ROWS + 500), 50),
+    "the last page": (lambda app: app.jobs.find(state="pending", before_id=ROWS + 5), 4),
+    "by key": (lambda app: app.jobs.find(key="key-7000"), 1),
+    "by key and state": (lambda app: app.jobs.find(key="reminder-7", state="pending"), 1),
+    "reminders": (lambda app: app.reminders.find(), 1000),
+    "armed reminders": (lambda app: app.reminders.find(status="armed"), 1000),
+    "failed reminders": (lambda app: app.reminders.find(status="failed"), 100),
+    "sent reminders": (lambda app: app.reminders.find(status="sent"), 1000),
+}
+DOCUMENTED = [
+    "select duetime.next_due('default')",
+    "select min(run_at) from duetime.reminder where status = 'armed'",
+]
+
+
+@pytest.fixture(scope="module")
+def url(postgres15: PostgresServer) -> Iterator[str]:
+    with fresh_database(postgres15) as url:
+        upgrade(PostgresMigrator(url))
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(
+                FILL.format(
+                    rows=ROWS, rule=json.dumps(Rule(offset=timedelta(hours=-1)).to_json())
+                ).encode()
+            )
+        yield url
+
+
+def rows_read(url: str) -> tuple[int, int]:
+    """Sequential scans and rows read so far: sessions report when they end, if not before."""
+    with psycopg.connect(url) as connection:
+        connection.execute("select pg_stat_clear_snapshot()")
+        row = connection.execute(READ).fetchone()
+        assert row is not None
+        return int(row[0]), int(row[1])
+
+
+@pytest.mark.parametrize("name", LOOKS)
+async def test_a_look_reads_a_page(url: str, name: str) -> None:
+    look, expected = LOOKS[name]
+    app = Duetime(url)
+    await app.now()
+    before = rows_read(url)
+    for _ in range(CALLS):
+        assert len(await look(app)) == expected
+    await app.close()
+    after = rows_read(url)
+
+    assert after[0] == before[0], "nothing is read from end to end"
+    assert (after[1] - before[1]) / CALLS < 7 * max(expected, 100)
+
+
+@pytest.mark.parametrize("query", DOCUMENTED)
+def test_next_due_is_a_few_probes(url: str, query: str) -> None:
+    before = rows_read(url)
+    with psycopg.connect(url) as connection:
+        assert connection.execute(query.encode()).fetchone() != (None,)
+    after = rows_read(url)
+
+    assert after[0] == before[0]
+    assert after[1] - before[1] < 50
