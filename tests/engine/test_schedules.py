@@ -651,6 +651,88 @@ async def test_a_worker_that_dies_right_after_it_skipped_a_run_leaves_it_skipped
     assert statuses(await ledger(app)) == ["skipped"]
 
 
+# A tick that is due while no runner is free
+
+
+class Busy:
+    """A handler that keeps the only runner of its worker until it is told to end."""
+
+    def __init__(self, app: Duetime) -> None:
+        self.begun = asyncio.Event()
+        self.ended = asyncio.Event()
+
+        @app.task(name="busy")
+        async def busy() -> None:
+            self.begun.set()
+            await self.ended.wait()
+
+        self.enqueue = busy.enqueue
+
+
+@on_two
+@pytest.mark.parametrize("given_back", [False, True], ids=["held", "given back"])
+async def test_a_tick_that_finds_no_runner_in_time_is_late_and_keeps_no_place(
+    make_app: MakeApp, notes: Notes, given_back: bool
+) -> None:
+    """A run begins when its handler does. What has waited for a runner for a second is given back;
+    held or not, it is decided on again."""
+    app = make_app(notes, concurrency=1)
+    busy = Busy(app)
+    async with workers(app):
+        await busy.enqueue()
+        await busy.begun.wait()
+        ticks = await soon(app, 0.2, 3.5)
+        await app.schedules.put("s", "note", *ticks, catch_up="skip", grace="300ms")
+        if given_back:
+            await until(lambda: is_first(app, JobState.RUNNING))
+            await until(lambda: is_first(app, JobState.PENDING))
+        else:
+            await until(lambda: passed(app, ticks[0] + SECOND * 0.7))
+        begun = [row.claimed_at for row in await ledger(app)]
+        busy.ended.set()
+        rows = await closed(app, 2)
+
+    assert begun == [None, None]
+    assert statuses(rows) == ["skipped", "fired"]
+    assert (rows[0].reason or "").startswith("too late: ")
+    assert notes.ticks == [ticks[1]]
+
+
+async def is_first(app: Duetime, state: JobState) -> bool:
+    """Whether the first tick's job is in that state."""
+    job_id = (await ledger(app))[0].job_id
+    return (await app.jobs.get(job_id or 0)).state is state
+
+
+@on_two
+async def test_a_run_that_finds_no_runner_gives_its_place_back(
+    make_app: MakeApp, notes: Notes
+) -> None:
+    """It was decided on, since it comes after another; and is decided on again by the worker that
+    has a runner."""
+    full, free = make_app(notes, concurrency=1), make_app(notes)
+    busy = Busy(full)
+    [tick] = await soon(full, 0.2)
+    await full.schedules.put("s", "note", tick, catch_up="all", grace="0s")
+    await until(lambda: passed(full, tick))
+    await busy.enqueue()
+    async with workers(full):
+        held = await until(lambda: let_start(full))
+        async with free.worker(name="free"):
+            [row] = await closed(full, 1)
+        busy.ended.set()
+
+    assert held is not None
+    assert (held.status, held.claimed_at) == (TickStatus.CAUGHT_UP, None)
+    assert (row.status, row.claimed_by) == (TickStatus.CAUGHT_UP, "free")
+    assert notes.ticks == [tick]
+
+
+async def let_start(app: Duetime) -> OccurrenceInfo | None:
+    [row] = await ledger(app)
+    return row if row.status is TickStatus.CAUGHT_UP else None
+
+
 # Overlap
 
 

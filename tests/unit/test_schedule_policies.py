@@ -682,6 +682,30 @@ def test_a_paused_schedule_skips_what_was_claimed_and_says_who_paused_it() -> No
     assert paused_reason(schedule) == "paused by unknown"
 
 
+def test_a_run_that_was_let_start_and_did_not_is_judged_again() -> None:
+    """No runner was free for it."""
+    schedule = make_schedule(catch_up="skip")
+    run = make_run(60, FIRED)
+    late = decide_at(schedule, run, now=run.run_at + 11 * SECOND)
+    schedule.paused_at = START
+    paused = decide_at(schedule, run)
+
+    assert (late.action, late.reason) == ("skip", "too late: 11s late, and catch_up is skip")
+    assert paused.action == "skip"
+
+
+def test_a_late_run_that_a_worker_holds_may_have_begun_a_moment_ago() -> None:
+    schedule = make_schedule(timetable("* * * * * *"), catch_up="skip", grace="1s")
+    held, waiting = make_run(60), make_run(60, begun=False)
+    run = make_run(60 + 2 / 60)
+    behind = [decide_at(schedule, run, other) for other in (held, waiting)]
+    later = decide_at(schedule, run, held, now=run.run_at + SECOND / 2)
+
+    assert [decision.action for decision in behind] == ["wait", "run"]
+    assert behind[0].at == run.run_at + UNDECIDED_WAIT
+    assert later.action == "run"
+
+
 @pytest.mark.parametrize("runs_as", [FIRED, CAUGHT_UP, BACKFILLED])
 def test_shadow_records_and_runs_nothing(runs_as: TickStatus) -> None:
     decision = decide_at(make_schedule(shadow=True), make_run(60, ARMED, runs_as))

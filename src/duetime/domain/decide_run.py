@@ -15,6 +15,8 @@ from duetime.domain.schedule import OpenRun, Policy, Schedule, TickStatus, pause
 UNDECIDED_WAIT = timedelta(milliseconds=200)
 RETRY_WAIT = timedelta(seconds=5)
 """A run that waits for another looks again after this time, if nothing tells it before."""
+_NOTED_WITHIN = timedelta(seconds=1)
+"""That a run has begun is in the ledger so soon."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -40,19 +42,18 @@ def decide(
     succeeded_at: datetime | None,
     paced_until: datetime | None = None,
 ) -> Decision:
-    """Return what a due run of the schedule does. `others` are its open runs beside this one;
-    `succeeded_at` is the last success of the schedule that this one comes after; `paced_until`:
-    before then no missed run is caught up.
+    """Return what a due run of the schedule does, which has not begun. `others` are the open runs
+    beside it; `succeeded_at` is the last success of the schedule that this one comes after;
+    `paced_until`: before then no missed run is caught up.
     """
     policy, runs_as, reason, run_at = schedule.policy, run.runs_as, None, None
     if runs_as is TickStatus.TRIGGERED:
         return Decision("run", runs_as)
     in_turn = runs_as in (TickStatus.FIRED, TickStatus.CAUGHT_UP)
-    open_still = run.status in (TickStatus.ARMED, TickStatus.WAITING)
-    if in_turn and open_still and schedule.paused_at is not None:
+    if in_turn and schedule.paused_at is not None:
         return Decision("skip", TickStatus.SKIPPED, paused_reason(schedule))
     on_time = not is_late(schedule, run.run_at, now)
-    if runs_as is TickStatus.FIRED and run.status is TickStatus.ARMED and not on_time:
+    if runs_as is TickStatus.FIRED and run.status is not TickStatus.WAITING and not on_time:
         runs_as, reason = LateJudge(schedule, now).judge(run.tick, run.run_at)
         if runs_as is not TickStatus.CAUGHT_UP:
             return Decision("skip", runs_as, reason)
@@ -154,9 +155,11 @@ def counts_for(schedule: Schedule, run: OpenRun, other: OpenRun, now: datetime) 
         return other.begun
     if _turn(other) > _turn(run):
         return False
+    # One that a worker holds may have started at the last moment, and not be noted yet.
+    noted = now - _NOTED_WITHIN if other.begun else now
     return (
         other.runs_as is not TickStatus.FIRED
-        or not is_late(schedule, other.run_at, now)
+        or not is_late(schedule, other.run_at, noted)
         or LateJudge(schedule, now).judge(other.tick, other.run_at)[0] is TickStatus.CAUGHT_UP
     )
 

@@ -26,6 +26,8 @@ class LedgerRow(Protocol):
     @property
     def job_id(self) -> int | None: ...
     @property
+    def claimed_at(self) -> datetime | None: ...
+    @property
     def claimed_by(self) -> str | None: ...
     @property
     def started_at(self) -> datetime | None: ...
@@ -109,6 +111,8 @@ def explain_tick(
         if row.run_at > now:
             return because("not_due", f"is armed: job {row.job_id} is due at {_say(row.run_at)}.")
         return because("due", f"is due since {_say(row.run_at)}: job {row.job_id} is to start.")
+    if row.finished_at is None and row.claimed_at is None:
+        return because("due", f"may start as job {row.job_id}, and waits for a free runner{why}.")
     if row.finished_at is None:
         return because(
             "running", f"has begun as job {row.job_id} on {row.claimed_by}, and not ended{why}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
+from math import inf
 from typing import Any, Literal
 
 import msgspec
@@ -104,6 +105,8 @@ class ClaimedJob(msgspec.Struct, gc=False):
     limited: bool = False
     not_before: float = 0.0
     """Claimed ahead of its time: the worker's monotonic time from which on it is due for sure."""
+    start_by: float = inf
+    """A start after this monotonic time is late, which its schedule has to decide on."""
 
 
 class EndedAs(StrEnum):

@@ -81,6 +81,7 @@ class Dispatcher:
             wait=self._give_back,
             optional=options.schedule_fallback,
         )
+        self._log_started = events.job_started(self.name)
         self._ticker = Ticker(store)
         self._applied = False
         self._fallen_back = False
@@ -254,11 +255,18 @@ class Dispatcher:
         if known:
             self._runners.put(known, received=received)
         if runs:
-            admitting = asyncio.create_task(self._admit(runs, received))
-            self._admitting.add(admitting)
-            admitting.add_done_callback(self._admitting.discard)
+            self._admit_soon(runs, received)
         if unknown:
             self._park_soon(unknown)
+
+    def _admit_soon(self, runs: Sequence[ClaimedJob], received: float) -> None:
+        admitting = asyncio.create_task(self._admit(runs, received))
+        self._admitting.add(admitting)
+        admitting.add_done_callback(self._admitting.discard)
+
+    def _admit_again(self, run: ClaimedJob, received: float) -> None:
+        """No runner was free while a start was on time."""
+        self._admit_soon([run], received)
 
     async def _admit(self, runs: Sequence[ClaimedJob], received: float) -> None:
         try:
@@ -282,6 +290,7 @@ class Dispatcher:
         else:
             mine = [job for job in jobs if self._holdings.holds(job)]
             known = [job for job in mine if job.task in self._tasks]
+            self._planner.forget(job for job in jobs if not self._holdings.holds(job))
             self._runners.put(known, received=received)
             if len(known) < len(mine):
                 self._park_soon([job for job in mine if job.task not in self._tasks])
@@ -364,7 +373,12 @@ class Dispatcher:
                 await self._sleeper.wake_up()
             self._last_wake = now
 
-    # What ended
+    # What began, and what ended
+
+    def _job_started(self, job: ClaimedJob) -> None:
+        self._log_started(job)
+        if job.key is not None:
+            self._planner.began(job)
 
     def _job_ended(self, job: ClaimedJob, end: EndedJob | None) -> None:
         if job.id == self._quarantined:
@@ -422,6 +436,7 @@ class Dispatcher:
             self._report(ended, answer)
         if self._returning:
             returning = self._returning[:]
+            await self._planner.withdraw(returning)
             await self._store.release(returning)
             self._let_go(returning)
             del self._returning[: len(returning)]
@@ -496,16 +511,11 @@ class Dispatcher:
                 held = [job.id for job in jobs if self._holdings.holds(job)]
                 self._quarantined = held[0] if held else None
 
-    def _take_back(self, **which: float) -> list[ClaimedJob]:
-        """Take from the runners what has not begun."""
-        jobs = self._runners.take_back(**which)
-        self._planner.not_begun(jobs)
-        return jobs
-
     async def _give_back(self, jobs: Sequence[ClaimedJob]) -> None:
         if not jobs:
             return
         try:
+            await self._planner.withdraw(jobs)
             await self._store.release(jobs)
         except StorageError as error:
             self._return_later(jobs, error)

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
+from math import inf
+
+import msgspec
 
 from duetime.domain.decide_run import Decision
 from duetime.domain.digest import DIGEST_TASK
@@ -60,8 +63,8 @@ class Planner:
         self._run = run
         self._skip = skip
         self._wait = wait
-        self._starting: dict[int, ClaimedRun] = {}
-        """Claimed ahead of their time, by their jobs: they begin within milliseconds."""
+        self._admitted: dict[int, ClaimedRun] = {}
+        """By their jobs: they wait for their time, or for a runner."""
         self._begun: list[ClaimedRun] = []
         self._decided: set[int] = set()
         self._ended: list[int] = []
@@ -88,6 +91,8 @@ class Planner:
     async def admit(self, jobs: Sequence[ClaimedJob], received: float) -> None:
         """Let claimed runs start, unless their schedule says otherwise."""
         claimed = {job.id: job for job in jobs}
+        for job in jobs:
+            job.start_by = inf
         try:
             runs = await self._store.transact(self._statements.gate(list(claimed)), reads=True)
         except PassingError:
@@ -97,23 +102,18 @@ class Planner:
                 raise
             log.warning("ledger_delayed", extra={"worker": self._worker, "error": str(error)})
             runs = []
+        # What this worker does not know it does not decide on: it is parked.
+        runs = [run for run in runs if self._knows(claimed[run.job_id].task)]
         unclear = [run for run in runs if not self._may_start(run, claimed[run.job_id])]
         held = {run.job_id for run in unclear}
+        for run in runs:
+            job = claimed[run.job_id]
+            # A retry is in the ledger already, unless its first worker died too soon.
+            if run.job_id not in held and (job.attempt == 1 or not run.clear):
+                self._let_start(run, job, received)
         # What the ledger does not know (it was pruned, or the key is a stranger's) runs as any job.
         self._run([job for job in jobs if job.id not in held], received)
-        begun = [
-            run
-            for run in runs
-            if run.job_id not in held
-            and self._knows(claimed[run.job_id].task)
-            # A retry is in the ledger already, unless its first worker died too soon.
-            and (claimed[run.job_id].attempt == 1 or not run.clear)
-        ]
         wait = max(job.not_before for job in jobs) - time.monotonic()
-        if begun:
-            starting = {run.job_id: run for run in begun}
-            self._starting |= starting
-            asyncio.get_running_loop().call_later(max(wait, 0.0), self._began, list(starting))
         if unclear and wait > 0.0:
             # Claimed ahead of its time: what stands in the way may end before that.
             await asyncio.sleep(wait)
@@ -122,15 +122,29 @@ class Planner:
             decisions = await self._store.transact(self._statements.decide(unclear, self._worker))
             await self._follow(decisions, claimed, unclear, received)
 
-    def _began(self, jobs: Sequence[int]) -> None:
-        if begun := [self._starting.pop(job) for job in jobs if job in self._starting]:
-            self._begun += begun
+    def _let_start(self, run: ClaimedRun, job: ClaimedJob, received: float) -> None:
+        self._admitted[run.job_id] = run
+        if run.start_by is not None and job.attempt == 1:
+            job.start_by = received + (run.start_by - job.claimed_at).total_seconds()
+
+    def began(self, job: ClaimedJob) -> None:
+        """The job's handler starts."""
+        run = self._admitted.pop(job.id, None)
+        if run is not None:
+            self._begun.append(run)
             self._keep_soon()
 
-    def not_begun(self, jobs: Sequence[ClaimedJob]) -> None:
-        """These were taken back before they began."""
+    async def withdraw(self, jobs: Sequence[ClaimedJob]) -> None:
+        """These are given back before they began: to be decided on again."""
+        runs = [self._admitted[job.id] for job in jobs if job.id in self._admitted]
+        if decided := [run for run in runs if run.was is not None]:
+            await self._store.transact(self._statements.withdraw(decided, self._worker))
+        self.forget(jobs)
+
+    def forget(self, jobs: Iterable[ClaimedJob]) -> None:
+        """These do not begin here, and are not given back either."""
         for job in jobs:
-            self._starting.pop(job.id, None)
+            self._admitted.pop(job.id, None)
 
     def _may_start(self, run: ClaimedRun, job: ClaimedJob) -> bool:
         """A run that has begun goes on, whatever its schedule says since."""
@@ -144,12 +158,12 @@ class Planner:
         received: float,
     ) -> None:
         run, wait = [], []
-        for job_id, job in claimed.items():
-            decision = decisions.get(job_id)
-            if decision is None:
-                continue
+        looked = {run.job_id: run for run in runs}
+        for job_id, decision in decisions.items():
+            job = claimed[job_id]
             if decision.action == "run":
                 run.append(job)
+                self._let_start(_decided(looked[job_id], decision), job, received)
             elif decision.action == "skip":
                 self._events.tick_skipped(self._worker, job, decision.status, decision.reason or "")
                 self._skip(
@@ -166,14 +180,14 @@ class Planner:
             )
         if wait:
             await self._wait(wait)
-            ids = {job.id for job in wait}
-            waiting = {run.schedule_id for run in runs if run.job_id in ids}
+            waiting = {looked[job.id].schedule_id for job in wait}
             await self._store.transact(self._statements.nudge(sorted(waiting)))
         self._decided |= {run.schedule_id for run in runs}
         self._keep_soon()
 
     def ended(self, jobs: Sequence[ClaimedJob]) -> None:
         """Jobs have ended for good; runs go into the ledger, reminders are told."""
+        self.forget(jobs)
         runs = [job.id for job in jobs if read_run_key(job.key) is not None]
         reminded = [job for job in jobs if job.task in _REMINDING]
         if runs or reminded:
@@ -224,7 +238,6 @@ class Planner:
 
     async def kept(self) -> None:
         """Wait until the ledger is up to date with what happened here."""
-        self._began(list(self._starting))
         while self._keeping is not None:
             await asyncio.wait([self._keeping])
 
@@ -264,6 +277,18 @@ class Planner:
     async def _settle(self, jobs: Sequence[int]) -> None:
         for name in await self._store.transact(self._statements.settle(jobs)):
             self._events.schedule_changed(self._worker, name, "paused")
+
+
+def _decided(run: ClaimedRun, decision: Decision) -> ClaimedRun:
+    """What the ledger says of a run that may start. Once it waited, or was late, no start of it is
+    late."""
+    on_time = run.status is not TickStatus.WAITING and decision.status is TickStatus.FIRED
+    return msgspec.structs.replace(
+        run,
+        status=decision.status,
+        start_by=run.start_by if on_time else None,
+        was=run.status,
+    )
 
 
 _ENDS = {TickStatus.COALESCED: EndedAs.SUPERSEDED}

@@ -72,7 +72,10 @@ class Running(msgspec.Struct, eq=False):
 
 
 class Runners:
-    """Runs what is `put`; calls `ended(job, end)` for each. `end` is None if it needs no record."""
+    """Runs what is `put`; calls `ended(job, end)` for each. `end` is None if it needs no record.
+
+    A job whose `start_by` is over does not start: `late(job, received)`.
+    """
 
     def __init__(
         self,
@@ -83,6 +86,7 @@ class Runners:
         concurrency: int,
         ended: Callable[[ClaimedJob, EndedJob | None], None],
         started: Callable[[ClaimedJob], None],
+        late: Callable[[ClaimedJob, float], None],
     ) -> None:
         self._tasks = tasks
         self._store = store
@@ -90,6 +94,7 @@ class Runners:
         self._concurrency = concurrency
         self._ended = ended
         self._started = started
+        self._late = late
         self._random = Random()
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="duetime-task")
@@ -233,6 +238,9 @@ class Runners:
                 await future
                 continue
             job, task, received = self._waiting.popleft()
+            if job.start_by < time.monotonic():
+                self._late(job, received)
+                continue
             running = Running(job, task, me)
             self.running.add(running)
             try:

@@ -39,7 +39,8 @@ class Worker(Dispatcher):
             worker=self.name,
             concurrency=self._options.concurrency,
             ended=self._job_ended,
-            started=self._events.job_started(self.name),
+            started=self._job_started,
+            late=self._admit_again,
         )
         try:
             await self._join()
@@ -127,8 +128,9 @@ class Worker(Dispatcher):
         rounds = min(grace, _ROUND_SECONDS) if grace else _LAST_SECONDS
         ending = asyncio.create_task(end_all(services, rounds))
         self._events.worker_stopping(self.name, running=len(self._runners.running))
-        await asyncio.gather(*self._giving_back, *self._admitting)
-        await self._give_back(self._take_back())
+        while self._giving_back or self._admitting:
+            await asyncio.gather(*self._giving_back, *self._admitting)
+        await self._give_back(self._runners.take_back())
         deadline = time.monotonic() + grace
         while not self._stop_now and self._runners.running and time.monotonic() < deadline:
             await self._runners.drained(0.05)
@@ -180,7 +182,7 @@ class Worker(Dispatcher):
             self._fenced = reason
             self._events.worker_fenced(self.name, reason, held=len(self._holdings))
             # What had not begun is given back, if no rescuer comes first: it does not count.
-            self._returning += self._take_back()
+            self._returning += self._runners.take_back()
             self._runners.stop_all(LOST)
             self._sleeper.interrupt()
 
@@ -190,7 +192,7 @@ class Worker(Dispatcher):
         self._heartbeat.stop_soon()
         await self._sleeper.close()
         # A claim may have been answered since.
-        self._returning += self._take_back()
+        self._returning += self._runners.take_back()
         self._runners.stop_all(LOST)
         await self._runners.drained(1.0)
         while not self._stopping:
@@ -218,7 +220,7 @@ class Worker(Dispatcher):
 
     async def _keep_house(self) -> float:
         if self._fenced is None:
-            await self._give_back(self._take_back(older_than=1.0))
+            await self._give_back(self._runners.take_back(older_than=1.0))
             self._limited = await self._read_limited()
             if await self._store.unpark(list(self._tasks), self._options.queues):
                 self._look = True

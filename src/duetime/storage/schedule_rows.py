@@ -29,6 +29,11 @@ class ClaimedRun(msgspec.Struct, frozen=True):
     """It may start at once; else `decide` says."""
     unbegun: bool = False
     """It has not begun, even if its job was claimed before: `decide` says, also of a retry."""
+    status: TickStatus = TickStatus.ARMED
+    start_by: datetime | None = None
+    """Until when its start is on time."""
+    was: TickStatus | None = None
+    """Its status before `decide` let it start."""
 
 
 class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):

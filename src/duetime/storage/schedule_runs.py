@@ -29,11 +29,18 @@ class RunStatements(Planning):
         rows = yield from self._dialect.run("schedule_gate", list(jobs))
         moment = self._dialect.moment
         return [
-            ClaimedRun(row[0], row[1], moment(row[2]), bool(row[3]), bool(row[4])) for row in rows
-        ]
+            ClaimedRun(
+                row[0], row[1], moment(row[2]), bool(row[3]), bool(row[4]), TickStatus(row[5]),
+                None if row[6] is None else moment(row[6]),
+            )
+            for row in rows
+        ]  # fmt: skip
 
     def decide(self, runs: Sequence[ClaimedRun], worker: str) -> Statements:
-        """Decide on runs that are not clear; return `{job_id: Decision}`."""
+        """Decide on runs that are not clear; return `{job_id: Decision}`.
+
+        A run that may start has its place from now on. It begins when its handler does: `advance`.
+        """
         now = yield from self._dialect.now()
         schedules = yield from self._lock(ids={run.schedule_id for run in runs})
         opened = yield from self._open(schedules)
@@ -85,7 +92,7 @@ class RunStatements(Planning):
                 {
                     "schedule_id": run.schedule_id,
                     "tick": run.tick,
-                    "expect": TickStatus.ARMED,
+                    "expect": run.status,
                     "worker": worker,
                     "begun": True,
                 }
@@ -93,6 +100,23 @@ class RunStatements(Planning):
             ],
         )
         yield from self._plan(schedules)
+
+    def withdraw(self, runs: Sequence[ClaimedRun], worker: str) -> Statements:
+        """Give up the places of runs that `decide` let start, and that did not."""
+        yield from self._lock(ids={run.schedule_id for run in runs})
+        yield from self._dialect.run(
+            "schedule_mark",
+            [
+                {
+                    "schedule_id": run.schedule_id,
+                    "tick": run.tick,
+                    "expect": run.status,
+                    "status": run.was,
+                    "held_by": worker,
+                }
+                for run in runs
+            ],
+        )
 
     def due(self) -> Statements:
         """Return whether `repair` has something to do. Reads only."""
@@ -161,11 +185,10 @@ def _mark(run: OpenRun, decision: Decision, worker: str) -> dict[str, Any]:
         "schedule_id": run.schedule_id,
         "tick": run.tick,
         "status": decision.status,
-        "runs_as": decision.runs_as,
+        "runs_as": decision.status if decision.action == "run" else decision.runs_as,
         "reason": decision.reason,
         "run_at": decision.run_at,
         "worker": worker,
-        "begun": decision.action == "run",
         "done": decision.action == "skip",
     }
 

@@ -57,6 +57,7 @@ class SoloWorker:
         self._ticker = Ticker(store)
         self._admitted: list[ClaimedJob] = []
         self._skipped: list[EndedJob] = []
+        self._log_started = app.events.job_started(_NAME)
         self._planner = Planner(
             store,
             app.events,
@@ -87,7 +88,8 @@ class SoloWorker:
             worker=_NAME,
             concurrency=_THREADS,
             ended=self._overrun,
-            started=self._app.events.job_started(_NAME),
+            started=self._started,
+            late=lambda *_: None,
         )
 
     async def close(self) -> None:
@@ -156,6 +158,7 @@ class SoloWorker:
                 aside.append(job)
                 job, _ = await self.claim(now)
             if aside:
+                await self._planner.withdraw(aside)
                 await self._store.release(aside)
         return job
 
@@ -186,6 +189,10 @@ class SoloWorker:
             error=None if end is None else end.error,
             exception=_exception(end, running.value) if ended_as in _FAILED else None,
         )
+
+    def _started(self, job: ClaimedJob) -> None:
+        self._log_started(job)
+        self._planner.began(job)
 
     def _tell(self, end: EndedJob | None, *, refused: bool) -> EndedAs:
         if end is None:

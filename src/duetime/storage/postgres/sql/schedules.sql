@@ -6,8 +6,8 @@
 -- It is clear if it is on time and leaves its places to the open runs before it, and to those that
 -- have begun. All go by the same order, so of two workers that look at once one gives way. A run
 -- that ended before was requeued by a person; one that only the ledger has ended (`over`) was
--- skipped by a worker that died right after. The last column: it has not begun, even if its job was
--- claimed before. Served by occurrence_job and occurrence_open.
+-- skipped by a worker that died right after. `unbegun`: it has not begun, even if its job was
+-- claimed before. `start_by`: until then its start is on time. Served by occurrence_job and occurrence_open.
 select o.job_id, s.id, o.tick,
     not l.over and coalesce(
         o.runs_as = 'triggered' or o.finished_at is not null or o.begun_at is not null
@@ -18,9 +18,12 @@ select o.job_id, s.id, o.tick,
                     where r.schedule_id = s.id and r.tick <> o.tick
                       and (r.begun or r.runs_as <> 'triggered'
                            and (r.run_at, r.tick) < (o.run_at, o.tick))) < s.at_once),
-        false),
+        false) as clear,
     l.over or o.finished_at is null and o.begun_at is null
-        and (o.status = 'waiting' or o.runs_as in ('caught_up', 'backfilled'))
+        and (o.status = 'waiting' or o.runs_as in ('caught_up', 'backfilled')) as unbegun,
+    o.status,
+    case when o.runs_as = 'fired' and o.begun_at is null and o.finished_at is null
+        then o.run_at + s.grace end as start_by
 from duetime.occurrence as o join duetime.schedule as s on s.id = o.schedule_id
 cross join lateral (
     -- With a limit, so that attempts are looked for by their job, and not hashed.
@@ -188,7 +191,8 @@ with input as materialized (
 select f.schedule_id, f.tick, f.job_id from woken join fresh as f on true;
 
 -- name: schedule_mark
--- What became of ticks whose jobs were claimed. `expect`: only if the tick still stands so.
+-- What became of ticks whose jobs were claimed. `expect`: only if the tick still stands so;
+-- `held_by`: only if that worker was the last to decide on it, and it has not begun.
 update duetime.occurrence as o
 set status = coalesce(m.status, o.runs_as), reason = coalesce(m.reason, o.reason), runs_as = coalesce(m.runs_as, o.runs_as),
     run_at = coalesce(m.run_at, o.run_at), worker = coalesce(m.worker, o.worker),
@@ -196,9 +200,10 @@ set status = coalesce(m.status, o.runs_as), reason = coalesce(m.reason, o.reason
     finished_at = case when m.done then duetime.now() else o.finished_at end
 from json_to_recordset(%s::json) as m(
     schedule_id bigint, tick timestamptz, expect text, status text, runs_as text, reason text,
-    run_at timestamptz, worker text, begun boolean, done boolean)
+    run_at timestamptz, worker text, begun boolean, done boolean, held_by text)
 where o.schedule_id = m.schedule_id and o.tick = m.tick
-  and (m.expect is null or o.status = m.expect);
+  and (m.expect is null or o.status = m.expect)
+  and (m.held_by is null or o.worker = m.held_by and o.begun_at is null);
 
 -- name: schedule_supersede
 -- The armed runs of schedules end: they are paused or changed, or (`all`) removed. Ticks that lie

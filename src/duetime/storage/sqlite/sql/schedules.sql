@@ -6,8 +6,8 @@
 -- The look before runs start: whether each is clear to run without further ado. Reads only.
 -- It is clear if it is on time and leaves its places to the open runs before it, and to those that
 -- have begun. A run that ended before was requeued by a person; one that only the ledger has ended
--- was skipped by a worker that died right after. The last column: it has not begun, even if its job
--- was claimed before.
+-- was skipped by a worker that died right after. `unbegun`: it has not begun, even if its job was
+-- claimed before. `start_by`: until then its start is on time.
 with input(doc) as (select ?),
 looked as (
     select o.*, s.plain, s.paused_at, s.grace, s.at_once, json_extract(i.doc, '$.now') as now,
@@ -29,9 +29,12 @@ select o.job_id, o.schedule_id, o.tick,
                     where r.schedule_id = o.schedule_id and r.tick <> o.tick
                       and (r.begun or r.runs_as <> 'triggered'
                            and (r.run_at, r.tick) < (o.run_at, o.tick))) < o.at_once),
-        false),
+        false) as clear,
     o.over or o.finished_at is null and o.begun_at is null
-        and (o.status = 'waiting' or o.runs_as in ('caught_up', 'backfilled'))
+        and (o.status = 'waiting' or o.runs_as in ('caught_up', 'backfilled')) as unbegun,
+    o.status,
+    iif(o.runs_as = 'fired' and o.begun_at is null and o.finished_at is null,
+        o.run_at + o.grace, null) as start_by
 from looked as o;
 
 -- name: schedule_lock
@@ -212,7 +215,8 @@ where o.job_id > (select value from duetime_counter where name = 'job')
     - json_array_length(i.doc, '$.doc.ticks');
 
 -- name: schedule_mark
--- What became of ticks whose jobs were claimed. `expect`: only if the tick still stands so.
+-- What became of ticks whose jobs were claimed. `expect`: only if the tick still stands so;
+-- `held_by`: only if that worker was the last to decide on it, and it has not begun.
 -- `materialized`, here and elsewhere, makes the list the outer loop: else SQLite reads the whole
 -- table, and the list again for each of its rows.
 with input(doc) as (select ?), m as materialized (
@@ -222,6 +226,7 @@ with input(doc) as (select ?), m as materialized (
         json_extract(e.value, '$.reason') as reason, json_extract(e.value, '$.worker') as worker,
         json_extract(e.value, '$.run_at') as run_at,
         json_extract(e.value, '$.begun') as begun, json_extract(e.value, '$.done') as done,
+        json_extract(e.value, '$.held_by') as held_by,
         json_extract(i.doc, '$.now') as now
     from input as i cross join json_each(i.doc, '$.doc') as e
 )
@@ -232,7 +237,8 @@ set status = coalesce(m.status, o.runs_as), reason = coalesce(m.reason, o.reason
     finished_at = iif(m.done, m.now, o.finished_at)
 from m
 where o.schedule_id = m.schedule_id and o.tick = m.tick
-  and (m.expect is null or o.status = m.expect);
+  and (m.expect is null or o.status = m.expect)
+  and (m.held_by is null or o.worker = m.held_by and o.begun_at is null);
 
 -- name: schedule_supersede
 -- The armed runs of schedules end: they are paused or changed, or (`all`) removed. Ticks that lie
