@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any, ClassVar
+
+_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
 
 class DuetimeError(Exception):
     """The root of all errors raised by Duetime."""
+
+    code: ClassVar[str] = "error"
+    """The class's name for machines: `JobNotFound` is `job_not_found`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "code" not in cls.__dict__:
+            cls.code = _WORDS.sub("_", cls.__name__).lower()
 
 
 class InvalidInput(DuetimeError, ValueError):

@@ -14,6 +14,7 @@ import msgspec
 
 from duetime.domain.duration import parse_duration
 from duetime.domain.retry import MOST_ATTEMPTS
+from duetime.domain.urls import show_url
 from duetime.errors import InvalidInput, SettingsError
 
 DEFAULT_DATABASE = "sqlite:///duetime.db"
@@ -60,6 +61,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_args_bytes: int = 1024 * 1024
     migrate: bool | None = None
     """Bring the schema up to date when the app starts. Default: on SQLite only."""
+
+    def __repr__(self) -> str:
+        """Without passwords, since whatever logs an object logs this."""
+        values = msgspec.structs.asdict(self)
+        for name in ("database", "listen_database"):
+            if values[name] is not None:
+                values[name] = show_url(values[name])
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
@@ -137,7 +146,7 @@ def _convert(name: str, value: Any, source: str) -> Any:
         return _boolean(value, source)
     if kind is int:
         return _whole_number(value, source)
-    return str(value)
+    return str(value).strip()
 
 
 def _duration(value: Any, source: str) -> timedelta:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
+from duetime.domain.urls import show_url
 from duetime.errors import BadDatabaseURL
 from duetime.settings import Settings
 from duetime.storage.migrations import Migrator
@@ -48,16 +47,13 @@ def make_migrator(settings: Settings) -> Migrator:
 
 def backend_of(url: str) -> str:
     """Return `postgres` or `sqlite`."""
-    try:
-        scheme = urlsplit(url).scheme
-    except ValueError as error:
-        raise BadDatabaseURL(f"The database URL cannot be read: {error}.") from None
-    if scheme in ("postgresql", "postgres"):
+    if url.startswith(("postgresql://", "postgres://")):
         return "postgres"
-    if scheme == "sqlite":
+    if url.startswith("sqlite://"):
         return "sqlite"
     raise BadDatabaseURL(
-        f"The database URL must begin with postgresql:// or sqlite:///, got {_hide(url)!r}."
+        "The database URL must begin with postgresql:// or sqlite:///, "
+        + (f"got {show_url(url)}." if "://" in url else "and this one has no scheme.")
     )
 
 
@@ -66,7 +62,8 @@ def sqlite_path(url: str) -> str:
     path = url.partition("://")[2]
     if not path.startswith("/") or len(path) < 2:
         raise BadDatabaseURL(
-            f"A SQLite URL is sqlite:/// and a path, such as sqlite:///duetime.db, got {url!r}."
+            "A SQLite URL is sqlite:/// and a path, such as sqlite:///duetime.db, got "
+            f"{show_url(url)}."
         )
     return path[1:]
 
@@ -79,8 +76,3 @@ def _need_psycopg() -> None:
         raise BadDatabaseURL(
             "PostgreSQL needs its driver: pip install 'duetime[postgres]'."
         ) from None
-
-
-def _hide(url: str) -> str:
-    """The URL without what may be a password."""
-    return url if "@" not in url else "…@" + url.rpartition("@")[2]

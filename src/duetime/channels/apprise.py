@@ -10,6 +10,7 @@ from contextvars import ContextVar, copy_context
 
 from duetime.channels.channel import Message, NotSent, Sent
 from duetime.domain.duration import Duration, format_duration, parse_duration
+from duetime.domain.urls import hide_passwords
 from duetime.errors import InvalidInput
 
 try:
@@ -50,7 +51,7 @@ class Apprise:
         self._executor: ThreadPoolExecutor | None = None
         self._urls = urls
         try:
-            _read(urls)
+            copy_context().run(_check, urls)
         except NotSent as error:
             raise InvalidInput(str(error)) from None
 
@@ -75,8 +76,10 @@ class Apprise:
                 passing=True,
             ) from None
         if not accepted:
-            reason = " ".join("; ".join(said).split())[:_SHOWN] or "it does not say why"
-            raise NotSent(f"Apprise could not notify: {reason}.", passing=True)
+            reason = hide_passwords(" ".join("; ".join(said).split()))[:_SHOWN].rstrip(". ")
+            raise NotSent(
+                f"Apprise could not notify: {reason or 'it does not say why'}.", passing=True
+            )
         return Sent()
 
     async def close(self) -> None:
@@ -95,25 +98,38 @@ class Apprise:
         return address
 
 
-class _Listener(logging.Handler):
-    """Keeps what Apprise logs for the call that runs in this context."""
+class _Listener(logging.Filter):
+    """Keeps what is logged during our calls, and keeps it out of the logs.
 
-    def emit(self, record: logging.LogRecord) -> None:
+    Apprise logs URLs with the tokens in them, and so does the HTTP library below it.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
         said = _said.get()
-        if said is not None:
+        if said is None:
+            return True
+        if record.name == "apprise" and record.levelno >= logging.WARNING:
             said.append(record.getMessage())
+        return False
 
 
-_listener = _Listener(logging.WARNING)
+# A logger keeps one filter once, however often it is added.
+_listener = _Listener()
+for _name in ("apprise", "urllib3.connectionpool"):
+    logging.getLogger(_name).addFilter(_listener)
 
 
 def _notify(urls: Iterable[str], title: str, body: str, said: list[str]) -> bool:
     """Runs in a thread, in a context of its own."""
     _said.set(said)
-    # Nothing happens if it is there already.
-    logging.getLogger("apprise").addHandler(_listener)
     services = _read(urls)
     return bool(services.notify(body=body, title=title, body_format=apprise.NotifyFormat.TEXT))
+
+
+def _check(urls: Iterable[str]) -> None:
+    """Runs in a context of its own."""
+    _said.set([])
+    _read(urls)
 
 
 def _read(urls: Iterable[str]) -> apprise.Apprise:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from duetime.channels.channel import DUE, Message, NotSent, Sent, digest, encode, facts_of
 from duetime.domain.duration import Duration, format_duration, parse_duration
 from duetime.domain.job import check_name
+from duetime.domain.urls import show_url
 from duetime.errors import InvalidInput
 
 try:
@@ -151,8 +152,15 @@ class RabbitMQ:
 def _read_url(text: str) -> yarl.URL:
     try:
         url = yarl.URL(text)
-    except ValueError as error:
-        raise InvalidInput(f"The broker's URL cannot be read: {error}.") from None
+    except ValueError:
+        # Not what the library says: it quotes the password.
+        raise InvalidInput(
+            "The broker's URL cannot be read. Write amqp://user:password@host:port/vhost, and "
+            "percent-encode special characters in the user and the password."
+        ) from None
     if url.scheme not in ("amqp", "amqps") or not url.host:
-        raise InvalidInput("The broker's URL must begin with amqp:// or amqps:// and name a host.")
+        raise InvalidInput(
+            "The broker's URL must begin with amqp:// or amqps:// and name a host, "
+            f"got {show_url(text)}."
+        )
     return url.update_query({"heartbeat": _HEARTBEAT_SECONDS, **url.query})

@@ -16,6 +16,7 @@ import msgspec
 from duetime.channels.channel import Message, NotSent, Sent, digest, encode, facts_of
 from duetime.channels.guard import Guard, Resolve, resolve
 from duetime.domain.duration import Duration, format_duration, parse_duration
+from duetime.domain.urls import say_unreadable
 from duetime.errors import InvalidInput
 
 try:
@@ -132,7 +133,9 @@ class Webhook:
         try:
             url = httpx2.URL(text)
         except (httpx2.InvalidURL, TypeError) as error:
-            raise NotSent(f"The URL cannot be read: {error}.", passing=False) from None
+            raise NotSent(
+                f"The URL cannot be read: {say_unreadable(error)}.", passing=False
+            ) from None
         if url.scheme not in ("http", "https") or not url.host:
             raise NotSent(
                 "The URL must begin with https:// or http:// and name a host.", passing=False
@@ -271,9 +274,9 @@ def _signers(secrets: Sequence[str]) -> list[standardwebhooks.Webhook]:
         )
     try:
         return [standardwebhooks.Webhook(secret) for secret in secrets]
-    except Exception as error:  # noqa: BLE001 The library raises what its parts raise.
+    except Exception:  # noqa: BLE001 The library raises what its parts raise.
         raise InvalidInput(
-            f"A webhook's secret must be 'whsec_' and base64, as make_secret() makes it: {error}."
+            "A webhook's secret must be 'whsec_' and base64, as make_secret() makes it."
         ) from None
 
 

@@ -1,6 +1,7 @@
 """The command `duetime`: one file per noun.
 
-Exit codes: 0 done, 1 it could not be done, 2 the command line is wrong. Each error is one line.
+Exit codes: 0 done, 1 it could not be done, 2 the command line is wrong. Each error is one line on
+standard error, and with `--json` also an object on standard output.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from duetime.cli.audit import audit
 from duetime.cli.db import db
 from duetime.cli.importing import importing
 from duetime.cli.jobs import jobs
+from duetime.cli.output import ReaderGone, echo, print_json
 from duetime.cli.queues import queues
 from duetime.cli.recipients import recipients
 from duetime.cli.reminders import reminders
@@ -27,6 +29,7 @@ from duetime.cli.target import Group
 from duetime.cli.tracking import track, tracked, untrack
 from duetime.cli.worker import worker
 from duetime.cli.workers import workers
+from duetime.domain.urls import hide_passwords
 from duetime.errors import DuetimeError
 
 
@@ -65,29 +68,49 @@ def main() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             # What is stored may be any text; what a terminal can show may be less.
             stream.reconfigure(errors="backslashreplace")
+    code = 0
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except (ReaderGone, BrokenPipeError):
+        # Whoever read our output has gone (`| head`): not an error. Python must not try again.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere, stream.fileno())
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command and return its exit code. Every error is one line."""
     try:
         code = cli.main(prog_name="duetime", standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Who read our output has gone (`| head`): not an error. Python must not try again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except click.UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # Not there before click 8.2.
-            click.echo(error.format_message())
-            sys.exit(0)
+            echo(error.format_message())
+            return 0
         where = f" See `{error.ctx.command_path} --help`." if error.ctx is not None else ""
-        fail(f"{error.format_message()}{where}", code=2)
+        return _fail(f"{error.format_message()}{where}", code="usage", exit_code=2)
     except click.ClickException as error:
-        fail(error.format_message())
+        return _fail(error.format_message(), code="error")
     except click.Abort:
-        click.echo(err=True)  # The question's line is still open.
-        fail("Not confirmed: nothing was changed. Use --yes to skip the question.")
+        echo(err=True)  # The question's line is still open.
+        return _fail(
+            "Not confirmed: nothing was changed. Use --yes to skip the question.",
+            code="not_confirmed",
+        )
     except DuetimeError as error:
-        fail(str(error))
-    sys.exit(code if isinstance(code, int) else 0)
+        return _fail(str(error), code=error.code)
+    return code if isinstance(code, int) else 0
 
 
-def fail(message: str, *, code: int = 1) -> NoReturn:
-    click.echo(f"Error: {' '.join(message.split())}", err=True)
-    sys.exit(code)
+def _fail(message: str, *, code: str, exit_code: int = 1) -> int:
+    """Print an error on standard error, and with `--json` also as JSON on standard output."""
+    text = hide_passwords(" ".join(message.split()))
+    try:
+        echo(f"Error: {text}", err=True)
+        # Where the command line is wrong, its options have not been read.
+        if "--json" in sys.argv[1:]:
+            print_json({"error": {"code": code, "message": text}})
+    except ReaderGone:
+        pass
+    return exit_code

@@ -11,7 +11,7 @@ import click
 from duetime.app import Duetime
 from duetime.cli.moment import iso
 from duetime.cli.number import Number
-from duetime.cli.output import compact, one_line, print_json, print_table
+from duetime.cli.output import compact, echo, one_line, print_json, print_table
 from duetime.cli.reminders import say_rules
 from duetime.cli.target import Command, Target, target_of
 from duetime.domain.rule import Rule
@@ -47,11 +47,11 @@ def show_events(
         print_json(events)
         return
     if not events:
-        click.echo(nothing)
+        echo(nothing)
         return
     print_table(headings, [row(event) for event in events], right=(0,))
     if len(events) == limit and sys.stdout.isatty():
-        click.echo(f"More: --before {events[-1].id}")
+        echo(f"More: --before {events[-1].id}")
 
 
 @click.command(cls=Command)

@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from duetime.cli.number import Number
-from duetime.cli.output import print_json
+from duetime.cli.output import confirm, echo, print_json
 from duetime.cli.target import Group, Target, target_of
 from duetime.storage.migrations import (
     Migration,
@@ -52,7 +52,7 @@ def downgrade_command(context: click.Context, to: int, yes: bool) -> None:
     todo = plan_downgrade(migrator.migrations, before, to)
     if todo and not yes:
         loss = "This removes every job and its history." if to == 0 else "This may lose data."
-        click.confirm(f"Downgrade from version {before} to {to}? {loss}", abort=True, err=True)
+        confirm(f"Downgrade from version {before} to {to}? {loss}")
     _tell(target, migrator, _names(downgrade(migrator, to) if todo else []), "removed")
 
 
@@ -65,17 +65,17 @@ def status_command(context: click.Context) -> None:
     if target.json:
         print_json(msgspec.structs.asdict(status) | {"current": status.current})
     elif status.version == 0:
-        click.echo("There are no tables of Duetime yet. Run `duetime db init`.")
+        echo("There are no tables of Duetime yet. Run `duetime db init`.")
     elif status.current:
-        click.echo(f"Version {status.version}, up to date.")
+        echo(f"Version {status.version}, up to date.")
     elif status.version == status.latest:
-        click.echo(
+        echo(
             f"Version {status.version}; its SQL functions are of another release of Duetime. "
             "Run `duetime db upgrade`."
         )
     else:
         refuse_newer(status.version, status.latest)
-        click.echo(
+        echo(
             f"Version {status.version} of {status.latest}. "
             f"Missing: {', '.join(status.pending)}. Run `duetime db upgrade`."
         )
@@ -104,6 +104,6 @@ def _tell(target: Target, migrator: Migrator, names: list[str], verb: str) -> No
         print_json({"version": version, verb: names})
         return
     for name in names:
-        click.echo(f"{verb} {name}")
+        echo(f"{verb} {name}")
     here = f"Version {version}." if version else "There are no tables of Duetime."
-    click.echo(here if names else f"{here} Nothing to do.")
+    echo(here if names else f"{here} Nothing to do.")

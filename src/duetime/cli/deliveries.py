@@ -9,7 +9,7 @@ import click
 from duetime.app import Duetime
 from duetime.cli.moment import iso
 from duetime.cli.number import JOB_ID
-from duetime.cli.output import print_json, print_table
+from duetime.cli.output import echo, print_json, print_table
 from duetime.cli.person import by_option
 from duetime.cli.target import Command, target_of
 from duetime.domain.delivery import Delivery, DeliveryStatus
@@ -30,7 +30,7 @@ def deliveries_command(context: click.Context, reminder_id: int) -> None:
         print_json(found)
         return
     if not found:
-        click.echo(f"No channel has been asked to send reminder {reminder_id}.")
+        echo(f"No channel has been asked to send reminder {reminder_id}.")
         return
     snoozed = any(one.round for one in found)
     print_table(
@@ -81,7 +81,7 @@ def ack_command(
     if target.json:
         print_json({"reminder": which, "new": new})
     else:
-        click.echo(f"{name} is acknowledged." if new else f"{name} was acknowledged before.")
+        echo(f"{name} is acknowledged." if new else f"{name} was acknowledged before.")
 
 
 @click.command("snooze", cls=Command)
@@ -100,7 +100,7 @@ def snooze_command(context: click.Context, reminder_id: int, span: str, by: str)
     if target.json:
         print_json({"reminder": reminder_id, "run_at": at})
     else:
-        click.echo(f"Reminder {reminder_id} is sent again at {iso(at.replace(microsecond=0))}.")
+        echo(f"Reminder {reminder_id} is sent again at {iso(at.replace(microsecond=0))}.")
 
 
 def _remarks(delivery: Delivery) -> str:

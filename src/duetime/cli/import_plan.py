@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import click
-
-from duetime.cli.output import compact, one_line, plural, print_table
+from duetime.cli.output import compact, echo, one_line, plural, print_table
 from duetime.integrations.importing.crontab import HOW_TO_RUN
 from duetime.integrations.importing.plan import Plan, Planned
 
@@ -27,10 +25,9 @@ def print_plan(plan: Plan) -> None:
         [f"{one.name} ({one.where}): {one.reason}." for one in plan.untranslated],
     )
     if any(planned.found.task is None for planned in plan.schedules):
-        click.echo(
+        echo(
             "\nA crontab runs commands, Duetime runs tasks. Write one, and name it with --task "
-            f"run_command:\n\n{_indent(HOW_TO_RUN)}",
-            nl=False,
+            f"run_command:\n\n{_indent(HOW_TO_RUN).rstrip()}"
         )
 
 
@@ -105,9 +102,9 @@ def _becomes(planned: Planned) -> str:
 
 def _print_lines(heading: str, lines: Sequence[str]) -> None:
     if lines:
-        click.echo(f"\n{heading}")
+        echo(f"\n{heading}")
         for line in lines:
-            click.echo(f"  {one_line(line)}")
+            echo(f"  {one_line(line)}")
 
 
 def _indent(code: str) -> str:

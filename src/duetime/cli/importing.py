@@ -13,7 +13,7 @@ import msgspec
 
 from duetime.app import Duetime
 from duetime.cli.import_plan import plan_as_json, print_plan, some, summary
-from duetime.cli.output import print_json
+from duetime.cli.output import echo, print_json
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, Target, import_named, target_of
 from duetime.domain.cron import parse_zone
@@ -244,7 +244,7 @@ def _import_found(
     else:
         print_plan(plan)
         checked = target.app is not None
-        click.echo(summary(plan, applied=applied, shadow=choice.shadow, checked=checked))
+        echo(summary(plan, applied=applied, shadow=choice.shadow, checked=checked))
     if not plan.schedules:
         raise click.ClickException(f"Nothing in {source} could be translated.")
 

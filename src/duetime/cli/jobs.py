@@ -11,7 +11,7 @@ import click
 
 from duetime.app import Duetime
 from duetime.cli.number import JOB_ID, Number
-from duetime.cli.output import plural, print_facts, print_json, print_table
+from duetime.cli.output import confirm, echo, plural, print_facts, print_json, print_table
 from duetime.cli.show import job_row, show_job
 from duetime.cli.target import Group, Target, target_of
 from duetime.domain.explain import Explanation
@@ -70,7 +70,7 @@ def list_command(
         print_json(found)
         return
     if not found:
-        click.echo("No jobs match." if states or queue or task or key or before else "No jobs.")
+        echo("No jobs match." if states or queue or task or key or before else "No jobs.")
         return
     print_table(
         ("ID", "STATE", "TASK", "QUEUE", "TRIES", "WHEN", "REMARKS"),
@@ -78,7 +78,7 @@ def list_command(
         right=(0, 4),
     )
     if len(found) == limit and sys.stdout.isatty():
-        click.echo(f"More: --before {found[-1].id}")
+        echo(f"More: --before {found[-1].id}")
 
 
 @jobs.command("show")
@@ -112,7 +112,7 @@ def explain_command(context: click.Context, job_id: int) -> None:
     if target.json:
         print_json(explanation)
         return
-    click.echo(explanation.sentence)
+    echo(explanation.sentence)
     facts = [
         (name, (", ".join(map(str, value)) or "none") if isinstance(value, list) else value)
         for name, value in explanation.facts.items()
@@ -213,18 +213,18 @@ def _requeue_all(
     if not sure and (found := target.run(count)):
         number = f"{_MOST:,} or more jobs" if found >= _MOST else plural(found, "job")
         of = "".join([f" of queue {queue}" if queue else "", f" of task {task}" if task else ""])
-        click.confirm(f"Requeue {number}{of}, {which}?", abort=True, err=True)
+        confirm(f"Requeue {number}{of}, {which}?")
     answer = target.run(requeue)
     requeued, conflicts = len(answer.jobs), answer.conflicts
     if target.json:
         print_json({"requeued": requeued, "conflicts": conflicts})
         return
     for job_id, holder in sorted(conflicts.items()):
-        click.echo(f"Job {job_id} was left as it is: job {holder} holds its key.")
+        echo(f"Job {job_id} was left as it is: job {holder} holds its key.")
     if requeued or conflicts:
-        click.echo(f"{plural(requeued, 'job')} requeued.")
+        echo(f"{plural(requeued, 'job')} requeued.")
     else:
-        click.echo(f"No jobs match ({which}). Nothing changed.")
+        echo(f"No jobs match ({which}). Nothing changed.")
 
 
 def _each(
@@ -234,25 +234,25 @@ def _each(
 ) -> None:
     """Change each job; one that cannot be changed does not keep the others from it."""
 
-    async def change_all(app: Duetime) -> list[tuple[int, str, bool]]:
-        answers = []
+    async def change_all(app: Duetime) -> list[dict[str, Any]]:
+        answers: list[dict[str, Any]] = []
         for job_id in dict.fromkeys(job_ids):
             try:
-                answers.append((job_id, await change(app, job_id), True))
+                message = await change(app, job_id)
+                answers.append({"id": job_id, "done": True, "message": message})
             except DuetimeError as error:
-                answers.append((job_id, str(error), False))
+                answers.append(
+                    {"id": job_id, "done": False, "message": str(error), "code": error.code}
+                )
         return answers
 
     target = target_of(context)
     answers = target.run(change_all)
     if target.json:
-        told: list[dict[str, Any]] = [
-            {"id": job_id, "done": done, "message": text} for job_id, text, done in answers
-        ]
-        print_json(told)
-    for job_id, text, done in answers:
-        if not done:
-            click.echo(f"Error: {text}", err=True)
+        print_json(answers)
+    for answer in answers:
+        if not answer["done"]:
+            echo(f"Error: {answer['message']}", err=True)
         elif not target.json:
-            click.echo(f"Job {job_id} {text}.")
-    context.exit(0 if all(done for _, _, done in answers) else 1)
+            echo(f"Job {answer['id']} {answer['message']}.")
+    context.exit(0 if all(answer["done"] for answer in answers) else 1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from duetime.domain.text import escape_controls, escape_json
 from duetime.operate import as_json
 
 _UNITS = (
@@ -23,8 +24,31 @@ _UNITS = (
 _NARROWEST = 8
 
 
+class ReaderGone(Exception):
+    """Nobody reads our output any more. Not an `OSError`, which click would end with code 1."""
+
+
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print a text in which nothing that was stored can control the terminal."""
+    _write(escape_controls(text, keep="\n\t") + "\n", err=err)
+
+
+def confirm(question: str) -> None:
+    """Ask before something is changed; the answer no ends the command."""
+    click.confirm(escape_controls(question), abort=True, err=True)
+
+
+def write_file(content: bytes) -> None:
+    """Write a file to standard output byte for byte; on a terminal as `echo` does."""
+    if sys.stdout.isatty() or not hasattr(sys.stdout, "buffer"):
+        echo(content.decode(errors="replace").replace("\r\n", "\n").rstrip("\n"))
+    else:
+        _write(content)
+
+
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(as_json(value), indent=2, ensure_ascii=not _speaks_unicode()))
+    text = json.dumps(as_json(value), indent=2, ensure_ascii=not _speaks_unicode())
+    _write("\n".join(map(escape_json, text.split("\n"))) + "\n")
 
 
 def print_table(
@@ -42,7 +66,7 @@ def print_table(
             _fit(cell, width, right=index in right)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        click.echo(line.rstrip())
+        echo(line.rstrip())
 
 
 def print_facts(facts: Sequence[tuple[str, Any]]) -> None:
@@ -50,7 +74,7 @@ def print_facts(facts: Sequence[tuple[str, Any]]) -> None:
     shown = [(name, value) for name, value in facts if value is not None]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
-        click.echo(f"  {name:<{width}}  {value}")
+        echo(f"  {name:<{width}}  {escape_controls(str(value))}")
 
 
 def relative(moment: datetime | None, now: datetime) -> str:
@@ -86,8 +110,7 @@ def compact(value: Any) -> str:
 
 def one_line(value: Any) -> str:
     """Text in which nothing can move the cursor or break the line."""
-    text = "" if value is None else " ".join(str(value).split())
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+    return "" if value is None else escape_controls(" ".join(str(value).split()))
 
 
 def columns(text: str) -> int:
@@ -107,6 +130,13 @@ def cut(text: str, width: int) -> str:
     while columns(text) > width - 1:
         text = text[:-1]
     return text + "…"
+
+
+def _write(content: str | bytes, *, err: bool = False) -> None:
+    try:
+        click.echo(content, nl=False, err=err)
+    except BrokenPipeError:
+        raise ReaderGone from None
 
 
 def _columns_of(character: str) -> int:

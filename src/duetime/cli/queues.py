@@ -10,7 +10,7 @@ import click
 
 from duetime.app import Duetime
 from duetime.cli.number import Number
-from duetime.cli.output import plural, print_json, print_table, relative
+from duetime.cli.output import echo, plural, print_json, print_table, relative
 from duetime.cli.target import Group, target_of
 from duetime.domain.duration import format_duration
 from duetime.domain.queue import Limits, QueueInfo
@@ -38,7 +38,7 @@ def list_command(context: click.Context) -> None:
         print_json(found)
         return
     if not found:
-        click.echo("No queue has jobs, a worker, a pause or a limit.")
+        echo("No queue has jobs, a worker, a pause or a limit.")
         return
     print_table(
         ("QUEUE", "PENDING", "DUE", "RUNNING", "PARKED", "NEXT", "REMARKS"),
@@ -76,7 +76,7 @@ def pause_command(context: click.Context, queue: str, reason: str, by: str | Non
         print_json(info)
         return
     waiting = plural(info.pending, "job")
-    click.echo(f"Queue {queue} is paused by {info.paused_by}: {waiting} waiting.")
+    echo(f"Queue {queue} is paused by {info.paused_by}: {waiting} waiting.")
 
 
 @queues.command("resume")
@@ -95,9 +95,9 @@ def resume_command(context: click.Context, queue: str) -> None:
     if target.json:
         print_json({"queue": queue, "resumed": was_paused, "due": before.due})
     elif was_paused:
-        click.echo(f"Queue {queue} goes on; {plural(before.due, 'job')} due.")
+        echo(f"Queue {queue} goes on; {plural(before.due, 'job')} due.")
     else:
-        click.echo(f"Queue {queue} was not paused. Nothing changed.")
+        echo(f"Queue {queue} was not paused. Nothing changed.")
 
 
 @queues.command("limit")
@@ -141,7 +141,7 @@ def limit_command(
     if target.json:
         print_json({"queue": queue, "limits": limits})
     else:
-        click.echo(f"Queue {queue}: {_limits(limits) or 'no limits'}.")
+        echo(f"Queue {queue}: {_limits(limits) or 'no limits'}.")
 
 
 def _remarks(queue: QueueInfo, now: datetime) -> str:

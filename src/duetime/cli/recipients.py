@@ -8,7 +8,7 @@ import click
 
 from duetime.app import Duetime
 from duetime.cli.number import Number
-from duetime.cli.output import exact, one_line, print_facts, print_json, print_table
+from duetime.cli.output import confirm, echo, exact, one_line, print_facts, print_json, print_table
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, target_of
 from duetime.domain.recipient import MOST_PER_HOUR, Recipient
@@ -41,7 +41,7 @@ def list_command(context: click.Context, after: str) -> None:
         print_json([_json(recipient) for recipient in found])
         return
     if not found:
-        click.echo("No recipients. One who is not put is reached by their reference.")
+        echo("No recipients. One who is not put is reached by their reference.")
         return
     print_table(
         ("RECIPIENT", "ZONE", "CHANNELS", "QUIET", "PER HOUR", "MUTED"),
@@ -58,7 +58,7 @@ def list_command(context: click.Context, after: str) -> None:
         ],
     )
     if len(found) == _MOST_SHOWN:
-        click.echo(f"There may be more: duetime recipients list --after {one_line(found[-1].ref)}")
+        echo(f"There may be more: duetime recipients list --after {one_line(found[-1].ref)}")
 
 
 @recipients.command("show")
@@ -179,12 +179,12 @@ def delete_command(context: click.Context, ref: str, yes: bool, by: str) -> None
     target = target_of(context)
     target.run(look)
     if not yes:
-        click.confirm(f"Delete the recipient {one_line(ref)}?", abort=True, err=True)
+        confirm(f"Delete the recipient {one_line(ref)}?")
     target.run(delete)
     if target.json:
         print_json({"recipient": ref, "deleted": True})
     else:
-        click.echo(f"Recipient {one_line(ref)} is deleted.")
+        echo(f"Recipient {one_line(ref)} is deleted.")
 
 
 def _change(context: click.Context, change: Any) -> None:
@@ -194,7 +194,7 @@ def _change(context: click.Context, change: Any) -> None:
         print_json(_json(after) | {"result": result})
         return
     said = "is the same: nothing changed" if result == "same" else f"is {result}"
-    click.echo(f"Recipient {one_line(after.ref)} {said}.")
+    echo(f"Recipient {one_line(after.ref)} {said}.")
     _facts(after)
 
 
@@ -207,7 +207,7 @@ def _show(recipient: Recipient, *, as_json: bool) -> None:
     if as_json:
         print_json(_json(recipient))
         return
-    click.echo(f"Recipient {one_line(recipient.ref)}")
+    echo(f"Recipient {one_line(recipient.ref)}")
     _facts(recipient)
 
 

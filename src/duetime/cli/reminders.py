@@ -13,7 +13,7 @@ from duetime.app import Duetime
 from duetime.cli.deliveries import ack_command, deliveries_command, snooze_command
 from duetime.cli.moment import iso
 from duetime.cli.number import JOB_ID, Number
-from duetime.cli.output import one_line, print_json, print_table
+from duetime.cli.output import echo, one_line, print_json, print_table
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, target_of
 from duetime.domain.cron import parse_zone
@@ -58,11 +58,11 @@ def preview_command(context: click.Context, days: int) -> None:
         print_json([reminder_json(reminder) for reminder in found])
         return
     if not found:
-        click.echo(f"No reminder is due within {days} d.")
+        echo(f"No reminder is due within {days} d.")
         return
     show_reminders(found, ended=False)
     if days > HORIZON.days:
-        click.echo(
+        echo(
             f"Subjects that repeat are armed about {HORIZON.days} days ahead: "
             "`duetime subjects show REF` tells when they are due."
         )
@@ -89,7 +89,7 @@ def list_command(context: click.Context, subject: str | None, status: str | None
         print_json([reminder_json(reminder) for reminder in found])
         return
     if not found:
-        click.echo("No reminders match." if subject or status else "No reminders.")
+        echo("No reminders match." if subject or status else "No reminders.")
         return
     show_reminders(found)
 
@@ -108,7 +108,7 @@ def explain_command(context: click.Context, reminder_id: int) -> None:
     if target.json:
         print_json({"id": reminder_id, "sentence": sentence})
     else:
-        click.echo(one_line(sentence))
+        echo(one_line(sentence))
 
 
 @reminders.command("resend")
@@ -126,7 +126,7 @@ def resend_command(context: click.Context, reminder_id: int, by: str) -> None:
     if target.json:
         print_json(reminder_json(armed))
     else:
-        click.echo(f"Reminder {armed.id} is due now, as job {armed.job_id}.")
+        echo(f"Reminder {armed.id} is due now, as job {armed.job_id}.")
 
 
 # Shown
@@ -152,7 +152,7 @@ def show_reminders(found: Sequence[Reminder], *, ended: bool = True, subject: bo
         right=(0, len(columns) - (2 if ended else 1)),
     )
     if len(found) == _MOST_SHOWN:
-        click.echo(f"These are the first {_MOST_SHOWN:,}; there may be more.")
+        echo(f"These are the first {_MOST_SHOWN:,}; there may be more.")
 
 
 def reminder_json(reminder: Reminder) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from duetime.app import Duetime
 from duetime.cli.audit import paged, show_events
 from duetime.cli.moment import MOMENT, MOMENT_OR_SPAN, ago, iso
 from duetime.cli.number import Number
-from duetime.cli.output import compact, plural, print_json
+from duetime.cli.output import compact, echo, plural, print_json
 from duetime.cli.schedule_show import POLICIES, policy_value, show_explanation, show_history
 from duetime.cli.target import Command, target_of
 from duetime.domain.explain import Explanation
@@ -67,11 +67,11 @@ def history_command(
         print_json(rows)
         return
     if not rows:
-        click.echo("No ticks match." if status or since or before else "No ticks yet.")
+        echo("No ticks match." if status or since or before else "No ticks yet.")
         return
     show_history(info, rows, now)
     if len(rows) == limit and sys.stdout.isatty():
-        click.echo(f"More: --before {iso(rows[-1].tick)}")
+        echo(f"More: --before {iso(rows[-1].tick)}")
 
 
 @click.command("explain", cls=Command)

@@ -13,7 +13,7 @@ import click
 from duetime.app import Duetime
 from duetime.cli.moment import MOMENT, iso
 from duetime.cli.number import Number
-from duetime.cli.output import one_line, print_json
+from duetime.cli.output import echo, one_line, print_json
 from duetime.cli.person import by_option
 from duetime.cli.schedule_show import next_run, show_preview
 from duetime.cli.target import Command, Target, target_of
@@ -172,7 +172,7 @@ def put_command(
         return
     _tell(result, declared, info, now)
     if unknown:
-        click.echo(f"The app has no task {one_line(task)}: it runs when a worker knows it.")
+        echo(f"The app has no task {one_line(task)}: it runs when a worker knows it.")
 
 
 async def _is_declared(app: Duetime, name: str) -> bool:
@@ -184,11 +184,11 @@ async def _is_declared(app: Duetime, name: str) -> bool:
 
 def _tell(result: str, declared: bool, info: ScheduleInfo, now: datetime) -> None:
     said = "is the same: nothing changed" if result == "same" else f"is {result}"
-    click.echo(f"Schedule {info.name} {said}.")
-    click.echo(f"  when  {info.when}")
-    click.echo(f"  next  {next_run(info, now)}")
+    echo(f"Schedule {info.name} {said}.")
+    echo(f"  when  {info.when}")
+    echo(f"  next  {next_run(info, now)}")
     if declared and result != "same":
-        click.echo("The code declares this schedule: the next worker that starts sets it back.")
+        echo("The code declares this schedule: the next worker that starts sets it back.")
 
 
 @click.command("preview", cls=Command)
@@ -243,7 +243,7 @@ def preview_command(
     if target.json:
         print_json(rows)
     else:
-        click.echo(times_read.describe())
+        echo(times_read.describe())
         show_preview(times_read, rows, count, now=now)
 
 
@@ -257,11 +257,11 @@ def _preview_stored(target: Target, name: str, count: int, after: datetime | Non
     if target.json:
         print_json(rows)
         return
-    click.echo(f"{info.name}: {info.when}")
+    echo(f"{info.name}: {info.when}")
     if info.broken is not None:
-        click.echo(f"It is set aside, and does not run: {info.broken}")
+        echo(f"It is set aside, and does not run: {info.broken}")
         return
     if info.paused_at is not None:
         until = f" until {iso(info.paused_until)}" if info.paused_until else ""
-        click.echo(f"It is paused{until}: no tick of the pause runs.")
+        echo(f"It is paused{until}: no tick of the pause runs.")
     show_preview(Timetable.from_json(info.timetable), rows, count, now=now, name=name)

@@ -6,10 +6,17 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-import click
-
 from duetime.cli.moment import iso
-from duetime.cli.output import compact, exact, one_line, plural, print_facts, print_table, relative
+from duetime.cli.output import (
+    compact,
+    echo,
+    exact,
+    one_line,
+    plural,
+    print_facts,
+    print_table,
+    relative,
+)
 from duetime.domain.cron import parse_zone
 from duetime.domain.duration import format_duration
 from duetime.domain.explain import Explanation
@@ -40,7 +47,7 @@ def schedule_row(info: ScheduleInfo, now: datetime) -> tuple[Any, ...]:
 
 def show_schedule(info: ScheduleInfo, rows: Sequence[OccurrenceInfo], now: datetime) -> None:
     """Print everything that is known of it, and its last ticks."""
-    click.echo(f"Schedule {one_line(info.name)}: {_state(info)}")
+    echo(f"Schedule {one_line(info.name)}: {_state(info)}")
     print_facts(
         [
             (info.kind, one_line(info.target)),
@@ -59,7 +66,7 @@ def show_schedule(info: ScheduleInfo, rows: Sequence[OccurrenceInfo], now: datet
         ]
     )
     if rows:
-        click.echo("\nThe last ticks, and those that are armed:")
+        echo("\nThe last ticks, and those that are armed:")
         show_history(info, rows, now)
 
 
@@ -112,16 +119,16 @@ def show_preview(
         lines.append((iso(row.at), *there, relative(row.at, now), first))
         lines += [("", *("" for _ in there), "", note) for note in more]
     if not rows:
-        click.echo("There are no ticks: the timetable has ended.")
+        echo("There are no ticks: the timetable has ended.")
         return
     print_table(("UTC", *(["LOCAL"] if local else []), "FROM NOW", "NOTES"), lines)
     if len(rows) < count:
-        click.echo("The timetable ends there.")
+        echo("The timetable ends there.")
 
 
 def show_explanation(explanation: Explanation) -> None:
     """Print the sentence, then the facts that it rests on."""
-    click.echo(one_line(explanation.sentence))
+    echo(one_line(explanation.sentence))
     facts = [(name, _fact(value)) for name, value in explanation.facts.items()]
     print_facts([("why", explanation.reason), *facts])
 

@@ -8,7 +8,7 @@ import click
 
 from duetime.app import Duetime
 from duetime.cli.moment import MOMENT_OR_SPAN, ago, iso
-from duetime.cli.output import exact, plural, print_json, print_table
+from duetime.cli.output import confirm, echo, exact, plural, print_json, print_table
 from duetime.cli.person import by_option
 from duetime.cli.schedule_history import audit_command, explain_command, history_command
 from duetime.cli.schedule_put import preview_command, put_command
@@ -59,7 +59,7 @@ def list_command(context: click.Context) -> None:
         print_json(found)
         return
     if not found:
-        click.echo('No schedules. Make one: duetime schedules put NAME TASK "0 9 * * *"')
+        echo('No schedules. Make one: duetime schedules put NAME TASK "0 9 * * *"')
         return
     print_table(
         ("NAME", "WHEN", "NEXT", "LAST", "STATUS"), [schedule_row(info, now) for info in found]
@@ -111,7 +111,7 @@ def pause_command(
         print_json({"schedule": name} | {field: getattr(info, field) for field in fields})
         return
     until_then = f"until {exact(info.paused_until, now)}" if info.paused_until else "until resumed"
-    click.echo(f"Schedule {name} is paused by {info.paused_by}, {until_then}.")
+    echo(f"Schedule {name} is paused by {info.paused_by}, {until_then}.")
 
 
 @schedules.command("resume")
@@ -132,9 +132,9 @@ def resume_command(context: click.Context, name: str, missed: bool, by: str) -> 
     if target.json:
         print_json({"schedule": name, "resumed": was_paused, "next_run_at": info.next_run_at})
     elif was_paused:
-        click.echo(f"Schedule {name} goes on. Next run: {next_run(info, now)}.")
+        echo(f"Schedule {name} goes on. Next run: {next_run(info, now)}.")
     else:
-        click.echo(f"Schedule {name} was not paused. Nothing changed.")
+        echo(f"Schedule {name} was not paused. Nothing changed.")
 
 
 @schedules.command("trigger")
@@ -153,7 +153,7 @@ def trigger_command(context: click.Context, name: str, reason: str | None, by: s
     if target.json:
         print_json({"schedule": name, "job_id": job_id})
     else:
-        click.echo(f"Schedule {name} runs once now, as job {job_id}.")
+        echo(f"Schedule {name} runs once now, as job {job_id}.")
 
 
 @schedules.command("reschedule")
@@ -177,7 +177,7 @@ def reschedule_command(
     if target.json:
         print_json({"schedule": name, "tick": tick, "run_at": row.run_at, "job_id": row.job_id})
     else:
-        click.echo(f"The run of {iso(tick)} moves to {exact(row.run_at, now)}.")
+        echo(f"The run of {iso(tick)} moves to {exact(row.run_at, now)}.")
 
 
 @schedules.command("backfill")
@@ -221,15 +221,15 @@ def backfill_command(
     first, last, count = target.run(look)
     span = f"from {iso(first)} to {iso(last)}"
     if count and not dry_run and not yes:
-        click.confirm(f"Run {plural(count, 'tick')} of {name}, {span}?", abort=True, err=True)
+        confirm(f"Run {plural(count, 'tick')} of {name}, {span}?")
     runs = count if dry_run else target.run(backfill)
     if target.json:
         print_json({"schedule": name, "runs": runs, "from": first, "to": last, "dry_run": dry_run})
     elif not runs:
-        click.echo(f"No tick of {name} {span} is left to run.")
+        echo(f"No tick of {name} {span} is left to run.")
     else:
         verb = "would run" if dry_run else "will run"
-        click.echo(f"{plural(runs, 'tick')} of {name} {verb}, {span}.")
+        echo(f"{plural(runs, 'tick')} of {name} {verb}, {span}.")
 
 
 @schedules.command("delete")
@@ -254,12 +254,12 @@ def delete_command(
     again = " The code declares it: the next worker that starts adds it again."
     note = again if info.declared else ""
     if not yes:
-        click.confirm(f"Delete the schedule {name} and its history?{note}", abort=True, err=True)
+        confirm(f"Delete the schedule {name} and its history?{note}")
     target.run(delete)
     if target.json:
         print_json({"schedule": name, "deleted": True, "declared": info.declared})
     else:
-        click.echo(f"Schedule {name} is deleted.{note}")
+        echo(f"Schedule {name} is deleted.{note}")
 
 
 async def _count_missing(app: Duetime, name: str, start: datetime, end: datetime) -> int:

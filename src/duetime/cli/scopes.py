@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from duetime.app import Duetime
-from duetime.cli.output import one_line, plural, print_json, print_table
+from duetime.cli.output import echo, one_line, plural, print_json, print_table
 from duetime.cli.person import by_option
 from duetime.cli.reminders import read_rules, rule_options, rules_json, say_rules
 from duetime.cli.target import Group, target_of
@@ -37,7 +37,7 @@ def list_command(context: click.Context) -> None:
         print_json([_json(scope) for scope in found])
         return
     if not found:
-        click.echo("No scopes. Make one: duetime scopes put NAME --remind -1d --remind -1h")
+        echo("No scopes. Make one: duetime scopes put NAME --remind -1d --remind -1h")
         return
     print_table(
         ("SCOPE", "PARENT", "RULES", "LOCKED"),
@@ -86,10 +86,10 @@ def put_command(
         print_json(_json(after) | {"result": result, "subjects": count})
         return
     said = "is the same: nothing changed" if result == "same" else f"is {result}"
-    click.echo(f"Scope {one_line(ref)} {said}.")
-    click.echo(f"  rules  {_say(after)}{', locked' if locked else ''}")
+    echo(f"Scope {one_line(ref)} {said}.")
+    echo(f"  rules  {_say(after)}{', locked' if locked else ''}")
     if result != "same":
-        click.echo(f"  below  {plural(count, 'open subject')} looked at again")
+        echo(f"  below  {plural(count, 'open subject')} looked at again")
 
 
 @scopes.command("delete")
@@ -109,7 +109,7 @@ def delete_command(context: click.Context, ref: str, by: str) -> None:
     if target.json:
         print_json({"scope": ref, "deleted": True})
     else:
-        click.echo(f"Scope {one_line(ref)} is deleted.")
+        echo(f"Scope {one_line(ref)} is deleted.")
 
 
 def _say(scope: ScopeInfo) -> str:

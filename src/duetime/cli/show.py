@@ -5,9 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-import click
-
-from duetime.cli.output import compact, exact, one_line, print_facts, relative
+from duetime.cli.output import compact, echo, exact, one_line, print_facts, relative
 from duetime.domain.duration import format_duration
 from duetime.domain.job import AttemptInfo, JobInfo, JobState
 
@@ -27,7 +25,7 @@ def job_row(job: JobInfo, now: datetime) -> tuple[Any, ...]:
 
 def show_job(job: JobInfo, now: datetime) -> None:
     """Print everything that is known of it."""
-    click.echo(f"Job {job.id}: {one_line(job.task)}, {job.state.value}")
+    echo(f"Job {job.id}: {one_line(job.task)}, {job.state.value}")
     print_facts(
         [
             ("queue", f"{job.queue}, priority {job.priority}"),
@@ -54,7 +52,7 @@ def show_job(job: JobInfo, now: datetime) -> None:
 
 
 def _show_attempt(attempt: AttemptInfo, now: datetime, *, told: str | None) -> None:
-    click.echo(f"\nAttempt {attempt.attempt}: {attempt.ended_as}")
+    echo(f"\nAttempt {attempt.attempt}: {attempt.ended_as}")
     took = None
     if attempt.started_at is not None:
         milliseconds = (attempt.finished_at - attempt.started_at).total_seconds() * 1000
@@ -70,10 +68,10 @@ def _show_attempt(attempt: AttemptInfo, now: datetime, *, told: str | None) -> N
         ]
     )
     if attempt.traceback and attempt.traceback == told:
-        click.echo("    (the same traceback)")
+        echo("    (the same traceback)")
     elif attempt.traceback:
         for line in attempt.traceback.rstrip().splitlines():
-            click.echo(f"    {line}")
+            echo(f"    {line}")
 
 
 def _error(attempt: AttemptInfo) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from duetime.app import Duetime
-from duetime.cli.output import one_line, plural, print_json
+from duetime.cli.output import echo, one_line, plural, print_json, write_file
 from duetime.cli.person import by_option
 from duetime.cli.reminders import read_rules, rule_options
 from duetime.cli.target import Command, target_of
@@ -37,8 +37,7 @@ def export_command(context: click.Context, refs: tuple[str, ...], scope: str | N
     if target.json:
         print_json({"ical": file.decode()})
     else:
-        # As bytes: the file is UTF-8 with its own line ends, whatever the terminal speaks.
-        click.echo(file if hasattr(sys.stdout, "buffer") else file.decode(), nl=False)
+        write_file(file)
 
 
 @click.command("import", cls=Command)
@@ -93,11 +92,11 @@ def import_command(
 def _show(done: Imported, dry_run: bool) -> None:
     told = ", ".join(f"{done.count(result):,} {result}" for result in ("added", "changed", "same"))
     said = "would be" if dry_run else "imported"
-    click.echo(f"{plural(len(done.results), 'event')} {said}: {told}.")
+    echo(f"{plural(len(done.results), 'event')} {said}: {told}.")
     for problem in done.problems[:_MOST_SHOWN]:
-        click.echo(f"Left out {one_line(problem.uid)}: {one_line(problem.reason)}", err=True)
+        echo(f"Left out {one_line(problem.uid)}: {one_line(problem.reason)}", err=True)
     if (more := len(done.problems) - _MOST_SHOWN) > 0:
-        click.echo(f"Left out {more:,} more.", err=True)
+        echo(f"Left out {more:,} more.", err=True)
 
 
 def _read(file: str) -> bytes:

@@ -10,7 +10,7 @@ import click
 
 from duetime.app import Duetime
 from duetime.cli.moment import MOMENT, iso
-from duetime.cli.output import one_line, print_json, print_table, relative
+from duetime.cli.output import echo, one_line, print_json, print_table, relative
 from duetime.cli.person import by_option
 from duetime.cli.reminders import wall
 from duetime.cli.schedule_put import SpecType
@@ -140,4 +140,4 @@ def _change(
     if target.json:
         print_json({"subject": ref, "occurrence": at, "result": what})
     else:
-        click.echo(f"The occurrence of {one_line(ref)} at {iso(at)} is {what}.")
+        echo(f"The occurrence of {one_line(ref)} at {iso(at)} is {what}.")

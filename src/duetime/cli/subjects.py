@@ -12,6 +12,8 @@ from duetime.app import Duetime
 from duetime.cli.moment import MOMENT, Moment, iso
 from duetime.cli.output import (
     compact,
+    confirm,
+    echo,
     exact,
     one_line,
     plural,
@@ -103,10 +105,10 @@ def list_command(context: click.Context, scope: str | None, status: str | None) 
         print_json([_plain(subject) for subject in found])
         return
     if not found and (scope or status):
-        click.echo("No subjects match.")
+        echo("No subjects match.")
         return
     if not found:
-        click.echo("No subjects. Put one: duetime subjects put game:42 --due 2026-12-24T18:00Z")
+        echo("No subjects. Put one: duetime subjects put game:42 --due 2026-12-24T18:00Z")
         return
     again = any(subject.repeats for subject in found)
     print_table(
@@ -219,7 +221,7 @@ def put_command(
                    | _rules(found) | _again(found) | {"armed": len(found.armed)})  # fmt: skip
         return
     said = "is the same: nothing changed" if result == "same" else f"is {result}"
-    click.echo(f"Subject {one_line(ref)} {said}.")
+    echo(f"Subject {one_line(ref)} {said}.")
     print_facts(
         [
             ("due", _due(found)),
@@ -254,7 +256,7 @@ def complete_command(
         print_json({"subject": ref, "completed": True, "cancelled": count})
         return
     what = f"Subject {one_line(ref)}" + (f" of {iso(occurrence)}" if occurrence else "")
-    click.echo(f"{what} is done: {plural(count, 'reminder')} cancelled.")
+    echo(f"{what} is done: {plural(count, 'reminder')} cancelled.")
 
 
 @subjects.command("delete")
@@ -279,12 +281,12 @@ def delete_command(
     count = target.run(look)
     if not yes:
         question = f"Delete the subject {one_line(ref)} with {plural(count, 'reminder')}?"
-        click.confirm(question, abort=True, err=True)
+        confirm(question)
     target.run(delete)
     if target.json:
         print_json({"subject": ref, "deleted": True, "reminders": count})
     else:
-        click.echo(f"Subject {one_line(ref)} is deleted, with {plural(count, 'reminder')}.")
+        echo(f"Subject {one_line(ref)} is deleted, with {plural(count, 'reminder')}.")
 
 
 async def _find(app: Duetime, ref: str) -> Found:
@@ -324,7 +326,7 @@ def _rules(found: Found) -> dict[str, Any]:
 
 def _show(found: Found) -> None:
     subject = found.subject
-    click.echo(f"Subject {one_line(subject.ref)}: {subject.status}")
+    echo(f"Subject {one_line(subject.ref)}: {subject.status}")
     hidden = subject.rules is not None and found.source != subject.ref
     own = f"{say_rules(subject.rules)}; they do not hold: a scope around it is locked"
     print_facts(
@@ -340,10 +342,10 @@ def _show(found: Found) -> None:
         ]
     )
     if found.occurrences:
-        click.echo("\nDue next:")
+        echo("\nDue next:")
         show_occurrences(found.occurrences, subject.tz, found.now)
     if found.reminders:
-        click.echo("\nIts reminders:")
+        echo("\nIts reminders:")
         show_reminders(found.reminders, subject=False)
 
 

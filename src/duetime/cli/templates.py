@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from duetime.app import Duetime
-from duetime.cli.output import print_json, print_table
+from duetime.cli.output import echo, print_json, print_table
 from duetime.cli.schedule_put import SPEC
 from duetime.cli.target import Group, target_of
 from duetime.domain.templates import TEMPLATES, Template
@@ -67,7 +67,7 @@ def put_command(
     if target.json:
         print_json({"template": name, "stored": True})
     else:
-        click.echo(f"Template {name} is stored.")
+        echo(f"Template {name} is stored.")
 
 
 @templates.command("delete")
@@ -84,7 +84,7 @@ def delete_command(context: click.Context, name: str) -> None:
     if target.json:
         print_json({"template": name, "deleted": True})
     else:
-        click.echo(f"Template {name} is deleted.")
+        echo(f"Template {name} is deleted.")
 
 
 def _is_ours(template: Template) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from duetime.app import Duetime
-from duetime.cli.output import one_line, plural, print_json, print_table
+from duetime.cli.output import confirm, echo, one_line, plural, print_json, print_table
 from duetime.cli.person import by_option
 from duetime.cli.reminders import read_rules, rule_options
 from duetime.cli.target import Command, target_of
@@ -60,7 +60,7 @@ def track(
         if target.json:
             print_json(statements)
         else:
-            click.echo(";\n\n".join(statements) + ";")
+            echo(";\n\n".join(statements) + ";")
         return
     bar = None if target.json or not sys.stderr.isatty() else Bar()
 
@@ -73,10 +73,10 @@ def track(
         print_json({"table": table, "name": name, "rows": count})
         return
     named = f" as {one_line(name)}" if name != table else ""
-    click.echo(f"{one_line(table)} is tracked{named}: {plural(count, 'row')} read.")
+    echo(f"{one_line(table)} is tracked{named}: {plural(count, 'row')} read.")
     for one in known:
         if one.track.name == name and one.problems:
-            click.echo(f"  {_state(one)}")
+            echo(f"  {_state(one)}")
 
 
 @click.command(cls=Command)
@@ -90,17 +90,15 @@ def untrack(context: click.Context, name: str, yes: bool, by: str) -> None:
     The table itself stays as it is.
     """
     if not yes:
-        click.confirm(
-            f"Remove the triggers of {one_line(name)}, and all its subjects with their reminders?",
-            abort=True,
-            err=True,
+        confirm(
+            f"Remove the triggers of {one_line(name)}, and all its subjects with their reminders?"
         )
     target = target_of(context)
     count = target.run(lambda app: app.untrack(name, by=by))
     if target.json:
         print_json({"name": name, "subjects": count})
     else:
-        click.echo(f"{one_line(name)} is tracked no longer: {plural(count, 'subject')} removed.")
+        echo(f"{one_line(name)} is tracked no longer: {plural(count, 'subject')} removed.")
 
 
 @click.command(cls=Command)
@@ -117,7 +115,7 @@ def tracked(context: click.Context) -> None:
         print_json(found)
         return
     if not found:
-        click.echo("No table is tracked. Track one: duetime track TABLE --id ID --due COLUMN")
+        echo("No table is tracked. Track one: duetime track TABLE --id ID --due COLUMN")
         return
     print_table(
         ("NAME", "TABLE", "DUE", "SCOPE", "WHEN", "SUBJECTS", "STATE"),
@@ -147,4 +145,4 @@ class Bar:
         share = done / total if total else 1.0
         full = round(share * self._WIDTH)
         line = f"\r[{'#' * full}{'.' * (self._WIDTH - full)}] {done:,} of {total:,} rows"
-        click.echo(line, err=True, nl=done >= total)
+        print(line, end="\n" if done >= total else "", file=sys.stderr, flush=True)

@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -14,6 +13,7 @@ import msgspec
 from duetime.app import Duetime
 from duetime.cli.number import Number
 from duetime.cli.target import Command, Target, target_of
+from duetime.domain.urls import show_url
 from duetime.engine.processes import Processes
 from duetime.engine.runtime import run_worker
 from duetime.settings import load_settings
@@ -101,8 +101,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 def _greet(target: Target, app: Duetime) -> None:
     """Say what runs where, without the password."""
-    parts = urlsplit(app.settings.database)
-    where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    where = show_url(app.settings.database)
     log.info("starting", extra={"app": target.app, "tasks": len(app.tasks), "database": where})
     if not app.tasks:
         log.warning("no_tasks", extra={"hint": "import the modules that define them in the app's"})

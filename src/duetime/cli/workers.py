@@ -7,7 +7,7 @@ from datetime import datetime
 import click
 
 from duetime.app import Duetime
-from duetime.cli.output import print_json, print_table, relative
+from duetime.cli.output import echo, print_json, print_table, relative
 from duetime.cli.target import Group, target_of
 from duetime.storage.store import WorkerInfo
 
@@ -34,7 +34,7 @@ def list_command(context: click.Context) -> None:
         print_json(found)
         return
     if not found:
-        click.echo("No worker is registered. Start one: duetime worker --app MODULE:APP")
+        echo("No worker is registered. Start one: duetime worker --app MODULE:APP")
         return
     print_table(
         ("WORKER", "QUEUES", "RUNNING", "STARTED", "SEEN", "LEASE"),

@@ -11,6 +11,7 @@ from typing import Any, Literal, TextIO, cast
 
 import msgspec
 
+from duetime.domain.text import escape_controls, escape_json
 from duetime.errors import SettingsError
 
 LogFormat = Literal["console", "json"]
@@ -86,7 +87,7 @@ class JsonFormatter(logging.Formatter):
         if trace := self._trace(record):
             line["traceback"] = trace
         try:
-            return msgspec.json.encode(line, enc_hook=str).decode()
+            return escape_json(msgspec.json.encode(line, enc_hook=str).decode())
         except (TypeError, ValueError, RecursionError):
             # A log line must never be lost: keys that are not text, lone surrogates.
             return json.dumps(line, default=repr, skipkeys=True)
@@ -107,7 +108,7 @@ class ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = {name: value for name, value in fields_of(record).items() if value is not None}
         trace = fields.pop("traceback", None)
-        event = record.getMessage()
+        event = escape_controls(record.getMessage(), keep="\n\t")
         if not record.name.startswith("duetime"):
             event = f"{record.name}: {event}"
         elif not event.startswith("worker_"):
@@ -180,15 +181,18 @@ def _brief(value: Any) -> str:
         case float():
             return f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}"
         case list() | tuple():
-            return ",".join(map(str, value)) or "-"
-    text = str(value)
+            text = ",".join(map(str, value)) or "-"
+        case _:
+            text = str(value)
     if not text or any(c.isspace() or c in '"=' or not c.isprintable() for c in text):
-        return json.dumps(text, ensure_ascii=False)
+        return escape_json(json.dumps(text, ensure_ascii=False))
     return text
 
 
 def _indent(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
+    return "\n".join(
+        "    " + escape_controls(line, keep="\t") for line in text.rstrip().splitlines()
+    )
 
 
 def _wants_colour(stream: TextIO) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from duetime.domain.urls import HOW_TO_WRITE, check_postgres_url, say_unreadable
 from duetime.errors import InvalidInput
 from duetime.wiring import backend_of, sqlite_path
 
@@ -58,15 +59,22 @@ def _read_sqlite(url: str, queries: Mapping[str, str]) -> dict[str, list[dict[st
 def _read_postgres(url: str, queries: Mapping[str, str]) -> dict[str, list[dict[str, Any]] | None]:
     try:
         import psycopg
+        from psycopg.conninfo import make_conninfo
         from psycopg.rows import dict_row
     except ImportError:
         raise InvalidInput(
             "PostgreSQL needs its driver: pip install 'duetime[postgres]'."
         ) from None
+    try:
+        dsn = make_conninfo(check_postgres_url(url), connect_timeout=_SECONDS)
+    except psycopg.ProgrammingError as error:
+        raise InvalidInput(
+            f"The database URL cannot be read: {say_unreadable(error)}. {HOW_TO_WRITE}"
+        ) from None
     rows: dict[str, list[dict[str, Any]] | None] = {}
     try:
         # Each query on its own: a table that is not there must not spoil the others.
-        with psycopg.connect(url, autocommit=True, connect_timeout=_SECONDS) as connection:
+        with psycopg.connect(dsn, autocommit=True) as connection:
             for name, query in queries.items():
                 try:
                     with connection.cursor(row_factory=dict_row) as cursor:

@@ -12,6 +12,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
 
+from duetime.domain.urls import HOW_TO_WRITE, check_postgres_url, say_unreadable
 from duetime.errors import (
     BadDatabaseURL,
     DatabaseUnreachable,
@@ -73,11 +74,10 @@ def in_schema(text: str, schema: str) -> str:
 def make_dsn(url: str) -> str:
     """Return libpq's form of `url`, with keepalives unless it sets its own."""
     try:
-        given = conninfo_to_dict(url)
+        given = conninfo_to_dict(check_postgres_url(url))
     except psycopg.ProgrammingError as error:
         raise BadDatabaseURL(
-            f"The database URL cannot be read: {str(error).strip()}. "
-            "Write postgresql://user:password@host:port/database."
+            f"The database URL cannot be read: {say_unreadable(error)}. {HOW_TO_WRITE}"
         ) from None
     return make_conninfo(**_DEFAULTS | {k: str(v) for k, v in given.items() if v is not None})
 

@@ -1,0 +1,233 @@
+"""What commands print: nothing that was stored controls the terminal; errors are JSON for machines;
+a reader that has gone is no error."""
+
+from __future__ import annotations
+
+import io
+import pty
+import shutil
+import subprocess
+import sys
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from datetime import UTC, datetime
+from pathlib import Path
+from unittest.mock import patch
+
+import msgspec
+import pytest
+
+from duetime import Duetime
+from duetime.cli import main
+from tests.acceptance.command import DUETIME, duetime, enqueue, environment, new_job
+from tests.conftest import Backend
+from tests.waiting import until
+
+DUE = datetime(2030, 1, 1, tzinfo=UTC)
+ODD = "x\x1b[2J\x9b31m\x7f\u202e\ry"
+"""Clears the screen, turns it red, deletes, reverses, goes back to the beginning of the line."""
+
+
+@pytest.fixture
+def backend(tmp_path: Path, sqlite_tables: Path) -> Backend:
+    """One is enough: what is printed does not depend on the database."""
+    shutil.copy(sqlite_tables, tmp_path / "duetime.db")
+    return Backend("sqlite", f"sqlite:///{tmp_path}/duetime.db")
+
+
+def run_here(url: str, *arguments: str) -> str:
+    """What `duetime …` prints in this process, as a terminal that speaks Unicode gets it."""
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+
+    def run() -> None:
+        with (
+            redirect_stdout(printed),
+            redirect_stderr(printed),
+            patch.object(sys, "argv", ["duetime", "--database", url, *arguments]),
+            patch.object(sys, "stdin", io.StringIO("n\n")),
+            pytest.raises(SystemExit),
+        ):
+            main()
+
+    with ThreadPoolExecutor(1) as beside_our_loop:
+        beside_our_loop.submit(run).result()
+    printed.seek(0)
+    return printed.read()
+
+
+def on_terminal(url: str, *arguments: str) -> str:
+    terminal, theirs = pty.openpty()
+    with open(theirs, "wb") as stream:  # noqa: PTH123 - a file descriptor
+        subprocess.run(
+            [str(DUETIME), *arguments], stdout=stream, env=environment(url), check=True, timeout=60
+        )
+    with open(terminal, "rb", buffering=0) as stream:  # noqa: PTH123
+        return stream.read(100_000).decode()
+
+
+def without_reader(url: str, *arguments: str, errors: int) -> tuple[int, bytes]:
+    """Run a command whose output is closed; return its exit code and what it told beside."""
+    process = subprocess.Popen(
+        [str(DUETIME), *arguments], stdout=subprocess.PIPE, stderr=errors, env=environment(url)
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    told = b"" if process.stderr is None else process.stderr.read()
+    return process.wait(20), told
+
+
+def controls(text: str) -> set[str]:
+    return {
+        c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") and c not in "\n\t"
+    }
+
+
+async def fill(app: Duetime) -> None:
+    """Odd text in whatever can be listed and shown."""
+
+    @app.task(name=f"fail{ODD}", max_attempts=1)
+    async def fail(text: str) -> None:
+        raise ValueError(text)
+
+    await fail.using(key=f"key{ODD}").enqueue(text=ODD)
+    async with app.worker(name=f"worker{ODD}"):
+
+        async def ended() -> bool:
+            return bool(await app.jobs.find(state="dead"))
+
+        await until(ended)
+    await enqueue(
+        app, msgspec.structs.replace(new_job(f"task{ODD}", text=ODD), queue=f"q{ODD}", key=ODD)
+    )
+    await app.queues.pause(f"q{ODD}", by=ODD, reason=ODD)
+    await app.schedules.put(ODD, f"task{ODD}", "0 9 * * *", args={"a": ODD}, by=ODD)
+    await app.schedules[ODD].pause(reason=ODD, by=ODD)
+    await app.schedules.put_template(ODD, "0 9 * * *", description=ODD)
+    await app.scopes.put(ODD, remind=["-1h"], by=ODD)
+    await app.subjects.put(ODD, scope=ODD, due=DUE, recipients=[ODD], data={"title": ODD}, by=ODD)
+    await app.recipients.put(ODD, channels={"console": ODD}, by=ODD)
+
+
+COMMANDS: list[tuple[str, ...]] = [
+    ("jobs", "list"),
+    ("jobs", "show", "1"),
+    ("jobs", "show", "2"),
+    ("jobs", "explain", "1"),
+    ("jobs", "explain", "2"),
+    ("jobs", "cancel", "99", "--reason", ODD),
+    ("jobs", "list", "--queue", ODD),
+    ("queues",),
+    ("queues", "resume", ODD),
+    ("workers",),
+    ("schedules",),
+    ("schedules", "show", ODD),
+    ("schedules", "history", ODD),
+    ("schedules", "explain", ODD),
+    ("schedules", "preview", ODD),
+    ("schedules", "audit"),
+    ("schedules", "templates"),
+    ("schedules", "pause", ODD, "--by", ODD),
+    ("schedules", "show", f"no{ODD}"),
+    ("scopes", "show", ODD),
+    ("scopes", "show", f"no{ODD}"),
+    ("subjects",),
+    ("subjects", "show", ODD),
+    ("subjects", "delete", ODD),
+    ("reminders", "list"),
+    ("reminders", "explain", "1"),
+    ("reminders", "preview", "--days", "3000"),
+    ("recipients",),
+    ("recipients", "show", ODD),
+    ("recipients", "delete", ODD),
+    ("audit", f"subject:{ODD}"),
+    ("audit", f"recipient:{ODD}"),
+    ("track", f"no{ODD}", "--ref", ODD, "--due", ODD),
+    ("jobs", ODD),
+    ("jobs", "show", ODD),
+    ("jobs", "list", "--state", ODD),
+    ("worker", "--app", f"no{ODD}:app"),
+    ("db", "status", "--database", f"mysql://{ODD}"),
+    ("import", ODD),
+]
+
+
+async def test_nothing_that_is_stored_controls_the_terminal(backend: Backend, app: Duetime) -> None:
+    await fill(app)
+    for command in COMMANDS:
+        for options in ((), ("--json",)):
+            printed = run_here(backend.url, *command, *options)
+
+            assert printed
+            assert not controls(printed), command
+
+
+async def test_an_ical_file_is_escaped_on_a_terminal_only(backend: Backend, app: Duetime) -> None:
+    await app.subjects.put("a", due=DUE, data={"title": "x\x9by"})
+
+    piped = duetime(backend.url, "subjects", "export")
+    shown = on_terminal(backend.url, "subjects", "export")
+
+    assert "SUMMARY:x\x9by" in piped.out
+    assert "SUMMARY:x\\x9by" in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "exit_code"),
+    [
+        (("jobs", "show", "999"), "job_not_found", 1),
+        (("schedules", "show", "nothing"), "schedule_not_found", 1),
+        (("subjects", "show", "nothing"), "subject_not_found", 1),
+        (("jobs", "show", "x"), "usage", 2),
+        (("jobs", "nothing"), "usage", 2),
+        (("jobs", "list", "--database", "mysql://ann:hunter2@db/x"), "bad_database_url", 1),
+        (("jobs", "list", "--database", "sqlite:///none.db"), "schema_mismatch", 1),
+        (("jobs", "list", "--database", "postgresql://127.0.0.1:1/"), "database_unreachable", 1),
+        (("db", "downgrade", "--to", "0"), "not_confirmed", 1),
+        (("subjects", "import", "no.ics"), "error", 1),
+    ],
+)
+async def test_with_json_an_error_is_json_too(
+    backend: Backend, app: Duetime, command: tuple[str, ...], code: str, exit_code: int
+) -> None:
+    answer = duetime(backend.url, *command, "--json", given="n\n")
+
+    assert answer.code == exit_code
+    assert answer.json["error"]["code"] == code
+    assert answer.json["error"]["message"] == answer.err.splitlines()[-1].removeprefix("Error: ")
+
+
+async def test_with_json_each_job_that_cannot_be_changed_has_its_code(
+    backend: Backend, app: Duetime
+) -> None:
+    [job_id] = await enqueue(app, new_job("shop.send", item_id=1))
+
+    answer = duetime(backend.url, "jobs", "requeue", str(job_id), "999", "--json")
+
+    assert answer.code == 1
+    assert [job["code"] for job in answer.json] == ["illegal_transition", "job_not_found"]
+
+
+@pytest.mark.parametrize("command", ["jobs list --limit 5000", "jobs", "jobs show 1", "--help"])
+async def test_a_reader_that_has_gone_is_no_error(
+    backend: Backend, app: Duetime, command: str
+) -> None:
+    await enqueue(app, *[new_job("shop.send", item_id=n) for n in range(2000)])
+
+    for errors in (subprocess.PIPE, subprocess.STDOUT):
+        code, told = without_reader(backend.url, *command.split(), errors=errors)
+
+        assert code in ((0, 1) if command == "--help" else (0,))
+        assert told == b""
+
+
+async def test_an_error_shows_no_password(backend: Backend, app: Duetime) -> None:
+    for command in (
+        ("jobs", "list", "postgresql://ann:hunter2@db/shop"),
+        ("import", "django-celery-beat", "postgresql://ann:hunter2%zz@127.0.0.1:1/shop"),
+        ("import", "postgresql://ann:hunter2@127.0.0.1:1/shop"),
+    ):
+        answer = duetime(backend.url, *command, "--json")
+
+        assert answer.code in (1, 2)
+        assert "hunter2" not in answer.out + answer.err
