@@ -55,9 +55,9 @@ from duetime.portal import Portal
 from duetime.registration import Registrations
 from duetime.reminders.api import Reminders, Scopes, Subjects
 from duetime.reminders.deliveries import receipt
-from duetime.reminders.posting import Line
 from duetime.reminders.rearming import rearm_task
 from duetime.reminders.recipients import Recipients
+from duetime.reminders.send_attempt import ConfiguredChannel
 from duetime.reminders.sending import Sender
 from duetime.reminders.tracking import Tracking
 from duetime.schedules import Schedules
@@ -272,15 +272,18 @@ class Duetime:
         *,
         tries: int | None = None,
         rate: str | None = None,
+        retry_for: Duration | None = None,
         replace: bool = False,
         **options: Any,
     ) -> None:
         """Send reminders through a channel; several are tried in the order in which they came.
 
-        `tries`: how often it is asked, while its failures may pass, until the next one is; by
-        default as often as a reminder has attempts. `rate`: at most so many messages over all
-        workers, such as `"10/s"`. `replace`: it takes the place of the one of its name, as a
-        test wants it. The other options are a task's, for all reminders: give each once.
+        A failure that may pass is retried until the reminder expires, or for a day if it does
+        not. `retry_for`: at most so long. `tries`: at most so often. The next channel is asked
+        after so many tries, by default after as many as a reminder has attempts. `rate`: at most
+        so many messages over all workers, such as `"10/s"`. `replace`: it takes the place of the
+        one of its name, as a test wants it. The other options are a task's, for all reminders:
+        give each once.
         """
         if not all(hasattr(channel, part) for part in ("name", "send", "close")):
             raise InvalidInput(
@@ -288,10 +291,11 @@ class Duetime:
                 f"not {channel!r:.100}."
             )
         name = check_name(channel.name, what="channel")
-        line = Line(
+        configured = ConfiguredChannel(
             channel,
             None if tries is None else check_max_attempts(tries, name="tries"),
             None if rate is None else parse_rate(rate),
+            None if retry_for is None else positive(retry_for, name="retry_for"),
         )
         self._registrations.add(
             f"channel {name!r}",
@@ -300,7 +304,7 @@ class Duetime:
             advice="Give one of them another name=, or pass replace=True.",
         )
         self._register_remind(replace=replace, **options)
-        self._sender.lines[name] = line
+        self._sender.channels[name] = configured
 
     def template(self, name: str, *, body: str, title: str | None = None) -> None:
         """Add a text that rules use by its name: `{"rule": "-1h", "template": "soon"}`.
@@ -568,8 +572,8 @@ class Duetime:
         opening = self._stores.pop(asyncio.get_running_loop(), None)
         if opening is not None:
             await (await opening).close()
-        for line in self._sender.lines.values():
-            await line.channel.close()
+        for configured in self._sender.channels.values():
+            await configured.channel.close()
 
     async def _perform(
         self, make: Callable[[Dialect], Statements], tx: Any = None, *, reads: bool = False

@@ -483,7 +483,7 @@ async def test_a_receipt_of_nothing_is_told(app: Duetime) -> None:
             await app.receipt("mail-1", "delivered", channel="push")
         with pytest.raises(InvalidInput, match="A receipt says delivered, bounced"):
             await app.receipt("mail-1", "opened")
-        with pytest.raises(InvalidInput, match="external id"):
+        with pytest.raises(InvalidInput, match="id must be text"):
             await app.receipt("", "delivered")
 
         assert (await only(app)).delivery == "sent"

@@ -277,7 +277,7 @@ async def test_a_digest_that_fails_for_good_fails_all_that_is_in_it(
         why = await explain(app, "game:2")
         jobs = [await app.jobs.get(one.job_id) for one in found if one.job_id]
 
-    told = "it was to go out in digest 1, which failed: mail: no such address"
+    told = "it was to go out in digest 1, which failed: mail failed: no such address"
     assert len(found) == 3
     assert {one.reason for one in found} == {told}
     # At once, not when each of them looks again.

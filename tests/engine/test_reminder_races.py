@@ -28,7 +28,7 @@ from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.migrator import PostgresMigrator
 from duetime.storage.postgres.store import PostgresStore
 from duetime.storage.reminders import ScopeInfo
-from duetime.storage.sends import Handed
+from duetime.storage.sends import SentReminder
 from duetime.storage.sqlite.migrator import SqliteMigrator
 from duetime.storage.sqlite.store import SqliteStore
 from duetime.storage.store import Statements
@@ -779,7 +779,7 @@ async def test_a_change_broken_off_anywhere_leaves_nothing(backend: Backend, app
         "complete": lambda: verbs.close("game", actor="x", delete=False),
         "delete": lambda: verbs.close("game", actor="x", delete=True),
         "rules": lambda: verbs.put_scope(ScopeInfo("guild", None, rules, False), actor="x"),
-        "sent": lambda: verbs.record([Handed(armed, [note], "w")]),
+        "sent": lambda: verbs.record([SentReminder(armed, [note], "w")]),
     }
 
     def everything() -> Any:

@@ -89,8 +89,8 @@ def test_a_second_channel_of_one_name_is_refused(app: Duetime) -> None:
     ):
         app.add_channel(Console(io.StringIO(), name="mail"), rate="10/s")
 
-    assert app._sender.lines["mail"].channel is first
-    assert app._sender.lines["mail"].rate is None
+    assert app._sender.channels["mail"].channel is first
+    assert app._sender.channels["mail"].rate is None
 
 
 def test_a_channel_may_be_added_again(app: Duetime) -> None:
@@ -98,7 +98,7 @@ def test_a_channel_may_be_added_again(app: Duetime) -> None:
     app.add_channel(channel)
     app.add_channel(channel, tries=2)
 
-    assert app._sender.lines["mail"].tries == 2
+    assert app._sender.channels["mail"].tries == 2
 
 
 def test_a_channel_takes_the_place_of_another_if_told_so(app: Duetime) -> None:
@@ -107,8 +107,8 @@ def test_a_channel_takes_the_place_of_another_if_told_so(app: Duetime) -> None:
     fake = Console(io.StringIO(), name="mail")
     app.add_channel(fake, replace=True)
 
-    assert list(app._sender.lines) == ["mail", "letter"]
-    assert app._sender.lines["mail"].channel is fake
+    assert list(app._sender.channels) == ["mail", "letter"]
+    assert app._sender.channels["mail"].channel is fake
 
 
 def test_apps_share_no_channels() -> None:

@@ -406,7 +406,7 @@ def test_an_option_of_all_reminders_is_given_once(app: Duetime) -> None:
     with pytest.raises(InvalidInput, match=r"The option retry= of reminders is registered twice"):
         app.add_channel(Console(io.StringIO(), name="e"), retry=Constant("2s"))
 
-    assert list(app._sender.lines) == ["a", "b", "c"]
+    assert list(app._sender.channels) == ["a", "b", "c"]
 
 
 def test_templates_of_one_name_are_both_named(app: Duetime, load: Load) -> None:
@@ -427,9 +427,9 @@ def test_a_reloaded_module_replaces_its_channel(app: Duetime, load: Load) -> Non
         app.add_channel(Console(io.StringIO(), name="mail"))
     """
     load("channels", text)
-    before = app._sender.lines["mail"].channel
+    before = app._sender.channels["mail"].channel
     load("channels", text)
 
-    assert app._sender.lines["mail"].channel is not before
+    assert app._sender.channels["mail"].channel is not before
     with pytest.raises(InvalidInput, match=r"The channel 'mail' .*channels.py:5 and .*other.py:5"):
         load("other", text)

@@ -8,6 +8,7 @@ import re
 import secrets as random_secrets
 import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
@@ -115,10 +116,7 @@ class Webhook:
             raise NotSent(f"{host} took too long: {_name(error)}.", passing=True) from error
         except _LOST as error:
             raise NotSent(f"{host}: {_name(error)}: {error}.", passing=True) from error
-        try:
-            body = await self._read_body(answer, deadline)
-        finally:
-            await answer.aclose()
+        body = await self._read_body(answer, deadline)
         return self._judge(answer, body, host)
 
     async def close(self) -> None:
@@ -213,14 +211,17 @@ class Webhook:
     async def _read_body(self, answer: httpcore2.Response, deadline: float) -> bytes:
         """What arrives of the body in time, up to the limit. The status has decided already."""
         body = bytearray()
+        # Whatever happens here: a message that was accepted must not be sent again.
         try:
-            async with asyncio.timeout_at(deadline):
-                async for part in answer.aiter_stream():
-                    body += part
-                    if len(body) > self._max_answer_bytes:
-                        break
-        except (TimeoutError, httpcore2.TimeoutException, *_LOST):
-            pass
+            with suppress(Exception):
+                async with asyncio.timeout_at(deadline):
+                    async for part in answer.aiter_stream():
+                        body += part
+                        if len(body) > self._max_answer_bytes:
+                            break
+        finally:
+            with suppress(Exception):
+                await answer.aclose()
         return bytes(body[: self._max_answer_bytes])
 
     def _judge(self, answer: httpcore2.Response, body: bytes, host: str) -> Sent:
@@ -247,10 +248,10 @@ class Webhook:
             return _printable(headers[self._id_header])
         try:
             answer = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            identity = answer.get("id") if isinstance(answer, dict) else None
+            return str(identity) if isinstance(identity, str | int) else None
+        except Exception:  # noqa: BLE001 -- else a message that was accepted would be sent again.
             return None
-        identity = answer.get("id") if isinstance(answer, dict) else None
-        return str(identity)[:_SHOWN] if isinstance(identity, str | int) else None
 
     def _retry_after(self, headers: Mapping[bytes, bytes]) -> timedelta | None:
         text = headers.get(b"retry-after", b"").decode("latin-1").strip()

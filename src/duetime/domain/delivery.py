@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
@@ -13,6 +14,8 @@ from duetime.errors import InvalidInput
 
 HANDLER = "handler"
 """The channel of what a handler sends."""
+_LONGEST_ERROR = 2_000
+_LONGEST_ID = 200
 
 
 class DeliveryStatus(StrEnum):
@@ -71,6 +74,42 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """When the channel is asked again, if it is pending."""
     sent_at: datetime | None
     updated_at: datetime
+
+
+def clean_error(error: object) -> str:
+    """Return what an error says, on one line that every database can store.
+
+    >>> clean_error("no\\x00 such\\nnumber \\ud800")
+    'no\\\\0 such number \\\\ud800'
+    """
+    return " ".join(_storable(error).split())[:_LONGEST_ERROR] or type(error).__name__
+
+
+def clean_external_id(value: object) -> str | None:
+    """Return a receiver's id as text that every database can store, and index; None if it is empty.
+
+    What is cut off is still told apart, by a hash of the whole.
+
+    >>> clean_external_id(17), clean_external_id(""), clean_external_id("CA\\x0017")
+    ('17', None, 'CA\\\\017')
+    >>> len(clean_external_id("x" * 100_000))
+    200
+    """
+    if value is None:
+        return None
+    text = _storable(value)
+    if len(text) > _LONGEST_ID:
+        mark = hashlib.sha256(text.encode()).hexdigest()[:32]
+        text = f"{text[: _LONGEST_ID - 33]}~{mark}"
+    return text or None
+
+
+def _storable(value: object) -> str:
+    try:
+        text = str(value)
+    except Exception:  # noqa: BLE001 -- it may fail to describe itself, or have too many digits.
+        text = type(value).__name__
+    return text.encode(errors="backslashreplace").decode().replace("\x00", "\\0")
 
 
 def read_receipt(status: str) -> DeliveryStatus:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import Any
@@ -15,7 +15,7 @@ from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.domain.schedule import read_run_key
 from duetime.engine.executor import write_json
 from duetime.errors import ClaimLost, DuetimeError, InvalidInput, JobCancelled
-from duetime.storage.store import Store
+from duetime.storage.store import Dialect, Statements, Store
 
 
 class Context:
@@ -43,6 +43,8 @@ class Context:
         """The job was completed in a transaction of the handler's (which may yet roll back)."""
         self.committed = False
         """The job was completed and that is committed."""
+        self.also: Callable[[Dialect, Any], Statements] | None = None
+        """What is written in the transaction that completes the job, given its result."""
 
     @property
     def id(self) -> int:
@@ -128,7 +130,7 @@ class Context:
     async def complete(self, result: Any = None, *, tx: Any) -> None:
         """Complete this job in the handler's own transaction `tx`, which commits both or none."""
         self._refuse_twice()
-        statements = self._store.finish_in(self._ended(result))
+        statements = self._completion(result)
         placeholder = self._store.capabilities.placeholder
         if not await transaction.run_async(tx, statements, placeholder=placeholder):
             raise ClaimLost(self.job.id, self.job.token)
@@ -137,11 +139,16 @@ class Context:
     def complete_sync(self, result: Any = None, *, tx: Any) -> None:
         """`complete`, for handlers that run in threads."""
         self._refuse_twice()
-        statements = self._store.finish_in(self._ended(result))
+        statements = self._completion(result)
         placeholder = self._store.capabilities.placeholder
         if not transaction.run(tx, statements, placeholder=placeholder):
             raise ClaimLost(self.job.id, self.job.token)
         self.completed = True
+
+    def _completion(self, result: Any) -> Statements:
+        if self.also is not None:
+            yield from self.also(self._store.dialect, result)
+        return (yield from self._store.finish_in(self._ended(result)))
 
     def _ended(self, result: Any) -> EndedJob:
         return EndedJob(

@@ -6,10 +6,16 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from duetime.domain.delivery import HANDLER, Delivery, read_receipt
+from duetime.domain.delivery import (
+    HANDLER,
+    Delivery,
+    clean_error,
+    clean_external_id,
+    read_receipt,
+)
 from duetime.domain.digest import DIGEST_PREFIX
 from duetime.domain.duration import Duration, parse_duration
-from duetime.domain.job import check_name
+from duetime.domain.job import check_name, check_sought
 from duetime.domain.reminder import Reminder
 from duetime.errors import DeliveryNotFound, InvalidInput
 from duetime.storage.deliveries import DeliveryStatements
@@ -18,9 +24,6 @@ from duetime.storage.store import Statements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
-
-_LONGEST_REASON = 4_000
-_LONGEST_ID = 1_000
 
 
 async def perform(
@@ -44,7 +47,7 @@ async def find_deliveries(app: Duetime, reminder_id: int) -> list[Delivery]:
 async def acknowledge(app: Duetime, which: int | str, *, by: str, tx: Any = None) -> bool:
     """See `app.reminders.acknowledge`."""
     if isinstance(which, str):
-        _check_external(which)
+        which = _external_id(which)
     else:
         _check_id(which)
     actor = check_name(by, what="actor (by=)")
@@ -78,12 +81,14 @@ async def receipt(
 ) -> int:
     """See `app.receipt`."""
     if external_id is not None:
-        _check_external(external_id)
+        external_id = _external_id(external_id)
     elif key is None:
         raise InvalidInput("A receipt names its message: give the provider's id, or key=.")
     told = read_receipt(status)
     actor = check_name(by, what="actor (by=)")
-    why = None if reason is None else str(reason).replace("\x00", " ")[:_LONGEST_REASON]
+    why = None if reason is None else clean_error(reason)
+    if channel is not None:
+        check_sought(channel, what="channel")
 
     def record(known: DeliveryStatements) -> Statements:
         statements = ReceiptStatements(known.dialect)
@@ -112,7 +117,7 @@ def _only_channel(app: Duetime, key: str) -> str | None:
     """The channel that a message with this key went through, if there is one only."""
     sender = app._sender
     handler = sender.digest_handler if key.startswith(DIGEST_PREFIX) else sender.handler
-    names = [HANDLER] if handler else list(sender.lines)
+    names = [HANDLER] if handler else list(sender.channels)
     return names[0] if len(names) == 1 else None
 
 
@@ -128,6 +133,8 @@ def _check_id(value: Any) -> None:
         raise InvalidInput(f"A reminder's id is a whole number from 1 on, got {value!r:.60}.")
 
 
-def _check_external(value: Any) -> None:
-    if not isinstance(value, str) or not 1 <= len(value) <= _LONGEST_ID or "\x00" in value:
-        raise InvalidInput(f"An external id is text, got {value!r:.60}.")
+def _external_id(value: Any) -> str:
+    """The provider's id as it was recorded."""
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(f"A provider's id must be text, got {value!r:.60}.")
+    return clean_external_id(value) or ""

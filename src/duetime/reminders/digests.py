@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING
 
-from duetime.channels.channel import NotSent, Sent
-from duetime.domain.admission import routes_of
-from duetime.domain.delivery import HANDLER, Delivery, say_failures
+import msgspec
+
+from duetime.channels.channel import Message, Sent
+from duetime.domain.admission import expiry, routes_of
+from duetime.domain.delivery import Delivery, clean_error
 from duetime.domain.digest import Digest
-from duetime.domain.outcome import Completed, Discard, Outcome, Retry, Skip, Snooze
+from duetime.domain.outcome import Outcome, Skip
 from duetime.domain.recipient import Route
 from duetime.engine.context import Context
-from duetime.errors import InvalidInput
-from duetime.reminders import deliveries
-from duetime.reminders.handlers import call
-from duetime.reminders.recipients import disable
+from duetime.reminders.deliveries import perform
+from duetime.reminders.recipients import disable_all
+from duetime.reminders.recording import record_surely
+from duetime.reminders.send_attempt import Outgoing, SendAttempt
 from duetime.storage.deliveries import DeliveryStatements
 from duetime.storage.digest_ends import DigestEnds
 from duetime.storage.digests import DigestStatements
@@ -24,7 +26,6 @@ from duetime.storage.store import Dialect, Statements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
-    from duetime.reminders.posting import Line
     from duetime.reminders.sending import Sender
 
 
@@ -36,142 +37,140 @@ async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context
     if isinstance(begun, Outcome):
         return begun
     handled = sender.digest_handler is not None
-    routes = routes_of(begun.to, None if handled else list(sender.lines))
+    routes = routes_of(begun.to, None if handled else list(sender.channels))
     if isinstance(routes, str):
         # Each of them says why, when it is looked at by itself.
         await app._perform(lambda dialect: DigestStatements(dialect).drop_digest(digest_id))
         return Skip(routes)
-    outcome, channel = await _hand_over(app, sender, begun, routes, ctx)
-    if isinstance(outcome, Skip):
-        reason = outcome.reason
-        while await app._perform(lambda dialect: DigestEnds(dialect).skip(digest_id, reason)):
-            pass
-    if isinstance(outcome, Outcome):
-        return outcome
-    await _record(app, sender, begun, outcome, channel, ctx)
-    return None
-
-
-async def _hand_over(
-    app: Duetime, sender: Sender, digest: Digest, routes: tuple[Route, ...], ctx: Context
-) -> tuple[Sent | Outcome, str]:
-    """Have it sent, unless that was done; return what came of it, and which channel took it."""
-    known = await deliveries.perform(app, lambda s: s.digest_deliveries(digest), reads=True)
-    if (taken := _taken(digest, known)) is not None:
-        return Sent(taken.external_id), taken.channel
-    gave_up = _given_up(digest, known)
-    handled = sender.digest_handler is not None
-    left = tuple(route for route in routes if route.channel not in gave_up)
-    if HANDLER in gave_up if handled else routes and not left:
-        return Discard(say_failures(gave_up.values())), ""
-    if handled:
-        return await _ask_handler(sender, digest, ctx), HANDLER
-    return await _through(app, digest, left, sender, ctx)
-
-
-def _taken(digest: Digest, known: Sequence[Delivery]) -> Delivery | None:
-    """A channel took it before, as it told by a receipt; the answer to us was lost."""
-    return next((one for one in known if one.key == digest.key and one.status.accepted), None)
-
-
-def _given_up(digest: Digest, known: Sequence[Delivery]) -> dict[str, Delivery]:
-    """The channels that are not asked again: they failed for all that is in it."""
-    failed: dict[str, list[Delivery]] = {}
-    for one in known:
-        if one.status.gave_up:
-            failed.setdefault(one.channel, []).append(one)
-    return {name: one[0] for name, one in failed.items() if len(one) == len(digest.reminders)}
-
-
-async def _ask_handler(sender: Sender, digest: Digest, ctx: Context) -> Sent | Outcome:
-    assert sender.digest_handler is not None
+    attempt = SendAttempt(app, await _outgoing(app, sender, begun), ctx)
     try:
-        outcome = await call(sender.digest_handler, digest, ctx)
-    except Outcome as raised:
-        outcome = raised
-    if isinstance(outcome, Outcome) and not isinstance(outcome, Completed):
+        outcome = await _send(sender, attempt, begun, routes, ctx)
+    except Exception:
+        if not ctx.committed:
+            await _note(app, attempt, begun)
+        raise
+    finally:
+        ctx.also = None
+    if isinstance(outcome, Sent):
+        await _record(app, sender, attempt, begun, ctx)
+    elif ctx.committed:
+        # The handler sent it in a transaction of its own, which has recorded it.
         return outcome
-    return outcome if isinstance(outcome, Sent) else Sent()
+    else:
+        await _note(app, attempt, begun)
+        if isinstance(outcome, Skip):
+            await _skip(app, digest_id, clean_error(outcome.reason))
+    await disable_all(app, begun.recipient, attempt.disabled, worker=ctx.worker)
+    return outcome if isinstance(outcome, Outcome) else None
 
 
-async def _through(
-    app: Duetime,
-    digest: Digest,
-    routes: tuple[Route, ...],
-    sender: Sender,
-    ctx: Context,
-) -> tuple[Sent | Outcome, str]:
-    """Through the recipient's channels in turn: the first that takes it."""
-    if not routes:
-        return Discard("there is neither an @app.on_digest handler nor a channel"), ""
-    failures: list[tuple[str, NotSent]] = []
-    now = await app.now()
-    for route in routes:
-        name = route.channel
-        line = sender.lines.get(name)
-        if line is None:
-            failures.append((name, NotSent(f"there is no channel {name!r} here", passing=False)))
-            continue
-        try:
-            message = sender.messages.make_digest(digest, address=route.address, now=now)
-        except InvalidInput as error:
-            return Discard(str(error)), ""
-        if (full := await _wait_for_place(app, name, line, ctx)) is not None:
-            return full, ""
-        try:
-            sent = await line.channel.send(message)
-        except NotSent as failure:
-            failures.append((name, failure))
-            if failure.disable:
-                await disable(app, digest.recipient, route, reason=str(failure), worker=ctx.worker)
-        except Exception as error:  # noqa: BLE001 A channel may raise anything: others are asked.
-            failures.append((name, NotSent(f"{type(error).__name__}: {error}", passing=True)))
-        else:
-            return sent if isinstance(sent, Sent) else Sent(), name
-    told = "; ".join(f"{name}: {failure}" for name, failure in failures)
-    if any(failure.passing for _, failure in failures):
-        waits = [failure.retry_after for _, failure in failures if failure.retry_after]
-        return Retry(told, after=min(waits) if waits else None), ""
-    return Discard(told), ""
-
-
-async def _wait_for_place(app: Duetime, name: str, line: Line, ctx: Context) -> Snooze | None:
-    """A channel with a rate takes no more just now."""
-    rate = line.rate
-    if rate is None:
-        return None
-    wait: timedelta | None = await deliveries.perform(
-        app, lambda s: s.take_place(name, rate, ctx.job.run_at)
+async def _send(
+    sender: Sender, attempt: SendAttempt, digest: Digest, routes: tuple[Route, ...], ctx: Context
+) -> Sent | Outcome:
+    if sender.digest_handler is None:
+        return await attempt.send(routes, sender.channels)
+    # What the handler commits together with the job's completion was sent.
+    ctx.also = lambda dialect, result: _write(
+        dialect, sender, attempt.sent_by_handler(result), digest, ctx
     )
-    return None if wait is None else Snooze(max(wait, timedelta(0)), f"{name} takes {rate}")
+    return await attempt.call(sender.digest_handler, digest)
+
+
+async def _outgoing(app: Duetime, sender: Sender, digest: Digest) -> Outgoing:
+    known = await perform(app, lambda s: s.digest_deliveries(digest), reads=True)
+    now = await app.now()
+
+    def make(address: str | None, key: str) -> Message:
+        return sender.messages.make_digest(digest, address=address, now=now)
+
+    ends = [expiry(one) for one in digest.reminders]
+    return Outgoing(
+        digest.key,
+        _channels_of(digest, known),
+        now,
+        max((one.run_at for one in digest.reminders if one.run_at is not None), default=now),
+        # What expires meanwhile leaves it: it is sent as long as anything is left.
+        _last(ends),
+        make,
+    )
+
+
+def _channels_of(digest: Digest, known: Sequence[Delivery]) -> dict[str, Delivery]:
+    """What each channel did with a digest: the same with all that is in it."""
+    by_channel: dict[str, list[Delivery]] = {}
+    for one in known:
+        by_channel.setdefault(one.channel, []).append(one)
+    found: dict[str, Delivery] = {}
+    for channel, deliveries in by_channel.items():
+        mine = [one for one in deliveries if one.key == digest.key]
+        failed = [one for one in deliveries if one.status.gave_up]
+        if taken := [one for one in mine if one.status.accepted]:
+            found[channel] = taken[0]
+        elif len(failed) == len(digest.reminders):
+            found[channel] = msgspec.structs.replace(failed[0], key=digest.key)
+        elif mine:
+            found[channel] = max(mine, key=lambda one: (not one.status.gave_up, one.attempts))
+    return found
+
+
+def _last(ends: Sequence[datetime | None]) -> datetime | None:
+    known = [end for end in ends if end is not None]
+    return max(known) if len(known) == len(ends) else None
+
+
+async def _note(app: Duetime, attempt: SendAttempt, digest: Digest) -> None:
+    """Record what was tried, with all that is in it."""
+    if notes := attempt.notes:
+        await perform(app, lambda s: s.note(digest.reminders, notes))
+
+
+async def _skip(app: Duetime, digest_id: int, reason: str) -> None:
+    while await app._perform(lambda dialect: DigestEnds(dialect).skip(digest_id, reason)):
+        pass
 
 
 async def _record(
-    app: Duetime, sender: Sender, digest: Digest, sent: Sent, channel: str, ctx: Context
+    app: Duetime, sender: Sender, attempt: SendAttempt, digest: Digest, ctx: Context
 ) -> None:
     """Record all that went out, the audit events and the job's completion: all or nothing."""
-    store = await app.store()
-    external_id = None if sent.external_id is None else str(sent.external_id)
+    completed = ctx.completed
 
-    def record(dialect: Dialect) -> Statements:
-        told = yield from DigestStatements(dialect).digest_sent(
-            digest, channel=channel, external_id=external_id, worker=ctx.worker
-        )
-        yield from DeliveryStatements(dialect).heed(told)
-        if sender.escalation is not None:
-            jobs = [
-                sender.escalation.using(delay=one.rule.escalate).job(
-                    reminder=one.id, snoozes=one.snoozes
-                )
-                for one in digest.reminders
-                if one.rule.escalate is not None
-            ]
-            if jobs:
-                yield from store.enqueue_in(jobs)
+    async def record() -> None:
+        if completed:
+            # The handler has completed the job, and recorded this if that was committed.
+            await app._perform(lambda dialect: _write_after(dialect, sender, attempt, digest, ctx))
+            return
+        async with ctx.transaction() as connection:
+            await app._perform(
+                lambda dialect: _write(dialect, sender, attempt, digest, ctx), connection
+            )
 
-    if ctx.completed:
-        # The handler has completed the job in a transaction of its own.
-        await app._perform(record)
+    await record_surely(ctx, record)
+
+
+def _write(
+    dialect: Dialect, sender: Sender, attempt: SendAttempt, digest: Digest, ctx: Context
+) -> Statements:
+    statements = DeliveryStatements(dialect)
+    early = yield from DigestStatements(dialect).digest_sent(
+        digest, attempt.notes, worker=ctx.worker
+    )
+    yield from statements.apply_early(early)
+    follow_ups = [sender.follow_up(one) for one in digest.reminders]
+    if jobs := [job for job in follow_ups if job is not None]:
+        yield from ctx._store.enqueue_in(jobs)
+
+
+def _write_after(
+    dialect: Dialect, sender: Sender, attempt: SendAttempt, digest: Digest, ctx: Context
+) -> Statements:
+    statements = DeliveryStatements(dialect)
+    yield from statements.hold([one.id for one in digest.reminders])
+    known = yield from statements.digest_deliveries(digest)
+    recorded = [one for one in known if one.key == digest.key and one.sent_at is not None]
+    if not recorded:
+        yield from _write(dialect, sender, attempt, digest, ctx)
         return
-    async with ctx.transaction() as connection:
-        await app._perform(record, connection)
+    [note] = attempt.notes
+    for one in recorded:
+        yield from statements.known_as(one, note["external_id"])

@@ -83,9 +83,16 @@ class Messages:
         self.digest = name
 
     def make(
-        self, reminder: Reminder, *, address: str | None, now: datetime, tz: str | None = None
+        self,
+        reminder: Reminder,
+        *,
+        address: str | None,
+        now: datetime,
+        key: str | None = None,
+        tz: str | None = None,
     ) -> Message:
-        """Return the message of a reminder. `tz` is the reader's clock, if it is known.
+        """Return the message of a reminder, under its own key unless `key` is given. `tz` is the
+        reader's clock, if it is known.
 
         Raises `InvalidInput` if its template is not there, or cannot be filled with its data.
         """
@@ -93,7 +100,7 @@ class Messages:
         values = _values(reminder, now=now, tz=zone)
         title, body = self._fill(reminder.rule.template, values, now=now, tz=zone)
         return Message(
-            key=reminder.key,
+            key=key or reminder.key,
             subject=reminder.subject,
             recipient=reminder.recipient,
             title=title,

@@ -191,11 +191,21 @@ async def give_back(app: Duetime, reminder: Reminder) -> None:
         await perform(app, lambda s: s.give_back(reminder))
 
 
-async def disable(app: Duetime, recipient: str, route: Route, *, reason: str, worker: str) -> None:
-    """An address of a recipient wants nothing more: it is not tried until put again."""
+async def disable_all(
+    app: Duetime, recipient: str, routes: Sequence[tuple[Route, str]], *, worker: str
+) -> None:
+    """Addresses of a recipient want nothing more: they are not tried until put again.
+
+    Each comes with its reason.
+    """
     if not recipient:
         # To nobody in particular: there is no one to note it for.
         return
+    for route, reason in routes:
+        await _disable(app, recipient, route, reason, worker)
+
+
+async def _disable(app: Duetime, recipient: str, route: Route, reason: str, worker: str) -> None:
     address = route.address or recipient
     await perform(
         app,

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from duetime.domain.job import EndedJob, NewJob
+from duetime.domain.delivery import HANDLER
+from duetime.domain.job import NewJob
 from duetime.engine.context import Context
 from duetime.errors import ClaimLost
 from duetime.reminders.deliveries import perform
 from duetime.reminders.gathering import Gathering
 from duetime.storage.deliveries import DeliveryStatements
-from duetime.storage.sends import Handed
-from duetime.storage.store import Statements, Store
+from duetime.storage.sends import SentReminder
+from duetime.storage.store import Dialect, Statements, Store
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
 
+log = logging.getLogger("duetime.worker")
+
 Answer = Literal["recorded", "lost", "alone"]
+
+_FIRST_WAIT_SECONDS = 0.1
+_LONGEST_WAIT_SECONDS = 5.0
 
 
 class Record(NamedTuple):
     """All that a send leaves behind: as one, or not at all."""
 
-    handed: Handed
+    sent: SentReminder
     follow_up: NewJob | None
     """The job that escalates, if nobody acknowledges it."""
     ctx: Context
-    ended: EndedJob
 
 
 class Recorder:
@@ -37,13 +44,21 @@ class Recorder:
         self._app = app
         self._records: Gathering[Record, Answer] = Gathering(self._together, lasting=True)
 
-    async def record(self, handed: Handed, follow_up: NewJob | None, ctx: Context) -> None:
+    async def record(self, record: Record) -> None:
         """Record one send; raise `ClaimLost` if its job is not ours any more."""
-        record = Record(handed, follow_up, ctx, ctx._ended(None))
+        completed = record.ctx.completed
+        await record_surely(record.ctx, lambda: self._record(record, completed=completed))
+
+    def record_in(self, dialect: Dialect, record: Record) -> Statements:
+        """Record one send in the transaction in which its handler completes the job."""
+        return _write_alone(DeliveryStatements(dialect), self._app._unopened(), record)
+
+    async def _record(self, record: Record, *, completed: bool) -> None:
+        """`completed`: by the handler, and so recorded, if that was committed."""
         store = await self._app.store()
-        if ctx.completed:
-            # The handler has completed the job in a transaction of its own.
-            await perform(self._app, lambda s: _write_alone(s, store, record))
+        ctx = record.ctx
+        if completed:
+            await perform(self._app, lambda s: _write_after(s, store, record))
             return
         answer = await self._records.get(record)
         if answer == "lost":
@@ -68,15 +83,33 @@ class Recorder:
         return answers
 
 
+async def record_surely(ctx: Context, record: Callable[[], Awaitable[None]]) -> None:
+    """Record what was sent, however often that takes: a message must not be sent again because its
+    record was refused. It ends with the lease, or when the job is stopped."""
+    wait = _FIRST_WAIT_SECONDS
+    while True:
+        try:
+            return await record()
+        except ClaimLost:
+            raise
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the message is out.
+            log.warning(
+                "send_not_recorded",
+                extra={"job_id": ctx.job.id, "task": ctx.job.task, "error": str(error)},
+            )
+        await asyncio.sleep(wait)
+        wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+
 def _finish_and_write(
     statements: DeliveryStatements, store: Store, records: Sequence[Record]
 ) -> Statements:
     """Each is fenced by itself: of a job that was lost nothing is written."""
-    free = yield from statements.free([record.handed.reminder.id for record in records])
-    ours = [record for record in records if record.handed.reminder.id in free]
+    free = yield from statements.free([record.sent.reminder.id for record in records])
+    ours = [record for record in records if record.sent.reminder.id in free]
     answers: dict[int, Answer] = {}
     if ours:
-        accepted = yield from store.finish_many_in([record.ended for record in ours])
+        accepted = yield from store.finish_many_in([record.ctx._ended(None) for record in ours])
         for record, is_ours in zip(ours, accepted, strict=True):
             answers[id(record)] = "recorded" if is_ours else "lost"
             if is_ours:
@@ -89,12 +122,25 @@ def _finish_and_write(
 
 
 def _write_alone(statements: DeliveryStatements, store: Store, record: Record) -> Statements:
-    yield from statements.hold([record.handed.reminder.id])
+    yield from statements.hold([record.sent.reminder.id])
+    yield from _write(statements, store, [record])
+
+
+def _write_after(statements: DeliveryStatements, store: Store, record: Record) -> Statements:
+    """The handler has completed the job, which has recorded the send if that was committed: then
+    only the receiver's id is new."""
+    reminder = record.sent.reminder
+    yield from statements.hold([reminder.id])
+    for known in (yield from statements.deliveries(reminder.id)):
+        if (known.channel, known.round) == (HANDLER, reminder.snoozes) and known.sent_at:
+            [note] = record.sent.deliveries
+            yield from statements.known_as(known, note["external_id"])
+            return
     yield from _write(statements, store, [record])
 
 
 def _write(statements: DeliveryStatements, store: Store, records: Sequence[Record]) -> Statements:
     if records:
-        yield from statements.record([record.handed for record in records])
+        yield from statements.record([record.sent for record in records])
     if jobs := [record.follow_up for record in records if record.follow_up is not None]:
         yield from store.enqueue_in(jobs)

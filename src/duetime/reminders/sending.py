@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from duetime.channels.channel import Sent
-from duetime.domain.delivery import HANDLER, DeliveryStatus, say_failures
-from duetime.domain.outcome import Completed, Discard, Outcome, Retry, Skip, Snooze
+import msgspec
+
+from duetime.channels.channel import Message, Sent
+from duetime.domain.digest import DIGEST_PREFIX
+from duetime.domain.job import NewJob
+from duetime.domain.outcome import Outcome, Skip, Snooze
 from duetime.domain.recipient import Route
 from duetime.domain.reminder import Reminder, ReminderStatus
 from duetime.engine.context import Context
 from duetime.reminders.deliveries import perform
 from duetime.reminders.digests import send_digest
 from duetime.reminders.gathering import Gathering
-from duetime.reminders.handlers import call
 from duetime.reminders.messages import Messages
-from duetime.reminders.posting import Line, Posting
-from duetime.reminders.recipients import Gate, admit, disable, give_back
-from duetime.reminders.recording import Recorder
-from duetime.storage.sends import Handed, Ready
+from duetime.reminders.recipients import Gate, admit, disable_all, give_back
+from duetime.reminders.recording import Record, Recorder
+from duetime.reminders.send_attempt import ConfiguredChannel, Outgoing, SendAttempt
+from duetime.storage.sends import Ready, SentReminder
 from duetime.task import Task
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ class Sender:
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
-        self.lines: dict[str, Line] = {}
+        self.channels: dict[str, ConfiguredChannel] = {}
         self.handler: Callable[..., Any] | None = None
         self.digest_handler: Callable[..., Any] | None = None
         self.messages = Messages()
@@ -55,30 +57,33 @@ class Sender:
             self._gate,
             ready.reminder,
             ready.desk,
-            channels=list(self.lines) if self.handler is None else None,
+            channels=list(self.channels) if self.handler is None else None,
             digests=self.handler is None or self.digest_handler is not None,
         )
         if isinstance(admitted, Outcome):
             return admitted
         current, way = admitted
         ready = ready._replace(reminder=current)
-        posting = Posting(self._app, ready, ctx)
+        attempt = SendAttempt(self._app, self._outgoing(ready, ctx), ctx)
         try:
-            outcome = await self._send(posting, ready, ctx, way.routes)
-        except Exception as error:
-            if self.handler is not None:
-                posting.note(HANDLER, DeliveryStatus.PENDING, error=_say(error))
-            if (withdrawn := await self._note(posting, current)) is not None:
+            outcome = await self._send(attempt, current, ctx, way.routes)
+        except Exception:
+            if not ctx.committed and (withdrawn := await self._note(attempt, current)) is not None:
                 return withdrawn
             raise
-        for route, reason in posting.disabled:
-            await disable(self._app, current.recipient, route, reason=reason, worker=ctx.worker)
-        if isinstance(outcome, Skip):
-            await give_back(self._app, current)
-        if isinstance(outcome, Outcome):
-            return await self._note(posting, current) or outcome
-        await self._record(posting, current, ctx)
-        return None
+        finally:
+            ctx.also = None
+        if isinstance(outcome, Sent):
+            await self._recorder.record(self._record(attempt, current, ctx))
+        elif ctx.committed:
+            # The handler sent it in a transaction of its own, which has recorded it.
+            return outcome
+        else:
+            if isinstance(outcome, Skip):
+                await give_back(self._app, current)
+            outcome = await self._note(attempt, current) or outcome
+        await disable_all(self._app, current.recipient, attempt.disabled, worker=ctx.worker)
+        return outcome if isinstance(outcome, Outcome) else None
 
     async def escalate(self, reminder: int, snoozes: int, ctx: Context) -> None:
         """The task that tells the next recipient, if nobody has acknowledged in time."""
@@ -118,34 +123,43 @@ class Sender:
         return await send_digest(self._app, self, digest, ctx)
 
     async def _send(
-        self, posting: Posting, ready: Ready, ctx: Context, routes: tuple[Route, ...]
+        self, attempt: SendAttempt, reminder: Reminder, ctx: Context, routes: tuple[Route, ...]
     ) -> Sent | Outcome:
         if self.handler is None:
-            to = ready.reminder.to
-            tz = None if to is None else to.tz
-            return await posting.send(routes, self.lines, self.messages, tz=tz)
-        if (taken := posting.taken()) is not None:
-            return taken
-        if posting.known(HANDLER).status.gave_up:
-            return Discard(say_failures(ready.deliveries.values()))
-        try:
-            outcome = await call(self.handler, ready.reminder, ctx)
-        except Outcome as raised:
-            outcome = raised
-        if isinstance(outcome, Outcome) and not isinstance(outcome, Completed):
-            if isinstance(outcome, Retry | Discard):
-                lasts = isinstance(outcome, Discard)
-                status = DeliveryStatus.FAILED if lasts else DeliveryStatus.PENDING
-                posting.note(HANDLER, status, error=outcome.reason)
-            return outcome
-        sent = outcome if isinstance(outcome, Sent) else Sent()
-        posting.note_sent(HANDLER, sent)
-        return sent
+            return await attempt.send(routes, self.channels)
+        # What the handler commits together with the job's completion was sent.
+        ctx.also = lambda dialect, result: self._recorder.record_in(
+            dialect, self._record(attempt.sent_by_handler(result), reminder, ctx)
+        )
+        return await attempt.call(self.handler, reminder)
 
-    async def _note(self, posting: Posting, reminder: Reminder) -> Skip | None:
+    def _outgoing(self, ready: Ready, ctx: Context) -> Outgoing:
+        reminder = ready.reminder
+        to = reminder.to
+
+        def make(address: str | None, key: str) -> Message:
+            tz = None if to is None else to.tz
+            return self.messages.make(reminder, address=address, key=key, now=ready.now, tz=tz)
+
+        return Outgoing(
+            reminder.key,
+            {
+                # What a digest did with it under the digest's key, it now does under its own.
+                name: msgspec.structs.replace(known, key=reminder.key)
+                if known.key.startswith(DIGEST_PREFIX) and not known.status.accepted
+                else known
+                for name, known in ready.deliveries.items()
+            },
+            ready.now,
+            reminder.run_at or ready.now,
+            ctx.job.expires_at,
+            make,
+        )
+
+    async def _note(self, attempt: SendAttempt, reminder: Reminder) -> Skip | None:
         """Record what was tried; return why it is not to be tried again, if it was withdrawn."""
-        if notes := posting.notes:
-            await perform(self._app, lambda s: s.note(reminder, notes))
+        if notes := attempt.notes:
+            await perform(self._app, lambda s: s.note([reminder], notes))
         ready = await self._ready.get(reminder.id)
         if ready is None:
             return Skip("its subject was deleted")
@@ -153,18 +167,14 @@ class Sender:
             return Skip(f"{ready.reminder.status}: {ready.reminder.reason}")
         return None
 
-    async def _record(self, posting: Posting, reminder: Reminder, ctx: Context) -> None:
-        """Record the send, the audit event and the job's completion: all or nothing."""
-        follow_up = None
-        if reminder.rule.escalate is not None and self.escalation is not None:
-            later = self.escalation.using(delay=reminder.rule.escalate)
-            follow_up = later.job(reminder=reminder.id, snoozes=reminder.snoozes)
-        handed = Handed(reminder, posting.notes, ctx.worker)
-        await self._recorder.record(handed, follow_up, ctx)
+    def _record(self, attempt: SendAttempt, reminder: Reminder, ctx: Context) -> Record:
+        """What a send leaves behind."""
+        sent = SentReminder(reminder, attempt.notes, ctx.worker)
+        return Record(sent, self.follow_up(reminder), ctx)
 
-
-def _say(error: Exception) -> str:
-    try:
-        return str(error) or type(error).__name__
-    except Exception:  # noqa: BLE001 An error may fail to describe itself.
-        return type(error).__name__
+    def follow_up(self, reminder: Reminder) -> NewJob | None:
+        """The job that tells the next recipient, if nobody acknowledges the reminder."""
+        if reminder.rule.escalate is None or self.escalation is None:
+            return None
+        later = self.escalation.using(delay=reminder.rule.escalate)
+        return later.job(reminder=reminder.id, snoozes=reminder.snoozes)

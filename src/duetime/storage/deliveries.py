@@ -15,7 +15,7 @@ from duetime.domain.reminder import REMIND_TASK, Reminder, ReminderStatus, Subje
 from duetime.domain.rule import Rule, say_moment
 from duetime.errors import DeliveryNotFound, InvalidInput, ReminderNotFound
 from duetime.storage.reminders import _chain, _reminder_document, _scope
-from duetime.storage.sends import Handed, SendStatements
+from duetime.storage.sends import SendStatements, SentReminder
 from duetime.storage.store import Statements
 
 _GONE = (ReminderStatus.SUPERSEDED, ReminderStatus.CANCELLED)
@@ -125,15 +125,15 @@ class DeliveryStatements(SendStatements):
                 yield from self._try_another(subject, reminder, delivery, status)
         return changed
 
-    def record(self, handed: Sequence[Handed]) -> Statements:
-        """`record`; then a failure that was told before takes effect, as if it were told now."""
-        told = yield from super().record(handed)
-        yield from self.heed(told)
-        return told
+    def record(self, sent: Sequence[SentReminder]) -> Statements:
+        """`record`; then failures whose receipts arrived before it take effect."""
+        early = yield from super().record(sent)
+        yield from self.apply_early(early)
+        return early
 
-    def heed(self, told: Sequence[int]) -> Statements:
-        """Of reminders that were just recorded: failures that were told before take effect."""
-        for reminder in (yield from self.find(ids=told)) if told else []:
+    def apply_early(self, early: Sequence[int]) -> Statements:
+        """Have failures take effect whose receipts arrived before the sends were recorded."""
+        for reminder in (yield from self.find(ids=early)) if early else []:
             known = yield from self.deliveries(reminder.id)
             failed = [one for one in known if one.round == reminder.snoozes and one.status.gave_up]
             if failed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from datetime import datetime
+from typing import Any
 
 from duetime.domain.admission import digest_time, expiry, why_muted
 from duetime.domain.digest import MOST_REMINDERS, Digest, digest_key, in_order
@@ -11,7 +12,8 @@ from duetime.domain.outcome import Skip, Snooze
 from duetime.domain.recipient import Recipient
 from duetime.domain.reminder import Reminder
 from duetime.storage.admissions import AdmissionStatements, use_of, use_of_digest
-from duetime.storage.store import Row, Statement, Statements, in_parts
+from duetime.storage.sends import accepting
+from duetime.storage.store import Row, Statement, Statements, in_parts, run_many
 
 
 class DigestStatements(AdmissionStatements):
@@ -66,21 +68,29 @@ class DigestStatements(AdmissionStatements):
         yield from self._dialect.run("digest_delete", {"id": digest_id})
 
     def digest_sent(
-        self, digest: Digest, *, channel: str, external_id: str | None, worker: str
+        self, digest: Digest, deliveries: Sequence[dict[str, Any]], *, worker: str
     ) -> Statements:
-        """Record that all of it was handed over, with the audit events.
+        """Record that all of it was sent and what its channels did, with the audit events.
 
-        Returns the reminders of which a receiver told before, so that this says no news.
+        Returns the reminders for which a receipt arrived before this record.
         """
         members = [reminder.id for reminder in digest.reminders]
         reason = f"it went out in digest {digest.id}, with {len(members) - 1} more"
         if digest.note:
             reason += f"; {digest.note}"
+        sent = accepting(deliveries)
+        channel, external_id = sent["channel"], sent["external_id"]
         rows = yield from self._dialect.run(
             "digest_sent",
             {"members": members, "channel": channel, "key": digest.key, "status": "sent",
-             "external_id": external_id, "reason": reason},
+             "attempts": max(sent["attempts"], 1), "external_id": external_id, "reason": reason},
         )  # fmt: skip
+        others = [note for note in deliveries if note is not sent]
+        documents = [
+            {"id": one.id, "round": one.snoozes, "deliveries": others} for one in digest.reminders
+        ]
+        if others:
+            yield from run_many(self._dialect, "delivery_write", documents)
         yield from self._dialect.run("digest_delete", {"id": digest.id})
         yield from self._dialect.run(
             "audit_write",

@@ -13,7 +13,7 @@ from duetime.domain.rate import Rate
 from duetime.domain.reminder import Reminder, ReminderStatus
 from duetime.storage.admissions import Desk, read_desk
 from duetime.storage.reminders import ReminderStatements
-from duetime.storage.store import Row, Statements
+from duetime.storage.store import Row, Statements, run_many
 
 _SLACK = timedelta(seconds=1)
 """How late those may come who were promised a place."""
@@ -37,8 +37,8 @@ class Ready(NamedTuple):
         return self.desk.now
 
 
-class Handed(NamedTuple):
-    """A reminder that was handed over, what its channels did, and the worker that asked them."""
+class SentReminder(NamedTuple):
+    """A reminder that was sent, what its channels did, and the worker that asked them."""
 
     reminder: Reminder
     deliveries: list[dict[str, Any]]
@@ -62,32 +62,42 @@ class SendStatements(ReminderStatements):
         """Hold reminders, after those who change them just now. `record` wants them held."""
         yield from self._dialect.run("reminder_hold", sorted(set(reminder_ids)))
 
-    def record(self, handed: Sequence[Handed]) -> Statements:
-        """Record what was handed over, with the audit events.
+    def record(self, sent: Sequence[SentReminder]) -> Statements:
+        """Record what was sent, with the audit events.
 
-        Returns the reminders of which a receiver told before, so that this says no news.
+        Returns the reminders for which a receipt arrived before this record.
         """
         rows = yield from self._dialect.run(
             "reminder_sent",
             [
                 {"id": one.reminder.id, "round": one.reminder.snoozes, "deliveries": one.deliveries}
-                for one in handed
+                for one in sent
             ],
         )
-        yield from self._dialect.run("audit_write", [_sent_event(one) for one in handed])
+        yield from self._dialect.run("audit_write", [_sent_event(one) for one in sent])
         noted = {(row[0], row[1]) for row in rows}
         return [
             one.reminder.id
-            for one in handed
-            if (one.reminder.id, _accepting(one)["channel"]) not in noted
+            for one in sent
+            if (one.reminder.id, accepting(one.deliveries)["channel"]) not in noted
         ]
 
-    def note(self, reminder: Reminder, deliveries: Sequence[dict[str, Any]]) -> Statements:
-        """Record what channels did with one that is not sent yet."""
-        yield from self._dialect.run(
-            "delivery_write",
-            {"id": reminder.id, "round": reminder.snoozes, "deliveries": list(deliveries)},
-        )
+    def note(
+        self, reminders: Sequence[Reminder], deliveries: Sequence[dict[str, Any]]
+    ) -> Statements:
+        """Record what channels did with reminders that are not sent yet: the same with each."""
+        documents = [
+            {"id": one.id, "round": one.snoozes, "deliveries": list(deliveries)}
+            for one in reminders
+        ]
+        yield from run_many(self._dialect, "delivery_write", documents)
+
+    def known_as(self, delivery: Delivery, external_id: str | None) -> Statements:
+        """Record the receiver's id of a delivery, if it is not known yet."""
+        if external_id is not None:
+            yield from self._dialect.run(
+                "receipt_known_as", {"id": delivery.id, "external_id": external_id}
+            )
 
     def withdraw(self, reminder_id: int, reason: str) -> Statements:
         """End one that is not to be sent."""
@@ -159,14 +169,14 @@ class SendStatements(ReminderStatements):
         return self._delivery((*values[:9], *times))
 
 
-def _accepting(one: Handed) -> dict[str, Any]:
-    """What the channel did that took it."""
-    return next(note for note in one.deliveries if DeliveryStatus(note["status"]).accepted)
+def accepting(deliveries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the channel did that accepted the message."""
+    return next(note for note in deliveries if DeliveryStatus(note["status"]).accepted)
 
 
-def _sent_event(one: Handed) -> dict[str, Any]:
+def _sent_event(one: SentReminder) -> dict[str, Any]:
     reminder = one.reminder
-    sent = _accepting(one)
+    sent = accepting(one.deliveries)
     after = {"reminder": reminder.id, "rule": reminder.rule.text, "channel": sent["channel"],
              "recipient": reminder.recipient, "external_id": sent["external_id"]}  # fmt: skip
     return {

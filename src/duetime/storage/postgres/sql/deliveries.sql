@@ -78,20 +78,20 @@ where d.status = 'pending' or (d.status = 'failed' and d.sent_at is null)
 returning d.reminder_id, d.channel;
 
 -- name: delivery_write
--- What its channels did, while it is not sent. What was accepted stays so.
+-- What channels did with reminders that are not sent. What was accepted stays so.
 insert into duetime.delivery as d (reminder_id, round, channel, key, status, attempts, external_id,
                                    error, next_at, updated_at)
 select g.id, g.round, n.channel, n.key, n.status, n.attempts, n.external_id, n.error, n.next_at,
     duetime.now()
-from json_to_record(%s::json) as g(id bigint, round integer, deliveries json)
+from json_to_recordset(%s::json) as g(id bigint, round integer, deliveries json)
 cross join lateral json_to_recordset(g.deliveries) as n(
     channel text, key text, status text, attempts integer, external_id text, error text,
     next_at timestamptz)
 where exists (select from duetime.reminder as r where r.id = g.id)
 on conflict (reminder_id, round, channel) do update
-set (status, attempts, error, next_at, updated_at)
-    = (excluded.status, excluded.attempts, coalesce(excluded.error, d.error), excluded.next_at,
-       excluded.updated_at)
+set (key, status, attempts, error, next_at, updated_at)
+    = (excluded.key, excluded.status, excluded.attempts, coalesce(excluded.error, d.error),
+       excluded.next_at, excluded.updated_at)
 where d.status = 'pending';
 
 -- name: delivery_settle

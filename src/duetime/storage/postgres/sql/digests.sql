@@ -101,7 +101,8 @@ delete from duetime.digest where id = (%s::json ->> 'id')::bigint;
 with input as materialized (
     select g.*, array(select value::bigint from json_array_elements_text(g.members)) as ids
     from json_to_record(%s::json) as g(
-        members json, channel text, key text, status text, external_id text, reason text)
+        members json, channel text, key text, status text, attempts integer, external_id text,
+        reason text)
 ), mine as materialized (
     select r.id, r.job_id, r.status, r.reason, r.snoozes from duetime.reminder as r
     where r.id = any ((select ids from input)::bigint[])
@@ -114,13 +115,14 @@ with input as materialized (
                 || coalesce(m.reason, '') end
     from mine as m cross join input as i where r.id = m.id and r.status <> 'sent'
 ), noted as (
-    insert into duetime.delivery as d (reminder_id, round, channel, key, status, external_id,
-                                       sent_at)
-    select m.id, m.snoozes, i.channel, i.key, i.status, i.external_id, duetime.now()
+    insert into duetime.delivery as d (reminder_id, round, channel, key, status, attempts,
+                                       external_id, sent_at)
+    select m.id, m.snoozes, i.channel, i.key, i.status, i.attempts, i.external_id, duetime.now()
     from mine as m cross join input as i
     on conflict (reminder_id, round, channel) do update
-        set (key, status, external_id, sent_at, updated_at)
-        = (excluded.key, excluded.status, excluded.external_id, excluded.sent_at, duetime.now())
+        set (key, status, attempts, external_id, next_at, sent_at, updated_at)
+        = (excluded.key, excluded.status, excluded.attempts, excluded.external_id, null,
+           excluded.sent_at, duetime.now())
         where d.key <> excluded.key or d.sent_at is null
     returning d.reminder_id
 ), left_due as (

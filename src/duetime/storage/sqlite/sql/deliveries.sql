@@ -83,21 +83,22 @@ where d.status = 'pending' or (d.status = 'failed' and d.sent_at is null)
 returning reminder_id, channel;
 
 -- name: delivery_write
--- What its channels did, while it is not sent. What was accepted stays so.
+-- What channels did with reminders that are not sent. What was accepted stays so.
 with input(doc) as (select ?)
 insert into duetime_delivery as d (reminder_id, round, channel, key, status, attempts, external_id,
                                    error, next_at, updated_at)
-select json_extract(i.doc, '$.doc.id'), json_extract(i.doc, '$.doc.round'),
+select json_extract(g.value, '$.id'), json_extract(g.value, '$.round'),
     json_extract(e.value, '$.channel'), json_extract(e.value, '$.key'),
     json_extract(e.value, '$.status'), json_extract(e.value, '$.attempts'),
     json_extract(e.value, '$.external_id'), json_extract(e.value, '$.error'),
     json_extract(e.value, '$.next_at'), json_extract(i.doc, '$.now')
-from input as i cross join json_each(i.doc, '$.doc.deliveries') as e
-where exists (select 1 from duetime_reminder as r where r.id = json_extract(i.doc, '$.doc.id'))
+from input as i cross join json_each(i.doc, '$.doc') as g
+cross join json_each(g.value, '$.deliveries') as e
+where exists (select 1 from duetime_reminder as r where r.id = json_extract(g.value, '$.id'))
 on conflict (reminder_id, round, channel) do update
-set (status, attempts, error, next_at, updated_at)
-    = (excluded.status, excluded.attempts, coalesce(excluded.error, d.error), excluded.next_at,
-       excluded.updated_at)
+set (key, status, attempts, error, next_at, updated_at)
+    = (excluded.key, excluded.status, excluded.attempts, coalesce(excluded.error, d.error),
+       excluded.next_at, excluded.updated_at)
 where d.status = 'pending';
 
 -- name: delivery_settle

@@ -140,16 +140,18 @@ delete from duetime_parked where job_id in (
 
 -- name: digest_sent_6
 with input(doc) as (select ?)
-insert into duetime_delivery as d (reminder_id, round, channel, key, status, external_id, sent_at,
-                                   updated_at)
+insert into duetime_delivery as d (reminder_id, round, channel, key, status, attempts, external_id,
+                                   sent_at, updated_at)
 select r.id, r.snoozes, json_extract(i.doc, '$.doc.channel'), json_extract(i.doc, '$.doc.key'),
-    json_extract(i.doc, '$.doc.status'), json_extract(i.doc, '$.doc.external_id'),
+    json_extract(i.doc, '$.doc.status'), json_extract(i.doc, '$.doc.attempts'),
+    json_extract(i.doc, '$.doc.external_id'),
     json_extract(i.doc, '$.now'), json_extract(i.doc, '$.now')
 from input as i cross join json_each(i.doc, '$.doc.members') as e
 cross join duetime_reminder as r on r.id = e.value
 where true
 on conflict (reminder_id, round, channel) do update
-    set (key, status, external_id, sent_at, updated_at)
-    = (excluded.key, excluded.status, excluded.external_id, excluded.sent_at, excluded.updated_at)
+    set (key, status, attempts, external_id, next_at, sent_at, updated_at)
+    = (excluded.key, excluded.status, excluded.attempts, excluded.external_id, null,
+       excluded.sent_at, excluded.updated_at)
     where d.key <> excluded.key or d.sent_at is null
 returning reminder_id;

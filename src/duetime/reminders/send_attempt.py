@@ -1,0 +1,304 @@
+"""One attempt to send a reminder or a digest: its channels in turn, and what each of them did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from duetime.channels.channel import Channel, Message, NotSent, Sent
+from duetime.domain.delivery import (
+    HANDLER,
+    Delivery,
+    DeliveryStatus,
+    clean_error,
+    clean_external_id,
+    say_failures,
+    times,
+)
+from duetime.domain.outcome import Completed, Discard, Outcome, Retry, Snooze
+from duetime.domain.rate import Rate
+from duetime.domain.recipient import Route
+from duetime.domain.reminder import REMIND_TASK
+from duetime.domain.rule import say_moment
+from duetime.engine.context import Context
+from duetime.errors import InvalidInput
+from duetime.reminders.deliveries import perform
+from duetime.reminders.handlers import call
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+_RETRY_FOR = timedelta(days=1)
+"""How long a reminder that does not expire is retried, unless its channel says otherwise."""
+_SHORTEST_WAIT = timedelta(seconds=1)
+
+
+class ConfiguredChannel(msgspec.Struct, frozen=True):
+    """A channel of the app, and how it is used."""
+
+    channel: Channel
+    tries: int | None = None
+    """How often it is asked at most; None: until the reminder expires, or for `retry_for`."""
+    rate: Rate | None = None
+    retry_for: timedelta | None = None
+    """How long it is asked again at most, from the time at which the reminder was due."""
+
+
+class Outgoing(NamedTuple):
+    """What is to be sent: a reminder or a digest, and what its channels did with it so far."""
+
+    key: str
+    deliveries: dict[str, Delivery]
+    now: datetime
+    due_at: datetime
+    """From when on it was to be sent."""
+    expires_at: datetime | None
+    make: Callable[[str | None, str], Message]
+    """Returns the message to an address, under a key. Raises `InvalidInput`."""
+
+
+class SendAttempt:
+    """One attempt. A channel that failed for good is not asked again in a later one."""
+
+    def __init__(self, app: Duetime, outgoing: Outgoing, ctx: Context) -> None:
+        self._app = app
+        self._outgoing = outgoing
+        self._ctx = ctx
+        self._deliveries = dict(outgoing.deliveries)
+        self._changed: dict[str, None] = {}
+        self.disabled: list[tuple[Route, str]] = []
+        """Routes whose receiver wants nothing more, and its reason."""
+
+    @property
+    def notes(self) -> list[dict[str, Any]]:
+        """What changed, as it is recorded."""
+        found = [self._deliveries[name] for name in self._changed]
+        return [
+            {
+                "channel": one.channel,
+                "key": one.key,
+                "status": one.status,
+                "attempts": one.attempts,
+                "external_id": one.external_id,
+                "error": one.error,
+                "next_at": one.next_at,
+            }
+            for one in found
+        ]
+
+    def known(self, channel: str) -> Delivery:
+        """What this channel did so far."""
+        return self._deliveries.get(channel) or Delivery(
+            id=0,
+            reminder_id=0,
+            round=0,
+            channel=channel,
+            key=self._outgoing.key,
+            status=DeliveryStatus.PENDING,
+            attempts=0,
+            external_id=None,
+            error=None,
+            next_at=None,
+            sent_at=None,
+            updated_at=self._outgoing.now,
+        )
+
+    def note(self, channel: str, status: DeliveryStatus, *, tried: int = 1, **more: Any) -> None:
+        """Note what a channel did just now."""
+        known = self.known(channel)
+        if (error := more.get("error")) is not None:
+            more["error"] = clean_error(error)
+        self._deliveries[channel] = msgspec.structs.replace(
+            known, status=status, attempts=known.attempts + tried, **{"next_at": None, **more}
+        )
+        self._changed[channel] = None
+
+    def note_sent(self, channel: str, sent: Sent) -> None:
+        """Note that a channel accepted it. The others are not asked again."""
+        for other in list(self._deliveries.values()):
+            if other.channel != channel and other.status is DeliveryStatus.PENDING:
+                self.note(other.channel, DeliveryStatus.FAILED, tried=0)
+        external_id = clean_external_id(sent.external_id)
+        self.note(channel, DeliveryStatus.SENT, external_id=external_id)
+
+    def taken(self) -> Sent | None:
+        """A channel took it before, as a receipt reported; its answer to us was lost."""
+        for known in list(self._deliveries.values()):
+            if known.status.accepted:
+                self.note(known.channel, known.status, tried=0)
+                return Sent(known.external_id)
+        return None
+
+    # By the app's handler
+
+    async def call(self, handler: Callable[..., Any], what: Any) -> Sent | Outcome:
+        """Have the handler send it; note what it did. Whatever else the handler raises goes on."""
+        if (taken := self.taken()) is not None:
+            return taken
+        if self.known(HANDLER).status.gave_up:
+            return Discard(say_failures(self._deliveries.values()))
+        try:
+            outcome = await call(handler, what, self._ctx)
+        except Outcome as raised:
+            outcome = raised
+        except Exception as error:
+            if not self._ctx.committed:
+                self.note(HANDLER, DeliveryStatus.PENDING, error=error)
+            raise
+        answer = _read_answer(outcome)
+        if isinstance(answer, Sent):
+            self.note_sent(HANDLER, answer)
+        elif isinstance(answer, Retry | Discard) and not self._ctx.committed:
+            lasts = isinstance(answer, Discard)
+            status = DeliveryStatus.FAILED if lasts else DeliveryStatus.PENDING
+            self.note(HANDLER, status, error=answer.reason)
+        return answer
+
+    def sent_by_handler(self, result: Any) -> SendAttempt:
+        """As it is if the handler has sent it, which may have told the receiver's id."""
+        attempt = SendAttempt(self._app, self._outgoing, self._ctx)
+        attempt.note_sent(HANDLER, result if isinstance(result, Sent) else Sent())
+        return attempt
+
+    # By channels
+
+    async def send(
+        self, routes: Iterable[Route], channels: dict[str, ConfiguredChannel]
+    ) -> Sent | Outcome:
+        """Ask the channels in turn, until one accepts it or is to be asked again later."""
+        if (taken := self.taken()) is not None:
+            return taken
+        routes = [route for route in routes if not self.known(route.channel).status.gave_up]
+        # Those that wait for a later try are passed over; unless somebody has the job run early.
+        for route in [route for route in routes if self._is_due(route.channel)] or routes:
+            configured = channels.get(route.channel)
+            if configured is None:
+                error = f"there is no channel {route.channel!r} here"
+                self.note(route.channel, DeliveryStatus.FAILED, tried=0, error=error)
+                continue
+            try:
+                message = self._outgoing.make(route.address, self.known(route.channel).key)
+            except InvalidInput as error:
+                return Discard(str(error))
+            outcome = await self._ask(route, configured, message)
+            if outcome is not None:
+                return outcome
+        if not self._deliveries:
+            return Discard("there is neither a handler (@app.on_reminder) nor a channel")
+        return await self._wait_for_any(routes)
+
+    def _is_due(self, channel: str) -> bool:
+        next_at = self.known(channel).next_at
+        return next_at is None or next_at <= self._outgoing.now
+
+    async def _wait_for_any(self, routes: Iterable[Route]) -> Outcome:
+        """All were asked: wait for the first that may be asked again, if there is one."""
+        failures = say_failures(self._deliveries.values())
+        waits = [
+            next_at
+            for route in routes
+            if self.known(route.channel).status is DeliveryStatus.PENDING
+            and (next_at := self.known(route.channel).next_at) is not None
+        ]
+        if not waits:
+            return Discard(failures)
+        return self._again(min(waits) - await self._app.now(), failures, None)
+
+    async def _ask(
+        self, route: Route, configured: ConfiguredChannel, message: Message
+    ) -> Sent | Outcome | None:
+        """Ask one channel; None: it failed, and the next one is to be asked."""
+        name = route.channel
+        rate = configured.rate
+        if rate is not None and (waits := await self._wait_for_place(name, rate)):
+            return waits
+        broke: Exception | None = None
+        try:
+            sent = await configured.channel.send(message)
+        except NotSent as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 A channel may raise anything: others are asked.
+            said = f"{type(error).__name__}: {clean_error(error)}"
+            failure, broke = NotSent(said, passing=True), error
+        else:
+            answer = _read_answer(sent)
+            answer = answer if isinstance(answer, Sent) else Sent()
+            self.note_sent(name, answer)
+            return answer
+        said = clean_error(failure)
+        if failure.disable:
+            self.disabled.append((route, said))
+        tried = self.known(name).attempts + 1
+        if failure.passing and tried < (configured.tries or tried + 1):
+            wait, is_in_time = await self._next_try(configured, tried, failure)
+            if wait is not None:
+                at = await self._app.now() + wait
+                self.note(name, DeliveryStatus.PENDING, error=said, next_at=at)
+                if is_in_time and tried < (configured.tries or self._ctx.job.max_attempts):
+                    return self._again(wait, f"{name} failed{times(tried)}: {said}", broke)
+                return None
+        self.note(name, DeliveryStatus.FAILED, error=said)
+        return None
+
+    async def _wait_for_place(self, channel: str, rate: Rate) -> Outcome | None:
+        promised = self.known(channel).next_at
+        wait: timedelta | None = await perform(
+            self._app, lambda s: s.take_place(channel, rate, promised)
+        )
+        if wait is None:
+            return None
+        at = await self._app.now() + wait
+        self.note(channel, DeliveryStatus.PENDING, tried=0, next_at=at)
+        reason = f"{channel} takes {rate}: its next free place is at {say_moment(at)}"
+        return Snooze(max(wait, timedelta(0)), reason)
+
+    async def _next_try(
+        self, configured: ConfiguredChannel, tried: int, failure: NotSent
+    ) -> tuple[timedelta | None, bool]:
+        """How long to wait for the next try (None: there is none), and whether that is as long as
+        the retry policy says. If that would be too late, half of the time that is left."""
+        policy = self._app.known_tasks[REMIND_TASK].options.retry
+        wait = failure.retry_after or policy.delay(tried, failure, Random())
+        left = self._ends_at(configured) - await self._app.now()
+        if wait < left:
+            return wait, True
+        if failure.retry_after is not None or left < 2 * _SHORTEST_WAIT:
+            return None, False
+        return left / 2, False
+
+    def _ends_at(self, configured: ConfiguredChannel) -> datetime:
+        """From when on a channel is not asked again."""
+        expires_at, due_at = self._outgoing.expires_at, self._outgoing.due_at
+        if expires_at is None:
+            return due_at + (configured.retry_for or _RETRY_FOR)
+        if configured.retry_for is None:
+            return expires_at
+        return min(expires_at, due_at + configured.retry_for)
+
+    def _again(self, wait: timedelta, reason: str, broke: Exception | None) -> Outcome:
+        """The job's attempts do not end what its channels may still be asked for: the last attempt
+        is given back.
+
+        The traceback is of a channel that broke; one that reports a failure says enough.
+        """
+        left = self._ctx.attempt < self._ctx.job.max_attempts
+        wait = max(wait, timedelta(0))
+        outcome = Retry(reason, after=wait) if left else Snooze(wait, reason)
+        outcome.__cause__ = broke
+        return outcome
+
+
+def _read_answer(value: Any) -> Sent | Outcome:
+    """What a handler or a channel returned. Whatever it is: the message went out."""
+    try:
+        if isinstance(value, Sent):
+            return value
+        if isinstance(value, Outcome) and not isinstance(value, Completed):
+            return value
+    except Exception:  # noqa: BLE001 -- an object may fail to tell its class.
+        pass
+    return Sent()
