@@ -175,6 +175,37 @@ def test_missing_directory(tmp_path: Path) -> None:
         SqliteStore(str(tmp_path / "none" / "jobs.db"))
 
 
+def modes_in(folder: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()}
+
+
+async def test_new_file_and_its_log_are_for_their_owner_only(tmp_path: Path) -> None:
+    before = os.umask(0o000)
+    try:
+        path = tmp_path / "jobs.db"
+        upgrade(SqliteMigrator(str(path)))
+        store = SqliteStore(str(path))
+        await store.open()
+        await store.enqueue([NewJob(task="t")])
+
+        modes = modes_in(tmp_path)
+        await store.close()
+    finally:
+        os.umask(before)
+
+    assert modes == {"jobs.db": 0o600, "jobs.db-wal": 0o600, "jobs.db-shm": 0o600}
+
+
+def test_mode_of_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "shared.db"
+    path.touch()
+    path.chmod(0o660)
+
+    upgrade(SqliteMigrator(str(path)))
+
+    assert path.stat().st_mode & 0o777 == 0o660
+
+
 async def test_missing_file_is_not_made_by_the_store(tmp_path: Path) -> None:
     file = tmp_path / "jobs.db"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -66,8 +67,9 @@ class SqliteMigrator:
 
 
 def _make_file(path: str) -> None:
+    """Make the file if it is not there, for this user only: SQLite gives its log the same mode."""
     try:
-        Path(path).touch()
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise BadDatabaseURL(
             f"{path} cannot be made ({error.strerror}). "
