@@ -37,7 +37,18 @@ def end_with(
     random: Random,
 ) -> EndedJob:
     """Turn what a handler returned or raised into the record that the store sees."""
-    end = EndedJob(job, COMPLETED, started_us, finished_us)
+    try:
+        return _end_with(EndedJob(job, COMPLETED, started_us, finished_us), task, value, random)
+    except BaseException as error:  # noqa: BLE001 - such as a `__class__` that raises
+        end = EndedJob(job, COMPLETED, started_us, finished_us)
+        unreadable = f"a {type(value).__name__} that cannot be examined: {type(error).__name__}"
+        if issubclass(type(value), BaseException):
+            return _end_with(end, task, RuntimeError(f"the handler raised {unreadable}"), random)
+        end.error_code, end.error = "result_not_stored", f"the handler returned {unreadable}"
+        return end
+
+
+def _end_with(end: EndedJob, task: TaskDefinition, value: Any, random: Random) -> EndedJob:
     match value:
         case None:
             return end
@@ -170,14 +181,3 @@ def _clean(text: str, most: int) -> str:
     """Text that every database can store. Of a long one the end is kept: the error is there."""
     text = text.replace("\x00", "\\0").encode(errors="backslashreplace").decode()
     return text if len(text) <= most else "…" + text[-most:]
-
-
-async def run_timed(task: TaskDefinition, kwargs: dict[str, Any], seconds: float) -> Any:
-    """Run an async handler; after `seconds` it is cancelled."""
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            return await task.function(**kwargs)
-    except TimeoutError as error:
-        if limit.expired():
-            raise TimedOut(f"the handler was cancelled after {seconds:g} s") from error
-        raise

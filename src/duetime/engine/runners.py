@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import logging
 import math
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from random import Random
 from typing import Any
+from weakref import getweakrefcount
 
 import msgspec
 
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.domain.task import TaskDefinition
 from duetime.engine.context import Context
-from duetime.engine.executor import COMPLETED, TimedOut, end_with, run_timed
+from duetime.engine.executor import COMPLETED, TimedOut, end_with
+from duetime.engine.stacks import stack_of_task, stack_of_thread
 from duetime.errors import JobCancelled
 from duetime.storage.store import Store
 
@@ -36,6 +41,11 @@ _WATCH_SECONDS = 0.0012
 """From so long before a job is due, each turn of the event loop looks whether it is."""
 _WATCH_EVERY_SECONDS = 0.02
 """Not more often: it keeps the CPU busy."""
+_STUCK_SECONDS = 5.0
+"""So long after its time-out a handler that still runs is reported, and again every minute."""
+_STUCK_AGAIN_SECONDS = 60.0
+_CLOSE_SECONDS = 2.0
+_count: Callable[[object], object] = getattr(sys, "getrefcount", lambda _: object())
 
 
 Held = tuple[ClaimedJob, TaskDefinition, float]
@@ -47,10 +57,19 @@ class Running(msgspec.Struct, eq=False):
 
     job: ClaimedJob
     task: TaskDefinition
-    runner: asyncio.Task[Any]
+    received: float
+    runner: asyncio.Task[Any] | None = None
+    """The asyncio task that the handler runs in, or that waits for its thread."""
     reason: str | None = None
     context: Context | None = None
+    started_us: int = 0
     in_thread: bool = False
+    thread_id: int | None = None
+    timer: asyncio.TimerHandle | None = None
+    """Its time-out; once that has passed, the next look whether it still runs."""
+    timed_out: bool = False
+    recorded: bool = False
+    """It ran out of time and went on: its attempt has ended as timed out without it."""
     value: Any = None
     """What the handler returned or raised."""
     ended: float = 0.0
@@ -59,16 +78,26 @@ class Running(msgspec.Struct, eq=False):
     def is_given_up(self) -> bool:
         """Whether its end is not for us to record."""
         committed = self.context is not None and self.context.committed
-        return self.reason in (LOST, STOPPING) and not committed
+        return self.recorded or (self.reason in (LOST, STOPPING) and not committed)
+
+    @property
+    def stack(self) -> str:
+        """Where the handler is."""
+        if self.in_thread:
+            return stack_of_thread(self.thread_id)
+        return "" if self.runner is None else stack_of_task(self.runner)
 
     def stop(self, reason: str) -> None:
         """Ask the handler to stop: an async one is cancelled, one in a thread is told."""
         if self.reason is None:
             self.reason = reason
-            if self.context is not None:
-                self.context.stop(reason)
-            if not self.in_thread:
-                self.runner.cancel()
+            self.interrupt(reason)
+
+    def interrupt(self, reason: str) -> None:
+        if self.context is not None:
+            self.context.stop(reason)
+        if self.runner is not None and not self.in_thread:
+            self.runner.cancel()
 
 
 class Runners:
@@ -87,6 +116,7 @@ class Runners:
         ended: Callable[[ClaimedJob, EndedJob | None], None],
         started: Callable[[ClaimedJob], None],
         late: Callable[[ClaimedJob, float], None],
+        stuck: Callable[[ClaimedJob, str, float, str], None],
     ) -> None:
         self._tasks = tasks
         self._store = store
@@ -95,6 +125,7 @@ class Runners:
         self._ended = ended
         self._started = started
         self._late = late
+        self._stuck = stuck
         self._random = Random()
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="duetime-task")
@@ -108,10 +139,10 @@ class Runners:
         self._last_yield = 0.0
         self._mean_seconds = 0.05
         self.running: set[Running] = set()
-        self._runners = [
-            asyncio.create_task(self._run_forever(), name=f"duetime-runner-{number}")
-            for number in range(concurrency)
-        ]
+        self._runners: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count(1)
+        for _ in range(concurrency):
+            self._start_runner()
 
     @property
     def waiting(self) -> int:
@@ -147,10 +178,14 @@ class Runners:
             self._waiting.extendleft(limited)
             items = [item for item in items if not item[0].limited]
         self._waiting.extend(items)
-        for _ in range(min(len(items) + len(limited), len(self._idle))):
+        self._wake(len(items) + len(limited))
+
+    def _wake(self, count: int) -> None:
+        while count and self._idle:
             future = self._idle.pop()
             if not future.done():
                 future.set_result(None)
+                count -= 1
 
     def _alarm(self, now: float) -> None:
         """Come back when the first of them is due. Event loops count in whole milliseconds, and
@@ -223,44 +258,92 @@ class Runners:
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
+        self.stop_all(STOPPING)
         for runner in self._runners:
             runner.cancel()
-        await asyncio.gather(*self._runners, return_exceptions=True)
+        if self._runners:
+            await asyncio.wait(self._runners, timeout=_CLOSE_SECONDS)
+        for running in self.running:
+            # A handler that swallows its cancel cannot be ended; it must not keep us here.
+            self._stuck(running.job, STOPPING, _CLOSE_SECONDS, running.stack)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _run_forever(self) -> None:
+    # The runners
+
+    def _start_runner(self) -> None:
+        name = f"duetime-runner-{next(self._numbers)}"
+        runner = self._loop.create_task(self._run_jobs(), name=name)
+        self._runners.add(runner)
+        runner.add_done_callback(self._runner_ended)
+
+    def _runner_ended(self, runner: asyncio.Task[None]) -> None:
+        """There are always as many as were asked for. One that a handler has left its traces on
+        has ended by itself; if another is gone, whatever it had in hand has failed."""
+        self._runners.discard(runner)
+        if self._closing:
+            return
+        self._start_runner()
+        error = asyncio.CancelledError() if runner.cancelled() else runner.exception()
+        in_hand = [running for running in self.running if running.runner is runner]
+        if error is not None and (in_hand or not isinstance(error, asyncio.CancelledError)):
+            log.error("runner_ended", extra={"worker": self._worker}, exc_info=error)
+        for running in in_hand:
+            self.running.discard(running)
+            if not running.is_given_up:
+                failed = RuntimeError(f"its runner ended: {type(error).__name__}")
+                self._ended(running.job, self._end_with(running, failed))
+
+    async def _run_jobs(self) -> None:
+        """Run one job after another, for as long as nothing of a handler is left on our task.
+
+        To a handler this is a task of its own: nobody can reach the next one by it. To make one
+        for every job would cost a fifth of the throughput; to look costs a hundredth.
+        """
         me = asyncio.current_task()
         assert me is not None
+        untouched = _traces(me)
         while not self._closing:
             if not self._waiting:
-                future = self._loop.create_future()
-                self._idle.append(future)
-                await future
+                await self._idle_wait()
                 continue
             job, task, received = self._waiting.popleft()
             if job.start_by < time.monotonic():
                 self._late(job, received)
                 continue
-            running = Running(job, task, me)
-            self.running.add(running)
-            try:
-                end = await self.attempt(running, received)
-            finally:
-                self.running.discard(running)
-            if running.reason is not None:
-                await _absorb_cancel(me)
-            if end is not None or not running.is_given_up:
-                self._ended(job, end)
-            if running.ended - self._last_yield > _YIELD_SECONDS:
+            await self._run_one(Running(job, task, received, me))
+            if me.cancelling() or _traces(me) != untouched:
+                return
+            now = time.monotonic()
+            if now - self._last_yield > _YIELD_SECONDS:
                 # Handlers that never wait must not keep the loop from the database's answers.
+                self._last_yield = now
                 await asyncio.sleep(0)
-                self._last_yield = time.monotonic()
 
-    async def attempt(self, running: Running, received: float) -> EndedJob | None:
-        """Run the handler and return the record of how it ended; None if none is due."""
+    async def _idle_wait(self) -> None:
+        future = self._loop.create_future()
+        self._idle.append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future in self._idle:
+                self._idle.remove(future)
+            raise
+
+    async def _run_one(self, running: Running) -> None:
+        self.running.add(running)
+        end = await self.attempt(running)
+        self.running.discard(running)
+        if end is not None or not running.is_given_up:
+            self._ended(running.job, end)
+
+    async def attempt(self, running: Running) -> EndedJob | None:
+        """Run the handler and return the record of how it ended; None if none is due.
+
+        Whatever the handler does, returns or raises: it never raises.
+        """
         job, task = running.job, running.task
         began = running.ended = time.monotonic()
-        started_us = int((began - received) * 1e6)
+        running.started_us = started_us = int((began - running.received) * 1e6)
         if job.expires_at is not None and job.expires_at <= job.claimed_at + timedelta(
             microseconds=started_us
         ):
@@ -268,6 +351,7 @@ class Runners:
             return EndedJob(job, EndedAs.EXPIRED, started_us, started_us, error=error)
         self._started(job)
         value: Any
+        raised = True
         try:
             kwargs = task.decode(job.args)
             if task.context_name is not None:
@@ -276,49 +360,51 @@ class Runners:
                     worker=self._worker,
                     store=self._store,
                     loop=self._loop,
-                    claimed=received,
+                    claimed=running.received,
                     started_us=started_us,
                 )
-            seconds = None if job.timeout is None else job.timeout.total_seconds()
-            if not task.is_async:
-                value = await self._run_in_thread(running, task, kwargs, seconds, received)
-            elif seconds is None:
+            if job.timeout is not None:
+                seconds = job.timeout.total_seconds()
+                running.timer = self._loop.call_later(seconds, self._time_out, running)
+            if task.is_async:
                 value = await task.function(**kwargs)
             else:
-                value = await run_timed(task, kwargs, seconds)
+                value = await self._run_in_thread(running, kwargs)
+            raised = False
         except asyncio.CancelledError as error:
             if running.reason is not None:
                 value = JobCancelled(job.id, running.reason)
-            elif running.runner.cancelling():
-                raise
+            elif running.timed_out:
+                value = _timed_out(job, "the handler was cancelled after")
+                value.__cause__ = error
             else:
-                # Of something that the handler awaited; nobody has cancelled the handler.
+                # Of something that the handler awaited, or its own doing: nobody has asked for it.
                 value = error
-        except GeneratorExit:
-            raise
+        except GeneratorExit as error:
+            if asyncio.current_task(self._loop) is not running.runner:
+                # Not the handler's: the loop was closed under us, and nothing may be awaited.
+                raise
+            value = error
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
             value = error
+        if running.timer is not None:
+            running.timer.cancel()
         running.ended = time.monotonic()
         running.value = value
         self._mean_seconds += (running.ended - began - self._mean_seconds) * 0.05
-        finished_us = int((running.ended - received) * 1e6)
         context = running.context
         if value is None and context is None and running.reason is None:
             # Nothing else can be said of most jobs.
-            return EndedJob(job, COMPLETED, started_us, finished_us)
+            return EndedJob(
+                job, COMPLETED, started_us, int((running.ended - running.received) * 1e6)
+            )
         if context is not None and context.committed:
+            finished_us = int((running.ended - running.received) * 1e6)
             return EndedJob(job, COMPLETED, started_us, finished_us, recorded=True)
-        if running.reason in (LOST, STOPPING) and isinstance(value, BaseException):
+        if running.recorded or (raised and running.reason in (LOST, STOPPING)):
             # Lost: not ours to record. Stopping: it will be given back.
             return None
-        end = end_with(
-            job,
-            task,
-            value,
-            started_us=started_us,
-            finished_us=finished_us,
-            random=self._random,
-        )
+        end = self._end_with(running, value)
         if context is not None and context.completed:
             end.completed_before = True
         if running.reason == CANCELLED and end.again_after is not None:
@@ -327,61 +413,76 @@ class Runners:
             end.again_after = None
         return end
 
-    async def _run_in_thread(
-        self,
-        running: Running,
-        task: TaskDefinition,
-        kwargs: dict[str, Any],
-        seconds: float | None,
-        received: float,
-    ) -> Any:
+    def _end_with(self, running: Running, value: Any) -> EndedJob:
+        return end_with(
+            running.job,
+            running.task,
+            value,
+            started_us=running.started_us,
+            finished_us=int((time.monotonic() - running.received) * 1e6),
+            random=self._random,
+        )
+
+    async def _run_in_thread(self, running: Running, kwargs: dict[str, Any]) -> Any:
         running.in_thread = True
         call = contextvars.copy_context().run
         future = self._loop.run_in_executor(
-            self._threads, lambda: _call_in_thread(call, task, kwargs)
+            self._threads, lambda: _call_in_thread(call, running, kwargs)
         )
-        done, _ = await asyncio.wait([future], timeout=seconds)
-        if done:
-            value, error = future.result()
-            if error is not None:
-                raise error
-            return value
-        # A thread cannot be ended from outside: tell it, say so, and keep its place taken.
-        late = TimedOut(f"the handler did not end within {seconds:g} s; its thread still runs")
-        if running.context is not None:
-            running.context.stop("out of time")
-        log.warning("thread_overran", extra={"job_id": running.job.id, "task": task.name})
-        started_us = 0 if running.context is None else running.context._started_us
-        end = end_with(
-            running.job,
-            task,
-            late,
-            started_us=started_us,
-            finished_us=int((time.monotonic() - received) * 1e6),
-            random=self._random,
-        )
-        self._ended(running.job, end)
-        running.reason = LOST
-        await asyncio.wait([future])
-        raise late
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                if self._closing:
+                    raise
+                # By a stranger, and a thread cannot be cancelled: it still runs.
+                log.warning("cancel_ignored", extra={"job_id": running.job.id})
+        value, error = future.result()
+        if error is not None:
+            raise error
+        return value
+
+    # Time-outs
+
+    def _time_out(self, running: Running) -> None:
+        running.timed_out = True
+        running.timer = self._loop.call_later(_STUCK_SECONDS, self._still_runs, running)
+        running.interrupt("out of time")
+        if running.in_thread:
+            # It cannot be ended from outside. Its place stays taken until it ends.
+            self._end_without(running, "its thread still runs")
+
+    def _still_runs(self, running: Running) -> None:
+        """It ignores its time-out: say so, and let the job go on without it."""
+        running.timer = self._loop.call_later(_STUCK_AGAIN_SECONDS, self._still_runs, running)
+        seconds = time.monotonic() - running.received - running.started_us / 1e6
+        self._stuck(running.job, "out of time", seconds, running.stack)
+        self._end_without(running, "it ignored its cancellation and still runs")
+
+    def _end_without(self, running: Running, why: str) -> None:
+        if not running.is_given_up:
+            late = _timed_out(running.job, "the handler did not end within", f"; {why}")
+            running.recorded = True
+            self._ended(running.job, self._end_with(running, late))
+
+
+def _timed_out(job: ClaimedJob, what: str, why: str = "") -> TimedOut:
+    seconds = 0.0 if job.timeout is None else job.timeout.total_seconds()
+    return TimedOut(f"{what} {seconds:g} s{why}")
+
+
+def _traces(task: asyncio.Task[Any]) -> tuple[object, ...]:
+    """What changes if somebody keeps the task, or a weak reference to it, or sets a variable in
+    its context. (No count, on a Python that does not count: then it is never the same.)"""
+    return _count(task), getweakrefcount(task), contextvars.copy_context()
 
 
 def _call_in_thread(
-    call: Callable[..., Any], task: TaskDefinition, kwargs: dict[str, Any]
+    call: Callable[..., Any], running: Running, kwargs: dict[str, Any]
 ) -> tuple[Any, BaseException | None]:
     # StopIteration and SystemExit must not travel through a future.
+    running.thread_id = threading.get_ident()
     try:
-        return call(lambda: task.function(**kwargs)), None
+        return call(lambda: running.task.function(**kwargs)), None
     except BaseException as error:  # noqa: BLE001
         return None, error
-
-
-async def _absorb_cancel(me: asyncio.Task[Any]) -> None:
-    """A cancel that came when the handler had already ended must not hit the next job."""
-    if me.cancelling():
-        try:
-            await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            pass
-        while me.cancelling():
-            me.uncancel()

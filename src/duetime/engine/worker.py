@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from duetime.domain.task import TaskDefinition
@@ -41,6 +42,7 @@ class Worker(Dispatcher):
             ended=self._job_ended,
             started=self._job_started,
             late=self._admit_again,
+            stuck=partial(self._events.job_stuck, self.name),
         )
         try:
             await self._join()

@@ -6,6 +6,7 @@ INFO: begun and completed. WARNING: retried, lost, rescued. ERROR: dead. DEBUG: 
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -117,6 +118,21 @@ class Events:
             else:
                 self._say(level, f"job_{end.ended_as}", **fields, reason=end.error)
 
+    def job_stuck(
+        self, worker: str, job: ClaimedJob, reason: str, seconds: float, stack: str
+    ) -> None:
+        self._say(
+            logging.ERROR,
+            "job_stuck",
+            job_id=job.id,
+            task=job.task,
+            attempt=job.attempt,
+            worker_id=worker,
+            reason=reason,
+            running_s=round(seconds, 1),
+            traceback=stack,
+        )
+
     def job_refused(self, worker: str, end: EndedJob) -> None:
         self._say(
             logging.WARNING,
@@ -172,4 +188,8 @@ class Events:
         self._say(logging.WARNING, "schedules_stored", worker_id=worker, count=count)
 
     def _say(self, level: int, event: str, **fields: object) -> None:
-        log.log(level, event, extra={"duetime": fields})
+        try:
+            log.log(level, event, extra={"duetime": fields})
+        except Exception:  # noqa: BLE001 - a filter or handler of the application's
+            if logging.raiseExceptions:
+                traceback.print_exc()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -90,6 +91,7 @@ class SoloWorker:
             ended=self._overrun,
             started=self._started,
             late=lambda *_: None,
+            stuck=partial(self._app.events.job_stuck, _NAME),
         )
 
     async def close(self) -> None:
@@ -166,8 +168,14 @@ class SoloWorker:
         """Run the handler and record how it ended."""
         me = asyncio.current_task()
         assert me is not None
-        running = Running(job, self._app.known_tasks[job.task], me)
-        end = await self._runners.attempt(running, time.monotonic())
+        before = me.cancelling()
+        running = Running(job, self._app.known_tasks[job.task], time.monotonic(), me)
+        end = await self._runners.attempt(running)
+        if me.cancelling() > before:
+            if not running.timed_out:
+                # Not the handler was cancelled, but whoever runs it.
+                raise asyncio.CancelledError
+            me.uncancel()
         end = end or self._overran.pop(job.token, None)
         if end is not None:
             # The clock stood still.

@@ -1,0 +1,309 @@
+"""Whatever a handler does to its task: the worker goes on, and its job ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from duetime import Constant, Context, Duetime, JobState
+from duetime.engine import runners
+from tests.waiting import until, until_true
+
+ENDED = {JobState.COMPLETED, JobState.DEAD, JobState.CANCELLED}
+
+
+async def has_ended(app: Duetime, job_id: int) -> bool:
+    return (await app.jobs.get(job_id)).state in ENDED
+
+
+def cancel_myself() -> None:
+    me = asyncio.current_task()
+    assert me is not None
+    me.cancel()
+
+
+class NoClass:
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError("no class")
+
+    @__class__.setter
+    def __class__(self, value: type) -> None: ...
+
+
+class NoClassError(Exception):
+    @property
+    def __class__(self) -> type:
+        raise SystemExit("no class")
+
+    @__class__.setter
+    def __class__(self, value: type) -> None: ...
+
+
+async def raise_generator_exit() -> None:
+    raise GeneratorExit
+
+
+async def cancel_and_wait() -> None:
+    cancel_myself()
+    await asyncio.sleep(30)
+
+
+async def cancel_and_return() -> str:
+    cancel_myself()
+    return "done"
+
+
+async def return_without_class() -> object:
+    return NoClass()
+
+
+async def raise_without_class() -> None:
+    raise NoClassError
+
+
+async def exit_the_process() -> None:
+    raise SystemExit
+
+
+async def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+HOSTILE = {
+    raise_generator_exit: (JobState.DEAD, "GeneratorExit"),
+    cancel_and_wait: (JobState.DEAD, "CancelledError"),
+    cancel_and_return: (JobState.COMPLETED, None),
+    return_without_class: (JobState.COMPLETED, "result_not_stored"),
+    raise_without_class: (JobState.DEAD, "RuntimeError"),
+    exit_the_process: (JobState.DEAD, "SystemExit"),
+    interrupt: (JobState.DEAD, "KeyboardInterrupt"),
+}
+
+
+@pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
+async def test_no_handler_can_end_its_runner(app: Duetime) -> None:
+    hostile = {
+        handler: app.task(name=handler.__name__, max_attempts=1)(handler) for handler in HOSTILE
+    }
+
+    @app.task
+    async def plain() -> str:
+        await asyncio.sleep(0)
+        return "still here"
+
+    async with app.worker(concurrency=1):
+        for handler, (state, code) in HOSTILE.items():
+            handle = await hostile[handler].enqueue()
+            await until(lambda job_id=handle.id: has_ended(app, job_id))  # type: ignore[misc]
+            job = await handle.info()
+
+            assert (job.state, job.error_code) == (state, code), handler.__name__
+            assert await (await plain.enqueue()).result("5s") == "still here"
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+async def test_a_forgotten_cancel_of_a_handlers_task_does_not_hit_the_next_job(
+    app: Duetime,
+) -> None:
+    cancelled = asyncio.Event()
+
+    @app.task
+    async def forgetful() -> None:
+        me = asyncio.current_task()
+        assert me is not None
+
+        def late() -> None:
+            me.cancel()
+            cancelled.set()
+
+        asyncio.get_running_loop().call_later(0.05, late)
+
+    @app.task(max_attempts=1)
+    async def innocent() -> str:
+        await cancelled.wait()
+        await asyncio.sleep(0.01)
+        return "unharmed"
+
+    async with app.worker(concurrency=1):
+        await forgetful.enqueue()
+        assert await (await innocent.enqueue()).result("5s") == "unharmed"
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+async def test_what_a_handler_sets_in_its_context_is_not_seen_by_the_next(app: Duetime) -> None:
+    tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
+
+    @app.task
+    async def serve(name: str) -> str:
+        before = tenant.get()
+        tenant.set(name)
+        return before
+
+    async with app.worker(concurrency=1):
+        seen = [await (await serve.enqueue(name)).result("5s") for name in ("a", "b", "c")]
+
+    assert seen == ["nobody"] * 3
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+async def test_handlers_that_leave_no_trace_share_a_task(app: Duetime) -> None:
+    """A task of its own for each would cost a fifth of the throughput."""
+    names: set[str] = set()
+
+    @app.task
+    async def note(wait: bool) -> None:
+        if wait:
+            await asyncio.sleep(0)
+        me = asyncio.current_task()
+        assert me is not None
+        names.add(me.get_name())
+
+    async with app.worker(concurrency=1):
+        for wait in (False, True):
+            await (await note.enqueue(wait)).result("5s")
+            await (await note.enqueue(wait)).result("5s")
+
+    assert len(names) == 1
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+async def test_runners_that_are_cancelled_by_a_stranger_are_replaced(app: Duetime) -> None:
+    started: list[int] = []
+    over = asyncio.Event()
+
+    @app.task
+    async def wait(n: int) -> None:
+        started.append(n)
+        await over.wait()
+
+    async with app.worker(concurrency=3):
+        for task in asyncio.all_tasks():
+            if task.get_name().startswith("duetime-runner"):
+                task.cancel()
+        handles = [await wait.enqueue(n) for n in range(3)]
+        await until_true(lambda: len(started) == 3)
+        over.set()
+        for handle in handles:
+            await handle.result("5s")
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+async def test_a_stranger_cannot_cancel_a_handler_in_a_thread(app: Duetime) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    @app.task(max_attempts=1)
+    def work() -> str:
+        begun.set()
+        over.wait(10)
+        return "done"
+
+    async with app.worker(concurrency=1):
+        handle = await work.enqueue()
+        await until_true(begun.is_set)
+        for task in asyncio.all_tasks():
+            if task.get_name().startswith("duetime-runner"):
+                task.cancel()
+        await asyncio.sleep(0)
+        over.set()
+
+        assert await handle.result("5s") == "done"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "_STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(runners, "_CLOSE_SECONDS", 0.1)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_a_handler_that_ignores_its_time_out_is_reported_and_its_job_goes_on(
+    app: Duetime, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    over = threading.Event()
+    attempts: list[int] = []
+
+    async def on_the_loop(ctx: Context) -> None:
+        attempts.append(ctx.attempt)
+        while ctx.attempt == 1 and not over.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                pass
+
+    def in_a_thread(ctx: Context) -> None:
+        attempts.append(ctx.attempt)
+        if ctx.attempt == 1:
+            over.wait(10)
+
+    function: Callable[[Context], object] = on_the_loop if kind == "async" else in_a_thread
+    task = app.task(name="deaf", timeout="50ms", retry=Constant("0s", max_attempts=2))(function)
+
+    async with app.worker(concurrency=2):
+        handle = await task.enqueue()
+        await until_true(lambda: any(r.message == "job_stuck" for r in caplog.records))
+        await handle.result("5s")
+        over.set()
+    history = (await handle.info()).history
+    stuck = next(record for record in caplog.records if record.message == "job_stuck")
+
+    assert attempts == [1, 2]
+    assert [attempt.ended_as for attempt in history] == ["retried", "completed"]
+    assert history[0].error_code == "timed_out"
+    assert stuck.levelno == logging.ERROR
+    assert stuck.duetime["job_id"] == handle.id  # type: ignore[attr-defined]
+    assert function.__name__ in stuck.duetime["traceback"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+async def test_a_worker_stops_although_a_handler_swallows_its_cancel(app: Duetime) -> None:
+    over, begun = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def deaf() -> None:
+        begun.set()
+        while not over.is_set():
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                pass
+
+    async with asyncio.timeout(10):
+        async with app.worker(concurrency=1, grace="0s"):
+            handle = await deaf.enqueue()
+            await begun.wait()
+    state = (await handle.info()).state
+    over.set()
+
+    assert state is JobState.PENDING
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+async def test_a_log_filter_that_fails_costs_no_job(app: Duetime) -> None:
+    class Broken(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            raise RuntimeError("this filter is broken")
+
+    @app.task
+    async def note() -> str:
+        return "done"
+
+    logger = logging.getLogger("duetime.events")
+    broken = Broken()
+    level = logger.level
+    logger.addFilter(broken)
+    logger.setLevel(logging.DEBUG)
+    try:
+        async with app.worker(concurrency=1):
+            assert await (await note.enqueue()).result("5s") == "done"
+    finally:
+        logger.removeFilter(broken)
+        logger.setLevel(level)
