@@ -179,6 +179,11 @@ class PassingError(StorageError):
     """The database failed in a way that may pass: workers try again, and so may you."""
 
 
+class DataRefused(StorageError):
+    """The database does not accept these values: a constraint, a type or a trigger is against
+    them. Trying again with the same values is of no use."""
+
+
 class DatabaseUnreachable(PassingError):
     """No connection could be made, or it broke off. What became of a commit is unknown."""
 

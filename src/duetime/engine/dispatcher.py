@@ -25,7 +25,7 @@ from duetime.engine.planner import Planner
 from duetime.engine.runners import Runners
 from duetime.engine.service import backoff
 from duetime.engine.ticker import Ticker
-from duetime.errors import PassingError, StorageError, TransactionConflict
+from duetime.errors import DataRefused, PassingError, StorageError, TransactionConflict
 from duetime.storage.schedule_rows import NewSchedule
 from duetime.storage.store import LEAD, Exchange, Sleeper, Store
 from duetime.telemetry.events import Events
@@ -454,8 +454,19 @@ class Dispatcher:
         except StorageError:
             if not ended:
                 raise
-        # The database refuses one of them, and always will: it must not keep back the others.
-        answers = [await self._record_one(end) for end in ended]
+        # The database refuses one of them, perhaps always: it must not keep back the others.
+        answers: list[Exchange] = []
+        refusal: StorageError | None = None
+        for end in ended:
+            try:
+                answers.append(await self._record_one(end))
+            except PassingError:
+                raise
+            except StorageError as error:
+                refusal = error
+        if refusal is not None:
+            # All are tried again: those that are recorded by now stay so.
+            raise refusal
         await self._store.settle([], closed)
         return Exchange(
             refused=frozenset().union(*(answer.refused for answer in answers)),
@@ -463,12 +474,10 @@ class Dispatcher:
         )
 
     async def _record_one(self, end: EndedJob) -> Exchange:
-        """Record how one ended: if the database does not take what is told of it, without that."""
+        """Record how one ended. If the database will never accept its values, without them."""
         try:
             return await self._store.settle([end], [])
-        except PassingError:
-            raise
-        except StorageError as error:
+        except DataRefused as error:
             end.error_code, end.error = "not_stored", f"The database does not take its end: {error}"
             end.result = end.traceback = None
             return await self._store.settle([end], [])

@@ -29,6 +29,7 @@ class Child:
         self.began = 0.0
         self.failures = 0
         self.start_at = 0.0
+        self.could_not_start = False
 
     def start(self, command: Sequence[str]) -> None:
         # A group of its own: Ctrl-C in a terminal reaches the parent alone, which passes it on
@@ -88,8 +89,10 @@ class Processes:
             # Killed by what we sent, before it had begun: it held nothing.
             self._remember(0 if code == -signal.SIGTERM else code)
             return
-        if code == COULD_NOT_START:
-            # It has said why, and the next one would say the same.
+        child.could_not_start = code == COULD_NOT_START
+        if all(one.could_not_start and one.process is None for one in self._children):
+            # They have said why, and the next ones would say the same. As long as another works,
+            # it was perhaps the moment: the database was read-only, or being migrated.
             self._remember(code)
             self._stop()
             return
@@ -97,6 +100,11 @@ class Processes:
         child.failures = 1 if lived >= _STEADY_SECONDS else child.failures + 1
         wait = _BACKOFF[min(child.failures, len(_BACKOFF)) - 1]
         child.start_at = time.monotonic() + wait
+        if child.could_not_start:
+            log.warning(
+                "process_cannot_start", extra={"number": child.number, "restart_in_s": wait}
+            )
+            return
         log.error(
             "process_died",
             extra={"number": child.number, "exit_code": code, "restart_in_s": wait},

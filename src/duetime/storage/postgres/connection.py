@@ -16,7 +16,9 @@ from duetime.domain.urls import HOW_TO_WRITE, check_postgres_url, say_unreadable
 from duetime.errors import (
     BadDatabaseURL,
     DatabaseUnreachable,
+    DataRefused,
     InvalidInput,
+    PassingError,
     SchemaMismatch,
     StorageError,
     TransactionConflict,
@@ -50,6 +52,9 @@ RIGHTS_TO_MIGRATE = (
     "change them it must be their owner. Migrate as such a role, and grant the others what they "
     "need: see the manual, Deployment, Roles."
 )
+_ABOUT_VALUES = frozenset({"21", "22", "23", "44", "54", "P0"})
+"""Classes of SQLSTATE: the values do not fit, break a constraint, are too large, or a trigger
+refuses them. All others are about the server, its state or our rights, and may change."""
 _CHECK_URL = (
     "Check that the server runs, and the URL's host, port, user, password and database: "
     "postgresql://user:password@host:port/database."
@@ -117,14 +122,30 @@ def told_errors(*, rights: str = _RIGHTS) -> Iterator[None]:
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise StorageError(f"PostgreSQL refused: {first_line(error)}. {rights}") from error
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        raise PassingError(
+            f"The database is read-only at the moment ({first_line(error)}): it is a standby, or "
+            "default_transaction_read_only is on. Nothing was changed. Try again after the "
+            "failover, or check which server the URL names."
+        ) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        if _is_about_values(error):
+            raise DataRefused(f"PostgreSQL refused: {first_line(error)}") from error
         # Only a connection that was never made comes with its error.
         hint = f". {_CHECK_URL}" if error.pgconn is not None else ""
         raise DatabaseUnreachable(
             f"PostgreSQL cannot be reached or broke off: {first_line(error)}{hint}"
         ) from error
     except psycopg.Error as error:
-        raise StorageError(f"PostgreSQL refused: {first_line(error)}") from error
+        refusal = DataRefused if _is_about_values(error) else StorageError
+        if (error.sqlstate or "").startswith("25"):
+            # Time-outs that end an idle session or a long transaction, and their like.
+            refusal = PassingError
+        raise refusal(f"PostgreSQL refused: {first_line(error)}") from error
+
+
+def _is_about_values(error: psycopg.Error) -> bool:
+    return (error.sqlstate or "")[:2] in _ABOUT_VALUES
 
 
 @asynccontextmanager

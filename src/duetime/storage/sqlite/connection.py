@@ -14,6 +14,7 @@ from urllib.parse import quote
 from duetime.errors import (
     BadDatabaseURL,
     DatabaseUnreachable,
+    DataRefused,
     SchemaMismatch,
     StorageError,
 )
@@ -25,6 +26,8 @@ OLDEST_SQLITE = (3, 37, 0)
 
 _TRY_SECONDS = 0.06
 """SQLite sleeps longer and longer between its tries, up to 100 ms; `persist` begins anew."""
+
+_ABOUT_VALUES = ("SQLITE_CONSTRAINT", "SQLITE_MISMATCH", "SQLITE_TOOBIG")
 
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _OURS = re.compile(r"\bduetime_")
@@ -162,4 +165,5 @@ def tell(error: sqlite3.Error, path: str) -> StorageError:
             found=0,
             expected=0,
         )
-    return StorageError(f"SQLite refused: {text}")
+    refusal = DataRefused if name.startswith(_ABOUT_VALUES) else StorageError
+    return refusal(f"SQLite refused: {text}")
