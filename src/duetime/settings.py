@@ -50,6 +50,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1000
     lease: timedelta = timedelta(seconds=30)
     heartbeat: timedelta = timedelta(seconds=10)
+    block_limit: timedelta = timedelta(seconds=10)
     poll: timedelta = timedelta(seconds=1)
     grace: timedelta = timedelta(seconds=30)
     rescue_every: timedelta = timedelta(seconds=2)
@@ -203,7 +204,7 @@ def _check(settings: Settings) -> Settings:
     for name in ("concurrency", "batch", "pool_size", "max_attempts", "max_args_bytes"):
         if getattr(settings, name) < 1:
             raise SettingsError(f"{name} must be at least 1, got {getattr(settings, name)}.")
-    for name in ("heartbeat", "rescue_every", "prune_every", "database_timeout"):
+    for name in ("heartbeat", "block_limit", "rescue_every", "prune_every", "database_timeout"):
         if not getattr(settings, name):
             raise SettingsError(f"{name} must be longer than nothing.")
     for name, most in _MOST.items():

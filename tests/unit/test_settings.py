@@ -36,6 +36,7 @@ def test_every_setting_has_a_variable() -> None:
             "DUETIME_BATCH": "100",
             "DUETIME_LEASE": "1m",
             "DUETIME_HEARTBEAT": "15s",
+            "DUETIME_BLOCK_LIMIT": "20s",
             "DUETIME_POLL": "1m30s",
             "DUETIME_GRACE": "0s",
             "DUETIME_RESCUE_EVERY": "1s",
@@ -98,7 +99,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("name", "value", "reason"),
         [
-            ("concurency", 5, "There is no setting 'concurency'. There are: batch, concurrency"),
+            ("concurency", 5, "There is no setting 'concurency'. There are: batch, block_limit"),
             ("concurrency", "many", "concurrency= must be a whole number, got 'many'"),
             ("concurrency", 2.5, "concurrency= must be a whole number, got 2.5"),
             ("concurrency", True, "concurrency= must be a whole number, got True"),
@@ -114,6 +115,7 @@ class TestRefused:
             ("lease", "soon", "lease= 'soon' is not a duration"),
             ("lease", "19s", "heartbeat must be at most half of the lease"),
             ("heartbeat", "0s", "heartbeat must be longer than nothing"),
+            ("block_limit", "0s", "block_limit must be longer than nothing"),
             ("rescue_every", "0s", "rescue_every must be longer than nothing"),
             ("prune_every", "0s", "prune_every must be longer than nothing"),
             ("database_timeout", "0s", "database_timeout must be longer than nothing"),

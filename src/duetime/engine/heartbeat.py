@@ -1,7 +1,7 @@
 """Keeps a worker's lease, on a thread and a connection of its own.
 
 A busy event loop or a slow query cannot stop it; a lease that cannot be renewed fences the
-worker before anyone else may take its jobs.
+worker before anyone else may take its jobs. A loop that is blocked for too long is not renewed for.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+from duetime.engine.loop_watch import LoopWatch
 from duetime.engine.service import backoff
 from duetime.errors import StorageError
 from duetime.storage.store import Beat, Heart
@@ -32,6 +33,7 @@ class Heartbeat:
         every: timedelta,
         beaten: Callable[[Beat], None],
         lost: Callable[[str], None],
+        watch: LoopWatch | None = None,
     ) -> None:
         self._heart = heart
         self._worker_id = worker_id
@@ -39,6 +41,7 @@ class Heartbeat:
         self._every = every.total_seconds()
         self._beaten = beaten
         self._lost = lost
+        self._watch = watch
         # Counted from before it was asked for: never later than the database's own end.
         self._lease_ends = since + lease.total_seconds()
         self._stop = threading.Event()
@@ -62,20 +65,34 @@ class Heartbeat:
 
     def _run(self) -> None:
         failures = 0
-        wait = 0.0
-        while not self._stop.wait(wait):
+        beat_at = time.monotonic()
+        while not self._stop.wait(self._wait_until(beat_at)):
             sent = time.monotonic()
+            if self._watch is not None and self._watch.check():
+                # Our handlers stand still, and so do those that only wait: others shall have them.
+                if self.seconds_left <= 0:
+                    self._end("the event loop was blocked")
+                    return
+                beat_at = max(beat_at, sent + self._watch.tick)
+                continue
+            if sent < beat_at:
+                continue
             try:
                 beat = self._heart.beat(self._worker_id, self._lease)
-            except StorageError as error:
+            except Exception as error:
                 if self._stop.is_set():
                     break
                 failures += 1
-                log.warning("heartbeat_failed", extra={"error": str(error), "failures": failures})
+                log.warning(
+                    "heartbeat_failed",
+                    extra={"error": str(error) or repr(error), "failures": failures},
+                    exc_info=None if isinstance(error, StorageError) else error,
+                )
                 if self.seconds_left <= self._every / 4:
                     self._end("the lease could not be renewed in time")
                     return
                 wait = min(backoff(failures), self._every, max(self.seconds_left / 4, 0.05))
+                beat_at = time.monotonic() + wait
                 continue
             failures = 0
             if self._stop.is_set():
@@ -85,8 +102,12 @@ class Heartbeat:
                 return
             self._lease_ends = sent + self._lease.total_seconds()
             self._beaten(beat)
-            wait = self._every
+            beat_at = time.monotonic() + self._every
         self._heart.close()
+
+    def _wait_until(self, beat_at: float) -> float:
+        wait = max(0.0, beat_at - time.monotonic())
+        return wait if self._watch is None else min(wait, self._watch.tick)
 
     def _end(self, reason: str) -> None:
         self._heart.close()

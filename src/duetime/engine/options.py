@@ -16,6 +16,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     lease: timedelta
     heartbeat: timedelta
+    block_limit: timedelta
     poll: timedelta
     grace: timedelta
     rescue_every: timedelta

@@ -13,6 +13,7 @@ from duetime.domain.task import TaskDefinition
 from duetime.engine.dispatcher import Dispatcher
 from duetime.engine.heartbeat import Heartbeat
 from duetime.engine.housekeeping import keep_pruning, keep_rescuing
+from duetime.engine.loop_watch import LoopWatch
 from duetime.engine.runners import LOST, STOPPING, Runners
 from duetime.engine.service import end_all, repeat
 from duetime.errors import PassingError, StorageError
@@ -34,6 +35,12 @@ class Worker(Dispatcher):
     async def run(self) -> None:
         """Work until `stop`. Returns when everything held has ended or was given back."""
         self._loop = asyncio.get_running_loop()
+        self._loop_watch = LoopWatch(
+            limit=self._options.block_limit.total_seconds(),
+            pulse_every=self._watch_every,
+            blocked=partial(self._events.event_loop_blocked, self.name),
+            freed=partial(self._events.event_loop_freed, self.name),
+        )
         self._runners = Runners(
             self._tasks,
             store=self._store,
@@ -121,6 +128,7 @@ class Worker(Dispatcher):
             every=options.heartbeat,
             beaten=lambda beat: self._from_thread(self._beaten, beat),
             lost=lambda reason: self._from_thread(self._fence, reason),
+            watch=self._loop_watch,
         )
         self._heartbeat.start()
 
@@ -217,7 +225,12 @@ class Worker(Dispatcher):
 
     async def _watch_lease(self) -> float:
         """Asks no database, so that a hanging one cannot hold up the fence."""
+        self._loop_watch.pulse()
         self._check_lease()
+        return self._watch_every
+
+    @property
+    def _watch_every(self) -> float:
         return min(0.25, self._options.lease.total_seconds() / 10)
 
     async def _keep_house(self) -> float:

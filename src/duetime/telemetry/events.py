@@ -46,6 +46,21 @@ class Events:
     def worker_fenced(self, worker: str, reason: str, *, held: int) -> None:
         self._say(logging.WARNING, "worker_fenced", worker_id=worker, reason=reason, held=held)
 
+    def event_loop_blocked(self, worker: str, seconds: float, stack: str, given_up: bool) -> None:
+        self._say(
+            logging.ERROR if given_up else logging.WARNING,
+            "event_loop_blocked",
+            worker_id=worker,
+            blocked_s=round(seconds, 1),
+            lease_renewed=not given_up,
+            traceback=stack,
+        )
+
+    def event_loop_freed(self, worker: str, seconds: float) -> None:
+        self._say(
+            logging.WARNING, "event_loop_freed", worker_id=worker, blocked_s=round(seconds, 1)
+        )
+
     def woken(self, worker: str, reason: str) -> None:
         if log.isEnabledFor(logging.DEBUG):
             self._say(logging.DEBUG, "worker_woken", worker_id=worker, reason=reason)
