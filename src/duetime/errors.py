@@ -192,6 +192,10 @@ class TransactionConflict(PassingError):
     """Another transaction was in the way, and the database undid this one. Nothing was changed."""
 
 
+class DatabaseDamaged(StorageError):
+    """The SQLite file is damaged, or is not a database. Its workers stop."""
+
+
 class BadDatabaseURL(StorageError, ValueError):
     """The database URL cannot be understood."""
 

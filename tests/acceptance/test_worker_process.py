@@ -50,6 +50,17 @@ async def test_sigterm_lets_the_running_job_finish(backend: Backend, app: Duetim
     assert await app.workers() == []
 
 
+@pytest.mark.parametrize("options", [(), ("--processes", "2")])
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_a_signal_that_answers_the_first_line_stops_it(
+    backend: Backend, app: Duetime, options: tuple[str, ...]
+) -> None:
+    answer = duetime(backend.url, "worker", "--app", "tests.acceptance.hasty:app", *options)
+
+    assert "starting" in answer.err
+    assert answer.code == 0
+
+
 async def test_job_longer_than_the_grace_goes_to_another_worker(
     backend: Backend, app: Duetime
 ) -> None:

@@ -73,6 +73,7 @@ def worker(
     Exit codes: 0  stopped; everything ended or was given back
                 1  could not start
                70  broke
+               74  the SQLite file is damaged
       130 and 143  forced out; the rest returns when the lease has run out
     """
     target = target_of(context)
@@ -82,17 +83,20 @@ def worker(
     app = target.load()
     app.settings = load_settings(msgspec.structs.asdict(app.settings) | _given(options))
     configure_logging(cast("LogFormat", log_format), log_level)
-    if parent is None:
-        _greet(target, app)
+
+    def greet() -> None:
+        if parent is None:
+            _greet(target, app)
+
     if processes == 1:
-        context.exit(run_worker(app, name=name, parent=parent))
+        context.exit(run_worker(app, name=name, parent=parent, greet=greet))
     shared = _given(options) | {"log-format": log_format, "log-level": log_level}
 
     def command(number: int) -> list[str]:
         mine = shared | ({"name": f"{name}-{number}"} if name else {})
         return _child_command(target, mine)
 
-    context.exit(Processes(processes, command=command).run())
+    context.exit(Processes(processes, command=command).run(greet=greet))
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -127,6 +127,10 @@ class Dispatcher:
     def _fence(self, reason: str) -> None:
         raise NotImplementedError
 
+    def _is_damage(self, error: BaseException) -> bool:
+        """Return whether the database is damaged; then this worker stops."""
+        raise NotImplementedError
+
     async def _step(self) -> None:
         """Send what ended, claim what is due; or, if there is neither, sleep."""
         try:
@@ -175,7 +179,8 @@ class Dispatcher:
         self._flushing = None
         if not flushing.cancelled() and (error := flushing.exception()) is not None:
             self._unsure = True
-            log.warning("finish_failed", extra={"worker": self.name, "error": str(error)})
+            if not self._is_damage(error):
+                log.warning("finish_failed", extra={"worker": self.name, "error": str(error)})
 
     async def _await_flush(self) -> None:
         if self._flushing is not None:
@@ -421,7 +426,8 @@ class Dispatcher:
         try:
             await self._settle()
         except StorageError as error:
-            log.warning("flush_failed", extra={"worker": self.name, "error": str(error)})
+            if not self._is_damage(error):
+                log.warning("flush_failed", extra={"worker": self.name, "error": str(error)})
 
     async def _settle(self) -> None:
         """Record what ended; idempotent, whatever became of an earlier try."""
@@ -483,6 +489,8 @@ class Dispatcher:
             return await self._store.settle([end], [])
 
     async def _back_off(self, error: StorageError) -> None:
+        if self._is_damage(error):
+            return
         self._failures += 1
         wait = backoff(self._failures)
         if isinstance(error, TransactionConflict):
@@ -558,6 +566,8 @@ class Dispatcher:
         """Still held, so that their claims stay open, and given back as soon as that works."""
         self._returning += jobs
         self._unsure = True
+        if self._is_damage(error):
+            return
         log.warning(
             "give_back_failed",
             extra={"worker": self.name, "jobs": len(jobs), "error": str(error) or repr(error)},

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from duetime.engine.loop_watch import LoopWatch
 from duetime.engine.service import backoff
-from duetime.errors import StorageError
+from duetime.errors import DatabaseDamaged, StorageError
 from duetime.storage.store import Beat, Heart
 
 log = logging.getLogger("duetime.heartbeat")
@@ -34,6 +34,7 @@ class Heartbeat:
         beaten: Callable[[Beat], None],
         lost: Callable[[str], None],
         watch: LoopWatch | None = None,
+        damaged: Callable[[DatabaseDamaged], object] = lambda error: None,
     ) -> None:
         self._heart = heart
         self._worker_id = worker_id
@@ -42,6 +43,7 @@ class Heartbeat:
         self._beaten = beaten
         self._lost = lost
         self._watch = watch
+        self._damaged = damaged
         # Counted from before it was asked for: never later than the database's own end.
         self._lease_ends = since + lease.total_seconds()
         self._stop = threading.Event()
@@ -79,6 +81,10 @@ class Heartbeat:
                 continue
             try:
                 beat = self._heart.beat(self._worker_id, self._lease)
+            except DatabaseDamaged as error:
+                self._heart.close()
+                self._damaged(error)
+                return
             except Exception as error:
                 if self._stop.is_set():
                     break

@@ -20,7 +20,7 @@ from duetime.domain.digest import DIGEST_TASK
 from duetime.domain.job import ClaimedJob, EndedAs
 from duetime.domain.reminder import REMIND_TASK
 from duetime.domain.schedule import TickStatus, read_run_key
-from duetime.errors import PassingError, StorageError
+from duetime.errors import DatabaseDamaged, PassingError, StorageError
 from duetime.storage.deliveries import DeliveryStatements
 from duetime.storage.digest_ends import DigestEnds
 from duetime.storage.rearm import RearmStatements
@@ -270,7 +270,8 @@ class Planner:
             # Repaired within seconds, by this worker or another; that they have begun only this one
             # knows.
             self._begun = [*begun, *self._begun][:_MOST_KEPT]
-            log.warning("ledger_delayed", extra={"worker": self._worker, "error": str(error)})
+            if not isinstance(error, DatabaseDamaged):
+                log.warning("ledger_delayed", extra={"worker": self._worker, "error": str(error)})
         finally:
             self._keeping = None
 

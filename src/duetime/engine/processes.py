@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from duetime.engine.runtime import COULD_NOT_START, STOP_SIGNALS
+from duetime.engine.runtime import COULD_NOT_START, DAMAGED, STOP_SIGNALS
 
 log = logging.getLogger("duetime.runtime")
 
@@ -54,10 +54,14 @@ class Processes:
         self._code = 0
         self._ending = False
 
-    def run(self) -> int:
-        """Return the worst exit code among the children when all have ended."""
+    def run(self, *, greet: Callable[[], None] = lambda: None) -> int:
+        """Return the worst exit code among the children when all have ended.
+
+        `greet` is called once signals are handled.
+        """
         former = {number: signal.signal(number, self._received) for number in STOP_SIGNALS}
         try:
+            greet()
             while self._step():
                 time.sleep(_TICK_SECONDS)
         finally:
@@ -88,6 +92,11 @@ class Processes:
         if self._ending:
             # Killed by what we sent, before it had begun: it held nothing.
             self._remember(0 if code == -signal.SIGTERM else code)
+            return
+        if code == DAMAGED:
+            # They all use the same file.
+            self._remember(code)
+            self._stop()
             return
         child.could_not_start = code == COULD_NOT_START
         if all(one.could_not_start and one.process is None for one in self._children):

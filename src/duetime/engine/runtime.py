@@ -1,8 +1,8 @@
 """A worker as a process: signals, exit codes, and a way out when something hangs.
 
 Exit codes: 0 when it was asked to stop and everything it held has ended or was given back; 1 when
-it could not start; 70 when it broke; 128 + the signal (130, 143) when it was forced out, so that
-what it held waits for its lease to run out.
+it could not start; 70 when it broke; 74 when the SQLite file is damaged; 128 + the signal (130,
+143) when it was forced out, so that what it held waits for its lease to run out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NoReturn, Protocol
 
 from duetime.engine.service import backoff, name_failure
 from duetime.engine.worker import Worker
-from duetime.errors import DuetimeError, PassingError
+from duetime.errors import DatabaseDamaged, DuetimeError, PassingError
 from duetime.settings import Settings
 from duetime.storage.store import Store
 
@@ -32,6 +32,7 @@ log = logging.getLogger("duetime.runtime")
 STOPPED = 0
 COULD_NOT_START = 1
 BROKE = 70
+DAMAGED = 74
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 PARENT_SECONDS = 0.5
@@ -54,14 +55,22 @@ class Host(Protocol):
     def make_worker(self, store: Store, **options: Any) -> Worker: ...
 
 
-def run_worker(host: Host, *, name: str | None = None, parent: int | None = None) -> int:
+def run_worker(
+    host: Host,
+    *,
+    name: str | None = None,
+    parent: int | None = None,
+    greet: Callable[[], None] = lambda: None,
+) -> int:
     """Run a worker until a signal stops it; return the exit code. For the main thread only.
 
     The first SIGTERM or SIGINT stops it gracefully, the second at once, the third ends the
-    process. With `parent`, the end of that process counts as the first signal.
+    process. With `parent`, the end of that process counts as the first signal. `greet` is called
+    once signals are handled: whoever reads of the start may send one at once.
     """
     runtime = Runtime(host, name)
     with runtime.signals:
+        greet()
         if parent is not None:
             threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
         return asyncio.run(runtime.main())
@@ -107,6 +116,10 @@ class Runtime:
         while not self._stopping.is_set():
             try:
                 return await self._run_once()
+            except DatabaseDamaged as error:
+                if self._worker is None or not self._worker.started.is_set():
+                    log.error("database_damaged", extra={"error": str(error)})
+                return DAMAGED
             except DuetimeError as error:
                 if self._worker is not None and self._worker.started.is_set():
                     raise

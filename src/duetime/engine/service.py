@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from duetime.errors import PassingError, TransactionConflict
+from duetime.errors import DatabaseDamaged, PassingError, TransactionConflict
 
 log = logging.getLogger("duetime.engine")
 
@@ -30,8 +30,8 @@ def name_failure(error: PassingError) -> str:
 async def repeat(
     name: str, work: Callable[[], Awaitable[float]], *, stopping: asyncio.Event, wait: float = 0.0
 ) -> None:
-    """Wait, and do `work`, again and again; it returns the seconds to wait. An error never ends
-    the loop.
+    """Wait, and do `work`, again and again; it returns the seconds to wait. No error ends the
+    loop but a damaged database.
 
     `stopping` does, between two rounds: a round that is cancelled in the middle of a database call
     costs its connection.
@@ -48,6 +48,8 @@ async def repeat(
                 name_failure(error),
                 extra={"service": name, "error": str(error), "retry_in_s": wait},
             )
+        except DatabaseDamaged:
+            raise
         except Exception:
             failures += 1
             wait = backoff(failures)

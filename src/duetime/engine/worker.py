@@ -16,7 +16,7 @@ from duetime.engine.housekeeping import keep_pruning, keep_rescuing
 from duetime.engine.loop_watch import LoopWatch
 from duetime.engine.runners import LOST, STOPPING, Runners
 from duetime.engine.service import end_all, repeat
-from duetime.errors import PassingError, StorageError
+from duetime.errors import DatabaseDamaged, PassingError, StorageError
 from duetime.storage.store import Beat
 
 log = logging.getLogger("duetime.worker")
@@ -32,8 +32,13 @@ _LAST_SECONDS = 0.25
 class Worker(Dispatcher):
     """One process's worker. `run` until `stop`; every job it holds is under its lease."""
 
+    _damage: DatabaseDamaged | None = None
+
     async def run(self) -> None:
-        """Work until `stop`. Returns when everything held has ended or was given back."""
+        """Work until `stop`. Returns when everything held has ended or was given back.
+
+        Raises `DatabaseDamaged` if the database is: then nothing can be recorded or given back.
+        """
         self._loop = asyncio.get_running_loop()
         self._loop_watch = LoopWatch(
             limit=self._options.block_limit.total_seconds(),
@@ -58,6 +63,8 @@ class Worker(Dispatcher):
             raise
         stopping = asyncio.Event()
         services = [asyncio.create_task(service) for service in self._services(stopping)]
+        for service in services:
+            service.add_done_callback(self._service_ended)
         # To the last, also while we stop: until then handlers run under the lease.
         watching = asyncio.create_task(
             repeat("lease", self._watch_lease, stopping=asyncio.Event()), name="duetime-lease"
@@ -84,6 +91,8 @@ class Worker(Dispatcher):
                 # Whatever happened: a lease that is kept for nobody would keep its jobs for ever.
                 watching.cancel()
                 await self._leave(given_back)
+        if self._damage is not None:
+            raise self._damage
 
     def _services(self, stopping: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
         store, options = self._store, self._options
@@ -129,11 +138,17 @@ class Worker(Dispatcher):
             beaten=lambda beat: self._from_thread(self._beaten, beat),
             lost=lambda reason: self._from_thread(self._fence, reason),
             watch=self._loop_watch,
+            damaged=lambda error: self._from_thread(self._is_damage, error),
         )
         self._heartbeat.start()
 
     async def _let_end(self, services: Sequence[asyncio.Task[None]]) -> int:
         """Let what runs end within the grace time; give the rest back, and return how many."""
+        if self._damage is not None:
+            await end_all(services, 0.0)
+            self._runners.stop_all(LOST)
+            await self._runners.drained(_LAST_SECONDS)
+            return 0
         grace = 0.0 if self._stop_now else self._options.grace.total_seconds()
         rounds = min(grace, _ROUND_SECONDS) if grace else _LAST_SECONDS
         ending = asyncio.create_task(end_all(services, rounds))
@@ -168,7 +183,8 @@ class Worker(Dispatcher):
         self._runners.stop_all(STOPPING)
         await self._loop.run_in_executor(None, self._heartbeat.stop)
         try:
-            await self._store.remove_worker(self._worker_id)
+            if self._damage is None:
+                await self._store.remove_worker(self._worker_id)
         except StorageError as error:
             log.warning("worker_not_removed", extra={"worker": self.name, "error": str(error)})
         await self._sleeper.close()
@@ -220,6 +236,21 @@ class Worker(Dispatcher):
     def _check_lease(self) -> None:
         if self._fenced is None and self._heartbeat.seconds_left <= 0:
             self._fence("the lease ran out")
+
+    # A damaged database
+
+    def _is_damage(self, error: BaseException) -> bool:
+        if not isinstance(error, DatabaseDamaged):
+            return False
+        if self._damage is None:
+            self._damage = error
+            self._events.database_damaged(self.name, str(error))
+            self.stop(now=True)
+        return True
+
+    def _service_ended(self, service: asyncio.Task[None]) -> None:
+        if not service.cancelled() and (error := service.exception()) is not None:
+            self._is_damage(error)
 
     # Housekeeping of this worker alone
 

@@ -70,6 +70,9 @@ class Events:
             logging.WARNING, "database_unreachable", worker_id=worker, error=error, retry_in_s=wait
         )
 
+    def database_damaged(self, worker: str, error: str) -> None:
+        self._say(logging.ERROR, "database_damaged", worker_id=worker, error=error)
+
     def transaction_conflict(self, worker: str, error: str, wait: float) -> None:
         self._say(
             logging.WARNING, "transaction_conflict", worker_id=worker, error=error, retry_in_s=wait

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from duetime.errors import (
     BadDatabaseURL,
+    DatabaseDamaged,
     DatabaseUnreachable,
     DataRefused,
     SchemaMismatch,
@@ -152,10 +153,11 @@ def tell(error: sqlite3.Error, path: str) -> StorageError:
             f"{path}: the file cannot be opened ({text}). "
             "Check the path, and that this user may read and write it and its directory."
         )
-    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-        return StorageError(
+    if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_IOERR_SHORT_READ")):
+        return DatabaseDamaged(
             f"{path}: this is not an SQLite database, or it is damaged ({text}). "
-            "Check the path; else restore a backup, or try `sqlite3 FILE .recover`."
+            "Check the path. If it is right, stop all workers and restore a backup, or try "
+            "`sqlite3 FILE .recover`."
         )
     if name.startswith("SQLITE_IOERR"):
         return DatabaseUnreachable(f"{path}: reading or writing failed ({text}). Check the disk.")

@@ -13,7 +13,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from duetime.errors import DatabaseUnreachable, InvalidInput
+from duetime.errors import DatabaseDamaged, DatabaseUnreachable, InvalidInput
 from duetime.storage.sqlite.connection import connect, persist, tell
 from duetime.storage.sqlite.shared import Shared, call_soon
 from duetime.storage.sqlite.transaction import Transaction
@@ -259,6 +259,8 @@ class StoreThread:
             try:
                 connection.execute("pragma wal_checkpoint(passive)").fetchall()
             except sqlite3.Error as error:
+                if isinstance(tell(error, self._path), DatabaseDamaged):
+                    return
                 log.warning("checkpoint_failed", extra={"error": str(error)})
 
     def _is_time_to_poll(self) -> bool:
@@ -276,7 +278,9 @@ class StoreThread:
                 # Kept only now: a look that failed is repeated.
                 self._version = version
         except sqlite3.Error as error:
-            log.warning("poll_failed", extra={"error": str(error)})
+            # Of a damaged file the workers say so themselves.
+            if not isinstance(tell(error, self._path), DatabaseDamaged):
+                log.warning("poll_failed", extra={"error": str(error)})
 
     def _data_version(self, connection: sqlite3.Connection) -> int:
         return int(connection.execute("pragma data_version").fetchone()[0])
