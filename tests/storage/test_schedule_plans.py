@@ -132,7 +132,7 @@ def test_due(session: Session) -> None:
     plan, pages = session.plan("schedule_due", STATEMENTS["schedule_due"])
 
     assert "schedule_next" in plan
-    assert "Index Cond: (next_run_at <=" in plan
+    assert re.search(r"Index Cond: \(\(?next_run_at\b.* <=", plan)
     assert scanned(plan) == set()
     assert discarded(plan) < 100
     assert pages < 20, "nothing is due, and next to nothing is read"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.duration import format_duration
-from duetime.domain.job import JobInfo, JobState
+from duetime.domain.job import UNREADABLE, JobInfo, JobState
 from duetime.domain.queue import QueueInfo
 
 WorkerFacts = tuple[str, Sequence[str], Sequence[str], datetime]
@@ -50,6 +50,12 @@ def explain_job(
         return _ended(job, because)
     if job.state is JobState.RUNNING:
         return _running(job, now, because)
+    if job.state is JobState.PARKED and (job.parked_reason or "").startswith(UNREADABLE):
+        return because(
+            "unreadable",
+            f"is set aside: {job.parked_reason}. Cancel it; or correct the row, cancel it and "
+            "requeue it.",
+        )
     if job.state is JobState.PARKED:
         return because(
             "parked",

@@ -155,7 +155,22 @@ class Dispatcher:
         except StorageError as error:
             self._unsure = True
             self._look = True
-            await self._back_off(error)
+            if isinstance(error, PassingError) or not await self._park_unreadable():
+                await self._back_off(error)
+
+    async def _park_unreadable(self) -> bool:
+        """A claim failed, and not for the connection: perhaps for one row of those it takes."""
+        try:
+            # The claim may have been made, and only its answer was unreadable.
+            await self._settle()
+            parked = await self._store.park_unreadable(
+                self._options.queues, most=self._options.batch
+            )
+        except StorageError:
+            return False
+        for job_id, reason in parked.items():
+            log.error("job_unreadable", extra={"worker": self.name, "job": job_id, "error": reason})
+        return bool(parked)
 
     async def _linger(self, size: int) -> None:
         # With work at hand, a small exchange can wait a moment and become a larger one.

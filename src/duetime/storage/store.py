@@ -269,6 +269,10 @@ class Store(Protocol):
     async def park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
         """Set aside claimed jobs whose task this worker does not know."""
 
+    async def park_unreadable(self, queues: Sequence[str], *, most: int) -> dict[int, str]:
+        """Of the next jobs of each lane set aside those whose rows cannot be read, whatever made
+        them so; return why, for each. A claim failed on one of them: the others must go on."""
+
     async def unpark(self, tasks: Sequence[str], queues: Sequence[str]) -> int:
         """Put parked jobs of these tasks and queues back into `due`, and wake nobody: the caller
         knows them and looks at once; another worker would only park them again."""

@@ -142,6 +142,9 @@ def told_errors(*, rights: str = _RIGHTS) -> Iterator[None]:
             # Time-outs that end an idle session or a long transaction, and their like.
             refusal = PassingError
         raise refusal(f"PostgreSQL refused: {first_line(error)}") from error
+    except (UnicodeDecodeError, OverflowError) as error:
+        # The driver could not read what it was sent.
+        raise StorageError(f"A row cannot be read: {first_line(error)}") from error
 
 
 def _is_about_values(error: psycopg.Error) -> bool:

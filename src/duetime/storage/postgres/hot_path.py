@@ -11,8 +11,8 @@ from typing import Any, cast
 import msgspec
 import psycopg
 
-from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
-from duetime.errors import StorageError
+from duetime.domain.job import UNREADABLE, ClaimedJob, EndedAs, EndedJob
+from duetime.errors import PassingError, StorageError
 from duetime.storage.postgres.connection import array, told_errors
 from duetime.storage.postgres.heart import PostgresHeart
 from duetime.storage.postgres.sessions import Sessions, Statement
@@ -221,6 +221,19 @@ class HotPath(Sessions):
                 **more,
             )
             await self._on(connection, "wake_for", jobs=ids)
+
+    async def park_unreadable(self, queues: Sequence[str], *, most: int) -> dict[int, str]:
+        parked: dict[int, str] = {}
+        for row in await self._rows("due_ids", queues=list(queues), most=most):
+            try:
+                await self._rows("read_due", job=row[0])
+            except PassingError:
+                raise
+            except StorageError as error:
+                reason = f"{UNREADABLE}: {error}"
+                if await self._rows("park_unreadable", job=row[0], reason=reason):
+                    parked[row[0]] = reason
+        return parked
 
     async def unpark(self, tasks: Sequence[str], queues: Sequence[str]) -> int:
         rows = await self._rows("unpark", tasks=list(tasks), queues=list(queues))

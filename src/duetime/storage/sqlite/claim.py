@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from duetime.domain.job import ClaimedJob
+from duetime.domain.job import UNREADABLE, ClaimedJob
 from duetime.storage.sqlite.moment import from_us, maybe_from_us, maybe_span
 from duetime.storage.sqlite.transaction import Transaction
 from duetime.storage.store import Lane
@@ -182,6 +183,19 @@ def _hold(tx: Transaction, worker_id: int, rows: Sequence[Any], how: str) -> lis
     tx.run(how, token=token, worker=worker_id, now=tx.now, jobs=jobs)
     tx.run("leave_due", jobs=jobs)
     return _claimed(rows, token, tx.now, limited=how == "hold_limited")
+
+
+def park_unreadable(tx: Transaction, queues: Sequence[str], most: int) -> dict[int, str]:
+    """Set aside what waits and cannot be read; return why, for each."""
+    parked: dict[int, str] = {}
+    for (job_id,) in tx.rows("due_ids", queues=encode_set(queues), most=most):
+        try:
+            decode(tx.value("chosen_jobs", jobs=encode_ids([job_id])))
+        except (sqlite3.Error, ValueError) as error:
+            parked[job_id] = f"{UNREADABLE}: {error}"
+            tx.run("park_unreadable", job=job_id, reason=parked[job_id], now=tx.now)
+            tx.run("leave_due", jobs=encode_ids([job_id]))
+    return parked
 
 
 def encode_ids(ids: Iterable[int]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST = datetime(1, 1, 2, tzinfo=UTC)
+_LAST = datetime(9999, 12, 30, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -13,7 +15,11 @@ def to_us(moment: datetime) -> int:
 
 
 def from_us(us: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=us)
+    """The moment; of a number that no datetime can hold, the last or the first one."""
+    try:
+        return _EPOCH + timedelta(microseconds=us)
+    except OverflowError:
+        return _LAST if us > 0 else _FIRST
 
 
 def span_to_us(span: timedelta) -> int:
@@ -25,7 +31,7 @@ def maybe_to_us(span: timedelta | None) -> int | None:
 
 
 def maybe_from_us(us: int | None) -> datetime | None:
-    return None if us is None else _EPOCH + timedelta(microseconds=us)
+    return None if us is None else from_us(us)
 
 
 def maybe_span(us: int | None) -> timedelta | None:

@@ -24,7 +24,13 @@ from duetime.domain.job import (
 )
 from duetime.domain.queue import Limits, QueueInfo
 from duetime.storage.sqlite import finish, hot_path, housekeeping, operate
-from duetime.storage.sqlite.claim import any_quarantined, claim_quarantined, encode_ids, first_due
+from duetime.storage.sqlite.claim import (
+    any_quarantined,
+    claim_quarantined,
+    encode_ids,
+    first_due,
+    park_unreadable,
+)
 from duetime.storage.sqlite.connection import (
     DEFAULT_PREFIX,
     check_path,
@@ -212,6 +218,9 @@ class SqliteStore:
 
     async def park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
         await self._thread.write(lambda tx: finish.put(tx, "park", jobs, reason=reason, now=tx.now))
+
+    async def park_unreadable(self, queues: Sequence[str], *, most: int) -> dict[int, str]:
+        return await self._thread.write(lambda tx: park_unreadable(tx, queues, most))
 
     async def unpark(self, tasks: Sequence[str], queues: Sequence[str]) -> int:
         return await self._thread.write(lambda tx: housekeeping.unpark(tx, tasks, queues))

@@ -25,3 +25,4 @@ begin
         execute 'drop function ' || name;
     end loop;
 end $$;
+drop domain duetime.moment, duetime.span, duetime.priority, duetime.attempts;

@@ -99,7 +99,7 @@ cross join lateral (select * from duetime.job where job.id = t.job_id offset 0) 
 -- name: next_run_at
 -- The earliest due time of the lanes: one probe of due_pkey for each. Overdue counts: a job
 -- that fell due after the claim looked must not be slept over.
-select duetime.now(), min(d.run_at)
+select duetime.now(), min(least(d.run_at, '9999-01-01Z'))
 from unnest(%(queues)s::text[]) as l(queue)
 cross join generate_series(0, 9) as p(priority)
 cross join lateral (
@@ -354,11 +354,41 @@ from unnest(%(jobs)s::bigint[], %(run_ats)s::timestamptz[], %(attempts)s::smalli
 join duetime.job as j on j.id = r.job_id
 where r.job_id = any (%(left)s::bigint[]);
 
+-- name: due_ids
+-- The next jobs of these queues, by their ids alone: whatever their rows hold, this can be read.
+select d.job_id
+from unnest(%(queues)s::text[]) as l(queue)
+cross join generate_series(0, 10) as p(priority)
+cross join lateral (
+    select due.job_id from duetime.due
+    where due.queue = l.queue and due.priority = p.priority
+    order by due.run_at, due.job_id limit %(most)s
+) as d;
+
+-- name: read_due
+-- One waiting job, as a claim reads it.
+select d.run_at, (d.attempt + 1)::smallint, j.task, d.queue, d.priority, j.args::text, j.max_attempts,
+    j.key, j.partition, j.timeout, j.expires_at, j.trace::text
+from duetime.due as d join duetime.job as j on j.id = d.job_id
+where d.job_id = %(job)s;
+
+-- name: park_unreadable
+with taken as (
+    delete from duetime.due where job_id = %(job)s returning *
+)
+insert into duetime.parked (job_id, queue, task, priority, run_at, attempt, partition, reason,
+                            parked_at, unreadable)
+select t.job_id, t.queue, j.task, t.priority, duetime.now(), greatest(least(t.attempt, 20000), 0),
+    t.partition, %(reason)s, duetime.now(), true
+from taken as t join duetime.job as j on j.id = t.job_id
+returning job_id;
+
 -- name: unpark
 with taken as (
     delete from duetime.parked where job_id in (
         select job_id from duetime.parked
         where task = any (%(tasks)s::text[]) and queue = any (%(queues)s::text[])
+          and not unreadable
         limit 1000 for update skip locked)
     returning *
 ), back as (

@@ -1,6 +1,7 @@
 -- The same model as on PostgreSQL. `job` is immutable on the hot path; a job's state is where it
 -- stands: in `due` it waits, in `claim` it runs, else its last `attempt` says how it ended.
--- Times are microseconds since 1970 in UTC, spans are microseconds, JSON is text.
+-- Times are microseconds since 1970 in UTC, spans are microseconds, JSON is text. What
+-- jobs are claimed by is checked (times are from 1900 to 9999): one bad row must not stop a queue.
 
 -- Ids and tokens only grow: a number that was pruned is never given again.
 create table duetime_counter (
@@ -21,17 +22,17 @@ create table duetime_job (
     id           integer primary key,
     task         text not null,
     queue        text not null,
-    priority     integer not null,
+    priority     integer not null check (priority between 0 and 10),
     args         text not null,
     key          text,
     -- How long the key is held after completion, also when the job is requeued: `job_key` forgets
     -- it as soon as the job ends otherwise.
     hold         integer,
     partition    text,
-    max_attempts integer not null,
+    max_attempts integer not null check (max_attempts between 0 and 20000),
     timeout      integer,
-    expires_at   integer,
-    created_at   integer not null,
+    expires_at   integer check (expires_at between -2208988800000000 and 253370764800000000),
+    created_at   integer not null check (created_at between -2208988800000000 and 253370764800000000),
     trace        text
 ) strict;
 
@@ -43,9 +44,9 @@ create index duetime_job_by_key on duetime_job (key) where key is not null;
 create table duetime_due (
     job_id    integer primary key,
     queue     text not null,
-    priority  integer not null,
-    run_at    integer not null,
-    attempt   integer not null default 0,
+    priority  integer not null check (priority between 0 and 10),
+    run_at    integer not null check (run_at between -2208988800000000 and 253370764800000000),
+    attempt   integer not null default 0 check (attempt between 0 and 20000),
     partition text
 ) strict;
 create index duetime_due_lane on duetime_due (queue, priority, run_at, job_id);
@@ -105,8 +106,8 @@ create table duetime_worker_name (
 create table duetime_task (
     name         text primary key,
     queue        text not null,
-    priority     integer not null,
-    max_attempts integer not null,
+    priority     integer not null check (priority between 0 and 10),
+    max_attempts integer not null check (max_attempts between 0 and 20000),
     timeout      integer,
     expires      integer,
     updated_at   integer not null
@@ -129,9 +130,9 @@ create table duetime_queue (
     paused_at     integer,
     paused_by     text,
     pause_reason  text,
-    running       integer,
-    per_partition integer,
-    rate          integer,
+    running       integer check (running > 0),
+    per_partition integer check (per_partition > 0),
+    rate          integer check (rate > 0),
     period        integer
 ) strict, without rowid;
 
@@ -143,17 +144,19 @@ create table duetime_rate_use (
 ) strict;
 create index duetime_rate_use_at on duetime_rate_use (queue, at);
 
--- Jobs whose task no worker that met them knows.
+-- Jobs that wait for something else than their time: a worker that knows their task, or somebody
+-- who corrects or cancels a row that cannot be read.
 create table duetime_parked (
     job_id    integer primary key,
     queue     text not null,
     task      text not null,
-    priority  integer not null,
-    run_at    integer not null,
-    attempt   integer not null,
+    priority  integer not null check (priority between 0 and 10),
+    run_at    integer not null check (run_at between -2208988800000000 and 253370764800000000),
+    attempt   integer not null check (attempt between 0 and 20000),
     partition text,
     reason    text not null,
-    parked_at integer not null
+    parked_at integer not null check (parked_at between -2208988800000000 and 253370764800000000),
+    unreadable integer not null default 0
 ) strict;
 create index duetime_parked_task on duetime_parked (task);
 
@@ -201,8 +204,8 @@ create table duetime_schedule (
     target           text not null,
     args             text not null default '{}',
     queue            text,
-    priority         integer,
-    max_attempts     integer,
+    priority         integer check (priority between 0 and 10),
+    max_attempts     integer check (max_attempts between 0 and 20000),
     timeout          integer,
     timetable        text not null,
     policy           text not null default '{}',

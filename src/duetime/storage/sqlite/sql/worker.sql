@@ -32,17 +32,32 @@ returning (select count(*) from duetime_worker as w where w.id < :worker);
 select job_id from duetime_claim indexed by duetime_claim_cancelled
 where worker_id = :worker and cancelled is not null order by job_id;
 
+-- name: due_ids
+-- The next jobs of these queues, by their ids alone: whatever their rows hold, this can be read.
+select d.job_id from duetime_due as d indexed by duetime_due_lane
+where d.queue in (select value from json_each(:queues)) and d.priority between 0 and 10
+order by d.run_at limit :most;
+
+-- name: park_unreadable
+insert into duetime_parked (job_id, queue, task, priority, run_at, attempt, partition, reason,
+                            parked_at, unreadable)
+select d.job_id, d.queue, j.task, d.priority, :now, max(min(d.attempt, 20000), 0), d.partition,
+    :reason, :now, 1
+from duetime_due as d join duetime_job as j on j.id = d.job_id where d.job_id = :job;
+
 -- name: unpark_due
 insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
 select job_id, queue, priority, run_at, attempt, partition from duetime_parked
 where task in (select value from json_each(:tasks))
-  and queue in (select value from json_each(:queues)) order by job_id limit 1000;
+  and queue in (select value from json_each(:queues)) and not unreadable
+order by job_id limit 1000;
 
 -- name: unpark
 delete from duetime_parked where job_id in (
     select job_id from duetime_parked
     where task in (select value from json_each(:tasks))
-      and queue in (select value from json_each(:queues)) order by job_id limit 1000)
+      and queue in (select value from json_each(:queues)) and not unreadable
+    order by job_id limit 1000)
 returning job_id;
 
 -- name: set_progress
