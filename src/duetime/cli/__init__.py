@@ -16,6 +16,7 @@ import click
 from duetime import __version__
 from duetime.cli.audit import audit
 from duetime.cli.db import db
+from duetime.cli.health import health
 from duetime.cli.importing import importing
 from duetime.cli.jobs import jobs
 from duetime.cli.output import ReaderGone, echo, print_json
@@ -56,6 +57,7 @@ for command in (
     audit,
     queues,
     workers,
+    health,
     db,
     importing,
 ):
