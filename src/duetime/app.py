@@ -576,13 +576,18 @@ class Duetime:
             await configured.channel.close()
 
     async def _perform(
-        self, make: Callable[[Dialect], Statements], tx: Any = None, *, reads: bool = False
+        self,
+        make: Callable[[Dialect], Statements],
+        tx: Any = None,
+        *,
+        reads: bool = False,
+        computes: bool = False,
     ) -> Any:
         """Run statements in a transaction of their own, or in the caller's. `reads`: they change
-        nothing, and are one statement."""
+        nothing, and are one statement. `computes`: they compute much between them."""
         if tx is None:
             store = await self.store()
-            return await store.transact(make(store.dialect), reads=reads)
+            return await store.transact(make(store.dialect), reads=reads, computes=computes)
         store = self._unopened()
         placeholder = store.capabilities.placeholder
         return await transaction.run_async(tx, make(store.dialect), placeholder=placeholder)

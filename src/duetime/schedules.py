@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, timedelta
-from itertools import takewhile
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -204,10 +205,11 @@ class Schedules:
         if template is not None:
             found = await self._template(template)
             specs, template, tz = (*specs, *found["specs"]), None, tz or found["tz"]
-        new = self.define(
-            name, task, *specs, args=args, tz=tz or "UTC", exclude=exclude, start=start, end=end,
-            jitter=jitter, template=template, queue=queue, priority=priority, catch_up=catch_up,
-            overlap=overlap, **policy,
+        # Off the loop: some times are only found, or refused, after a long search.
+        new = await asyncio.to_thread(
+            self.define, name, task, *specs, args=args, tz=tz or "UTC", exclude=exclude,
+            start=start, end=end, jitter=jitter, template=template, queue=queue,
+            priority=priority, catch_up=catch_up, overlap=overlap, **policy,
         )  # fmt: skip
         answer = await self.apply([new], by=by, tx=tx)
         return answer[name]
@@ -316,7 +318,7 @@ class Schedules:
         reads: bool = False,
     ) -> Any:
         return await self._app._perform(
-            lambda dialect: make(ScheduleStatements(dialect)), tx, reads=reads
+            lambda dialect: make(ScheduleStatements(dialect)), tx, reads=reads, computes=True
         )
 
 
@@ -403,7 +405,7 @@ class ScheduleHandle:
             raise InvalidInput(
                 f"A backfill goes from an earlier to a later time, up to now ({say_moment(now)})."
             )
-        ticks = ticks_between(schedule.timetable, start, end)
+        ticks = await asyncio.to_thread(ticks_between, schedule.timetable, start, end)
         count: int | None = await self._do(
             lambda s: s.backfill(self.name, ticks, actor=_actor(by)), tx
         )
@@ -421,7 +423,8 @@ class ScheduleHandle:
     async def preview(self, n: int = 10, *, after: datetime | None = None) -> list[PreviewRow]:
         """Return the next ticks of the timetable, in UTC and local time."""
         schedule = await self._schedules._find(self.name)
-        return preview(schedule.timetable, after or await self._app.now(), n)
+        start = after or await self._app.now()
+        return await asyncio.to_thread(preview, schedule.timetable, start, n)
 
     async def history(
         self,
@@ -514,17 +517,12 @@ def _with_task_expiry(policy: Policy, expires: timedelta | None) -> Policy:
 
 def ticks_between(timetable: Timetable, start: datetime, end: datetime) -> list[datetime]:
     """The ticks that a backfill from `start` to before `end` is about."""
-    found = takewhile(
-        lambda tick: tick.at < end, timetable.ticks(start - timedelta(microseconds=1))
-    )
-    ticks: list[datetime] = []
-    for tick in found:
-        if tick.excluded is None:
-            ticks.append(tick.at)
-        if len(ticks) > _MOST_BACKFILLED:
-            raise InvalidInput(
-                f"That is more than {_MOST_BACKFILLED:,} runs; backfill a shorter range."
-            )
+    moment = timedelta(microseconds=1)
+    ticks = list(islice(timetable.runs(start - moment, end - moment), _MOST_BACKFILLED + 1))
+    if len(ticks) > _MOST_BACKFILLED:
+        raise InvalidInput(
+            f"That is more than {_MOST_BACKFILLED:,} runs; backfill a shorter range."
+        )
     return ticks
 
 

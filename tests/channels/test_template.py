@@ -275,6 +275,59 @@ def test_what_costs_too_much_is_stopped_soon(source: str) -> None:
     assert time.monotonic() - begun < 2
 
 
+LARGE: dict[str, Any] = {
+    "many": list(range(15_000)),
+    "same": list(range(15_000)),
+    "deep": [[list(range(15_000))]],
+    "deeper": [[list(range(15_000))]],
+    "object": {str(number): number for number in range(15_000)},
+    "word": "x" * 60_000,
+    "other": "x" * 60_000,
+}
+LOOP = "{{% for a in range(1000) %}}{{% for b in range(9) %}}{}{{% endfor %}}{{% endfor %}}"
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "{{ many | max }}",
+        "{{ many | min }}",
+        "{{ many | sort | first }}",
+        "{{ many | unique | list | first }}",
+        "{{ many | map('abs') | max }}",
+        "{{ many | reverse | list | first }}",
+        "{{ many | select('even') | list | length }}",
+        "{{ object | max }}",
+        "{{ object | items | list | length }}",
+        "{{ many[1:] | length }}",
+        "{% if -1 in many %}{% endif %}",
+        "{% if many == same %}{% endif %}",
+        "{% if deep == deeper %}{% endif %}",
+        "{% if deep is eq deeper %}{% endif %}",
+        "{% if [deep] | max == deeper %}{% endif %}",
+        "{% if -1 is in many %}{% endif %}",
+        "{% if word == other %}{% endif %}",
+        "{% if 'y' in word %}{% endif %}",
+        "{{ word | upper | length }}",
+        "{{ word | replace('y', 'z') | length }}",
+    ],
+)
+def test_going_through_a_large_value_counts(inner: str) -> None:
+    template = Template(LOOP.format(inner))
+    begun = time.thread_time()
+
+    with pytest.raises(TemplateError, match=r"too many steps|longer than"):
+        template.render(LARGE, now=NOW)
+
+    assert time.thread_time() - begun < 1
+
+
+def test_a_large_value_can_be_used_a_few_times() -> None:
+    source = "{{ many | max }} {{ many | sort | last }} {{ 7 in many }} {{ many == same }}"
+
+    assert Template(source).render(LARGE, now=NOW) == "14999 14999 yes yes"
+
+
 def test_the_text_has_a_limit() -> None:
     source = "{% for i in range(64) %}{{ data.long }}{% endfor %}"
 

@@ -6,7 +6,7 @@ import builtins
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import icalendar
@@ -18,6 +18,7 @@ from duetime import Duetime
 from duetime.domain.recurrence import parse_repeats
 from duetime.domain.rule_text import parse_rules
 from duetime.errors import InvalidInput, SubjectNotFound
+from duetime.ical import reading, writing
 from duetime.ical.limits import MOST_BYTES, MOST_EVENTS
 from duetime.ical.reading import Event, read_events
 from duetime.ical.writing import Entry, write_calendar
@@ -492,3 +493,35 @@ async def test_many_events(app: Duetime) -> None:
 
     assert (done.count("added"), same.count("same")) == (510, 510)
     assert exported.count(b"BEGIN:VEVENT") == 510
+
+
+def test_the_rules_of_a_file_take_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_MOST_STEPS", 2_000_000)
+    rule = "RRULE:FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29;BYDAY=MO"
+    events = [
+        event(rule, uid=f"e{n}", start=f"DTSTART:20260301T09{n % 60:02}{n // 60:02}Z")
+        for n in range(200)
+    ]
+    begun = thread_time()
+
+    read, problems = read_events(calendar(*events))
+
+    assert thread_time() - begun < 10
+    assert 0 < len(read) < 100
+    assert len(read) + len(problems) == 200
+    assert "the rules of this file take too long to compute" in problems[-1].reason
+
+
+def test_excluded_dates_are_written_without_a_walk_through_the_years() -> None:
+    repeats = parse_repeats(
+        {
+            "rrule": "FREQ=MINUTELY",
+            "start": "2000-01-01T00:00Z",
+            "exclude": ["2026-03-07", "2026-12-25"],
+        }
+    )
+
+    excluded = list(writing._excluded(repeats, datetime(2026, 3, 6, tzinfo=UTC)))
+
+    assert len(excluded) == 2 * 24 * 60
+    assert {at.date().isoformat() for at in excluded} == {"2026-03-07", "2026-12-25"}

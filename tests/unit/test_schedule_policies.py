@@ -129,12 +129,10 @@ def cases(draw: st.DrawFn) -> Case:
     excluded = draw(st.sampled_from([0, 0, 10, 30]))
     end = START + draw(st.sampled_from([1, 5])) * HOUR
     jitter = draw(st.sampled_from([None, 30 * SECOND, 10 * MINUTE]))
-    times = timetable(
-        *({"every": span, "start": START} for span in every),
-        exclude=[f"0-{excluded - 1} * * * *"] if excluded else [],
-        end=end,
-        jitter=jitter,
-    )
+    times = timetable(*({"every": span, "start": START} for span in every), end=end, jitter=jitter)
+    if excluded:
+        # Not checked: it may mask every tick.
+        times = msgspec.structs.replace(times, exclude=(f"0-{excluded - 1} * * * *",))
     schedule = make_schedule(times, **draw(POLICIES))
     moments = {START + n * span for span in every for n in range(1, 5 * HOUR // span + 1)}
     ticks = [
@@ -525,7 +523,8 @@ def test_jitter_longer_than_the_interval_delays_no_run_beyond_its_time(exclude: 
 
 def test_excluded_ticks_ahead_are_planned_in_small_steps() -> None:
     """All of them are excluded, and there is no end."""
-    schedule = make_schedule(timetable("0 9 * * *", exclude=["* 9 * * *"]))
+    times = msgspec.structs.replace(timetable("0 9 * * *"), exclude=("* 9 * * *",))
+    schedule = make_schedule(times)
     plan = plan_ticks(schedule, now=START, armed=0)
 
     assert plan.more

@@ -20,6 +20,7 @@ MOST_STEPS = 10_000
 LONGEST_RANGE = 1_000
 
 _STEP_SIZE = 256
+_STEP_ITEMS = 16
 _FORMAT = re.compile(r"%[-+ 0]?\d{0,2}(\.\d{1,2})?[dfs]|%%")
 
 
@@ -39,8 +40,30 @@ def spend(value: Any = None) -> None:
     """Count a step; what it made counts by its size."""
     size = len(value) if isinstance(value, str | list | tuple) else 0
     check_size(size)
+    _count(1 + size // (_STEP_SIZE if isinstance(value, str) else _STEP_ITEMS))
+
+
+def weigh(value: Any) -> None:
+    """Count what it takes to go through the value: to compare it, to sort it."""
+    within = [value]
+    items = 0
+    while within:
+        one = within.pop()
+        items += 1
+        if isinstance(one, str):
+            items += len(one) * _STEP_ITEMS // _STEP_SIZE
+        elif isinstance(one, dict):
+            within += one.values()
+        elif isinstance(one, list | tuple):
+            within += one
+        if items >= _STEP_ITEMS:
+            _count(items // _STEP_ITEMS)
+            items %= _STEP_ITEMS
+
+
+def _count(steps: int) -> None:
     current = rendering.get()
-    current.steps += 1 + size // _STEP_SIZE
+    current.steps += steps
     if current.steps > MOST_STEPS:
         raise TemplateError("It takes too many steps: loop over less.")
 
@@ -164,15 +187,35 @@ def _moment(value: Any) -> datetime:
     return value
 
 
-def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
+def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     # `wraps` also keeps the mark by which Jinja2 passes its environment.
     @wraps(function)
     def counted(*args: Any, **kwargs: Any) -> Any:
+        if name not in _QUICK:
+            args = tuple(list(each(arg)) if isinstance(arg, Iterator) else arg for arg in args)
+            for value in (*args, *kwargs.values()):
+                weigh(value)
         result = function(*args, **kwargs)
         spend(result)
         return result
 
     return counted
+
+
+def _weighed(value: Any) -> Any:
+    """A value that is about to be compared."""
+    weigh(value)
+    return value
+
+
+# What does not go through its values, or counts by itself what it goes through.
+_QUICK = frozenset(
+    (
+        "count", "d", "default", "each", "first", "last", "length", "value", "weighed",
+        "boolean", "defined", "false", "mapping", "none", "number", "sequence", "string", "true",
+        "undefined",
+    )
+)  # fmt: skip
 
 
 _OURS: dict[str, Callable[..., Any]] = {
@@ -192,6 +235,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "upper": lambda value: write(value).upper(),
     "urlencode": lambda value: quote(write(value), safe=""),
     "value": lambda value: value,
+    "weighed": _weighed,
 }
 # Of Jinja2's own those that make nothing larger.
 _THEIRS = (
@@ -208,5 +252,5 @@ _TESTS = (
 _LIBRARY: dict[str, Any] = {name: filters.FILTERS[name] for name in _THEIRS}
 _CHECKS: dict[str, Any] = {name: tests.TESTS[name] for name in _TESTS}
 
-FILTERS = {name: _counted(function) for name, function in (_LIBRARY | _OURS).items()}
-TESTS = {name: _counted(function) for name, function in _CHECKS.items()}
+FILTERS = {name: _counted(name, function) for name, function in (_LIBRARY | _OURS).items()}
+TESTS = {name: _counted(name, function) for name, function in _CHECKS.items()}

@@ -139,7 +139,12 @@ class _Reader(NodeTransformer):
                 node.iter = _filter("each", node.iter)
             case nodes.Concat():
                 return _filter("join", nodes.List(node.nodes, lineno=node.lineno))
-            case nodes.Compare() | nodes.Getitem(arg=nodes.Slice()):
+            case nodes.Compare():
+                node.expr = _filter("weighed", node.expr)
+                for operand in node.ops:
+                    operand.expr = _filter("weighed", operand.expr)
+                return _filter("value", node)
+            case nodes.Getitem(arg=nodes.Slice()):
                 return _filter("value", node)
         return node
 

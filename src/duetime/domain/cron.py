@@ -95,6 +95,18 @@ class Cron:
         """Whether every minute matches."""
         return all(field in ("*", "*/1") for field in self.text.split())
 
+    def matches_until(self, wall: datetime) -> datetime:
+        """Return up to when all times match, given one that does: the end of its day, hour, minute
+        or second, whichever the expression has whole. It may match longer."""
+        sim = self._sim
+        if self.has_seconds and len(sim.seconds) < 60:
+            return wall.replace(microsecond=0) + _SECOND
+        if len(sim.minutes) < 60:
+            return wall.replace(second=0, microsecond=0) + timedelta(minutes=1)
+        if len(sim.hours) < 24:
+            return wall.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+        return wall.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+
 
 @lru_cache(maxsize=4096)
 def parse_cron(text: str) -> Cron:

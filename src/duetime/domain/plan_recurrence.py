@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from duetime.domain import effort
 from duetime.domain.recurrence import Occurrence, Recurrence
 from duetime.domain.rule import Rule
 
@@ -16,6 +17,7 @@ MOST_AHEAD = 100
 SOON = timedelta(days=1)
 """Reminders that fall within it are armed, however many they are."""
 MOST_AT_ONCE = 10_000
+_MOST_STEPS = 20_000_000
 _MOMENT = timedelta(microseconds=1)
 _NONE = timedelta(0)
 _WALL_REACH = timedelta(days=2)
@@ -73,8 +75,20 @@ def plan(
     `planned`: since when, and until when, occurrences are planned already; None: never before.
     What became due since then, while no worker was there, is among them. `oldest_armed`: the due
     time of the oldest reminder that is still armed; it stays true. `behind_since`: when this was
-    to be asked.
+    to be asked. Raises `InvalidInput` if the times cannot be found in a few seconds.
     """
+    with effort.limited(_MOST_STEPS, "its times take too long to compute: simplify them"):
+        return _plan(recurrence, rules, now, planned, oldest_armed, behind_since)
+
+
+def _plan(
+    recurrence: Recurrence,
+    rules: Sequence[Rule],
+    now: datetime,
+    planned: tuple[datetime, datetime] | None,
+    oldest_armed: datetime | None,
+    behind_since: datetime | None,
+) -> Plan:
     since = now if planned is None else min(now, planned[0])
     fresh_from = now if planned is None else min(now, planned[1])
     start = look_back(rules, now, planned)

@@ -5,21 +5,23 @@ Pure; time is an argument.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import islice, takewhile
 
 import msgspec
 
+from duetime.domain import effort
 from duetime.domain.duration import format_duration
 from duetime.domain.schedule import OpenRun, Schedule, TickStatus, say
-from duetime.domain.timetable import Tick
 
 ARMED_AHEAD = 2
 """How many future ticks wait in `due` as jobs: firing one is nothing but a claim."""
 MOST_RECORDED = 10_000
 """Of more missed ticks than these, the older ones that do not run share one row of the ledger."""
 
+_MOMENT = timedelta(microseconds=1)
+_MOST_STEPS = 20_000_000
 _MOST_LOOKED_AT = 2000
 _MOST_MASKED = 100
 """How many excluded ticks in a row are written down ahead of their time."""
@@ -60,8 +62,21 @@ def plan_ticks(
 
     `armed` ticks lie ahead already; `caught_up` runs keep their pace before these. Ticks that are
     `known` have their row. `missed`: the reason for which every tick up to now is skipped; then
-    none is armed.
+    none is armed. Raises `InvalidSchedule` if the times cannot be found in a few seconds.
     """
+    with effort.limited(_MOST_STEPS, "its times take too long to compute: simplify them"):
+        return _plan_ticks(schedule, now, armed, caught_up, known, missed, most)
+
+
+def _plan_ticks(
+    schedule: Schedule,
+    now: datetime,
+    armed: int,
+    caught_up: int,
+    known: Collection[datetime],
+    missed: str | None,
+    most: int,
+) -> Plan:
     found: list[PlannedTick] = []
     until = schedule.planned_until
     judge = LateJudge(schedule, now)
@@ -152,8 +167,7 @@ def _ahead(schedule: Schedule, now: datetime) -> datetime:
     jitter = schedule.timetable.jitter
     if not jitter:
         return now
-    ticks = islice(schedule.timetable.ticks(now), _MOST_LOOKED_AT)
-    first = next((tick.at for tick in ticks if tick.excluded is None), None)
+    first = next(schedule.timetable.runs(now), None)
     return now if first is None else first + jitter
 
 
@@ -171,16 +185,15 @@ def _shared(
     until = _shared_until(schedule, now, missed)
     if until is None:
         return None
-    for tick in islice(schedule.timetable.ticks(schedule.planned_until), _MOST_LOOKED_AT):
-        if tick.at >= until:
-            break
-        if tick.excluded is None and tick.at not in known:
-            run_at = schedule.timetable.run_at(schedule.name, tick.at)
+    runs = schedule.timetable.runs(schedule.planned_until, until - _MOMENT)
+    for at in islice(runs, _MOST_LOOKED_AT):
+        if at not in known:
+            run_at = schedule.timetable.run_at(schedule.name, at)
             status, reason = TickStatus.SKIPPED, missed
             if missed is None:
-                status, reason = judge.judge(tick.at, run_at)
+                status, reason = judge.judge(at, run_at)
             told = f"{reason}{SHARED}{say(until)}"
-            return PlannedTick(tick.at, run_at, status, reason=told), until
+            return PlannedTick(at, run_at, status, reason=told), until
     return None
 
 
@@ -209,20 +222,41 @@ def _shared_until(schedule: Schedule, now: datetime, missed: str | None) -> date
                 return None
             latest = min(latest, now - policy.max_age - jitter)
 
-    def missed_after(after: datetime, most: int | None = None) -> Iterator[Tick]:
-        past = takewhile(lambda tick: tick.at < latest, schedule.timetable.ticks(after))
-        some = islice(past, most)
-        return (tick for tick in some if missed is not None or tick.excluded is None)
+    def missed_after(after: datetime) -> Iterator[datetime]:
+        times = schedule.timetable
+        if missed is None:
+            return times.runs(after, latest - _MOMENT)
+        return takewhile(latest.__gt__, (tick.at for tick in times.ticks(after)))
 
-    if sum(1 for _ in missed_after(schedule.planned_until, 2 * MOST_RECORDED)) <= MOST_RECORDED:
+    since, most = schedule.planned_until, MOST_RECORDED + 1
+    if len(list(islice(missed_after(since), most))) < most:
         return None
-    # Looked for from the end: there may be a great many.
-    span = timedelta(minutes=1)
-    newest: list[datetime] = []
-    while len(newest) <= MOST_RECORDED:
-        newest = [tick.at for tick in missed_after(latest - span)]
-        span *= 4
-    return newest[-MOST_RECORDED - 1]
+    return _last(missed_after, since, latest, most)[0]
+
+
+def _last(
+    times: Callable[[datetime], Iterator[datetime]], since: datetime, until: datetime, most: int
+) -> list[datetime]:
+    """The last `most` of the times after `since`; `until` is not before any of them.
+
+    There may be a great many, and long spans without any. So they are looked for from the end, and
+    only so many in each part.
+    """
+    many: datetime | None = None
+    few, span = until, timedelta(minutes=1)
+    while True:
+        if many is None:
+            start = max(since, until - span)
+            span *= 4
+        else:
+            start = many + (few - many) / 2
+        found = list(islice(times(start), 2 * most + 100))
+        if len(found) == 2 * most + 100:
+            many = start
+        elif len(found) >= most or start <= since:
+            return found[-most:]
+        else:
+            few = start
 
 
 class LateJudge:
@@ -256,43 +290,32 @@ class LateJudge:
 
     def _is_before_newest(self, tick: datetime) -> bool:
         """Whether a later tick is already due."""
-        span = timedelta(minutes=1)
-        while self._newest is None and self._now - span > tick:
-            for later in self._missed_after(self._now - span):
-                self._newest = later
-            span *= 4
-        if self._newest is not None:
-            return tick < self._newest
-        return next(self._missed_after(tick), None) is not None
+        if self._newest is None:
+            last = _last(self._missed_after, tick, self._now, 1)
+            if not last:
+                return False
+            self._newest = last[0]
+        return tick < self._newest
 
     def _before_last(self, tick: datetime, runs: int) -> bool:
         """Whether `tick` is older than the last `runs` missed ones; those on time are not."""
-        if self._first is not None:
-            return tick < self._first
-        # Looked for from the end: there may be a great many.
-        span = timedelta(minutes=1)
-        while self._now - span > tick:
-            last = self._late_after(self._now - span)
-            if len(last) >= runs:
-                self._first = last[-runs]
-                return tick < self._first
-            span *= 4
-        return len(self._late_after(tick)) >= runs
+        if self._first is None:
+            last = _last(self._late_after, tick, self._now, runs)
+            if len(last) < runs:
+                return False
+            self._first = last[0]
+        return tick < self._first
 
-    def _late_after(self, tick: datetime) -> list[datetime]:
+    def _late_after(self, tick: datetime) -> Iterator[datetime]:
         schedule = self._schedule
-        return [
+        return (
             later
             for later in self._missed_after(tick)
             if is_late(schedule, schedule.timetable.run_at(schedule.name, later), self._now)
-        ]
+        )
 
     def _missed_after(self, tick: datetime) -> Iterator[datetime]:
-        for later in self._schedule.timetable.ticks(tick):
-            if later.at > self._now:
-                return
-            if later.excluded is None:
-                yield later.at
+        return self._schedule.timetable.runs(tick, self._now)
 
 
 def _whole(span: timedelta) -> timedelta:

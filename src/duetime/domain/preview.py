@@ -9,12 +9,14 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from duetime.domain import effort
 from duetime.domain.cron import parse_cron, parse_zone
 from duetime.domain.duration import format_duration
 from duetime.domain.timetable import CronTimes, RuleTimes, Times, Timetable, rule_walls
 from duetime.errors import InvalidInput
 
 MOST_ROWS = 1000
+_MOST_STEPS = 4_000_000
 _MOMENT = timedelta(microseconds=1)
 _MOST_SHOWN = 3
 
@@ -40,6 +42,13 @@ def preview(timetable: Timetable, after: datetime, n: int) -> list[PreviewRow]:
     """
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_ROWS:
         raise InvalidInput(f"A preview has 1 to {MOST_ROWS} rows, not {n!r}.")
+    with effort.limited(
+        _MOST_STEPS, f"'{timetable.describe()}' fires too rarely to find {n} ticks. Ask for fewer."
+    ):
+        return _rows(timetable, after, n)
+
+
+def _rows(timetable: Timetable, after: datetime, n: int) -> list[PreviewRow]:
     zone = parse_zone(timetable.tz)
     rows = []
     for tick in islice(timetable.ticks(after), n):

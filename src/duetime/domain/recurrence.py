@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from duetime.domain import effort
 from duetime.domain.rule import read_moment, say_moment
 from duetime.domain.timetable import (
     EPOCH,
@@ -32,6 +33,7 @@ MOST_EXCEPTIONS = 2000
 _KEPT = timedelta(days=366)
 _PACE = 60
 _LONGEST_JSON = 500_000
+_MOST_STEPS = 4_000_000
 _MOMENT = timedelta(microseconds=1)
 _OPTIONS = ("start", "until", "exclude", "exceptions")
 
@@ -70,9 +72,7 @@ class Recurrence(msgspec.Struct, frozen=True):
         """
         different = self.exceptions or {}
         usual = (
-            Occurrence(tick.at, tick.at)
-            for tick in self.timetable.ticks(since - _MOMENT)
-            if tick.excluded is None and tick.at not in different
+            Occurrence(at, at) for at in self.timetable.runs(since - _MOMENT) if at not in different
         )
         moved = sorted(
             Occurrence(due, original)
@@ -80,6 +80,15 @@ class Recurrence(msgspec.Struct, frozen=True):
             if isinstance(due, datetime) and due >= since and self.has(original)
         )
         return merge(usual, moved) if moved else usual
+
+    def first(self, since: datetime, n: int) -> list[Occurrence]:
+        """Return the first `n` that are due at `since` or later; raise `InvalidInput` if they come
+        too rarely to be found in a second or two."""
+        with effort.limited(
+            _MOST_STEPS,
+            f"'{self.describe()}' is due too rarely to find {n} occurrences. Ask for fewer.",
+        ):
+            return list(islice(self.occurrences(since), n))
 
     def has(self, original: datetime) -> bool:
         """Whether the timetable has an occurrence then, whatever its exception says."""

@@ -13,6 +13,7 @@ from itertools import islice, takewhile
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from duetime.domain import effort
 from duetime.domain.cron import elapsed_ticks, fixed_ticks, next_change, to_instant, to_wall
 from duetime.errors import InvalidSchedule
 
@@ -215,6 +216,7 @@ class _Search:
         self.day = datetime.min  # noqa: DTZ901
 
     def spend(self, steps: int) -> None:
+        effort.spend(steps)
         self.left -= steps
         if self.left < 0:
             raise InvalidSchedule(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from hashlib import blake2b
 from heapq import merge
@@ -17,8 +17,10 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from duetime.domain import effort
 from duetime.domain.cron import (
     Cron,
+    next_change,
     parse_cron,
     parse_zone,
     to_wall,
@@ -35,7 +37,16 @@ LONGEST_JITTER = timedelta(days=1)
 MOST_SPECS = 50
 MOST_EXCLUSIONS = 1000
 _LONGEST_JSON = 500_000
+_MOST_MASKED = 20_000
+"""How many excluded ticks in a row are looked at: about a quarter of a second."""
+_STEPS_TO_READ = 1_500_000
+_TOO_LONG = "The times take too long to compute. Give fewer or simpler specs and exclusions."
+_MOST_YEARS_MASKED = 100
+"""What masks allow comes again sooner: 29 February on a given weekday within 40 years."""
+_MASKS_A_STEP = 50
+"""How many masks are compared in about the time in which a tick is found."""
 _MOMENT = timedelta(microseconds=1)
+_DAY = timedelta(days=1)
 _MILLISECOND = timedelta(milliseconds=1)
 
 # No clock is read here; what fires after this day still fires.
@@ -155,6 +166,7 @@ class Timetable(msgspec.Struct, frozen=True):
                 return
             if at > after:
                 after = at
+                effort.spend(effort.STEPS_A_TICK)
                 yield Tick(at, self._excluded(at, zone) if self.exclude else None)
 
     def _excluded(self, at: datetime, zone: ZoneInfo) -> str | None:
@@ -166,6 +178,55 @@ class Timetable(msgspec.Struct, frozen=True):
             if mask.matches(local):
                 return f"excluded by {mask.text!r}"
         return None
+
+    def runs(self, after: datetime, until: datetime = END) -> Iterator[datetime]:
+        """Yield the ticks after `after`, up to `until`, that are not excluded.
+
+        Raises `InvalidSchedule` if very many in a row are excluded, since that may go on for ever.
+
+        >>> hourly = timetable("0 * * * *", exclude=["* 0-22 * * *"])
+        >>> next(hourly.runs(datetime(2026, 3, 8, tzinfo=UTC))).hour
+        23
+        """
+        zone = parse_zone(self.tz)
+        step = 1 + len(_masks(self.exclude)[1]) // _MASKS_A_STEP
+        last, left = after, _MOST_MASKED
+        while True:
+            before = None
+            for tick in self.ticks(after):
+                if tick.at > until:
+                    return
+                if tick.excluded is None:
+                    last, left, before = tick.at, _MOST_MASKED, None
+                    yield tick.at
+                    continue
+                left -= step
+                if left < 0 or tick.at.year > last.year + _MOST_YEARS_MASKED:
+                    raise InvalidSchedule(
+                        f"The exclusions of '{self.describe()}' leave no tick after {_iso(last)}, "
+                        "or too few to be found. Remove some of them, or pause the schedule."
+                    )
+                if before is not None and tick.at - before < _DAY:
+                    masked_until = self._masked_until(before, zone)
+                    if tick.at < masked_until:
+                        # There are many: go straight to where they may end.
+                        after = masked_until - _MOMENT
+                        break
+                before = tick.at
+            else:
+                return
+
+    def _masked_until(self, at: datetime, zone: ZoneInfo) -> datetime:
+        """Up to when all ticks are excluded, given one that is."""
+        dates, masks = _masks(self.exclude)
+        local = to_wall(at, zone)
+        if local.date() in dates:
+            end = datetime.combine(local.date() + _DAY, time())
+        else:
+            end = max(mask.matches_until(local) for mask in masks if mask.matches(local))
+        until = at + (end - local)
+        # Later, the clock shows other times.
+        return next_change(zone, at, until) or until
 
     def run_at(self, name: str, tick: datetime) -> datetime:
         """Return `tick` plus this schedule's jitter: the same in every process, less than `jitter`.
@@ -242,6 +303,13 @@ def timetable(
     >>> [tick.at.hour for tick, _ in zip(night.ticks(datetime(2026, 3, 8, tzinfo=UTC)), "ab")]
     [1, 12]
     """
+    with effort.limited(_STEPS_TO_READ, _TOO_LONG):
+        return _timetable(specs, tz, exclude, start, end, jitter)
+
+
+def _timetable(
+    specs: tuple[Any, ...], tz: Any, exclude: Any, start: Any, end: Any, jitter: Any
+) -> Timetable:
     zone = parse_zone(tz)
     first = None if start is None else _moment(start, "start")
     last = None if end is None else _moment(end, "end")
@@ -258,9 +326,10 @@ def timetable(
         end=last,
         jitter=_read_jitter(jitter),
     )
-    if last is not None and next(made.ticks(EPOCH - _MOMENT), None) is None:
+    if (made.exclude or last is not None) and next(made.runs(EPOCH - _MOMENT), None) is None:
+        where = "between start and end" if last is not None else "outside of the exclusions"
         raise InvalidSchedule(
-            f"The timetable '{made.describe()}' never fires: no tick lies between start and end."
+            f"The timetable '{made.describe()}' never fires: no tick lies {where}."
         )
     return made
 

@@ -82,7 +82,7 @@ class Planner:
         """Store what the code declares, as it is now; an operator's pause stays."""
         if declared:
             answer = await self._store.transact(
-                self._schedules.apply(declared, actor="code", prune=False)
+                self._schedules.apply(declared, actor="code", prune=False), computes=True
             )
             for name, change in answer.items():
                 if change != "same":
@@ -119,7 +119,9 @@ class Planner:
             await asyncio.sleep(wait)
             await self.admit([claimed[run.job_id] for run in unclear], received)
         elif unclear:
-            decisions = await self._store.transact(self._statements.decide(unclear, self._worker))
+            decisions = await self._store.transact(
+                self._statements.decide(unclear, self._worker), computes=True
+            )
             await self._follow(decisions, claimed, unclear, received)
 
     def _let_start(self, run: ClaimedRun, job: ClaimedJob, received: float) -> None:
@@ -201,7 +203,7 @@ class Planner:
         if self._begun:
             self._keep_soon()
         if await self._store.transact(self._statements.due(), reads=True):
-            planned = await self._store.transact(self._statements.repair())
+            planned = await self._store.transact(self._statements.repair(), computes=True)
             if planned:
                 log.info("schedules_repaired", extra={"worker": self._worker, "count": planned})
                 # There may be more: a long outage is planned in parts.
@@ -255,7 +257,8 @@ class Planner:
                 ended, self._ended = self._ended, []
                 if begun or decided:
                     await self._store.transact(
-                        self._statements.advance(begun, self._worker, decided=decided)
+                        self._statements.advance(begun, self._worker, decided=decided),
+                        computes=True,
                     )
                     begun = []
                 if ended:
@@ -276,7 +279,7 @@ class Planner:
             self._keeping = None
 
     async def _settle(self, jobs: Sequence[int]) -> None:
-        for name in await self._store.transact(self._statements.settle(jobs)):
+        for name in await self._store.transact(self._statements.settle(jobs), computes=True):
             self._events.schedule_changed(self._worker, name, "paused")
 
 

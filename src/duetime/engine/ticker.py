@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from itertools import islice
 
 from duetime.domain.job import NewJob
 from duetime.domain.schedule import run_key
@@ -19,7 +18,6 @@ _HOLD = timedelta(hours=1)
 """How long a key is held once its run completed: no process is later than that."""
 _LONGEST_SLEEP = timedelta(minutes=1)
 _MOMENT = timedelta(milliseconds=5)
-_MOST_EXCLUDED = 2000
 
 
 class Ticker:
@@ -51,8 +49,7 @@ class Ticker:
 
 
 def _next(schedule: NewSchedule, now: datetime) -> datetime | None:
-    ticks = islice(schedule.timetable.ticks(now), _MOST_EXCLUDED)
-    return next((tick.at for tick in ticks if tick.excluded is None), None)
+    return next(schedule.timetable.runs(now), None)
 
 
 def _job(schedule: NewSchedule, tick: datetime) -> NewJob:

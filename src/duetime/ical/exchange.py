@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -87,10 +87,10 @@ async def import_ical(
     if recipients is not None:
         to = check_names(recipients, what="recipients", example="recipients=['ann', 'bob']")
     results: dict[str, str] = {}
-    for batch in in_parts(events, _BATCH):
-        stored = await _stored(app, [event.ref for event in batch], tx)
+
+    def define(events: Sequence[Event], stored: Mapping[str, Subject]) -> list[Subject]:
         put: list[Subject] = []
-        for event in batch:
+        for event in events:
             known = stored.get(event.ref)
             try:
                 given = _subject(app, event, known, scope, remind, to)
@@ -100,8 +100,13 @@ async def import_ical(
             results[event.ref] = _outcome(given, known, event)
             if results[event.ref] != "same":
                 put.append(given)
+        return put
+
+    for batch in in_parts(events, _BATCH):
+        stored = await _stored(app, [event.ref for event in batch], tx)
+        put = await asyncio.to_thread(define, batch, stored)
         if put and not dry_run:
-            results |= await app.subjects.put_many(put, by=by, tx=tx)
+            results.update(await app.subjects.put_many(put, by=by, tx=tx))
     return Imported(results, problems)
 
 

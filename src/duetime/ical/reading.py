@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain import effort
 from duetime.domain.duration import format_duration
 from duetime.domain.job import LONGEST_NAME
 from duetime.domain.recurrence import parse_repeats
@@ -23,6 +24,8 @@ from duetime.ical.zones import instant, zone_name, zone_of
 
 _LONGEST_TEXT = 10_000
 _MOST_REPEATS = 20
+_MOST_STEPS = 40_000_000
+"""For the rules of a whole file: about ten seconds."""
 _CLOCK_CHANGE = timedelta(hours=1)
 OWN_DATA = ("title", "description", "location", "url", "all_day", "duration")
 """What a file says of a subject's data; the rest stays as it is."""
@@ -59,6 +62,11 @@ def read_events(data: bytes | str, *, tz: str | None = None) -> tuple[list[Event
         calendars = icalendar().Calendar.from_ical(text, multiple=True)
     except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise InvalidInput(f"The iCalendar file cannot be read: {error!s:.200}.") from None
+    with effort.limited(_MOST_STEPS, "the rules of this file take too long to compute: split it"):
+        return _read_calendars(calendars, tz)
+
+
+def _read_calendars(calendars: Any, tz: str | None) -> tuple[list[Event], list[Problem]]:
     events: list[Event] = []
     problems: list[Problem] = []
     for calendar in calendars:

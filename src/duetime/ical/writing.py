@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
-from duetime.domain.cron import parse_zone, to_wall
+from duetime.domain import effort
+from duetime.domain.cron import parse_zone, to_instant, to_wall
 from duetime.domain.duration import parse_duration
 from duetime.domain.plan_recurrence import rules_of
 from duetime.domain.recurrence import Recurrence
@@ -18,6 +19,7 @@ from duetime.domain.timetable import EPOCH, MOST_SPECS, Once, RuleTimes
 from duetime.errors import InvalidInput
 from duetime.ical.library import icalendar
 
+_MOST_STEPS = 40_000_000
 _PRODUCT = "-//Duetime//Duetime//EN"
 _AHEAD = timedelta(days=366)
 _MOST_WRITTEN = MOST_SPECS - 1
@@ -38,9 +40,10 @@ def write_calendar(entries: Iterable[Entry], now: datetime) -> bytes:
     calendar = library.Calendar()
     calendar.add("PRODID", _PRODUCT)
     calendar.add("VERSION", "2.0")
-    for entry in entries:
-        for event in _events(entry, now):
-            calendar.add_component(event)
+    with effort.limited(_MOST_STEPS, "These subjects take too long to compute. Export fewer."):
+        for entry in entries:
+            for event in _events(entry, now):
+                calendar.add_component(event)
     calendar.add_missing_timezones()
     written: bytes = calendar.to_ical()
     return written
@@ -163,12 +166,13 @@ def _excluded(repeats: Recurrence, now: datetime) -> Iterator[datetime]:
     """The occurrences that excluded dates leave out, up to some years from now."""
     if not repeats.timetable.exclude:
         return
-    end = now + 5 * _AHEAD
-    for tick in islice(repeats.timetable.ticks(EPOCH - _MOMENT), 100_000):
-        if tick.at > end:
-            return
-        if tick.excluded is not None:
-            yield tick.at
+    zone = parse_zone(repeats.timetable.tz)
+    for text in repeats.timetable.exclude:
+        day = datetime.fromisoformat(text)
+        begin, end = to_instant(day, zone), to_instant(day + timedelta(days=1), zone)
+        if begin < now + 5 * _AHEAD:
+            ticks = (tick.at for tick in repeats.timetable.ticks(begin - _MOMENT))
+            yield from takewhile(end.__gt__, ticks)
 
 
 def _local(at: datetime, subject: Subject) -> datetime:

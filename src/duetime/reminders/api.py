@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from itertools import islice
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -44,9 +45,13 @@ _MOST_DATA_BYTES = 64 * 1024
 _LONGEST_REASON = 1000
 
 
-async def perform(app: Duetime, make: Make, tx: Any = None, *, reads: bool = False) -> Any:
+async def perform(
+    app: Duetime, make: Make, tx: Any = None, *, reads: bool = False, computes: bool = False
+) -> Any:
     """Run statements in a transaction of their own, or in the caller's."""
-    return await app._perform(lambda dialect: make(ReminderStatements(dialect)), tx, reads=reads)
+    return await app._perform(
+        lambda dialect: make(ReminderStatements(dialect)), tx, reads=reads, computes=computes
+    )
 
 
 class Scopes:
@@ -153,7 +158,8 @@ class Subjects:
         sends one again. Putting a completed subject opens it again. Returns `added`, `changed` or
         `same`.
         """
-        subject = self.define(
+        define = partial(
+            self.define,
             ref,
             due=due,
             repeats=repeats,
@@ -163,6 +169,8 @@ class Subjects:
             recipients=recipients,
             data=data,
         )
+        # Off the loop: some recurrences are only read, or refused, after a long search.
+        subject = define() if repeats is None else await asyncio.to_thread(define)
         return (await self.put_many([subject], by=by, tx=tx))[ref]
 
     async def put_many(
@@ -177,7 +185,10 @@ class Subjects:
             raise InvalidInput("A subject is given twice; references are unique.")
         actor = check_name(by, what="actor (by=)")
         answer: dict[str, str] = await perform(
-            self._app, lambda s: s.put(subjects, actor=actor), tx
+            self._app,
+            lambda s: s.put(subjects, actor=actor),
+            tx,
+            computes=any(subject.repeats is not None for subject in subjects),
         )
         return answer
 
@@ -236,7 +247,7 @@ class Subjects:
         if subject.repeats is None:
             raise InvalidInput(f"The subject {ref!r} does not repeat.")
         start = await self._app.now() if since is None else read_moment(since)
-        return list(islice(subject.repeats.occurrences(start), n))
+        return await asyncio.to_thread(subject.repeats.first, start, n)
 
     async def delete(
         self, ref: str, *, reason: str | None = None, by: str = "unknown", tx: Any = None
@@ -301,6 +312,7 @@ class Subjects:
                 ref, occurrence, exception, actor=actor
             ),
             tx,
+            computes=True,
         )
 
     async def _close(self, ref: str, by: str, tx: Any, *, reason: str | None, delete: bool) -> None:

@@ -92,6 +92,7 @@ async def _outgoing(app: Duetime, sender: Sender, digest: Digest) -> Outgoing:
         # What expires meanwhile leaves it: it is sent as long as anything is left.
         _last(ends),
         make,
+        sender.messages.digest,
     )
 
 

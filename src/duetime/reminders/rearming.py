@@ -62,7 +62,7 @@ async def rearm_stale(app: Duetime) -> Snooze | None:
     if not store.dialect.arms:
         # What triggers noted comes first: it says more than a mark.
         changes = ChangeStatements(store.dialect)
-        while await store.transact(changes.apply(_BATCH)):
+        while await store.transact(changes.apply(_BATCH), computes=True):
             pass
     after = 0
     while marked := await store.transact(statements.stale(after, _BATCH), reads=True):
@@ -77,7 +77,7 @@ async def rearm_stale(app: Duetime) -> Snooze | None:
 
 async def _rearm_these(store: Store, statements: RearmStatements, ids: Sequence[int]) -> None:
     try:
-        await store.transact(statements.rearm(ids))
+        await store.transact(statements.rearm(ids), computes=True)
     except InvalidInput as error:
         if len(ids) > 1:
             for one in ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from random import Random
@@ -59,6 +60,7 @@ class Outgoing(NamedTuple):
     expires_at: datetime | None
     make: Callable[[str | None, str], Message]
     """Returns the message to an address, under a key. Raises `InvalidInput`."""
+    template: str | None
 
 
 class SendAttempt:
@@ -181,7 +183,7 @@ class SendAttempt:
                 self.note(route.channel, DeliveryStatus.FAILED, tried=0, error=error)
                 continue
             try:
-                message = self._outgoing.make(route.address, self.known(route.channel).key)
+                message = await self._make(route)
             except InvalidInput as error:
                 return Discard(str(error))
             outcome = await self._ask(route, configured, message)
@@ -190,6 +192,13 @@ class SendAttempt:
         if not self._deliveries:
             return Discard("there is neither a handler (@app.on_reminder) nor a channel")
         return await self._wait_for_any(routes)
+
+    async def _make(self, route: Route) -> Message:
+        """Make the message, off the loop if it has a template: its author decides what it costs."""
+        address, key = route.address, self.known(route.channel).key
+        if self._outgoing.template is None:
+            return self._outgoing.make(address, key)
+        return await asyncio.to_thread(self._outgoing.make, address, key)
 
     def _is_due(self, channel: str) -> bool:
         next_at = self.known(channel).next_at

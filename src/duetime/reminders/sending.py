@@ -154,6 +154,7 @@ class Sender:
             reminder.run_at or ready.now,
             ctx.job.expires_at,
             make,
+            reminder.rule.template,
         )
 
     async def _note(self, attempt: SendAttempt, reminder: Reminder) -> Skip | None:

@@ -283,10 +283,13 @@ class Store(Protocol):
     def finish_many_in(self, ended: Sequence[EndedJob]) -> Statements:
         """Complete several, each fenced by itself; returns a bool for each."""
 
-    async def transact(self, statements: Statements, *, reads: bool = False) -> Any:
+    async def transact(
+        self, statements: Statements, *, reads: bool = False, computes: bool = False
+    ) -> Any:
         """Run statements in a transaction of their own, and return what they return.
 
-        `reads`: they change nothing, and are one statement.
+        `reads`: they change nothing, and are one statement. `computes`: there may be much to
+        compute between them, which is done off the event loop.
         """
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:

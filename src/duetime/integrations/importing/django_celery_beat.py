@@ -131,9 +131,9 @@ def _once(found: dict[str, Any], row: Row, now: datetime) -> dict[str, Any]:
     else:
         try:
             times = timetable(spec, tz=found["tz"], exclude=found["exclude"], start=found["start"])
+            at = next(times.runs(now))
         except InvalidInput as error:
             raise Untranslatable(plain_end(error)) from None
-        at = next(tick.at for tick in times.ticks(now) if tick.excluded is None)
     note = "it runs only once (one_off), at the next of its times"
     return found | {
         "specs": (at,), "exclude": (), "start": None, "end": None, "notes": (*found["notes"], note)

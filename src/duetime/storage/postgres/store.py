@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import datetime
 from typing import Any, cast
@@ -16,7 +17,7 @@ from duetime.storage.postgres.connection import rows_of
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
 from duetime.storage.postgres.sessions import Connection
-from duetime.storage.store import Capabilities, Statements, in_parts
+from duetime.storage.store import Capabilities, Row, Statement, Statements, in_parts
 
 _BULK = 1000
 """From this many jobs on, COPY is faster than one function call."""
@@ -27,6 +28,7 @@ class PostgresStore(HotPath, Operations):
     """The store: enqueues here; `HotPath` serves workers, `Operations` people."""
 
     capabilities = Capabilities(notifies=True, many_machines=True, placeholder="%s")
+    _computing: ThreadPoolExecutor | None = None
 
     async def now(self) -> datetime:
         return cast("datetime", (await self._rows("now"))[0][0])
@@ -48,13 +50,32 @@ class PostgresStore(HotPath, Operations):
         ):
             return cast("list[Enqueued]", await _drive(connection, self.enqueue_in(jobs)))
 
-    async def transact(self, statements: Statements, *, reads: bool = False) -> Any:
+    async def transact(
+        self, statements: Statements, *, reads: bool = False, computes: bool = False
+    ) -> Any:
         # Each statement has its time-out: a change of many subjects has many of them.
         async with (
             self._lasting_connection() as connection,
             nullcontext() if reads else connection.transaction(),
         ):
-            return await _drive(connection, statements, seconds=self._call_seconds)
+            return await _drive(
+                connection,
+                statements,
+                seconds=self._call_seconds,
+                thread=self._computing_thread() if computes else None,
+            )
+
+    def _computing_thread(self) -> ThreadPoolExecutor:
+        # Its own: the event loop's threads may all be busy with handlers.
+        if self._computing is None:
+            self._computing = ThreadPoolExecutor(1, "duetime-compute")
+        return self._computing
+
+    async def close(self) -> None:
+        await super().close()
+        if self._computing is not None:
+            self._computing.shutdown(wait=False)
+            self._computing = None
 
     def enqueue_in(self, jobs: Sequence[NewJob]) -> Statements:
         # Keys are taken in one order, across chunks too: two such calls cannot deadlock.
@@ -91,14 +112,30 @@ class PostgresStore(HotPath, Operations):
 
 
 async def _drive(
-    connection: Connection, statements: Statements, *, seconds: float | None = None
+    connection: Connection,
+    statements: Statements,
+    *,
+    seconds: float | None = None,
+    thread: ThreadPoolExecutor | None = None,
 ) -> Any:
+    """Execute the statements; with a `thread`, what they compute is computed there."""
+    loop = asyncio.get_running_loop()
+    rows: list[Row] | None = None
+    while True:
+        if thread is None:
+            statement, answer = _advance(statements, rows)
+        else:
+            statement, answer = await loop.run_in_executor(thread, _advance, statements, rows)
+        if statement is None:
+            return answer
+        async with asyncio.timeout(seconds):
+            cursor = await connection.execute(statement[0], statement[1] or None)
+            rows = await rows_of(cursor)
+
+
+def _advance(statements: Statements, rows: list[Row] | None) -> tuple[Statement | None, Any]:
+    """The next statement, or None and what they return: a future cannot hold `StopIteration`."""
     try:
-        statement, parameters = next(statements)
-        while True:
-            async with asyncio.timeout(seconds):
-                cursor = await connection.execute(statement, parameters or None)
-                rows = await rows_of(cursor)
-            statement, parameters = statements.send(rows)
+        return (next(statements) if rows is None else statements.send(rows)), None
     except StopIteration as done:
-        return done.value
+        return None, done.value

@@ -234,7 +234,10 @@ class SqliteStore:
             accepted[place] = yield from self.finish_in(end)
         return accepted
 
-    async def transact(self, statements: Statements, *, reads: bool = False) -> Any:
+    async def transact(
+        self, statements: Statements, *, reads: bool = False, computes: bool = False
+    ) -> Any:
+        # Whatever they compute is computed on the store's thread.
         if reads:
             return await self._thread.read(lambda tx: tx.drive(statements))
 
