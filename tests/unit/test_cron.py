@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from calendar import monthrange
+from datetime import UTC, date, datetime, timedelta
 from itertools import islice, pairwise, takewhile
 from time import perf_counter
 from zoneinfo import ZoneInfo
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duetime.domain.cron import ALIASES, next_change, parse_cron, parse_zone, to_instant
+from duetime.domain.cron_fields import nearest_weekday
 from duetime.errors import InvalidSchedule
 from tests.chaos.clock_changes import expected_ticks
 
@@ -159,6 +161,86 @@ def test_the_last_days_of_a_leap_february(text: str, day: int) -> None:
     )
 
 
+WEDNESDAY = datetime(2026, 3, 4, tzinfo=UTC)
+
+
+def days(text: str, n: int, after: datetime = WEDNESDAY) -> list[str]:
+    ticks = parse_cron(text).ticks(parse_zone("UTC"), after)
+    return [f"{tick:%a %d %b}" for tick in islice(ticks, n)]
+
+
+@pytest.mark.parametrize(
+    ("wraps", "plain"),
+    [
+        ("0 9 * * FRI-SUN", "0 9 * * 5,6,0"),
+        ("0 9 * * SAT-MON", "0 9 * * 6,0,1"),
+        ("0 9 * * sat-mon", "0 9 * * 6,0,1"),
+        ("0 9 * * 5-0", "0 9 * * 5,6,0"),
+        ("0 9 * * 5-1", "0 9 * * 5,6,0,1"),
+        ("0 9 * * 7-2", "0 9 * * 0,1,2"),
+        ("0 9 * * THU-TUE/2", "0 9 * * 4,6,1"),
+        ("0 9 * * FRI-SUN,WED", "0 9 * * 5,6,0,3"),
+        ("0 9 1 NOV-MAR *", "0 9 1 11,12,1,2,3 *"),
+        ("0 9 1 11-3 *", "0 9 1 11,12,1,2,3 *"),
+        ("0 9 1 OCT-APR/3 *", "0 9 1 10,1,4 *"),
+        ("0 22-3 * * *", "0 22,23,0,1,2,3 * * *"),
+        ("0 22-3/2 * * *", "0 22,0,2 * * *"),
+        ("0 23-0 * * *", "0 23,0 * * *"),
+        ("50-10/5 * * * *", "50,55,0,5,10 * * * *"),
+        ("58-1 * * * * *", "58,59,0,1 * * * * *"),
+        ("0 9 ? * MON-FRI", "0 9 * * MON-FRI"),
+        ("0 9 15 * ?", "0 9 15 * *"),
+        ("0 0 9 ? * ?", "0 0 9 * * *"),
+        ("0 9 ? * FRI#2", "0 9 * * FRI#2"),
+        ("0 9 * * FRIL", "0 9 * * 5L"),
+    ],
+)
+def test_what_people_write_is_what_they_mean(wraps: str, plain: str) -> None:
+    written, meant = parse_cron(wraps), parse_cron(plain)
+
+    assert written.text == wraps.upper()
+    assert written.fixed == meant.fixed
+    assert list(islice(written.ticks(parse_zone(NEW_YORK), WEDNESDAY), 200)) == list(
+        islice(meant.ticks(parse_zone(NEW_YORK), WEDNESDAY), 200)
+    )
+
+
+def test_the_weekday_nearest_to_a_date() -> None:
+    assert days("0 9 15W * *", 8) == [
+        "Mon 16 Mar", "Wed 15 Apr", "Fri 15 May", "Mon 15 Jun", "Wed 15 Jul", "Fri 14 Aug",
+        "Tue 15 Sep", "Thu 15 Oct",
+    ]  # fmt: skip
+    assert days("0 9 1W * *", 6) == [
+        "Wed 01 Apr", "Fri 01 May", "Mon 01 Jun", "Wed 01 Jul", "Mon 03 Aug", "Tue 01 Sep",
+    ]  # fmt: skip
+    # Months without a 31st have none; the 31st of May is a Sunday.
+    assert days("0 9 31W * *", 3) == ["Tue 31 Mar", "Fri 29 May", "Fri 31 Jul"]
+    assert days("0 9 1W,15,LW * *", 5) == [
+        "Sun 15 Mar", "Tue 31 Mar", "Wed 01 Apr", "Wed 15 Apr", "Thu 30 Apr",
+    ]  # fmt: skip
+    assert parse_cron("* * 15W * *").matches(datetime(2026, 3, 16, 12))
+    assert not parse_cron("* * 15W * *").matches(datetime(2026, 3, 15, 12))
+
+
+@given(st.dates(min_value=date(1970, 1, 1), max_value=date(2200, 1, 1)), st.integers(1, 31))
+def test_the_nearest_weekday_is_a_weekday_of_that_month(month: date, day: int) -> None:
+    found = nearest_weekday(month.year, month.month, day)
+    last = monthrange(month.year, month.month)[1]
+
+    if day > last:
+        assert found is None
+        return
+    weekdays = [n for n in range(1, last + 1) if date(month.year, month.month, n).weekday() < 5]
+    assert found in weekdays
+    assert abs(found - day) == min(abs(n - day) for n in weekdays)
+
+
+def test_day_of_month_and_day_of_week_are_either_unless_one_is_a_star() -> None:
+    assert days("0 9 13 * FRI", 3) == ["Fri 06 Mar", "Fri 13 Mar", "Fri 20 Mar"]
+    assert days("0 9 15 * MON", 3) == ["Mon 09 Mar", "Sun 15 Mar", "Mon 16 Mar"]
+    assert days("0 9 */2 * MON", 3) == ["Mon 09 Mar", "Mon 23 Mar", "Mon 13 Apr"]
+
+
 def test_names_and_aliases_are_read_in_any_case() -> None:
     assert parse_cron("0 9 * jan mon-Fri").text == "0 9 * JAN MON-FRI"
     assert parse_cron(" @Annually ") is not None
@@ -181,7 +263,25 @@ def test_six_fields_begin_with_the_seconds() -> None:
         ("61 * * * *", "bad minute field, '61'"),
         ("* 24 * * *", "bad hour field"),
         ("* * * * 8", "bad day-of-week field"),
-        ("* * 5-1 * *", "bad day-of-month field"),
+        ("* * 5-1 * *", "go over the end of the month. Write 5-31,1-1"),
+        ("* * 32W * *", "bad day-of-month field.*15W"),
+        ("* * 1-5W * *", "bad day-of-month field"),
+        ("* * 15W/2 * *", "bad day-of-month field"),
+        ("* * W * *", "bad day-of-month field"),
+        ("* * * * 15W", "bad day-of-week field"),
+        ("0 0 31W 4,6 *", "never fires"),
+        ("0 9 ? * 2", "Write names: MON-FRI"),
+        ("0 9 ? * 2-6", "Write names: MON-FRI"),
+        ("0 9 ? * 6L", "Write names: MON-FRI"),
+        ("? 9 * * *", "bad minute field"),
+        ("0 ? * * *", "bad hour field"),
+        ("0 9 * ? *", "bad month field"),
+        ("0 9 1,? * *", "bad day-of-month field"),
+        ("0 9 * * FRI-SUN/0", "bad day-of-week field"),
+        ("70-3 * * * *", "bad minute field"),
+        ("* * * * FRI-FOO", "bad day-of-week field"),
+        ("* * * * MONL-2", "bad day-of-week field"),
+        ("0 0 9 ? * MON 2026", "no field for years"),
         ("0 0 30 2 *", "never fires"),
         ("0 0 31 4,6 *", "never fires"),
         ("0 0 */40 * MON#5", "never fires"),

@@ -16,13 +16,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from copy import copy
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from difflib import get_close_matches
 from functools import lru_cache
+from typing import cast
 from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
+from cronsim.cronsim import Field
 
+from duetime.domain.cron_fields import FIELDS, nearest_weekday, translate
 from duetime.errors import InvalidSchedule
 
 LONGEST_CRON = 200
@@ -35,8 +38,7 @@ ALIASES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-_FIELDS = ("second", "minute", "hour", "day-of-month", "month", "day-of-week")
-_CHARACTERS = re.compile(r"[ \t0-9A-Za-z*,/#-]+")
+_CHARACTERS = re.compile(r"[ \t0-9A-Za-z*,/#?-]+")
 _ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(/[A-Za-z0-9_+-]{1,40}){0,3}")
 # `right` counts leap seconds, and `localtime` is another zone on another machine.
 _NOT_ZONES = ("right", "posix", "posixrules", "localtime", "build")
@@ -134,7 +136,7 @@ def parse_cron(text: str) -> Cron:
     if not _CHARACTERS.fullmatch(text):
         raise InvalidSchedule(
             f"Cron expression {text!r} has characters that mean nothing there. "
-            "Use digits, names such as MON or JAN, and * , - / # L W."
+            "Use digits, names such as MON or JAN, and * , - / # L W ?."
         )
     return Cron(" ".join(text.upper().split()))
 
@@ -268,6 +270,14 @@ class _Search(CronSim):
     cronsim itself walks there, hour by hour and minute by minute.
     """
 
+    nearest: frozenset[int] = frozenset()
+    """The dates whose nearest weekday matches, too."""
+
+    def match_dom(self, d: date) -> bool:
+        return super().match_dom(d) or any(
+            nearest_weekday(d.year, d.month, day) == d.day for day in self.nearest
+        )
+
     def advance_hour(self) -> bool:
         if self.dt.hour in self.hours:
             return False
@@ -298,13 +308,19 @@ def _read(text: str, fields: list[str]) -> _Search:
     if len(fields) not in (5, 6):
         raise InvalidSchedule(
             f"Cron expression {text!r} has {len(fields)} field{'s'[: len(fields) != 1]}. "
-            "Write 5 (minute hour day month weekday), or 6 with the seconds first."
+            "Write 5 (minute hour day month weekday), or 6 with the seconds first. There is no "
+            "field for years: give a start and an end."
         )
+    plain = translate(text, fields)
     try:
-        sim = _Search(text, _SOME_DAY)
+        sim = _Search(" ".join(plain.texts), _SOME_DAY)
+        if plain.nearest:
+            days = [day for day in fields[-3].split(",") if not day.endswith("W") or day == "LW"]
+            sim.days = cast("set[int]", Field.DAY.parse(",".join(days)) if days else set())
+            sim.nearest = plain.nearest
         never = next(copy(sim), None) is None
     except CronSimError as error:
-        never = _reads_in_any_month(fields)
+        never = _reads_in_any_month(plain.texts)
         if not never:
             raise InvalidSchedule(_bad_field(text, fields, str(error))) from None
     if never:
@@ -326,12 +342,18 @@ def _reads_in_any_month(fields: list[str]) -> bool:
 
 def _bad_field(text: str, fields: list[str], error: str) -> str:
     name = error.removeprefix("Bad ")
-    if name not in _FIELDS:
+    if name not in FIELDS:
         return f"Cron expression {text!r} cannot be read: {error}."
-    value = fields[_FIELDS.index(name) - (6 - len(fields))]
+    value = fields[FIELDS.index(name) - (6 - len(fields))]
+    more = {
+        "day-of-month": ", L, LW or a nearest weekday (15W)",
+        "day-of-week": ", a name, the second Monday (MON#2) or the last Friday (FRIL)",
+    }
     return (
         f"Cron expression {text!r} has a bad {name} field, {value!r}. Write *, a number, a range "
-        "(1-5), a list (1,15) or steps of at least 1 (*/15), within the field's bounds."
+        "(1-5), a list (1,15) or steps of at least 1 (*/15), within the field's bounds"
+        + more.get(name, "")
+        + "."
     )
 
 
