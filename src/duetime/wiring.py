@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from duetime.domain.urls import show_url
-from duetime.errors import BadDatabaseURL
+from duetime.errors import BadDatabaseURL, InvalidInput
 from duetime.settings import Settings
 from duetime.storage.migrations import Migrator
 from duetime.storage.store import Store
+
+if TYPE_CHECKING:
+    from duetime.storage.postgres.roles import PostgresRoles
 
 
 def make_store(settings: Settings) -> Store:
@@ -43,6 +48,16 @@ def make_migrator(settings: Settings) -> Migrator:
     from duetime.storage.postgres.migrator import PostgresMigrator
 
     return PostgresMigrator(settings.database, settings.schema)
+
+
+def make_roles(settings: Settings, prefix: str) -> PostgresRoles:
+    """Return what says which role may do what."""
+    if backend_of(settings.database) == "sqlite":
+        raise InvalidInput("SQLite has no roles: who may write the file may do everything.")
+    _need_psycopg()
+    from duetime.storage.postgres.roles import PostgresRoles
+
+    return PostgresRoles(settings.database, schema=settings.schema, prefix=prefix)
 
 
 def backend_of(url: str) -> str:

@@ -64,6 +64,24 @@ async def test_db_upgrade_replaces_functions_of_another_release(pg_url: str) -> 
     assert "applied functions" in done.out
 
 
+def test_db_prints_and_makes_roles(pg_url: str) -> None:
+    before = duetime(pg_url, "db", "roles", "--prefix", "cli")
+    duetime(pg_url, "db", "init")
+    printed = duetime(pg_url, "db", "roles", "--prefix", "cli")
+    made = duetime(pg_url, "db", "roles", "--prefix", "cli", "--apply", "--json")
+    roles = effects.run(pg_url, "select rolname from pg_roles where rolname like 'cli%' order by 1")
+    effects.run(
+        pg_url, "drop owned by cli_worker, cli_operator, cli_producer, cli_tracker, cli_reader"
+    )
+    effects.run(pg_url, "drop role cli_worker, cli_operator, cli_producer, cli_tracker, cli_reader")
+
+    assert "create role cli_migrator" in before.out
+    assert "grant execute on function duetime.enqueue" in printed.out
+    assert made.json["applied"]
+    kinds = [name.removeprefix("cli_") for (name,) in roles]
+    assert kinds == ["operator", "producer", "reader", "tracker", "worker"]
+
+
 async def test_jobs_are_listed_newest_first_and_filtered(backend: Backend, app: Duetime) -> None:
     later = msgspec.structs.replace(
         new_job("shop.slow", seconds=1), delay=timedelta(hours=3), queue="mail", key="slow:1"

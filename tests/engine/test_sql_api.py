@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 from datetime import timedelta
@@ -156,3 +157,23 @@ async def test_50_clients_race_for_one_key(pg_app: Duetime, policy: str) -> None
     assert len(jobs) == 1
     assert {job_id for job_id, _ in answers} == {jobs[0].id}
     assert [outcome for _, outcome in answers].count("created") == 1
+
+
+async def test_the_limit_of_arguments_holds_for_sql(pg_url: str) -> None:
+    app = Duetime(pg_url, max_args_bytes=100)
+
+    @app.task(name="small")
+    async def small(text: str) -> None: ...
+
+    async with app.worker():
+        pass
+    await app.close()
+    body = json.dumps({"text": "x" * 200})
+    refused = psql(pg_url, f"select duetime.enqueue('small', '{body}')")
+    unknown = psql(pg_url, f"select duetime.enqueue('another', '{body}')")
+    huge = "json_build_object('text', repeat('x', 1048576))"
+    too_big = psql(pg_url, f"select duetime.enqueue('another', {huge})")
+
+    assert "take 212 bytes of JSON, more than 100" in refused.stderr
+    assert unknown.returncode == 0
+    assert "more than 1048576" in too_big.stderr

@@ -238,8 +238,11 @@ async def test_a_cancel_that_meets_the_end_of_an_attempt_wins(
     async with await psycopg.AsyncConnection.connect(pg_url) as barrier:
         # Whoever puts a job back waits for this, all written and nothing committed.
         await barrier.execute(
-            "select pg_advisory_lock(hashtext('duetime.barrier'), hashtext('default'))"
+            "create or replace function duetime.wake(queue text, run_at timestamptz default null)"
+            " returns void language sql volatile as 'select pg_advisory_xact_lock_shared(7)'"
         )
+        await barrier.execute("select pg_advisory_lock(7)")
+        await barrier.commit()
         ends: dict[str, Callable[[], Awaitable[Any]]] = {
             "retried": lambda: store.exchange(
                 worker_id, ended=[again], closed=[job.token] if alone else []

@@ -1,36 +1,43 @@
-"""A role that lacks rights is told which ones; with those of the manual it works."""
+"""What each role of `duetime db roles` can do and cannot, with real roles; and without rights."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from duetime import Duetime
-from duetime.errors import StorageError
+from duetime import Duetime, Reminder, Sent
+from duetime.domain.job import JobState
+from duetime.errors import InvalidInput, StorageError
 from duetime.settings import Settings
-from duetime.storage.migrations import upgrade
+from duetime.storage.migrations import downgrade, upgrade
+from duetime.storage.postgres.roles import PostgresRoles
 from duetime.wiring import make_migrator
 from tests.conftest import fresh_database
+from tests.engine.test_worker import reaches
 from tests.servers import PostgresServer
+from tests.waiting import until_true
 
-RIGHTS = (
-    "usage on its schema, select, insert, update and delete on all tables in it, "
-    "and usage on all sequences in it"
+GROUPS = ("worker", "operator", "producer", "tracker", "reader")
+TABLES = (
+    "select c.relname from pg_class as c where c.relnamespace = 'duetime'::regnamespace"
+    " and c.relkind in ('r', 'v')"
 )
+RIGHTS = ("select", "insert", "update", "delete", "truncate", "references", "trigger")
 
 
 @contextmanager
-def role(url: str, name: str) -> Iterator[str]:
-    """A role without rights, and the URL under which it connects."""
+def login(url: str, name: str, *groups: str) -> Iterator[str]:
+    """A role of these groups, and the URL under which it connects."""
     with psycopg.connect(url, autocommit=True) as owner:
         owner.execute(f"create role {name} login")
+        for group in groups:
+            owner.execute(f"grant {group} to {name}")
         try:
             given: dict[str, Any] = conninfo_to_dict(url)
             yield f"postgresql://{name}@{given['host']}:{given['port']}/{given['dbname']}"
@@ -39,68 +46,350 @@ def role(url: str, name: str) -> Iterator[str]:
             owner.execute(f"drop role {name}")
 
 
-def grants(name: str) -> str:
-    """The statements of the manual for a role of this name."""
-    manual = Path(__file__).parents[2] / "docs" / "guide" / "deployment.md"
-    blocks = re.findall(r"```sql\n(.*?)```", manual.read_text(), re.DOTALL)
-    return next(block for block in blocks if f"to {name};" in block)
+@contextmanager
+def roles(url: str) -> Iterator[None]:
+    made = PostgresRoles(url, schema="duetime", prefix="duetime")
+    made.apply()
+    made.apply()
+    try:
+        yield
+    finally:
+        with psycopg.connect(url, autocommit=True) as owner:
+            for group in GROUPS:
+                owner.execute(f"drop owned by duetime_{group}; drop role duetime_{group}")
 
 
-async def test_a_role_without_rights_is_told_what_to_grant(pg_url: str) -> None:
-    with role(pg_url, "poor") as url:
+@pytest.fixture
+def granted(pg_url: str) -> Iterator[str]:
+    with roles(pg_url):
+        yield pg_url
+
+
+def rights_of(url: str, name: str) -> set[tuple[str, str]]:
+    """Each table, and what the role may do with it."""
+    with psycopg.connect(url) as owner:
+        return {
+            (table, right)
+            for (table,) in owner.execute(TABLES).fetchall()
+            for right in RIGHTS
+            if owner.execute(
+                "select has_table_privilege(%s, 'duetime.' || %s, %s)", [name, table, right]
+            ).fetchone()
+            == (True,)
+        }
+
+
+def refused(url: str, *statements: str) -> list[str]:
+    """The statements that this role may run, of those that it should not."""
+    run = []
+    for statement in statements:
+        with psycopg.connect(url) as connection:
+            try:
+                connection.execute(statement.encode())
+            except psycopg.errors.InsufficientPrivilege:
+                continue
+            run.append(statement)
+    return run
+
+
+# Producers
+
+
+async def test_a_producer_enqueues_in_every_way(granted: str) -> None:
+    with login(granted, "web", "duetime_producer") as url:
         app = Duetime(url)
-        with pytest.raises(StorageError) as caught:
-            await app.jobs.find()
 
-    message = str(caught.value)
-    assert "permission denied for schema duetime" in message
-    assert RIGHTS in message
-    assert "Roles" in message
+        @app.task(name="work")
+        async def work(n: int) -> None: ...
+
+        first = await work.using(key="a").enqueue(1)
+        again = await work.using(key="a", on_conflict="replace").enqueue(2)
+        many = await app.enqueue_many(work.job(n) for n in range(1500))
+        async with await psycopg.AsyncConnection.connect(url) as tx:
+            inside = await work.using(tx=tx).enqueue(3)
+        with psycopg.connect(url) as connection:
+            connection.execute("select duetime.enqueue('work', '{\"n\": 4}')")
+        await app.close()
+    with psycopg.connect(granted) as owner:
+        [count] = owner.execute("select count(*) from duetime.due").fetchone() or ()
+
+    assert again.id == first.id
+    assert len(many) == 1500
+    assert inside.created
+    assert count == 1503
 
 
-async def test_with_the_rights_of_the_manual_a_role_works(pg_url: str) -> None:
-    with role(pg_url, "worker") as url:
-        with psycopg.connect(pg_url, autocommit=True) as owner:
-            owner.execute(grants("worker"))
-        app = Duetime(url)
+def test_a_producer_has_no_right_on_any_table(granted: str) -> None:
+    with login(granted, "web", "duetime_producer") as url:
+        rights = rights_of(granted, "web")
+        ran = refused(
+            url,
+            "select nextval('duetime.job_id_seq')",
+            'select duetime.complete(\'{"job": 1, "token": 1}\')',
+            "select * from duetime.claim_limited(1, 'default', 1)",
+            "select duetime.track_define('t', 'public.t', '{}', 'web')",
+            "select duetime.schedule('s', 'work', '* * * * *')",
+            "create table duetime.mine (x integer)",
+            "create function duetime.mine() returns void language sql as ''",
+        )
+
+    assert rights == set()
+    assert ran == []
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "'duetime.remind', '{\"reminder\": 1}'",
+        "'duetime.rearm'",
+        "'work', key => 'tick:nightly@2026-11-16T03:00:00Z'",
+    ],
+)
+def test_a_producer_cannot_enqueue_what_is_ours(granted: str, job: str) -> None:
+    with login(granted, "web", "duetime_producer") as url, psycopg.connect(url) as connection:
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="reserved"):
+            connection.execute(f"select duetime.enqueue({job})")
+
+
+def test_a_planted_function_or_operator_does_not_run_with_the_owners_rights(granted: str) -> None:
+    plant = """
+        create schema evil;
+        create table evil.seen (who text);
+        grant insert on evil.seen to public;
+        create function evil.note() returns void language sql as
+            'insert into evil.seen values (current_user)';
+        create function evil.json_typeof(json) returns text language sql as
+            'select evil.note(); select pg_catalog.json_typeof($1)';
+        create function evil.btrim(text) returns text language sql as
+            'select evil.note(); select pg_catalog.btrim($1)';
+        create function evil.gt(timestamptz, timestamptz) returns boolean language sql as
+            'select evil.note(); select $1 operator(pg_catalog.>) $2';
+        create operator evil.> (leftarg = timestamptz, rightarg = timestamptz, procedure = evil.gt);
+        create temp table job (id bigint);
+    """
+    with login(granted, "web", "duetime_producer") as url:
+        with psycopg.connect(granted, autocommit=True) as owner:
+            owner.execute("do $$ begin execute 'grant create on database ' ||"
+                          " quote_ident(current_database()) || ' to web'; end $$")  # fmt: skip
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(plant.encode())
+            connection.execute("set search_path = pg_temp, evil, pg_catalog")
+            connection.execute("select duetime.enqueue('work', '{}', run_at => clock_timestamp())")
+            connection.execute("""select duetime.enqueue_many('[{"task": "work", "key": "k"}]')""")
+            seen = connection.execute("select who from evil.seen").fetchall()
+
+    assert seen == []
+
+
+def test_every_function_with_the_owners_rights_has_a_fixed_path(granted: str) -> None:
+    with psycopg.connect(granted) as owner:
+        loose = owner.execute(
+            "select p.oid::regprocedure::text from pg_proc as p"
+            " where p.pronamespace = 'duetime'::regnamespace and p.prosecdef"
+            " and not coalesce(p.proconfig @> array['search_path=pg_catalog, pg_temp'], false)"
+        ).fetchall()
+
+    assert loose == []
+
+
+async def test_a_lock_that_a_stranger_holds_delays_no_enqueue_and_no_start(granted: str) -> None:
+    app = Duetime(granted)
+    ran: list[int] = []
+
+    @app.task(name="work")
+    async def work(n: int) -> None:
+        ran.append(n)
+
+    with login(granted, "stranger") as url, psycopg.connect(url, autocommit=True) as connection:
+        for name in ("duetime.barrier", "duetime.asleep"):
+            connection.execute("select pg_advisory_lock(hashtext(%s), hashtext('default'))", [name])
+        async with app.worker(poll="60s"):
+            for n in range(3):
+                await work.enqueue(n)
+            await until_true(lambda: sorted(ran) == [0, 1, 2], seconds=5)
+    await app.close()
+
+
+# Workers, operators, readers
+
+
+async def test_a_worker_runs_jobs_schedules_and_reminders(granted: str) -> None:
+    sent: list[str] = []
+    with login(granted, "works", "duetime_worker") as url:
+        app = Duetime(url, lease="2s", heartbeat="500ms", rescue_every="200ms", prune_every="1s")
 
         @app.task(name="double")
         async def double(number: int) -> int:
             return 2 * number
+
+        @app.on_reminder
+        async def send(reminder: Reminder) -> Sent:
+            sent.append(reminder.subject)
+            return Sent()
 
         async with app.worker(name="w"):
-            result = await (await double.enqueue(4)).result(timeout="10s")
+            await app.schedules.put("s", double, "@every 1s", args={"number": 1})
+            due = await app.now() + timedelta(seconds=2)
+            await app.subjects.put("game:1", due=due, recipients=["ann"], remind=["-1s"])
+            result = await (await double.using(key="k").enqueue(4)).result(timeout="10s")
+            await until_true(lambda: sent == ["game:1"], seconds=10)
         await app.close()
+        ran = refused(
+            url,
+            "update duetime.audit set actor = 'nobody'",
+            "delete from duetime.migration",
+            "update duetime.installation set id = gen_random_uuid()",
+            "truncate duetime.job",
+            "alter table duetime.job add column mine integer",
+            "create table duetime.mine (x integer)",
+        )
 
     assert result == 8
+    assert ran == []
 
 
-async def test_one_that_only_enqueues_is_told_when_it_does_more(pg_url: str) -> None:
-    with role(pg_url, "web") as url:
-        with psycopg.connect(pg_url, autocommit=True) as owner:
-            owner.execute(grants("web"))
-        app = Duetime(url)
+async def test_an_operator_operates_and_cannot_act_as_a_worker(granted: str) -> None:
+    app = Duetime(granted, lease="5s", heartbeat="500ms")
 
-        @app.task(name="double")
-        async def double(number: int) -> int:
-            return 2 * number
+    @app.task(name="work", max_attempts=1)
+    async def work(fail: bool = False) -> None:
+        if fail:
+            raise ValueError("no")
 
-        job = await double.using(key="four").enqueue(4)
-        with pytest.raises(StorageError) as caught:
-            await app.queues.pause("default")
-        await app.close()
+    with login(granted, "ops", "duetime_operator") as url:
+        ops = Duetime(url)
+        async with app.worker():
+            dead = await work.enqueue(fail=True)
+            await reaches(app, dead.id, JobState.DEAD)
+            await ops.queues.pause("default", reason="test")
+            await ops.jobs.requeue(dead.id)
+            await ops.jobs.cancel(dead.id)
+            await ops.queues.limit("other", running=2)
+            await ops.queues.resume("default")
+        await ops.schedules.put("s", "work", "0 3 * * *", by="ops")
+        await ops.schedules["s"].pause(reason="test", by="ops")
+        await ops.schedules["s"].resume(by="ops")
+        await ops.schedules["s"].trigger(by="ops")
+        await ops.schedules["s"].delete(by="ops")
+        await ops.scopes.put("guild:1", remind=["-1h"], by="ops")
+        await ops.recipients.put("ann", by="ops")
+        due = await ops.now() + timedelta(days=1)
+        await ops.subjects.put("game:1", scope="guild:1", due=due, recipients=["ann"], by="ops")
+        await ops.subjects.delete("game:1", by="ops")
+        found = {job.state for job in await ops.jobs.find()}
+        await ops.close()
+        ran = refused(
+            url,
+            "insert into duetime.worker (name, queues, tasks, concurrency, started_at, seen_at,"
+            " lease_until) values ('w', '{}', '{}', 1, now(), now(), now())",
+            "insert into duetime.claim (worker_id, job_ids, attempts, claimed_at)"
+            " values (1, '{1}', '{1}', now())",
+            "delete from duetime.attempt",
+            "delete from duetime.audit",
+            "update duetime.audit set actor = 'nobody'",
+            "delete from duetime.job",
+            "truncate duetime.due",
+            "create table duetime.mine (x integer)",
+        )
+    await app.close()
 
-    assert job.id > 0
-    assert "permission denied for table queue" in str(caught.value)
-    assert RIGHTS in str(caught.value)
+    assert JobState.CANCELLED in found
+    assert ran == []
+
+
+async def test_a_reader_sees_everything_and_changes_nothing(granted: str) -> None:
+    app = Duetime(granted)
+
+    @app.task(name="work")
+    async def work() -> None: ...
+
+    job = await work.enqueue()
+    await app.schedules.put("s", work, "0 3 * * *")
+    with login(granted, "looks", "duetime_reader") as url:
+        reader = Duetime(url)
+        states = [found.state for found in await reader.jobs.find()]
+        sentence = (await reader.jobs.explain(job.id)).sentence
+        queues = await reader.queues.all()
+        schedules = [one.name for one in await reader.schedules.all()]
+        await reader.close()
+        rights = {right for _, right in rights_of(granted, "looks")}
+        ran = refused(
+            url,
+            "select duetime.enqueue('work')",
+            f"update duetime.due set run_at = now() where job_id = {job.id}",
+            "select nextval('duetime.job_id_seq')",
+        )
+    await app.close()
+
+    assert states[0] is JobState.PENDING
+    assert "no live worker" in sentence
+    assert queues
+    assert schedules == ["s"]
+    assert rights == {"select"}
+    assert ran == []
+
+
+# The migrator
+
+
+def test_the_migrator_needs_a_schema_of_its_own_and_no_more(postgres15: PostgresServer) -> None:
+    with fresh_database(postgres15) as admin:
+        PostgresRoles(admin, schema="duetime", prefix="duetime").apply()
+        try:
+            with login(admin, "deploy", "duetime_migrator") as url:
+                migrator = make_migrator(Settings(database=url))
+                upgrade(migrator)
+                ran = refused(url, "create schema mine", "create table public.mine (x integer)")
+                downgrade(migrator, 0)
+        finally:
+            with psycopg.connect(admin, autocommit=True) as owner:
+                owner.execute("drop owned by duetime_migrator cascade; drop role duetime_migrator")
+
+    assert ran == []
 
 
 def test_a_role_that_may_not_make_the_tables_is_told_so(postgres15: PostgresServer) -> None:
-    with fresh_database(postgres15) as owner_url, role(owner_url, "poor") as url:
+    with fresh_database(postgres15) as owner_url, login(owner_url, "poor") as url:
         with pytest.raises(StorageError) as caught:
             upgrade(make_migrator(Settings(database=url)))
 
     message = str(caught.value)
     assert "permission denied for database" in message
     assert "CREATE on the database" in message
-    assert RIGHTS not in message
+    assert "duetime db roles" not in message
+
+
+# Without rights
+
+
+async def test_a_role_without_rights_is_told_what_to_grant(granted: str) -> None:
+    with login(granted, "poor") as url:
+        with pytest.raises(StorageError) as caught:
+            await Duetime(url).jobs.find()
+
+    assert "permission denied for schema duetime" in str(caught.value)
+    assert "duetime db roles" in str(caught.value)
+
+
+async def test_a_producer_that_does_more_is_told_what_to_grant(granted: str) -> None:
+    with login(granted, "web", "duetime_producer") as url:
+        app = Duetime(url)
+        with pytest.raises(StorageError) as caught:
+            await app.queues.pause("default")
+        await app.close()
+
+    assert "permission denied for table queue" in str(caught.value)
+    assert "duetime db roles" in str(caught.value)
+
+
+def test_a_prefix_that_is_no_name_is_refused(pg_url: str) -> None:
+    with pytest.raises(InvalidInput, match="prefix"):
+        PostgresRoles(pg_url, schema="duetime", prefix="x; drop")
+
+
+def test_another_schema_and_prefix_give_other_names(pg_url: str) -> None:
+    upgrade(make_migrator(Settings(database=pg_url, schema="jobs")))
+    script = PostgresRoles(pg_url, schema="jobs", prefix="shop").script()
+
+    assert "grant usage on schema jobs to shop_worker" in script
+    assert "duetime" not in script.replace("`duetime track`", "")

@@ -17,7 +17,7 @@ from duetime.storage.migrations import (
     refuse_newer,
     upgrade,
 )
-from duetime.wiring import make_migrator
+from duetime.wiring import make_migrator, make_roles
 
 
 @click.group(cls=Group)
@@ -80,6 +80,30 @@ def status_command(context: click.Context) -> None:
             f"Missing: {', '.join(status.pending)}. Run `duetime db upgrade`."
         )
     context.exit(0 if status.current else 1)
+
+
+@db.command("roles")
+@click.option("--apply", is_flag=True, help="Run the statements.")
+@click.option(
+    "--prefix", default="duetime", show_default=True, help="What the roles' names begin with."
+)
+@click.pass_context
+def roles_command(context: click.Context, apply: bool, prefix: str) -> None:
+    """Print the SQL that makes roles with the least rights: worker, operator, producer, tracker,
+    reader; before there are tables, the migrator. Grant them to the roles that log in.
+    """
+    target = target_of(context)
+    roles = make_roles(target.settings(), prefix)
+    script = roles.script()
+    if apply:
+        roles.apply()
+    if target.json:
+        print_json({"sql": script, "applied": apply})
+    elif apply:
+        echo("The roles and their rights are in the database. Grant each to those that log")
+        echo(f"in, for example: grant {prefix}_producer to web;")
+    else:
+        echo(script.rstrip())
 
 
 def _upgrade(context: click.Context, to: int | None) -> None:

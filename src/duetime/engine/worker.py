@@ -319,4 +319,5 @@ def task_defaults(task: TaskDefinition) -> dict[str, Any]:
         "max_attempts": options.max_attempts,
         "timeout": options.timeout,
         "expires": options.expires,
+        "max_args_bytes": min(options.max_args_bytes, 2**31 - 1),
     }

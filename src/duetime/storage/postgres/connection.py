@@ -43,9 +43,9 @@ _DEFAULTS = {
 
 
 _RIGHTS = (
-    "For Duetime's tables a role needs usage on its schema, select, insert, update and delete on "
-    "all tables in it, and usage on all sequences in it: their owner grants them. The statements "
-    "are in the manual, in Deployment under Roles."
+    "The owner of Duetime's tables grants rights: `duetime db roles` prints roles for workers, "
+    "operators, producers, trackers and readers, and --apply makes them. See the manual, "
+    "Deployment, Roles."
 )
 RIGHTS_TO_MIGRATE = (
     "To make Duetime's tables a role needs CREATE on the database, or a schema of its own; to "

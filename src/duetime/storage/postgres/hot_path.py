@@ -58,6 +58,7 @@ class HotPath(Sessions):
                     max_attempts=[task["max_attempts"] for task in tasks.values()],
                     timeouts=[task["timeout"] for task in tasks.values()],
                     expires=[task["expires"] for task in tasks.values()],
+                    max_args_bytes=[task.get("max_args_bytes") for task in tasks.values()],
                 )
             rows = await self._on(
                 connection,

@@ -70,8 +70,11 @@ class _Session:
         self._rows("create_migration")
 
     def version(self) -> int:
-        exists = self._rows("migration_exists")[0][0]
-        return self.applied() if exists else 0
+        if not self._rows("migration_exists")[0][0]:
+            return 0
+        if not self._rows("is_readable")[0][0]:
+            return cast("int", self._rows("ask_installed")[0][0])
+        return self.applied()
 
     def applied(self) -> int:
         return cast("int", self._rows("applied")[0][0])
@@ -88,6 +91,8 @@ class _Session:
             self._rows("drop_migration")
 
     def functions(self) -> str:
+        if not self._rows("is_readable")[0][0]:
+            return cast("str", self._rows("ask_installed")[0][1])
         return cast("str", self._rows("installed_functions")[0][0])
 
     def record_functions(self, digest: str) -> None:

@@ -29,6 +29,8 @@ class PostgresStore(HotPath, Operations):
 
     capabilities = Capabilities(notifies=True, many_machines=True, placeholder="%s")
     _computing: ThreadPoolExecutor | None = None
+    _copies: bool | None = None
+    """Whether our role may COPY into the tables, once it is known."""
 
     async def now(self) -> datetime:
         return cast("datetime", (await self._rows("now"))[0][0])
@@ -40,7 +42,7 @@ class PostgresStore(HotPath, Operations):
             await self._on(connection, "real_clock" if now is None else "driven_clock")
 
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        if len(jobs) >= _BULK and all(job.key is None for job in jobs):
+        if len(jobs) >= _BULK and all(job.key is None for job in jobs) and await self._may_copy():
             return await self._copy(jobs)
         # One chunk is one statement, and its own transaction.
         whole = nullcontext() if len(jobs) <= _CHUNK else None
@@ -89,6 +91,11 @@ class PostgresStore(HotPath, Operations):
             for place, row in zip(places, rows, strict=True):
                 answers[place] = Enqueued(*row)
         return answers
+
+    async def _may_copy(self) -> bool:
+        if self._copies is None:
+            self._copies = bool((await self._rows("may_copy"))[0][0])
+        return self._copies
 
     async def _copy(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         async with self._connection() as connection, connection.transaction():

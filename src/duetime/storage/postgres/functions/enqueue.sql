@@ -1,11 +1,13 @@
--- Enqueue as SQL functions: any language, psql and triggers can use them.
+-- Enqueue as SQL functions: any language, psql and triggers can use them. They run with the rights of
+-- their owner, so that a role which only enqueues needs no right on a table: EXECUTE is enough. Their
+-- fixed `search_path` is what keeps others' functions and operators out.
 
 -- Enqueue a JSON array of jobs, in the caller's transaction. One row comes back for each, in
 -- order: its place, the job, and `created`, or for a key that is held: `existing` (the job that
 -- holds it), `replaced` (moved to the new time and arguments) or `rejected`.
 create or replace function duetime.enqueue_many(jobs json, notify boolean default true)
     returns table (place bigint, job_id bigint, outcome text)
-    language plpgsql as $$
+    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     given record;
@@ -117,6 +119,17 @@ begin
     end loop;
 end $$;
 
+revoke execute on function duetime.enqueue_many from public;
+
+-- Whether the role that called us may write to the tables itself: only then it makes jobs of tasks that
+-- are ours, or with the keys of schedules' runs. (While a function runs with its owner's rights,
+-- `current_user` is the owner.)
+create or replace function duetime._may_write() returns boolean
+    language sql stable as $$
+    select has_table_privilege(coalesce(nullif(current_setting('role'), 'none'), session_user),
+                               'duetime.job', 'insert')
+$$;
+
 -- The jobs of `enqueue_many`, checked. What a job does not name (a key set to null is named)
 -- comes from its task, as the last deployed worker knows it.
 create or replace function duetime._read_jobs(jobs json, moment timestamptz)
@@ -129,9 +142,10 @@ create or replace function duetime._read_jobs(jobs json, moment timestamptz)
 declare
     wait interval;
     timed boolean;
+    most_bytes integer;
 begin
     for place, task, args, queue, priority, run_at, key, on_conflict, hold, partition,
-        max_attempts, timeout, expires_at, trace, wait, timed
+        max_attempts, timeout, expires_at, trace, wait, timed, most_bytes
     in
         select e.place, g.task, coalesce(g.args, '{}'),
             coalesce(g.queue, t.queue, 'default'),
@@ -144,7 +158,7 @@ begin
                      coalesce(g.run_at, moment + coalesce(g.delay, interval '0'))
                      + case when e.item -> 'expires_after' is null then t.expires
                             else g.expires_after end),
-            g.trace, g.delay, g.run_at is not null
+            g.trace, g.delay, g.run_at is not null, coalesce(t.max_args_bytes, 1048576)
         from json_array_elements(jobs) with ordinality as e(item, place)
         cross join lateral json_to_record(e.item) as g(
             task text, args json, queue text, priority smallint, run_at timestamptz,
@@ -158,6 +172,10 @@ begin
             raise exception 'duetime: a job needs a task, of 1 to 200 characters, not blanks alone' using errcode = '22023';
         elsif json_typeof(args) <> 'object' then
             raise exception 'duetime: the args of task % must be a JSON object', task using errcode = '22023';
+        elsif octet_length(args::text) > most_bytes then
+            raise exception 'duetime: the args of task % take % bytes of JSON, more than %', task,
+                octet_length(args::text), most_bytes using errcode = '22023',
+                hint = 'Store the data elsewhere and pass a reference, or raise max_args_bytes.';
         elsif priority not between 0 and 9 then
             raise exception 'duetime: priority must be 0 (first) to 9 (last), got %', priority using errcode = '22023';
         elsif max_attempts not between 1 and 10000 then
@@ -184,6 +202,11 @@ begin
             raise exception 'duetime: expires_at must be finite, from the year 1970 to 9000' using errcode = '22023';
         elsif not coalesce(timeout > interval '0' and timeout <= interval '100 years', true) then
             raise exception 'duetime: timeout must be positive and at most 100 years' using errcode = '22023';
+        elsif starts_with(task, 'duetime.') or starts_with(key, 'tick:') then
+            if not duetime._may_write() then
+                raise exception 'duetime: tasks that begin with "duetime." and keys that begin with "tick:" are reserved'
+                    using errcode = '22023';
+            end if;
         end if;
         return next;
     end loop;
@@ -197,7 +220,7 @@ create or replace function duetime.enqueue(
     on_conflict text default 'return', hold interval default null, partition text default null,
     max_attempts integer default null, timeout interval default null,
     expires_at timestamptz default null) returns bigint
-    language plpgsql as $$
+    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     answer record;
 begin
@@ -215,3 +238,4 @@ begin
     end if;
     return answer.job_id;
 end $$;
+revoke execute on function duetime.enqueue from public;

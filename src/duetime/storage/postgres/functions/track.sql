@@ -314,3 +314,6 @@ revoke execute on function duetime.track_rows(
     from public;
 revoke execute on function duetime.track_clear(text, integer) from public;
 revoke execute on function duetime.track_forget(text, text) from public;
+
+revoke execute on function duetime.track_define, duetime.track_rows, duetime.track_clear,
+    duetime.track_forget from public;

@@ -2,7 +2,9 @@
 
 -- Wake who sleeps on this queue, when this transaction commits. Call it after the rows of
 -- `due` are written, once for each queue. Holds `barrier` until the commit: a worker that
--- gets it knows that no enqueue is in flight. Whoever sleeps holds `asleep`.
+-- gets it knows that no enqueue is in flight. Whoever sleeps holds `asleep`. It never waits: if
+-- `barrier` is held, a worker is falling asleep just now, or a stranger took it, as any role can;
+-- then it notifies, and nobody has to know who sleeps.
 -- `set duetime.notify = off` turns it off.
 create or replace function duetime.wake(queue text, run_at timestamptz default null) returns void
     language plpgsql as $$
@@ -15,12 +17,13 @@ begin
         or current_setting('duetime.notify', true) = 'off' then
         return;
     end if;
-    perform pg_advisory_xact_lock_shared(barrier, hashtext(queue));
-    if pg_try_advisory_lock(asleep, hashtext(queue)) then
-        perform pg_advisory_unlock(asleep, hashtext(queue));
-    else
-        perform pg_notify('duetime.wake', queue);
+    if pg_try_advisory_xact_lock_shared(barrier, hashtext(queue)) then
+        if pg_try_advisory_lock(asleep, hashtext(queue)) then
+            perform pg_advisory_unlock(asleep, hashtext(queue));
+            return;
+        end if;
     end if;
+    perform pg_notify('duetime.wake', queue);
 end $$;
 
 -- The other half: true if every later enqueue into these queues will wake this session.

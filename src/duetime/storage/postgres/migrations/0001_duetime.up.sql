@@ -117,6 +117,7 @@ create table duetime.task (
     max_attempts duetime.attempts not null,
     timeout      duetime.span,
     expires      duetime.span,
+    max_args_bytes integer,
     updated_at   duetime.moment not null
 );
 

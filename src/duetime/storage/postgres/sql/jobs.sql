@@ -6,6 +6,11 @@ select duetime.now();
 -- name: enqueue
 select job_id, outcome from duetime.enqueue_many(%s::json, %s) order by place;
 
+-- name: may_copy
+-- Whether this role may write to the tables; one that only enqueues calls the function.
+select has_table_privilege('duetime.job', 'insert') and has_table_privilege('duetime.due', 'insert')
+    and has_sequence_privilege('duetime.job_id_seq', 'usage');
+
 -- name: reserve_ids
 select duetime.now(), array(select nextval('duetime.job_id_seq') from generate_series(1, %(count)s));
 

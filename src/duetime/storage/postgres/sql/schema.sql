@@ -22,6 +22,13 @@ create table if not exists duetime.migration (
     applied_at timestamptz not null default clock_timestamp()
 );
 
+-- name: is_readable
+-- Whether this role may read the tables about the schema; else it asks a function.
+select has_table_privilege('duetime.migration', 'select');
+
+-- name: ask_installed
+select version, functions from duetime.installed();
+
 -- name: applied
 select coalesce(max(version), 0) from duetime.migration;
 
