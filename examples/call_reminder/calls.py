@@ -13,7 +13,7 @@ import httpx2
 from fastapi import Body, FastAPI, HTTPException
 
 from duetime import Duetime, Exponential, Sent
-from duetime.channels.channel import Message, NotSent, digest
+from duetime.channels.channel import Message, NotSent
 from duetime.channels.console import Console
 from duetime.errors import DeliveryNotFound
 from duetime.telemetry.logs import configure_logging
@@ -40,7 +40,7 @@ class Phone:
         if self._client is None:
             self._client = httpx2.AsyncClient(base_url=PROVIDER, timeout=2)
         order = {"to": message.address, "text": message.body, "status_url": f"{HERE}/call-status"}
-        headers = {"Idempotency-Key": digest(message.key)}  # The key may hold any letter.
+        headers = {"Idempotency-Key": message.key}
         try:
             answer = await self._client.post("/calls", json=order, headers=headers)
         except httpx2.TransportError as error:

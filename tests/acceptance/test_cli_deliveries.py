@@ -100,7 +100,7 @@ async def test_a_reminder_that_failed_is_sent_again(backend: Backend, app: Dueti
     assert f"`duetime reminders resend {failed.id}`" in requeued.err
     assert re.fullmatch(rf"Reminder {failed.id} is due now, as job \d+\.\n", resent.out)
     assert (twice.code, "is armed" in twice.err) == (1, True)
-    assert (again.json["status"], again.json["key"]) == ("armed", f"{failed.key}|snooze-1")
+    assert (again.json["status"], again.json["key"]) == ("armed", f"{failed.key}_1")
     assert completed.code == 0
     assert (event.action, event.reason) == ("subject.completed", "over")
 

@@ -233,7 +233,7 @@ async def test_what_is_due_is_previewed(backend: Backend, app: Duetime) -> None:
         ("near", "-1d", "armed"),
         ("far", "-1d", "armed"),
     ]
-    assert month.json[0]["key"].startswith("reminder:near|")
+    assert month.json[0]["key"].startswith("dtr_")
 
 
 @on_both

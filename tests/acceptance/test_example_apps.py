@@ -71,8 +71,8 @@ def test_game_scheduler_runs_without_a_broker(tmp_path: Path) -> None:
     lines, logged = tell("game_scheduler/story.py", database, tmp_path)
 
     assert logged == []
-    event = r"^\S+ : (\w+) \| .*\[reminder:game:\d\|[^|]+\|(\w+)-before"
-    check_game_story(lines, event, {("Chess", "1m"), ("Chess", "58s"), ("Go", "59s")})
+    event = r"^\S+ : (\w+) \| .*\((\S+) of game:\d\) \[dtr_"
+    check_game_story(lines, event, {("Chess", "-1m"), ("Chess", "-58s"), ("Go", "-59s")})
     assert len(matching("was sent by console", lines)) == 3
 
 

@@ -9,7 +9,7 @@ import msgspec
 from duetime.channels.channel import Message
 
 MESSAGE = Message(
-    key="reminder:game:42:-1h:ann",
+    key="dtr_4f1a",
     subject="game:42",
     recipient="ann",
     title="Chess in an hour",

@@ -15,7 +15,7 @@ async def test_a_message_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     await Console().send(message())
 
     assert capsys.readouterr().out == (
-        "2026-03-06T14:00:00Z ann: Chess in an hour | Bring a clock. [reminder:game:42:-1h:ann]\n"
+        "2026-03-06T14:00:00Z ann: Chess in an hour | Bring a clock. (-1h of game:42) [dtr_4f1a]\n"
     )
 
 
@@ -34,5 +34,5 @@ async def test_the_log_has_the_facts(caplog: pytest.LogCaptureFixture) -> None:
 
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.__dict__["key"] == "reminder:game:42:-1h:ann"
+    assert record.__dict__["key"] == "dtr_4f1a"
     assert "Chess in an hour" in record.getMessage()

@@ -52,7 +52,7 @@ async def test_the_event_says_what_is_due(
     sent = await events.send(message())
 
     [event] = await take_all(queue)
-    assert sent.external_id == event.message_id == "reminder:game:42:-1h:ann"
+    assert sent.external_id == event.message_id == "dtr_4f1a"
     assert event.delivery_mode is aio_pika.DeliveryMode.PERSISTENT
     assert (event.content_type, event.type) == ("application/json", "reminder.due")
     assert event.headers == {"subject": "game:42", "recipient": "ann"}
@@ -61,7 +61,7 @@ async def test_the_event_says_what_is_due(
         "recipient": "ann",
         "rule": "-1h",
         "due_at": "2026-03-06T14:00:00Z",
-        "key": "reminder:game:42:-1h:ann",
+        "key": "dtr_4f1a",
         "data": {"place": "Café Central", "seats": 2},
     }
 

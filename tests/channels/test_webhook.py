@@ -60,7 +60,7 @@ async def test_the_body_is_the_event(http: HttpServer, make: Make) -> None:
             "recipient": "ann",
             "rule": "-1h",
             "due_at": "2026-03-06T14:00:00Z",
-            "key": "reminder:game:42:-1h:ann",
+            "key": "dtr_4f1a",
             "data": {"place": "Café Central", "seats": 2},
             "title": "Chess in an hour",
             "body": "Bring a clock.",

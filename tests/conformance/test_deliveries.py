@@ -635,7 +635,7 @@ async def test_a_snoozed_reminder_comes_again_as_another_message(app: Duetime) -
     assert "Snoozed by ann." in waiting
     assert [at for _, at in mail.to] == [61, 71, 91]
     keys = [message.key for message in mail.messages]
-    assert keys == [reminder.key, f"{reminder.key}|snooze-1", f"{reminder.key}|snooze-2"]
+    assert keys == [reminder.key, f"{reminder.key}_1", f"{reminder.key}_2"]
     assert [(one.round, one.status.value, one.attempts) for one in deliveries] == [
         (0, "sent", 2),
         (1, "sent", 1),

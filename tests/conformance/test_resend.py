@@ -112,8 +112,8 @@ async def test_what_was_taken_is_another_message(app: Duetime) -> None:
     assert (first.status, bounced.status, again.status) == ("sent", "failed", "sent")
     assert [m.key for m in box.asked] == [
         first.key,
-        f"{first.key}|snooze-1",
-        f"{first.key}|snooze-2",
+        f"{first.key}_1",
+        f"{first.key}_2",
     ]
     assert rounds == [(0, "bounced"), (1, "sent"), (2, "sent")]
 

@@ -83,4 +83,6 @@ def line_of(message: Message) -> str:
     text = f"{due} {message.recipient}: {message.title}"
     if message.body and message.body != message.title:
         text += f" | {message.body}"
+    if message.rule is not None:
+        text += f" ({message.rule} of {message.subject})"
     return "".join(c if c.isprintable() else " " for c in f"{text} [{message.key}]")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -14,8 +13,6 @@ from duetime.domain.reminder import Reminder
 from duetime.domain.rule import say_moment
 
 DIGEST_TASK = "duetime.digest"
-DIGEST_PREFIX = "digest:"
-"""Every key of a digest begins so."""
 MOST_REMINDERS = 1000
 _MOST_LINES = 100
 
@@ -25,7 +22,7 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     key: str
-    """The idempotency key: the same in every attempt."""
+    """The idempotency key to hand to a provider: opaque, and the same in every attempt."""
     recipient: str
     to: Recipient
     reminders: tuple[Reminder, ...]
@@ -65,21 +62,6 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
 def in_order(reminders: Sequence[Reminder]) -> tuple[Reminder, ...]:
     """As a digest lists them: by due time."""
     return tuple(sorted(reminders, key=lambda one: (one.due_at, one.time, one.id)))
-
-
-def digest_key(recipient: str, created_at: datetime, digest_id: int) -> str:
-    """The stable key of a digest."""
-    return f"{DIGEST_PREFIX}{recipient}|{say_moment(created_at)}|{digest_id}"
-
-
-def read_digest_key(key: str) -> int | None:
-    """The digest that a key may be of.
-
-    >>> read_digest_key("digest:ann|2026-03-02T01:00:00Z|7"), read_digest_key("digest:ann")
-    (7, None)
-    """
-    number = key.rpartition("|")[2]
-    return int(number) if number.isascii() and number.isdigit() and len(number) < 19 else None
 
 
 def _line(reminder: Reminder, tz: str | None) -> str:

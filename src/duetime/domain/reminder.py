@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.delivery import Delivery, say_failures, say_told, say_wait
+from duetime.domain.keys import key_of_round
 from duetime.domain.recipient import Recipient
 from duetime.domain.recurrence import Recurrence
 from duetime.domain.rule import Rule, say_moment
@@ -17,7 +18,6 @@ from duetime.domain.rule import Rule, say_moment
 REMIND_TASK = "duetime.remind"
 REARM_TASK = "duetime.rearm"
 ESCALATE_TASK = "duetime.escalate"
-KEY_PREFIX = "reminder:"
 
 
 class ReminderStatus(StrEnum):
@@ -81,25 +81,21 @@ class Reminder(msgspec.Struct, frozen=True, kw_only=True):
     acknowledged_by: str | None = None
     stale: bool = False
     """Its subject has changed, and a worker has yet to compute what that means for it."""
+    first_key: str = ""
+    """The key of its first round."""
     to: Recipient | None = None
     """For the handler: the recipient, with the channels that this reminder may go by."""
 
     @property
     def key(self) -> str:
-        """The idempotency key: the same in every attempt, and for no other message."""
-        key = reminder_key(self.subject, self.due_at, self.rule, self.time, self.recipient)
-        return f"{key}|snooze-{self.snoozes}" if self.snoozes else key
+        """The idempotency key to hand to a provider: short and opaque, the same in every attempt,
+        and for no other message of any installation."""
+        return key_of_round(self.first_key, self.snoozes)
 
     @property
     def known_as(self) -> str | None:
         """The id under which its receiver knows it, if that is not our own key."""
         return None if self.external_id == self.key else self.external_id
-
-
-def reminder_key(subject: str, due_at: datetime, rule: Rule, time: datetime, recipient: str) -> str:
-    """The stable key of a reminder: subject, occurrence, rule, time and recipient."""
-    parts = (subject, say_moment(due_at), rule.id, say_moment(time), recipient)
-    return KEY_PREFIX + "|".join(parts)
 
 
 def explain_reminder(

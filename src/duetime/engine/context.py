@@ -12,6 +12,7 @@ from typing import Any
 
 from duetime import transaction
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.keys import make_job_key
 from duetime.domain.schedule import read_run_key
 from duetime.engine.executor import write_json
 from duetime.errors import ClaimLost, DuetimeError, InvalidInput, JobCancelled
@@ -57,8 +58,9 @@ class Context:
 
     @property
     def key(self) -> str:
-        """The idempotency key: the same in every attempt. Hand it to whom you call."""
-        return self.job.key or f"duetime:{self.job.id}"
+        """The idempotency key to hand to whom you call: short and opaque, the same in every
+        attempt, and for no job of any other installation. Your own key is `ctx.job.key`."""
+        return make_job_key(self._store.installation, self.job.task, self.job.id, self.job.key)
 
     @property
     def tick(self) -> datetime:

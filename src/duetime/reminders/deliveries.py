@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from duetime.domain.delivery import (
@@ -13,9 +14,9 @@ from duetime.domain.delivery import (
     clean_external_id,
     read_receipt,
 )
-from duetime.domain.digest import DIGEST_PREFIX
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.job import check_name, check_sought
+from duetime.domain.keys import DIGEST_PREFIX
 from duetime.domain.reminder import Reminder
 from duetime.errors import DeliveryNotFound, InvalidInput
 from duetime.storage.deliveries import DeliveryStatements
@@ -91,7 +92,7 @@ async def receipt(
         check_sought(channel, what="channel")
 
     def record(known: DeliveryStatements) -> Statements:
-        statements = ReceiptStatements(known.dialect)
+        statements = ReceiptStatements(known.dialect, partial(_enqueue_follow_up, app))
         try:
             if external_id is not None:
                 return (
@@ -111,6 +112,13 @@ async def receipt(
 
     changed: int = await perform(app, record, tx)
     return changed
+
+
+def _enqueue_follow_up(app: Duetime, reminder: Reminder) -> Statements:
+    """Enqueue the job that escalates a reminder, in the transaction that records it as sent."""
+    job = app._sender.follow_up(reminder)
+    if job is not None:
+        yield from app._unopened().enqueue_in([job])
 
 
 def _only_channel(app: Duetime, key: str) -> str | None:

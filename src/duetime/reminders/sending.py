@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from duetime.channels.channel import Message, Sent
-from duetime.domain.digest import DIGEST_PREFIX
 from duetime.domain.job import NewJob
+from duetime.domain.keys import DIGEST_PREFIX
 from duetime.domain.outcome import Outcome, Skip, Snooze
 from duetime.domain.recipient import Route
 from duetime.domain.reminder import Reminder, ReminderStatus

@@ -215,7 +215,9 @@ class AdmissionStatements(RecipientStatements):
             rows = []
         settled = True
         if not rows:
+            installation = yield from self._dialect.installation()
             given = {"ref": recipient.ref, "run_at": at, "task": DIGEST_TASK}
+            given |= {"installation": installation}
             rows = yield from self._dialect.run("digest_add", given)
         elif rows[0][2] is None or moment(rows[0][2]) > at:
             moved = yield from self._dialect.run("digest_move", {"job": rows[0][1], "run_at": at})

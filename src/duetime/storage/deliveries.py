@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,13 +16,24 @@ from duetime.domain.rule import Rule, say_moment
 from duetime.errors import DeliveryNotFound, InvalidInput, ReminderNotFound
 from duetime.storage.reminders import _chain, _reminder_document, _scope
 from duetime.storage.sends import SendStatements, SentReminder
-from duetime.storage.store import Statements
+from duetime.storage.store import Dialect, Statements
 
 _GONE = (ReminderStatus.SUPERSEDED, ReminderStatus.CANCELLED)
 
 
 class DeliveryStatements(SendStatements):
-    """Every method is one transaction. A subject is locked before its reminders are changed."""
+    """Every method is one transaction. A subject is locked before its reminders are changed.
+
+    `enqueue_follow_up`: enqueues the job that escalates a reminder which turns out to be sent.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        enqueue_follow_up: Callable[[Reminder], Statements] | None = None,
+    ) -> None:
+        super().__init__(dialect)
+        self._enqueue_follow_up = enqueue_follow_up
 
     # What people see
 
@@ -119,6 +130,12 @@ class DeliveryStatements(SendStatements):
                 before={"status": delivery.status},
             )  # fmt: skip
             subject = subjects[reminder.subject]
+            if status.accepted and delivery.round == reminder.snoozes:
+                reported = f"{delivery.channel} reported that it was {status}"
+                reminder = yield from self._settle_as_sent(
+                    reminder, reported, actor, after={"channel": delivery.channel,
+                                                      "external_id": external_id},
+                )  # fmt: skip
             if status is DeliveryStatus.ACKNOWLEDGED:
                 yield from self._acknowledge(subject, reminder, reminder.recipient or actor)
             elif status.gave_up and delivery.round == reminder.snoozes:
@@ -201,7 +218,8 @@ class DeliveryStatements(SendStatements):
         if expires_at is not None and expires_at <= now:
             late = f"{why}, and it was to start before {say_moment(expires_at)}"
             armed = Armed(rule, reminder.time, None, "expired", late, expires_at)
-        document = _reminder_document(subject, reminder.due_at, following, armed)
+        installation = yield from self._dialect.installation()
+        document = _reminder_document(installation, subject, reminder.due_at, following, armed)
         yield from self._dialect.run("reminder_write", [document])
         yield from self._tell(
             actor, "reminder.escalated", reminder, {"to": following, "reason": why}
@@ -210,11 +228,39 @@ class DeliveryStatements(SendStatements):
 
     # Parts
 
+    def _settle_as_sent(
+        self, reminder: Reminder, how: str, actor: str, *, after: dict[str, Any] | None = None
+    ) -> Statements:
+        """It did go out, whatever was recorded: its answers were lost. Returns it as it is then.
+
+        One that is being sent just now stays as it is: its sender records it.
+        """
+        if reminder.status is ReminderStatus.SENT:
+            return reminder
+        reason = how
+        if reminder.status is not ReminderStatus.ARMED:
+            reason += f"; before that it was {reminder.status}: {reminder.reason}"
+        if not (
+            yield from self._dialect.run("reminder_told", {"id": reminder.id, "reason": reason})
+        ):
+            return reminder
+        yield from self._tell(
+            actor, "reminder.sent", reminder, after or {}, before={"status": reminder.status}
+        )
+        if self._enqueue_follow_up is not None:
+            yield from self._enqueue_follow_up(reminder)
+        return msgspec.structs.replace(reminder, status=ReminderStatus.SENT, reason=reason)
+
     def _acknowledge(self, subject: Subject, reminder: Reminder, actor: str) -> Statements:
         if reminder.status is not ReminderStatus.SENT and not reminder.snoozes:
-            raise InvalidInput(
-                f"Reminder {reminder.id} is {reminder.status}: only one that was sent can be "
-                "acknowledged."
+            tried = yield from self.deliveries(reminder.id)
+            if not any(one.attempts for one in tried):
+                raise InvalidInput(
+                    f"Reminder {reminder.id} is {reminder.status}: only one that was sent can be "
+                    "acknowledged."
+                )
+            reminder = yield from self._settle_as_sent(
+                reminder, f"{actor} has acknowledged it", actor
             )
         document = {"id": reminder.id, "by": actor}
         if not (yield from self._dialect.run("reminder_acknowledge", document)):

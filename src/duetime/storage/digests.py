@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from duetime.domain.admission import digest_time, expiry, why_muted
-from duetime.domain.digest import MOST_REMINDERS, Digest, digest_key, in_order
+from duetime.domain.digest import MOST_REMINDERS, Digest, in_order
+from duetime.domain.keys import make_digest_key
 from duetime.domain.outcome import Skip, Snooze
 from duetime.domain.recipient import Recipient
 from duetime.domain.reminder import Reminder
@@ -33,7 +34,7 @@ class DigestStatements(AdmissionStatements):
         found = yield from self._dialect.run("digest_get", {"id": digest_id})
         if not found:
             return Skip("nothing is left of it")
-        _, _, status, own_job, created_at = found[0]
+        _, _, status, own_job = found[0]
         if own_job != job_id:
             return Skip(f"digest {digest_id} is sent by job {own_job}, not by this one")
         what = use_of_digest(digest_id)
@@ -56,7 +57,7 @@ class DigestStatements(AdmissionStatements):
         beyond = most is not None and uses.taken >= most and not uses.admitted
         return Digest(
             id=digest_id,
-            key=digest_key(ref, self._dialect.moment(created_at), digest_id),
+            key=make_digest_key((yield from self._dialect.installation()), digest_id),
             recipient=ref,
             to=recipient,
             reminders=in_order(members),

@@ -1,20 +1,30 @@
-"""Receipts that come early: known by the message's key, before its send is recorded."""
+"""Receipts by the message's key: of what was sent, is being sent, or seemed to have failed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime
-
-import msgspec
+from typing import NamedTuple
 
 from duetime.domain.delivery import Delivery, DeliveryStatus
-from duetime.domain.digest import DIGEST_PREFIX, digest_key, read_digest_key
-from duetime.domain.reminder import KEY_PREFIX, Reminder, ReminderStatus, Subject
+from duetime.domain.keys import (
+    DIGEST_PREFIX,
+    make_digest_key,
+    read_digest_key,
+    read_reminder_key,
+)
+from duetime.domain.reminder import Reminder, ReminderStatus, Subject
 from duetime.errors import DeliveryNotFound
 from duetime.storage.deliveries import DeliveryStatements
 from duetime.storage.store import Statements
 
 _GONE = (ReminderStatus.SUPERSEDED, ReminderStatus.CANCELLED)
+
+
+class _Sought(NamedTuple):
+    """What has a key: reminders, and the round in which each had it."""
+
+    rounds: dict[int, int]
+    deliveries: list[Delivery]
+    """Those that are recorded with the key."""
 
 
 class ReceiptStatements(DeliveryStatements):
@@ -31,15 +41,16 @@ class ReceiptStatements(DeliveryStatements):
         only_channel: str | None,
         actor: str,
     ) -> Statements:
-        """`receipt` of the message with this key, sent or just being sent.
+        """`receipt` of the message with this key. The answer to its send may be lost, or not be
+        recorded yet: the receipt tells that its channel took it.
 
         `only_channel`: the one that it went through, if the app has no other.
         """
-        reminder, under_way = yield from self._sought(key)
-        deliveries = yield from self._of_key(reminder, key, channel)
-        told = {one.reminder_id for one in deliveries if one.sent_at is not None}
-        early = [one for one in under_way if one.id not in told]
-        if early:
+        sought = yield from self._sought(key)
+        deliveries = [one for one in sought.deliveries if channel in (None, one.channel)]
+        known = {one.reminder_id for one in deliveries if one.sent_at is not None}
+        unknown = {one: number for one, number in sought.rounds.items() if one not in known}
+        if unknown:
             names = {one.channel for one in deliveries}
             through = channel or (names.pop() if len(names) == 1 else only_channel)
             if through is None:
@@ -47,12 +58,13 @@ class ReceiptStatements(DeliveryStatements):
             yield from self._dialect.run(
                 "receipt_early",
                 [
-                    {"id": one.id, "round": one.snoozes, "channel": through, "key": key,
+                    {"id": one, "round": number, "channel": through, "key": key,
                      "external_id": external_id or key}
-                    for one in early
+                    for one, number in unknown.items()
                 ],
             )  # fmt: skip
-            deliveries = yield from self._of_key(reminder, key, through)
+            found = yield from self._of_key(key, list(sought.rounds))
+            deliveries = [one for one in found if one.channel == through]
         sent = [one for one in deliveries if one.sent_at is not None]
         if not sent:
             raise DeliveryNotFound(external_id or key)
@@ -61,10 +73,7 @@ class ReceiptStatements(DeliveryStatements):
         for one in [one for one in sent if one.channel == last]:
             known_as = one.external_id or external_id or key
             ids[known_as] = None
-            if one.external_id is None:
-                yield from self._dialect.run(
-                    "receipt_known_as", {"id": one.id, "external_id": known_as}
-                )
+            yield from self.known_as(one, known_as)
         for known_as in ids:
             changed += yield from self.receipt(
                 known_as, status, reason=reason, channel=last, actor=actor
@@ -72,49 +81,60 @@ class ReceiptStatements(DeliveryStatements):
         return changed
 
     def _sought(self, key: str) -> Statements:
-        """Lock what has this key: a reminder, or (None) all of a digest. Returns it, and the
-        reminders that may just be sent with the key."""
+        """Lock what has this key: a reminder, or all of a digest."""
         if key.startswith(DIGEST_PREFIX):
-            return None, (yield from self._in_digest(key))
-        reminder = yield from self._keyed(key)
-        return reminder, [reminder] if _may_be_under_way(reminder, key) else []
+            return (yield from self._in_digest(key))
+        return (yield from self._keyed(key))
 
     def _in_digest(self, key: str) -> Statements:
-        """Lock all that went out in the digest with this key; return what just does."""
+        """Lock all that went out in the digest with this key, or goes out in it just now."""
         members: set[int] = set()
         digest_id = read_digest_key(key)
-        if digest_id is None:
+        installation = yield from self._dialect.installation()
+        if digest_id is None or make_digest_key(installation, digest_id) != key:
             raise DeliveryNotFound(key)
-        rows = yield from self._dialect.run("digest_get", {"id": digest_id})
-        for _, recipient, status, _, created_at in rows:
-            made_at = self._dialect.moment(created_at)
-            if status == "sending" and digest_key(recipient, made_at, digest_id) == key:
+        for _, _, status, _ in (yield from self._dialect.run("digest_get", {"id": digest_id})):
+            if status == "sending":
                 inside = yield from self._dialect.run("digest_members", {"id": digest_id})
                 members = {row[0] for row in inside}
-        recorded = yield from self._of_key(None, key, None)
+        recorded = yield from self._of_digest(key)
         _, found = yield from self._locked([*members, *(one.reminder_id for one in recorded)])
         # The digest may have been recorded while we waited.
-        return [one for one in found if one.id in members and one.status is ReminderStatus.ARMED]
+        recorded = yield from self._of_digest(key)
+        rounds = {one.reminder_id: one.round for one in recorded}
+        rounds |= {
+            one.id: one.snoozes
+            for one in found
+            if one.id in members and one.status is ReminderStatus.ARMED and one.id not in rounds
+        }
+        return _Sought(rounds, recorded)
 
     def _keyed(self, key: str) -> Statements:
-        """Lock the subject of the reminder that has this key, in its last round or before."""
-        for ref, due in _read_key(key):
-            rows = yield from self._dialect.run("receipt_keyed", {"subject": ref, "due_at": due})
-            _, found = yield from self._locked([row[0] for row in rows])
-            mine = [one for one in found if any(_key_of(one, n) == key for n in _rounds(one))]
-            if mine:
-                # Of those that were armed twice, the one that is not withdrawn.
-                return max(mine, key=lambda one: (one.status not in _GONE, one.id))
-        raise DeliveryNotFound(key)
+        """Lock the reminder that has this key, in its last round or before."""
+        named = read_reminder_key(key)
+        if named is None:
+            raise DeliveryNotFound(key)
+        first, number = named
+        rows = yield from self._dialect.run("receipt_keyed", {"key": first})
+        _, found = yield from self._locked([row[0] for row in rows])
+        mine = [one for one in found if number <= one.snoozes]
+        if not mine:
+            raise DeliveryNotFound(key)
+        # Of those that were armed twice, the one that is not withdrawn.
+        reminder: Reminder = max(mine, key=lambda one: (one.status not in _GONE, one.id))
+        deliveries = yield from self._of_key(key, [reminder.id])
+        if number < reminder.snoozes and deliveries:
+            # A channel whose answer was lost keeps its key when the reminder is sent again.
+            number = max(one.round for one in deliveries)
+        return _Sought({reminder.id: number}, deliveries)
 
-    def _of_key(self, reminder: Reminder | None, key: str, channel: str | None) -> Statements:
-        """The deliveries with a key: of a reminder, or (None) of all in a digest."""
-        if reminder is None:
-            rows = yield from self._dialect.run("receipt_digest", {"key": key})
-        else:
-            rows = yield from self._dialect.run("delivery_of", [reminder.id])
-        found: list[Delivery] = [self._delivery(row) for row in rows]
-        return [one for one in found if one.key == key and channel in (None, one.channel)]
+    def _of_key(self, key: str, reminder_ids: list[int]) -> Statements:
+        rows = yield from self._dialect.run("delivery_of", reminder_ids)
+        return [one for one in map(self._delivery, rows) if one.key == key]
+
+    def _of_digest(self, key: str) -> Statements:
+        rows = yield from self._dialect.run("receipt_digest", {"key": key})
+        return [self._delivery(row) for row in rows]
 
     def _acknowledge(self, subject: Subject, reminder: Reminder, actor: str) -> Statements:
         if reminder.status is not ReminderStatus.ARMED or reminder.snoozes:
@@ -124,26 +144,3 @@ class ReceiptStatements(DeliveryStatements):
         if new:
             yield from self._tell(actor, "reminder.acknowledged", reminder, {})
         return len(new)
-
-
-def _may_be_under_way(reminder: Reminder, key: str) -> bool:
-    return reminder.status is not ReminderStatus.SENT and reminder.key == key
-
-
-def _rounds(reminder: Reminder) -> range:
-    return range(reminder.snoozes, -1, -1)
-
-
-def _key_of(reminder: Reminder, number: int) -> str:
-    return msgspec.structs.replace(reminder, snoozes=number).key
-
-
-def _read_key(key: str) -> Iterator[tuple[str, datetime]]:
-    """The subject and the due time in a key; several, if names have the sign between the parts."""
-    parts = key.removeprefix(KEY_PREFIX).split("|")
-    for place, part in enumerate(parts):
-        if place and part[:4].isdigit() and part.endswith("Z"):
-            try:
-                yield "|".join(parts[:place]), datetime.fromisoformat(part)
-            except ValueError:
-                continue

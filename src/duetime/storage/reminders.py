@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.arming import Armed, Level, arm, resolve_rules
+from duetime.domain.keys import make_reminder_key
 from duetime.domain.plan_recurrence import Plan
 from duetime.domain.recurrence import COMPLETED, SKIPPED, Recurrence
 from duetime.domain.reminder import (
@@ -16,7 +17,6 @@ from duetime.domain.reminder import (
     Reminder,
     ReminderStatus,
     Subject,
-    reminder_key,
 )
 from duetime.domain.rule import Rule, say_moment
 from duetime.errors import InvalidInput
@@ -257,6 +257,7 @@ class ReminderStatements:
         are not planned yet are armed.
         """
         now = yield from self._dialect.now()
+        installation = yield from self._dialect.installation()
         for batch in in_parts(subjects, _BATCH):
             # A closed subject has no rules: its closing holds it, and must not wait for scopes.
             names = sorted({s.scope for s in batch if s.scope and s.status == "open"})
@@ -291,7 +292,7 @@ class ReminderStatements:
                         gone.setdefault(_withdrawal(subject, place, why), []).append(reminder_id)
                         del known[place]
                 write += [
-                    _reminder_document(subject, place[0], recipient, armed)
+                    _reminder_document(installation, subject, place[0], recipient, armed)
                     for place, (recipient, armed) in wanted.items()
                     if place not in known
                     and not _comes_later(subject, recipient, armed.rule)
@@ -483,6 +484,7 @@ class ReminderStatements:
             tz=row[11], data=msgspec.json.decode(row[13]), channel=row[17], external_id=row[18],
             delivery=row[19], ended_at=maybe(row[20]), stale=bool(row[21]),
             snoozes=row[22], acknowledged_at=maybe(row[23]), acknowledged_by=row[24],
+            first_key=row[25],
         )  # fmt: skip
 
 
@@ -551,7 +553,7 @@ def _withdrawal(subject: Subject, place: tuple[Any, ...], why: str | None) -> tu
 
 
 def _reminder_document(
-    subject: Subject, due: datetime, recipient: str, armed: Armed
+    installation: str, subject: Subject, due: datetime, recipient: str, armed: Armed
 ) -> dict[str, Any]:
     return {
         "subject_id": subject.id,
@@ -564,7 +566,9 @@ def _reminder_document(
         "run_at": armed.run_at,
         "status": armed.status,
         "reason": armed.reason,
-        "key": reminder_key(subject.ref, due, armed.rule, armed.time, recipient),
+        "key": make_reminder_key(
+            installation, subject.ref, due, armed.rule.id, armed.time, recipient
+        ),
         "task": REMIND_TASK,
         "expires_at": armed.expires_at,
     }

@@ -50,6 +50,7 @@ class ResendStatements(DeliveryStatements):
                 "snoozes": again.snoozes,
                 "key": again.key,
                 "task": REMIND_TASK,
+                "taken": bool(taken),
             },
         )
         yield from self._tell(

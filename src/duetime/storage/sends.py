@@ -17,7 +17,7 @@ from duetime.storage.store import Row, Statements, run_many
 
 _SLACK = timedelta(seconds=1)
 """How late those may come who were promised a place."""
-_TWIN, _DELIVERIES, _DESK = 25, 26, 27
+_TWIN, _DELIVERIES, _DESK = 26, 27, 28
 """Where the columns of `reminder_ready` begin that `reminder_get` has not."""
 
 

@@ -43,6 +43,9 @@ class Dialect(Protocol):
 
     def now(self) -> Generator[Statement, list[Row], datetime]: ...
 
+    def installation(self) -> Generator[Statement, list[Row], str]:
+        """What the keys of this installation carry; read once."""
+
     def moment(self, value: Any) -> datetime: ...
 
 
@@ -188,6 +191,8 @@ class Store(Protocol):
     """A backend. `open` before use; every method may raise `StorageError`."""
 
     capabilities: Capabilities
+    installation: str
+    """What the keys of this installation carry; known as soon as a worker is registered."""
 
     @property
     def dialect(self) -> Dialect: ...

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
+from duetime.domain.keys import shorten_installation
 from duetime.storage.store import Row, Statement
 
 
@@ -18,6 +19,7 @@ class PostgresDialect:
 
     def __init__(self, sql: Mapping[str, str]) -> None:
         self._sql = sql
+        self._installation: str | None = None
 
     def run(self, name: str, document: Any) -> Generator[Statement, list[Row], list[Row]]:
         return (yield self._sql[name], (msgspec.json.encode(document).decode(),))
@@ -25,6 +27,12 @@ class PostgresDialect:
     def now(self) -> Generator[Statement, list[Row], datetime]:
         rows = yield self._sql["now"], ()
         return self.moment(rows[0][0])
+
+    def installation(self) -> Generator[Statement, list[Row], str]:
+        if self._installation is None:
+            rows = yield self._sql["installation"], ()
+            self._installation = shorten_installation(rows[0][0])
+        return self._installation
 
     def moment(self, value: Any) -> datetime:
         # It comes in the session's time zone, which may be any.

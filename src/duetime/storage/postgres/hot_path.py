@@ -12,6 +12,7 @@ import msgspec
 import psycopg
 
 from duetime.domain.job import UNREADABLE, ClaimedJob, EndedAs, EndedJob
+from duetime.domain.keys import shorten_installation
 from duetime.errors import PassingError, StorageError
 from duetime.storage.postgres.connection import array, told_errors
 from duetime.storage.postgres.heart import PostgresHeart
@@ -69,6 +70,8 @@ class HotPath(Sessions):
                 concurrency=concurrency,
                 lease=lease,
             )
+            [(installation,)] = await self._on(connection, "installation")
+            self.installation = shorten_installation(cast("str", installation))
             return cast("int", rows[0][0])
 
     async def remove_worker(self, worker_id: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.keys import shorten_installation
 from duetime.storage.sqlite.moment import from_us, to_us
 from duetime.storage.store import Row, Statement
 
@@ -21,6 +22,7 @@ class SqliteDialect:
     def __init__(self, sql: Mapping[str, str], now_us: Callable[[], int]) -> None:
         self._sql = sql
         self._now_us = now_us
+        self._installation: str | None = None
 
     def run(self, name: str, document: Any) -> Generator[Statement, list[Row], list[Row]]:
         whole = {"now": self._now_us(), "doc": _with_us(document)}
@@ -35,6 +37,12 @@ class SqliteDialect:
     def now(self) -> Generator[Statement, list[Row], datetime]:
         yield from ()
         return from_us(self._now_us())
+
+    def installation(self) -> Generator[Statement, list[Row], str]:
+        if self._installation is None:
+            rows = yield self._sql["installation"], ()
+            self._installation = shorten_installation(rows[0][0])
+        return self._installation
 
     def moment(self, value: Any) -> datetime:
         return from_us(value)

@@ -144,6 +144,7 @@ class SqliteStore:
         concurrency: int,
         lease: timedelta,
     ) -> int:
+        self.installation = await self.transact(self.dialect.installation())
         return await self._thread.write(
             lambda tx: housekeeping.register_worker(
                 tx, name=name, queues=queues, tasks=tasks, concurrency=concurrency, lease=lease

@@ -7,6 +7,15 @@ create or replace function duetime._say(moment timestamptz) returns text
         then 'YYYY-MM-DD"T"HH24:MI:SS"Z"' else 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"' end)
 $$;
 
+-- The key under which providers know a reminder: what `make_reminder_key` does in Python.
+create or replace function duetime._reminder_key(
+    installation uuid, subject text, due text, rule_id text, said_time text, recipient text)
+    returns text language sql stable as $$
+    select 'dtr_' || left(encode(sha256(convert_to(concat_ws('|',
+        left(replace(installation::text, '-', ''), 16), subject, due, rule_id, said_time,
+        recipient), 'UTF8')), 'hex'), 32)
+$$;
+
 -- The first moment at which the clocks of a zone show `wall` or later. Where clocks go forward over
 -- it, that is the first moment after the gap; where they show it twice, the first of both.
 create or replace function duetime._to_instant(wall timestamp, tz text) returns timestamptz
@@ -318,14 +327,14 @@ with recursive subject as materialized (
 ), given as materialized (
     select m.*, s.revision, nextval('duetime.reminder_id_seq') as id,
         case when m.run_at is not null then nextval('duetime.job_id_seq') end as job_id,
-        'reminder:' || s.ref || '|' || s.due_said || '|' || m.rule_id || '|'
-            || duetime._say(m.time) || '|' || m.recipient as key
-    from matched as m join subject as s on s.id = m.subject_id
+        duetime._reminder_key(i.id, s.ref, s.due_said, m.rule_id, duetime._say(m.time), m.recipient)
+            as key
+    from matched as m join subject as s on s.id = m.subject_id cross join duetime.installation as i
     where not m.holds and not m.later
 ), fresh as (
-    insert into duetime.reminder (id, subject_id, due_at, rule_id, rule, time, recipient, revision,
-                                  run_at, status, reason, job_id, created_at, ended_at)
-    select g.id, g.subject_id, g.due_at, g.rule_id, g.rule, g.time, g.recipient, g.revision,
+    insert into duetime.reminder (id, key, subject_id, due_at, rule_id, rule, time, recipient,
+                                  revision, run_at, status, reason, job_id, created_at, ended_at)
+    select g.id, g.key, g.subject_id, g.due_at, g.rule_id, g.rule, g.time, g.recipient, g.revision,
         g.run_at, g.status, g.reason, g.job_id, moment, case when g.job_id is null then moment end
     from given as g
     on conflict (subject_id, due_at, rule_id, time, recipient, revision) do nothing

@@ -9,7 +9,7 @@
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
     r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
     null, null, null, r.ended_at, s.rearm_at <= (select duetime.now()),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by,
+    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key,
     (select case when o.status = 'sent' or o.snoozes > 0 then 'sent' else 'sending' end
          || ' ' || o.id
      from duetime.reminder as o

@@ -13,13 +13,14 @@ where d.recipient = %s::json ->> 'ref' and d.status = 'waiting';
 -- A digest with its job, in one statement.
 with given as materialized (
     select g.*, nextval('duetime.digest_id_seq') as id, nextval('duetime.job_id_seq') as job_id
-    from json_to_record(%s::json) as g(ref text, run_at timestamptz, task text)
+    from json_to_record(%s::json) as g(
+        ref text, run_at timestamptz, task text, installation text)
 ), fresh as (
     insert into duetime.digest (id, recipient, job_id) select g.id, g.ref, g.job_id from given as g
 ), made as (
-    insert into duetime.job (id, task, queue, priority, args, max_attempts, timeout)
+    insert into duetime.job (id, task, queue, priority, args, key, max_attempts, timeout)
     select g.job_id, g.task, coalesce(t.queue, 'default'), coalesce(t.priority, 5),
-        json_build_object('digest', g.id), coalesce(t.max_attempts, 3), t.timeout
+        json_build_object('digest', g.id), 'dtd_' || g.installation || '_' || g.id, coalesce(t.max_attempts, 3), t.timeout
     from given as g left join duetime.task as t on t.name = g.task
     returning id, queue, priority
 ), waiting as (
@@ -41,7 +42,7 @@ with moved as (
 select duetime.wake(m.queue, m.run_at) from moved as m;
 
 -- name: digest_get
-select d.id, d.recipient, d.status, d.job_id, d.created_at
+select d.id, d.recipient, d.status, d.job_id
 from duetime.digest as d where d.id = (%s::json ->> 'id')::bigint;
 
 -- name: digest_members

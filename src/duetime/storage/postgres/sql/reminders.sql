@@ -163,9 +163,9 @@ with given as materialized (
         recipient text, revision integer, run_at timestamptz, status text, reason text,
         key text, task text, expires_at timestamptz)
 ), fresh as (
-    insert into duetime.reminder (id, subject_id, due_at, rule_id, rule, time, recipient, revision,
-                                  run_at, status, reason, job_id, ended_at)
-    select g.id, g.subject_id, g.due_at, g.rule_id, g.rule, g.time, g.recipient, g.revision,
+    insert into duetime.reminder (id, key, subject_id, due_at, rule_id, rule, time, recipient,
+                                  revision, run_at, status, reason, job_id, ended_at)
+    select g.id, g.key, g.subject_id, g.due_at, g.rule_id, g.rule, g.time, g.recipient, g.revision,
         g.run_at, g.status, g.reason, g.job_id, case when g.job_id is null then duetime.now() end
     from given as g
     on conflict (subject_id, due_at, rule_id, time, recipient, revision) do nothing
@@ -222,7 +222,7 @@ select job_id from gone;
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
     r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
     d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by
+    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
 from duetime.reminder as r
 join duetime.subject as s on s.id = r.subject_id
 left join lateral (
@@ -240,7 +240,7 @@ order by coalesce(r.run_at, r.time), r.id limit 1000;
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
     r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
     d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by
+    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
 from json_to_record(%s::json) as g(subject text, until timestamptz, status text)
 join duetime.subject as s on s.ref = g.subject
 join duetime.reminder as r on r.subject_id = s.id
@@ -261,7 +261,7 @@ order by coalesce(r.run_at, r.time), r.id limit 1000;
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
     r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
     d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by
+    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
 from (
     select n.* from json_to_record(%s::json) as g(until timestamptz, status text)
     cross join lateral (
@@ -292,10 +292,15 @@ left join lateral (
 order by coalesce(r.run_at, r.time), r.id limit 1000;
 
 -- name: reminder_settle
--- How the jobs of reminders ended that were not sent.
+-- How the jobs of reminders ended that were not recorded. One of which a receipt says that its
+-- channel took it was sent.
 update duetime.reminder as r
-set status = case a.ended_as when 'expired' then 'expired' when 'completed' then 'skipped'
-                             when 'cancelled' then 'skipped' else 'failed' end,
+set status = case when exists (select from duetime.delivery as d
+                               where d.reminder_id = r.id and d.round = r.snoozes
+                                 and d.status in ('sent', 'delivered', 'acknowledged')) then 'sent'
+                  when a.ended_as = 'expired' then 'expired'
+                  when a.ended_as in ('completed', 'cancelled') then 'skipped'
+                  else 'failed' end,
     reason = coalesce(a.error, r.reason), ended_at = a.finished_at
 from duetime.attempt as a
 where r.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))

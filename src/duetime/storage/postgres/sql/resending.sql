@@ -16,11 +16,13 @@ select exists (select from duetime.delivery as d
 from json_to_record(%s::json) as g(id bigint, round integer);
 
 -- name: resend
--- Armed again, under another job that does not expire. Channels that gave up are asked anew.
+-- Armed again, under another job that does not expire. Channels that gave up are asked anew. If it
+-- is another message, those whose answer was lost keep the key: their receivers may have it.
 with given as materialized (
     select g.*, nextval('duetime.job_id_seq') as job_id
     from json_to_record(%s::json) as g(
-        id bigint, run_at timestamptz, reason text, snoozes integer, key text, task text)
+        id bigint, run_at timestamptz, reason text, snoozes integer, key text, task text,
+        taken boolean)
 ), armed as (
     update duetime.reminder as r
     set status = 'armed', run_at = g.run_at, reason = g.reason, snoozes = g.snoozes,
@@ -33,6 +35,12 @@ with given as materialized (
     set status = 'pending', attempts = 0, error = null, next_at = null, updated_at = duetime.now()
     from given as g
     where d.reminder_id = g.id and d.round = g.snoozes and d.status in ('failed', 'pending')
+), kept as (
+    insert into duetime.delivery (reminder_id, round, channel, key, status, attempts)
+    select d.reminder_id, g.snoozes, d.channel, d.key, 'pending', 0
+    from given as g join duetime.delivery as d on d.reminder_id = g.id and d.round = g.snoozes - 1
+    where g.taken and d.sent_at is null and d.attempts > 0 and substr(d.key, 1, 4) <> 'dtd_'
+    on conflict (reminder_id, round, channel) do nothing
 ), made as (
     insert into duetime.job (id, task, queue, priority, args, key, max_attempts, timeout)
     select g.job_id, g.task, coalesce(t.queue, 'default'), coalesce(t.priority, 5),

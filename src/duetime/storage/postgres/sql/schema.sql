@@ -46,3 +46,6 @@ delete from duetime.migration where version = %(version)s;
 
 -- name: drop_migration
 drop table duetime.migration;
+
+-- name: installation
+select id::text from duetime.installation;

@@ -349,6 +349,8 @@ create index duetime_subject_scope on duetime_subject (scope);
 
 create table duetime_reminder (
     id         integer primary key,
+    -- What providers know its first round by; one that is armed again has the same.
+    key        text not null,
     subject_id integer not null,
     due_at     integer not null,
     rule_id    text not null,
@@ -374,6 +376,8 @@ create index duetime_reminder_armed on duetime_reminder (run_at) where status = 
 -- What people look for. Most reminders are sent, and never in it.
 create index duetime_reminder_troubled on duetime_reminder (status, id)
     where status in ('failed', 'expired', 'skipped');
+-- Receipts find a reminder by its key.
+create index duetime_reminder_key on duetime_reminder (key);
 create index duetime_reminder_recipient on duetime_reminder (recipient) where status = 'armed';
 create index duetime_reminder_digest on duetime_reminder (digest_id)
     where digest_id is not null and status = 'armed';
@@ -432,7 +436,7 @@ create table duetime_delivery (
 create index duetime_delivery_external on duetime_delivery (external_id)
     where external_id is not null;
 -- Receipts find what went out in a digest by its key.
-create index duetime_delivery_digest on duetime_delivery (key) where substr(key, 1, 7) = 'digest:';
+create index duetime_delivery_digest on duetime_delivery (key) where substr(key, 1, 4) = 'dtd_';
 
 -- Channels with a rate take turns. `free_at` is the first place that nobody has been promised.
 create table duetime_channel_rate (

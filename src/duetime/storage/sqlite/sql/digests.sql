@@ -24,10 +24,12 @@ from input;
 
 -- name: digest_add_3
 with input(doc) as (select ?)
-insert into duetime_job (id, task, queue, priority, args, max_attempts, timeout, created_at)
+insert into duetime_job (id, task, queue, priority, args, key, max_attempts, timeout, created_at)
 select (select value from duetime_counter where name = 'job'), json_extract(i.doc, '$.doc.task'),
     coalesce(t.queue, 'default'), coalesce(t.priority, 5),
     json_object('digest', (select value from duetime_counter where name = 'digest')),
+    'dtd_' || json_extract(i.doc, '$.doc.installation') || '_'
+        || (select value from duetime_counter where name = 'digest'),
     coalesce(t.max_attempts, 3), t.timeout, json_extract(i.doc, '$.now')
 from input as i left join duetime_task as t on t.name = json_extract(i.doc, '$.doc.task');
 
@@ -54,7 +56,7 @@ returning job_id;
 
 -- name: digest_get
 with input(doc) as (select ?)
-select d.id, d.recipient, d.status, d.job_id, d.created_at
+select d.id, d.recipient, d.status, d.job_id
 from duetime_digest as d where d.id = (select json_extract(doc, '$.doc.id') from input);
 
 -- name: digest_members

@@ -181,10 +181,10 @@ where r.subject_id in (select e.value from input as i cross join json_each(i.doc
 -- name: reminder_write
 -- New reminders, each with its job.
 with input(doc) as (select ?)
-insert into duetime_reminder (id, subject_id, due_at, rule_id, rule, time, recipient, revision,
+insert into duetime_reminder (id, key, subject_id, due_at, rule_id, rule, time, recipient, revision,
                               run_at, status, reason, job_id, created_at, ended_at)
 select (select value from duetime_counter where name = 'reminder') + e.key + 1,
-    json_extract(e.value, '$.subject_id'), json_extract(e.value, '$.due_at'),
+    json_extract(e.value, '$.key'), json_extract(e.value, '$.subject_id'), json_extract(e.value, '$.due_at'),
     json_extract(e.value, '$.rule_id'), json_extract(e.value, '$.rule'),
     json_extract(e.value, '$.time'), json_extract(e.value, '$.recipient'),
     json_extract(e.value, '$.revision'), json_extract(e.value, '$.run_at'),
@@ -271,7 +271,7 @@ with input(doc) as (select ?)
 select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
     r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
     d.status, r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by
+    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
 from input as i cross join json_each(i.doc, '$.doc.ids') as e
 cross join duetime_reminder as r on r.id = e.value
 cross join duetime_subject as s on s.id = r.subject_id
@@ -287,7 +287,7 @@ with input(doc) as (select ?)
 select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
     r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
     d.status, r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by
+    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
 from input as i cross join duetime_subject as s on s.ref = json_extract(i.doc, '$.doc.subject')
 cross join duetime_reminder as r on r.subject_id = s.id
 left join duetime_delivery as d on d.id = (
@@ -325,7 +325,7 @@ with input(doc) as (select ?), given(status, until) as materialized (
 select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
     r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
     d.status, r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by
+    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
 from input as i
 cross join (select id from armed union all select id from troubled union all select id from other)
     as n
@@ -339,11 +339,16 @@ left join duetime_delivery as d on d.id = (
 order by coalesce(r.run_at, r.time), r.id limit 1000;
 
 -- name: reminder_settle
--- How the jobs of reminders ended that were not sent.
+-- How the jobs of reminders ended that were not recorded. One of which a receipt says that its
+-- channel took it was sent.
 with input(doc) as (select ?)
 update duetime_reminder as r
-set status = case a.ended_as when 'expired' then 'expired' when 'completed' then 'skipped'
-                             when 'cancelled' then 'skipped' else 'failed' end,
+set status = case when exists (select 1 from duetime_delivery as d
+                               where d.reminder_id = r.id and d.round = r.snoozes
+                                 and d.status in ('sent', 'delivered', 'acknowledged')) then 'sent'
+                  when a.ended_as = 'expired' then 'expired'
+                  when a.ended_as in ('completed', 'cancelled') then 'skipped'
+                  else 'failed' end,
     reason = coalesce(a.error, r.reason), ended_at = a.finished_at
 from duetime_attempt as a
 where r.job_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)

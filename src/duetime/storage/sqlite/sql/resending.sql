@@ -22,7 +22,8 @@ select exists (select 1 from duetime_delivery as d
 from input as i;
 
 -- name: resend
--- Armed again, under another job that does not expire. Channels that gave up are asked anew.
+-- Armed again, under another job that does not expire. Channels that gave up are asked anew. If it
+-- is another message, those whose answer was lost keep the key: their receivers may have it.
 with input(doc) as (select ?)
 update duetime_counter set value = value + 1
 where name = 'job' and (select doc from input) is not null;
@@ -55,6 +56,18 @@ from input as i cross join duetime_job as j
     on j.id = (select value from duetime_counter where name = 'job');
 
 -- name: resend_5
+with input(doc) as (select ?)
+insert into duetime_delivery (reminder_id, round, channel, key, status, attempts, updated_at)
+select d.reminder_id, json_extract(i.doc, '$.doc.snoozes'), d.channel, d.key, 'pending', 0,
+    json_extract(i.doc, '$.now')
+from input as i cross join duetime_delivery as d
+    on d.reminder_id = json_extract(i.doc, '$.doc.id')
+    and d.round = json_extract(i.doc, '$.doc.snoozes') - 1
+where json_extract(i.doc, '$.doc.taken') and d.sent_at is null and d.attempts > 0
+  and substr(d.key, 1, 4) <> 'dtd_'
+on conflict (reminder_id, round, channel) do nothing;
+
+-- name: resend_6
 with input(doc) as (select ?)
 update duetime_reminder
 set status = 'armed', run_at = (select json_extract(doc, '$.doc.run_at') from input),

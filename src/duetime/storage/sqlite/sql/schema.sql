@@ -21,3 +21,6 @@ delete from duetime_migration where version = :version;
 
 -- name: drop_migration
 drop table duetime_migration;
+
+-- name: installation
+select id from duetime_installation;
