@@ -166,6 +166,7 @@ class Duetime:
         timeout: Duration | None = None,
         expires: Duration | None = None,
         keep_result: bool = True,
+        overrides_jobs: bool = False,
     ) -> Task[..., Any]:
         if not inspect.isroutine(function):
             raise InvalidInput(
@@ -188,6 +189,7 @@ class Duetime:
             expires=None if expires is None else positive(expires, name="expires"),
             keep_result=keep_result,
             max_args_bytes=self.settings.max_args_bytes,
+            overrides_jobs=overrides_jobs,
         )
         definition = TaskDefinition(
             function,
@@ -357,8 +359,9 @@ class Duetime:
             )
         # Those of an earlier channel hold on.
         sender.options |= options
-        self._register(sender.remind, name=REMIND_TASK, **sender.options)
-        self._register(sender.digest, name=DIGEST_TASK, **sender.options)
+        own = sender.options | {"overrides_jobs": True}
+        self._register(sender.remind, name=REMIND_TASK, **own)
+        self._register(sender.digest, name=DIGEST_TASK, **own)
         lane = {n: value for n, value in sender.options.items() if n in ("queue", "priority")}
         patient = Exponential("1s", max="1m", max_attempts=100)
         sender.escalation = self._register(

@@ -270,3 +270,19 @@ async def test_of_racing_rescuers_one_rescues(
 
     assert sorted(one.job_id for some in rescued for one in some) == given
     assert all([len((await get(store, job_id)).history) == 1 for job_id in given])
+
+
+async def test_a_lost_reminder_has_the_attempts_that_its_worker_declares(
+    store: Store, clock: Clock, make_hand: MakeHand
+) -> None:
+    """It may have been armed before any worker started."""
+    declared = {"queue": "default", "priority": 5, "max_attempts": 5, "timeout": None}
+    tasks = {"duetime.remind": declared | {"expires": None}}
+    await enqueue(store, task="duetime.remind", max_attempts=1)
+    await store.register_worker(
+        name="declares", queues=["other"], tasks=tasks, concurrency=1, lease=seconds(3600)
+    )
+
+    [lost] = await lose(store, clock, make_hand)
+
+    assert lost.state is JobState.RETRYING

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from duetime import Context, Digest, Discard, Duetime, Reminder, Sent, Skip
+from duetime import Constant, Context, Digest, Discard, Duetime, Reminder, Sent, Skip
 from duetime.channels.channel import Message, NotSent
 from tests.conformance.test_deliveries import HOUR, START, Box, only, put, told
 from tests.conftest import Backend
+from tests.waiting import until
 
 HOSTILE = {
     "a NUL": "CA\x0017",
@@ -418,3 +420,31 @@ async def test_a_digest_obeys_the_tries_of_its_channels(app: Duetime) -> None:
         ("broker", "failed", 2),
         ("mail", "sent", 1),
     ]
+
+
+# Options
+
+
+async def test_the_apps_own_options_hold_for_what_was_armed_before_a_worker_started(
+    backend: Backend,
+) -> None:
+    producer = Duetime(backend.url, migrate=True)
+    now = await producer.now()
+    await producer.subjects.put("game", due=now, remind={"rule": "0s", "past": "send_now"})
+    await producer.close()
+    calls: list[tuple[int, timedelta | None]] = []
+    app = Duetime(backend.url)
+
+    @app.on_reminder(retry=Constant("10ms", max_attempts=5), timeout="7s")
+    async def fail(reminder: Reminder, ctx: Context) -> None:
+        calls.append((ctx.job.max_attempts, ctx.job.timeout))
+        raise RuntimeError("no")
+
+    async def failed() -> bool:
+        return (await only(app)).status == "failed"
+
+    async with app.worker():
+        await until(failed)
+    await app.close()
+
+    assert calls == [(5, timedelta(seconds=7))] * 5

@@ -34,6 +34,9 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     expires: timedelta | None
     keep_result: bool
     max_args_bytes: int = MAX_ARGS_BYTES
+    overrides_jobs: bool = False
+    """Its attempts and its time-out hold for all its jobs, whatever was declared when they were
+    made: SQL made them, perhaps before a worker ever started."""
 
 
 class TaskDefinition:

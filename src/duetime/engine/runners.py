@@ -165,6 +165,9 @@ class Runners:
     def put(self, jobs: Sequence[ClaimedJob], *, received: float) -> None:
         """Run them as soon as there is a runner; what was claimed ahead, not before its time."""
         tasks = {name: self._tasks[name] for name in {job.task for job in jobs}}
+        for task in tasks.values():
+            if task.options.overrides_jobs:
+                _override(jobs, task)
         self._line_up([(job, tasks[job.task], received) for job in jobs])
 
     def _line_up(self, items: list[Held]) -> None:
@@ -475,6 +478,13 @@ def _traces(task: asyncio.Task[Any]) -> tuple[object, ...]:
     """What changes if somebody keeps the task, or a weak reference to it, or sets a variable in
     its context. (No count, on a Python that does not count: then it is never the same.)"""
     return _count(task), getweakrefcount(task), contextvars.copy_context()
+
+
+def _override(jobs: Sequence[ClaimedJob], task: TaskDefinition) -> None:
+    for job in jobs:
+        if job.task == task.name:
+            job.max_attempts = task.options.max_attempts
+            job.timeout = task.options.timeout
 
 
 def _call_in_thread(

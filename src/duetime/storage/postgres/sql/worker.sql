@@ -483,8 +483,12 @@ with held as (
     select l.*, j.task, j.queue, j.priority, j.partition,
         case when l.cancelled then 'cancelled'
              when l.too_late then 'given back'
-             when l.attempt >= j.max_attempts then 'dead' else 'lost' end as ended_as
+             when l.attempt >= coalesce(t.max_attempts, j.max_attempts) then 'dead'
+             else 'lost' end as ended_as
     from lost as l join duetime.job as j on j.id = l.job_id
+    -- Reminders may be armed before a worker ever said how many attempts they have.
+    left join duetime.task as t on t.name = j.task
+        and j.task in ('duetime' || '.remind', 'duetime' || '.digest')
 ), recorded as (
     insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
                                  finished_at, error_code, error)

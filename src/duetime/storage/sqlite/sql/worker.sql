@@ -76,11 +76,13 @@ select c.job_id, c.token, c.attempt, c.worker_id, c.claimed_at, j.task, j.queue,
     j.partition,
     case when c.cancelled is not null then 'cancelled'
          when w.id is null or w.lease_until <= c.claimed_at then 'given back'
-         when c.attempt >= j.max_attempts then 'dead' else 'lost' end,
+         when c.attempt >= coalesce(t.max_attempts, j.max_attempts) then 'dead' else 'lost' end,
     (select count(*) from duetime_attempt as a where a.job_id = c.job_id and +a.ended_as = 'lost'),
     coalesce(n.name, cast(c.worker_id as text)), c.queue is not null
 from duetime_claim as c
 join duetime_job as j on j.id = c.job_id
+-- Reminders may be armed before a worker ever said how many attempts they have.
+left join duetime_task as t on t.name = j.task and j.task in ('duetime.remind', 'duetime.digest')
 left join duetime_worker as w on w.id = c.worker_id
 left join duetime_worker_name as n on n.id = c.worker_id
 where (w.id is null or w.lease_until <= :now) and c.worker_id <> :sparing
