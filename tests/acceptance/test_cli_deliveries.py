@@ -106,6 +106,36 @@ async def test_a_reminder_that_failed_is_sent_again(backend: Backend, app: Dueti
 
 
 @on_both
+async def test_reminders_that_failed_are_sent_again_by_a_filter(
+    backend: Backend, app: Duetime
+) -> None:
+    box = Box("mail", NotSent("no such address", passing=False))
+    app.add_channel(box)
+    due = datetime.now(UTC) + timedelta(hours=1)
+    rule = {"rule": "-2h", "past": "send_now"}
+
+    async def failed() -> bool:
+        return len(await app.reminders.find(status="failed")) == 3
+
+    async with app.worker():
+        for ref, who in (("game:1", "ann"), ("game:2", "bob"), ("game:3", "bob")):
+            await app.subjects.put(ref, due=due, remind=rule, recipients=[who])
+        await until(failed)
+    [third] = await app.reminders.find(subject="game:3")
+    await app.subjects.complete("game:3")
+    both = duetime(backend.url, "reminders", "resend", "1", "--status", "failed")
+    one = duetime(backend.url, "reminders", "resend", "--recipient", "ann", "--yes")
+    rest = duetime(backend.url, "reminders", "resend", "--within", "1h", "--yes", "--json")
+    none = duetime(backend.url, "reminders", "resend", "--status", "expired", "--yes")
+
+    assert (both.code, "Give either" in both.err) == (2, True)
+    assert one.out == "1 reminder sent again.\n"
+    assert len(rest.json["resent"]) == 1
+    assert list(rest.json["refused"]) == [str(third.id)]
+    assert none.out == "No reminders match (expired). Nothing changed.\n"
+
+
+@on_both
 async def test_what_cannot_be_done_says_why(backend: Backend, app: Duetime) -> None:
     app.add_channel(Box("mail"))
     due = datetime.now(UTC) + timedelta(hours=9)

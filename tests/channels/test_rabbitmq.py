@@ -97,6 +97,21 @@ async def test_what_no_queue_takes_is_told_with_its_place(
     assert not failure.value.passing
 
 
+@pytest.mark.parametrize("exchange", ["reminders", "nowhere"])
+async def test_what_no_queue_takes_may_pass_if_so_configured(
+    queue: aio_pika.abc.AbstractQueue, rabbitmq: RabbitMQServer, exchange: str
+) -> None:
+    channel = RabbitMQ(rabbitmq.url, exchange=exchange, unroutable="retry")
+
+    with pytest.raises(NotSent) as failure:
+        await channel.send(message(address="invoice.due"))
+
+    assert failure.value.passing
+    await channel.close()
+    with pytest.raises(InvalidInput, match="unroutable must be"):
+        RabbitMQ(rabbitmq.url, unroutable="ignore")  # type: ignore[arg-type]
+
+
 async def test_the_same_key_at_once_is_told_for_each(
     queue: aio_pika.abc.AbstractQueue, events: RabbitMQ
 ) -> None:

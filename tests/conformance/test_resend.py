@@ -223,3 +223,39 @@ async def test_requeue_of_a_reminders_job_says_what_to_do(app: Duetime) -> None:
     assert requeued.jobs == [other.id]
     assert job.state == "dead"
     assert other.id != failed.job_id
+
+
+# Many at once
+
+
+async def test_many_are_sent_again_by_what_they_have_in_common(app: Duetime) -> None:
+    box = Box(app, "push", *[LASTS] * 9)
+    async with app.testing(now=START) as world:
+        await app.scopes.put("guild", remind="-1h")
+        await app.scopes.put("channel", parent="guild")
+        await app.subjects.put("a", due=START + 2 * HOUR, scope="channel", recipients=["ann"])
+        await app.subjects.put("b", due=START + 2 * HOUR, scope="channel", recipients=["bob"])
+        await app.subjects.put("c", due=START + 2 * HOUR, remind="-1h", recipients=["ann"])
+        await app.subjects.put("d", due=START + 5 * HOUR, remind="-1h", recipients=["ann"])
+        await world.advance("5h")
+        box.failures.clear()
+        found = {one.subject: one.id for one in await app.reminders.find(status="failed")}
+        to_bob = await app.reminders.resend_many(recipient="bob", scope="guild")
+        late = await app.reminders.resend_many(within="90m")
+        await app.subjects.complete("c")
+        rest = await app.reminders.resend_many(by="eve")
+        none = await app.reminders.resend_many()
+        await world.advance("1m")
+        statuses = {one.subject: one.status.value for one in await app.reminders.find()}
+        [event, *_] = [e for e in await app.audit("subject:a") if e.action == "reminder.resent"]
+        with pytest.raises(InvalidInput, match="only if they are failed, expired, skipped"):
+            await app.reminders.resend_many(status="sent")
+
+    assert sorted(found) == ["a", "b", "c", "d"]
+    assert (to_bob.reminders, late.reminders) == ([found["b"]], [found["d"]])
+    assert rest.reminders == [found["a"]]
+    assert list(rest.refused) == [found["c"]]
+    assert "no longer true" in rest.refused[found["c"]]
+    assert (none.reminders, list(none.refused)) == ([], [found["c"]])
+    assert statuses == {"a": "sent", "b": "sent", "c": "failed", "d": "sent"}
+    assert event.actor == "eve"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Literal
 
 from duetime.channels.channel import DUE, Message, NotSent, Sent, digest, encode, facts_of
 from duetime.domain.duration import Duration, format_duration, parse_duration
@@ -22,9 +23,8 @@ except ImportError as error:
 
 _LONGEST_NAME = 255  # Bytes of a short string in AMQP.
 _HEARTBEAT_SECONDS = "10"  # A connection that died silently is noticed after two of them.
-# No such exchange, no right to publish there, too large.
+# Too large, no right to publish there.
 _LASTING = (
-    exceptions.ChannelNotFoundEntity,
     exceptions.ChannelPreconditionFailed,
     ChannelAccessRefused,
 )
@@ -37,6 +37,9 @@ class RabbitMQ:
     if it has none; by default that is `event`, the type of what tells of a reminder. Sent means
     that the broker has confirmed it, and that a queue holds it. An answer that is lost leaves it
     unknown: a repetition has the same message id.
+
+    An event that no queue takes, or whose exchange is not there, is a failure that lasts. With
+    `unroutable="retry"` it may pass: for brokers whose exchanges and queues come and go.
     """
 
     carries_key = True
@@ -48,10 +51,14 @@ class RabbitMQ:
         exchange: str = "",
         event: str = DUE,
         routing_key: str | None = None,
+        unroutable: Literal["fail", "retry"] = "fail",
         name: str = "rabbitmq",
         timeout: Duration = "10s",
     ) -> None:
+        if unroutable not in ("fail", "retry"):
+            raise InvalidInput(f"unroutable must be 'fail' or 'retry', got {unroutable!r:.60}.")
         self.name = name
+        self._retries_unroutable = unroutable == "retry"
         self._url = _read_url(url)
         self._exchange = exchange
         self._event = check_name(event, what="event")
@@ -63,7 +70,7 @@ class RabbitMQ:
         self._turns: dict[str, asyncio.Lock] = {}
 
     async def send(self, message: Message) -> Sent:
-        """Publish it; an event that no queue takes is a failure that lasts."""
+        """Publish it, and wait until the broker has confirmed it."""
         identity = message.key
         if len(identity.encode()) > _LONGEST_NAME:
             identity = digest(identity)
@@ -101,14 +108,14 @@ class RabbitMQ:
         except exceptions.PublishError as error:
             raise NotSent(
                 f"No queue takes what is published to the {place}. Bind one, or correct the two.",
-                passing=False,
+                passing=self._retries_unroutable,
             ) from error
         except exceptions.DeliveryError as error:
             raise NotSent(f"RabbitMQ refused the event for the {place}.", passing=True) from error
         except exceptions.ChannelClosed as error:
             raise NotSent(
                 f"RabbitMQ does not take events for the {place}: {error}.",
-                passing=not isinstance(error, _LASTING),
+                passing=self._may_pass(error),
             ) from error
         except ValueError as error:
             raise NotSent(f"The {place} cannot be used: {error}.", passing=False) from error
@@ -124,6 +131,11 @@ class RabbitMQ:
                 raise
             # Nobody cancelled us: the library cancels what waits on a connection that it lost.
             raise NotSent("RabbitMQ closed the connection.", passing=True) from error
+
+    def _may_pass(self, error: Exception) -> bool:
+        if isinstance(error, exceptions.ChannelNotFoundEntity):
+            return self._retries_unroutable
+        return not isinstance(error, _LASTING)
 
     async def _open(self) -> aio_pika.abc.AbstractChannel:
         """The channel; after it was closed, by an error or with the broker, a new one."""

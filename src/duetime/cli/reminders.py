@@ -13,16 +13,17 @@ from duetime.app import Duetime
 from duetime.cli.deliveries import ack_command, deliveries_command, snooze_command
 from duetime.cli.moment import iso
 from duetime.cli.number import JOB_ID, Number
-from duetime.cli.output import echo, one_line, print_json, print_table
+from duetime.cli.output import confirm, echo, one_line, plural, print_json, print_table
 from duetime.cli.person import by_option
-from duetime.cli.target import Group, target_of
+from duetime.cli.target import Group, Target, target_of
 from duetime.domain.cron import parse_zone
 from duetime.domain.duration import format_duration
 from duetime.domain.plan_recurrence import HORIZON
-from duetime.domain.reminder import Reminder, ReminderStatus
+from duetime.domain.reminder import Reminder, ReminderStatus, Resent
 from duetime.domain.rule import Rule
 from duetime.domain.rule_text import parse_rule
 from duetime.operate import as_json
+from duetime.reminders.resending import find_ended
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -112,21 +113,84 @@ def explain_command(context: click.Context, reminder_id: int) -> None:
 
 
 @reminders.command("resend")
-@click.argument("reminder_id", metavar="ID", type=JOB_ID)
+@click.argument("reminder_ids", metavar="[ID...]", type=JOB_ID, nargs=-1)
+@click.option(
+    "--status",
+    type=click.Choice(["failed", "expired", "skipped"]),
+    metavar="STATUS",
+    help="All that failed, expired or were skipped.",
+)
+@click.option("--subject", metavar="REF", help="All of this subject; failed ones, unless --status.")
+@click.option("--scope", metavar="REF", help="All in this scope, or inside it.")
+@click.option("--recipient", metavar="REF", help="All to this recipient.")
+@click.option("--within", metavar="SPAN", help="All that ended in the last 2h, 1d, …")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @by_option
 @click.pass_context
-def resend_command(context: click.Context, reminder_id: int, by: str) -> None:
-    """Send a reminder now that failed, expired or was skipped, or one that was sent once more."""
+def resend_command(
+    context: click.Context,
+    reminder_ids: tuple[int, ...],
+    status: str | None,
+    subject: str | None,
+    scope: str | None,
+    recipient: str | None,
+    within: str | None,
+    yes: bool,
+    by: str,
+) -> None:
+    """Send reminders now that failed, expired or were skipped: those named, or all that match.
 
-    async def resend(app: Duetime) -> Reminder:
-        return await app.reminders.resend(reminder_id, by=by)
+    One that is named may also have been sent; then it is sent once more.
 
+    \b
+    duetime reminders resend 17 18
+    duetime reminders resend --status failed --within 2h
+    """
+    which = {"subject": subject, "scope": scope, "recipient": recipient, "within": within}
+    if bool(reminder_ids) == bool(status or any(which.values())):
+        raise click.UsageError(
+            "Give either the reminders' ids, or --status, --subject, --scope, --recipient or "
+            "--within."
+        )
     target = target_of(context)
+    if reminder_ids:
+        _resend_each(target, reminder_ids, by)
+    else:
+        _resend_all(target, {"status": status or "failed"} | which, by, sure=yes)
+
+
+def _resend_each(target: Target, reminder_ids: Sequence[int], by: str) -> None:
+    async def resend(app: Duetime) -> list[Reminder]:
+        return [await app.reminders.resend(reminder_id, by=by) for reminder_id in reminder_ids]
+
     armed = target.run(resend)
     if target.json:
-        print_json(reminder_json(armed))
+        shown = [reminder_json(one) for one in armed]
+        print_json(shown[0] if len(shown) == 1 else shown)
+        return
+    for one in armed:
+        echo(f"Reminder {one.id} is due now, as job {one.job_id}.")
+
+
+def _resend_all(target: Target, which: dict[str, Any], by: str, *, sure: bool) -> None:
+    async def count(app: Duetime) -> int:
+        return len(await find_ended(app, **which))
+
+    async def resend(app: Duetime) -> Resent:
+        return await app.reminders.resend_many(**which, by=by)
+
+    if not sure and (found := target.run(count)):
+        confirm(f"Send {plural(found, 'reminder')} again, {which['status']}?")
+    answer = target.run(resend)
+    if target.json:
+        print_json({"resent": answer.reminders, "refused": answer.refused})
+        return
+    for reason in answer.refused.values():
+        echo(reason)
+    if answer.reminders or answer.refused:
+        echo(f"{plural(len(answer.reminders), 'reminder')} sent again.")
     else:
-        echo(f"Reminder {armed.id} is due now, as job {armed.job_id}.")
+        echo(f"No reminders match ({which['status']}). Nothing changed.")
 
 
 # Shown

@@ -32,6 +32,15 @@ class ReminderStatus(StrEnum):
     FAILED = "failed"
 
 
+class Resent(msgspec.Struct, frozen=True):
+    """What became of many reminders that were to be sent again."""
+
+    reminders: list[int]
+    """Those that are sent again."""
+    refused: dict[int, str]
+    """Those that are not, each with its reason: most are no longer true."""
+
+
 class Subject(msgspec.Struct, kw_only=True):
     """What people are reminded of."""
 

@@ -22,12 +22,18 @@ from duetime.domain.job import (
     check_text,
 )
 from duetime.domain.recurrence import Exception_, Occurrence, parse_repeats
-from duetime.domain.reminder import Reminder, ReminderStatus, Subject, explain_reminder
+from duetime.domain.reminder import (
+    Reminder,
+    ReminderStatus,
+    Resent,
+    Subject,
+    explain_reminder,
+)
 from duetime.domain.rule import read_moment, say_moment
 from duetime.domain.rule_text import parse_rules
 from duetime.errors import InvalidInput, ReminderNotFound, SubjectNotFound
 from duetime.reminders.deliveries import acknowledge, find_deliveries, id_of, snooze
-from duetime.reminders.resending import resend
+from duetime.reminders.resending import find_ended, resend, resend_many
 from duetime.storage.occurrences import OccurrenceStatements
 from duetime.storage.reminders import ReminderStatements, ScopeInfo
 from duetime.storage.store import Statements
@@ -413,6 +419,33 @@ class Reminders:
         and `InvalidInput` if it is armed, or no longer true.
         """
         return await resend(self._app, id_of(reminder), by=by, tx=tx)
+
+    async def resend_many(
+        self,
+        *,
+        status: ReminderStatus | str = ReminderStatus.FAILED,
+        subject: str | None = None,
+        scope: str | None = None,
+        recipient: str | None = None,
+        within: Duration | None = None,
+        by: str = "unknown",
+    ) -> Resent:
+        """Send all reminders now that `failed` (or `expired`, or were `skipped`) and match.
+
+        `scope`: in it or inside it. `within`: ended in the last hours or days. Each is sent as
+        `resend` does it; returns which are, and which are not, such as those that are no longer
+        true. Raises `InvalidInput`.
+        """
+        actor = check_name(by, what="actor (by=)")
+        ids = await find_ended(
+            self._app,
+            status=status,
+            subject=subject,
+            scope=scope,
+            recipient=recipient,
+            within=within,
+        )
+        return await resend_many(self._app, ids, by=actor)
 
     async def _get(self, reminder_id: int) -> Reminder:
         found: list[Reminder] = await perform(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from duetime.domain.reminder import REMIND_TASK, Reminder, ReminderStatus
@@ -14,7 +16,14 @@ _GONE = (ReminderStatus.SUPERSEDED, ReminderStatus.CANCELLED)
 
 
 class ResendStatements(DeliveryStatements):
-    """One transaction, in which the subject is locked."""
+    """Every method is one transaction."""
+
+    def ended(self, which: dict[str, Any]) -> Statements:
+        """Return the ids of some reminders that ended with a status, in their order. Reads only.
+
+        `which`: `status`, `after` (an id), `subject`, `scope`, `recipient`, `since`.
+        """
+        return [row[0] for row in (yield from self._dialect.run("resend_find", which))]
 
     def resend(self, reminder_id: int, *, actor: str) -> Statements:
         """Arm it at once, under another job; return it as it is then."""

@@ -55,3 +55,23 @@ with given as materialized (
     select count(duetime.wake(w.queue, w.run_at)) from waiting as w
 )
 select a.id from woken join armed as a on true;
+
+-- name: resend_find
+-- What ended with a status, some at a time. Index: reminder_troubled.
+with recursive input as materialized (
+    select * from json_to_record(%s::json) as g(
+        status text, after bigint, subject text, scope text, recipient text, since timestamptz)
+), below as (
+    select i.scope as ref from input as i where i.scope is not null
+    union
+    select s.ref from duetime.scope as s join below as b on s.parent = b.ref
+)
+select n.id from input as i cross join lateral (
+    select r.id from duetime.reminder as r join duetime.subject as s on s.id = r.subject_id
+    where r.status = i.status and r.status in ('failed', 'expired', 'skipped') and r.id > i.after
+      and (i.subject is null or s.ref = i.subject)
+      and (i.scope is null or s.scope in (select b.ref from below as b))
+      and (i.recipient is null or r.recipient = i.recipient)
+      and (i.since is null or r.ended_at >= i.since)
+    order by r.id limit 500
+) as n order by n.id;

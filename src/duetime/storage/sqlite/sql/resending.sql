@@ -77,3 +77,22 @@ set status = 'armed', run_at = (select json_extract(doc, '$.doc.run_at') from in
     ended_at = null, acknowledged_at = null, acknowledged_by = null, held = null, digest_id = null
 where id = (select json_extract(doc, '$.doc.id') from input) and status <> 'armed'
 returning id;
+
+-- name: resend_find
+-- What ended with a status, some at a time.
+with recursive input(doc) as (select ?), below(ref) as (
+    select json_extract(doc, '$.doc.scope') from input
+    where json_extract(doc, '$.doc.scope') is not null
+    union
+    select s.ref from below as b cross join duetime_scope as s on s.parent = b.ref
+)
+select r.id from input as i
+cross join duetime_reminder as r on r.status = json_extract(i.doc, '$.doc.status')
+    and r.id > json_extract(i.doc, '$.doc.after')
+cross join duetime_subject as s on s.id = r.subject_id
+where r.status in ('failed', 'expired', 'skipped')
+  and s.ref = coalesce(json_extract(i.doc, '$.doc.subject'), s.ref)
+  and (json_extract(i.doc, '$.doc.scope') is null or s.scope in (select ref from below))
+  and r.recipient = coalesce(json_extract(i.doc, '$.doc.recipient'), r.recipient)
+  and r.ended_at >= coalesce(json_extract(i.doc, '$.doc.since'), r.ended_at)
+order by r.id limit 500;
