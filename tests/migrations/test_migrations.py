@@ -6,12 +6,13 @@ import asyncio
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from duetime import Duetime
+from duetime import Duetime, Exponential
 from duetime.errors import BadDatabaseURL, InvalidInput, SchemaMismatch
 from duetime.settings import load_settings
 from duetime.storage.migrations import (
@@ -23,6 +24,7 @@ from duetime.storage.migrations import (
 from duetime.wiring import make_migrator
 from tests import effects
 from tests.conftest import Backend
+from tests.waiting import until
 
 CATALOG = """
 select 'column', c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull::text
@@ -114,6 +116,77 @@ async def test_an_old_database_with_jobs_is_upgraded_and_keeps_them(backend: Bac
     await app.close()
 
     assert job.state == "completed"
+
+
+TABLES = {
+    True: "select table_name from information_schema.tables"
+    " where table_schema = 'duetime' and table_type = 'BASE TABLE'",
+    False: "select name from sqlite_master where type = 'table' and name glob 'duetime_*'",
+}
+
+
+def contents(backend: Backend) -> dict[str, list[object]]:
+    """Every row of every table of ours, but for those of the migrations."""
+    names = sorted(row[0] for row in effects.run(backend.url, TABLES[backend.is_postgres]))
+    schema = "duetime." if backend.is_postgres else ""
+    return {
+        name: sorted(map(repr, effects.run(backend.url, f"select * from {schema}{name}")))
+        for name in names
+        if not name.endswith(("migration", "installation", "note"))
+    }
+
+
+async def fill(app: Duetime) -> None:
+    """Jobs in every state, a schedule, and a subject with reminders."""
+
+    @app.task(retry=Exponential("1h", max_attempts=2))
+    async def work(fail: bool = False) -> str:
+        if fail:
+            raise RuntimeError("it's broken")
+        return "it's done"
+
+    @app.schedule("0 9 * * 1-5", tz="Europe/Berlin")
+    @app.task
+    async def digest() -> None: ...
+
+    await work.enqueue()
+    await work.using(max_attempts=1).enqueue(fail=True)
+    await work.using(key="held", hold="1h").enqueue()
+    await (await work.using(delay="1h").enqueue()).cancel()
+    retrying = await work.enqueue(fail=True)
+    async with app.worker():
+
+        async def is_retrying() -> bool:
+            return (await app.jobs.get(retrying.id)).state == "retrying"
+
+        await until(is_retrying)
+    await work.using(delay="1h", priority=1).enqueue()
+    await app.queues.pause("mail", reason="it's Sunday")
+    await app.queues.limit("calls", running=3)
+    await app.recipients.put("ann", channels={"email": "ann@example.org"}, tz="Europe/Berlin")
+    await app.scopes.put("guild:1", remind=["-1d", "-1h"])
+    await app.subjects.put(
+        "game:42", scope="guild:1", due=await app.now() + timedelta(days=7), recipients=["ann"]
+    )
+
+
+@pytest.mark.usefixtures("second_migration")
+async def test_a_filled_database_keeps_every_row_down_and_up(backend: Backend) -> None:
+    migrator = migrator_of(backend.url)
+    upgrade(migrator)
+    app = Duetime(backend.url)
+    await fill(app)
+    await app.close()
+    before = contents(backend)
+    downgrade(migrator, 1)
+    upgrade(migrator)
+
+    assert contents(backend) == before
+    filled = {name.removeprefix("duetime_") for name, rows in before.items() if rows}
+    assert filled >= {
+        "job", "due", "attempt", "job_key", "queue", "schedule", "occurrence", "scope", "subject",
+        "recipient", "reminder", "audit",
+    }  # fmt: skip
 
 
 async def test_functions_are_replaced_when_they_changed(pg_url: str) -> None:
