@@ -1,10 +1,14 @@
-"""Wait for what should happen, with a deadline; never for a fixed time."""
+"""Wait for what should happen, with a deadline; never for a fixed time.
+
+What has to be cheap is measured in CPU time, which a busy machine does not change.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -29,3 +33,12 @@ async def until_true(condition: Callable[[], object], *, seconds: float = 10.0) 
         return condition()
 
     await until(ask, seconds=seconds)
+
+
+@contextmanager
+def cpu_at_most(seconds: float) -> Iterator[None]:
+    """Fail if the block uses more CPU time than that, on all threads of this process."""
+    began = time.process_time()
+    yield
+    used = time.process_time() - began
+    assert used < seconds, f"it took {used:.2f} s of CPU time, and may take {seconds:g} s"

@@ -103,7 +103,7 @@ async def test_silence_ends_with_the_time_out(receiver: Receiver) -> None:
     with pytest.raises(NotSent, match="within 300ms") as failure:
         await channel.send(message(address=address))
 
-    assert 0.25 < time.monotonic() - begun < 3
+    assert 0.25 < time.monotonic() - begun < 20
     assert failure.value.passing
     await channel.close()
 

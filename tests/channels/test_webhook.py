@@ -280,7 +280,7 @@ async def test_a_head_that_drips_ends_with_the_whole_time_out(make: Make) -> Non
         )
 
     assert failure.passing
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 20, "it would drip for minutes"
 
 
 async def test_accepted_counts_although_the_body_never_ends(http: HttpServer, make: Make) -> None:
@@ -290,7 +290,7 @@ async def test_accepted_counts_although_the_body_never_ends(http: HttpServer, ma
     sent = await make(timeout="200ms").send(message(address=http.url))
 
     assert sent == Sent(None)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 20, "it would drip for minutes"
 
 
 async def test_a_large_body_is_not_read_to_its_end(http: HttpServer, make: Make) -> None:

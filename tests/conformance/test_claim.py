@@ -50,6 +50,16 @@ async def test_a_job_never_starts_early(store: Store, clock: Clock, make_hand: M
     assert [(job.run_at, job.claimed_at) for job in on_time] == [(due, due)]
 
 
+async def test_a_due_job_does_not_take_later_ones_with_it(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    """One lane, where the claim stops in the middle."""
+    due = await enqueue(store)
+    await enqueue(store, run_at=clock.after("1m"))
+
+    assert ids(await hand.claim()) == [due]
+
+
 async def test_claimed_job_carries_all_that_its_handler_needs(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
@@ -153,6 +163,14 @@ async def test_next_due_time_is_told(store: Store, clock: Clock, hand: Hand) -> 
 
     assert (answer.claimed, answer.now) == ([], clock.now)
     assert answer.next_run_at == clock.after("3m")
+
+
+async def test_next_due_time_counts_every_priority(store: Store, clock: Clock, hand: Hand) -> None:
+    for priority in reversed(range(10)):
+        first = clock.after(f"{priority + 1}m")
+        await enqueue(store, priority=priority, run_at=first)
+
+        assert (await hand.exchange(look_ahead=True)).next_run_at == first
 
 
 async def test_no_next_due_time_when_nothing_waits(store: Store, clock: Clock, hand: Hand) -> None:

@@ -21,6 +21,9 @@ from duetime.domain.rule_text import parse_rule
 from duetime.errors import InvalidInput
 from duetime.reminders.messages import Messages
 from duetime.storage.digest_ends import DigestEnds
+from duetime.storage.postgres.store import PostgresStore
+from duetime.storage.sqlite.store import SqliteStore
+from duetime.storage.store import Statements, Store
 from duetime.testing.world import World
 from tests.conformance.mailbox import HOUR, MINUTE, START, Mailbox, explain, put_games
 from tests.conftest import Backend
@@ -59,6 +62,19 @@ async def test_what_is_sent_again_takes_another_place(
 
     assert within == 2
     assert mail.subjects[2:] == ["game:0"]
+
+
+async def test_an_hour_of_the_limit_has_60_minutes(app: Duetime, mail: Mailbox) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        for name, after in {"first": 1.0, "waits": 1.9, "at once": 3.1}.items():
+            await app.subjects.put(
+                name, due=START + after * HOUR, remind=["0s"], recipients=["ann"]
+            )
+        await world.advance("5h")
+
+    assert mail.subjects == ["first", "waits", "at once"]
+    assert mail.hours == [1.0, 2.0, 3.1]
 
 
 async def test_what_is_more_than_the_limit_goes_out_in_one_digest(
@@ -208,6 +224,59 @@ async def test_what_was_withdrawn_is_not_in_the_digest(app: Duetime, mail: Mailb
 
     assert [one["subject"] for one in mail.messages[1].data["reminders"]] == ["game:1", "game:4"]
     assert len(mail.messages) == 2
+
+
+async def test_a_stale_reminder_is_not_in_the_digest(app: Duetime, mail: Mailbox) -> None:
+    """Its subject has changed, and a worker is yet to arm it again."""
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 4)
+        await world.advance("1h30m")
+        store = await app.store()
+        # A moment before it goes out, an hour after the first message.
+        await store.transact(_mark_stale(store, "game:2", after=3597))
+        await world.advance("3h")
+
+    assert [one["subject"] for one in mail.messages[1].data["reminders"]] == ["game:1", "game:3"]
+
+
+async def test_a_stale_reminder_is_not_sent_before_its_subject_is_armed_again(
+    app: Duetime, mail: Mailbox
+) -> None:
+    async with app.testing(now=START) as world:
+        await put_games(app, 1)
+        store = await app.store()
+        await store.transact(_mark_stale(store, "game:0", after=-1))
+        await world.advance("1h1s")
+        before = len(mail.messages)
+        await world.advance("1h")
+
+    assert before == 0
+    assert len(mail.messages) == 1
+
+
+def _mark_stale(store: Store, subject: str, *, after: int) -> Statements:
+    """As a change of a tracked row does, so many seconds after the due time."""
+    if isinstance(store, PostgresStore):
+        table, later = f"{store.schema}.subject", f"{after} * interval '1 second'"
+    else:
+        assert isinstance(store, SqliteStore)
+        table, later = f"{store.prefix}subject", str(after * 1_000_000)
+    yield f"update {table} set rearm_at = due_at + {later} where ref = '{subject}'", ()
+
+
+async def test_what_expired_is_not_in_the_digest(app: Duetime, mail: Mailbox) -> None:
+    """No worker was there in time."""
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 3)
+        soon = {"rule": "0s", "expires": "20m"}
+        await app.subjects.put("soon over", due=START + HOUR, remind=[soon], recipients=["ann"])
+        await world.advance("1h5m")
+        await world.outage("2h")
+        await world.advance("1h")
+
+    assert [one["subject"] for one in mail.messages[1].data["reminders"]] == ["game:1", "game:2"]
 
 
 async def test_the_only_one_left_goes_as_itself(app: Duetime, mail: Mailbox) -> None:

@@ -59,6 +59,23 @@ async def test_delay_counts_from_now_and_expiry_from_the_due_time(
     assert job.expires_at == clock.after("90s")
 
 
+async def test_options_of_a_bulk_are_those_of_a_single_job(store: Store, clock: Clock) -> None:
+    """PostgreSQL copies from 1,000 jobs on; that is another path with the same result."""
+    options: list[dict[str, Any]] = [
+        {"delay": seconds(60), "expires_after": seconds(30)},
+        {"run_at": clock.after("1h"), "expires_after": seconds(30)},
+        {"run_at": clock.after("1h"), "expires_at": clock.after("2h"), "timeout": seconds(1.5)},
+        {"queue": "mail", "priority": 2, "partition": "ann", "max_attempts": 7},
+        {"args": raw({"text": "it's 5 o'clock"}), "trace": {"traceparent": "00-1"}},
+    ]
+    bulk = await store.enqueue([NewJob(task="noop", **options[n % 5]) for n in range(1000)])
+    for place, one in enumerate(options):
+        single = await get(store, await enqueue(store, **one))
+        found = await get(store, bulk[place].job_id)
+
+        assert msgspec.structs.replace(found, id=single.id) == single
+
+
 async def test_nothing_in_nothing_out(store: Store) -> None:
     assert await store.enqueue([]) == []
 

@@ -93,11 +93,13 @@ async def test_a_moved_subject_supersedes_and_arms_anew(app: Duetime, outbox: Ou
         await app.subjects.put("game", due=START + 10 * HOUR, remind=["-1h", "-5h"])
         await world.advance("6h")
         await app.subjects.put("game", due=START + 20 * HOUR, remind=["-1h", "-5h"])
+        waiting = await world.enqueued()
         await world.advance("1d")
         found = await app.reminders.find(subject="game", status="superseded")
         why = await app.reminders.explain(found[0].id)
 
     assert outbox.times == [5.0, 15.0, 19.0]
+    assert len(waiting) == 2, "the job of the superseded one is gone"
     assert [reminder.rule.text for reminder in found] == ["-1h"]
     assert "not sent: superseded, the subject moved to 2026-03-02T20:00:00Z" in why
 

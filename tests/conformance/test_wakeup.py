@@ -14,8 +14,8 @@ from duetime.storage.store import Sleeper, Store
 from tests.conformance.conftest import MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, drive, ended, enqueue, ids, retried
 
-SOON = 0.5
-LONG = 20.0
+SOON = 10.0
+LONG = 60.0
 
 
 @pytest.fixture

@@ -258,6 +258,33 @@ async def test_claims_are_closed_though_the_first_try_failed(
     assert query(backend, "select count(*) from duetime.worker") == [(0,)]
 
 
+async def test_a_result_is_kept_though_the_exchange_failed(
+    pg_app: Duetime, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the job would be taken for one whose claim was not answered, and run again."""
+    caplog.set_level("INFO")
+    backend = Backend("postgres15", pg_app.settings.database)
+    end = asyncio.Event()
+    ran: list[str] = []
+
+    @pg_app.task
+    async def note(name: str) -> str:
+        ran.append(name)
+        await end.wait()
+        return name
+
+    async with pg_app.worker():
+        handle = await note.enqueue("only")
+        await until_true(lambda: bool(ran))
+        query(backend, CONFLICT)
+        end.set()
+        await until_true(lambda: count(caplog, "transaction_conflict") >= 1)
+        query(backend, "drop trigger conflict on duetime.attempt")
+        result = await handle.result("10s")
+
+    assert (result, ran) == ("only", ["only"])
+
+
 async def test_a_job_that_expires_while_it_waits_for_a_runner_does_not_start(app: Duetime) -> None:
     ran: list[str] = []
 

@@ -173,6 +173,38 @@ async def test_exactly_the_limit_goes_alone_and_the_rest_in_one_digest(
     check_none_twice_none_lost(backend, mail)
 
 
+async def test_who_lets_a_message_through_holds_the_recipients_row(
+    pg_app: Duetime, pg_url: str
+) -> None:
+    """Else two workers at once would count the same messages, and let one too many through."""
+    mail = Mail()
+    pg_app.add_channel(mail)
+    await pg_app.recipients.put("ann", most_per_hour=1)
+
+    async def waits() -> bool:
+        async with await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as admin:
+            cursor = await admin.execute(
+                "select from pg_stat_activity"
+                " where wait_event_type = 'Lock' and datname = current_database()"
+            )
+            return bool(await cursor.fetchall())
+
+    async with await psycopg.AsyncConnection.connect(pg_url) as other, pg_app.worker():
+        await other.execute("select from duetime.recipient where ref = 'ann' for update")
+        await pg_app.subjects.put(
+            "game:1",
+            due=datetime.now(UTC) + timedelta(milliseconds=500),
+            remind=["0s"],
+            recipients=["ann"],
+        )
+        await until(waits)
+        before = len(mail.messages)
+        await other.rollback()
+        await until_true(lambda: bool(mail.messages))
+
+    assert before == 0
+
+
 @on_both
 async def test_many_of_one_recipient_are_admitted_in_few_transactions(
     backend: Backend, app: Duetime, monkeypatch: pytest.MonkeyPatch

@@ -66,6 +66,31 @@ async def test_a_stopping_worker_lets_the_round_of_a_service_end(
     assert not ended
 
 
+@on_two
+async def test_a_stop_lets_a_handler_end_within_the_grace(app: Duetime) -> None:
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def slow() -> str:
+        begun.set()
+        await release.wait()
+        return "whole"
+
+    worker = app.make_worker(await app.store(), grace="60s")
+    running = asyncio.create_task(worker.run())
+    handle = await slow.enqueue()
+    await begun.wait()
+    worker.stop()
+    # Longer than a stop waits for what was told to end now.
+    stopped, _ = await asyncio.wait([running], timeout=0.5)
+    release.set()
+    await running
+
+    assert not stopped
+    assert await handle.result("1s") == "whole"
+    assert len((await app.jobs.get(handle.id)).history) == 1
+
+
 async def test_a_stop_does_not_wait_for_a_database_that_hangs(pg_app: Duetime, pg_url: str) -> None:
     worker = pg_app.make_worker(await pg_app.store(), grace="300ms")
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:

@@ -34,7 +34,7 @@ from duetime.errors import (
     KeyConflict,
     ResultTimeout,
 )
-from tests.conftest import Backend
+from tests.conftest import Backend, query
 from tests.waiting import until, until_true
 
 
@@ -69,20 +69,19 @@ async def test_happy_path(app: Duetime) -> None:
 
 async def test_plain_functions_run_in_threads_not_on_the_loop(app: Duetime) -> None:
     loop_thread = threading.get_ident()
+    all_are_there = threading.Barrier(10, timeout=20)
 
     @app.task
     def where() -> int:
-        time.sleep(0.05)
+        all_are_there.wait()
         return threading.get_ident()
 
-    async with app.worker():
-        before = time.monotonic()
+    async with app.worker(concurrency=10):
         handles = [await where.enqueue() for _ in range(10)]
-        threads = [await handle.result("5s") for handle in handles]
-        took = time.monotonic() - before
+        threads = [await handle.result("30s") for handle in handles]
 
     assert loop_thread not in threads
-    assert took < 0.45, "ten blocking handlers run side by side"
+    assert len(set(threads)) == 10, "ten blocking handlers run side by side"
 
 
 async def test_jobs_enqueued_before_the_worker_started_are_drained_first(app: Duetime) -> None:
@@ -245,6 +244,46 @@ async def test_a_failing_job_is_retried_and_then_dead_with_its_errors(app: Dueti
     assert "broken pipe dream" in (job.history[0].traceback or "")
     with pytest.raises(JobFailed, match="broken pipe dream"):
         await handle.result("1s")
+
+
+async def test_arguments_that_do_not_fit_end_the_job_at_its_first_attempt(
+    app: Duetime, backend: Backend
+) -> None:
+    @app.task(retry=Constant("0s", max_attempts=3))
+    async def double(n: int) -> int:
+        return 2 * n
+
+    handle = await double.enqueue(n=1)
+    table = "duetime.job" if backend.is_postgres else "duetime_job"
+    query(backend, f'update {table} set args = \'{{"n": "many"}}\'')
+    async with app.worker():
+        await reaches(app, handle.id, JobState.DEAD)
+    job = await app.jobs.get(handle.id)
+
+    assert [one.error_code for one in job.history] == ["invalid_arguments"]
+
+
+async def test_no_more_jobs_run_at_once_than_concurrency_says(app: Duetime) -> None:
+    running = 0
+    most = 0
+    release = asyncio.Event()
+
+    @app.task
+    async def hold() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await release.wait()
+        running -= 1
+
+    handles = await app.enqueue_many([hold.job() for _ in range(6)])
+    async with app.worker(concurrency=3):
+        await until_true(lambda: running >= 3)
+        release.set()
+        for handle in handles:
+            await reaches(app, handle.id, JobState.COMPLETED)
+
+    assert most == 3
 
 
 async def test_permanent_errors_are_not_retried(app: Duetime) -> None:
@@ -497,7 +536,7 @@ async def test_cancel_of_a_waiting_job(app: Duetime) -> None:
     assert (await handle.info()).error == "no longer wanted"
 
 
-async def test_cancel_reaches_a_running_handler_within_100_ms(app: Duetime) -> None:
+async def test_cancel_reaches_a_running_handler_before_the_next_heartbeat(app: Duetime) -> None:
     stopped: list[float] = []
     running = asyncio.Event()
 
@@ -509,7 +548,7 @@ async def test_cancel_reaches_a_running_handler_within_100_ms(app: Duetime) -> N
         finally:
             stopped.append(time.monotonic())
 
-    async with app.worker():
+    async with app.worker(lease="5m", heartbeat="1m", poll="1m"):
         handle = await long.enqueue()
         await running.wait()
         asked = time.monotonic()
@@ -517,7 +556,7 @@ async def test_cancel_reaches_a_running_handler_within_100_ms(app: Duetime) -> N
         await until_true(lambda: bool(stopped))
         await reaches(app, handle.id, JobState.CANCELLED)
 
-    assert stopped[0] - asked < 0.25
+    assert stopped[0] - asked < 10
 
 
 async def test_cancel_tells_a_thread(app: Duetime) -> None:

@@ -6,7 +6,6 @@ import builtins
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from time import perf_counter, thread_time
 from typing import Any
 
 import icalendar
@@ -23,6 +22,7 @@ from duetime.ical.limits import MOST_BYTES, MOST_EVENTS
 from duetime.ical.reading import Event, read_events
 from duetime.ical.writing import Entry, write_calendar
 from tests.conftest import Backend
+from tests.waiting import cpu_at_most
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -221,11 +221,8 @@ def test_what_cannot_be_read_is_left_out_and_told() -> None:
     ids=["empty", "zip", "latin-1", "large", "deep", "events", "alarms"],
 )
 def test_files_that_are_none_or_too_large_are_refused_at_once(data: bytes, told: str) -> None:
-    began = perf_counter()
-    with pytest.raises(InvalidInput, match=told):
+    with cpu_at_most(10), pytest.raises(InvalidInput, match=told):
         read_events(data)
-
-    assert perf_counter() - began < 10
 
 
 def test_a_bomb_in_a_time_zone_or_a_rule_does_not_go_off() -> None:
@@ -239,16 +236,15 @@ def test_a_bomb_in_a_time_zone_or_a_rule_does_not_go_off() -> None:
         event(f"RRULE:FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=30;INTERVAL={n}", uid=f"never{n}")
         for n in range(1, 20)
     ]
-    began = perf_counter()
-    for bomb in (zone, folded):
-        found, problems = read_events(
-            calendar(bomb, event(start="DTSTART;TZID=Bomb:20260310T090000"))
-        )
-        assert (found, len(problems)) == ([], 1)
-    _, problems = read_events(calendar(*never))
+    with cpu_at_most(20):
+        for bomb in (zone, folded):
+            found, problems = read_events(
+                calendar(bomb, event(start="DTSTART;TZID=Bomb:20260310T090000"))
+            )
+            assert (found, len(problems)) == ([], 1)
+        _, problems = read_events(calendar(*never))
 
     assert len(problems) == 19
-    assert perf_counter() - began < 20
 
 
 @settings(deadline=None, max_examples=60)
@@ -502,11 +498,9 @@ def test_the_rules_of_a_file_take_a_bounded_time(monkeypatch: pytest.MonkeyPatch
         event(rule, uid=f"e{n}", start=f"DTSTART:20260301T09{n % 60:02}{n // 60:02}Z")
         for n in range(200)
     ]
-    begun = thread_time()
+    with cpu_at_most(10):
+        read, problems = read_events(calendar(*events))
 
-    read, problems = read_events(calendar(*events))
-
-    assert thread_time() - begun < 10
     assert 0 < len(read) < 100
     assert len(read) + len(problems) == 200
     assert "the rules of this file take too long to compute" in problems[-1].reason

@@ -125,7 +125,7 @@ TABLES = {
 }
 
 
-def contents(backend: Backend) -> dict[str, list[object]]:
+def contents(backend: Backend) -> dict[str, list[str]]:
     """Every row of every table of ours, but for those of the migrations."""
     names = sorted(row[0] for row in effects.run(backend.url, TABLES[backend.is_postgres]))
     schema = "duetime." if backend.is_postgres else ""

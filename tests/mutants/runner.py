@@ -74,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_mutants(mutants: Sequence[Mutant], tree: Path, *, jobs: int) -> Iterator[Result]:
     """Yield what became of each, in their order; `jobs` of them run at a time."""
     copies: SimpleQueue[Path] = SimpleQueue()
+    passed: set[tuple[str, ...]] = set()
     with tempfile.TemporaryDirectory(prefix="duetime-mutants-") as directory:
         for number in range(min(jobs, len(mutants))):
             copies.put(_copy(tree, Path(directory) / str(number)))
@@ -81,7 +82,7 @@ def run_mutants(mutants: Sequence[Mutant], tree: Path, *, jobs: int) -> Iterator
         def run(mutant: Mutant) -> Result:
             copy = copies.get()
             try:
-                return run_mutant(mutant, copy)
+                return run_mutant(mutant, copy, passed)
             finally:
                 copies.put(copy)
 
@@ -92,8 +93,11 @@ def run_mutants(mutants: Sequence[Mutant], tree: Path, *, jobs: int) -> Iterator
                 yield result
 
 
-def run_mutant(mutant: Mutant, copy: Path) -> Result:
-    """Plant the mistake in `copy`, run its tests, and take the mistake out again."""
+def run_mutant(mutant: Mutant, copy: Path, passed: set[tuple[str, ...]]) -> Result:
+    """Plant the mistake in `copy`, run its tests, and take the mistake out again.
+
+    `passed`: the tests that are known to pass without any mistake.
+    """
     begun = time.monotonic()
 
     def result(verdict: Verdict, detail: str = "") -> Result:
@@ -113,9 +117,12 @@ def run_mutant(mutant: Mutant, copy: Path) -> Result:
     if code != FAILED:
         return result(Verdict.STALE, f"    the tests could not run (exit code {code}):\n{output}")
     # A test that fails anyway catches nothing.
-    code, output = _pytest(mutant, copy)
-    if code != PASSED:
-        return result(Verdict.STALE, f"    the tests fail without the mistake:\n{output}")
+    tests = (_backends(mutant), *mutant.tests)
+    if tests not in passed:
+        code, output = _pytest(mutant, copy)
+        if code != PASSED:
+            return result(Verdict.STALE, f"    the tests fail without the mistake:\n{output}")
+        passed.add(tests)
     return result(Verdict.CAUGHT)
 
 

@@ -40,7 +40,7 @@ LANES = json.dumps(
     ]
 )
 
-PRUNING = {
+PRUNING: dict[str, Any] = {
     "outcomes": "{completed,dead}",
     "ages": "{0s,7d}",
     "after": 400_000,
@@ -139,7 +139,7 @@ def test_claim_walks_its_lane_and_no_table(session: Prepared) -> None:
     assert "Tid Scan on due" in plan
     assert "Index Scan using job_pkey" in plan
     assert scanned(plan) == set()
-    assert milliseconds(plan) < 100
+    assert pages(plan) < 11 * 500
 
 
 def test_the_pruner_looks_at_some_jobs_by_their_ids(session: Prepared) -> None:
@@ -149,8 +149,8 @@ def test_the_pruner_looks_at_some_jobs_by_their_ids(session: Prepared) -> None:
     assert "Index Scan using job_pkey" in look
     assert "Index Scan Backward using attempt_pkey" in look
     assert scanned(look) == scanned(prune) == set()
-    assert milliseconds(look) < 100
-    assert milliseconds(prune) < 200
+    assert pages(look) < 6 * PRUNING["look"]
+    assert pages(prune) < 20 * PRUNING["batch"]
 
 
 def test_next_run_at_is_one_probe_a_lane(session: Prepared) -> None:
@@ -159,14 +159,14 @@ def test_next_run_at_is_one_probe_a_lane(session: Prepared) -> None:
 
     assert re.search(r"Index (Only )?Scan using due_pkey", plan)
     assert scanned(plan) == set()
-    assert milliseconds(plan) < 20
+    assert pages(plan) < 100
 
 
 def test_finish_touches_only_what_it_ends(session: Prepared) -> None:
     plan = session.plan("finish", **ending(list(range(600_000, 600_500))))
 
     assert scanned(plan) == set()
-    assert milliseconds(plan) < 100
+    assert pages(plan) < 5 * 500
 
 
 def test_finish_finds_each_job_in_its_claim_by_hash(session: Prepared) -> None:
@@ -195,10 +195,12 @@ def scanned(plan: str) -> set[str]:
     return set(re.findall(r"Seq Scan on (job|due|attempt|job_key)\b", plan))
 
 
-def milliseconds(plan: str) -> float:
-    found = re.search(r"Execution Time: ([\d.]+) ms", plan)
-    assert found is not None
-    return float(found[1])
+def pages(plan: str) -> int:
+    """How many pages the statement touched. Unlike its time, that does not depend on what else the
+    machine does."""
+    touched = re.search(r"Buffers: shared (.*)", plan)
+    assert touched is not None
+    return sum(int(count) for count in re.findall(r"(?:hit|read)=(\d+)", touched[1]))
 
 
 def _literal(value: Any) -> str:

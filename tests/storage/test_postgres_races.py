@@ -174,6 +174,25 @@ async def test_a_limited_claim_neither_waits_nor_takes_what_was_moved(
     assert during == after == []
 
 
+async def test_a_limited_claim_counts_what_another_is_claiming(
+    store: PostgresStore, pg_url: str
+) -> None:
+    await store.enqueue([NewJob(task="noop"), NewJob(task="noop")])
+    one, other = await worker(store), await worker(store)
+    await store.limit_queue("default", Limits(running=1))
+    async with await psycopg.AsyncConnection.connect(pg_url) as connection:
+        cursor = await connection.execute(
+            "select job_id from duetime.claim_limited(%s, 'default', 10)", [one]
+        )
+        first = await cursor.fetchall()
+        claiming = asyncio.create_task(claim(store, other, limited=["default"]))
+        await until(lambda: blocked(pg_url))
+        await connection.commit()
+
+    assert len(first) == 1
+    assert await claiming == []
+
+
 async def test_an_open_enqueue_with_a_held_key_does_not_hold_up_the_end_of_its_job(
     store: PostgresStore, pg_url: str
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from duetime import Duetime, transaction
@@ -255,6 +255,8 @@ def test_sql_arms_what_python_arms(
 @settings(max_examples=300, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(near=moments, minutes=st.integers(-600, 600), zone=st.sampled_from(ZONES))
+@example(near=datetime(2026, 10, 25, 2, 30, tzinfo=UTC), minutes=0, zone="Europe/Berlin")  # twice
+@example(near=datetime(2026, 3, 29, 2, 30, tzinfo=UTC), minutes=0, zone="Europe/Berlin")  # never
 def test_sql_reads_wall_times_as_python_does(
     halves: tuple[psycopg.Connection[Any], Half, Half], near: datetime, minutes: int, zone: str
 ) -> None:

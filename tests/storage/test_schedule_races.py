@@ -307,6 +307,23 @@ async def test_of_a_moved_run_and_the_next_claimed_at_once_one_runs(fleet: Fleet
 
 @on_both
 @with_two
+async def test_a_run_that_was_claimed_before_the_pause_does_not_start(fleet: Fleet) -> None:
+    await fleet.first.apply(every_minute("s"))
+    await fleet.move(MINUTE)
+    job = await fleet.first.hand.claim_one()
+    await fleet.first.do(
+        fleet.first.statements.pause("s", actor="ann", reason="holiday", until=None)
+    )
+    [run] = await fleet.first.gate([job])
+    decision = (await fleet.first.do(fleet.first.runs.decide([run], "hand")))[job.id]
+
+    assert not run.clear
+    assert decision.action == "skip"
+    assert "holiday" in (decision.reason or "")
+
+
+@on_both
+@with_two
 async def test_a_run_that_was_skipped_by_a_worker_that_died_does_not_run(fleet: Fleet) -> None:
     """The ledger was written, and the worker died before the job was ended."""
     await fleet.first.apply(every_minute("s", catch_up="skip"))

@@ -172,6 +172,18 @@ def test_a_digest_waits_for_a_place_but_goes_before_one_would_expire() -> None:
     assert digest_time(ann(), [lasting], NOON, full) == NOON
 
 
+def test_a_digest_keeps_the_quiet_hours_of_the_recipients_clock_else_of_the_subjects() -> None:
+    """23:00 in UTC is 8:00 in Tokyo and 18:00 in New York."""
+    night, morning = {"quiet": "22:00-07:00"}, datetime(2026, 3, 3, 7, tzinfo=UTC)
+    in_tokyo, here = reminder(tz="Asia/Tokyo"), reminder()
+
+    assert digest_time(ann(**night), [here], NIGHT, Uses(0)) == morning
+    assert digest_time(ann(**night), [in_tokyo], NIGHT, Uses(0)) == NIGHT
+    new_york = ann(**night, tz="America/New_York")
+    assert digest_time(new_york, [here], NIGHT, Uses(0)) == NIGHT
+    assert digest_time(ann(**night, tz="UTC"), [in_tokyo], NIGHT, Uses(0)) == morning
+
+
 def test_a_digest_that_is_to_go_at_once_waits_a_little_for_more() -> None:
     late = reminder("-30m", due=NOON)
 

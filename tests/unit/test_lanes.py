@@ -1,4 +1,4 @@
-"""Floors: where a claim begins, and for how long."""
+"""Where a worker looks, in which order, and from which time on."""
 
 from __future__ import annotations
 
@@ -43,3 +43,17 @@ def test_floors_are_forgotten_after_a_second(monkeypatch: pytest.MonkeyPatch) ->
 
     assert before == [NOON]
     assert floors(lanes) == []
+
+
+def test_priority_comes_before_the_queue() -> None:
+    found = [lane.priority for lane in Lanes(("mail", "calls")).in_turn()]
+
+    assert found == sorted(found)
+
+
+def test_each_queue_is_first_in_its_turn() -> None:
+    lanes = Lanes(("mail", "calls", "sms"))
+    first = [lanes.in_turn()[0].queue for _ in range(6)]
+
+    assert sorted(first[:3]) == ["calls", "mail", "sms"]
+    assert first[:3] == first[3:]

@@ -45,11 +45,11 @@ def planted(**changed: object) -> Mutant:
 def test_test_that_fails_anyway_catches_nothing(tree: Path) -> None:
     (tree / "test_double.py").write_text("def test_double():\n    assert False\n")
 
-    assert run_mutant(planted(), tree).verdict is Verdict.STALE
+    assert run_mutant(planted(), tree, set()).verdict is Verdict.STALE
 
 
 def test_mistake_that_cannot_be_imported_is_not_caught(tree: Path) -> None:
-    assert run_mutant(planted(new="n *"), tree).verdict is Verdict.STALE
+    assert run_mutant(planted(new="n *"), tree, set()).verdict is Verdict.STALE
 
 
 @pytest.mark.parametrize(
