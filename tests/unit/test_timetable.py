@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta, timezone
 from itertools import islice, pairwise, takewhile
 from typing import Any
@@ -209,6 +210,9 @@ def test_rules_agree_with_dateutil_from_their_start(
     start = start.replace(microsecond=0)
     after = start + timedelta(days=days * passed)
     text = ";".join([f"FREQ={frequency}", f"INTERVAL={interval}", *parts])
+    if frequency == "WEEKLY" and "BYSETPOS=1,-1" in parts:
+        # dateutil counts positions in the first week from the start on.
+        after = max(after, start + timedelta(days=7))
     try:
         table = timetable({"rrule": text, "start": start.replace(tzinfo=UTC)})
     except InvalidSchedule:
@@ -218,6 +222,94 @@ def test_rules_agree_with_dateutil_from_their_start(
 
     wanted = islice(rrulestr(text, dtstart=start).xafter(after), 3)
     assert found == [wall.replace(tzinfo=UTC) for wall in wanted]
+
+
+WEEKDAYS = ["MO", "TU", "WE", "TH", "FR", "SA", "SU"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    start=st.datetimes(datetime(2024, 1, 1), datetime(2025, 12, 31)),
+    days=st.lists(st.sampled_from(WEEKDAYS), unique=True, max_size=4),
+    position=st.sampled_from([1, 2, -1, -2]),
+    interval=st.integers(1, 3),
+    first=st.sampled_from(["MO", "SU", "WE"]),
+)
+def test_positions_are_those_in_the_whole_week(
+    start: datetime, days: list[str], position: int, interval: int, first: str
+) -> None:
+    start = start.replace(microsecond=0)
+    days = days or [WEEKDAYS[start.weekday()]]
+    text = f"FREQ=WEEKLY;INTERVAL={interval};BYSETPOS={position};WKST={first}"
+    text += f";BYDAY={','.join(days)}" if len(days) > 1 else ""
+    days = days if len(days) > 1 else [WEEKDAYS[start.weekday()]]
+    wanted = []
+    week = start - timedelta(days=(start.weekday() - WEEKDAYS.index(first)) % 7)
+    for number in range(0, 60, interval):
+        whole = [week + timedelta(days=7 * number + day) for day in range(7)]
+        chosen = [day for day in whole if WEEKDAYS[day.weekday()] in days]
+        with suppress(IndexError):
+            wanted.append(chosen[position - 1 if position > 0 else position])
+    wanted = [day.replace(tzinfo=UTC) for day in wanted if day >= start]
+
+    try:
+        table = timetable({"rrule": text, "start": start.replace(tzinfo=UTC)})
+    except InvalidSchedule:
+        assert wanted == []  # There are fewer days than that position.
+        return
+
+    after = start.replace(tzinfo=UTC) - timedelta(microseconds=1)
+    assert [tick.at for tick in islice(table.ticks(after), 10)] == wanted[:10]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    start=st.datetimes(datetime(2024, 1, 1), datetime(2030, 12, 31)),
+    week=st.integers(1, 53),
+    day=st.sampled_from([None, *WEEKDAYS]),
+)
+def test_a_numbered_week_has_the_weekday_of_the_start(
+    start: datetime, week: int, day: str | None
+) -> None:
+    start = start.replace(microsecond=0)
+    text = f"FREQ=YEARLY;BYWEEKNO={week}" + (f";BYDAY={day}" if day else "")
+    weekday = start.weekday() if day is None else WEEKDAYS.index(day)
+    wanted = []
+    for number in range(366 * 12):
+        at = start + timedelta(days=number)
+        if at.isocalendar().week == week and at.weekday() == weekday:
+            wanted.append(at.replace(tzinfo=UTC))
+
+    table = timetable({"rrule": text, "start": start.replace(tzinfo=UTC)})
+
+    after = start.replace(tzinfo=UTC) - timedelta(microseconds=1)
+    found = [tick.at for tick in islice(table.ticks(after), 2)]
+    assert found == wanted[:2]
+
+
+@pytest.mark.parametrize("until", ["99991231", "99991231T235959", "99991231T235959Z"])
+@pytest.mark.parametrize("zone", [NEW_YORK, "Asia/Tokyo", "UTC"])
+def test_an_end_at_the_end_of_the_calendar_is_none(until: str, zone: str) -> None:
+    ended = timetable(f"RRULE:FREQ=DAILY;UNTIL={until}", tz=zone)
+
+    assert first_ticks(ended) == first_ticks(timetable("RRULE:FREQ=DAILY", tz=zone))
+
+
+@pytest.mark.parametrize("zone", [NEW_YORK, "Asia/Tokyo", "UTC"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "FREQ=YEARLY;INTERVAL=8029;BYMONTH=12;BYMONTHDAY=31;BYHOUR=23",
+        "FREQ=YEARLY;INTERVAL=4000",
+        "FREQ=MONTHLY;INTERVAL=9999;BYMONTHDAY=-1;BYHOUR=0,23",
+        "FREQ=WEEKLY;INTERVAL=9999;BYDAY=MO,SU;BYHOUR=0,23",
+        "FREQ=DAILY;INTERVAL=9999",
+    ],
+)
+def test_the_end_of_the_calendar_is_no_error(rule: str, zone: str) -> None:
+    ticks = list(timetable(f"RRULE:{rule}", tz=zone).ticks(instant("2026-01-01T00:00Z")))
+
+    assert all(tick.at.year < 9000 for tick in ticks)
 
 
 @pytest.mark.parametrize(
@@ -264,6 +356,12 @@ def test_a_rule_by_the_second_skips_other_days_quickly() -> None:
         ("RRULE:FREQ=MONTHLY;BYDAY=9MO", "too high"),
         ("RRULE:FREQ=WEEKLY;BYDAY=1MO", "needs FREQ=MONTHLY"),
         ("RRULE:FREQ=HOURLY;BYSETPOS=1", "BYSETPOS"),
+        ("RRULE:FREQ=YEARLY;BYWEEKNO=20", "takes its weekday from its start, and has none"),
+        ("RRULE:FREQ=MONTHLY;BYWEEKNO=20;BYDAY=MO", "BYWEEKNO, which needs FREQ=YEARLY"),
+        ("RRULE:FREQ=HOURLY;BYWEEKNO=20", "BYWEEKNO, which needs FREQ=YEARLY"),
+        ("RRULE:FREQ=YEARLY;INTERVAL=2;BYWEEKNO=1;BYDAY=MO", "and no INTERVAL"),
+        ("RRULE:FREQ=YEARLY;BYWEEKNO=20;BYDAY=1MO", "weekdays without numbers"),
+        ("DTSTART:99991231T000000\nRRULE:FREQ=DAILY", "starts before the year 9000"),
         ("RRULE:FREQ=DAILY;FREQ=DAILY", "repeated part"),
         ("RRULE:FREQ=DAILY;BYEASTER=0", "unknown or repeated"),
         ("RRULE:BYDAY=MO", "no FREQ"),

@@ -42,6 +42,9 @@ _PARTS = {
     "BYMINUTE": r"[0-5]?\d",
     "BYSECOND": r"[0-5]?\d",
 }
+_WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
+_LAST_YEAR = 9000
+"""Ticks end before it. A year more, for the zones."""
 _DATE_PARTS = ("BYMONTH", "BYMONTHDAY", "BYYEARDAY", "BYWEEKNO", "BYDAY")
 _DAILY = _FREQUENCIES.index("DAILY")
 _LISTS = tuple(name for name in _PARTS if name.startswith("BY"))
@@ -95,7 +98,10 @@ def _read_dtstart(line: str, zone: ZoneInfo) -> datetime:
             f"The rule's zone {found[2]!r} is not the timetable's, {zone.key!r}. "
             "Give the timetable that tz."
         )
-    return _rule_moment(found[3].upper(), zone)
+    start = _rule_moment(found[3].upper(), zone)
+    if start.year >= _LAST_YEAR:
+        raise InvalidSchedule(f"A rule starts before the year {_LAST_YEAR}, not at {found[3]}.")
+    return start
 
 
 def _rule_moment(text: str, zone: ZoneInfo) -> datetime:
@@ -118,6 +124,7 @@ class Rule:
         self.frequency = _FREQUENCIES.index(parts["FREQ"])
         self.interval = int(parts.pop("INTERVAL", "1"))
         self.until = _until(parts.pop("UNTIL", None), zone)
+        self._take_weekday(parts, start)
         count = int(parts.pop("COUNT", "0"))
         if count and (start is None or count > _MOST_COUNTED or self.until):
             raise InvalidSchedule(
@@ -131,6 +138,23 @@ class Rule:
         self.rule = _dateutil_rule(parts, text)
         self.cost = _COSTS[self.frequency] * (4 if "BYSETPOS" in parts else 1)
         self.counted = self._count(count) if count else None
+
+    def _take_weekday(self, parts: dict[str, str], start: datetime | None) -> None:
+        """Say the weekday that the rule takes from its start: dateutil takes all of a numbered
+        week, and the first week only from the start on, which changes the positions in it."""
+        self.week_start = None
+        positions = parts["FREQ"] == "WEEKLY" and "BYSETPOS" in parts
+        if positions:
+            self.week_start = _WEEKDAYS.index(parts.get("WKST", "MO"))
+        if not positions and "BYWEEKNO" not in parts:
+            return
+        if not any(name in parts for name in ("BYDAY", "BYMONTHDAY", "BYYEARDAY")):
+            if start is None and not positions:
+                raise InvalidSchedule(
+                    f"The rule {self.text!r} takes its weekday from its start, and has none. "
+                    "Add BYDAY, or a start."
+                )
+            parts["BYDAY"] = _WEEKDAYS[to_wall(self.start, self.zone).weekday()]
 
     def ticks(self, after: datetime, *, steps: int = _MOST_STEPS) -> Iterator[datetime]:
         if self.counted is not None:
@@ -169,9 +193,14 @@ class Rule:
     def _walls(self, after: datetime, start: datetime, search: _Search) -> Iterator[datetime]:
         """Yield the rule's wall times after `after`, counted from `start`."""
         interval = _Interval(self.interval, search, self.cost)
+        after = max(after, start - _MOMENT)
+        if self.week_start is not None:
+            start -= timedelta(days=(start.weekday() - self.week_start) % 7)
         start = _ahead(start, after, self.frequency, self.interval)
         try:
             for wall in self.rule.replace(dtstart=start, interval=interval):
+                if wall.year > _LAST_YEAR:
+                    return  # Near the end of the calendar, zones cannot be computed.
                 if wall > after:
                     yield wall
                     search.found()  # Who asks for more could use this one.
@@ -290,6 +319,12 @@ def _check_rule(parts: dict[str, str], text: str) -> None:
             f"The rule {text!r} numbers its weekdays too high. A number needs FREQ=MONTHLY, or "
             "FREQ=YEARLY with BYMONTH (up to 5), or FREQ=YEARLY alone (up to 53)."
         )
+    if "BYWEEKNO" in parts and (frequency or numbers or parts.get("INTERVAL", "1") != "1"):
+        # A week may begin in one year and be counted in the next: years apart are ambiguous.
+        raise InvalidSchedule(
+            f"The rule {text!r} has BYWEEKNO, which needs FREQ=YEARLY, weekdays without numbers "
+            "and no INTERVAL."
+        )
     if frequency > _DAILY and "BYSETPOS" in parts:
         raise InvalidSchedule(f"The rule {text!r} has BYSETPOS, which needs days or longer.")
     times = 1
@@ -318,8 +353,8 @@ def _dateutil_rule(parts: dict[str, str], text: str) -> Any:
 
 def _until(text: str | None, zone: ZoneInfo) -> datetime | None:
     """The last instant that the rule allows: a bare date means the whole local day."""
-    if text is None:
-        return None
+    if text is None or int(text[:4]) >= _LAST_YEAR:
+        return None  # Some calendars write 99991231 for "without an end".
     if "T" in text:
         return _rule_moment(text, zone)
     return _rule_moment(text + "T235959", zone)
