@@ -34,16 +34,16 @@ create table bare.due (like duetime.due including all);
 """
 _INSERT = """
 with made as (
-    insert into {schema}.reminder (id, subject_id, due_at, rule_id, rule, time, recipient, revision,
-                              run_at, status, job_id)
-    select n, {subject}, at, '1h-before', '{{}}', at, '', 1, at, 'armed', n
+    insert into {schema}.reminder (id, key, subject_id, due_at, rule_id, rule, time, recipient,
+                              revision, run_at, status, job_id)
+    select n, 'dtr_' || md5(n::text), {subject}, at, '1h-before', '{{}}', at, '', 1, at, 'armed', n
     from (select n, now() + interval '89 days' + n * interval '1 ms' as at
           from generate_series({first}, {last}) as n) as many
     returning id, run_at
 ), jobs as (
     insert into {schema}.job (id, task, queue, priority, args, key, max_attempts)
     select id, 'duetime.remind', 'default', 5, json_build_object('reminder', id),
-        'reminder:' || id, 3
+        'dtr_' || md5(id::text), 3
     from made
 )
 insert into {schema}.due (queue, priority, run_at, job_id)

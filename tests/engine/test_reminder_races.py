@@ -951,9 +951,10 @@ insert into duetime.scope (ref, parent)
 insert into duetime.subject (ref, scope, due_at)
     select 'subject:' || n, 'channel:' || n % 100, now() + n * interval '1 minute'
     from generate_series(1, {subjects}) as n;
-insert into duetime.reminder (subject_id, due_at, rule_id, rule, time, revision, run_at, status,
-                              job_id)
-    select s.id, s.due_at, 'rule-' || n, '{{}}', s.due_at, 1, s.due_at,
+insert into duetime.reminder (key, subject_id, due_at, rule_id, rule, time, revision, run_at,
+                              status, job_id)
+    select 'dtr_' || md5(s.id || ' ' || n),
+        s.id, s.due_at, 'rule-' || n, '{{}}', s.due_at, 1, s.due_at,
         case when s.id % 2 = 0 then 'armed' else 'sent' end, (s.id - 1) * 2 + n
     from duetime.subject as s cross join generate_series(1, 2) as n;
 insert into duetime.job (id, task, queue, priority, args, max_attempts)
@@ -972,9 +973,10 @@ with recursive n(n) as (select 1 union all select n + 1 from n where n < {subjec
 insert into duetime_subject (id, ref, scope, due_at, created_at, updated_at)
     select n, 'subject:' || n, 'channel:' || n % 100, {now} + n * 60000000, {now}, {now} from n;
 with n(n) as (values (1), (2))
-insert into duetime_reminder (id, subject_id, due_at, rule_id, rule, time, revision, run_at, status,
-                              job_id, created_at)
-    select (s.id - 1) * 2 + n, s.id, s.due_at, 'rule-' || n, '{{}}', s.due_at, 1, s.due_at,
+insert into duetime_reminder (id, key, subject_id, due_at, rule_id, rule, time, revision, run_at,
+                              status, job_id, created_at)
+    select (s.id - 1) * 2 + n, 'dtr_' || s.id || n,
+        s.id, s.due_at, 'rule-' || n, '{{}}', s.due_at, 1, s.due_at,
         iif(s.id % 2 = 0, 'armed', 'sent'), (s.id - 1) * 2 + n, {now}
     from duetime_subject as s cross join n;
 insert into duetime_job (id, task, queue, priority, args, max_attempts, created_at)
@@ -991,6 +993,8 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
     "withdraw": ("reminder_withdraw", {"ids": SOME, "status": "superseded", "reason": "x"}),
     "unsettled": ("reminder_unsettled", {}),
     "settle": ("reminder_settle", SOME),
+    "by key": ("receipt_keyed", {"key": "dtr_x"}),
+    "settle by a receipt": ("reminder_told", {"id": 7, "reason": "x"}),
     "lock, by ref": ("subject_lock", {"ids": [], "refs": ["subject:7", "subject:9"]}),
     "lock, by id": ("subject_lock", {"ids": SOME, "refs": []}),
     "below": ("subjects_below", {"ref": "channel:7", "after": 0}),

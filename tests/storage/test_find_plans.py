@@ -39,9 +39,9 @@ insert into duetime.job (task, queue, priority, args, key, max_attempts)
 insert into duetime.due (queue, priority, run_at, job_id)
     select queue, priority, clock_timestamp() + id * interval '1 second', id
     from duetime.job where id > {rows};
-insert into duetime.reminder (subject_id, due_at, rule_id, rule, time, revision, run_at, status,
-                              job_id)
-    select s.id, now(), '-1h', '{rule}', d.run_at, 1, d.run_at,
+insert into duetime.reminder (key, subject_id, due_at, rule_id, rule, time, revision, run_at,
+                              status, job_id)
+    select 'dtr_' || d.job_id, s.id, now(), '-1h', '{rule}', d.run_at, 1, d.run_at,
         case when d.job_id % 2000 = 0 then 'failed' when d.job_id % 2 = 0 then 'sent'
              else 'armed' end, d.job_id
     from duetime.subject as s cross join duetime.due as d;
