@@ -47,6 +47,7 @@ from duetime.domain.retry import (
 from duetime.domain.task import TaskDefinition, TaskOptions
 from duetime.domain.timetable import Spec
 from duetime.engine.context import Context
+from duetime.engine.handler_source import refuse_return_in_transaction
 from duetime.engine.options import WorkerOptions
 from duetime.engine.worker import Worker
 from duetime.errors import InvalidInput
@@ -55,6 +56,7 @@ from duetime.portal import Portal
 from duetime.registration import Registrations
 from duetime.reminders.api import Reminders, Scopes, Subjects
 from duetime.reminders.deliveries import receipt
+from duetime.reminders.handlers import context_name
 from duetime.reminders.rearming import rearm_task
 from duetime.reminders.recipients import Recipients
 from duetime.reminders.send_attempt import ConfiguredChannel
@@ -197,6 +199,9 @@ class Duetime:
             options=options,
             context_type=Context,
         )
+        refuse_return_in_transaction(
+            function, definition.context_name, what=f"Task {definition.name!r}"
+        )
         self._registrations.add(
             f"task {definition.name!r}",
             function,
@@ -251,6 +256,9 @@ class Duetime:
         """
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            refuse_return_in_transaction(
+                function, context_name(function), what="The @app.on_reminder handler"
+            )
             self._registrations.add("@app.on_reminder handler", function, advice=_ONE_HANDLER)
             self._register_remind(**options)
             self._sender.handler = function
@@ -264,6 +272,9 @@ class Duetime:
 
         A digest is what waited because its recipient gets at most so many in an hour.
         """
+        refuse_return_in_transaction(
+            handler, context_name(handler), what="The @app.on_digest handler"
+        )
         self._registrations.add("@app.on_digest handler", handler, advice=_ONE_HANDLER)
         self._sender.digest_handler = handler
         return handler

@@ -111,12 +111,23 @@ class Context:
         """A transaction on Duetime's database that also completes this job.
 
         What is written through the connection and the completion commit together. If the job
-        was lost, `ClaimLost` is raised and nothing is written.
+        was lost, `ClaimLost` is raised and nothing is written. An outcome that is raised in the
+        block rolls it back, and holds.
         """
         self._refuse_twice()
-        async with self._store.transaction() as connection:
-            yield connection
-            await self.complete(tx=connection)
+        earlier, self.completed = self.completed, False
+
+        async def complete(connection: Any) -> None:
+            if not self.completed:
+                await self.complete(tx=connection)
+
+        try:
+            async with self._store.transaction(before_commit=complete) as connection:
+                yield connection
+        except BaseException:
+            # What became of a commit may be unknown.
+            self.completed = self.completed or earlier
+            raise
         self.committed = True
 
     @contextmanager
@@ -124,9 +135,18 @@ class Context:
         """`transaction`, for handlers that run in threads."""
         self._refuse_on_the_loop()
         self._refuse_twice()
-        with self._store.transaction_sync() as connection:
-            yield connection
-            self.complete_sync(tx=connection)
+        earlier, self.completed = self.completed, False
+
+        def complete(connection: Any) -> None:
+            if not self.completed:
+                self.complete_sync(tx=connection)
+
+        try:
+            with self._store.transaction_sync(before_commit=complete) as connection:
+                yield connection
+        except BaseException:
+            self.completed = self.completed or earlier
+            raise
         self.committed = True
 
     async def complete(self, result: Any = None, *, tx: Any) -> None:

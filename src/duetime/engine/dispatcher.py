@@ -18,6 +18,7 @@ from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.domain.schedule import read_run_key
 from duetime.domain.task import TaskDefinition
 from duetime.engine.clock import DatabaseClock
+from duetime.engine.executor import end_as_completed
 from duetime.engine.holdings import Holdings
 from duetime.engine.lanes import Lanes
 from duetime.engine.options import WorkerOptions
@@ -419,6 +420,9 @@ class Dispatcher:
 
     def _report(self, ended: Sequence[EndedJob], answer: Exchange) -> None:
         refused = answer.refused
+        for end in ended if refused else ():
+            if end.completed_before and end.job.id in refused:
+                end_as_completed(end)
         if answer.cancelled:
             for end in ended:
                 if end.job.id in answer.cancelled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import traceback as tracebacks
 from random import Random
 from types import TracebackType
@@ -14,7 +15,9 @@ from duetime.domain.duration import parse_duration
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.domain.outcome import Cancel, Completed, Discard, Retry, Snooze
 from duetime.domain.task import TaskDefinition
-from duetime.errors import InvalidArguments, InvalidInput, JobCancelled
+from duetime.errors import InvalidArguments, InvalidInput, JobCancelled, PassingError
+
+log = logging.getLogger("duetime.worker")
 
 MAX_RESULT_BYTES = 64 * 1024
 _MAX_ERROR = 4_000
@@ -46,6 +49,34 @@ def end_with(
             return _end_with(end, task, RuntimeError(f"the handler raised {unreadable}"), random)
         end.error_code, end.error = "result_not_stored", f"the handler returned {unreadable}"
         return end
+
+
+def ignore_outcome(job: ClaimedJob, value: Any) -> None:
+    """The handler's own transaction had completed the job before it returned or raised this."""
+    kind = type(value)
+    if issubclass(kind, BaseException) and not issubclass(kind, Completed):
+        _log_ignored(job, kind.__name__, _say(value))
+
+
+def end_as_completed(end: EndedJob) -> None:
+    """The database refused this end: the handler's own transaction had completed the job."""
+    if end.ended_as is not COMPLETED:
+        _log_ignored(end.job, end.error_code or end.ended_as, end.error)
+        end.ended_as, end.again_after = COMPLETED, None
+        end.error_code = end.error = end.traceback = None
+
+
+def _log_ignored(job: ClaimedJob, outcome: str, error: str | None) -> None:
+    log.warning(
+        "outcome_ignored",
+        extra={
+            "job_id": job.id,
+            "task": job.task,
+            "outcome": outcome,
+            "error": error,
+            "reason": "the handler's own transaction had completed the job",
+        },
+    )
 
 
 def _end_with(end: EndedJob, task: TaskDefinition, value: Any, random: Random) -> EndedJob:
@@ -135,7 +166,8 @@ def _may_pass(error: BaseException, retry_on: tuple[type[BaseException], ...]) -
     if isinstance(error, asyncio.CancelledError) and Exception in retry_on:
         # Python sets it apart from errors. Here it is one: nobody has asked for it.
         return True
-    return isinstance(error, (*retry_on, TimedOut))
+    # That the database was away is no verdict on the job, whatever the task lists.
+    return isinstance(error, (*retry_on, TimedOut, PassingError))
 
 
 def _code_of(error: BaseException) -> str:

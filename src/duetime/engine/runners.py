@@ -23,7 +23,7 @@ import msgspec
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.domain.task import TaskDefinition
 from duetime.engine.context import Context
-from duetime.engine.executor import COMPLETED, TimedOut, end_with
+from duetime.engine.executor import COMPLETED, TimedOut, end_with, ignore_outcome
 from duetime.engine.stacks import stack_of_task, stack_of_thread
 from duetime.errors import JobCancelled
 from duetime.storage.store import Store
@@ -402,6 +402,8 @@ class Runners:
                 job, COMPLETED, started_us, int((running.ended - running.received) * 1e6)
             )
         if context is not None and context.committed:
+            if running.reason is None and not running.timed_out:
+                ignore_outcome(job, value)
             finished_us = int((running.ended - running.received) * 1e6)
             return EndedJob(job, COMPLETED, started_us, finished_us, recorded=True)
         if running.recorded or (raised and running.reason in (LOST, STOPPING)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -297,10 +297,18 @@ class Store(Protocol):
         compute between them, which is done off the event loop.
         """
 
-    def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """A database transaction on a connection of its own, for `ctx.transaction()`."""
+    def transaction(
+        self, *, before_commit: Callable[[Any], Awaitable[None]] | None = None
+    ) -> AbstractAsyncContextManager[Any]:
+        """A database transaction on a connection of its own, for `ctx.transaction()`.
 
-    def transaction_sync(self) -> AbstractContextManager[Any]: ...
+        The caller's own errors pass as they are, unless the connection broke off. All that is ours
+        has the time limit of every call: to begin, `before_commit`, and the commit.
+        """
+
+    def transaction_sync(
+        self, *, before_commit: Callable[[Any], None] | None = None
+    ) -> AbstractContextManager[Any]: ...
 
     async def set_progress(self, job: ClaimedJob, progress: str) -> bool: ...
 

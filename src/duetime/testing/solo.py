@@ -13,7 +13,7 @@ import msgspec
 from duetime.app import Duetime
 from duetime.domain.job import LAST_PRIORITY, ClaimedJob, EndedAs, EndedJob
 from duetime.domain.schedule import read_run_key
-from duetime.engine.executor import TimedOut
+from duetime.engine.executor import TimedOut, end_as_completed
 from duetime.engine.planner import REPAIR_SECONDS, Planner
 from duetime.engine.runners import Runners, Running
 from duetime.engine.ticker import Ticker
@@ -209,6 +209,8 @@ class SoloWorker:
         if refused and not end.completed_before:
             self._app.events.job_refused(_NAME, end)
             return EndedAs.LOST
+        if refused:
+            end_as_completed(end)
         self._app.events.jobs_ended(_NAME, [end])
         return end.ended_as
 

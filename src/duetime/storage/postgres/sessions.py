@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from typing import Any
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
+from duetime.errors import StorageError
 from duetime.storage.postgres.connection import (
     check_schema_name,
     in_schema,
@@ -34,6 +36,22 @@ _KEEPALIVES = (
     " set_config('tcp_keepalives_count', '3', false)"
 )
 """The server's; ours are in the DSN."""
+
+
+_ROLLBACK_SECONDS = 5.0
+_STATEMENT_LIMIT = "select set_config('statement_timeout', %s, true)"
+
+
+@contextmanager
+def _told_if_broken(
+    connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any],
+) -> Iterator[None]:
+    """The caller's own errors pass as they are; that the connection is gone is one of ours."""
+    try:
+        yield
+    except psycopg.Error:
+        with told_errors() if connection.broken else nullcontext():
+            raise
 
 
 class Sessions:
@@ -66,6 +84,7 @@ class Sessions:
         self.triggers = PostgresTriggers(self._sql, self.schema)
         self._pool: AsyncConnectionPool[Connection] | None = None
         self._transactions: AsyncConnectionPool[Connection] | None = None
+        self._turns = asyncio.Semaphore(pool_size)
 
     async def open(self) -> None:
         """Connect; a wrong password or host is told at once."""
@@ -96,37 +115,52 @@ class Sessions:
         )
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Connection]:
-        # The caller's own errors pass as they are: only ours are told.
+    async def transaction(
+        self, *, before_commit: Callable[[Any], Awaitable[None]] | None = None
+    ) -> AsyncIterator[Connection]:
         pool = await self._transaction_pool()
-        with told_errors():
-            # Handlers may queue for one: the task's own time-out bounds the wait.
-            connection = await pool.getconn(timeout=3600)
-        try:
-            with told_errors():
-                await connection.execute("begin")
-                # The caller's own statements are planned as anywhere else.
-                await connection.execute("set local enable_seqscan = on")
+        # Handlers may queue for a connection that others hold: the task's own time-out bounds
+        # that wait. For the database nobody waits longer than for any call.
+        async with self._turns:
+            async with limited_to(self._call_seconds):
+                connection = await pool.getconn(timeout=self._call_seconds)
             try:
-                yield connection
-            except BaseException:
-                with contextlib.suppress(psycopg.Error):
-                    await connection.rollback()
-                raise
-            with told_errors():
-                await connection.commit()
-        finally:
-            await pool.putconn(connection)
+                async with limited_to(self._call_seconds):
+                    await connection.execute("begin")
+                    # The caller's own statements are planned as anywhere else.
+                    await connection.execute("set local enable_seqscan = on")
+                try:
+                    with _told_if_broken(connection):
+                        yield connection
+                    async with limited_to(self._call_seconds):
+                        if before_commit is not None:
+                            await before_commit(connection)
+                        await connection.commit()
+                except BaseException:
+                    with contextlib.suppress(StorageError):
+                        async with limited_to(_ROLLBACK_SECONDS):
+                            await connection.rollback()
+                    raise
+            finally:
+                await pool.putconn(connection)
 
     @contextmanager
-    def transaction_sync(self) -> Iterator[psycopg.Connection[Any]]:
+    def transaction_sync(
+        self, *, before_commit: Callable[[Any], None] | None = None
+    ) -> Iterator[psycopg.Connection[Any]]:
         with told_errors():
             connection = psycopg.connect(self.dsn, prepare_threshold=None)
         with closing(connection):
             # As in `transaction`, whatever the database's default.
             connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            yield connection
+            with _told_if_broken(connection):
+                yield connection
             with told_errors():
+                if before_commit is not None:
+                    # Of what the caller does, only a lock can make our statement wait.
+                    limit = f"{self._call_seconds * 1000:.0f}"
+                    connection.execute(_STATEMENT_LIMIT, (limit,))
+                    before_commit(connection)
                 connection.commit()
 
     async def _configure(self, connection: Connection) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 
@@ -26,7 +26,9 @@ class Lender:
         self._executor: ThreadPoolExecutor | None = None
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[sqlite3.Connection]:
+    async def lend(
+        self, before_commit: Callable[[sqlite3.Connection], Awaitable[None]] | None = None
+    ) -> AsyncIterator[sqlite3.Connection]:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "duetime-sqlite-lender")
         loop = asyncio.get_running_loop()
@@ -40,6 +42,8 @@ class Lender:
             raise
         try:
             yield connection
+            if before_commit is not None:
+                await before_commit(connection)
         except BaseException:
             self._roll_back(connection)
             raise
@@ -47,11 +51,15 @@ class Lender:
         await asyncio.shield(loop.run_in_executor(self._executor, self._commit, connection))
 
     @contextmanager
-    def lend_sync(self) -> Iterator[sqlite3.Connection]:
+    def lend_sync(
+        self, before_commit: Callable[[sqlite3.Connection], None] | None = None
+    ) -> Iterator[sqlite3.Connection]:
         self._turn.take(self._lock_seconds)
         connection = self._begin()
         try:
             yield connection
+            if before_commit is not None:
+                before_commit(connection)
         except BaseException:
             self._roll_back(connection)
             raise

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
@@ -254,12 +254,16 @@ class SqliteStore:
 
         return await self._thread.write(work)
 
-    def transaction(self) -> AbstractAsyncContextManager[sqlite3.Connection]:
+    def transaction(
+        self, *, before_commit: Callable[[sqlite3.Connection], Awaitable[None]] | None = None
+    ) -> AbstractAsyncContextManager[sqlite3.Connection]:
         """The write lock is held until the end: await little in it."""
-        return self._lender.lend()
+        return self._lender.lend(before_commit)
 
-    def transaction_sync(self) -> AbstractContextManager[sqlite3.Connection]:
-        return self._lender.lend_sync()
+    def transaction_sync(
+        self, *, before_commit: Callable[[sqlite3.Connection], None] | None = None
+    ) -> AbstractContextManager[sqlite3.Connection]:
+        return self._lender.lend_sync(before_commit)
 
     async def set_progress(self, job: ClaimedJob, progress: str) -> bool:
         return await self._thread.write(lambda tx: housekeeping.set_progress(tx, job, progress))
