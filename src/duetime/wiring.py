@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from duetime.domain.urls import show_url
@@ -12,6 +13,7 @@ from duetime.storage.store import Store
 
 if TYPE_CHECKING:
     from duetime.storage.postgres.roles import PostgresRoles
+    from duetime.storage.sqlite.backup import Backup
 
 
 def make_store(settings: Settings) -> Store:
@@ -58,6 +60,19 @@ def make_roles(settings: Settings, prefix: str) -> PostgresRoles:
     from duetime.storage.postgres.roles import PostgresRoles
 
     return PostgresRoles(settings.database, schema=settings.schema, prefix=prefix)
+
+
+def back_up(settings: Settings, target: str) -> Backup:
+    """Copy the database into a new file, while workers run. SQLite only."""
+    if backend_of(settings.database) != "sqlite":
+        raise InvalidInput(
+            "On PostgreSQL a backup is made by its own tools: "
+            f"pg_dump --format=custom --file={shlex.quote(target)} DATABASE. "
+            "See the manual, Backups."
+        )
+    from duetime.storage.sqlite.backup import back_up
+
+    return back_up(sqlite_path(settings.database), target)
 
 
 def backend_of(url: str) -> str:

@@ -17,12 +17,12 @@ from duetime.storage.migrations import (
     refuse_newer,
     upgrade,
 )
-from duetime.wiring import make_migrator, make_roles
+from duetime.wiring import back_up, make_migrator, make_roles
 
 
 @click.group(cls=Group)
 def db() -> None:
-    """Make, upgrade and look at Duetime's tables."""
+    """Make, upgrade, inspect and back up Duetime's tables."""
 
 
 @db.command("init")
@@ -54,6 +54,25 @@ def downgrade_command(context: click.Context, to: int, yes: bool) -> None:
         loss = "This removes every job and its history." if to == 0 else "This may lose data."
         confirm(f"Downgrade from version {before} to {to}? {loss}")
     _tell(target, migrator, _names(downgrade(migrator, to) if todo else []), "removed")
+
+
+@db.command("backup")
+@click.argument("file")
+@click.pass_context
+def backup_command(context: click.Context, file: str) -> None:
+    """Copy the SQLite database into the new FILE while workers run, and check the copy.
+
+    On PostgreSQL use pg_dump; see the manual, Backups.
+    """
+    target = target_of(context)
+    settings = target.settings()
+    backup = back_up(settings, file)
+    copy = make_migrator(msgspec.structs.replace(settings, database=f"sqlite:///{backup.file}"))
+    version = copy.version()
+    if target.json:
+        print_json(msgspec.structs.asdict(backup) | {"version": version})
+    else:
+        echo(f"{backup.file}: {backup.bytes:,} bytes, version {version}, complete and checked.")
 
 
 @db.command("status")
