@@ -37,6 +37,10 @@ class InvalidSchedule(InvalidInput):
     """A schedule's times cannot be read, never come, or name an unknown time zone."""
 
 
+class MissingPackage(InvalidSchedule):
+    """The schedule needs an optional package that is not installed in this process."""
+
+
 class UnknownTask(DuetimeError, LookupError):
     """No task of that name is registered in this process."""
 

@@ -27,11 +27,11 @@ from duetime.domain.rule import say_moment
 from duetime.domain.schedule import CatchUp, Overlap, Policy, Schedule, TickStatus, make_policy
 from duetime.domain.templates import TEMPLATES, Template, find_template
 from duetime.domain.timetable import Spec, Timetable, timetable
-from duetime.errors import InvalidInput, InvalidSchedule, ScheduleNotFound
+from duetime.errors import InvalidInput, InvalidSchedule, MissingPackage, ScheduleNotFound
 from duetime.registration import Registrations
 from duetime.storage.schedule_rows import AuditEvent, NewSchedule, OccurrenceInfo
 from duetime.storage.schedules import ScheduleStatements
-from duetime.storage.store import Statements
+from duetime.storage.store import Dialect, Statements
 from duetime.task import Task
 
 if TYPE_CHECKING:
@@ -317,9 +317,16 @@ class Schedules:
         *,
         reads: bool = False,
     ) -> Any:
-        return await self._app._perform(
-            lambda dialect: make(ScheduleStatements(dialect)), tx, reads=reads, computes=True
-        )
+        statements: list[ScheduleStatements] = []
+
+        def begin(dialect: Dialect) -> Statements:
+            statements.append(ScheduleStatements(dialect))
+            return make(statements[-1])
+
+        answer = await self._app._perform(begin, tx, reads=reads, computes=True)
+        for name, reason in statements[-1].set_aside.items():
+            self._app.events.schedule_set_aside(None, name, reason)
+        return answer
 
 
 class ScheduleHandle:
@@ -391,11 +398,18 @@ class ScheduleHandle:
         return tick
 
     async def backfill(
-        self, start: datetime, end: datetime, *, by: str = "unknown", tx: Any = None
+        self,
+        start: datetime,
+        end: datetime,
+        *,
+        failed: bool = False,
+        by: str = "unknown",
+        tx: Any = None,
     ) -> int:
         """Run the ticks from `start` up to `end` (not included) that have not run; return how many.
 
-        They run one after the other, or together with `burst_allowed`.
+        `failed`: also those whose run ended without success, dead or cancelled. They run one after
+        the other, or together with `burst_allowed`.
         """
         check_moment(start, name="start")
         check_moment(end, name="end")
@@ -405,9 +419,9 @@ class ScheduleHandle:
             raise InvalidInput(
                 f"A backfill goes from an earlier to a later time, up to now ({say_moment(now)})."
             )
-        ticks = await asyncio.to_thread(ticks_between, schedule.timetable, start, end)
+        ticks = await asyncio.to_thread(ticks_between, _timetable(schedule), start, end)
         count: int | None = await self._do(
-            lambda s: s.backfill(self.name, ticks, actor=_actor(by)), tx
+            lambda s: s.backfill(self.name, ticks, failed=failed, actor=_actor(by)), tx
         )
         return count or 0
 
@@ -424,7 +438,7 @@ class ScheduleHandle:
         """Return the next ticks of the timetable, in UTC and local time."""
         schedule = await self._schedules._find(self.name)
         start = after or await self._app.now()
-        return await asyncio.to_thread(preview, schedule.timetable, start, n)
+        return await asyncio.to_thread(preview, _timetable(schedule), start, n)
 
     async def history(
         self,
@@ -497,7 +511,7 @@ def _texts(timetable: Mapping[str, Any]) -> str:
 def _info(schedule: Schedule) -> ScheduleInfo:
     return ScheduleInfo(
         args=msgspec.json.decode(schedule.args),
-        when=schedule.timetable.describe() if schedule.broken is None else "unreadable",
+        when=schedule.timetable.describe() if schedule.readable else "unreadable",
         tz=schedule.timetable.tz,
         timetable=schedule.timetable.to_json(),
         enabled=schedule.paused_at is None and schedule.broken is None,
@@ -507,6 +521,12 @@ def _info(schedule: Schedule) -> ScheduleInfo:
             if field not in ("args", "when", "tz", "timetable", "enabled")
         },
     )  # fmt: skip
+
+
+def _timetable(schedule: Schedule) -> Timetable:
+    if schedule.unreadable is not None:
+        raise MissingPackage(schedule.unreadable)
+    return schedule.timetable
 
 
 def _with_task_expiry(policy: Policy, expires: timedelta | None) -> Policy:

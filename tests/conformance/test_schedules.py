@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
-from duetime import Context, Duetime, Exponential, JobState
-from duetime.domain.schedule import TickStatus
-from duetime.errors import InvalidArguments, InvalidInput, InvalidSchedule, ScheduleNotFound
+from duetime import Context, Discard, Duetime, Exponential, JobState, Retry, Task
+from duetime.domain import rrule, timetable
+from duetime.domain.schedule import Overlap, TickStatus
+from duetime.errors import (
+    InvalidArguments,
+    InvalidInput,
+    InvalidSchedule,
+    MissingPackage,
+    ScheduleNotFound,
+)
 from duetime.storage import pruning
+from duetime.storage.schedule_planning import Planning
 from duetime.storage.schedule_rows import NewSchedule
 from duetime.testing import World
 from tests.conftest import Backend
@@ -56,6 +68,12 @@ class Recorder:
 @pytest.fixture
 def tasks(app: Duetime) -> Recorder:
     return Recorder(app)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that waits for another looks again now and then: here not hundreds of times."""
+    monkeypatch.setattr("duetime.domain.decide_run.RETRY_WAIT", 4 * MINUTE)
 
 
 async def ledger(app: Duetime, name: str = "s", limit: int = 200) -> dict[datetime, str]:
@@ -143,6 +161,55 @@ async def test_a_one_off_runs_once_and_ends(app: Duetime, tasks: Recorder) -> No
     assert tasks.ticks == at(60)
     assert info.next_run_at is None
     assert why.reason == "ended"
+
+
+@pytest.mark.parametrize("how", ["add", "change"])
+async def test_a_moment_that_has_just_passed_runs(app: Duetime, tasks: Recorder, how: str) -> None:
+    async with app.testing(now=START) as world:
+        if how == "change":
+            await app.schedules.put("s", tasks.note, START + HOUR, catch_up="skip")
+        moment = START - timedelta(milliseconds=5)
+        await app.schedules.put("s", tasks.note, moment, catch_up="skip")
+        await world.drain()
+        rows = await app.schedules["s"].history()
+        again = await app.schedules.put("s", tasks.note, moment, catch_up="skip")
+        await world.drain()
+
+    assert tasks.ticks == [moment]
+    assert [row.status for row in rows] == [TickStatus.FIRED]
+    assert again == "same"
+
+
+@pytest.mark.parametrize("how", ["add", "change"])
+async def test_a_moment_long_past_is_skipped_with_its_reason(
+    app: Duetime, tasks: Recorder, how: str
+) -> None:
+    """Whatever `catch_up` says: a schedule that did not exist then has missed nothing."""
+    async with app.testing(now=START) as world:
+        if how == "change":
+            await app.schedules.put("s", tasks.note, START + HOUR, catch_up="all")
+        await app.schedules.put("s", tasks.note, START - HOUR, catch_up="all")
+        await world.drain()
+        [row] = await app.schedules["s"].history()
+        explanation = await app.schedules["s"].explain(START - HOUR)
+
+    assert tasks.ticks == []
+    assert row.status is TickStatus.SKIPPED
+    assert row.reason == "too late: 1h late when the schedule was given this time"
+    assert "1h late" in explanation.sentence
+
+
+async def test_a_moment_that_passed_in_a_pause_is_judged_by_the_pause(
+    app: Duetime, tasks: Recorder
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, START + HOUR)
+        await app.schedules["s"].pause()
+        await world.advance("1h")
+        await app.schedules["s"].resume()
+        await world.drain()
+
+    assert tasks.ticks == []
 
 
 async def test_an_excluded_tick_is_in_the_ledger_with_its_reason(
@@ -240,6 +307,80 @@ async def test_max_age_bounds_what_is_caught_up(app: Duetime, tasks: Recorder) -
     assert tasks.ticks == at(*(30 + 60 * hour for hour in (0, 23, 24, 25)))
 
 
+async def test_a_missed_tick_expires_by_its_own_time(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly", catch_up="all", expires="90m")
+        await world.outage("5h5m")
+        await world.drain()
+        rows = await app.schedules["s"].history(before=START + 181 * MINUTE)
+
+    assert tasks.ticks == at(240, 300)
+    assert [row.status for row in rows] == [TickStatus.SKIPPED] * 3
+    assert rows[0].reason == "too late: 2h5m late, and expires is 1h30m"
+
+
+async def test_a_missed_tick_that_expires_while_it_waits_for_its_turn_does_not_run(
+    app: Duetime, tasks: Recorder
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "@hourly", catch_up="all", expires="3h", pace="2h")
+        await world.outage("3h5m")
+        await world.advance("5h")
+        found = await ledger(app)
+
+    # That of 60 runs at 185; that of 120 would run at 305, and that of 180 at 425.
+    assert [found[tick] for tick in at(60, 120, 180)] == ["caught_up", "skipped", "skipped"]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_all_catches_up_what_is_behind_missed_ticks_however_little_late(
+    app: Duetime, tasks: Recorder
+) -> None:
+    """Those within `grace` are not skipped for an overlap with the ones before them."""
+    async with app.testing(now=START) as world:
+        ticks = [START + number * timedelta(seconds=1) for number in range(1, 16)]
+        await app.schedules.put("s", tasks.stuck, *ticks, catch_up="all")
+        await world.outage("15s")
+        await world.advance("3h")
+        found = await ledger(app)
+
+    assert found == dict.fromkeys(ticks, "caught_up")
+    assert tasks.ticks == ticks
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("overlap", ["skip", "buffer_one", "cancel_other"])
+async def test_the_armed_ticks_of_an_outage_are_caught_up_together(
+    app: Duetime, tasks: Recorder, overlap: Overlap
+) -> None:
+    """One is late, the other is not, and was missed all the same."""
+    async with app.testing(now=START) as world:
+        ticks = [START + number * timedelta(seconds=8) for number in (1, 2)]
+        await app.schedules.put("s", tasks.stuck, *ticks, catch_up="all", overlap=overlap)
+        await world.outage("19s")
+        await world.advance("21m")
+        found = await ledger(app)
+
+    assert found == dict.fromkeys(ticks, "caught_up")
+    assert tasks.ticks == ticks
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_tick_that_comes_while_missed_ones_run_overlaps_with_them(
+    app: Duetime, tasks: Recorder
+) -> None:
+    """Else runs that take longer than their interval would never come to an end."""
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.stuck, "@every 1m", catch_up="all")
+        await world.outage("3m")
+        await world.advance("1h")
+        found = await ledger(app)
+
+    assert [found[tick] for tick in at(1, 2, 3)] == ["caught_up", "caught_up", "caught_up"]
+    assert [found[tick] for tick in at(4, 5, 6)] == ["skipped"] * 3
+    assert "fired" in {found[tick] for tick in at(*range(30, 60))}
+
+
 @pytest.mark.parametrize("catch_up", ["skip", "latest", "all"])
 async def test_a_tick_on_time_fires_under_every_policy(
     app: Duetime, tasks: Recorder, catch_up: str
@@ -252,7 +393,8 @@ async def test_a_tick_on_time_fires_under_every_policy(
         found = await ledger(app)
 
     assert tasks.ticks[-1] == START + 3 * HOUR
-    assert found[START + 3 * HOUR] == "fired"
+    # All that were missed run in their order, and this one comes after them.
+    assert found[START + 3 * HOUR] == ("caught_up" if catch_up == "all" else "fired")
 
 
 # Overlap
@@ -336,6 +478,249 @@ async def test_cancel_other_cancels_as_many_as_are_in_the_way(
 
     assert tasks.ticks == at(4, 8, 12)
     assert states == [JobState.CANCELLED, JobState.RETRYING, JobState.RETRYING]
+
+
+# Runs that are requeued or backfilled after they failed
+
+
+@pytest.fixture
+def flaky(app: Duetime) -> Task[[], None]:
+    """Fails the first time that a tick runs, and never again."""
+    seen: set[datetime] = set()
+
+    @app.task(name="flaky", max_attempts=1)
+    async def flaky(ctx: Context) -> None:
+        assert ctx.tick is not None
+        if ctx.tick not in seen:
+            seen.add(ctx.tick)
+            raise ConnectionError("down")
+
+    return flaky
+
+
+async def test_a_requeued_run_that_succeeds_is_entered_in_the_ledger(
+    app: Duetime, flaky: Task[[], None]
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", flaky, "0 1 * * *", pause_after=3)
+        await world.advance("61m")
+        [failed] = await app.schedules["s"].history(before=world.now)
+        failures = (await app.schedules.get("s")).failures
+        await app.jobs.requeue(failed.job_id or 0)
+        await world.advance("1m")
+        [row] = await app.schedules["s"].history(before=world.now)
+        info = await app.schedules.get("s")
+
+    assert (failed.succeeded, failed.error, failures) == (False, "down", 1)
+    assert (row.status, row.succeeded, row.error) == (TickStatus.FIRED, True, None)
+    assert row.finished_at == START + 61 * MINUTE
+    assert (info.failures, info.last_run_at) == (0, START + 61 * MINUTE)
+
+
+async def test_a_requeued_run_that_fails_again_counts_once(app: Duetime, tasks: Recorder) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.bad, "0 1 * * *", pause_after=2)
+        await world.advance("61m")
+        [failed] = await app.schedules["s"].history(before=world.now)
+        await app.jobs.requeue(failed.job_id or 0)
+        await world.advance("1m")
+        [row] = await app.schedules["s"].history(before=world.now)
+        info = await app.schedules.get("s")
+
+    assert (row.succeeded, row.finished_at) == (False, START + 61 * MINUTE)
+    assert (info.failures, info.paused_at) == (1, None)
+
+
+async def test_a_skipped_run_that_is_requeued_is_entered_in_the_ledger(
+    app: Duetime, tasks: Recorder
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "0 1 * * *", catch_up="skip")
+        await world.outage("2h")
+        await world.drain()
+        [skipped] = await app.schedules["s"].history(before=world.now)
+        await app.jobs.requeue(skipped.job_id or 0)
+        await world.drain()
+        [row] = await app.schedules["s"].history(before=world.now)
+
+    assert skipped.status is TickStatus.SKIPPED
+    assert (row.status, row.succeeded) == (TickStatus.FIRED, True)
+
+
+async def test_a_schedule_that_waits_for_another_sees_its_requeued_run(
+    app: Duetime, tasks: Recorder, flaky: Task[[], None]
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("import", flaky, "0 1 * * *")
+        await app.schedules.put(
+            "report", tasks.note, "10 1 * * *", after="import", within="1h", wait="1h"
+        )
+        await world.advance("75m")
+        [failed] = await app.schedules["import"].history(before=world.now)
+        await app.jobs.requeue(failed.job_id or 0)
+        await world.drain()
+
+    assert tasks.ticks == at(70)
+    assert tasks.at == at(75)
+
+
+async def test_a_later_success_counts_though_its_tick_is_not_the_last(
+    app: Duetime, tasks: Recorder, flaky: Task[[], None]
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("import", flaky, "0 1 * * *")
+        await world.advance("90m")
+        [failed] = await app.schedules["import"].history(before=world.now)
+        await app.schedules.put("import", tasks.note, "0 2 * * *")
+        await world.advance("3h")
+        await app.jobs.requeue(failed.job_id or 0)
+        await app.schedules.put("report", tasks.note, "0 5 * * *", after="import", within="1h")
+        await world.advance("2h")
+
+    # At 4:30 that of 1:00 succeeded; that of 2:00 did so at its time.
+    assert tasks.ticks == at(120, 300)
+
+
+async def test_backfill_runs_what_failed_if_that_is_asked_for(
+    app: Duetime, tasks: Recorder, flaky: Task[[], None]
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", flaky, "@hourly", catch_up="skip")
+        schedule = app.schedules["s"]
+        await world.advance("2h30m")
+        await world.outage("1h")
+        await world.drain()
+        since = START + MINUTE
+        plain = await schedule.backfill(since, world.now)
+        await world.drain()
+        statuses = await ledger(app)
+        failed = await schedule.backfill(since, world.now, failed=True, by="ann")
+        await world.drain()
+        again = await schedule.backfill(since, world.now, failed=True)
+        rows = (await schedule.history(before=world.now))[::-1]
+        [event, *_] = [e for e in await app.schedules.audit("s") if e.actor == "ann"]
+
+    assert (plain, failed, again) == (1, 3, 0)
+    assert list(statuses.values()) == ["fired", "fired", "backfilled"]
+    assert [(row.status.value, row.succeeded, row.error) for row in rows] == [
+        ("backfilled", True, None)
+    ] * 3
+    assert event.after["failed"] is True
+
+
+async def test_a_failed_run_that_was_requeued_is_not_backfilled_beside(
+    app: Duetime, flaky: Task[[], None]
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", flaky, "0 1 * * *")
+        await world.advance("61m")
+        [failed] = await app.schedules["s"].history(before=world.now)
+        await app.jobs.requeue(failed.job_id or 0)
+        count = await app.schedules["s"].backfill(START, world.now, failed=True)
+        await world.drain()
+        [row] = await app.schedules["s"].history(before=world.now)
+
+    assert count == 0
+    assert (row.job_id, row.succeeded) == (failed.job_id, True)
+
+
+async def test_a_backfilled_run_that_failed_before_waits_its_turn(app: Duetime) -> None:
+    """Nothing is left of its first run, which had begun."""
+
+    @app.task(name="mixed", max_attempts=2)
+    async def mixed(ctx: Context) -> None:
+        if ctx.tick == at(4)[0]:
+            raise Discard("never")
+        raise Retry("not yet", after=HOUR)
+
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", mixed, "*/4 * * * *")
+        await world.advance("9m")
+        count = await app.schedules["s"].backfill(at(4)[0], world.now, failed=True)
+        await world.drain()
+        row = (await app.schedules["s"].history(before=world.now))[-1]
+
+    # The run of 8 is open.
+    assert count == 1
+    assert (row.tick, row.status, row.claimed_at) == (at(4)[0], TickStatus.WAITING, None)
+
+
+# What one worker cannot read
+
+
+@pytest.fixture
+def without_dateutil() -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """A context in which python-dateutil is not installed."""
+
+    def forget() -> None:
+        timetable._stored.cache_clear()
+        rrule.find_rule.cache_clear()
+
+    @contextmanager
+    def absent() -> Iterator[None]:
+        forget()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "dateutil.rrule", None)
+            yield
+        forget()
+
+    yield absent
+    forget()
+
+
+async def test_a_worker_leaves_to_others_what_it_lacks_a_package_for(
+    app: Duetime,
+    tasks: Recorder,
+    without_dateutil: Callable[[], AbstractContextManager[None]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.schedules.put("s", tasks.note, "RRULE:FREQ=HOURLY", catch_up="all")
+        await world.outage("5h30m")
+        with without_dateutil():
+            await world.drain()
+            await world.advance("3s")
+            info = await app.schedules.get("s")
+            explanation = await app.schedules["s"].explain()
+            with pytest.raises(MissingPackage, match="python-dateutil"):
+                await app.schedules["s"].backfill(START, world.now)
+            await app.schedules["s"].pause()
+            with pytest.raises(MissingPackage, match="python-dateutil"):
+                await app.schedules["s"].resume()
+        ran_without = list(tasks.ticks)
+        await app.schedules["s"].resume(missed=True)
+        await world.advance("5s")
+        events = await app.schedules.audit("s")
+
+    assert ran_without == []
+    assert (info.broken, info.when, explanation.reason) == (None, "unreadable", "unreadable")
+    assert tasks.ticks == at(60, 120, 180, 240, 300)
+    assert {event.action for event in events} == {
+        "schedule.add",
+        "schedule.pause",
+        "schedule.resume",
+    }
+    assert [record.message for record in caplog.records] == ["schedule_unreadable"]
+
+
+async def test_a_schedule_that_is_set_aside_is_an_error_event(
+    app: Duetime, tasks: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with app.testing(now=START) as world:
+        store = await app.store()
+        await app.schedules.put("s", tasks.note, "@hourly")
+        schedule = await app.schedules._find("s")
+        planning = Planning(store.dialect)
+        schedule.timetable = msgspec.structs.replace(schedule.timetable, tz="Mars/Base")
+        await store.transact(planning._update(schedule))
+        await world.outage("2h")
+        await world.advance("2s")
+        info = await app.schedules.get("s")
+
+    assert info.broken is not None
+    [record] = [r for r in caplog.records if r.message == "schedule_set_aside"]
+    assert record.levelname == "ERROR"
+    assert "Mars/Base" in record.duetime["reason"]  # type: ignore[attr-defined]
 
 
 # Very many missed ticks

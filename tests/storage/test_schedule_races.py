@@ -331,6 +331,7 @@ async def test_a_run_that_was_skipped_by_a_worker_that_died_does_not_run(fleet: 
     await fleet.move(MINUTE + 30 * SECOND)
     jobs, runs = await one.claim()
     decisions = await one.do(one.runs.decide(runs, "hand"))
+    await asyncio.to_thread(two.store.heart().beat, two.hand.id, 999 * MINUTE)
     await fleet.move(99 * MINUTE)
     rescued = await two.store.rescue()
     [again] = [job for job in await two.hand.claim() if job.id == jobs[0].id]

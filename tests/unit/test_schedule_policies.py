@@ -119,6 +119,7 @@ POLICIES: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         "max_runs": st.integers(1, 6),
         "max_age": st.sampled_from([timedelta(0), 5 * MINUTE, HOUR, 3 * HOUR]),
         "pace": st.sampled_from([SECOND, 5 * MINUTE]),
+        "expires": st.sampled_from([SECOND, 20 * MINUTE]),
     },
 )
 
@@ -164,8 +165,10 @@ def model_plan(case: Case, *, armed: int = 0, missed: str | None = None) -> list
         due.at + jitter for due in case.ticks if due.at > case.now and jitter and not due.excluded
     ]
     until = ahead[0] if ahead else case.now
-    caught_up = [due.at for due in model_caught_up(case)]
+    caught_up = [due.at for due in (*model_caught_up(case), *model_behind(case))]
+    caught_up.sort()
     for due in case.ticks:
+        expires_from = None
         if due.at > case.now if missed else due.at > until and armed >= ARMED_AHEAD:
             break
         status, runs_as, run_at = ARMED, FIRED, due.run_at
@@ -175,12 +178,12 @@ def model_plan(case: Case, *, armed: int = 0, missed: str | None = None) -> list
             too_old = is_too_old(case, due)
             latest = case.schedule.policy.catch_up == "latest"
             status = COALESCED if latest and not too_old else SKIPPED
-        elif due in case.late:
-            runs_as = CAUGHT_UP
+        elif due.at in caught_up:
+            runs_as, expires_from = CAUGHT_UP, due.run_at
             run_at = case.now + caught_up.index(due.at) * case.schedule.policy.pace
         elif due.at > case.now:
             armed += 1
-        rows.append(PlannedTick(due.at, run_at, status, runs_as))
+        rows.append(PlannedTick(due.at, run_at, status, runs_as, expires_from=expires_from))
     return rows
 
 
@@ -195,9 +198,18 @@ def model_caught_up(case: Case) -> list[Due]:
     return [due for due in late if due in case.late[-(policy.max_runs or len(case.late)) :]]
 
 
+def model_behind(case: Case) -> list[Due]:
+    """Those on time that were missed after others, which all come before them."""
+    caught_up = model_caught_up(case)
+    if case.schedule.policy.catch_up != "all" or not caught_up:
+        return []
+    return [due for due in case.on_time if due.at > caught_up[0].at and due.run_at <= case.now]
+
+
 def is_too_old(case: Case, due: Due) -> bool:
-    max_age = case.schedule.policy.max_age
-    return max_age is not None and case.now - due.run_at > max_age
+    policy = case.schedule.policy
+    ages = [age for age in (policy.max_age, policy.expires) if age is not None]
+    return any(case.now - due.run_at > age for age in ages)
 
 
 def without_reasons(ticks: Iterable[PlannedTick]) -> list[PlannedTick]:
@@ -255,7 +267,7 @@ def test_every_tick_up_to_now_has_one_row_and_every_row_that_does_not_run_a_reas
 def test_a_tick_on_time_is_armed_under_every_policy_and_no_run_is_early(case: Case) -> None:
     rows = {row.tick: row for row in plan_ticks(case.schedule, now=case.now, armed=0).ticks}
 
-    for due in case.on_time:
+    for due in set(case.on_time) - set(model_behind(case)):
         assert rows[due.at] == PlannedTick(due.at, due.run_at)
     jitter = case.schedule.timetable.jitter
     for row in rows.values():
@@ -271,7 +283,8 @@ def test_what_is_caught_up_keeps_to_the_policy(case: Case) -> None:
     caught_up = [row for row in rows if row.runs_as is CAUGHT_UP]
 
     late = [due.at for due in case.late]
-    assert {row.tick for row in caught_up} <= set(late)
+    behind = [due.at for due in model_behind(case)]
+    assert {row.tick for row in caught_up} <= {*late, *behind}
     assert [row.run_at for row in caught_up] == [
         case.now + n * policy.pace for n in range(len(caught_up))
     ]
@@ -280,7 +293,7 @@ def test_what_is_caught_up_keeps_to_the_policy(case: Case) -> None:
     if policy.catch_up == "latest":
         assert [row.tick for row in caught_up] in ([], late[-1:])
     if policy.catch_up == "all" and policy.max_runs is not None:
-        assert len(caught_up) <= policy.max_runs
+        assert len(caught_up) - len(behind) <= policy.max_runs
     if policy.max_age is not None:
         run_at = {due.at: due.run_at for due in case.ticks}
         assert all(case.now - run_at[row.tick] <= policy.max_age for row in caught_up)
@@ -485,11 +498,12 @@ def test_a_run_that_was_moved_is_not_counted_as_armed() -> None:
 
 
 def test_max_runs_counts_missed_ticks_alone() -> None:
-    """The tick of 3:00 is five seconds old and fires; of those missed, the last is caught up."""
+    """The tick of 3:00 is five seconds old and runs; of those missed, the last is caught up."""
     schedule = make_schedule(catch_up="all", max_runs=1)
     rows = plan_ticks(schedule, now=START + 3 * HOUR + 5 * SECOND, armed=0).ticks
 
-    assert [row.runs_as for row in rows if row.status is ARMED][:2] == [CAUGHT_UP, FIRED]
+    armed = [(row.tick, row.runs_as) for row in rows if row.status is ARMED]
+    assert armed[:2] == list(zip(at(120, 180), [CAUGHT_UP, CAUGHT_UP], strict=True))
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,8 @@ def _changes(event: AuditEvent) -> list[str]:
             return [f"the run of {after['tick']}, to {after['run_at']}"]
         case "schedule.backfill":
             runs = plural(after.get("runs", 0), "run")
+            if after.get("failed"):
+                runs += ", failed ones included"
             return [f"{runs}, {after['from']} to {after['to']}" if after else runs]
     old, new = _leaves(before), _leaves(after)
     return [

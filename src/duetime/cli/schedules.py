@@ -191,6 +191,7 @@ def reschedule_command(
     help="Or 7d: so long ago.",
 )
 @click.option("--to", "end", type=MOMENT_OR_SPAN, metavar="TIME", help="Excluded.  [default: now]")
+@click.option("--failed", is_flag=True, help="Also the ticks that ran and failed.")
 @click.option("--dry-run", is_flag=True, help="Only say how many ticks that is.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @by_option
@@ -200,6 +201,7 @@ def backfill_command(
     name: str,
     start: datetime | timedelta,
     end: datetime | timedelta | None,
+    failed: bool,
     dry_run: bool,
     yes: bool,
     by: str,
@@ -212,10 +214,10 @@ def backfill_command(
         assert first is not None
         assert last is not None
         check_moment(first, name="--from")
-        return first, last, await _count_missing(app, name, first, last)
+        return first, last, await _count_missing(app, name, first, last, failed)
 
     async def backfill(app: Duetime) -> int:
-        return await app.schedules[name].backfill(first, last, by=by)
+        return await app.schedules[name].backfill(first, last, failed=failed, by=by)
 
     target = target_of(context)
     first, last, count = target.run(look)
@@ -262,17 +264,27 @@ def delete_command(
         echo(f"Schedule {name} is deleted.{note}")
 
 
-async def _count_missing(app: Duetime, name: str, start: datetime, end: datetime) -> int:
+async def _count_missing(
+    app: Duetime, name: str, start: datetime, end: datetime, failed: bool
+) -> int:
     """How many ticks a backfill would run."""
     info = await app.schedules.get(name)
     wanted = set(ticks_between(Timetable.from_json(info.timetable), start, end))
-    return len(wanted - await _ran(app.schedules[name], start, end))
+    return len(wanted - await _ran(app.schedules[name], start, end, failed))
 
 
-async def _ran(schedule: ScheduleHandle, start: datetime, end: datetime) -> set[datetime]:
+async def _ran(
+    schedule: ScheduleHandle, start: datetime, end: datetime, failed: bool
+) -> set[datetime]:
+    """The ticks that a backfill leaves alone."""
     ran: set[datetime] = set()
     while rows := await schedule.history(since=start, before=end, limit=_MOST):
         not_run = (TickStatus.SKIPPED, TickStatus.COALESCED)
-        ran |= {row.tick for row in rows if row.status not in not_run}
+        ran |= {
+            row.tick
+            for row in rows
+            if row.status not in not_run
+            and not (failed and row.finished_at is not None and not row.succeeded)
+        }
         end = rows[-1].tick
     return ran

@@ -17,6 +17,8 @@ RETRY_WAIT = timedelta(seconds=5)
 """A run that waits for another looks again after this time, if nothing tells it before."""
 _NOTED_WITHIN = timedelta(seconds=1)
 """That a run has begun is in the ledger so soon."""
+_MISSED_AFTER = timedelta(seconds=1)
+"""A run that is claimed so late was not waited for at its time."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -52,8 +54,12 @@ def decide(
     in_turn = runs_as in (TickStatus.FIRED, TickStatus.CAUGHT_UP)
     if in_turn and schedule.paused_at is not None:
         return Decision("skip", TickStatus.SKIPPED, paused_reason(schedule))
-    on_time = not is_late(schedule, run.run_at, now)
-    if runs_as is TickStatus.FIRED and run.status is not TickStatus.WAITING and not on_time:
+    running = [other for other in others if counts_for(schedule, run, other, now)]
+    before = [other for other in others if _waits_before(run, other, now)]
+    full = policy.at_once is not None and len(running) + len(before) >= policy.at_once
+    missed = full and now - run.run_at > _MISSED_AFTER and _is_behind(policy, run, running, before)
+    late = is_late(schedule, run.run_at, now) or missed
+    if runs_as is TickStatus.FIRED and run.status is not TickStatus.WAITING and late:
         runs_as, reason = LateJudge(schedule, now).judge(run.tick, run.run_at)
         if runs_as is not TickStatus.CAUGHT_UP:
             return Decision("skip", runs_as, reason)
@@ -65,12 +71,23 @@ def decide(
         return Decision("skip", runs_as, "shadow: recorded, and not run")
     if policy.after is not None and (succeeded_at is None or now - succeeded_at > policy.within):
         return _without_predecessor(schedule, run, runs_as, now, succeeded_at)
-    running = [other for other in others if counts_for(schedule, run, other, now)]
-    before = [other for other in others if _waits_before(run, other, now)]
-    if policy.at_once is None or len(running) + len(before) < policy.at_once:
+    if not full:
         return Decision("run", runs_as, reason, run_at=run_at)
     waiting = [other for other in others if other.status is TickStatus.WAITING]
     return _overlap(policy, run, runs_as, now, running, before, waiting)
+
+
+def _is_behind(
+    policy: Policy, run: OpenRun, running: Sequence[OpenRun], before: Sequence[OpenRun]
+) -> bool:
+    """Whether missed runs are in the way of one that was due before they began: it was missed with
+    them, if only by a little."""
+    in_the_way = [*running, *before]
+    return (
+        policy.in_order
+        and any(other.runs_as is TickStatus.CAUGHT_UP for other in in_the_way)
+        and all(other.begun_at is None or run.run_at < other.begun_at for other in in_the_way)
+    )
 
 
 def _paces_before(policy: Policy, run: OpenRun, others: Sequence[OpenRun]) -> list[datetime]:

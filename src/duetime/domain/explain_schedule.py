@@ -44,7 +44,7 @@ def explain_schedule(
 ) -> Explanation:
     """Say whether and when it runs next, and what keeps it from that."""
     facts: dict[str, Any] = {
-        "when": "unreadable" if schedule.broken else schedule.timetable.describe(),
+        "when": schedule.timetable.describe() if schedule.readable else "unreadable",
         "now": now.isoformat(),
         "next_run_at": schedule.next_run_at and schedule.next_run_at.isoformat(),
         "last_tick": last and f"{_say(last.tick)}: {last.status}",
@@ -55,6 +55,8 @@ def explain_schedule(
 
     if schedule.broken is not None:
         return because("broken", f"is set aside, and does not run: {schedule.broken}")
+    if schedule.unreadable is not None:
+        return because("unreadable", f"cannot be read by this process: {schedule.unreadable}")
     if schedule.paused_at is not None:
         until = f" until {_say(schedule.paused_until)}" if schedule.paused_until else ""
         return because(
@@ -126,6 +128,12 @@ def explain_tick(
 
 
 def _unknown(schedule: Schedule, tick: datetime, now: datetime, because: Any) -> Explanation:
+    if schedule.unreadable is not None:
+        unreadable: Explanation = because(
+            "unreadable",
+            f"is not in the ledger, and its timetable cannot be read here: {schedule.unreadable}",
+        )
+        return unreadable
     found = list(islice(schedule.timetable.ticks(tick - timedelta(microseconds=1)), 1))
     explanation: Explanation
     if not found or found[0].at != tick:

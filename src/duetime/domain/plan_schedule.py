@@ -35,6 +35,10 @@ class PlannedTick(msgspec.Struct, frozen=True):
     status: TickStatus = TickStatus.ARMED
     runs_as: TickStatus = TickStatus.FIRED
     reason: str | None = None
+    expires_from: datetime | None = None
+    """When it was to run, if that is not `run_at`: its expiry counts from then."""
+    again: bool = False
+    """Also if it ran before, and ended without success."""
 
 
 class Plan(msgspec.Struct):
@@ -54,18 +58,21 @@ def plan_ticks(
     now: datetime,
     armed: int,
     caught_up: int = 0,
+    behind: bool = False,
     known: Collection[datetime] = (),
     missed: str | None = None,
     most: int = 2000,
 ) -> Plan:
     """Return what follows the last planned tick: the missed are judged, the next two armed.
 
-    `armed` ticks lie ahead already; `caught_up` runs keep their pace before these. Ticks that are
-    `known` have their row. `missed`: the reason for which every tick up to now is skipped; then
-    none is armed. Raises `InvalidSchedule` if the times cannot be found in a few seconds.
+    `armed` ticks lie ahead already; `caught_up` runs keep their pace before these. `behind`: missed
+    runs are still to be caught up, so what is past comes after them, however little late it is.
+    Ticks that are `known` have their row. `missed`: the reason for which every tick up to now is
+    skipped; then none is armed. Raises `InvalidSchedule` if the times cannot be found in a few
+    seconds.
     """
     with effort.limited(_MOST_STEPS, "its times take too long to compute: simplify them"):
-        return _plan_ticks(schedule, now, armed, caught_up, known, missed, most)
+        return _plan_ticks(schedule, now, armed, caught_up, behind, known, missed, most)
 
 
 def _plan_ticks(
@@ -73,6 +80,7 @@ def _plan_ticks(
     now: datetime,
     armed: int,
     caught_up: int,
+    behind: bool,
     known: Collection[datetime],
     missed: str | None,
     most: int,
@@ -80,6 +88,7 @@ def _plan_ticks(
     found: list[PlannedTick] = []
     until = schedule.planned_until
     judge = LateJudge(schedule, now)
+    behind = schedule.policy.in_order and (behind or caught_up > 0)
     ahead = _ahead(schedule, now)
     masked = 0
     if (shared := _shared(schedule, judge, now, known, missed)) is not None:
@@ -96,19 +105,21 @@ def _plan_ticks(
             continue
         run_at = schedule.timetable.run_at(schedule.name, tick.at)
         status, runs_as, reason = TickStatus.ARMED, TickStatus.FIRED, None
+        expires_from = None
         if tick.excluded is not None:
             status, reason = TickStatus.SKIPPED, tick.excluded
         elif missed is not None:
             status, reason = TickStatus.SKIPPED, missed
-        elif is_late(schedule, run_at, now):
+        elif is_late(schedule, run_at, now) or (behind and run_at <= now):
             status, reason = judge.judge(tick.at, run_at)
             if status is TickStatus.CAUGHT_UP:
                 status, runs_as = TickStatus.ARMED, TickStatus.CAUGHT_UP
-                run_at = now + caught_up * schedule.policy.pace
+                run_at, expires_from = now + caught_up * schedule.policy.pace, run_at
                 caught_up += 1
+                behind = schedule.policy.in_order
         elif tick.at > now:
             armed += 1
-        found.append(PlannedTick(tick.at, run_at, status, runs_as, reason))
+        found.append(PlannedTick(tick.at, run_at, status, runs_as, reason, expires_from))
     return Plan(found, until, caught_up)
 
 
@@ -144,6 +155,23 @@ def count_paced(
     return max(0, paces) + undecided
 
 
+def is_behind(schedule: Schedule, opened: Sequence[OpenRun], now: datetime) -> bool:
+    """Whether missed runs are still to be caught up, before any that comes after them."""
+    return schedule.policy.in_order and any(
+        not run.begun and will_be_caught_up(schedule, run, now) for run in opened
+    )
+
+
+def will_be_caught_up(schedule: Schedule, run: OpenRun, now: datetime) -> bool:
+    """Whether an open run is one that was missed, be it decided yet or not."""
+    if run.runs_as is not TickStatus.FIRED or run.status is not TickStatus.ARMED:
+        return run.runs_as is TickStatus.CAUGHT_UP
+    return (
+        is_late(schedule, run.run_at, now)
+        and LateJudge(schedule, now).judge(run.tick, run.run_at)[0] is TickStatus.CAUGHT_UP
+    )
+
+
 def next_run_at(opened: Sequence[OpenRun], plan: Plan, now: datetime) -> datetime | None:
     """When the schedule runs next; if that is not known, when to plan on."""
     times = [run.run_at for run in opened if not run.begun]
@@ -169,6 +197,30 @@ def _ahead(schedule: Schedule, now: datetime) -> datetime:
         return now
     first = next(schedule.timetable.runs(now), None)
     return now if first is None else first + jitter
+
+
+def plan_past_moments(
+    schedule: Schedule, *, now: datetime, before: Collection[datetime] = (), new: bool = True
+) -> list[PlannedTick]:
+    """Return the single moments of the timetable that were past when it was given.
+
+    One within `grace` runs: who asked for it was a moment too late. Others are skipped, whatever
+    `catch_up` says, for nobody missed them; only of a `new` schedule is that written down. Moments
+    that the timetable had `before` are known.
+    """
+    planned = []
+    for moment in sorted(set(schedule.timetable.moments) - set(before)):
+        ticks = schedule.timetable.ticks(moment - timedelta(microseconds=1))
+        if moment > now or next(ticks, None) != (moment, None):
+            continue
+        run_at = schedule.timetable.run_at(schedule.name, moment)
+        if not is_late(schedule, run_at, now):
+            planned.append(PlannedTick(moment, run_at))
+        elif new:
+            late = format_duration(_whole(now - run_at))
+            reason = f"too late: {late} late when the schedule was given this time"
+            planned.append(PlannedTick(moment, run_at, TickStatus.SKIPPED, reason=reason))
+    return planned
 
 
 # Very many missed ticks
@@ -218,9 +270,9 @@ def _shared_until(schedule: Schedule, now: datetime, missed: str | None) -> date
     if missed is None:
         latest = now - policy.grace - jitter
         if policy.catch_up == "all" and (policy.max_runs or MOST_RECORDED + 1) > MOST_RECORDED:
-            if policy.max_age is None:
+            if policy.oldest is None:
                 return None
-            latest = min(latest, now - policy.max_age - jitter)
+            latest = min(latest, now - policy.oldest - jitter)
 
     def missed_after(after: datetime) -> Iterator[datetime]:
         times = schedule.timetable
@@ -270,14 +322,20 @@ class LateJudge:
         self._newest: datetime | None = None
 
     def judge(self, tick: datetime, run_at: datetime) -> tuple[TickStatus, str | None]:
-        """`run_at`: when it was to run, which a person may have moved."""
+        """`run_at`: when it was to run, which a person may have moved. One that is not late was
+        missed with others, and is caught up with them."""
         policy = self._policy
         late = f"{format_duration(_whole(self._now - run_at))} late"
+        if not is_late(self._schedule, run_at, self._now):
+            return TickStatus.CAUGHT_UP, late
         if policy.catch_up == "skip":
             return TickStatus.SKIPPED, f"too late: {late}, and catch_up is skip"
         if policy.max_age is not None and self._now - run_at > policy.max_age:
             limit = format_duration(policy.max_age)
             return TickStatus.SKIPPED, f"too late: {late}, and max_age is {limit}"
+        if policy.expires is not None and self._now - run_at > policy.expires:
+            limit = format_duration(policy.expires)
+            return TickStatus.SKIPPED, f"too late: {late}, and expires is {limit}"
         if policy.catch_up == "latest":
             if self._is_before_newest(tick):
                 return TickStatus.COALESCED, f"coalesced into a later run: {late}"

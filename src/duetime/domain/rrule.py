@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from duetime.domain import effort
 from duetime.domain.cron import elapsed_ticks, fixed_ticks, next_change, to_instant, to_wall
-from duetime.errors import InvalidSchedule
+from duetime.errors import InvalidSchedule, MissingPackage
 
 _BEGIN = datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 _LONGEST_RULE = 500
@@ -341,7 +341,7 @@ def _dateutil_rule(parts: dict[str, str], text: str) -> Any:
     try:
         from dateutil.rrule import rrulestr
     except ImportError:
-        raise InvalidSchedule(
+        raise MissingPackage(
             "Recurrence rules need python-dateutil: pip install 'duetime[rrule]'."
         ) from None
     rest = ";".join(f"{name}={value}" for name, value in parts.items())

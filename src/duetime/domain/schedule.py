@@ -57,6 +57,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return None if self.overlap == "allow" else self.max_concurrent_runs
 
     @property
+    def in_order(self) -> bool:
+        """Whether all missed runs come one after the other, before what is due after them."""
+        return self.catch_up == "all" and self.at_once is not None
+
+    @property
+    def oldest(self) -> timedelta | None:
+        """What is more late than this does not run; None: there is no limit."""
+        return min((age for age in (self.max_age, self.expires) if age is not None), default=None)
+
+    @property
     def paced(self) -> bool:
         """Whether missed runs keep a distance from each other."""
         return self.catch_up == "all" and self.pace > timedelta(0)
@@ -143,11 +153,17 @@ class Schedule(msgspec.Struct, kw_only=True):
     revision: int
     created_at: datetime
     updated_at: datetime
+    unreadable: str | None = None
+    """Why this process cannot read it, though others can: it is left to them."""
+
+    @property
+    def readable(self) -> bool:
+        return self.broken is None and self.unreadable is None
 
 
 class OpenRun(msgspec.Struct, frozen=True):
     """A tick whose job has not ended. `runs_as` is its status once it runs; `begun`: the job left
-    `due`, or was tried before."""
+    `due`, or was tried before, so that it takes a place."""
 
     schedule_id: int
     tick: datetime
@@ -156,6 +172,8 @@ class OpenRun(msgspec.Struct, frozen=True):
     runs_as: TickStatus
     job_id: int
     begun: bool
+    begun_at: datetime | None = None
+    """When its handler started, as the ledger has it."""
 
 
 def paused_reason(schedule: Schedule) -> str:

@@ -156,6 +156,11 @@ class Timetable(msgspec.Struct, frozen=True):
         first = self.start or EPOCH
         return self._ticks(max(read_aware(after, "after"), first - _MOMENT), self.end or END)
 
+    @property
+    def moments(self) -> list[datetime]:
+        """The single moments among its specs."""
+        return [spec.at for spec in self.specs if isinstance(spec, Once)]
+
     def _ticks(self, after: datetime, end: datetime) -> Iterator[Tick]:
         if after >= end:
             return

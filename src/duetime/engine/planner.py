@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from math import inf
+from typing import Any
 
 import msgspec
 
@@ -27,7 +28,7 @@ from duetime.storage.rearm import RearmStatements
 from duetime.storage.schedule_rows import ClaimedRun, NewSchedule
 from duetime.storage.schedule_runs import RunStatements
 from duetime.storage.schedules import ScheduleStatements
-from duetime.storage.store import Store
+from duetime.storage.store import Statements, Store
 from duetime.telemetry.events import Events
 
 log = logging.getLogger("duetime.planner")
@@ -75,13 +76,15 @@ class Planner:
         self._marks = RearmStatements(store.dialect)
         self._keeping: asyncio.Task[None] | None = None
         self._repairs = 0
+        self._unreadable: set[str] = set()
+        """Schedules that were reported as left to others."""
         self.optional = optional
         """Runs start even if the schedule tables fail."""
 
     async def apply(self, declared: Sequence[NewSchedule]) -> None:
         """Store what the code declares, as it is now; an operator's pause stays."""
         if declared:
-            answer = await self._store.transact(
+            answer = await self._transact(
                 self._schedules.apply(declared, actor="code", prune=False), computes=True
             )
             for name, change in answer.items():
@@ -94,7 +97,7 @@ class Planner:
         for job in jobs:
             job.start_by = inf
         try:
-            runs = await self._store.transact(self._statements.gate(list(claimed)), reads=True)
+            runs = await self._transact(self._statements.gate(list(claimed)), reads=True)
         except PassingError:
             raise
         except StorageError as error:
@@ -109,7 +112,7 @@ class Planner:
         for run in runs:
             job = claimed[run.job_id]
             # A retry is in the ledger already, unless its first worker died too soon.
-            if run.job_id not in held and (job.attempt == 1 or not run.clear):
+            if run.job_id not in held and (run.status is TickStatus.ARMED or not run.clear):
                 self._let_start(run, job, received)
         # What the ledger does not know (it was pruned, or the key is a stranger's) runs as any job.
         self._run([job for job in jobs if job.id not in held], received)
@@ -119,7 +122,7 @@ class Planner:
             await asyncio.sleep(wait)
             await self.admit([claimed[run.job_id] for run in unclear], received)
         elif unclear:
-            decisions = await self._store.transact(
+            decisions = await self._transact(
                 self._statements.decide(unclear, self._worker), computes=True
             )
             await self._follow(decisions, claimed, unclear, received)
@@ -140,7 +143,7 @@ class Planner:
         """These are given back before they began: to be decided on again."""
         runs = [self._admitted[job.id] for job in jobs if job.id in self._admitted]
         if decided := [run for run in runs if run.was is not None]:
-            await self._store.transact(self._statements.withdraw(decided, self._worker))
+            await self._transact(self._statements.withdraw(decided, self._worker))
         self.forget(jobs)
 
     def forget(self, jobs: Iterable[ClaimedJob]) -> None:
@@ -183,7 +186,7 @@ class Planner:
         if wait:
             await self._wait(wait)
             waiting = {looked[job.id].schedule_id for job in wait}
-            await self._store.transact(self._statements.nudge(sorted(waiting)))
+            await self._transact(self._statements.nudge(sorted(waiting)))
         self._decided |= {run.schedule_id for run in runs}
         self._keep_soon()
 
@@ -200,16 +203,16 @@ class Planner:
 
     async def repair(self) -> float:
         """Plan on where nobody has; record what nobody did. Returns the seconds until the next."""
-        if self._begun:
+        if self._begun or self._ended:
             self._keep_soon()
-        if await self._store.transact(self._statements.due(), reads=True):
-            planned = await self._store.transact(self._statements.repair(), computes=True)
+        if await self._transact(self._statements.due(), reads=True):
+            planned = await self._transact(self._statements.repair(), computes=True)
             if planned:
                 log.info("schedules_repaired", extra={"worker": self._worker, "count": planned})
                 # There may be more: a long outage is planned in parts.
                 return 0.01
         if self._repairs % _UNSETTLED_EVERY == 0:
-            jobs = await self._store.transact(self._statements.unsettled(), reads=True)
+            jobs = await self._transact(self._statements.unsettled(), reads=True)
             if jobs:
                 await self._settle(jobs)
             jobs = await self._store.transact(self._reminders.unsettled(), reads=True)
@@ -235,7 +238,7 @@ class Planner:
 
     async def next_repair(self) -> datetime | None:
         """When `repair` has something to do, if nothing is claimed before."""
-        at: datetime | None = await self._store.transact(self._statements.next_due(), reads=True)
+        at: datetime | None = await self._transact(self._statements.next_due(), reads=True)
         return at
 
     async def kept(self) -> None:
@@ -250,19 +253,21 @@ class Planner:
     async def _keep(self) -> None:
         """One batch at a time: what comes meanwhile is the next."""
         begun: list[ClaimedRun] = []
+        ended: list[int] = []
         try:
             while self._begun or self._decided or self._ended or self._reminded or self._digested:
                 begun, self._begun = self._begun, []
                 decided, self._decided = self._decided, set()
                 ended, self._ended = self._ended, []
                 if begun or decided:
-                    await self._store.transact(
+                    await self._transact(
                         self._statements.advance(begun, self._worker, decided=decided),
                         computes=True,
                     )
                     begun = []
                 if ended:
                     await self._settle(ended)
+                    ended = []
                 if self._reminded:
                     reminded, self._reminded = self._reminded, []
                     await self._store.transact(self._reminders.settle(reminded))
@@ -273,13 +278,29 @@ class Planner:
             # Repaired within seconds, by this worker or another; that they have begun only this one
             # knows.
             self._begun = [*begun, *self._begun][:_MOST_KEPT]
+            self._ended = [*ended, *self._ended][:_MOST_KEPT]
             if not isinstance(error, DatabaseDamaged):
                 log.warning("ledger_delayed", extra={"worker": self._worker, "error": str(error)})
         finally:
             self._keeping = None
 
+    async def _transact(
+        self, statements: Statements, *, reads: bool = False, computes: bool = False
+    ) -> Any:
+        """Run statements of schedules; report those that were set aside, or are not for us."""
+        answer = await self._store.transact(statements, reads=reads, computes=computes)
+        for planning in (self._schedules, self._statements):
+            for name, reason in planning.set_aside.items():
+                self._events.schedule_set_aside(self._worker, name, reason)
+            for name in planning.unreadable.keys() - self._unreadable:
+                self._events.schedule_unreadable(self._worker, name, planning.unreadable[name])
+            self._unreadable |= planning.unreadable.keys()
+            planning.set_aside.clear()
+            planning.unreadable.clear()
+        return answer
+
     async def _settle(self, jobs: Sequence[int]) -> None:
-        for name in await self._store.transact(self._statements.settle(jobs), computes=True):
+        for name in await self._transact(self._statements.settle(jobs), computes=True):
             self._events.schedule_changed(self._worker, name, "paused")
 
 

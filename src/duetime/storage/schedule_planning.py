@@ -16,7 +16,9 @@ from duetime.domain.plan_schedule import (
     PlannedTick,
     count_armed,
     count_paced,
+    is_behind,
     next_run_at,
+    plan_past_moments,
     plan_ticks,
 )
 from duetime.domain.schedule import OpenRun, Schedule, TickStatus, paused_reason
@@ -47,6 +49,10 @@ class Planning:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
+        self.set_aside: dict[str, str] = {}
+        """Schedules that were set aside, and why: for who runs the statements, to report."""
+        self.unreadable: dict[str, str] = {}
+        """Schedules that this process cannot read, and why: they are left to others."""
 
     def _lock(
         self, *, ids: Sequence[int] | set[int] = (), names: Sequence[str] = ()
@@ -56,21 +62,31 @@ class Planning:
             "schedule_lock", {"ids": sorted(ids), "names": list(names)}
         )
         found: dict[int, Schedule] = {}
+        past: dict[int, tuple[Schedule, list[PlannedTick]]] = {}
         for row in rows:
             schedule = read_schedule(row, self._dialect.moment)
             if schedule.broken is not None and row[20] is None:
                 yield from self._set_aside(schedule, schedule.broken)
-            if row[25] is None and schedule.broken is None and row[22] > 1 and row[15] is None:
+            if schedule.unreadable is not None:
+                self.unreadable[schedule.name] = schedule.unreadable
+            if row[25] is None and schedule.readable and row[22] > 1 and row[15] is None:
                 # Changed by plain SQL, or just resumed: what is armed may be out of date.
                 yield from self._supersede([schedule], CHANGED)
                 now = yield from self._dialect.now()
                 schedule.planned_until = min(schedule.planned_until, now)
+            if row[25] is None and schedule.readable and row[15] is None:
+                now = yield from self._dialect.now()
+                planned = plan_past_moments(schedule, now=now, new=row[22] == 1)
+                if planned:
+                    past[schedule.id] = (schedule, planned)
             found[schedule.id] = schedule
+        if past:
+            yield from self._write(past, {})
         return found
 
     def _set_aside(self, schedule: Schedule, reason: str) -> Statements:
         """A schedule that cannot be followed stops, and says why; the others go on."""
-        schedule.broken = reason
+        schedule.broken = self.set_aside[schedule.name] = reason
         schedule.next_run_at = None
         yield from self._supersede([schedule], f"set aside: {reason}", due_too=True)
         yield from self._update(schedule)
@@ -96,6 +112,7 @@ class Planning:
                         OpenRun(
                             row[0], moment(row[1]), moment(row[2]), TickStatus(row[3]),
                             TickStatus(row[4]), row[5], bool(row[6]),
+                            None if row[8] is None else moment(row[8]),
                         )
                     )  # fmt: skip
                 elif known is not None:
@@ -128,7 +145,7 @@ class Planning:
         schedules = {
             schedule.id: schedule
             for schedule in schedules.values()
-            if schedule.paused_at is None and schedule.broken is None
+            if schedule.paused_at is None and schedule.readable
         }
         for _ in range(parts):
             behind: dict[int, Schedule] = {}
@@ -161,6 +178,7 @@ class Planning:
                     now=now,
                     armed=count_armed(schedule, runs, now),
                     caught_up=count_paced(schedule, runs, now, paced.get(schedule.id)),
+                    behind=is_behind(schedule, runs, now),
                     known=known.get(schedule.id, ()),
                     missed=missed,
                 )
@@ -218,7 +236,7 @@ class Planning:
             # What was missed before the pause is judged without it.
             behind = yield from self._plan({schedule.id: schedule}, parts=PARTS)
             schedule.paused_at = now
-            if not behind:
+            if not behind and schedule.readable:
                 schedule.planned_until = now
         schedule.paused_by, schedule.pause_reason, schedule.paused_until = actor, reason, until
         schedule.next_run_at = None
@@ -256,8 +274,8 @@ class Planning:
         documents = []
         for schedule in schedules:
             document = schedule_document(schedule, schedule.planned_until)
-            if schedule.broken is not None:
-                # What cannot be read stays as it was written, so that a person can mend it.
+            if not schedule.readable:
+                # What cannot be read stays as it was written, for a person or another worker.
                 document |= {"timetable": None, "policy": None, "args": None}
             document |= {
                 field: getattr(schedule, field)

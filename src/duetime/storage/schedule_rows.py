@@ -11,7 +11,7 @@ import msgspec
 from duetime.domain.plan_schedule import PlannedTick
 from duetime.domain.schedule import Policy, Schedule, TickStatus, check_policy, run_key
 from duetime.domain.timetable import Timetable
-from duetime.errors import InvalidInput
+from duetime.errors import InvalidInput, MissingPackage
 from duetime.storage.store import Row
 
 Moment = Callable[[Any], datetime]
@@ -90,17 +90,20 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_schedule(row: Row, moment: Moment) -> Schedule:
-    """A row of `schedule_lock` or `schedule_find`; what cannot be read is `broken`."""
+    """A row of `schedule_lock` or `schedule_find`; what cannot be read is `broken`, or only in this
+    process `unreadable`."""
 
     def maybe(value: Any) -> datetime | None:
         return None if value is None else moment(value)
 
-    broken = row[20]
+    broken, unreadable = row[20], None
     timetable, policy, args = _NEVER, Policy(), "{}"
     try:
-        timetable = read_timetable(row[9])
         policy = read_policy(row[10])
         args = read_args(row[4])
+        timetable = read_timetable(row[9])
+    except MissingPackage as error:
+        unreadable = str(error)
     except InvalidInput as error:
         broken = broken or str(error)
     return Schedule(
@@ -112,7 +115,7 @@ def read_schedule(row: Row, moment: Moment) -> Schedule:
         last_enqueued_at=maybe(row[14]), paused_at=maybe(row[15]), paused_by=row[16],
         pause_reason=row[17], paused_until=maybe(row[18]), failures=row[19], broken=broken,
         declared=bool(row[21]), revision=row[22], created_at=moment(row[23]),
-        updated_at=moment(row[24]),
+        updated_at=moment(row[24]), unreadable=unreadable,
     )  # fmt: skip
 
 
@@ -212,6 +215,7 @@ def schedule_document(given: NewSchedule | Schedule, planned_until: datetime) ->
 
 def tick_document(schedule: Schedule, tick: PlannedTick) -> dict[str, Any]:
     expires = schedule.policy.expires
+    expires_from = tick.expires_from or tick.run_at
     return {
         "schedule_id": schedule.id,
         "tick": tick.tick,
@@ -221,5 +225,7 @@ def tick_document(schedule: Schedule, tick: PlannedTick) -> dict[str, Any]:
         "reason": tick.reason,
         "has_job": tick.status is TickStatus.ARMED,
         "key": run_key(schedule.name, tick.tick),
-        "expires_at": None if expires is None else tick.run_at + expires,
+        "again": tick.again,
+        "expires_from": expires_from,
+        "expires_at": None if expires is None else expires_from + expires,
     }

@@ -19,6 +19,8 @@ from duetime.storage.store import Row, Statement, Statements
 
 _PATIENCE = {"patience": timedelta(seconds=1) // MICROSECOND}
 """So long after a tick, nobody else will plan on."""
+_LEFT_FOR = timedelta(seconds=1)
+"""How long a run waits for a worker that can read its schedule, before any worker looks again."""
 
 
 class RunStatements(Planning):
@@ -54,6 +56,10 @@ class RunStatements(Planning):
         mine = {run.job_id for run in runs}
         for schedule in schedules.values():
             if schedule.broken is not None:
+                continue
+            if schedule.unreadable is not None:
+                left = Decision("wait", TickStatus.ARMED, at=now + _LEFT_FOR)
+                decisions |= {run.job_id: left for run in runs if run.schedule_id == schedule.id}
                 continue
             others = {run.job_id: run for run in opened[schedule.id]}
             for job_id in [job_id for job_id in others if job_id in mine]:
@@ -135,10 +141,11 @@ class RunStatements(Planning):
         schedules = yield from self._lock(ids={row[0] for row in rows})
         now = yield from self._dialect.now()
         for schedule in schedules.values():
-            if schedule.paused_until is not None and schedule.paused_until <= now:
+            until = schedule.paused_until
+            if until is not None and until <= now and schedule.unreadable is None:
                 yield from self._resume(schedule, missed=True, actor="duetime")
         yield from self._plan(schedules)
-        return len(rows)
+        return sum(schedule.unreadable is None for schedule in schedules.values())
 
     def next_due(self) -> Statements:
         """Return when `repair` has something to do, if nobody plans on before. Reads only."""

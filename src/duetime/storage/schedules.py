@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.plan_schedule import PlannedTick
+from duetime.domain.plan_schedule import PlannedTick, plan_past_moments
 from duetime.domain.schedule import OpenRun, Schedule, TickStatus, paused_reason
 from duetime.domain.timetable import Timetable
-from duetime.errors import StorageError
+from duetime.errors import MissingPackage, StorageError
 from duetime.storage.schedule_planning import CHANGED, PARTS, Planning, event
 from duetime.storage.schedule_rows import (
     MICROSECOND,
@@ -77,7 +77,7 @@ class ScheduleStatements(Planning):
                 answer[given.name] = "added"
                 news.append(event(actor, "schedule.add", schedule, None, summary(schedule)))
                 continue
-            if wanted(given) == wanted(schedule) and schedule.broken is None:
+            if wanted(given) == wanted(schedule) and schedule.readable:
                 answer[given.name] = "same"
                 continue
             answer[given.name] = "changed"
@@ -106,6 +106,8 @@ class ScheduleStatements(Planning):
 
     def resume(self, name: str, *, actor: str, missed: bool) -> Statements:
         for schedule in (yield from self._lock(names=[name])).values():
+            if schedule.unreadable is not None:
+                raise MissingPackage(schedule.unreadable)
             yield from self._resume(schedule, missed=missed, actor=actor)
             yield from self._plan({schedule.id: schedule}, parts=PARTS)
             return True
@@ -147,16 +149,25 @@ class ScheduleStatements(Planning):
                     return (yield from self._move(schedule, run, at, actor))
         return False
 
-    def backfill(self, name: str, ticks: Sequence[datetime], *, actor: str) -> Statements:
-        """Run past ticks that have not run; return how many. The ledger knows the others."""
+    def backfill(
+        self, name: str, ticks: Sequence[datetime], *, failed: bool, actor: str
+    ) -> Statements:
+        """Run past ticks that have not run; return how many. The ledger knows the others.
+
+        `failed`: also those whose run ended without success.
+        """
         for schedule in (yield from self._lock(names=[name])).values():
             now = yield from self._dialect.now()
             planned = [
-                PlannedTick(tick, now, runs_as=TickStatus.BACKFILLED, reason=f"by {actor}")
+                PlannedTick(
+                    tick, now, runs_as=TickStatus.BACKFILLED, reason=f"by {actor}", again=failed
+                )
                 for tick in ticks
             ]
             rows = yield from self._write({schedule.id: (schedule, planned)}, {})
             span = {"from": ticks[0], "to": ticks[-1], "runs": len(rows)} if ticks else None
+            if span is not None and failed:
+                span["failed"] = True
             yield from self._audit(actor, "schedule.backfill", schedule, None, span)
             return len(rows)
         return None
@@ -219,19 +230,30 @@ class ScheduleStatements(Planning):
         moved = {
             schedule.id
             for schedule, given in changed
-            if schedule.timetable != given.timetable or schedule.broken is not None
+            if schedule.timetable != given.timetable or not schedule.readable
         }
-        yield from self._plan_before_change([s for s in schedules if s.broken is None], moved)
+        yield from self._plan_before_change([s for s in schedules if s.readable], moved)
         yield from self._supersede(schedules, CHANGED)
+        moments = {schedule.id: schedule.timetable.moments for schedule in schedules}
         for schedule, given in changed:
             for field in ("kind", "target", "queue", "priority", "max_attempts", "timeout",
                           "timetable", "policy", "declared"):  # fmt: skip
                 setattr(schedule, field, getattr(given, field))
             schedule.args = bytes(given.args).decode()
-            schedule.broken = None
+            schedule.broken = schedule.unreadable = None
             planned = now if schedule.id in moved else min(schedule.planned_until, now)
             schedule.planned_until = planned
         yield from self._update(*schedules)
+        past = {
+            schedule.id: (
+                schedule,
+                plan_past_moments(schedule, now=now, before=moments[schedule.id]),
+            )
+            for schedule in schedules
+            if schedule.paused_at is None
+        }
+        if any(ticks for _, ticks in past.values()):
+            yield from self._write(past, {})
         events = [
             event(actor, "schedule.change", schedule, was, summary(schedule))
             for schedule, was in zip(schedules, before, strict=True)
@@ -253,8 +275,15 @@ class ScheduleStatements(Planning):
     def _move(self, schedule: Schedule, run: OpenRun, at: datetime, actor: str) -> Statements:
         """Move one run; the others stay. False: it has begun meanwhile."""
         at = max(at, (yield from self._dialect.now()))
+        expires = schedule.policy.expires
         moved = yield from self._dialect.run(
-            "schedule_move", {"schedule_id": schedule.id, "tick": run.tick, "run_at": at}
+            "schedule_move",
+            {
+                "schedule_id": schedule.id,
+                "tick": run.tick,
+                "run_at": at,
+                "expires_at": None if expires is None else at + expires,
+            },
         )
         if moved:
             yield from self._plan({schedule.id: schedule}, parts=PARTS)

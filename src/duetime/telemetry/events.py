@@ -199,6 +199,19 @@ class Events:
         level = logging.WARNING if change == "paused" else logging.INFO
         self._say(level, f"schedule_{change}", schedule=schedule, worker_id=worker)
 
+    def schedule_set_aside(self, worker: str | None, schedule: str, reason: str) -> None:
+        where = {} if worker is None else {"worker_id": worker}
+        self._say(logging.ERROR, "schedule_set_aside", schedule=schedule, reason=reason, **where)
+
+    def schedule_unreadable(self, worker: str, schedule: str, reason: str) -> None:
+        self._say(
+            logging.WARNING,
+            "schedule_unreadable",
+            schedule=schedule,
+            reason=reason,
+            worker_id=worker,
+        )
+
     def schedules_in_memory(self, worker: str, count: int, error: str) -> None:
         self._say(logging.ERROR, "schedules_in_memory", worker_id=worker, count=count, error=error)
 

@@ -328,7 +328,8 @@ select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id,
     o.begun_at is not null
     or not exists (select from duetime.due as d where d.job_id = o.job_id and d.attempt = 0)
        and not exists (select from duetime.parked as p where p.job_id = o.job_id and p.attempt = 0)
-        as begun
+        as begun,
+    o.begun_at
 from duetime.occurrence as o
 where o.job_id is not null and o.finished_at is null
   and exists (select from duetime.job as j where j.id = o.job_id)

@@ -87,16 +87,16 @@ select min(n.at) from (
      order by s.paused_until limit 1)) as n;
 
 -- name: schedule_open
--- The open runs of schedules; and, with false in the last column, every row of the ledger beyond
+-- The open runs of schedules; and, with false in the column before the last, every row of the ledger beyond
 -- `after`: what has run before its time, or was backfilled.
 with given as materialized (
     select * from json_to_recordset(%s::json) as g(id bigint, after timestamptz)
 )
-select r.schedule_id, r.tick, r.run_at, r.status, r.runs_as, r.job_id, r.begun, true
+select r.schedule_id, r.tick, r.run_at, r.status, r.runs_as, r.job_id, r.begun, true, r.begun_at
 from duetime.open_run as r
 where r.schedule_id = any (array(select id from given))
 union all
-select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id, false, false
+select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id, false, false, null
 from given as g
 cross join lateral (
     -- With an order and a limit, so that it is the key that is searched.
@@ -125,13 +125,16 @@ with input as materialized (
 ), given as materialized (
     select t.* from input cross join lateral json_to_recordset(doc -> 'ticks') as t(
         schedule_id bigint, tick timestamptz, run_at timestamptz, status text, runs_as text,
-        reason text, has_job boolean, key text, expires_at timestamptz)
+        reason text, has_job boolean, key text, expires_at timestamptz, expires_from timestamptz,
+        again boolean)
 ), wanted as materialized (
     select g.*, s.target from given as g join duetime.schedule as s on s.id = g.schedule_id
     where not exists (
         select from duetime.occurrence as o
         where o.schedule_id = g.schedule_id and o.tick = g.tick
-          and not (o.status in ('skipped', 'coalesced') and g.runs_as = 'backfilled'))
+          and not (g.runs_as = 'backfilled'
+                   and (o.status in ('skipped', 'coalesced')
+                        or g.again and o.finished_at is not null and o.succeeded is not true)))
 ), keyed as (
     insert into duetime.job_key as k (task, key, job_id, hold)
     select w.target, w.key, nextval('duetime.job_id_seq'), interval '1 hour'
@@ -152,12 +155,14 @@ with input as materialized (
     left join duetime.job_key as held
         on held.task = w.target and held.key = w.key and w.has_job and k.job_id is null
     -- One enqueued this very moment is not seen here: it runs, without a row of the ledger.
-    where not w.has_job or coalesce(k.job_id, held.job_id) is not null
+    -- One that failed and was requeued holds its key, and is left alone.
+    where not w.has_job or k.job_id is not null or held.job_id is not null and not w.again
     on conflict (schedule_id, tick) do update
     set (run_at, status, runs_as, reason, job_id, enqueued_at, finished_at)
         = (excluded.run_at, excluded.status, excluded.runs_as, excluded.reason, excluded.job_id,
-           excluded.enqueued_at, excluded.finished_at)
-    where o.status in ('skipped', 'coalesced') and excluded.runs_as = 'backfilled'
+           excluded.enqueued_at, excluded.finished_at),
+        (begun_at, worker, started_at, succeeded, error) = (null, null, null, null, null)
+    where excluded.runs_as = 'backfilled'
     returning o.schedule_id, o.tick, o.run_at, o.job_id
 ), made as (
     insert into duetime.job (id, task, queue, priority, args, key, hold, max_attempts, timeout,
@@ -165,7 +170,7 @@ with input as materialized (
     select f.job_id, s.target, coalesce(s.queue, t.queue, 'default'),
         coalesce(s.priority, t.priority, 5), s.args, g.key, k.hold,
         coalesce(s.max_attempts, t.max_attempts, 3), coalesce(s.timeout, t.timeout),
-        coalesce(g.expires_at, f.run_at + t.expires)
+        coalesce(g.expires_at, g.expires_from + t.expires)
     from fresh as f join given as g on g.schedule_id = f.schedule_id and g.tick = f.tick
     join keyed as k on k.job_id = f.job_id
     join duetime.schedule as s on s.id = f.schedule_id
@@ -259,19 +264,18 @@ where o.job_id is not null and o.finished_at is null and o.run_at <= (select due
 limit 500;
 
 -- name: schedule_settle
--- Take over into the ledger how runs ended, and let go on what waits for them. Returns the
--- schedules of what ended, with their failures in a row.
+-- Copy into the ledger how runs ended, and release the runs that wait for them. A run that was
+-- requeued by a person ends once more; its failures are not counted again. Returns the schedules
+-- of what ended, with their failures in a row.
 with named as materialized (
     -- By their jobs alone: a plan made for an empty ledger would walk all that is open.
-    select o.schedule_id, o.tick, o.job_id, o.finished_at
+    select o.schedule_id, o.tick, o.job_id, o.finished_at, o.succeeded
     from duetime.occurrence as o
     where o.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
-), seen as materialized (
-    select schedule_id, tick, job_id from named where finished_at is null
 ), ended as materialized (
     select s.schedule_id, s.tick, a.ended_as, a.claimed_at, a.started_at, a.finished_at, a.error,
-        n.name as worker
-    from seen as s
+        n.name as worker, s.finished_at is null as is_first
+    from named as s
     cross join lateral (
         select a.* from duetime.attempt as a
         where a.job_id = s.job_id
@@ -279,10 +283,14 @@ with named as materialized (
         order by a.token desc limit 1) as a
     left join duetime.worker_name as n on n.id = a.worker_id
     where not exists (select from duetime.due as d where d.job_id = s.job_id)
+      and (s.finished_at is null
+           or a.ended_as = 'completed' and s.succeeded is not true
+           or a.ended_as = 'dead' and (s.succeeded is null or a.finished_at > s.finished_at))
 ), settled as (
     update duetime.occurrence as o
     set status = case when e.ended_as = 'expired' then 'skipped'
-                  when o.status not in ('armed', 'waiting') then o.status
+                      when not e.is_first and o.status in ('skipped', 'coalesced') then o.runs_as
+                      when o.status not in ('armed', 'waiting') then o.status
                       when e.ended_as in ('cancelled', 'superseded')
                            and o.begun_at is null then 'skipped'
                       else o.runs_as end,
@@ -295,15 +303,15 @@ with named as materialized (
         succeeded = case e.ended_as when 'completed' then true when 'dead' then false end,
         error = case when e.ended_as = 'dead' then e.error end
     from ended as e where o.schedule_id = e.schedule_id and o.tick = e.tick
-      and o.finished_at is null
-    returning o.schedule_id, o.started_at, o.succeeded
+      and (not e.is_first or o.finished_at is null)
+    returning o.schedule_id, o.started_at, o.succeeded, e.is_first
 ), counted as (
     update duetime.schedule as s
     set failures = case when c.good > 0 then 0 else s.failures + c.bad end,
         last_run_at = greatest(s.last_run_at, c.started_at)
     from (select schedule_id, max(started_at) as started_at,
               count(*) filter (where succeeded) as good,
-              count(*) filter (where not succeeded) as bad
+              count(*) filter (where not succeeded and is_first) as bad
           from settled group by schedule_id) as c
     where s.id = c.schedule_id
     returning s.id, s.name, s.failures
@@ -328,10 +336,12 @@ select c.id, c.failures from counted as c, woken;
 
 -- name: schedule_nudge
 -- Runs that just went back to wait: if what they wait for has ended meanwhile, they look at once.
--- As many as there are places.
+-- As many as there are places; one that is due and not decided on yet comes first.
 with free as materialized (
     select s.id, s.at_once - (select count(*) from duetime.open_run as r
-                              where r.schedule_id = s.id and r.begun) as places
+                              where r.schedule_id = s.id
+                                and (r.begun or r.status = 'armed' and r.run_at <= duetime.now()))
+        as places
     from duetime.schedule as s
     where s.id = any (array(select value::bigint from json_array_elements_text(%s::json)))
 ), waiting as materialized (
@@ -380,7 +390,8 @@ where s.id = g.id;
 -- name: schedule_move
 -- Another time for an armed run: its tick, and so its key, stay. Zero rows: it has begun.
 with given as (
-    select * from json_to_record(%s::json) as g(schedule_id bigint, tick timestamptz, run_at timestamptz)
+    select * from json_to_record(%s::json) as g(
+        schedule_id bigint, tick timestamptz, run_at timestamptz, expires_at timestamptz)
 ), moved as (
     update duetime.due as d set run_at = g.run_at
     from duetime.occurrence as o, given as g
@@ -390,9 +401,9 @@ with given as (
 ), noted as (
     update duetime.occurrence as o set run_at = g.run_at from given as g, moved as m
     where o.job_id = m.job_id
-), unexpired as (
-    update duetime.job as j set expires_at = null from moved as m
-    where j.id = m.job_id and j.expires_at is not null
+), expiring as (
+    update duetime.job as j set expires_at = g.expires_at from moved as m, given as g
+    where j.id = m.job_id and j.expires_at is distinct from g.expires_at
 ), woken as materialized (
     select count(duetime.wake(m.queue, g.run_at)) from moved as m, given as g
 )
@@ -404,8 +415,10 @@ delete from duetime.schedule where id = any (array(select value::bigint from jso
 -- name: schedule_success
 -- When each named schedule last succeeded, recorded or not yet.
 select s.name, greatest(
-    (select o.finished_at from duetime.occurrence as o
-     where o.schedule_id = s.id and o.succeeded order by o.tick desc limit 1),
+    -- The last ticks: one that failed may have succeeded later, when it was requeued.
+    (select max(o.finished_at) from (
+        select o.finished_at from duetime.occurrence as o
+        where o.schedule_id = s.id and o.succeeded order by o.tick desc limit 100) as o),
     (select max(a.finished_at) from duetime.occurrence as o
      join duetime.attempt as a on a.job_id = o.job_id
      where o.schedule_id = s.id and o.job_id is not null and o.finished_at is null

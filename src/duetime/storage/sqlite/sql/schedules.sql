@@ -89,15 +89,15 @@ select min(at) from (
         where s.paused_until is not null order by s.paused_until limit 1));
 
 -- name: schedule_open
--- The open runs of schedules; and, with false in the last column, every row of the ledger beyond
+-- The open runs of schedules; and, with false in the column before the last, every row of the ledger beyond
 -- `after`: what has run before its time, or was backfilled.
 with input(doc) as (select ?)
-select r.schedule_id, r.tick, r.run_at, r.status, r.runs_as, r.job_id, r.begun, true
+select r.schedule_id, r.tick, r.run_at, r.status, r.runs_as, r.job_id, r.begun, true, r.begun_at
 from duetime_open_run as r
 where r.schedule_id in (
     select json_extract(e.value, '$.id') from input as i cross join json_each(i.doc, '$.doc') as e)
 union all
-select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id, false, false
+select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id, false, false, null
 from input as i cross join json_each(i.doc, '$.doc') as e
 cross join duetime_occurrence as o
     on o.schedule_id = json_extract(e.value, '$.id') and o.tick > json_extract(e.value, '$.after')
@@ -130,8 +130,10 @@ cross join duetime_schedule as s on s.id = json_extract(e.value, '$.schedule_id'
 where json_extract(e.value, '$.has_job') and not exists (
     select 1 from duetime_occurrence as o
     where o.schedule_id = s.id and o.tick = json_extract(e.value, '$.tick')
-      and not (o.status in ('skipped', 'coalesced')
-               and json_extract(e.value, '$.runs_as') = 'backfilled'))
+      and not (json_extract(e.value, '$.runs_as') = 'backfilled'
+               and (o.status in ('skipped', 'coalesced')
+                    or json_extract(e.value, '$.again') and o.finished_at is not null
+                       and o.succeeded is not true)))
 on conflict (task, key) do update
 set (job_id, hold, held_until) = (excluded.job_id, excluded.hold, null)
 where held_until <= (select json_extract(doc, '$.now') from input);
@@ -150,12 +152,19 @@ select json_extract(e.value, '$.schedule_id'), json_extract(e.value, '$.tick'),
     iif(json_extract(e.value, '$.has_job'), null, json_extract(i.doc, '$.now'))
 from input as i cross join json_each(i.doc, '$.doc.ticks') as e
 cross join duetime_schedule as s on s.id = json_extract(e.value, '$.schedule_id')
-where true
+-- One that failed and was requeued holds its key, and is left alone.
+where not json_extract(e.value, '$.again')
+   or (select k.job_id from duetime_job_key as k
+       where k.task = s.target and k.key = json_extract(e.value, '$.key'))
+      > (select value from duetime_counter where name = 'job')
 on conflict (schedule_id, tick) do update
 set (run_at, status, runs_as, reason, job_id, enqueued_at, finished_at)
     = (excluded.run_at, excluded.status, excluded.runs_as, excluded.reason, excluded.job_id,
-       excluded.enqueued_at, excluded.finished_at)
-where status in ('skipped', 'coalesced') and excluded.runs_as = 'backfilled';
+       excluded.enqueued_at, excluded.finished_at),
+    (begun_at, worker, started_at, succeeded, error) = (null, null, null, null, null)
+where excluded.runs_as = 'backfilled'
+  and (status in ('skipped', 'coalesced')
+       or excluded.job_id > (select value from duetime_counter where name = 'job'));
 
 -- name: schedule_write_3
 with input(doc) as (select ?)
@@ -164,7 +173,8 @@ insert into duetime_job (id, task, queue, priority, args, key, hold, max_attempt
 select o.job_id, s.target, coalesce(s.queue, t.queue, 'default'),
     coalesce(s.priority, t.priority, 5), s.args, json_extract(e.value, '$.key'), 3600000000,
     coalesce(s.max_attempts, t.max_attempts, 3), coalesce(s.timeout, t.timeout),
-    coalesce(json_extract(e.value, '$.expires_at'), o.run_at + t.expires),
+    coalesce(json_extract(e.value, '$.expires_at'),
+             json_extract(e.value, '$.expires_from') + t.expires),
     json_extract(i.doc, '$.now')
 from input as i cross join json_each(i.doc, '$.doc.ticks') as e
 cross join duetime_occurrence as o
@@ -326,23 +336,26 @@ where o.job_id is not null and o.finished_at is null and o.run_at <= json_extrac
 limit 500;
 
 -- name: schedule_settle
--- Take over into the ledger how runs ended, and let go on what waits for them. First the
--- schedules count, then the runs are closed. Returns the schedules with their failures in a row.
+-- Copy into the ledger how runs ended, and release the runs that wait for them. A run that was
+-- requeued by a person ends once more; its failures are not counted again. First the schedules
+-- count, then the runs are closed. Returns the schedules with their failures in a row.
 with input(doc) as (select ?),
 seen as (
-    select o.schedule_id, o.job_id
+    select o.schedule_id, o.job_id, o.finished_at, o.succeeded
     from input as i cross join json_each(i.doc, '$.doc') as e
     cross join duetime_occurrence as o on o.job_id = e.value
-    where o.finished_at is null
 ), ended as (
-    select s.schedule_id, a.ended_as, a.started_at
+    select s.schedule_id, a.ended_as, a.started_at, s.finished_at is null as is_first
     from seen as s cross join duetime_attempt as a on a.job_id = s.job_id
     where a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
       and a.token = (select max(last.token) from duetime_attempt as last where last.job_id = s.job_id)
       and not exists (select 1 from duetime_due as d where d.job_id = s.job_id)
+      and (s.finished_at is null
+           or a.ended_as = 'completed' and s.succeeded is not true
+           or a.ended_as = 'dead' and (s.succeeded is null or a.finished_at > s.finished_at))
 ), counted as (
     select schedule_id, max(started_at) as started_at, sum(ended_as = 'completed') as good,
-        sum(ended_as = 'dead') as bad
+        sum(ended_as = 'dead' and is_first) as bad
     from ended group by schedule_id
 )
 update duetime_schedule as s
@@ -354,15 +367,15 @@ from counted as c where s.id = c.schedule_id;
 -- What waits looks again: for a place in its schedule, or for the schedule that it comes after.
 with input(doc) as (select ?),
 seen as (
-    select o.schedule_id, o.job_id
+    select o.schedule_id, o.job_id, o.finished_at, o.succeeded
     from input as i cross join json_each(i.doc, '$.doc') as e
     cross join duetime_occurrence as o on o.job_id = e.value
-    where o.finished_at is null
 ), ended as (
     select distinct n.id, n.name
     from seen cross join duetime_attempt as a on a.job_id = seen.job_id
     cross join duetime_schedule as n on n.id = seen.schedule_id
     where a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+      and (seen.finished_at is null or a.ended_as = 'completed' and seen.succeeded is not true)
 )
 update duetime_due set run_at = (select json_extract(doc, '$.now') from input)
 where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
@@ -382,20 +395,23 @@ where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
 -- name: schedule_settle_3
 with input(doc) as (select ?),
 seen as (
-    select o.schedule_id, o.tick, o.job_id
+    select o.schedule_id, o.tick, o.job_id, o.finished_at, o.succeeded
     from input as i cross join json_each(i.doc, '$.doc') as e
     cross join duetime_occurrence as o on o.job_id = e.value
-    where o.finished_at is null
 ), ended as materialized (
-    select s.schedule_id, s.tick, a.*, n.name as worker
+    select s.schedule_id, s.tick, a.*, n.name as worker, s.finished_at is null as is_first
     from seen as s cross join duetime_attempt as a on a.job_id = s.job_id
     left join duetime_worker_name as n on n.id = a.worker_id
     where a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
       and a.token = (select max(last.token) from duetime_attempt as last where last.job_id = s.job_id)
       and not exists (select 1 from duetime_due as d where d.job_id = s.job_id)
+      and (s.finished_at is null
+           or a.ended_as = 'completed' and s.succeeded is not true
+           or a.ended_as = 'dead' and (s.succeeded is null or a.finished_at > s.finished_at))
 )
 update duetime_occurrence as o
 set status = case when e.ended_as = 'expired' then 'skipped'
+                  when not e.is_first and o.status in ('skipped', 'coalesced') then o.runs_as
                   when o.status not in ('armed', 'waiting') then o.status
                   when e.ended_as in ('cancelled', 'superseded')
                        and o.begun_at is null then 'skipped'
@@ -416,11 +432,14 @@ returning schedule_id, (select s.failures from duetime_schedule as s where s.id 
 with input(doc) as (select ?)
 update duetime_due set run_at = (select json_extract(doc, '$.now') from input)
 where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
-    -- As many as there are places.
+    -- As many as there are places; one that is due and not decided on yet comes first.
     select w.job_id from (
         select o.job_id, f.places, row_number() over (partition by f.id order by o.tick) as place
         from (select s.id, s.at_once - (select count(*) from duetime_open_run as r
-                                        where r.schedule_id = s.id and r.begun) as places
+                                        where r.schedule_id = s.id
+                                          and (r.begun or r.status = 'armed'
+                                               and r.run_at <= json_extract(i.doc, '$.now')))
+                  as places
               from input as i cross join json_each(i.doc, '$.doc') as e
               cross join duetime_schedule as s on s.id = e.value) as f
         cross join duetime_occurrence as o indexed by duetime_occurrence_open
@@ -496,7 +515,7 @@ where schedule_id = (select json_extract(doc, '$.doc.schedule_id') from input)
 
 -- name: schedule_move_2
 with input(doc) as (select ?)
-update duetime_job set expires_at = null
+update duetime_job set expires_at = (select json_extract(doc, '$.doc.expires_at') from input)
 where id in (select o.job_id from input as i cross join duetime_occurrence as o
              on o.schedule_id = json_extract(i.doc, '$.doc.schedule_id')
              and o.tick = json_extract(i.doc, '$.doc.tick'));
@@ -524,8 +543,10 @@ where id in (select e.value from input as i cross join json_each(i.doc, '$.doc')
 -- When each named schedule last succeeded, recorded or not yet.
 with input(doc) as (select ?)
 select s.name, nullif(max(coalesce(
-    (select o.finished_at from duetime_occurrence as o
-     where o.schedule_id = s.id and o.succeeded order by o.tick desc limit 1), 0),
+    -- The last ticks: one that failed may have succeeded later, when it was requeued.
+    (select max(o.finished_at) from (
+        select o.finished_at from duetime_occurrence as o
+        where o.schedule_id = s.id and o.succeeded order by o.tick desc limit 100) as o), 0),
     coalesce((select max(a.finished_at)
      from duetime_occurrence as o indexed by duetime_occurrence_open
      cross join duetime_attempt as a on a.job_id = o.job_id
