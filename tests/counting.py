@@ -19,8 +19,8 @@ class Counted:
         self._text = None if name is None else cast("Any", store)._sql[name]
         transact = store.transact
 
-        def count(statements: Statements, *, reads: bool = False) -> Any:
-            return transact(self._each(statements), reads=reads)
+        def count(statements: Statements, **how: Any) -> Any:
+            return transact(self._each(statements), **how)
 
         monkeypatch.setattr(store, "transact", count)
 

@@ -287,7 +287,7 @@ async def test_a_worker_that_dies_while_it_sends_a_digest_loses_nothing(
     [digest] = mail.messages
 
     assert victim.returncode == 9
-    assert Counter(key.partition(":")[0] for key in dead) == {"reminder": MOST, "digest": 1}
+    assert Counter(key.partition("_")[0] for key in dead) == {"dtr": MOST, "dtd": 1}
     assert digest.key == dead[-1]
     assert len(digest.data["reminders"]) == GAMES - MOST
     rows = query(backend, "select status, count(*) from duetime.reminder group by status")
