@@ -13,6 +13,7 @@ import msgspec
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.explain import Explanation
 from duetime.domain.explain_schedule import explain_schedule, explain_tick
+from duetime.domain.finite import check_finite
 from duetime.domain.job import (
     check_moment,
     check_name,
@@ -150,6 +151,7 @@ class Schedules:
                 raw = msgspec.json.encode(dict(args or {}))
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise InvalidSchedule(f"The args cannot be written as JSON: {error}.") from None
+            check_finite(args, raw, what="The args")
             check_text(raw.decode(), what="the args")
             return msgspec.structs.replace(new, args=msgspec.Raw(raw))
         options = definition.options

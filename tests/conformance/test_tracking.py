@@ -798,3 +798,18 @@ async def test_one_job_is_asked_for_however_many_rows_change(app: Duetime, games
     assert games.ours("select count(*) from duetime.job where task = 'duetime' || '.rearm'") == [
         (1,)
     ]
+
+
+async def test_an_infinite_number_is_text_in_a_subject_s_data(app: Duetime, table: Table) -> None:
+    await app.store()
+    table.run(f"create table prices (id integer primary key, due {table.due}, price float)")
+    await app.track("prices", id="id", due="due", data=["price"], remind=["-1h"])
+    infinity = "'Infinity'::float" if table.is_postgres else "9e999"
+    table.run(
+        f"insert into prices values (1, {at(DUE)}, {infinity}), (2, {at(DUE)}, -{infinity}), "
+        f"(3, {at(DUE)}, 1.5)"
+    )
+    await settle(app)
+
+    found = [(await app.subjects.get(f"prices:{number}")).data["price"] for number in (1, 2, 3)]
+    assert found == ["Infinity", "-Infinity", 1.5]

@@ -220,8 +220,11 @@ class TestWrongCalls:
             (["deep", {"nul \x00": 1}], "NUL character"),
             (Address("nul \x00"), "NUL character"),
             (math.nan, "is nan, which JSON cannot say"),
-            ([1.0, {"x": math.inf}], "is inf, which JSON cannot say"),
-            (Order(uuid.uuid4(), Address(-math.inf)), "is -inf"),  # type: ignore[arg-type]
+            ([1.0, {"x": math.inf}], "holds inf, which JSON cannot say"),
+            ({math.nan: 1}, "holds nan, which JSON cannot say"),
+            (Decimal("NaN"), "is NaN, which JSON cannot say"),
+            ([Decimal("-Infinity")], "holds -Infinity, which JSON cannot say"),
+            (Order(uuid.uuid4(), Address(-math.inf)), "holds -inf"),  # type: ignore[arg-type]
         ],
     )
     def test_what_cannot_be_stored(self, value: Any, reason: str) -> None:
@@ -230,6 +233,16 @@ class TestWrongCalls:
 
         assert caught.value.argument == "value"
         assert "'value'" in str(caught.value)
+
+    @pytest.mark.parametrize("text", ["NaN", "-Infinity", "sNaN"])
+    def test_sql_cannot_pass_a_decimal_that_is_no_number(self, text: str) -> None:
+        def pay(amount: Decimal, note: str) -> None: ...
+
+        args = msgspec.json.encode({"amount": text, "note": "NaN"})
+
+        with pytest.raises(InvalidArguments, match=r"argument 'amount' is .*, which JSON"):
+            define(pay).decode(args.decode())
+        assert define(pay).decode('{"amount": "1", "note": "NaN"}')["note"] == "NaN"
 
     def test_nesting_without_end(self) -> None:
         nested: list[Any] = [None]

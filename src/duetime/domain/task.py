@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -11,6 +10,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from duetime.domain.finite import check_finite
 from duetime.domain.job import check_name, check_text
 from duetime.domain.retry import RetryPolicy
 from duetime.errors import InvalidArguments, InvalidInput
@@ -81,9 +81,11 @@ class TaskDefinition:
             raw = msgspec.json.encode(kwargs)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise self._not_json(kwargs, error) from None
-        if _may_be_unsound(kwargs) and (b"null" in raw or b"\\u0000" in raw):
+        if _may_be_unsound(kwargs):
             for argument, value in kwargs.items():
-                self._check_plain(argument, msgspec.to_builtins(value))
+                self._check_finite(argument, value, raw)
+                if b"\\u0000" in raw:
+                    self._check_plain(argument, msgspec.to_builtins(value))
         if len(raw) > self.options.max_args_bytes:
             raise InvalidArguments(
                 f"The arguments of task {self.name!r} take {len(raw):,} bytes of JSON, more than "
@@ -101,9 +103,15 @@ class TaskDefinition:
         if not self._fields and args == "{}":
             return {}
         try:
-            return msgspec.structs.asdict(self._decoder.decode(args))
+            values = msgspec.structs.asdict(self._decoder.decode(args))
         except _UNREADABLE as error:
             raise self._unreadable(error) from None
+        # What SQL enqueued was not checked; a Decimal is written as text.
+        text = args if isinstance(args, bytes) else args.encode()
+        if b"NaN" in text or b"Infinity" in text:
+            for argument, value in values.items():
+                self._check_finite(argument, value, text)
+        return values
 
     def _unreadable(self, error: Exception) -> InvalidArguments:
         found = _PATH.search(str(error)) or _FIELD.search(str(error))
@@ -147,6 +155,12 @@ class TaskDefinition:
             f"Task {self.name!r}: the arguments cannot be written as JSON: {error}.", task=self.name
         )
 
+    def _check_finite(self, argument: str, value: Any, raw: bytes) -> None:
+        try:
+            check_finite(value, raw, what=f"Task {self.name!r}: argument {argument!r}")
+        except InvalidInput as error:
+            raise InvalidArguments(str(error), task=self.name, argument=argument) from None
+
     def _check_plain(self, argument: str, value: Any) -> None:
         match value:
             case str() as text:
@@ -154,13 +168,6 @@ class TaskDefinition:
                     check_text(text, what=f"argument {argument!r} of task {self.name!r}")
                 except InvalidInput as error:
                     raise InvalidArguments(str(error), task=self.name, argument=argument) from None
-            case float() as number if not math.isfinite(number):
-                raise InvalidArguments(
-                    f"Task {self.name!r}: argument {argument!r} is {number}, which JSON cannot "
-                    "say. Pass None, or a finite number.",
-                    task=self.name,
-                    argument=argument,
-                )
             case dict() as mapping:
                 for key, item in mapping.items():
                     self._check_plain(argument, key)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.duration import parse_duration
+from duetime.domain.finite import check_finite
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
 from duetime.domain.outcome import Cancel, Completed, Discard, Retry, Snooze
 from duetime.domain.task import TaskDefinition
@@ -134,6 +135,9 @@ def write_json(value: Any, *, what: str) -> str:
         # What is given as `msgspec.Raw` may be anything.
         msgspec.json.decode(raw, type=msgspec.Raw)
         text = raw.decode()
+        check_finite(value, raw, what=f"The {what}")
+    except InvalidInput:
+        raise
     except Exception as error:  # noqa: BLE001 - a value may be anything
         raise InvalidInput(f"The {what} cannot be written as JSON: {_say(error)}.") from None
     if len(raw) > MAX_RESULT_BYTES or b"\\u0000" in raw:

@@ -14,6 +14,7 @@ from duetime.domain.arming import resolve_rules
 from duetime.domain.cron import parse_zone
 from duetime.domain.delivery import Delivery
 from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.finite import check_finite
 from duetime.domain.job import (
     check_moment,
     check_name,
@@ -485,5 +486,6 @@ def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
             f"A subject's data has at most {_MOST_DATA_BYTES:,} bytes of JSON and no NUL; "
             f"this has {len(raw):,}. Store a reference."
         )
+    check_finite(data, raw, what="A subject's data")
     plain: dict[str, Any] = msgspec.json.decode(raw)
     return plain

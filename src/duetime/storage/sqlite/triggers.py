@@ -152,9 +152,14 @@ def _row(track: Track) -> str:
 
 
 def _plain(column: str) -> str:
-    """A value that JSON can hold: a write must not fail for a blob."""
+    """A value that JSON can hold: a write must not fail for a blob, nor for infinity, which becomes
+    text, as on PostgreSQL."""
     name = _quoted(column)
-    return f"iif(typeof({name}) = 'blob', hex({name}), {name})"
+    return (
+        f"case when typeof({name}) = 'blob' then hex({name}) "
+        f"when typeof({name}) = 'real' and abs({name}) = 9e999 "
+        f"then iif({name} > 0, 'Infinity', '-Infinity') else {name} end"
+    )
 
 
 def _quoted(name: str) -> str:

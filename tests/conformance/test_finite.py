@@ -1,0 +1,68 @@
+"""NaN and infinity are refused wherever a value is stored: JSON would make null of them."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from duetime import Context, Duetime
+from duetime.errors import InvalidInput
+from tests.conftest import Backend
+
+DUE = datetime(2030, 1, 1, tzinfo=UTC)
+UNFINITE: list[Any] = [math.nan, math.inf, -math.inf, Decimal("NaN"), Decimal("Infinity")]
+
+
+@pytest.mark.parametrize("number", UNFINITE, ids=str)
+async def test_no_value_that_is_given_holds_one(backend: Backend, number: Any) -> None:
+    app = Duetime(backend.url, migrate=True)
+
+    @app.task(name="add")
+    async def add(number: Any) -> None: ...
+
+    with pytest.raises(InvalidInput, match="which JSON cannot say"):
+        await add.enqueue(number=number)
+    with pytest.raises(InvalidInput, match="which JSON cannot say"):
+        await app.enqueue_many([add.job(number=[{"deep": number}])])
+    with pytest.raises(InvalidInput, match="which JSON cannot say"):
+        await app.schedules.put("s", add, "@daily", args={"number": number})
+    with pytest.raises(InvalidInput, match="which JSON cannot say"):
+        await app.schedules.put("s", "unknown", "@daily", args={"number": number})
+    with pytest.raises(InvalidInput, match="which JSON cannot say"):
+        await app.subjects.put("s", due=DUE, data={"price": [number]})
+
+    assert await app.schedules.all() == []
+    await app.close()
+
+
+async def test_a_result_and_progress_are_not_made_null(backend: Backend) -> None:
+    app = Duetime(backend.url, migrate=True)
+    refused: list[str] = []
+
+    @app.task(name="mean")
+    async def mean(ctx: Context) -> dict[str, float]:
+        try:
+            await ctx.progress({"done": math.nan})
+        except InvalidInput as error:
+            refused.append(str(error))
+        await ctx.progress({"done": None, "note": "NaN"})
+        return {"mean": math.nan}
+
+    async with app.worker():
+        job = await mean.enqueue()
+        assert await job.result() is None
+        info = await job.info()
+    await app.close()
+
+    assert refused == [
+        "The progress holds nan, which JSON cannot say. Give None, or a finite number."
+    ]
+    assert info.progress == {"done": None, "note": "NaN"}
+    assert (info.state, info.error_code) == ("completed", "result_not_stored")
+    assert (
+        info.error == "The result holds nan, which JSON cannot say. Give None, or a finite number."
+    )
