@@ -33,6 +33,7 @@ from duetime.domain.job import (
     NewJob,
     check_name,
     check_priority,
+    check_queue,
     check_task_not_reserved,
 )
 from duetime.domain.rate import parse_rate
@@ -180,7 +181,7 @@ class Duetime:
             else check_policy(retry)
         )
         options = TaskOptions(
-            queue=check_name(queue, what="queue"),
+            queue=check_queue(queue),
             priority=check_priority(priority),
             retry=policy,
             retry_on=check_errors(retry_on),
@@ -501,7 +502,7 @@ class Duetime:
             if field != "name"
         }
         for queue in merged.queues:
-            check_name(queue, what="queue")
+            check_queue(queue)
         if options.get("name") is not None:
             check_name(options["name"], what="worker's name")
         return Worker(

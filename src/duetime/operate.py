@@ -20,6 +20,7 @@ from duetime.domain.job import (
     check_moment,
     check_name,
     check_priority,
+    check_queue,
     check_sought,
     check_text,
 )
@@ -250,7 +251,7 @@ class Queues:
 
         What runs goes on. Pausing twice keeps the first time and the last reason.
         """
-        check_name(queue, what="queue")
+        check_queue(queue)
         check_text(reason, what="the reason")
         await (await self._app.store()).pause_queue(
             queue, by=check_name(by, what="actor (by=)"), reason=reason

@@ -18,6 +18,7 @@ from duetime.domain.job import (
     check_moment,
     check_name,
     check_priority,
+    check_queue,
     check_sought,
     check_task_not_reserved,
     check_text,
@@ -139,7 +140,7 @@ class Schedules:
         new = NewSchedule(
             name=check_name(name, what="schedule's name"),
             target=target,
-            queue=None if queue is None else check_name(queue, what="queue"),
+            queue=None if queue is None else check_queue(queue),
             priority=None if priority is None else check_priority(priority),
             timetable=times,
             policy=policy,

@@ -18,6 +18,7 @@ from duetime.domain.job import (
     check_moment,
     check_name,
     check_priority,
+    check_queue,
 )
 from duetime.domain.retry import Delays, check_max_attempts
 from duetime.domain.task import TaskDefinition
@@ -136,7 +137,7 @@ class Task(Generic[P, R]):
         if delay is not None:
             changes["delay"] = parse_duration(delay, name="delay")
         if queue is not None:
-            changes["queue"] = check_name(queue, what="queue")
+            changes["queue"] = check_queue(queue)
         if priority is not None:
             changes["priority"] = check_priority(priority)
         if key is not None:

@@ -325,3 +325,11 @@ async def test_of_50_racing_clients_one_creates(
     assert [one.outcome for one in given].count("created") == 1
     assert len({one.job_id for one in given}) == 1
     assert len(await hand.claim()) == 1
+
+
+@pytest.mark.parametrize("queue", [" mail", "mail ", "mail,sms", ",", "\tmail", " "])
+async def test_a_queue_that_no_worker_could_name_is_refused(store: Store, queue: str) -> None:
+    """`--queues` takes names with commas between them, and drops blanks around them."""
+    for jobs in ([NewJob(task="t", queue=queue)], [NewJob(task="t", queue=queue)] * 1000):
+        with pytest.raises(InvalidInput, match="queue"):
+            await store.enqueue(jobs)

@@ -89,7 +89,9 @@ async def test_a_trigger_enqueues_in_the_transaction_of_its_row(pg_app: Duetime)
     [
         ("duetime.enqueue('')", "a job needs a task"),
         ("duetime.enqueue('  ')", "a job needs a task"),
-        ("duetime.enqueue('a', queue => ' ')", "the queue must have 1 to 200"),
+        ("duetime.enqueue('a', queue => '')", "the queue must have 1 to 200"),
+        ("duetime.enqueue('a', queue => ' ')", "leave out commas, and blanks"),
+        ("duetime.enqueue('a', queue => 'b,c')", "the queue cannot be named 'b,c'"),
         ("duetime.enqueue('a', key => ' ')", "not blanks alone"),
         ("duetime.enqueue('a', '[1]')", "must be a JSON object"),
         ("duetime.enqueue('a', 'nonsense')", "invalid input syntax for type json"),

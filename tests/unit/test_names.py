@@ -124,3 +124,10 @@ def test_a_second_task_of_one_name_is_refused(app: Duetime) -> None:
 
     with pytest.raises(InvalidInput, match="The task 'send' is registered twice"):
         app.task(name="send")(other)
+
+
+@pytest.mark.parametrize("name", [" mail", "mail ", "mail,sms"])
+@pytest.mark.parametrize("what", [what for what in NAMED if what.startswith("queue")])
+def test_queue_that_no_worker_could_name(app: Duetime, what: str, name: str) -> None:
+    with pytest.raises(InvalidInput, match="leave out commas, and blanks"):
+        NAMED[what](app, name)

@@ -246,6 +246,17 @@ def check_key(value: str) -> str:
     return value
 
 
+def check_queue(value: str) -> str:
+    """Return `value` if it can name a queue, also in a list such as `--queues a,b`."""
+    check_name(value, what="queue")
+    if "," in value or value != value.strip():
+        raise InvalidInput(
+            f"The queue cannot be named {value!r:.60}: workers name their queues with commas "
+            "between them, so leave out commas, and blanks at the beginning and the end."
+        )
+    return value
+
+
 def check_sought(value: str, *, what: str) -> str:
     """Return `value` if something can be looked for by it: what is stored may be longer than a
     name, and blank."""

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from duetime.domain.duration import Duration, parse_duration
-from duetime.domain.job import check_name
+from duetime.domain.job import check_queue
 from duetime.errors import InvalidInput
 
 _MOST = 2**31 - 1
@@ -54,7 +54,7 @@ def make_limits(
     period: Duration | None = None,
 ) -> Limits:
     """Check a queue's limits; raise `InvalidInput` if they make no sense."""
-    check_name(queue, what="queue")
+    check_queue(queue)
     for name, value in (("running", running), ("per_partition", per_partition), ("rate", rate)):
         if value is not None and (
             isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST

@@ -8,7 +8,7 @@ from struct import Struct, pack
 
 import msgspec
 
-from duetime.domain.job import NewJob, check_name, check_priority
+from duetime.domain.job import NewJob, check_name, check_priority, check_queue
 from duetime.domain.retry import check_max_attempts
 from duetime.errors import InvalidInput
 
@@ -79,7 +79,7 @@ def _format(
 ) -> tuple[bytes, bytes, bytes, bytes]:
     """What stands before and after a job's arguments, and before and after its id in `due`."""
     check_name(job.task, what="task")
-    check_name(job.queue, what="queue")
+    check_queue(job.queue)
     check_priority(job.priority)
     check_max_attempts(job.max_attempts)
     run_at = job.run_at or moment + (job.delay or timedelta(0))

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.job import LONGEST_NAME, Enqueued, NewJob
+from duetime.domain.job import LONGEST_NAME, Enqueued, NewJob, check_queue
 from duetime.errors import InvalidInput
 from duetime.storage.sqlite.moment import maybe_to_us, span_to_us, to_us
 from duetime.storage.store import Row
@@ -177,8 +177,7 @@ def _read_args(job: NewJob) -> str:
 def _check(job: NewJob) -> None:
     if not job.task or len(job.task) > LONGEST_NAME:
         raise InvalidInput(f"A job needs a task, of 1 to {LONGEST_NAME} characters.")
-    if not job.queue or len(job.queue) > LONGEST_NAME:
-        raise InvalidInput(f"The queue must have 1 to {LONGEST_NAME} characters.")
+    check_queue(job.queue)
     if not 0 <= job.priority <= 9:
         raise InvalidInput(f"priority must be 0 (first) to 9 (last), got {job.priority}.")
     if not 1 <= job.max_attempts <= 10_000:

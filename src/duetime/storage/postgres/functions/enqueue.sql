@@ -180,8 +180,11 @@ begin
             raise exception 'duetime: priority must be 0 (first) to 9 (last), got %', priority using errcode = '22023';
         elsif max_attempts not between 1 and 10000 then
             raise exception 'duetime: max_attempts must be 1 to 10000, got %', max_attempts using errcode = '22023';
-        elsif btrim(queue) = '' or length(queue) > 200 then
-            raise exception 'duetime: the queue must have 1 to 200 characters, not blanks alone' using errcode = '22023';
+        elsif queue = '' or length(queue) > 200 then
+            raise exception 'duetime: the queue must have 1 to 200 characters' using errcode = '22023';
+        elsif queue ~ '^\s|\s$|,' then
+            raise exception 'duetime: the queue cannot be named %: leave out commas, and blanks at the beginning and the end',
+                quote_literal(queue) using errcode = '22023';
         elsif on_conflict not in ('return', 'reject', 'replace') then
             raise exception 'duetime: on_conflict must be return, reject or replace, got %', on_conflict using errcode = '22023';
         elsif wait < interval '0' then
