@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in ON_TWO and "postgres18" in item.name:
             item.add_marker(pytest.mark.chaos)
+
+
+def pytest_sessionfinish() -> None:
+    """End the children that a failed test left behind: Python would wait for them at its exit."""
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 @dataclass(frozen=True)

@@ -71,10 +71,14 @@ def without_reader(url: str, *arguments: str, errors: int) -> tuple[int, bytes]:
     process = subprocess.Popen(
         [str(DUETIME), *arguments], stdout=subprocess.PIPE, stderr=errors, env=environment(url)
     )
-    assert process.stdout is not None
-    process.stdout.close()
-    told = b"" if process.stderr is None else process.stderr.read()
-    return process.wait(20), told
+    try:
+        assert process.stdout is not None
+        process.stdout.close()
+        told = b"" if process.stderr is None else process.stderr.read()
+        return process.wait(20), told
+    finally:
+        process.kill()
+        process.wait()
 
 
 def controls(text: str) -> set[str]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,16 @@ async def enqueue_at_random_moments(url: str, *, jobs: int, directory: Path) -> 
         for output in outputs:
             process = start_worker(url, output=output, poll="60s")
             stack.callback(end_worker, process)
-        running = [
-            subprocess.Popen(  # noqa: ASYNC220
+        running = []
+        for number in range(producers):
+            process = subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-m", "tests.producer", str(number), str(jobs // producers)],
                 env={**os.environ, "DUETIME_DATABASE": url},
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for number in range(producers)
-        ]
+            stack.callback(end_worker, process)
+            running.append(process)
         texts = await asyncio.gather(*(asyncio.to_thread(read_all, one) for one in running))
         committed = dict(pair for text in texts for pair in pairs(text, "committed"))
 
@@ -54,39 +56,60 @@ async def enqueue_at_random_moments(url: str, *, jobs: int, directory: Path) -> 
     return {"worst": late[-1], "p99": late[int(len(late) * 0.99)], "p50": late[len(late) // 2]}
 
 
-async def kill_workers(url: str, *, kills: int, jobs: int) -> Counter[str]:
-    """kill -9 of workers under load. Returns how the attempts ended."""
+async def kill_workers(url: str, *, kills: int, jobs: int, seed: int = 0) -> Counter[str]:
+    """kill -9 of workers while they run jobs, at moments and of victims that `seed` chooses.
+
+    Every job's effect is there once. Returns how the attempts ended: some were lost.
+    """
+    chance = random.Random(seed)
     app = Duetime(url, migrate=True, **SHORT)
     await app.now()
     effects.run(url, effects.CREATE)
     effect = workload.task_of(app, "effect", max_attempts=500)
-    await app.enqueue_many(effect.job(n=n, seconds=0.005) for n in range(jobs))
-    workers = [start_worker(url, concurrency=10, **SHORT) for _ in range(3)]
-    more = jobs
-    try:
+    more = 0
+
+    async def enqueue(count: int) -> None:
+        nonlocal more
+        await app.enqueue_many(effect.job(n=n, seconds=0.02) for n in range(more, more + count))
+        more += count
+
+    async def is_busy(process: subprocess.Popen[str]) -> bool:
+        if not await app.jobs.find(state="pending", limit=1):
+            await enqueue(50)
+        mine = [one for one in await app.workers() if f":{process.pid}:" in one.name]
+        return any(worker.running for worker in mine)
+
+    async def all_done() -> bool:
+        left = await app.jobs.find(state=["pending", "retrying", "running", "parked"], limit=1)
+        return not left
+
+    with ExitStack() as stack:
+        workers: list[subprocess.Popen[str]] = []
+
+        async def start() -> None:
+            worker = await asyncio.to_thread(start_worker, url, concurrency=10, **SHORT)
+            stack.callback(end_worker, worker)
+            workers.append(worker)
+
+        await enqueue(jobs)
+        for _ in range(3):
+            await start()
         for _ in range(kills):
-            await asyncio.sleep(random.uniform(0.02, 0.15))
-            victim = workers.pop(random.randrange(len(workers)))
+            victim = workers.pop(chance.randrange(len(workers)))
+            await asyncio.sleep(chance.uniform(0.0, 0.1))
+            await until(partial(is_busy, victim))
             end_worker(victim)
-            workers.append(await asyncio.to_thread(start_worker, url, concurrency=10, **SHORT))
-            await app.enqueue_many(effect.job(n=n, seconds=0.005) for n in range(more, more + 20))
-            more += 20
-
-        async def all_done() -> bool:
-            left = await app.jobs.find(state=["pending", "retrying", "running", "parked"], limit=1)
-            return not left
-
+            await start()
         await until(all_done, seconds=120)
-    finally:
-        for worker in workers:
-            end_worker(worker)
     prefix = "duetime." if url.startswith("postgresql") else "duetime_"
     ended = effects.run(url, f"select ended_as, count(*) from {prefix}attempt group by 1")
     await app.close()
 
     assert effects.doubled(url) == []
     assert effects.count(url) == more
-    return Counter({str(name): int(count) for name, count in ended})
+    counted = Counter({str(name): int(count) for name, count in ended})
+    assert counted["lost"] > 0, "nothing was lost: the kills met idle workers"
+    return counted
 
 
 def read_all(process: subprocess.Popen[str]) -> str:

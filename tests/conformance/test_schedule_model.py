@@ -484,6 +484,27 @@ def _look_again_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Shrinking a story that fails takes its time.
 LONG = pytest.mark.timeout(600)
+# What `make test` plays: a few stories, the same ones each time. `make chaos` plays many.
+FEW = settings(
+    max_examples=20,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@FEW
+@given(STORIES)
+def test_no_story_of_a_few_loses_or_doubles_a_tick_on_sqlite(story: Story) -> None:
+    asyncio.run(play(SQLITE, story))
+
+
+@settings(FEW, max_examples=4)
+@given(STORIES)
+def test_no_story_of_a_few_loses_or_doubles_a_tick_on_postgres(pg_url: str, story: Story) -> None:
+    asyncio.run(play(pg_url, story))
 
 
 @pytest.mark.chaos
@@ -530,8 +551,6 @@ SOME_EVENTS: list[Event] = [
 ]
 
 
-@pytest.mark.chaos
-@LONG
 @pytest.mark.parametrize("number", range(len(SOME_EVENTS)))
 def test_no_two_events_in_a_row_lose_or_double_a_tick(number: int) -> None:
     first, policy = SOME_EVENTS[number], SOME_POLICIES[number % len(SOME_POLICIES)]
@@ -545,14 +564,25 @@ def test_no_two_events_in_a_row_lose_or_double_a_tick(number: int) -> None:
 
 # A single outage, tick by tick
 
+OUTAGES = (TIMES, POLICIES, st.integers(1, 300), st.sampled_from([0, 4, 30]))
 
-@pytest.mark.chaos
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(TIMES, POLICIES, st.integers(1, 300), st.sampled_from([0, 4, 30]))
-def test_an_outage_ends_as_the_policy_says(
+
+@settings(FEW, max_examples=25)
+@given(*OUTAGES)
+def test_a_few_outages_end_as_the_policy_says(
     times: Times, policy: dict[str, Any], minutes: int, seconds: int
 ) -> None:
     """Two ticks were armed before it and are decided on when claimed; the others are planned."""
+    policy |= {"overlap": "allow"}
+    asyncio.run(play_outage(times, policy, minutes * MINUTE + timedelta(seconds=seconds)))
+
+
+@pytest.mark.chaos
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(*OUTAGES)
+def test_an_outage_ends_as_the_policy_says(
+    times: Times, policy: dict[str, Any], minutes: int, seconds: int
+) -> None:
     policy |= {"overlap": "allow"}
     asyncio.run(play_outage(times, policy, minutes * MINUTE + timedelta(seconds=seconds)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import sqlite3
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -510,8 +512,11 @@ def _serve(path: str, orders: Any) -> None:
 class Other:
     def __init__(self, path: str) -> None:
         self._orders, theirs = SPAWN.Pipe()
-        self._process = SPAWN.Process(target=_serve, args=(path, theirs))
+        # A daemon: pytest does not wait for it at its own end.
+        self._process = SPAWN.Process(target=_serve, args=(path, theirs), daemon=True)
         self._process.start()
+        # So that its end is the end of the pipe.
+        theirs.close()
         assert self._orders.recv() == "ready"
 
     def send(self, verb: str, argument: Any) -> None:
@@ -521,15 +526,16 @@ class Other:
         return await asyncio.to_thread(self._orders.recv)
 
     def close(self) -> None:
-        self._orders.send(None)
+        with contextlib.suppress(OSError):
+            self._orders.send(None)
         self._process.join(10)
+        self._process.kill()
 
 
 @pytest.fixture
 def other(path: str) -> Iterator[Other]:
-    other = Other(path)
-    yield other
-    other.close()
+    with closing(Other(path)) as other:
+        yield other
 
 
 async def test_enqueue_of_another_process_wakes_soon(
@@ -600,16 +606,15 @@ async def test_processes_share_the_jobs_and_none_runs_twice(
     store: SqliteStore, path: str, hand: Hand
 ) -> None:
     given = await enqueue_many(store, 2000)
-    others = [Other(path) for _ in range(2)]
-    for other in others:
-        other.send("drain", 7)
-    mine = []
-    while jobs := await hand.claim(7):
-        mine += ids(jobs)
-        await hand.finish(*jobs)
-    theirs = [await other.answer() for other in others]
-    for other in others:
-        other.close()
+    with ExitStack() as stack:
+        others = [stack.enter_context(closing(Other(path))) for _ in range(2)]
+        for other in others:
+            other.send("drain", 7)
+        mine = []
+        while jobs := await hand.claim(7):
+            mine += ids(jobs)
+            await hand.finish(*jobs)
+        theirs = [await other.answer() for other in others]
 
     assert sorted(sum(theirs, mine)) == given
 
