@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+import psycopg
+
 T = TypeVar("T")
 
 
@@ -33,6 +35,16 @@ async def until_true(condition: Callable[[], object], *, seconds: float = 10.0) 
         return condition()
 
     await until(ask, seconds=seconds)
+
+
+async def waits(url: str) -> bool:
+    """Whether a session of a PostgreSQL database waits for a lock."""
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        cursor = await connection.execute(
+            "select from pg_stat_activity"
+            " where wait_event_type = 'Lock' and datname = current_database()"
+        )
+        return bool(await cursor.fetchall())
 
 
 @contextmanager

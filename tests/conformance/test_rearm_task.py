@@ -22,7 +22,7 @@ from duetime.storage.reminders import ReminderStatements
 from duetime.storage.store import Statements
 from tests.conformance.hand import Hand, ended
 from tests.conftest import Backend
-from tests.waiting import until
+from tests.waiting import until, waits
 
 DUE = datetime(2035, 6, 1, 18, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -213,7 +213,7 @@ async def test_one_that_is_marked_again_meanwhile_stays_marked(
                     " rearm_at = clock_timestamp()",
                 )
             )
-            await asyncio.sleep(0.2)
+            await until(lambda: waits(app.settings.database))
             await first.execute("update duetime.subject set rearm_at = null")
         await waiting
         other.commit()

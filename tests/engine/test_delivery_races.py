@@ -95,6 +95,11 @@ async def sent(app: Duetime, count: int) -> bool:
     return len(await app.reminders.find(status="sent")) >= count
 
 
+async def idle(app: Duetime) -> bool:
+    """Whether no job waits or runs."""
+    return not await app.jobs.find(state=["pending", "retrying", "running"], limit=1)
+
+
 @on_both
 async def test_an_acknowledgement_at_the_moment_of_the_escalation(
     backend: Backend, app: Duetime
@@ -117,7 +122,7 @@ async def test_an_acknowledgement_at_the_moment_of_the_escalation(
             rule = {"rule": "0s", "escalate": wait}
             await app.subjects.put(ref, due=soon(1000), remind=rule, recipients=["ann", "bob"])
         await asyncio.gather(*acknowledging)
-        await asyncio.sleep(1)
+        await until(lambda: idle(app), seconds=20)
     trails = [
         [event.action for event in reversed(await app.audit(f"subject:{ref}"))] for ref in refs
     ]
@@ -347,7 +352,7 @@ async def test_a_snooze_and_a_change_at_the_same_moment(backend: Backend, app: D
         ]
         random.shuffle(changes)
         answers = await asyncio.gather(*changes, return_exceptions=True)
-        await asyncio.sleep(4)
+        await until(lambda: idle(app), seconds=20)
     refused = [answer for answer in answers if isinstance(answer, BaseException)]
     print(f"\n{backend.name}: {len(refused)} of {many} snoozes came too late")
     statuses = Counter(one.status.value for one in await app.reminders.find())

@@ -21,7 +21,7 @@ from duetime.channels.channel import Message, NotSent
 from tests.conftest import Backend, query
 from tests.counting import Counted
 from tests.engine.test_reminder_races import SHORT
-from tests.waiting import until, until_true
+from tests.waiting import until, until_true, waits
 
 WORKERS = 8
 MOST = 5
@@ -181,14 +181,6 @@ async def test_who_lets_a_message_through_holds_the_recipients_row(
     pg_app.add_channel(mail)
     await pg_app.recipients.put("ann", most_per_hour=1)
 
-    async def waits() -> bool:
-        async with await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as admin:
-            cursor = await admin.execute(
-                "select from pg_stat_activity"
-                " where wait_event_type = 'Lock' and datname = current_database()"
-            )
-            return bool(await cursor.fetchall())
-
     async with await psycopg.AsyncConnection.connect(pg_url) as other, pg_app.worker():
         await other.execute("select from duetime.recipient where ref = 'ann' for update")
         await pg_app.subjects.put(
@@ -197,7 +189,7 @@ async def test_who_lets_a_message_through_holds_the_recipients_row(
             remind=["0s"],
             recipients=["ann"],
         )
-        await until(waits)
+        await until(lambda: waits(pg_url))
         before = len(mail.messages)
         await other.rollback()
         await until_true(lambda: bool(mail.messages))
@@ -373,7 +365,7 @@ async def test_a_put_that_is_not_committed_when_the_clock_changes(
     async with await psycopg.AsyncConnection.connect(backend.url) as first:
         await app.subjects.put("game:1", due=due, remind=[NINE], recipients=["ann"], tx=first)
         turning = asyncio.create_task(app.recipients.put("ann", tz="Asia/Tokyo"))
-        await asyncio.sleep(0.3)
+        await until(lambda: waits(backend.url))
         assert not turning.done(), "it waits for who arms by the old clock"
         await first.commit()
         await turning

@@ -16,17 +16,7 @@ from duetime.storage.postgres.store import PostgresStore
 from duetime.storage.store import Beat, Exchange
 from tests.conftest import Backend, query
 from tests.servers import PostgresServer
-from tests.waiting import until, until_true
-
-
-async def waits(url: str) -> bool:
-    """Whether someone waits for a lock."""
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-        cursor = await connection.execute(
-            "select from pg_stat_activity"
-            " where wait_event_type = 'Lock' and datname = current_database()"
-        )
-        return bool(await cursor.fetchall())
+from tests.waiting import until, until_true, waits
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
