@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -634,10 +637,7 @@ async def test_a_role_with_few_rights_tracks_its_own_table(
         f"create role {writer} login",
         f"create schema shop authorization {owner}",
         f"grant usage on schema shop to {writer}",
-        f"grant usage on schema duetime to {owner}",
-        f"grant select on duetime.migration, duetime.tracked to {owner}",
-        "grant execute on function duetime.track_define, duetime.track_rows, duetime.track_clear,"
-        f" duetime.track_forget to {owner}",
+        *_manual_grants(owner),
     )
     theirs = Duetime(_as(backend.url, owner))
     try:
@@ -669,6 +669,13 @@ async def test_a_role_with_few_rights_tracks_its_own_table(
     finally:
         await theirs.close()
         table.run(f"drop owned by {owner}, {writer}", f"drop role {owner}", f"drop role {writer}")
+
+
+def _manual_grants(role: str) -> list[str]:
+    """The statements of the manual, for this role."""
+    manual = Path(__file__).parents[2] / "docs" / "guide" / "tracked-tables.md"
+    [text] = re.findall(r"```sql\n(grant.*?)```", manual.read_text(), re.DOTALL)
+    return [part for part in text.replace("to shop", f"to {role}").split(";") if part.strip()]
 
 
 def _as(url: str, role: str) -> str:
@@ -813,3 +820,167 @@ async def test_an_infinite_number_is_text_in_a_subject_s_data(app: Duetime, tabl
 
     found = [(await app.subjects.get(f"prices:{number}")).data["price"] for number in (1, 2, 3)]
     assert found == ["Infinity", "-Infinity", 1.5]
+
+
+# Others in the same database
+
+
+@on_postgres
+async def test_an_operator_planted_in_the_tables_schema_does_not_run_as_the_owner(
+    app: Duetime, backend: Backend, table: Table
+) -> None:
+    await app.store()
+    table.run(
+        "create role few_owner login",
+        "create role few_thief login",
+        "create schema shop authorization few_owner",
+        "grant usage, create on schema shop to few_thief",
+        *_manual_grants("few_owner"),
+    )
+    theirs = Duetime(_as(backend.url, "few_owner"))
+    plant = """
+        create table shop.seen (who text);
+        grant insert on shop.seen to public;
+        create function shop.note(text) returns text language sql as
+            'insert into shop.seen values (current_user); select $1';
+        create function shop.to_jsonb(text[]) returns jsonb language sql as
+            'select shop.note(null); select pg_catalog.to_jsonb($1)';
+        create function shop.is(varchar, varchar) returns boolean language sql as
+            'select shop.note(null); select $1::text operator(pg_catalog.=) $2::text';
+        create operator shop.= (leftarg = varchar, rightarg = varchar, procedure = shop.is);
+    """
+    try:
+        with psycopg.connect(_as(backend.url, "few_owner")) as connection:
+            connection.execute(
+                "create table shop.orders (id int primary key, pay_by timestamptz,"
+                " state varchar(9), other varchar(9), who text[])"
+            )
+        with psycopg.connect(_as(backend.url, "few_thief")) as connection:
+            connection.execute(plant.encode())
+        await theirs.track(
+            "shop.orders", id="id", due="pay_by", recipients="who", when="state = other",
+            data=["state"], remind=["-1h"],
+        )  # fmt: skip
+        with psycopg.connect(_as(backend.url, "few_owner")) as connection:
+            connection.execute(
+                f"insert into shop.orders values (1, {at(DUE)}, 'a', 'a', '{{ann}}')"
+            )
+        with psycopg.connect(_as(backend.url, "few_thief")) as connection:
+            seen = connection.execute("select who from shop.seen").fetchall()
+
+        assert await reminders(app, "orders:1") == [(-1.0, "armed")]
+        assert seen == []
+        with pytest.raises(InvalidInput, match="with its schema"):
+            await theirs.track(
+                "shop.orders", id="id", due="pay_by", when="is(state, other)", name="two"
+            )
+        await theirs.untrack("orders")
+    finally:
+        await theirs.close()
+        table.run("drop owned by few_owner, few_thief", "drop role few_owner, few_thief")
+
+
+@on_postgres
+async def test_one_tenant_cannot_touch_the_subjects_of_another(
+    app: Duetime, backend: Backend, table: Table
+) -> None:
+    await app.subjects.put("ours:1", due=DUE, recipients=["ann"], remind=["-1h"])
+    table.run(
+        "create role few_ann login",
+        "create role few_bob login",
+        "create schema ann authorization few_ann",
+        "create schema bob authorization few_bob",
+        *_manual_grants("few_ann"),
+        *_manual_grants("few_bob"),
+    )
+    ann, bob = Duetime(_as(backend.url, "few_ann")), Duetime(_as(backend.url, "few_bob"))
+    try:
+        for name in ("ann", "bob"):
+            with psycopg.connect(_as(backend.url, f"few_{name}")) as connection:
+                connection.execute(
+                    f"create table {name}.orders (id text primary key, at timestamptz)"
+                )
+                connection.execute(f"insert into {name}.orders values ('1', {at(DUE)})")
+        await ann.track("ann.orders", id="id", due="at", remind=["-1h"])
+        with pytest.raises(InvalidInput, match=r"tracks ann\.orders"):
+            await bob.track("bob.orders", id="id", due="at", remind=["-1h"], name="orders")
+        [call] = table.run(
+            "select proname from pg_proc where proname like '\\_track\\_%' and proname not like"
+            " '%\\_clear' and pronamespace = 'duetime'::regnamespace and prosecdef"
+        )[0]
+        for statement in (
+            "select duetime.track_clear('orders')",
+            "select duetime.track_forget('orders', 'bob')",
+            "select duetime.track_define('orders', 'bob.orders', '{}', 'bob')",
+            "select duetime.track_define('mine', 'ann.orders', '{}', 'bob')",
+            f"select duetime.{call}({'null, ' * 8} '{{orders:1}}')",
+            "select duetime._track_clear('orders', null)",
+        ):
+            with psycopg.connect(_as(backend.url, "few_bob")) as connection:
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(statement)
+        # Under a name whose subjects are the application's.
+        await bob.track("bob.orders", id="id", due="at", remind=["-2h"], name="ours")
+        [told] = [one for one in await app.tracked() if one.track.name == "ours"]
+        await bob.untrack("ours")
+
+        assert await reminders(app, "ours:1") == [(-1.0, "armed")]
+        assert await reminders(app, "orders:1") == [(-1.0, "armed")]
+        assert "was not put by this table" in (told.example or "")
+        with pytest.raises(InvalidInput, match="colon"):
+            await bob.track("bob.orders", id="id", due="at", name="orders:1")
+        await ann.untrack("orders")
+    finally:
+        await ann.close()
+        await bob.close()
+        table.run("drop owned by few_ann, few_bob", "drop role few_ann, few_bob")
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"scope": "x" * 3200}, "scope has more than 200"),
+        ({"players": [f"p{n}" for n in range(20_000)]}, "more than 1000 recipients"),
+        ({"players": ["ann", "b" * 3000]}, "recipient of more than 200"),
+        ({"title": "t" * 20_000_000}, "data takes more than 1 MiB"),
+        ({"id": "i" * 2500}, "id is too long"),
+    ],
+    ids=["scope", "recipients", "recipient", "data", "id"],
+)
+async def test_whatever_a_row_holds_its_write_succeeds_and_the_problem_is_shown(
+    app: Duetime, backend: Backend, table: Table, values: dict[str, Any], problem: str
+) -> None:
+    if "id" in values and not backend.is_postgres:
+        pytest.skip("SQLite's indexes have no such limit")
+    kind = "text[]" if backend.is_postgres else "text"
+    table.run(
+        f"create table games (id text primary key, starts_at {table.due}, channel text,"
+        f" players {kind}, title text)"
+    )
+    await app.track(
+        "games", id="id", due="starts_at", scope="channel", recipients="players",
+        data=["title"], remind=["-1h"],
+    )  # fmt: skip
+    row = {"id": "1", "scope": "c", "players": ["ann"], "title": "t"} | values
+    players = row["players"] if backend.is_postgres else json.dumps(row["players"])
+    with table.transaction() as connection:
+        connection.execute(
+            f"insert into games values (?, {at(DUE)}, ?, ?, ?)".replace(
+                "?", "%s" if backend.is_postgres else "?"
+            ),
+            [row["id"], row["scope"], players, row["title"]],
+        )
+    await settle(app)
+    [(ref,)] = table.ours("select ref from duetime.subject")
+    subject = await app.subjects.get(ref)
+    sent = await app.reminders.find(subject=ref)
+    told = [await app.reminders.explain(one) for one in sent]
+    [tracked] = await app.tracked()
+    table.run("delete from games")
+    await settle(app)
+
+    assert problem in (subject.problem or "")
+    assert tracked.problems == 1
+    assert [one.recipient for one in sent] == ["ann"] * (len(row["players"]) <= 1000)
+    assert all(problem in sentence for sentence in told)
+    assert table.ours("select ref from duetime.subject") == []

@@ -329,6 +329,35 @@ async def test_a_reader_sees_everything_and_changes_nothing(granted: str) -> Non
     assert ran == []
 
 
+async def test_a_tracker_tracks_its_own_table_and_no_more(granted: str) -> None:
+    with login(granted, "shop", "duetime_tracker") as url:
+        with psycopg.connect(granted, autocommit=True) as owner:
+            owner.execute("create schema shop authorization shop")
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("create table shop.orders (id int primary key, at timestamptz)")
+        app = Duetime(url)
+        await app.track("shop.orders", id="id", due="at", scope="s:{id}", remind=["-1h"])
+        with psycopg.connect(granted, autocommit=True) as stranger:
+            # Whoever holds this delays no write for longer than a second.
+            stranger.execute("select pg_advisory_lock(hashtext('duetime.scope'), hashtext('s:1'))")
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute("set statement_timeout = '5s'")
+                connection.execute("insert into shop.orders values (1, now() + interval '1 day')")
+        rights = rights_of(granted, "shop")
+        removed = await app.untrack("orders")
+        await app.close()
+        ran = refused(
+            url,
+            "select duetime.enqueue('work')",
+            "insert into duetime.subject (ref) values ('x')",
+            "create table duetime.mine (x integer)",
+        )
+
+    assert removed == 1
+    assert rights == {("tracked", "select")}
+    assert ran == []
+
+
 # The migrator
 
 

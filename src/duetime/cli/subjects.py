@@ -339,6 +339,7 @@ def _show(found: Found) -> None:
             ("recipients", ", ".join(map(one_line, subject.recipients)) or None),
             ("data", compact(subject.data) if subject.data else None),
             ("revision", subject.revision),
+            ("problem", subject.problem and one_line(subject.problem)),
         ]
     )
     if found.occurrences:

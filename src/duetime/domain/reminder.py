@@ -16,6 +16,8 @@ from duetime.domain.recurrence import Recurrence
 from duetime.domain.rule import Rule, say_moment
 
 REMIND_TASK = "duetime.remind"
+MOST_RECIPIENTS = 1000
+"""Of one subject."""
 REARM_TASK = "duetime.rearm"
 ESCALATE_TASK = "duetime.escalate"
 
@@ -58,6 +60,8 @@ class Subject(msgspec.Struct, kw_only=True):
     """When it is due again and again; then `due_at` is None."""
     planned: tuple[datetime, datetime] | None = None
     """Since when, and until when, its occurrences are armed."""
+    problem: str | None = None
+    """What of a tracked row could not be used."""
 
     def material(self) -> tuple[Any, ...]:
         """What reminders depend on: a change of anything else never sends one again."""

@@ -11,12 +11,14 @@ import msgspec
 
 from duetime.domain.cron import parse_zone, to_instant
 from duetime.domain.job import LONGEST_NAME, check_moment, check_name, check_text
-from duetime.domain.reminder import Subject
+from duetime.domain.reminder import MOST_RECIPIENTS, Subject
 from duetime.domain.rule import Rule
 from duetime.domain.rule_text import parse_rules
 from duetime.errors import InvalidInput
 
 LONGEST_CONDITION = 4000
+MAX_DATA_BYTES = 1024 * 1024
+"""Of the columns for the message, of one row."""
 SECONDS_UP_TO = 100_000_000_000
 """Numbers below are seconds since 1970, larger ones milliseconds: they meet in the year 5138."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -94,6 +96,11 @@ def make_track(
         check_name(column, what="column")
     check_name(table, what="table")
     given = name if name is not None else table.rpartition(".")[2].strip('"')
+    if ":" in given:
+        raise InvalidInput(
+            f"The name of what is tracked has no colon, got {given!r:.60}: its subjects are called "
+            "by the name, a colon and the id. Give another name=."
+        )
     if scope is not None:
         _check_scope(check_name(scope, what="scope"))
     rules = None if remind is None else parse_rules(remind)
@@ -189,15 +196,31 @@ def read_subject(track: Track, ref: str, row: Mapping[str, Any]) -> tuple[Subjec
         due = read_due(row["due"], track.due_zone or zone)
     except InvalidInput as error:
         problems.append(str(error))
+    scope = None if row["scope"] in (None, "") else str(row["scope"])
+    if scope is not None and len(scope) > LONGEST_NAME:
+        scope = None
+        problems.append(f"its scope has more than {LONGEST_NAME} characters: it is in none")
+    given = _read_recipients(row["recipients"])
+    recipients = tuple(name for name in given if len(name) <= LONGEST_NAME)
+    if len(given) > MOST_RECIPIENTS:
+        # Without recipients its reminder would go to whom the handler says.
+        recipients, due = (), None
+        problems.append(f"it has more than {MOST_RECIPIENTS} recipients: nobody is reminded")
+    elif len(recipients) < len(given):
+        problems.append(f"a recipient of more than {LONGEST_NAME} characters is left out")
+    data = row["data"]
+    if len(msgspec.json.encode(data)) > MAX_DATA_BYTES:
+        data = {}
+        problems.append("its data takes more than 1 MiB: none is kept")
     subject = Subject(
         ref=ref,
-        scope=None if row["scope"] in (None, "") else str(row["scope"])[:LONGEST_NAME],
+        scope=scope,
         due_at=due,
         tz=zone,
         status="open",
         rules=None if track.rules is None else tuple(map(Rule.from_json, track.rules)),
-        data=row["data"],
-        recipients=_read_recipients(row["recipients"]),
+        data=data,
+        recipients=recipients,
     )
     return subject, "; ".join(problems) or None
 

@@ -24,6 +24,7 @@ from duetime.domain.job import (
 )
 from duetime.domain.recurrence import Exception_, Occurrence, parse_repeats
 from duetime.domain.reminder import (
+    MOST_RECIPIENTS,
     Reminder,
     ReminderStatus,
     Resent,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 Make = Callable[[ReminderStatements], Statements]
 _UNSAID: Any = object()
 
-_MOST_RECIPIENTS = 1000
 _MOST_OCCURRENCES = 1000
 _MOST_DATA_BYTES = 64 * 1024
 _LONGEST_REASON = 1000
@@ -128,8 +128,8 @@ class Subjects:
         """Return a subject, checked and not stored: for `put_many`."""
         _check_when(due, repeats)
         to = check_names(recipients, what="recipients", example="recipients=['ann', 'bob']")
-        if len(to) > _MOST_RECIPIENTS:
-            raise InvalidInput(f"A subject has at most {_MOST_RECIPIENTS} recipients.")
+        if len(to) > MOST_RECIPIENTS:
+            raise InvalidInput(f"A subject has at most {MOST_RECIPIENTS} recipients.")
         return Subject(
             ref=check_name(ref, what="subject"),
             scope=None if scope is None else check_name(scope, what="scope"),
@@ -371,7 +371,10 @@ class Reminders:
         found = await self._get(id_of(reminder))
         deliveries = await find_deliveries(self._app, found.id)
         told = explain_reminder(found, deliveries, now=await self._app.now())
-        repeats = (await self._app.subjects.get(found.subject)).repeats
+        subject = await self._app.subjects.get(found.subject)
+        if subject.problem is not None:
+            told = f"{told} Of its row something cannot be used: {subject.problem}."
+        repeats = subject.repeats
         if repeats is None:
             return told
         which = f"It is of the occurrence of {say_moment(found.due_at)}"

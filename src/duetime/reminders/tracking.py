@@ -113,7 +113,8 @@ class Tracking:
             raise InvalidInput(
                 f"The rows of {info.name} cannot be read in this way"
                 + (f", with the condition {track.when!r:.200}" if track.when else "")
-                + f": {said or error}"
+                + f": {said or error}. On PostgreSQL a function, a type or an operator of your own "
+                "is written with its schema: public.is_open(state), operator(public.=)."
             ) from error
         return track, info
 

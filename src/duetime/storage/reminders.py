@@ -471,6 +471,8 @@ class ReminderStatements:
             repeats=None if row[12] is None else Recurrence.from_json(row[12], row[4]),
             planned=None if row[13] is None
             else (self._dialect.moment(row[13]), self._dialect.moment(row[14])),
+            # Only what people look at has it.
+            problem=row[15] if len(row) > 15 else None,
         )  # fmt: skip
 
     def _reminder(self, row: Row) -> Reminder:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from hashlib import md5
 from typing import Any
 
 import msgspec
 
-from duetime.domain.tracking import Track
+from duetime.domain.job import LONGEST_NAME
+from duetime.domain.reminder import MOST_RECIPIENTS
+from duetime.domain.tracking import MAX_DATA_BYTES, Track
 from duetime.errors import InvalidInput
 from duetime.storage.store import Row, Statement, Statements
 from duetime.storage.tracking import TableInfo, short_name
@@ -17,6 +20,7 @@ _KEYS = {
     "citext", "date", "boolean", "name",
 }  # fmt: skip
 _LISTS = {"json", "jsonb"}
+_TEXTS = {"text", "character varying", "character", "json"}
 # By name: where the role is called as the schema, the user's tables are made in it, too.
 OWN_TABLES = frozenset(
     {
@@ -61,6 +65,7 @@ class PostgresTriggers:
         )
 
     def check(self, track: Track, table: TableInfo) -> Statements:
+        yield self._sql["track_patience"], ("{}",)
         yield self._fill("track_check", track, table), ()
 
     def install(self, track: Track, table: TableInfo) -> list[str]:
@@ -127,10 +132,9 @@ class PostgresTriggers:
         columns = _columns(track, table)
         places = {
             "table": table.name,
-            "schema": table.schema or "pg_catalog",
             "function": f"{table.schema}.{_quoted(self._name(track))}",
             "trigger": self._name(track),
-            "name": _literal(track.name),
+            "call": f"_track_{md5(track.name.encode(), usedforsecurity=False).hexdigest()}",
             "ref": columns["ref"],
             "columns": ",\n        ".join(f"{columns[n]} as {n}" for n in _NAMES),
             "when": track.when or "true",
@@ -154,15 +158,12 @@ def _columns(track: Track, table: TableInfo) -> dict[str, str]:
         raise InvalidInput(f"The column {track.due!r} is a {kind}; due is a timestamp or a date.")
     return {
         "ref": _ref(track, types),
-        "scope": " || ".join(
-            f"{_quoted(part)}::text" if is_column else _literal(part)
-            for part, is_column in track.scope_parts
-        ) or "null::text",
+        "scope": _scope(track),
         "due": due,
         "local_due": local_due,
-        "zone": "null::text" if track.tz is None else f"{_quoted(track.tz)}::text",
+        "zone": "null::text" if track.tz is None else f"left({_quoted(track.tz)}::text, 100)",
         "recipients": _recipients(track, types),
-        "data": _data(track),
+        "data": _data(track, types),
         "open": f"coalesce((\n{track.when}\n), false)" if track.when else "true",
     }  # fmt: skip
 
@@ -189,18 +190,55 @@ def _ref(track: Track, types: Mapping[str, str]) -> str:
     return f"{_literal(track.name + ':')} || " + " || ':' || ".join(parts)
 
 
+def _scope(track: Track) -> str:
+    parts = " || ".join(
+        f"{_quoted(part)}::text" if is_column else _literal(part)
+        for part, is_column in track.scope_parts
+    )
+    return f"left({parts}, {LONGEST_NAME + 1})" if parts else "null::text"
+
+
+# Whatever a row holds, its write must not fail: what is too much is a number, which is no list of
+# recipients and no data. `_track_rows` tells it as the subject's problem.
+
+
 def _recipients(track: Track, types: Mapping[str, str]) -> str:
     if track.recipients is None:
         return "'[]'::jsonb"
     column, kind = _quoted(track.recipients), types[track.recipients]
-    if kind in _LISTS or kind.endswith("[]"):
-        return f"coalesce(to_jsonb({column}), '[]')"
-    return f"case when {column} is null then '[]' else jsonb_build_array({column}::text) end"
+    if kind.endswith("[]"):
+        many = f"cardinality({column})"
+        return (
+            f"case when {many} > {MOST_RECIPIENTS} then to_jsonb({many}) "
+            f"else coalesce(to_jsonb({column}), '[]') end"
+        )
+    if kind in _LISTS:
+        size = f"octet_length({column}::text)"
+        return (
+            f"case when {size} > {MAX_DATA_BYTES} then to_jsonb({size}) "
+            f"else coalesce(to_jsonb({column}), '[]') end"
+        )
+    name = f"left({column}::text, {LONGEST_NAME + 1})"
+    return f"case when {column} is null then '[]' else jsonb_build_array({name}) end"
 
 
-def _data(track: Track) -> str:
+def _data(track: Track, types: Mapping[str, str]) -> str:
+    if not track.data:
+        return "'{}'::jsonb"
     pairs = ", ".join(f"{_literal(column)}, {_quoted(column)}" for column in track.data)
-    return f"jsonb_build_object({pairs})" if pairs else "'{}'::jsonb"
+    sizes = " + ".join(f"coalesce({_size(column, types)}, 0)::bigint" for column in track.data)
+    return (
+        f"case when {sizes} > {MAX_DATA_BYTES} then to_jsonb({sizes}) "
+        f"else jsonb_build_object({pairs}) end"
+    )
+
+
+def _size(column: str, types: Mapping[str, str]) -> str:
+    kind = types[column].partition("(")[0].strip()
+    if kind in _TEXTS:
+        # Known without reading it. `pg_column_size` may be what is left of it when compressed.
+        return f"octet_length({_quoted(column)}::text)"
+    return f"pg_column_size({_quoted(column)})"
 
 
 def _quoted(name: str) -> str:

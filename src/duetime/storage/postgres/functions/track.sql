@@ -28,22 +28,93 @@ create or replace function duetime._recipients(given jsonb) returns jsonb
         else (select coalesce(jsonb_agg(n.recipient order by n.place), '[]'::jsonb)
               from (select e.recipient, min(e.place) as place
                     from jsonb_array_elements_text(given) with ordinality as e(recipient, place)
-                    where e.recipient <> '' group by e.recipient) as n) end
+                    where e.recipient <> '' and length(e.recipient) <= 200
+                    group by e.recipient) as n) end
 $$;
 
--- Store how a table is tracked. Returns the name of the table under that name, if there was one.
+-- Whether one of them has a name that is too long to be kept.
+create or replace function duetime._any_too_long(recipients jsonb) returns boolean
+    language sql immutable as $$
+    select pg_column_size(recipients) > 200 and case jsonb_typeof(recipients)
+        when 'string' then length(recipients #>> '{}') > 200
+        when 'array' then exists (select from jsonb_array_elements_text(recipients) as e(name)
+                                  where length(e.name) > 200)
+        else false end
+$$;
+
+-- The reference of a row, short enough for an index.
+create or replace function duetime._short_ref(ref text) returns text
+    language sql immutable as $$
+    select case when octet_length(ref) <= 800 then ref else left(ref, 150) || '…' || md5(ref) end
+$$;
+
+-- Whether the role that called us may act for the one that tracks a table. (While a function runs with
+-- its owner's rights, `current_user` is the owner.)
+create or replace function duetime._may_act_for(owner text) returns boolean
+    language sql stable as $$
+    select duetime._may_write() or coalesce(
+        (select pg_has_role(coalesce(nullif(current_setting('role'), 'none'), session_user),
+                            r.oid, 'usage')
+         from pg_roles as r where r.rolname = owner), false)
+$$;
+
+create or replace function duetime._check_track(track text) returns void
+    language plpgsql stable as $$
+declare
+    owner text;
+begin
+    select t.owner into owner from duetime.tracked as t where t.name = track;
+    if found and not duetime._may_act_for(owner) then
+        raise exception 'duetime: what is tracked as % belongs to the role %', track, owner
+            using errcode = 'insufficient_privilege';
+    end if;
+end $$;
+
+-- Store how a table is tracked: by its owner, and under a name that is nobody else's. Makes two functions
+-- that only this owner may execute: its triggers call them, and they change this track's subjects and
+-- no others. Returns the name of the table under that name, if there was one.
 create or replace function duetime.track_define(name text, table_name text, definition json, actor text)
     returns text language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
     known duetime.tracked;
+    call constant text := '_track_' || md5(track_define.name);
+    owner text;
 begin
+    if strpos(track_define.name, ':') > 0 then
+        raise exception 'duetime: the name of a track has no colon, got %', track_define.name
+            using errcode = '22023';
+    end if;
+    select r.rolname into owner
+    from pg_class as c join pg_namespace as n on n.oid = c.relnamespace
+    join pg_roles as r on r.oid = c.relowner
+    where n.nspname = (parse_ident(track_define.table_name))[1]
+      and c.relname = (parse_ident(track_define.table_name))[2];
+    if not found or not duetime._may_act_for(owner) then
+        raise exception 'duetime: only the owner of the table % can track it', track_define.table_name
+            using errcode = 'insufficient_privilege';
+    end if;
+    perform duetime._check_track(track_define.name);
     select * into known from duetime.tracked as t where t.name = track_define.name for update;
-    insert into duetime.tracked as t (name, table_name, definition)
-    values (track_define.name, track_define.table_name, track_define.definition)
+    insert into duetime.tracked as t (name, table_name, owner, definition)
+    values (track_define.name, track_define.table_name, owner, track_define.definition)
     on conflict (name) do update
-        set table_name = excluded.table_name, definition = excluded.definition,
-            updated_at = duetime.now();
+        set table_name = excluded.table_name, owner = excluded.owner, definition = excluded.definition,
+            problem = null, updated_at = duetime.now();
+    execute format(
+        'create or replace function duetime.%I(refs text[], scopes text[], dues timestamptz[],'
+        ' local_dues timestamp[], zones text[], recipients jsonb[], data jsonb[], opens boolean[],'
+        ' gone text[]) returns void language sql security definer'
+        ' set search_path = pg_catalog, pg_temp as %L',
+        call, format('select duetime._track_rows(%L, $1, $2, $3, $4, $5, $6, $7, $8, $9)', name));
+    execute format(
+        'create or replace function duetime.%I() returns integer language sql security definer'
+        ' set search_path = pg_catalog, pg_temp as %L',
+        call || '_clear', format('select duetime._track_clear(%L, null)', name));
+    execute format('revoke execute on function duetime.%I, duetime.%I from public',
+                   call, call || '_clear');
+    execute format('grant execute on function duetime.%I, duetime.%I to %I',
+                   call, call || '_clear', owner);
     if known.definition::text is distinct from definition::text then
         insert into duetime.audit (actor, action, entity, before, after)
         values (actor, 'table.track', 'table:' || name, known.definition, definition);
@@ -53,13 +124,15 @@ end $$;
 
 -- Rows of a tracked table have changed: make their subjects and reminders true. Called by its
 -- triggers and by the back-fill, with one entry per row that changed what is tracked, and the
--- references of rows that are gone. A row must not fail for what it holds: an unknown zone or a due
--- time out of range is noted as the subject's `problem`; a scope that is not there is made, empty.
-create or replace function duetime.track_rows(
+-- references of rows that are gone. A row must not fail for what it holds: what cannot be used of it
+-- (an unknown zone, a due time out of range, a scope or an id that is too long, too many recipients, too
+-- much data) is told as the subject's `problem`; a scope that is not there is made, empty. A subject
+-- that the application or another track has put stays theirs.
+create or replace function duetime._track_rows(
     track text, refs text[], scopes text[], dues timestamptz[], local_dues timestamp[],
     zones text[], recipients jsonb[], data jsonb[], opens boolean[], gone text[])
     returns void language plpgsql
-    security definer set search_path = pg_catalog, pg_temp set jit = off
+    set search_path = pg_catalog, pg_temp set jit = off
     set plan_cache_mode = auto set work_mem = '32MB' as $$
 #variable_conflict use_column
 declare
@@ -76,7 +149,13 @@ declare
     moved bigint[];
     closed bigint[];
     missing bigint;
+    foreign_ref text;
 begin
+    if exists (select from unnest(refs || gone) as r(ref) where octet_length(r.ref) > 800) then
+        refs := array(select duetime._short_ref(r.ref)
+                      from unnest(refs) with ordinality as r(ref, place) order by r.place);
+        gone := array(select duetime._short_ref(r.ref) from unnest(gone) as r(ref));
+    end if;
     perform set_config('plan_cache_mode', case when cardinality(refs) < 100
         then 'force_generic_plan' else 'force_custom_plan' end, true);
     select * into told from duetime.tracked as t where t.name = track;
@@ -96,7 +175,7 @@ begin
     -- whether a subject has left them.
     given_scopes := array(
         select distinct n.scope from unnest(scopes, opens) as n(scope, open)
-        where n.scope <> '' and n.open);
+        where n.scope <> '' and n.open and length(n.scope) <= 200);
     around := array(
         with recursive chain as (
             select s.ref, s.parent, 0 as level from duetime.scope as s
@@ -110,8 +189,7 @@ begin
         select c.ref from chain as c union select unnest(given_scopes) order by 1);
     -- These locks only keep the turn, and there is not room for any number of them: see `scope_queue`.
     if cardinality(around) <= 100 then
-        perform pg_advisory_xact_lock_shared(hashtext('duetime.scope'), hashtext(a.ref))
-        from unnest(around) as a(ref);
+        perform duetime._share_turn(around);
     end if;
     with made as (
         insert into duetime.scope (ref)
@@ -131,15 +209,27 @@ begin
 
     loop
         with given as materialized (
-            select n.ref, nullif(n.scope, '') as scope, d.due_at, z.tz, n.open,
-                to_json(w.recipients) as recipients, to_json(n.data) as data,
-                w.recipients as recipients_b, n.data as data_b,
+            select n.ref, case when length(n.scope) <= 200 then nullif(n.scope, '') end as scope,
+                -- Not due: without recipients its reminder would go to whom the handler says.
+                case when not l.crowded then d.due_at end as due_at, z.tz, n.open,
+                to_json(l.recipients) as recipients, to_json(l.data) as data,
+                l.recipients as recipients_b, l.data as data_b,
                 concat_ws('; ',
                     case when n.zone = any (bad_zones)
                         then 'there is no time zone ' || quote_literal(left(n.zone, 60))
                              || ': ' || default_zone || ' is used' end,
                     case when d.raw is not null and d.due_at is null
-                        then 'its due time is not between the years 1970 and 9000' end) as problem
+                        then 'its due time is not between the years 1970 and 9000' end,
+                    case when length(n.scope) > 200
+                        then 'its scope has more than 200 characters: it is in none' end,
+                    case when l.crowded
+                        then 'it has more than 1000 recipients: nobody is reminded' end,
+                    case when duetime._any_too_long(n.recipients)
+                        then 'a recipient of more than 200 characters is left out' end,
+                    case when l.heavy
+                        then 'its data takes more than 1 MiB: none is kept' end,
+                    case when n.ref like '%…%' and octet_length(n.ref) > 150
+                        then 'its id is too long, and is shortened' end) as problem
             from unnest(refs, scopes, dues, local_dues, zones, recipients, data, opens)
                 as n(ref, scope, due, local_due, zone, recipients, data, open)
             cross join lateral (
@@ -156,8 +246,19 @@ begin
             cross join lateral (
                 select w.raw, case when w.raw between '1970-01-01Z' and '9000-01-01Z'
                                    then w.raw end as due_at) as d
+            cross join lateral (
+                -- A number stands for what the trigger found to be too much.
+                select jsonb_typeof(n.data) = 'number' or pg_column_size(n.data) > 1048576 as heavy,
+                    jsonb_typeof(n.recipients) = 'number'
+                        or jsonb_array_length(w.recipients) > 1000 as crowded) as m
+            cross join lateral (
+                select m.heavy, m.crowded,
+                    case when m.heavy then '{}'::jsonb else n.data end as data,
+                    case when m.crowded then '[]'::jsonb else w.recipients end as recipients) as l
+            where not exists (select from duetime.subject as s
+                              where s.ref = n.ref and s.tracked is distinct from track)
         ), before as materialized (
-            select s.* from duetime.subject as s where s.ref = any (refs)
+            select s.* from duetime.subject as s where s.ref = any (refs) and s.tracked = track
         ), change as materialized (
             select b.id, g.*, b.status = 'open' and not g.open as closes,
                 b.scope as old_scope, b.due_at as old_due_at, b.tz as old_tz,
@@ -232,9 +333,16 @@ begin
         if cardinality(closed) > 0 then
             perform duetime.rearm(closed, 'the subject was completed');
         end if;
-        -- Someone put one of the same name meanwhile: now it can be seen.
+        -- Someone put one of the same name meanwhile: now it can be seen, and is left to them.
         exit when missing = 0;
     end loop;
+    select min(s.ref) into foreign_ref from duetime.subject as s
+    where s.ref = any (refs) and s.tracked is distinct from track;
+    if foreign_ref is not null and told.problem is null then
+        update duetime.tracked as t
+        set problem = 'the subject ' || left(foreign_ref, 100) || ' was not put by this table, and is left alone'
+        where t.name = track and t.problem is null;
+    end if;
     if cardinality(gone) > 0 then
         perform duetime._delete_subjects(
             array(select s.id from duetime.subject as s
@@ -272,10 +380,29 @@ begin
     delete from duetime.subject as s where s.id = any (ids);
 end $$;
 
+-- Puts of subjects and changes of their scopes take turns. A turn is worth a second: any role could hold
+-- this lock, and a write must not wait for it; what is true does not depend on it.
+create or replace function duetime._share_turn(refs text[]) returns void
+    language plpgsql set lock_timeout = '1s' as $$
+declare
+    turn constant integer := hashtext('duetime.scope');
+    ref text;
+begin
+    foreach ref in array refs loop
+        if not pg_try_advisory_xact_lock_shared(turn, hashtext(ref)) then
+            begin
+                perform pg_advisory_xact_lock_shared(turn, hashtext(ref));
+            exception when lock_not_available then
+                return;
+            end;
+        end if;
+    end loop;
+end $$;
+
 -- Delete the subjects of a tracked table: all (it was truncated), or some of them (it is tracked no
 -- longer). Returns how many.
-create or replace function duetime.track_clear(track text, most integer default null) returns integer
-    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+create or replace function duetime._track_clear(track text, most integer) returns integer
+    language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     actor constant text := 'trigger: ' || coalesce(nullif(current_setting('role'), 'none'), session_user);
     ids bigint[];
@@ -291,6 +418,13 @@ begin
     return count;
 end $$;
 
+create or replace function duetime.track_clear(track text, most integer default null) returns integer
+    language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    perform duetime._check_track(track);
+    return duetime._track_clear(track, most);
+end $$;
+
 -- A table is tracked no longer; its triggers and subjects are gone already.
 create or replace function duetime.track_forget(name text, actor text) returns boolean
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -298,22 +432,17 @@ create or replace function duetime.track_forget(name text, actor text) returns b
 declare
     known duetime.tracked;
 begin
+    perform duetime._check_track(track_forget.name);
     delete from duetime.tracked as t where t.name = track_forget.name returning * into known;
     if known.name is null then
         return false;
     end if;
+    execute format('drop function if exists duetime.%I, duetime.%I',
+                   '_track_' || md5(known.name), '_track_' || md5(known.name) || '_clear');
     insert into duetime.audit (actor, action, entity, before)
     values (actor, 'table.untrack', 'table:' || known.name, known.definition);
     return true;
 end $$;
 
 -- They write as our owner: who may call them is said by grants.
-revoke execute on function duetime.track_define(text, text, json, text) from public;
-revoke execute on function duetime.track_rows(
-    text, text[], text[], timestamptz[], timestamp[], text[], jsonb[], jsonb[], boolean[], text[])
-    from public;
-revoke execute on function duetime.track_clear(text, integer) from public;
-revoke execute on function duetime.track_forget(text, text) from public;
-
-revoke execute on function duetime.track_define, duetime.track_rows, duetime.track_clear,
-    duetime.track_forget from public;
+revoke execute on function duetime.track_define, duetime.track_clear, duetime.track_forget from public;

@@ -516,7 +516,9 @@ left join lateral (
 create table duetime.tracked (
     name       text primary key,
     table_name text not null,
+    owner      text not null,
     definition json not null,
+    problem    text,
     created_at duetime.moment not null default duetime.now(),
     updated_at duetime.moment not null default duetime.now()
 );

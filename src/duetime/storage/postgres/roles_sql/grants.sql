@@ -22,7 +22,7 @@ grant select on all tables in schema "duetime" to duetime_reader;
 
 -- Trackers own tables of their own, and have reminders follow their rows (`duetime track`).
 grant select on duetime.tracked to duetime_tracker;
-grant execute on function duetime.track_define, duetime.track_rows, duetime.track_clear, duetime.track_forget
+grant execute on function duetime.track_define, duetime.track_clear, duetime.track_forget
     to duetime_tracker;
 
 -- Workers run jobs, and prune. They add to the audit and never change it.

@@ -22,8 +22,7 @@ with recursive chain as (
     select s.ref, s.parent, c.level + 1 from duetime.scope as s join chain as c on s.ref = c.parent
     where c.level < 100
 )
-select pg_advisory_xact_lock_shared(hashtext('duetime.scope'), hashtext(c.ref))
-from (select distinct ref from chain order by ref) as c;
+select duetime._share_turn(array(select distinct ref from chain order by ref));
 
 -- name: scope_own
 select pg_advisory_xact_lock(hashtext('duetime.scope'), hashtext(%s::json ->> 'ref'));
@@ -88,7 +87,7 @@ for update of s;
 -- name: subject_find
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules::text, s.data::text,
     s.recipients::text, s.revision, s.created_at, s.updated_at, s.repeats::text, s.planned_from,
-    s.planned_until
+    s.planned_until, s.problem
 from duetime.subject as s cross join (select %s::json as doc) as i
 where (json_typeof(i.doc -> 'refs') = 'null'
        or s.ref = any (array(select value from json_array_elements_text(i.doc -> 'refs'))))

@@ -3,7 +3,10 @@
 
 -- name: track_patience
 -- Who waits for a lock of ours is a user's write: we give up first, and try again.
-select set_config('lock_timeout', '500ms', true) where %s::json is not null;
+-- Names are PostgreSQL's own unless their schema is said: so it is in the trigger, which runs with the
+-- rights of the table's owner.
+select set_config('lock_timeout', '500ms', true), set_config('search_path', 'pg_catalog, pg_temp', true)
+where %s::json is not null;
 
 -- name: track_table
 -- A table, whether we may change it, its columns, and the sets of columns that are unique. If a
@@ -47,7 +50,8 @@ cross join (select %s::json ->> 'name' as name) as g
 where g.name is null or t.name = g.name order by t.name;
 
 -- name: tracked_look
-select t.name, t.definition::text, t.created_at, n.subjects, n.problems, n.example
+select t.name, t.definition::text, t.created_at, n.subjects,
+    n.problems + (t.problem is not null)::integer, coalesce(t.problem, n.example)
 from duetime.tracked as t cross join lateral (
     select count(*) as subjects, count(s.problem) as problems,
         min(s.ref || ': ' || s.problem) as example
@@ -100,7 +104,7 @@ from (select * from {table}) as duetime_new where (
 
 -- name: track_function
 create or replace function {function}() returns trigger
-    language plpgsql security definer set search_path = pg_catalog, {schema}, pg_temp as $duetime$
+    language plpgsql security definer set search_path = pg_catalog, pg_temp as $duetime$
 #variable_conflict use_column
 declare
     given record;
@@ -139,11 +143,11 @@ begin
         from (select {ref} as ref from duetime_old) as o
         where o.ref is not null;
     else
-        perform duetime.track_clear({name});
+        perform duetime.{call}_clear();
         return null;
     end if;
     if given.refs is not null or given.gone is not null then
-        perform duetime.track_rows({name}, given.refs, given.scopes, given.dues, given.local_dues,
+        perform duetime.{call}(given.refs, given.scopes, given.dues, given.local_dues,
             given.zones, given.recipients, given.data, given.opens, given.gone);
     end if;
     return null;
@@ -179,7 +183,7 @@ with locked as materialized (
     select {columns}, array[{texts}] as key, row_number() over (order by {keys}) as number
     from locked
 ), made as materialized (
-    select duetime.track_rows({name}, array_agg(n.ref), array_agg(n.scope), array_agg(n.due),
+    select duetime.{call}(array_agg(n.ref), array_agg(n.scope), array_agg(n.due),
         array_agg(n.local_due), array_agg(n.zone), array_agg(n.recipients), array_agg(n.data),
         array_agg(n.open), array[]::text[])
     from given as n where n.ref is not null
