@@ -297,6 +297,18 @@ async def test_an_operator_operates_and_cannot_act_as_a_worker(granted: str) -> 
     assert ran == []
 
 
+def test_every_table_was_thought_of_for_operators(granted: str) -> None:
+    only_workers = {
+        "claim", "worker", "worker_name", "task", "progress", "rate_use", "installation",
+        "migration", "tracked",
+    }  # fmt: skip
+    writes = {table for table, right in rights_of(granted, "duetime_operator") if right == "insert"}
+    with psycopg.connect(granted) as owner:
+        tables = {table for (table,) in owner.execute(f"{TABLES} and c.relkind = 'r'").fetchall()}
+
+    assert tables == writes | only_workers
+
+
 async def test_a_reader_sees_everything_and_changes_nothing(granted: str) -> None:
     app = Duetime(granted)
 

@@ -27,6 +27,8 @@ CONTRACT = {
     # A plan made for an empty `due` would otherwise scan a million rows.
     "enable_seqscan": "off",
     "jit": "off",
+    # What some role created in `public` never runs with the rights of a worker.
+    "search_path": "pg_catalog, pg_temp",
     # The locks of a machine that is gone are released within seconds.
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
@@ -78,8 +80,8 @@ async def test_postgres_transaction_of_a_handler(store: PostgresStore) -> None:
             for name in CONTRACT
         }
 
-    # The handler's own statements are planned as anywhere else.
-    assert found == CONTRACT | {"enable_seqscan": "on"}
+    # The handler's own statements are planned, and find their tables, as anywhere else.
+    assert found == CONTRACT | {"enable_seqscan": "on", "search_path": '"$user", public'}
     assert await store.transact(read_settings(CONTRACT), reads=True) == CONTRACT
 
 
@@ -93,13 +95,13 @@ def test_postgres_transaction_of_a_thread(hostile_url: str) -> None:
 def test_postgres_heart_gives_up_after_5_seconds_and_reads_what_is_committed(
     hostile_url: str,
 ) -> None:
-    names = ("statement_timeout", "transaction_isolation")
+    names = ("statement_timeout", "transaction_isolation", "search_path")
     answer = ", ".join(f"current_setting('{name}')" for name in names)
     heart = PostgresHeart(PostgresStore(hostile_url).listen_dsn, f"select 0, array[{answer}]")
     beat = heart.beat(1, timedelta(seconds=30))
     heart.close()
 
-    assert list(map(str, beat.cancelled)) == ["5s", "read committed"]
+    assert list(map(str, beat.cancelled)) == ["5s", "read committed", "pg_catalog, pg_temp"]
 
 
 def test_postgres_clients_notice_a_dead_server_in_seconds() -> None:

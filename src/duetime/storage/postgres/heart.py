@@ -29,7 +29,11 @@ class PostgresHeart:
                     self._connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 with self._connection.transaction():
                     # A beat that takes longer than this has failed: the next one is due.
-                    self._connection.execute("set local statement_timeout = '5s'")
+                    # As in the pool, no name is looked for where others may create some.
+                    self._connection.execute(
+                        "set local statement_timeout = '5s';"
+                        " set local search_path = pg_catalog, pg_temp"
+                    )
                     row = self._connection.execute(
                         self._beat, {"worker": worker_id, "lease": lease}
                     ).fetchone()

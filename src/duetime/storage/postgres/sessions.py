@@ -91,7 +91,7 @@ class Sessions:
         with told_errors():
             probe = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True)
             await probe.close()
-        self._pool = self._make_pool("duetime")
+        self._pool = self._make_pool("duetime", self._configure_ours)
         await self._pool.open()
 
     async def close(self) -> None:
@@ -100,7 +100,9 @@ class Sessions:
                 await pool.close(timeout=2)
         self._pool = self._transactions = None
 
-    def _make_pool(self, name: str) -> AsyncConnectionPool[Connection]:
+    def _make_pool(
+        self, name: str, configure: Callable[[Connection], Awaitable[None]]
+    ) -> AsyncConnectionPool[Connection]:
         return AsyncConnectionPool(
             self.dsn,
             kwargs={"autocommit": True, "prepare_threshold": 0 if self._prepare else None},
@@ -109,7 +111,7 @@ class Sessions:
             timeout=self._call_seconds,
             max_idle=300,
             reconnect_timeout=10**9,
-            configure=self._configure,
+            configure=configure,
             open=False,
             name=name,
         )
@@ -163,6 +165,14 @@ class Sessions:
                     before_commit(connection)
                 connection.commit()
 
+    async def _configure_ours(self, connection: Connection) -> None:
+        """For connections on which only our own statements run."""
+        await self._configure(connection)
+        if self._prepare:
+            # Our statements name our schema. Every other name is PostgreSQL's own, not one that
+            # some role created in a schema on the path, to have it run with our rights.
+            await connection.execute("set search_path = pg_catalog, pg_temp")
+
     async def _configure(self, connection: Connection) -> None:
         if not self._prepare:
             # Behind a pooler, what is set for a session reaches the sessions of others.
@@ -187,7 +197,7 @@ class Sessions:
     async def _transaction_pool(self) -> AsyncConnectionPool[Connection]:
         """Handlers hold these for as long as they like; our short statements never wait for one."""
         if self._transactions is None:
-            self._transactions = self._make_pool("duetime-transactions")
+            self._transactions = self._make_pool("duetime-transactions", self._configure)
             await self._transactions.open()
         return self._transactions
 

@@ -41,6 +41,8 @@ class PostgresTriggers:
         self._schema = schema
 
     def read(self, table: str) -> Generator[Statement, list[Row], TableInfo]:
+        # The user's table is looked for where the user's own statements look.
+        yield "set local search_path to default", ()
         rows = yield self._sql["track_table"], (msgspec.json.encode({"table": table}).decode(),)
         if not rows:
             raise InvalidInput(
