@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from duetime.domain.job import ClaimedJob, EndedAs, EndedJob, JobState
@@ -116,3 +118,81 @@ async def test_a_cancelled_job_whose_claim_nobody_knows_ends(
     assert given_back == 1
     assert ids(await hand.claim()) == [other]
     await is_over(store, hand, job_id)
+
+
+# Why
+
+
+REASON = "the customer's order was withdrawn"
+
+
+async def reason_of(store: Store, job_id: int) -> str | None:
+    job = await get(store, job_id)
+    assert job.state is JobState.CANCELLED
+    return job.error
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda job: ended(job, EndedAs.CANCELLED, error="cancelled"),
+        lambda job: ended(job, EndedAs.CANCELLED, error="cancelled before it began"),
+        retried_now,
+        snoozed,
+    ],
+)
+async def test_the_reason_is_kept_by_the_attempt_that_is_stopped(
+    store: Store, clock: Clock, hand: Hand, end: Callable[[ClaimedJob], EndedJob]
+) -> None:
+    _, job_id, _ = await enqueue_many(store, 3)
+    jobs = await hand.claim()
+    await store.cancel(jobs[2].id, reason="another reason")
+    await store.cancel(job_id, reason=REASON)
+    await hand.exchange(end(jobs[1]), want=0)
+
+    assert await reason_of(store, job_id) == REASON
+
+
+async def test_the_reason_is_kept_when_the_job_is_given_back(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id = await enqueue(store)
+    job = await hand.claim_one()
+    await store.cancel(job_id, reason=REASON)
+    await store.release([job])
+
+    assert await reason_of(store, job_id) == f"{REASON}; its worker gave it back"
+
+
+async def test_the_reason_is_kept_when_the_claim_is_disowned(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id = await enqueue(store)
+    await hand.claim_one()
+    await store.cancel(job_id, reason=REASON)
+    await store.disown(hand.id, [])
+
+    assert await reason_of(store, job_id) == f"{REASON}; its worker gave it back"
+
+
+async def test_the_reason_is_kept_when_the_worker_is_lost(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id = await enqueue(store)
+    await hand.claim_one()
+    await store.cancel(job_id, reason=REASON)
+    await clock.advance("60s")
+    await store.rescue()
+
+    assert await reason_of(store, job_id) == f"{REASON}; its worker was lost"
+
+
+async def test_without_a_reason_the_attempt_says_what_it_was(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id = await enqueue(store)
+    job = await hand.claim_one()
+    await store.cancel(job_id, reason="cancelled")
+    await hand.exchange(ended(job, EndedAs.CANCELLED, error="cancelled before it began"), want=0)
+
+    assert await reason_of(store, job_id) == "cancelled before it began"

@@ -80,7 +80,7 @@ class Operations(Sessions):
             ):
                 return JobState.PENDING if state is None or state.ended else state
             held = await self._on(connection, "lock_claims_of", jobs=array([job_id]))
-            if held and await self._on(connection, "cancel_running", job=job_id):
+            if held and await self._on(connection, "cancel_running", job=job_id, reason=reason):
                 return JobState.RUNNING
             state = await self._state(connection, job_id)
             if state is None or state.ended:

@@ -76,7 +76,7 @@ def rescue(tx: Transaction, sparing: int) -> list[Rescued]:
     recorded, again, freed, rescued = [], [], [], []
     for (
         job_id, token, attempt, worker_id, claimed_at, task, queue, priority, partition,
-        ended_as, times, worker, is_limited,
+        ended_as, times, worker, is_limited, reason,
     ) in lost:  # fmt: skip
         if ended_as == "given back":
             lane = _QUARANTINE if times >= 2 else priority
@@ -87,7 +87,7 @@ def rescue(tx: Transaction, sparing: int) -> list[Rescued]:
             rescued.append(Rescued(job_id, task, attempt, rescued_state(ended_as, attempt), worker))
             continue
         if ended_as == "cancelled":
-            code, error = None, "cancelled; its worker was lost"
+            code, error = None, f"{reason}; its worker was lost"
         else:
             code = "worker_lost"
             error = "its worker was lost: the lease ran out before the job ended"

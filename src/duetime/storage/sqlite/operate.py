@@ -108,7 +108,7 @@ def cancel(tx: Transaction, job_id: int, reason: str) -> JobState | None:
         tx.run_many("free_key", [(job_id,)])
         tx.ended.append(job_id)
         return state
-    worker_id = tx.value("cancel_running", job=job_id, now=tx.now)
+    worker_id = tx.value("cancel_running", job=job_id, reason=reason, now=tx.now)
     if worker_id is not None:
         tx.cancelled.append((worker_id, job_id))
     return state

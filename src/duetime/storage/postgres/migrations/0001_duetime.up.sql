@@ -67,7 +67,9 @@ create table duetime.claim (
     claimed_at duetime.moment not null,
     queue      text,
     partition  text,
-    cancelled  bigint[]
+    cancelled  bigint[],
+    -- One for each in `cancelled`.
+    cancel_reasons text[]
 );
 alter table duetime.claim alter column job_ids set storage main;
 create index claim_worker on duetime.claim (worker_id);

@@ -134,9 +134,13 @@ order by token for no key update;
 
 -- name: cancel_running
 -- Ask the worker that holds the job to stop it. The NOTIFY only makes it look at its claims; if it
--- is lost, the heartbeat looks. The claim is locked before. What of it would run again ends as cancelled, whatever the worker does.
+-- is lost, the heartbeat looks. The claim is locked before. What of it would run again ends as
+-- cancelled, whatever the worker does. The reason stands at the job's place in `cancelled`; no
+-- reason is null, so that the attempt itself says how it ended.
 with asked as (
-    update duetime.claim as c set cancelled = array_append(c.cancelled, %(job)s)
+    update duetime.claim as c
+    set cancelled = array_append(c.cancelled, %(job)s),
+        cancel_reasons = array_append(c.cancel_reasons, nullif(%(reason)s::text, 'cancelled'))
     where %(job)s = any (c.job_ids)
       and not exists (select from duetime.attempt as a where a.job_id = %(job)s and a.token = c.token)
     returning c.worker_id

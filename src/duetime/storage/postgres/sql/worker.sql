@@ -216,10 +216,12 @@ with ended as materialized (
         as e(job_id, token, attempt, started, finished, ended_as, again, code, error, traceback,
              result)
 ), held as materialized (
-    select c.token, c.worker_id, c.claimed_at, c.job_ids, c.cancelled from duetime.claim as c
+    select c.token, c.worker_id, c.claimed_at, c.job_ids, c.cancelled, c.cancel_reasons
+    from duetime.claim as c
     where c.token = any (%(held)s::bigint[]) order by c.token for share
 ), mine as materialized (
-    select h.token, h.worker_id, h.claimed_at, h.cancelled, unnest(h.job_ids) as job_id
+    select h.token, h.worker_id, h.claimed_at, h.cancelled, h.cancel_reasons,
+           unnest(h.job_ids) as job_id
     from held as h
 ), accepted as (
     insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
@@ -230,7 +232,11 @@ with ended as materialized (
            m.claimed_at,
            m.claimed_at + e.started * interval '1 microsecond',
            m.claimed_at + e.finished * interval '1 microsecond',
-           e.code, e.error, e.traceback, e.result::json
+           e.code,
+           case when e.ended_as = 'cancelled' or e.again is not null
+                then coalesce(m.cancel_reasons[array_position(m.cancelled, e.job_id)], e.error)
+                else e.error end,
+           e.traceback, e.result::json
     from ended as e join mine as m on m.job_id = e.job_id and m.token = e.token
     on conflict (job_id, token) do nothing
     returning job_id, token, ended_as
@@ -304,11 +310,12 @@ with leaving as (
                          where p.id <> all (l.job_ids))
     from leaving as l, duetime.claim as before
     where c.token = l.token and before.token = c.token
-    returning c.token, c.worker_id, c.claimed_at, c.cancelled, l.job_ids as leaving,
+    returning c.token, c.worker_id, c.claimed_at, c.cancelled, c.cancel_reasons, l.job_ids as leaving,
         before.job_ids, before.attempts
 ), gone as materialized (
     select l.token, l.worker_id, l.claimed_at, u.job_id, u.attempt,
-        coalesce(u.job_id = any (l.cancelled), false) as cancelled
+        coalesce(u.job_id = any (l.cancelled), false) as cancelled,
+        l.cancel_reasons[array_position(l.cancelled, u.job_id)] as reason
     from left_over as l cross join lateral unnest(l.job_ids, l.attempts) as u(job_id, attempt)
     where u.job_id = any (l.leaving)
       and not exists (select from duetime.attempt as a
@@ -317,7 +324,7 @@ with leaving as (
     insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
                                  finished_at, error)
     select g.job_id, g.token, g.attempt, g.worker_id, 'cancelled', g.claimed_at, duetime.now(),
-           'cancelled; its worker gave it back'
+           coalesce(g.reason, 'cancelled') || '; its worker gave it back'
     from gone as g where g.cancelled
     returning job_id
 ), freed as (
@@ -406,10 +413,11 @@ select count(*) from taken;
 -- cancelled ends so.
 with held as (
     delete from duetime.claim where worker_id = %(worker)s and token <> all (%(known)s::bigint[])
-    returning token, worker_id, claimed_at, job_ids, attempts, cancelled
+    returning token, worker_id, claimed_at, job_ids, attempts, cancelled, cancel_reasons
 ), gone as materialized (
     select h.token, h.worker_id, h.claimed_at, u.job_id, u.attempt,
-        coalesce(u.job_id = any (h.cancelled), false) as cancelled
+        coalesce(u.job_id = any (h.cancelled), false) as cancelled,
+        h.cancel_reasons[array_position(h.cancelled, u.job_id)] as reason
     from held as h cross join lateral unnest(h.job_ids, h.attempts) as u(job_id, attempt)
     where not exists (select from duetime.attempt as a
                       where a.job_id = u.job_id and a.token = h.token)
@@ -417,7 +425,7 @@ with held as (
     insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
                                  finished_at, error)
     select g.job_id, g.token, g.attempt, g.worker_id, 'cancelled', g.claimed_at, duetime.now(),
-           'cancelled; its worker gave it back'
+           coalesce(g.reason, 'cancelled') || '; its worker gave it back'
     from gone as g where g.cancelled
     returning job_id
 ), freed as (
@@ -468,10 +476,11 @@ for update of c skip locked;
 -- begun: its jobs are given back, and the attempt does not count.
 with held as (
     delete from duetime.claim where token = any (%(tokens)s::bigint[])
-    returning token, worker_id, claimed_at, job_ids, attempts, cancelled, queue
+    returning token, worker_id, claimed_at, job_ids, attempts, cancelled, cancel_reasons, queue
 ), lost as materialized (
     select h.token, h.worker_id, h.claimed_at, u.job_id, u.attempt,
         coalesce(u.job_id = any (h.cancelled), false) as cancelled,
+        h.cancel_reasons[array_position(h.cancelled, u.job_id)] as reason,
         not exists (select from duetime.worker as w
                     where w.id = h.worker_id and w.lease_until > h.claimed_at) as too_late,
         (select count(*) from duetime.attempt as a
@@ -494,7 +503,7 @@ with held as (
                                  finished_at, error_code, error)
     select f.job_id, f.token, f.attempt, f.worker_id, f.ended_as, f.claimed_at, duetime.now(),
            case when f.ended_as <> 'cancelled' then 'worker_lost' end,
-           case when f.ended_as = 'cancelled' then 'cancelled; its worker was lost'
+           case when f.ended_as = 'cancelled' then coalesce(f.reason, 'cancelled') || '; its worker was lost'
                 else 'its worker was lost: the lease ran out before the job ended' end
     from fate as f where f.ended_as <> 'given back'
 ), again as (

@@ -61,7 +61,8 @@ create table duetime_claim (
     claimed_at integer not null,
     queue      text,
     partition  text,
-    cancelled  integer
+    cancelled  integer,
+    cancel_reason text
 ) strict;
 create index duetime_claim_limited on duetime_claim (queue, partition) where queue is not null;
 create index duetime_claim_cancelled on duetime_claim (worker_id) where cancelled is not null;

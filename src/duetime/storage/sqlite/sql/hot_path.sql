@@ -126,8 +126,11 @@ insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, ended_
                                        started_at, finished_at, error_code, error, traceback, result)
 select c.job_id, c.token, c.attempt, c.worker_id, json_extract(e.value, '$[4]'), c.claimed_at,
     c.claimed_at + json_extract(e.value, '$[2]'), c.claimed_at + json_extract(e.value, '$[3]'),
-    json_extract(e.value, '$[6]'), json_extract(e.value, '$[7]'), json_extract(e.value, '$[8]'),
-    json_extract(e.value, '$[9]')
+    json_extract(e.value, '$[6]'),
+    case when json_extract(e.value, '$[4]') = 'cancelled'
+         then coalesce(c.cancel_reason, json_extract(e.value, '$[7]'))
+         else json_extract(e.value, '$[7]') end,
+    json_extract(e.value, '$[8]'), json_extract(e.value, '$[9]')
 from json_each(:ended) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]');
 
@@ -189,7 +192,7 @@ where c.cancelled is not null;
 insert into duetime_attempt (job_id, token, attempt, worker_id, ended_as, claimed_at, finished_at,
                              error)
 select c.job_id, c.token, c.attempt, c.worker_id, 'cancelled', c.claimed_at, :now,
-    'cancelled; its worker gave it back'
+    coalesce(c.cancel_reason, 'cancelled') || '; its worker gave it back'
 from json_each(:ended) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
 where c.cancelled is not null

@@ -86,7 +86,9 @@ values (:job, :token, :attempt, :ended_as, :now, :reason);
 
 -- name: cancel_running
 -- Ask the worker that holds the job to stop it; its sleeper or its heartbeat finds it.
-update duetime_claim set cancelled = :now where job_id = :job returning worker_id;
+update duetime_claim
+set cancelled = :now, cancel_reason = coalesce(cancel_reason, nullif(:reason, 'cancelled'))
+where job_id = :job returning worker_id;
 
 -- name: reschedule
 update duetime_due set run_at = :run_at where job_id = :job returning queue;
