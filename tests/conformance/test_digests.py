@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -26,7 +26,7 @@ from duetime.storage.sqlite.store import SqliteStore
 from duetime.storage.store import Statements, Store
 from duetime.testing.world import World
 from tests.conformance.mailbox import HOUR, MINUTE, START, Mailbox, explain, put_games
-from tests.conftest import Backend
+from tests.conftest import Backend, query
 
 
 @pytest.fixture
@@ -670,3 +670,88 @@ async def test_a_digest_keeps_to_the_rate_of_its_channel(app: Duetime) -> None:
 
     assert mail.hours == [1.0, 3.0]
     assert len(mail.messages[1].data["reminders"]) == 2
+
+
+# The hour, the clock, and what is stale
+
+
+async def test_an_hour_is_sixty_minutes(app: Duetime) -> None:
+    """One in an hour: a second before it is over the next one waits, and not any longer."""
+    times: list[float] = []
+
+    @app.on_reminder
+    async def send(reminder: Reminder) -> Sent:
+        times.append((await app.now() - START) / timedelta(seconds=1))
+        return Sent()
+
+    second = timedelta(seconds=1)
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        for ref, due in (
+            ("first", START + HOUR),
+            ("too early", START + 2 * HOUR - second),
+            ("on time", START + 3 * HOUR),
+            ("later", START + 4 * HOUR + second),
+        ):
+            await app.subjects.put(ref, due=due, remind=["0s"], recipients=["ann"])
+        await world.advance("5h")
+
+    assert times == [3600, 7200, 10800, 14401]
+
+
+async def test_a_digest_waits_for_the_quiet_hours_of_its_recipients_clock(
+    app: Duetime, mail: Mailbox
+) -> None:
+    """13:00 UTC is 22:00 in Tokyo, where ann is, and noon where the games are."""
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", most_per_hour=1, quiet="22:30-07:00", tz="Asia/Tokyo")
+        await put_games(app, 4, tz="Europe/London")
+        await world.advance("24h")
+
+    assert mail.hours == [1.0, 10.0], "07:00 in Tokyo is 22:00 UTC"
+    assert len(mail.messages[1].data["reminders"]) == 3
+
+
+def mark_stale(backend: Backend, ref: str, at: datetime, due: datetime | None = None) -> None:
+    """As the trigger of a tracked table does, whose worker has not come yet."""
+
+    def moment(value: datetime) -> str:
+        if backend.is_postgres:
+            return f"'{value.isoformat()}'"
+        return str(int(value.timestamp() * 1_000_000))
+
+    moved = "" if due is None else f", due_at = {moment(due)}"
+    query(backend, f"update duetime.subject set rearm_at = {moment(at)}{moved} where ref = '{ref}'")
+
+
+async def test_a_reminder_of_a_stale_subject_is_not_sent(
+    app: Duetime, mail: Mailbox, backend: Backend
+) -> None:
+    """It moved, and nobody has computed yet what that means: the old time is not true any more."""
+    async with app.testing(now=START, isolated=False) as world:
+        await put_games(app, 1)
+        await world.advance("59m59s")
+        mark_stale(backend, "game:0", START, START + 9 * HOUR)
+        await world.advance("1500ms")
+        waiting = list(mail.messages)
+        [reminder] = await app.reminders.find(status="armed")
+        await world.advance("10h")
+
+    assert waiting == []
+    assert reminder.stale or reminder.due_at == START + 9 * HOUR
+    assert mail.hours == [9.0]
+
+
+async def test_a_stale_reminder_is_left_out_of_a_digest(
+    app: Duetime, mail: Mailbox, backend: Backend
+) -> None:
+    async with app.testing(now=START, isolated=False) as world:
+        await app.recipients.put("ann", most_per_hour=1)
+        await put_games(app, 4)
+        await world.advance("1h59m59s500ms")
+        mark_stale(backend, "game:2", START, START + 30 * HOUR)
+        await world.advance("1s")
+
+    [_, digest] = mail.messages
+    subjects = [one["subject"] for one in digest.data["reminders"]]
+    assert subjects == ["game:1", "game:3"]

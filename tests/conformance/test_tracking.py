@@ -822,6 +822,71 @@ async def test_an_infinite_number_is_text_in_a_subject_s_data(app: Duetime, tabl
     assert found == ["Infinity", "-Infinity", 1.5]
 
 
+async def test_apostrophes_in_every_text_that_reaches_a_trigger(app: Duetime, table: Table) -> None:
+    """Names of the track, its table, columns and scope; and what rows, rules and people say."""
+    await app.store()
+    games = '"Ann\'s games"'
+    on, off = "'it''s on'", "'it''s off'"
+    row = f"{at(DUE)}, 'd''Arcy', {{}}, 'x''y'"
+    table.run(
+        f'create table {games} ("id\'s" text primary key, "it\'s due" {table.due}, "who\'s" text,'
+        ' "what\'s up" text, "where\'s" text)',
+        f"insert into {games} values ('O''Hara', {row.format(on)})",
+    )
+    await app.scopes.put("guild's:x'y", remind={"rule": "-1h", "template": "it's"})
+
+    count = await app.track(
+        games if table.is_postgres else games.strip('"'),
+        id="id's",
+        due="it's due",
+        recipients="who's",
+        data=["what's up"],
+        scope="guild's:{where's}",
+        when=f'"what\'s up" <> {off}',
+        name="ann's own",
+        by="O'Brien",
+    )
+    await settle(app)
+    first = await app.subjects.get("ann's own:O'Hara")
+    [armed] = await app.reminders.find(subject=first.ref)
+    table.run(
+        f"insert into {games} values ('b''', {row.format(on)}), ('c''''', {row.format(off)})",
+        f"update {games} set \"who's\" = 'l''autre' where \"id's\" = 'O''Hara'",
+    )
+    await settle(app)
+    opened = {one.ref for one in await app.subjects.find(status="open")}
+    [moved] = [r for r in await app.reminders.find(subject=first.ref) if r.status == "armed"]
+    table.run(f"delete from {games} where \"id's\" = 'b'''")
+    await settle(app)
+    left = {one.ref for one in await app.subjects.find(status="open")}
+    [shown] = await app.tracked()
+    removed = await app.untrack("ann's own", by="O'Brien")
+
+    assert count == 1
+    assert (first.recipients, first.scope) == (("d'Arcy",), "guild's:x'y")
+    assert first.data == {"what's up": "it's on"}
+    assert (armed.recipient, armed.rule.template) == ("d'Arcy", "it's")
+    assert opened == {first.ref, "ann's own:b'"}
+    assert moved.recipient == "l'autre"
+    assert left == {first.ref}
+    assert (shown.track.name, shown.problems, shown.broken) == ("ann's own", 0, None)
+    assert removed >= 1
+
+
+async def test_apostrophes_where_a_back_fill_goes_on(app: Duetime, table: Table) -> None:
+    """Each batch begins after the last key of the one before."""
+    await app.store()
+    table.run(f"create table many (id text primary key, at {table.due})")
+    with table.transaction() as connection:
+        mark = "%s" if table.is_postgres else "?"
+        rows = [(f"o'{n:04}", DUE.isoformat()) for n in range(1001)]
+        connection.cursor().executemany(f"insert into many values ({mark}, {mark})", rows)
+
+    assert await app.track("many", id="id", due="at", remind=["0s"]) == 1001
+    await settle(app)
+    assert (await app.subjects.get("many:o'1000")).due_at == DUE
+
+
 # Others in the same database
 
 

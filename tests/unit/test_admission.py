@@ -230,3 +230,26 @@ def test_a_digest_lists_what_is_due_first() -> None:
 def test_bad_recipients_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         make_recipient("ann", **options)
+
+
+def test_a_digest_waits_for_quiet_hours_on_the_recipients_clock_else_on_the_subjects() -> None:
+    """23:00 UTC is quiet in London, and neither in New York nor in Tokyo."""
+    tokyo, london = reminder(tz="Asia/Tokyo"), reminder(tz="Europe/London")
+    morning = datetime(2026, 3, 3, 7, tzinfo=UTC)
+
+    def at(to: Recipient, *waiting: Reminder) -> datetime:
+        return digest_time(to, waiting, NIGHT, Uses(0))
+
+    quiet = ann(quiet="22:00-07:00")
+    assert at(ann(quiet="22:00-07:00", tz="America/New_York"), london) == NIGHT
+    assert at(ann(quiet="22:00-07:00", tz="Europe/London"), tokyo) == morning
+    assert at(quiet, london, tokyo) == morning
+    assert at(quiet, tokyo, london) == NIGHT
+
+
+def test_a_digest_that_the_hour_lets_go_in_quiet_hours_waits_for_their_end() -> None:
+    before = datetime(2026, 3, 2, 21, 30, tzinfo=UTC)
+    to = ann(quiet="22:00-07:00", tz="UTC", most_per_hour=1)
+    full = Uses(1, frees_at=before + 45 * MINUTE)
+
+    assert digest_time(to, [reminder()], before, full) == datetime(2026, 3, 3, 7, tzinfo=UTC)
