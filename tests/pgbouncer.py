@@ -24,8 +24,8 @@ listen_addr = 127.0.0.1
 listen_port = {own_port}
 unix_socket_dir =
 auth_type = any
-pool_mode = transaction
-default_pool_size = 5
+pool_mode = {mode}
+default_pool_size = 15
 max_client_conn = 200
 logfile = {directory}/pgbouncer.log
 pidfile = {directory}/pgbouncer.pid
@@ -38,7 +38,7 @@ def find_pgbouncer() -> str | None:
 
 
 @contextmanager
-def pgbouncer(url: str) -> Iterator[str]:
+def pgbouncer(url: str, *, mode: str = "transaction") -> Iterator[str]:
     """Yield the URL of the same database, through a pooler."""
     program = find_pgbouncer()
     assert program is not None
@@ -54,6 +54,7 @@ def pgbouncer(url: str) -> Iterator[str]:
                 port=target.port,
                 user=target.username,
                 own_port=port,
+                mode=mode,
                 directory=directory,
             )
         )

@@ -50,10 +50,11 @@ from duetime.domain.timetable import Spec
 from duetime.engine.context import Context
 from duetime.engine.handler_source import refuse_return_in_transaction
 from duetime.engine.options import WorkerOptions
+from duetime.engine.service import OUTAGE_SECONDS
 from duetime.engine.worker import Worker
-from duetime.errors import InvalidInput
+from duetime.errors import InvalidInput, PassingError
 from duetime.operate import Jobs, Queues
-from duetime.portal import Portal
+from duetime.portal import Portal, keep_inherited
 from duetime.registration import Registrations
 from duetime.reminders.api import Reminders, Scopes, Subjects
 from duetime.reminders.deliveries import receipt
@@ -72,6 +73,7 @@ from duetime.storage.store import Dialect, Statements, Store, WorkerInfo
 from duetime.storage.tracking import TrackedInfo
 from duetime.task import JobHandle, Task, first_delay, positive
 from duetime.telemetry.events import Events
+from duetime.telemetry.outage import Outage
 from duetime.wiring import backend_of, make_migrator, make_store
 from duetime.worker_thread import WorkerThread
 
@@ -114,7 +116,7 @@ class Duetime:
         )
         self._checked = False
         self._check_lock = threading.Lock()
-        self._portal = Portal(self.close)
+        self._portal = Portal(self.close, self._forget_parent)
         self._text_store: tuple[Settings, Store] | None = None
         self._inline: Callable[[Sequence[NewJob]], Awaitable[list[Enqueued]]] | None = None
 
@@ -517,21 +519,32 @@ class Duetime:
     async def worker(self, **options: Any) -> AsyncIterator[Worker]:
         """Run a worker beside your code: `async with app.worker(queues=["mail"]): …`.
 
-        When the block ends it stops claiming, finishes within the grace time, and gives the
-        rest back.
+        If the database is away, the block begins when it is back. When the block ends the worker
+        stops claiming, finishes within the grace time, and gives the rest back.
         """
-        worker = self.make_worker(await self.store(), **options)
-        running = asyncio.create_task(worker.run(), name="duetime-worker")
-        started = asyncio.create_task(worker.started.wait())
+        worker, running = await self.start_worker(**options)
         try:
-            await asyncio.wait([running, started], return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                running.result()
             yield worker
         finally:
-            started.cancel()
             worker.stop()
             await running
+
+    async def start_worker(self, **options: Any) -> tuple[Worker, asyncio.Task[None]]:
+        """Start a worker; return it, and the task that ends when the worker has stopped.
+
+        A database that is away is waited for.
+        """
+        outage = Outage(options.get("name"))
+        while True:
+            try:
+                worker = self.make_worker(await self.store(), **options)
+                worker.outage = outage
+                running = asyncio.create_task(worker.run(), name="duetime-worker")
+                await _until_started(worker, running)
+                return worker, running
+            except PassingError as error:
+                outage.failed("start", error, OUTAGE_SECONDS)
+                await asyncio.sleep(OUTAGE_SECONDS)
 
     def worker_thread(self, **options: Any) -> WorkerThread:
         """Start a worker on a background thread, for hosts without an event loop."""
@@ -590,6 +603,12 @@ class Duetime:
         for configured in self._sender.channels.values():
             await configured.channel.close()
 
+    def _forget_parent(self) -> None:
+        """In a forked process: the connections are the parent's, and their loops are gone."""
+        keep_inherited(dict(self._stores))
+        self._stores = WeakKeyDictionary()
+        self._check_lock = threading.Lock()
+
     async def _perform(
         self,
         make: Callable[[Dialect], Statements],
@@ -632,6 +651,20 @@ class Duetime:
                 upgrade(migrator)
             check_version(migrator.version(), len(migrator.migrations))
             self._checked = True
+
+
+async def _until_started(worker: Worker, running: asyncio.Task[None]) -> None:
+    started = asyncio.create_task(worker.started.wait())
+    try:
+        await asyncio.wait([running, started], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+    except asyncio.CancelledError:
+        worker.stop(now=True)
+        await running
+        raise
+    finally:
+        started.cancel()
 
 
 class Registrar(Protocol):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from duetime.errors import DuetimeError
 
@@ -18,13 +20,18 @@ _CLOSE_SECONDS = 5.0
 class Portal:
     """Runs coroutines from sync code. The thread starts with the first and is a daemon.
 
-    When the interpreter ends, `closing` closes what was opened on its loop.
+    When the interpreter ends, `closing` closes what was opened on its loop. In a process that was
+    forked the thread is gone: `forked` is called, and the next call starts another.
     """
 
-    def __init__(self, closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def __init__(
+        self, closing: Callable[[], Coroutine[Any, Any, None]], forked: Callable[[], None]
+    ) -> None:
         self._closing = closing
+        self._forked = forked
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        _portals.add(self)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine on the portal's loop and return its result."""
@@ -55,6 +62,15 @@ class Portal:
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join(_CLOSE_SECONDS)
 
+    def begin_anew(self) -> None:
+        """In a process that has just been forked: nothing of the parent's may be used."""
+        self._lock = threading.Lock()
+        if self._loop is not None:
+            atexit.unregister(self.close)
+            _inherited.append(self._loop)
+            self._loop = None
+        self._forked()
+
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
@@ -65,6 +81,25 @@ class Portal:
                 self._thread.start()
                 atexit.register(self.close)
             return self._loop
+
+
+_portals: WeakSet[Portal] = WeakSet()
+_inherited: list[object] = []
+"""Kept: what a parent has opened must not be closed here, which would end it there too."""
+
+
+def keep_inherited(thing: object) -> None:
+    """Never let go of what belongs to the parent process."""
+    _inherited.append(thing)
+
+
+def _after_fork() -> None:
+    for portal in list(_portals):
+        portal.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

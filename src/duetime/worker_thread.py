@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class WorkerThread:
-    """A worker on a thread of its own. `stop()` waits for it."""
+    """A worker on a thread of its own. `stop()` waits for it.
+
+    A database that is away is waited for before this returns.
+    """
 
     def __init__(self, app: Duetime, options: dict[str, Any]) -> None:
         self._app = app
@@ -50,10 +53,7 @@ class WorkerThread:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         try:
-            self._worker = self._app.make_worker(await self._app.store(), **self._options)
-            running = asyncio.create_task(self._worker.run())
-            started = asyncio.create_task(self._worker.started.wait())
-            await asyncio.wait([running, started], return_when=asyncio.FIRST_COMPLETED)
+            self._worker, running = await self._app.start_worker(**self._options)
             self._ready.set()
             await running
         finally:

@@ -251,3 +251,23 @@ def test_worker_stopped_before_it_began_exits_cleanly(pg_url: str, processes: st
         assert process.exit_code(15) == 0
     finally:
         process.close()
+
+
+@pytest.mark.parametrize("holds", [False, True], ids=["idle", "busy"])
+async def test_signal_in_an_outage(own_postgres: PostgresServer, holds: bool) -> None:
+    """It ends in time: with 0 if nothing is left behind, else with 70, not by force."""
+    url = own_postgres.dsn(own_postgres.create_database())
+    app = Duetime(url, migrate=True)
+    job_ids = await enqueue(app, new_job("shop.slow", seconds=60)) if holds else []
+    await app.now()
+    with worker(url, "--grace", "1s") as process:
+        await until_true(lambda: process.logged("worker_started"), seconds=STARTS)
+        for job_id in job_ids:
+            await running(app, job_id)
+        await app.close()
+        own_postgres.stop("immediate")
+        await until_true(lambda: process.logged("database_unreachable"), seconds=10)
+        process.signal()
+
+        assert process.exit_code(10) == (70 if holds else 0)
+        assert not process.logged("stop_overran")

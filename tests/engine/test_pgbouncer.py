@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from duetime import Constant, Context, Duetime
+from duetime.errors import SettingsError
 from tests.pgbouncer import find_pgbouncer, pgbouncer
 from tests.waiting import until_true
 
@@ -59,3 +60,43 @@ async def test_without_a_direct_connection_the_worker_polls(pooled: str) -> None
     await app.close()
 
     assert ran[0] - before < 2.5, "found by polling, about every second"
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({}, "listen_database"),
+        ({"prepare": False}, "listen_database"),
+        ({"notify": False}, "prepare"),
+    ],
+)
+async def test_a_pooler_that_a_worker_cannot_work_through_is_named(
+    pooled: str, options: dict[str, bool], advice: str
+) -> None:
+    """Else jobs would wait for the safety poll, and nothing would say why."""
+    app = Duetime(pooled, migrate=True, **options)
+    with pytest.raises(SettingsError, match=f"pooler in transaction mode.*Set {advice} "):
+        async with app.worker():
+            pass
+    await app.close()
+
+
+async def test_a_direct_url_that_is_none_is_named(pooled: str, pg_url: str) -> None:
+    app = Duetime(pg_url, listen_database=pooled, migrate=True)
+    with pytest.raises(SettingsError, match="The URL of listen_database leads to a pooler"):
+        async with app.worker():
+            pass
+    await app.close()
+
+
+async def test_a_pooler_in_session_mode_needs_no_settings(pg_url: str) -> None:
+    with pgbouncer(pg_url, mode="session") as url:
+        app = Duetime(url, migrate=True, poll="60s")
+
+        @app.task
+        async def note() -> str:
+            return "ran"
+
+        async with app.worker():
+            assert await (await note.enqueue()).result("10s") == "ran"
+        await app.close()

@@ -5,18 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
-import pytest
 
 from duetime import Completed, Custom, Duetime, JobState
 from tests.conftest import Backend, query
 from tests.servers import PostgresServer
 from tests.waiting import until_true
-
-
-def failures(caplog: pytest.LogCaptureFixture) -> int:
-    """How often the worker's exchange with the database has failed."""
-    failed = ("duetime.events", "database_unreachable")
-    return [(record.name, record.message) for record in caplog.records].count(failed)
 
 
 def refuse(backend: Backend) -> None:
@@ -64,7 +57,7 @@ async def test_the_outcome_stands_and_the_worker_goes_on(app: Duetime, backend: 
 
 
 async def test_a_refusal_that_is_not_about_the_values_costs_no_result(
-    app: Duetime, backend: Backend, caplog: pytest.LogCaptureFixture
+    app: Duetime, backend: Backend
 ) -> None:
     """Someone moves a table, and puts it back: what ended meanwhile is recorded as it was."""
     end = asyncio.Event()
@@ -74,22 +67,20 @@ async def test_a_refusal_that_is_not_about_the_values_costs_no_result(
         await end.wait()
         return "kept"
 
-    async with app.worker(lease="30s"):
+    async with app.worker(lease="30s") as worker:
         handle = await tell.enqueue()
         await until_true(lambda: query(backend, "select count(*) from duetime.claim") == [(1,)])
         before, moved = ("", "moved") if backend.is_postgres else ("duetime_", "duetime_moved")
         query(backend, f"alter table duetime.attempt rename to {moved}")
         end.set()
         # The second time each is tried by itself.
-        await until_true(lambda: failures(caplog) >= 2)
+        await until_true(lambda: worker._failures >= 2)
         query(backend, f"alter table duetime.moved rename to {before}attempt")
 
         assert await handle.result("10s") == "kept"
 
 
-async def test_a_result_outlives_a_read_only_moment(
-    own_postgres: PostgresServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_result_outlives_a_read_only_moment(own_postgres: PostgresServer) -> None:
     """As in a failover: for a while the database takes no writes; results are kept until then."""
     url = own_postgres.dsn(own_postgres.create_database())
     app = Duetime(url, migrate=True, lease="30s")
@@ -101,7 +92,7 @@ async def test_a_result_outlives_a_read_only_moment(
         return "kept"
 
     backend = Backend("postgres15", url)
-    async with app.worker():
+    async with app.worker() as worker:
         handle = await tell.enqueue()
         await until_true(lambda: query(backend, "select count(*) from duetime.claim") == [(1,)])
         query(backend, "alter system set default_transaction_read_only = on")
@@ -109,7 +100,7 @@ async def test_a_result_outlives_a_read_only_moment(
         await until_true(lambda: query(backend, "show transaction_read_only") == [("on",)])
         end.set()
         # The second time each is tried by itself.
-        await until_true(lambda: failures(caplog) >= 2)
+        await until_true(lambda: worker._failures >= 2)
         query(backend, "alter system reset default_transaction_read_only")
         query(backend, "select pg_reload_conf()")
 

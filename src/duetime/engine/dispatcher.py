@@ -9,7 +9,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from random import uniform
 from typing import Any
@@ -24,12 +25,19 @@ from duetime.engine.lanes import Lanes
 from duetime.engine.options import WorkerOptions
 from duetime.engine.planner import Planner
 from duetime.engine.runners import Runners
-from duetime.engine.service import backoff
+from duetime.engine.service import OUTAGE_SECONDS, backoff
 from duetime.engine.ticker import Ticker
-from duetime.errors import DataRefused, PassingError, StorageError, TransactionConflict
+from duetime.errors import (
+    DatabaseUnreachable,
+    DataRefused,
+    PassingError,
+    StorageError,
+    TransactionConflict,
+)
 from duetime.storage.schedule_rows import NewSchedule
 from duetime.storage.store import LEAD, Exchange, Sleeper, Store
 from duetime.telemetry.events import Events
+from duetime.telemetry.outage import Outage
 
 log = logging.getLogger("duetime.worker")
 
@@ -98,7 +106,13 @@ class Dispatcher:
         self._look_back_at = math.inf
         """When to look again for claims that we do not know of."""
         self._failures = 0
+        self.outage = Outage(self.name)
+        """Whoever waited for the database to start this worker sets its own."""
         self._stopping = False
+        self._stop_asked = asyncio.Event()
+        self._calls_end: float | None = None
+        """Until when, while it stops, the database may answer."""
+        self._calls: set[asyncio.Timeout] = set()
         self._stop_now = False
         self._fenced: str | None = None
         self._quarantined: int | None = None
@@ -153,6 +167,7 @@ class Dispatcher:
             else:
                 await self._rest()
             self._failures = 0
+            self.outage.worked("worker")
         except StorageError as error:
             self._unsure = True
             self._look = True
@@ -441,12 +456,29 @@ class Dispatcher:
             if end.job.id in refused and not end.completed_before:
                 self._events.job_refused(self.name, end)
 
-    async def _flush(self) -> None:
+    async def _flush(self) -> bool:
+        """While it stops: record what ended. False: the database did not take it."""
         try:
-            await self._settle()
+            async with self._in_time():
+                await self._settle()
         except StorageError as error:
             if not self._is_damage(error):
                 log.warning("flush_failed", extra={"worker": self.name, "error": str(error)})
+            return False
+        return True
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """A database that does not answer must not hold up a stop beyond its time."""
+        try:
+            async with asyncio.timeout_at(self._calls_end) as limit:
+                self._calls.add(limit)
+                try:
+                    yield
+                finally:
+                    self._calls.discard(limit)
+        except TimeoutError as error:
+            raise DatabaseUnreachable("The database did not answer in time.") from error
 
     async def _settle(self) -> None:
         """Record what ended; idempotent, whatever became of an earlier try."""
@@ -511,15 +543,15 @@ class Dispatcher:
         if self._is_damage(error):
             return
         self._failures += 1
-        wait = backoff(self._failures)
+        wait = OUTAGE_SECONDS
         if isinstance(error, TransactionConflict):
             # Who was in the way has gone on. Not all at the same moment.
-            wait *= uniform(0.0, 0.1)
+            wait = backoff(self._failures) * uniform(0.0, 0.1)
             self._events.transaction_conflict(self.name, str(error), wait)
         else:
-            self._events.database_unreachable(self.name, str(error), wait)
-        deadline = time.monotonic() + wait
-        while time.monotonic() < deadline and not self._stopping and self._fenced is None:  # noqa: ASYNC110
+            self.outage.failed("worker", error, wait)
+        deadline, fenced = time.monotonic() + wait, self._fenced
+        while time.monotonic() < deadline and not self._stopping and self._fenced == fenced:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     # What is given back
@@ -551,8 +583,9 @@ class Dispatcher:
         if not jobs:
             return
         try:
-            await self._planner.withdraw(jobs)
-            await self._store.release(jobs)
+            async with self._in_time():
+                await self._planner.withdraw(jobs)
+                await self._store.release(jobs)
         except StorageError as error:
             self._return_later(jobs, error)
         else:

@@ -13,11 +13,15 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from duetime.engine.loop_watch import LoopWatch
-from duetime.engine.service import backoff
+from duetime.engine.service import OUTAGE_SECONDS
 from duetime.errors import DatabaseDamaged, StorageError
 from duetime.storage.store import Beat, Heart
+from duetime.telemetry.outage import Seldom
 
 log = logging.getLogger("duetime.heartbeat")
+
+_JOIN_SECONDS = 2.0
+"""How long a stop waits for a beat that is under way."""
 
 
 class Heartbeat:
@@ -55,7 +59,7 @@ class Heartbeat:
     def stop(self) -> None:
         self.stop_soon()
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=6)
+            self._thread.join(timeout=_JOIN_SECONDS)
 
     def stop_soon(self) -> None:
         """Stop after the beat that is under way, which may hang for seconds."""
@@ -67,6 +71,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         failures = 0
+        seldom = Seldom()
         beat_at = time.monotonic()
         while not self._stop.wait(self._wait_until(beat_at)):
             sent = time.monotonic()
@@ -89,18 +94,20 @@ class Heartbeat:
                 if self._stop.is_set():
                     break
                 failures += 1
-                log.warning(
-                    "heartbeat_failed",
-                    extra={"error": str(error) or repr(error), "failures": failures},
-                    exc_info=None if isinstance(error, StorageError) else error,
-                )
+                if seldom.passes():
+                    log.warning(
+                        "heartbeat_failed",
+                        extra={"error": str(error) or repr(error), "failures": failures},
+                        exc_info=None if isinstance(error, StorageError) else error,
+                    )
                 if self.seconds_left <= self._every / 4:
                     self._end("the lease could not be renewed in time")
                     return
-                wait = min(backoff(failures), self._every, max(self.seconds_left / 4, 0.05))
+                wait = min(OUTAGE_SECONDS, self._every, max(self.seconds_left / 4, 0.05))
                 beat_at = time.monotonic() + wait
                 continue
             failures = 0
+            seldom = Seldom()
             if self._stop.is_set():
                 break
             if not beat.alive:

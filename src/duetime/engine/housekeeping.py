@@ -13,6 +13,7 @@ from duetime.engine.service import repeat
 from duetime.storage.pruning import PruneStatements
 from duetime.storage.store import Store
 from duetime.telemetry.events import Events
+from duetime.telemetry.outage import Outage
 
 _PRUNE_BATCH = 1000
 _AGAIN_SECONDS = 0.1
@@ -41,6 +42,7 @@ async def keep_rescuing(
     worker_id: Callable[[], int],
     *,
     stopping: asyncio.Event,
+    outage: Outage,
 ) -> None:
     """Return what dead workers held, soon after their lease has run out.
 
@@ -53,10 +55,12 @@ async def keep_rescuing(
         # Not all workers at the same moment.
         return options.rescue_every.total_seconds() * uniform(0.75, 1.25)
 
-    await repeat("rescuer", rescue, stopping=stopping)
+    await repeat("rescuer", rescue, stopping=stopping, outage=outage)
 
 
-async def keep_pruning(store: Store, options: Housekeeping, *, stopping: asyncio.Event) -> None:
+async def keep_pruning(
+    store: Store, options: Housekeeping, *, stopping: asyncio.Event, outage: Outage
+) -> None:
     """Remove old history in small batches, so that no statement is long."""
     ages = dict(options.retention)
     audit, ledger = ages.pop("audit", None), ages.pop("occurrence", None)
@@ -86,4 +90,4 @@ async def keep_pruning(store: Store, options: Housekeeping, *, stopping: asyncio
 
     # Not while the worker starts: its jobs come first.
     wait = uniform(0.0, min(options.prune_every.total_seconds(), _FIRST_SECONDS))
-    await repeat("pruner", prune, stopping=stopping, wait=wait)
+    await repeat("pruner", prune, stopping=stopping, outage=outage, wait=wait)

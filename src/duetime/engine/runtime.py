@@ -21,11 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from duetime.engine.service import backoff, name_failure
+from duetime.engine.service import OUTAGE_SECONDS
 from duetime.engine.worker import Worker
 from duetime.errors import DatabaseDamaged, DuetimeError, PassingError
 from duetime.settings import Settings
 from duetime.storage.store import Store
+from duetime.telemetry.outage import Outage
 
 log = logging.getLogger("duetime.runtime")
 
@@ -112,10 +113,10 @@ class Runtime:
 
     async def _start(self) -> int:
         """Try until the database can be reached; what will not pass by itself ends it."""
-        failures = 0
+        outage = Outage(self._name)
         while not self._stopping.is_set():
             try:
-                return await self._run_once()
+                return await self._run_once(outage)
             except DatabaseDamaged as error:
                 if self._worker is None or not self._worker.started.is_set():
                     log.error("database_damaged", extra={"error": str(error)})
@@ -126,13 +127,11 @@ class Runtime:
                 if not isinstance(error, PassingError):
                     log.error("worker_cannot_start", extra={"error": str(error)})
                     return COULD_NOT_START
-                failures += 1
-                wait = backoff(failures)
-                log.warning(name_failure(error), extra={"error": str(error), "retry_in_s": wait})
-                await self._unless_stopped(asyncio.sleep(wait))
+                outage.failed("start", error, OUTAGE_SECONDS)
+                await self._unless_stopped(asyncio.sleep(OUTAGE_SECONDS))
         return STOPPED
 
-    async def _run_once(self) -> int:
+    async def _run_once(self, outage: Outage) -> int:
         self._worker = None
         store = await self._unless_stopped(self._host.store())
         if store is None:
@@ -140,6 +139,7 @@ class Runtime:
         self._worker = self._host.make_worker(store, name=self._name)
         if self._stopping.is_set():
             return STOPPED
+        self._worker.outage = outage
         await self._worker.run()
         # What could not be given back waits for the lease to run out: say so.
         return BROKE if self._worker.left_behind else STOPPED

@@ -8,27 +8,28 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from duetime.errors import DatabaseDamaged, PassingError, TransactionConflict
+from duetime.telemetry.outage import Outage
 
 log = logging.getLogger("duetime.engine")
 
 BACKOFF = (1.0, 2.0, 4.0, 8.0)
+OUTAGE_SECONDS = 1.0
+"""How long to wait before asking again a database that is away, however long it has been away."""
 _CANCEL_AGAIN_SECONDS = 2.0
 
 
 def backoff(failures: int) -> float:
-    """How long to wait after so many failures in a row of the infrastructure: 1, 2, 4, 8 s."""
+    """How long to wait after so many failures in a row: 1, 2, 4, 8 s."""
     return BACKOFF[min(failures, len(BACKOFF)) - 1] if failures else 0.0
 
 
-def name_failure(error: PassingError) -> str:
-    """The log event of a failure that may pass."""
-    return (
-        "transaction_conflict" if isinstance(error, TransactionConflict) else "database_unreachable"
-    )
-
-
 async def repeat(
-    name: str, work: Callable[[], Awaitable[float]], *, stopping: asyncio.Event, wait: float = 0.0
+    name: str,
+    work: Callable[[], Awaitable[float]],
+    *,
+    stopping: asyncio.Event,
+    outage: Outage,
+    wait: float = 0.0,
 ) -> None:
     """Wait, and do `work`, again and again; it returns the seconds to wait. No error ends the
     loop but a damaged database.
@@ -41,13 +42,16 @@ async def repeat(
         try:
             wait = await work()
             failures = 0
-        except PassingError as error:
-            failures += 1
-            wait = backoff(failures)
+            outage.worked(name)
+        except TransactionConflict as error:
+            wait = OUTAGE_SECONDS
             log.warning(
-                name_failure(error),
+                "transaction_conflict",
                 extra={"service": name, "error": str(error), "retry_in_s": wait},
             )
+        except PassingError as error:
+            wait = OUTAGE_SECONDS
+            outage.failed(name, error, wait)
         except DatabaseDamaged:
             raise
         except Exception:

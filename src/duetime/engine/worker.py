@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,10 @@ from duetime.engine.heartbeat import Heartbeat
 from duetime.engine.housekeeping import keep_pruning, keep_rescuing
 from duetime.engine.loop_watch import LoopWatch
 from duetime.engine.runners import LOST, STOPPING, Runners
-from duetime.engine.service import end_all, repeat
-from duetime.errors import DatabaseDamaged, PassingError, StorageError
+from duetime.engine.service import OUTAGE_SECONDS, end_all, repeat
+from duetime.errors import DatabaseDamaged, DatabaseUnreachable, PassingError, StorageError
 from duetime.storage.store import Beat
+from duetime.telemetry.outage import Outage
 
 log = logging.getLogger("duetime.worker")
 
@@ -25,6 +27,8 @@ _FALLBACK_SECONDS = 5.0
 """How often schedules that fell back to memory look for their table."""
 _ROUND_SECONDS = 5.0
 """How long, within the grace, a stop waits for the rounds of services that are under way."""
+_LAST_CALLS_SECONDS = 3.0
+"""How long, beyond the grace, a stop waits for the database to take what is given back."""
 _LAST_SECONDS = 0.25
 """How long a stop waits for what was told to end now."""
 
@@ -67,21 +71,14 @@ class Worker(Dispatcher):
             service.add_done_callback(self._service_ended)
         # To the last, also while we stop: until then handlers run under the lease.
         watching = asyncio.create_task(
-            repeat("lease", self._watch_lease, stopping=asyncio.Event()), name="duetime-lease"
+            repeat("lease", self._watch_lease, stopping=asyncio.Event(), outage=Outage(self.name)),
+            name="duetime-lease",
         )
         self.started.set()
+        self.outage.worked("start")
         self._events.worker_started(self.name, self._worker_id, self._options.queues)
         try:
-            while not self._stopping:
-                self._check_lease()
-                if self._fenced is not None:
-                    await self._rejoin()
-                else:
-                    await self._step()
-        except BaseException:
-            # Perhaps in the middle of a claim.
-            self._unsure = True
-            raise
+            await self._work_until_stopped()
         finally:
             stopping.set()
             given_back = 0
@@ -96,18 +93,57 @@ class Worker(Dispatcher):
 
     def _services(self, stopping: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
         store, options = self._store, self._options
+        ends: Any = {"stopping": stopping, "outage": self.outage}
         return [
-            repeat("housekeeping", self._keep_house, stopping=stopping),
-            keep_rescuing(store, options, self._events, lambda: self._worker_id, stopping=stopping),
-            keep_pruning(store, options, stopping=stopping),
-            repeat("planner", self._plan, stopping=stopping),
-            repeat("ticker", self._ticker.arm, stopping=stopping),
+            repeat("housekeeping", self._keep_house, **ends),
+            keep_rescuing(store, options, self._events, lambda: self._worker_id, **ends),
+            keep_pruning(store, options, **ends),
+            repeat("planner", self._plan, **ends),
+            repeat("ticker", self._ticker.arm, **ends),
         ]
+
+    async def _work_until_stopped(self) -> None:
+        """Work until `stop`. A call that a database does not answer is then given a few seconds."""
+        working = asyncio.create_task(self._work(), name="duetime-work")
+        asked = asyncio.create_task(self._stop_asked.wait())
+        try:
+            await asyncio.wait([working, asked], return_when=asyncio.FIRST_COMPLETED)
+            patience = 0.0 if self._stop_now else min(self._grace, _ROUND_SECONDS)
+            await asyncio.wait([working], timeout=patience)
+        finally:
+            asked.cancel()
+            if not working.done():
+                # Perhaps in the middle of a claim.
+                self._unsure = True
+                await end_all([working], 0.0)
+        if not working.cancelled():
+            working.result()
+
+    async def _work(self) -> None:
+        try:
+            while not self._stopping:
+                self._check_lease()
+                if self._fenced is not None:
+                    await self._rejoin()
+                else:
+                    await self._step()
+        except BaseException:
+            self._unsure = True
+            raise
+
+    @property
+    def _grace(self) -> float:
+        return self._options.grace.total_seconds()
 
     def stop(self, *, now: bool = False) -> None:
         """Claim nothing more; finish what runs within the grace time, or now."""
         self._stopping = True
         self._stop_now = self._stop_now or now
+        self._stop_asked.set()
+        if now and self._calls_end is not None:
+            self._calls_end = min(self._calls_end, self._loop.time() + _LAST_CALLS_SECONDS)
+            for limit in self._calls:
+                limit.reschedule(self._calls_end)
         if self.started.is_set():
             self._sleeper.interrupt()
 
@@ -149,17 +185,25 @@ class Worker(Dispatcher):
             self._runners.stop_all(LOST)
             await self._runners.drained(_LAST_SECONDS)
             return 0
-        grace = 0.0 if self._stop_now else self._options.grace.total_seconds()
+        grace = 0.0 if self._stop_now else self._grace
         rounds = min(grace, _ROUND_SECONDS) if grace else _LAST_SECONDS
         ending = asyncio.create_task(end_all(services, rounds))
         self._events.worker_stopping(self.name, running=len(self._runners.running))
-        while self._giving_back or self._admitting:
-            await asyncio.gather(*self._giving_back, *self._admitting)
-        await self._give_back(self._runners.take_back())
         deadline = time.monotonic() + grace
+        self._calls_end = self._loop.time() + grace + _LAST_CALLS_SECONDS
+        # Also if the database keeps us waiting by then.
+        overdue = self._loop.call_later(grace, self._runners.stop_all, STOPPING)
+        with suppress(DatabaseUnreachable):
+            async with self._in_time():
+                while self._giving_back or self._admitting:
+                    await asyncio.gather(*self._giving_back, *self._admitting)
+        await self._give_back(self._runners.take_back())
+        flush_at = 0.0
         while not self._stop_now and self._runners.running and time.monotonic() < deadline:
             await self._runners.drained(0.05)
-            await self._flush()
+            if time.monotonic() >= flush_at and not await self._flush():
+                flush_at = time.monotonic() + OUTAGE_SECONDS
+        overdue.cancel()
         if self._stop_now and grace:
             for service in services:
                 service.cancel()
@@ -170,12 +214,14 @@ class Worker(Dispatcher):
         unfinished = list(self._holdings)
         self._returning.clear()
         await self._give_back(unfinished)
-        # Their lease runs out, and they are rescued.
-        self.left_behind = len(self._returning)
+        # Their lease runs out, and they are rescued; also those whose outcome was not recorded.
+        self.left_behind = len(self._returning) + len(self._holdings.ended)
         if unfinished and not self.left_behind:
             # Claims whose last job was given back, after others of them had ended.
             await self._flush()
-        await self._planner.kept()
+        with suppress(DatabaseUnreachable):
+            async with self._in_time():
+                await self._planner.kept()
         return len(unfinished)
 
     async def _leave(self, given_back: int) -> None:
@@ -184,7 +230,8 @@ class Worker(Dispatcher):
         await self._loop.run_in_executor(None, self._heartbeat.stop)
         try:
             if self._damage is None:
-                await self._store.remove_worker(self._worker_id)
+                async with self._in_time():
+                    await self._store.remove_worker(self._worker_id)
         except StorageError as error:
             log.warning("worker_not_removed", extra={"worker": self.name, "error": str(error)})
         await self._sleeper.close()
@@ -229,6 +276,8 @@ class Worker(Dispatcher):
                 self._quarantined = None
                 await self._join()
                 self._fenced = None
+                self._failures = 0
+                self.outage.worked("worker")
                 return
             except StorageError as error:
                 await self._back_off(error)

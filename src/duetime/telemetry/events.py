@@ -65,11 +65,6 @@ class Events:
         if log.isEnabledFor(logging.DEBUG):
             self._say(logging.DEBUG, "worker_woken", worker_id=worker, reason=reason)
 
-    def database_unreachable(self, worker: str, error: str, wait: float) -> None:
-        self._say(
-            logging.WARNING, "database_unreachable", worker_id=worker, error=error, retry_in_s=wait
-        )
-
     def database_damaged(self, worker: str, error: str) -> None:
         self._say(logging.ERROR, "database_damaged", worker_id=worker, error=error)
 

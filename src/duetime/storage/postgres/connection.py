@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import msgspec
 import psycopg
@@ -32,7 +32,7 @@ _DEFAULTS = {
     # In a database of the encoding SQL_ASCII, the driver would return bytes for every text.
     "client_encoding": "utf8",
     # Half-open connections are noticed in seconds, not in the kernel's two hours.
-    "connect_timeout": "10",
+    "connect_timeout": "5",
     "keepalives": "1",
     "keepalives_idle": "10",
     "keepalives_interval": "5",
@@ -52,6 +52,8 @@ RIGHTS_TO_MIGRATE = (
     "change them it must be their owner. Migrate as such a role, and grant the others what they "
     "need: see the manual, Deployment, Roles."
 )
+_PROBES = 5
+_PROBE_SECONDS = 3.0
 _ABOUT_VALUES = frozenset({"21", "22", "23", "44", "54", "P0"})
 """Classes of SQLSTATE: the values do not fit, break a constraint, are too large, or a trigger
 refuses them. All others are about the server, its state or our rights, and may change."""
@@ -85,6 +87,30 @@ def make_dsn(url: str) -> str:
             f"The database URL cannot be read: {say_unreadable(error)}. {HOW_TO_WRITE}"
         ) from None
     return make_conninfo(**_DEFAULTS | {k: str(v) for k, v in given.items() if v is not None})
+
+
+async def shares_sessions(dsn: str) -> bool:
+    """Whether a pooler in transaction mode is in between: then one session of the server serves
+    two clients that are connected at the same time."""
+
+    async def ask(client: psycopg.AsyncConnection[Row]) -> int:
+        cursor = await client.execute("select pg_backend_pid()")
+        row = await cursor.fetchone()
+        return int(row[0]) if row else 0
+
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as one:
+        if await ask(one) == one.info.backend_pid:
+            # Nobody is in between: a pooler makes up the number of its own.
+            return False
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout(_PROBE_SECONDS),
+                await psycopg.AsyncConnection.connect(dsn, autocommit=True) as other,
+            ):
+                for _ in range(_PROBES):
+                    if await ask(one) == await ask(other):
+                        return True
+    return False
 
 
 @contextmanager

@@ -44,11 +44,10 @@ class HotPath(Sessions):
         concurrency: int,
         lease: timedelta,
     ) -> int:
-        pool = self._open_pool()
-        if pool.get_stats()["pool_size"] < min(2, self._pool_size):
-            # Under load a worker claims on one connection and finishes on another.
-            await pool.resize(2, self._pool_size)
-        async with self._connection() as connection, connection.transaction():
+        await self.check_pooler()
+        # Under load a worker claims on one connection and finishes on another.
+        await self._open_pool().hold(2)
+        async with self._connection(hasty=True) as connection, connection.transaction():
             if tasks:
                 await self._on(
                     connection,
@@ -75,7 +74,7 @@ class HotPath(Sessions):
             return cast("int", rows[0][0])
 
     async def remove_worker(self, worker_id: int) -> None:
-        await self._rows("remove_worker", worker=worker_id)
+        await self._ask("remove_worker", worker=worker_id)
 
     def heart(self) -> PostgresHeart:
         return PostgresHeart(self.listen_dsn, self._sql["beat"])
@@ -94,7 +93,7 @@ class HotPath(Sessions):
         return sleeper
 
     async def _cancelled_jobs(self, worker_id: int) -> list[int]:
-        return [row[0] for row in await self._rows("cancelled_jobs", worker=worker_id)]
+        return [row[0] for row in await self._ask("cancelled_jobs", worker=worker_id)]
 
     async def exchange(
         self,
@@ -148,7 +147,7 @@ class HotPath(Sessions):
         limited_rows: list[Row] = []
         for queue in limited:
             if len(claimed) < want:
-                more = await self._rows(
+                more = await self._ask(
                     "claim_limited",
                     worker=worker_id,
                     queue=queue,
@@ -162,14 +161,14 @@ class HotPath(Sessions):
             [(now, next_run_at)] = answers[-1]
         opens = [row[_OPEN_AT] for row in limited_rows if row[_OPEN_AT] is not None]
         if limited and look_ahead and now is not None:
-            soonest = await self._rows("next_limited_at", queues=list(limited), now=now)
+            soonest = await self._ask("next_limited_at", queues=list(limited), now=now)
             opens += [row[0] for row in soonest if row[0] is not None]
         if opens:
             next_run_at = min([next_run_at, *opens] if next_run_at else opens)
         return Exchange(now, refused, cancelled, claimed, next_run_at, lease_lost=not alive)
 
     async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> Exchange:
-        async with self._connection() as connection, connection.transaction():
+        async with self._connection(hasty=True) as connection, connection.transaction():
             before = await self._on(
                 connection,
                 "finished_before",
@@ -187,20 +186,25 @@ class HotPath(Sessions):
             return Exchange(refused=refused, cancelled=cancelled)
 
     async def disown(self, worker_id: int, known: Sequence[int], *, lead: float = 0.0) -> int:
-        rows = await self._rows("disown", worker=worker_id, known=array(known), lead=lead)
+        rows = await self._ask("disown", worker=worker_id, known=array(known), lead=lead)
         return len(rows)
 
     async def claim_quarantined(self, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
         for queue in queues:
-            rows = await self._rows("claim_quarantined", worker=worker_id, queue=queue)
+            rows = await self._ask("claim_quarantined", worker=worker_id, queue=queue)
             if rows:
                 return _claimed(rows)
-            rows = await self._rows(
+            rows = await self._ask(
                 "claim_limited", worker=worker_id, queue=queue, want=1, quarantined=True
             )
             if claimed := _claimed_limited(rows):
                 return claimed
         return []
+
+    async def _ask(self, name: str, /, **parameters: Any) -> list[Row]:
+        """As `_rows`, for a worker's loop, which does not wait while the server is away."""
+        async with self._connection(hasty=True) as connection:
+            return await self._on(connection, name, **parameters)
 
     async def release(self, jobs: Sequence[ClaimedJob]) -> None:
         await self._put("put_back", jobs)
@@ -211,7 +215,7 @@ class HotPath(Sessions):
     async def _put(self, name: str, jobs: Sequence[ClaimedJob], **more: Any) -> None:
         ids = array(job.id for job in jobs)
         tokens = array(job.token for job in jobs)
-        async with self._connection() as connection, connection.transaction():
+        async with self._connection(hasty=True) as connection, connection.transaction():
             await self._on(connection, "lock_claims", tokens=tokens)
             left = await self._on(connection, "leave_claims", tokens=tokens, jobs=ids)
             await self._on(connection, "drop_claims", tokens=tokens)
@@ -240,7 +244,7 @@ class HotPath(Sessions):
         return parked
 
     async def unpark(self, tasks: Sequence[str], queues: Sequence[str]) -> int:
-        rows = await self._rows("unpark", tasks=list(tasks), queues=list(queues))
+        rows = await self._ask("unpark", tasks=list(tasks), queues=list(queues))
         return cast("int", rows[0][0])
 
     def finish_in(self, ended: EndedJob) -> Statements:
@@ -260,7 +264,7 @@ class HotPath(Sessions):
         )
 
     async def rescue(self, *, sparing: int = 0) -> list[Rescued]:
-        async with self._connection() as connection:
+        async with self._connection(hasty=True) as connection:
             async with connection.transaction():
                 dead = await self._on(connection, "lock_dead_claims", sparing=sparing)
                 rows = (
@@ -293,7 +297,7 @@ class HotPath(Sessions):
                 locked = array(row[0] for row in jobs)
                 [(pruned,)] = await self._on(connection, "prune", **ages, jobs=locked)
         if not after:
-            await self._rows("prune_leftovers", age=max(retention.values()))
+            await self._ask("prune_leftovers", age=max(retention.values()))
         return pruned, after
 
 

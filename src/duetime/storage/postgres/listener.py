@@ -12,10 +12,11 @@ import psycopg
 from psycopg.pq import PGnotify
 
 from duetime.storage.postgres.connection import first_line, rows_of
+from duetime.telemetry.outage import Seldom
 
 log = logging.getLogger("duetime.listener")
 
-_BACKOFF = (0.1, 1.0, 2.0, 4.0, 8.0, 15.0)
+_BACKOFF = (0.1, 1.0)
 _CALL_SECONDS = 10.0
 
 
@@ -129,13 +130,15 @@ class Listener:
     async def _reconnect(self, old: psycopg.AsyncConnection[Any]) -> None:
         with contextlib.suppress(psycopg.Error, OSError):
             await old.close()
+        seldom = Seldom()
         for attempt in range(10**9):
             await asyncio.sleep(_BACKOFF[min(attempt, len(_BACKOFF) - 1)])
             try:
                 async with asyncio.timeout(_CALL_SECONDS):
                     await self._connect()
             except (psycopg.Error, OSError, TimeoutError) as error:
-                log.warning("listener_reconnect_failed", extra={"error": first_line(error)})
+                if seldom.passes():
+                    log.warning("listener_reconnect_failed", extra={"error": first_line(error)})
                 continue
             log.info("listener_reconnected", extra={"attempt": attempt + 1})
             self._heard("", "")

@@ -17,7 +17,8 @@ from duetime.errors import StorageError
 from duetime.storage.finding import find_jobs
 from duetime.storage.postgres.connection import array, told_errors
 from duetime.storage.postgres.listener import Listener
-from duetime.storage.postgres.sessions import Connection, Sessions
+from duetime.storage.postgres.pool import Connection
+from duetime.storage.postgres.sessions import Sessions
 from duetime.storage.store import Row, WorkerInfo
 
 _CANCEL_TRIES = 50

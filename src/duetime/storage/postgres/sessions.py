@@ -9,23 +9,23 @@ from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from typing import Any
 
 import psycopg
-from psycopg_pool import AsyncConnectionPool
 
-from duetime.errors import StorageError
+from duetime.errors import SettingsError, StorageError
 from duetime.storage.postgres.connection import (
     check_schema_name,
     in_schema,
     limited_to,
     make_dsn,
     rows_of,
+    shares_sessions,
     told_errors,
 )
 from duetime.storage.postgres.dialect import PostgresDialect
+from duetime.storage.postgres.pool import Connection, Pool
 from duetime.storage.postgres.triggers import PostgresTriggers
 from duetime.storage.statements import load_statements
 from duetime.storage.store import Row
 
-Connection = psycopg.AsyncConnection[Row]
 Statement = tuple[str, dict[str, Any]]
 """A named statement and its parameters."""
 
@@ -82,8 +82,9 @@ class Sessions:
         )
         self.dialect = PostgresDialect(self._sql)
         self.triggers = PostgresTriggers(self._sql, self.schema)
-        self._pool: AsyncConnectionPool[Connection] | None = None
-        self._transactions: AsyncConnectionPool[Connection] | None = None
+        self._checked_pooler = False
+        self._pool: Pool | None = None
+        self._transactions: Pool | None = None
         self._turns = asyncio.Semaphore(pool_size)
 
     async def open(self) -> None:
@@ -91,29 +92,47 @@ class Sessions:
         with told_errors():
             probe = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True)
             await probe.close()
-        self._pool = self._make_pool("duetime", self._configure_ours)
+        self._pool = self._make_pool("calls", self._configure_ours)
         await self._pool.open()
+
+    async def check_pooler(self) -> None:
+        """Raise `SettingsError` if a worker cannot work through the pooler that is in between."""
+        if self._checked_pooler:
+            return
+        with told_errors():
+            is_pooled = await shares_sessions(self.dsn)
+            listens_pooled = is_pooled
+            if self._notify and self.listen_dsn != self.dsn:
+                listens_pooled = await shares_sessions(self.listen_dsn)
+        if self._notify and listens_pooled:
+            name = "listen_database" if self.listen_dsn != self.dsn else "database"
+            raise SettingsError(
+                f"The URL of {name} leads to a pooler in transaction mode, such as pgbouncer: "
+                "LISTEN does not work through it. Set listen_database "
+                "(DUETIME_LISTEN_DATABASE) to the URL of the server itself, or notify "
+                "(DUETIME_NOTIFY) to off: then workers poll every second. And set prepare "
+                "(DUETIME_PREPARE) to off."
+            )
+        if self._prepare and is_pooled:
+            raise SettingsError(
+                "The URL of database leads to a pooler in transaction mode, such as pgbouncer: "
+                "sessions are shared there. Set prepare (DUETIME_PREPARE) to off."
+            )
+        self._checked_pooler = True
 
     async def close(self) -> None:
         for pool in (self._pool, self._transactions):
             if pool is not None:
-                await pool.close(timeout=2)
+                await pool.close()
         self._pool = self._transactions = None
 
-    def _make_pool(
-        self, name: str, configure: Callable[[Connection], Awaitable[None]]
-    ) -> AsyncConnectionPool[Connection]:
-        return AsyncConnectionPool(
+    def _make_pool(self, name: str, configure: Callable[[Connection], Awaitable[None]]) -> Pool:
+        return Pool(
             self.dsn,
-            kwargs={"autocommit": True, "prepare_threshold": 0 if self._prepare else None},
-            min_size=1,
-            max_size=self._pool_size,
-            timeout=self._call_seconds,
-            max_idle=300,
-            reconnect_timeout=10**9,
-            configure=configure,
-            open=False,
             name=name,
+            size=self._pool_size,
+            kwargs={"autocommit": True, "prepare_threshold": 0 if self._prepare else None},
+            configure=configure,
         )
 
     @asynccontextmanager
@@ -125,7 +144,7 @@ class Sessions:
         # that wait. For the database nobody waits longer than for any call.
         async with self._turns:
             async with limited_to(self._call_seconds):
-                connection = await pool.getconn(timeout=self._call_seconds)
+                connection = await pool.take(self._call_seconds)
             try:
                 async with limited_to(self._call_seconds):
                     await connection.execute("begin")
@@ -144,7 +163,7 @@ class Sessions:
                             await connection.rollback()
                     raise
             finally:
-                await pool.putconn(connection)
+                await pool.give_back(connection)
 
     @contextmanager
     def transaction_sync(
@@ -189,29 +208,31 @@ class Sessions:
         if not self._notify:
             await connection.execute(in_schema("set duetime.notify = 'off'", self.schema))
 
-    def _open_pool(self) -> AsyncConnectionPool[Connection]:
+    def _open_pool(self) -> Pool:
         if self._pool is None:
             raise AssertionError("the store is not open")
         return self._pool
 
-    async def _transaction_pool(self) -> AsyncConnectionPool[Connection]:
+    async def _transaction_pool(self) -> Pool:
         """Handlers hold these for as long as they like; our short statements never wait for one."""
         if self._transactions is None:
-            self._transactions = self._make_pool("duetime-transactions", self._configure)
+            self._transactions = self._make_pool("transactions", self._configure)
             await self._transactions.open()
         return self._transactions
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Connection]:
+    async def _connection(self, *, hasty: bool = False) -> AsyncIterator[Connection]:
+        """A connection for one short call. If `hasty`, it does not wait while the server is away: a
+        worker has better things to do, and has to notice that it shall stop."""
         async with limited_to(self._call_seconds):
-            async with self._open_pool().connection() as connection:
+            async with self._open_pool().connection(self._call_seconds, hasty=hasty) as connection:
                 yield connection
 
     @asynccontextmanager
     async def _lasting_connection(self) -> AsyncIterator[Connection]:
         """One whose user bounds each statement, not the whole."""
         with told_errors():
-            async with self._open_pool().connection(timeout=self._call_seconds) as connection:
+            async with self._open_pool().connection(self._call_seconds) as connection:
                 yield connection
 
     async def _rows(self, name: str, /, **parameters: Any) -> list[Row]:
@@ -226,7 +247,7 @@ class Sessions:
         """Run statements in one round trip and one transaction; return the rows of each."""
         # A pipeline costs us 0.3 ms more than a statement alone.
         lone = len(statements) == 1
-        async with self._connection() as connection:
+        async with self._connection(hasty=True) as connection:
             async with nullcontext() if lone else connection.pipeline():
                 cursors = [
                     await self._send(connection, name, **parameters)

@@ -16,7 +16,7 @@ from duetime.storage.postgres.bulk import BEGIN, END, CopyRows
 from duetime.storage.postgres.connection import rows_of
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
-from duetime.storage.postgres.sessions import Connection
+from duetime.storage.postgres.pool import Connection
 from duetime.storage.store import Capabilities, Row, Statement, Statements, in_parts
 
 _BULK = 1000
@@ -33,7 +33,7 @@ class PostgresStore(HotPath, Operations):
     """Whether our role may COPY into the tables, once it is known."""
 
     async def now(self) -> datetime:
-        return cast("datetime", (await self._rows("now"))[0][0])
+        return cast("datetime", (await self._ask("now"))[0][0])
 
     async def drive_clock(self, now: datetime | None) -> None:
         async with self._connection() as connection, connection.transaction():

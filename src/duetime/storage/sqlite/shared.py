@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -123,3 +124,13 @@ def shared_of(path: str, prefix: str) -> Shared:
     """Return what the stores of this database share; made on first use."""
     with _ALL_LOCK:
         return _ALL.setdefault((path, prefix), Shared())
+
+
+def _after_fork() -> None:
+    """In a forked process: a lock may be held by a thread that is not there."""
+    globals()["_ALL_LOCK"] = threading.Lock()
+    _ALL.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

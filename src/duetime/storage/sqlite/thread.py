@@ -18,6 +18,7 @@ from duetime.storage.sqlite.connection import connect, persist, tell
 from duetime.storage.sqlite.shared import Shared, call_soon
 from duetime.storage.sqlite.transaction import Transaction
 from duetime.storage.sqlite.turn import Turn
+from duetime.telemetry.outage import Seldom
 
 log = logging.getLogger("duetime.sqlite")
 
@@ -75,6 +76,7 @@ class StoreThread:
         self._connection: sqlite3.Connection | None = None
         self._version = 0
         self._polled = 0.0
+        self._seldom = Seldom()
         self._written = 0.0
         """When something was written that no checkpoint has moved yet; 0: nothing."""
 
@@ -261,7 +263,8 @@ class StoreThread:
             except sqlite3.Error as error:
                 if isinstance(tell(error, self._path), DatabaseDamaged):
                     return
-                log.warning("checkpoint_failed", extra={"error": str(error)})
+                if self._seldom.passes():
+                    log.warning("checkpoint_failed", extra={"error": str(error)})
 
     def _is_time_to_poll(self) -> bool:
         return time.monotonic() - self._polled > self._poll_seconds
@@ -279,7 +282,8 @@ class StoreThread:
                 self._version = version
         except sqlite3.Error as error:
             # Of a damaged file the workers say so themselves.
-            if not isinstance(tell(error, self._path), DatabaseDamaged):
+            damaged = isinstance(tell(error, self._path), DatabaseDamaged)
+            if not damaged and self._seldom.passes():
                 log.warning("poll_failed", extra={"error": str(error)})
 
     def _data_version(self, connection: sqlite3.Connection) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -103,3 +104,13 @@ def turn_of(path: str) -> Turn:
     """Return the turn of this file, in this process; made on first use."""
     with _ALL_LOCK:
         return _ALL.setdefault(path, Turn())
+
+
+def _after_fork() -> None:
+    """In a forked process: a lock may be held by a thread that is not there."""
+    globals()["_ALL_LOCK"] = threading.Lock()
+    _ALL.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,175 @@
+"""A pool that hands out connections which work, and is back soon after the database is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from duetime.errors import DatabaseUnreachable
+from duetime.storage.postgres.connection import first_line
+from duetime.storage.store import Row
+
+Connection = psycopg.AsyncConnection[Row]
+
+_RECONNECT_SECONDS = 2.0
+"""psycopg's pool doubles its pauses without bound. After so long it gives up, and begins anew with
+a pause of one second: so recovery takes no longer after a long outage than after a short one."""
+_NAME = "duetime-"
+_READS = 3
+"""A server that ends a session says so, and then closes the connection."""
+
+
+class Pool:
+    """A pool of connections, configured and checked.
+
+    `take` checks without a round trip. A connection that the server closed is replaced.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        name: str,
+        size: int,
+        kwargs: dict[str, Any],
+        configure: Callable[[Connection], Awaitable[None]],
+    ) -> None:
+        self._size = size
+        self._lent = 0
+        self._error: psycopg.Error | None = None
+        """Why the last attempt to connect failed; None: it did not."""
+        self._hasty: set[asyncio.Timeout] = set()
+        self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
+            dsn,
+            connection_class=self._watched_class(),
+            kwargs=kwargs,
+            min_size=1,
+            max_size=size,
+            max_idle=300,
+            reconnect_timeout=_RECONNECT_SECONDS,
+            reconnect_failed=self._keep_trying,
+            configure=configure,
+            open=False,
+            name=_NAME + name,
+        )
+        logging.getLogger("psycopg.pool").addFilter(_without_ours)
+
+    async def open(self) -> None:
+        await self._pool.open()
+
+    async def close(self) -> None:
+        await self._pool.close(timeout=2)
+
+    def get_stats(self) -> dict[str, int]:
+        return self._pool.get_stats()
+
+    async def hold(self, count: int) -> None:
+        """Keep at least so many connections open."""
+        if self._pool.get_stats()["pool_size"] < min(count, self._size):
+            await self._pool.resize(min(count, self._size), self._size)
+
+    @asynccontextmanager
+    async def connection(self, seconds: float, *, hasty: bool = False) -> AsyncIterator[Connection]:
+        """Lend a connection in autocommit mode. See `take`."""
+        connection = await self.take(seconds, hasty=hasty)
+        try:
+            async with connection:
+                yield connection
+        except psycopg.errors.ReadOnlySqlTransaction:
+            # The server may be writable again while this session stays read-only.
+            await connection.close()
+            raise
+        finally:
+            await self.give_back(connection)
+
+    async def take(self, seconds: float, *, hasty: bool = False) -> Connection:
+        """Return a connection that works, as far as can be told without asking the server.
+
+        Waits up to `seconds` for one. If `hasty`, it does not wait while the server is away.
+        """
+        deadline = asyncio.get_running_loop().time() + seconds
+        try:
+            async with asyncio.timeout_at(deadline) as limit:
+                if hasty:
+                    self._hasty.add(limit)
+                    self._hurry()
+                try:
+                    while True:
+                        connection = await self._pool.getconn(timeout=seconds)
+                        if not _is_stale(connection):
+                            self._lent += 1
+                            return connection
+                        await connection.close()
+                        await self._pool.putconn(connection)
+                finally:
+                    self._hasty.discard(limit)
+        except (TimeoutError, PoolTimeout) as error:
+            if self._error is not None:
+                raise DatabaseUnreachable(
+                    f"PostgreSQL cannot be reached: {first_line(self._error)}"
+                ) from error
+            raise
+
+    async def give_back(self, connection: Connection) -> None:
+        self._lent -= 1
+        await self._pool.putconn(connection)
+
+    def _watched_class(self) -> type[Connection]:
+        pool = self
+
+        class Watched(psycopg.AsyncConnection[Row]):
+            of_duetime = True
+
+            @classmethod
+            async def connect(cls, *args: Any, **kwargs: Any) -> Self:
+                try:
+                    connection = await super().connect(*args, **kwargs)
+                except psycopg.Error as error:
+                    pool._error = error
+                    pool._hurry()
+                    raise
+                pool._error = None
+                return connection
+
+        return Watched
+
+    def _hurry(self) -> None:
+        """Let those wait no longer who do not want to wait for a server that is away."""
+        if self._error is not None and not self._lent:
+            hasty, self._hasty = self._hasty, set()
+            for limit in hasty:
+                limit.reschedule(0)
+
+    async def _keep_trying(self, pool: AsyncConnectionPool[Connection]) -> None:
+        stats = pool.get_stats()
+        if stats["pool_size"] < stats["pool_min"] or stats.get("requests_waiting"):
+            await pool.check()
+
+
+def _is_stale(connection: Connection) -> bool:
+    """Whether the server has closed it: a look at the socket, which costs microseconds."""
+    try:
+        for _ in range(_READS):
+            socket = select.poll()
+            socket.register(connection.fileno(), select.POLLIN)
+            if not socket.poll(0):
+                return False
+            connection.pgconn.consume_input()
+    except psycopg.Error:
+        return True
+    return connection.closed
+
+
+def _without_ours(record: logging.LogRecord) -> bool:
+    """The pool logs each attempt to connect. We say ourselves that the database is away."""
+    about = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    if isinstance(about, str):
+        return not about.startswith(_NAME)
+    return not getattr(about, "of_duetime", False)
