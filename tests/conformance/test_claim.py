@@ -8,7 +8,8 @@ from datetime import timedelta
 import msgspec
 
 from duetime.domain.job import JobState, NewJob
-from duetime.storage.store import Store
+from duetime.domain.queue import Limits
+from duetime.storage.store import MOST_CLAIMED_ARGS, Store
 from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids
 
@@ -221,3 +222,19 @@ async def test_clock_goes_again_when_no_longer_driven(store: Store, clock: Clock
     await store.drive_clock(None)
 
     assert (await store.now()).year < 2030
+
+
+async def test_large_arguments_do_not_come_with_the_claim(
+    store: Store, clock: Clock, make_hand: MakeHand
+) -> None:
+    """A thousand jobs of a megabyte each would take gigabytes of a worker's memory."""
+    hand = await make_hand()
+    small, large = ('{"text": "' + "é" * size + '"}' for size in (10, MOST_CLAIMED_ARGS))
+    await store.limit_queue("limited", Limits(running=10))
+    for queue in ("default", "limited"):
+        for args in (small, large):
+            await enqueue(store, queue=queue, args=msgspec.Raw(args.encode()))
+    jobs = await hand.claim() + await hand.claim(limited=["limited"])
+
+    assert [job.args for job in jobs] == [small, None] * 2
+    assert [await store.args_of(job.id) for job in jobs] == [small, large] * 2

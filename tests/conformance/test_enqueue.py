@@ -105,7 +105,7 @@ async def test_arguments_survive(store: Store, clock: Clock, hand: Hand, count: 
     [claimed] = await hand.claim(1)
 
     assert (await get(store, first)).args == NASTY
-    assert msgspec.json.decode(claimed.args) == NASTY
+    assert msgspec.json.decode(claimed.args or "") == NASTY
     assert claimed.partition == "tab\tin\\it"
     assert claimed.trace is not None
     assert msgspec.json.decode(claimed.trace) == {"traceparent": "00-\\t"}

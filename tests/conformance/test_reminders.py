@@ -158,6 +158,7 @@ async def test_a_subject_that_was_closed_while_its_reminder_waited_to_be_sent(
         await world.outage("30m")
         job, _ = await world._worker.claim(world.now)
         assert job is not None
+        assert job.args is not None
         other = "b" if f'"reminder":{first.id}' not in job.args.replace(" ", "") else "a"
         mine = "a" if other == "b" else "b"
         await app.subjects.complete(mine)

@@ -67,6 +67,15 @@ async def test_happy_path(app: Duetime) -> None:
     assert [attempt.ended_as for attempt in job.history] == ["completed"]
 
 
+async def test_a_job_with_large_arguments_gets_them(app: Duetime) -> None:
+    @app.task
+    async def measure(text: str) -> int:
+        return len(text)
+
+    async with app.worker():
+        assert await (await measure.enqueue("é" * 100_000)).result("5s") == 100_000
+
+
 async def test_plain_functions_run_in_threads_not_on_the_loop(app: Duetime) -> None:
     loop_thread = threading.get_ident()
     all_are_there = threading.Barrier(10, timeout=20)

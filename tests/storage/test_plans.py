@@ -99,7 +99,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Prepared]:
             connection.execute("set enable_seqscan = off")
             connection.execute("set jit = off")
             prepared = Prepared(connection, store._sql)
-            prepared.prepare("claim", worker=1, want=500, lanes=LANES, lead=0.0)
+            prepared.prepare("claim", worker=1, want=500, lanes=LANES, lead=0.0, most_args=16384)
             prepared.prepare("next_run_at", queues=["default"])
             prepared.prepare("finish", **ending([]))
             prepared.prepare("finish_fully", **ending_fully([]))
@@ -133,7 +133,7 @@ def ending_fully(jobs: list[int]) -> dict[str, Any]:
 
 
 def test_claim_walks_its_lane_and_no_table(session: Prepared) -> None:
-    plan = session.plan("claim", worker=1, want=500, lanes=LANES, lead=0.0)
+    plan = session.plan("claim", worker=1, want=500, lanes=LANES, lead=0.0, most_args=16384)
 
     assert "Index Scan using due_pkey" in plan
     assert "Tid Scan on due" in plan

@@ -652,9 +652,10 @@ PAGE = {"before": 2**63 - 1, "page": 100, "queue": None, "task": None}
 STATEMENTS: dict[str, dict[str, Any]] = {
     "lanes": {"queues": '["default"]'},
     "limited_lanes": {"queues": '["default"]', "after": NOW},
-    "due_jobs": {"queue": "default", "priority": 5, "now": NOW, "want": 500},
+    "due_jobs": {"queue": "default", "priority": 5, "now": NOW, "want": 500, "most_args": 9},
     "due_partitions": {"queue": "default", "priority": 5, "now": NOW, "want": 500, "full": "[]"},
-    "chosen_jobs": {"jobs": "[1, 2, 3]"},
+    "chosen_jobs": {"jobs": "[1, 2, 3]", "most_args": 9},
+    "args_of": {"job": 7},
     "any_quarantined": {"queues": '["default"]', "now": NOW},
     "hold": {"jobs": "[1, 2, 3]", "token": 1, "worker": 1, "now": NOW},
     "leave_due": {"jobs": "[1, 2, 3]"},

@@ -95,7 +95,8 @@ class ClaimedJob(msgspec.Struct, gc=False):
     task: str
     queue: str
     priority: int
-    args: str
+    args: str | None
+    """As JSON; None if they are so large that they are read when the job starts."""
     attempt: int
     max_attempts: int
     run_at: datetime

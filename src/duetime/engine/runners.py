@@ -356,7 +356,11 @@ class Runners:
         value: Any
         raised = True
         try:
-            kwargs = task.decode(job.args)
+            args = job.args
+            if args is None:
+                args = await self._store.args_of(job.id)
+            kwargs = task.decode(args)
+            del args
             if task.context_name is not None:
                 running.context = kwargs[task.context_name] = Context(
                     job,

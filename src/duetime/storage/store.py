@@ -187,6 +187,10 @@ class Sleeper(Protocol):
     async def close(self) -> None: ...
 
 
+MOST_CLAIMED_ARGS = 16 * 1024
+"""Larger arguments do not come with the claim: they are read when the job starts."""
+
+
 class Store(Protocol):
     """A backend. `open` before use; every method may raise `StorageError`."""
 
@@ -266,6 +270,9 @@ class Store(Protocol):
 
     async def claim_quarantined(self, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
         """Claim one job that was held by two dead workers; it runs apart from others."""
+
+    async def args_of(self, job_id: int) -> str:
+        """The arguments of a job that were too large to come with its claim, as JSON."""
 
     async def release(self, jobs: Sequence[ClaimedJob]) -> None:
         """Give claimed jobs back, unstarted; their attempts do not count. What was cancelled

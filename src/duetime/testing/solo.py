@@ -190,7 +190,7 @@ class SoloWorker:
         return Ran(
             job_id=job.id,
             task=job.task,
-            args=msgspec.json.decode(job.args),
+            args=msgspec.json.decode(job.args or await self._store.args_of(job.id)),
             attempt=job.attempt,
             at=now,
             ended_as=ended_as,

@@ -13,12 +13,21 @@ import psycopg
 
 from duetime.domain.job import UNREADABLE, ClaimedJob, EndedAs, EndedJob
 from duetime.domain.keys import shorten_installation
-from duetime.errors import PassingError, StorageError
+from duetime.errors import JobNotFound, PassingError, StorageError
 from duetime.storage.postgres.connection import array, told_errors
 from duetime.storage.postgres.heart import PostgresHeart
 from duetime.storage.postgres.sessions import Sessions, Statement
 from duetime.storage.postgres.sleeper import PostgresSleeper
-from duetime.storage.store import LEAD, Exchange, Lane, Rescued, Row, Statements, rescued_state
+from duetime.storage.store import (
+    LEAD,
+    MOST_CLAIMED_ARGS,
+    Exchange,
+    Lane,
+    Rescued,
+    Row,
+    Statements,
+    rescued_state,
+)
 
 _LONGEST_SHORT_US = 2**31 - 1
 _LOOK = 5
@@ -137,7 +146,13 @@ class HotPath(Sessions):
         if looks:
             # As JSON: adapting arrays of text and of moments costs us 0.1 ms more.
             given = msgspec.json.encode(lanes).decode()
-            claim = {"worker": worker_id, "want": want, "lanes": given, "lead": lead}
+            claim = {
+                "worker": worker_id,
+                "want": want,
+                "lanes": given,
+                "lead": lead,
+                "most_args": MOST_CLAIMED_ARGS,
+            }
             statements.append(("claim", claim))
         if look_ahead:
             statements.append(("next_run_at", {"queues": sorted({lane.queue for lane in lanes})}))
@@ -153,6 +168,7 @@ class HotPath(Sessions):
                     queue=queue,
                     want=want - len(claimed),
                     quarantined=False,
+                    most_args=MOST_CLAIMED_ARGS,
                 )
                 claimed += _claimed_limited(more)
                 limited_rows += more
@@ -189,13 +205,25 @@ class HotPath(Sessions):
         rows = await self._ask("disown", worker=worker_id, known=array(known), lead=lead)
         return len(rows)
 
+    async def args_of(self, job_id: int) -> str:
+        rows = await self._ask("args_of", job=job_id)
+        if not rows:
+            raise JobNotFound(job_id)
+        args: str = rows[0][0]
+        return args
+
     async def claim_quarantined(self, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
         for queue in queues:
             rows = await self._ask("claim_quarantined", worker=worker_id, queue=queue)
             if rows:
                 return _claimed(rows)
             rows = await self._ask(
-                "claim_limited", worker=worker_id, queue=queue, want=1, quarantined=True
+                "claim_limited",
+                worker=worker_id,
+                queue=queue,
+                want=1,
+                quarantined=True,
+                most_args=MOST_CLAIMED_ARGS,
             )
             if claimed := _claimed_limited(rows):
                 return claimed

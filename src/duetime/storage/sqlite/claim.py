@@ -11,7 +11,7 @@ import msgspec
 from duetime.domain.job import UNREADABLE, ClaimedJob
 from duetime.storage.sqlite.moment import from_us, maybe_from_us, maybe_span
 from duetime.storage.sqlite.transaction import Transaction
-from duetime.storage.store import Lane
+from duetime.storage.store import MOST_CLAIMED_ARGS, Lane
 
 decode = msgspec.json.Decoder(list[Any]).decode
 
@@ -44,6 +44,7 @@ def claim(
             priority=lane.priority,
             now=until,
             want=want - len(rows),
+            most_args=MOST_CLAIMED_ARGS,
         )
         taken = decode(found)
         # In the order of their lanes until here; workers get them in the order of priority.
@@ -170,8 +171,13 @@ def _choose(
 def _hold_chosen(
     tx: Transaction, worker_id: int, jobs: Sequence[int], how: str
 ) -> list[ClaimedJob]:
-    rows = decode(tx.value("chosen_jobs", jobs=encode_ids(jobs))) if jobs else []
+    rows = decode(_chosen(tx, jobs)) if jobs else []
     return _hold(tx, worker_id, sorted(rows, key=_order), how)
+
+
+def _chosen(tx: Transaction, jobs: Sequence[int]) -> str:
+    chosen: str = tx.value("chosen_jobs", jobs=encode_ids(jobs), most_args=MOST_CLAIMED_ARGS)
+    return chosen
 
 
 def _hold(tx: Transaction, worker_id: int, rows: Sequence[Any], how: str) -> list[ClaimedJob]:
@@ -190,7 +196,7 @@ def park_unreadable(tx: Transaction, queues: Sequence[str], most: int) -> dict[i
     parked: dict[int, str] = {}
     for (job_id,) in tx.rows("due_ids", queues=encode_set(queues), most=most):
         try:
-            decode(tx.value("chosen_jobs", jobs=encode_ids([job_id])))
+            decode(_chosen(tx, [job_id]))
         except (sqlite3.Error, ValueError) as error:
             parked[job_id] = f"{UNREADABLE}: {error}"
             tx.run("park_unreadable", job=job_id, reason=parked[job_id], now=tx.now)

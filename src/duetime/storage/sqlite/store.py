@@ -23,6 +23,7 @@ from duetime.domain.job import (
     Requeued,
 )
 from duetime.domain.queue import Limits, QueueInfo
+from duetime.errors import JobNotFound
 from duetime.storage.sqlite import finish, hot_path, housekeeping, operate
 from duetime.storage.sqlite.claim import (
     any_quarantined,
@@ -213,6 +214,12 @@ class SqliteStore:
             lambda tx: None if any_quarantined(tx, queues) else [],
             lambda tx: claim_quarantined(tx, worker_id, queues),
         )
+
+    async def args_of(self, job_id: int) -> str:
+        args: str | None = await self._thread.read(lambda tx: tx.value("args_of", job=job_id))
+        if args is None:
+            raise JobNotFound(job_id)
+        return args
 
     async def release(self, jobs: Sequence[ClaimedJob]) -> None:
         await self._thread.write(lambda tx: finish.put(tx, "put_back", jobs))

@@ -51,6 +51,8 @@ where c.worker_id = %(worker)s and not exists (
 -- one without a task, that has what they share: the token, if there are jobs, and the moment. Its
 -- `expires_at` is null if the worker's lease has run out: then nothing is claimed. A claim may wait
 -- for a lock, no matter how long: so it is the claim itself that checks.
+-- Large arguments are not returned: a thousand jobs of a megabyte each would fill a worker's memory.
+-- They are read when the job starts.
 with lane as materialized (
     select l.queue, l.priority, l.floor, l.place
     from rows from (json_to_recordset(%(lanes)s::json)
@@ -94,7 +96,11 @@ with lane as materialized (
 select h.token, null, null, null, null, null, null, c.moment, null, null, null, c.until, null
 from clock as c left join held as h on true
 union all
-select t.job_id, j.task, t.queue, t.priority, j.args::text, t.attempt + 1, j.max_attempts,
+select t.job_id, j.task, t.queue, t.priority,
+    -- The size as stored costs nothing; the other would fetch what is stored apart.
+    case when pg_column_size(j.args) <= %(most_args)s
+          and octet_length(j.args::text) <= %(most_args)s then j.args::text end,
+    t.attempt + 1, j.max_attempts,
     t.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace::text
 from taken as t
 cross join lateral (select * from duetime.job where job.id = t.job_id offset 0) as j;
@@ -125,8 +131,12 @@ cross join lateral (
     order by due.run_at, due.job_id limit 1
 ) as d;
 
+-- name: args_of
+select args::text from duetime.job where id = %(job)s;
+
 -- name: claim_limited
-select job_id, token, task, queue, priority, args, attempt, max_attempts, run_at, claimed_at, key,
+select job_id, token, task, queue, priority,
+    case when octet_length(args) <= %(most_args)s then args end, attempt, max_attempts, run_at, claimed_at, key,
     partition, timeout, expires_at, trace, open_at
 from duetime.claim_limited(%(worker)s, %(queue)s, %(want)s, %(quarantined)s)
 order by priority, run_at, job_id;

@@ -32,9 +32,10 @@ select json_group_array(json_array(queue, priority, run_at)) from (
 ) where run_at is not null;
 
 -- name: due_jobs
--- The first jobs of one lane, in time order, by due_lane; never early.
+-- The first jobs of one lane, in time order, by due_lane; never early. Large arguments are read when
+-- the job starts: a thousand jobs of a megabyte each would fill a worker's memory.
 select json_group_array(json_array(
-    id, task, queue, priority, args, attempt, max_attempts, run_at, key, partition, timeout,
+    id, task, queue, priority, case when length(args) <= :most_args then args end, attempt, max_attempts, run_at, key, partition, timeout,
     expires_at, trace))
 from (
     select j.id, j.task, d.queue, d.priority, j.args, d.attempt + 1 as attempt, j.max_attempts,
@@ -59,10 +60,13 @@ from (
 -- name: chosen_jobs
 -- As `due_jobs`, for jobs chosen already; in no order.
 select json_group_array(json_array(
-    j.id, j.task, j.queue, j.priority, j.args, d.attempt + 1, j.max_attempts, d.run_at, j.key,
-    j.partition, j.timeout, j.expires_at, j.trace))
+    j.id, j.task, j.queue, j.priority, case when length(j.args) <= :most_args then j.args end,
+    d.attempt + 1, j.max_attempts, d.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace))
 from duetime_due as d join duetime_job as j on j.id = d.job_id
 where d.job_id in (select value from json_each(:jobs));
+
+-- name: args_of
+select args from duetime_job where id = :job;
 
 -- name: holds_lease
 select exists (select 1 from duetime_worker where id = :worker and lease_until > :now);
