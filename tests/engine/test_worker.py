@@ -943,7 +943,7 @@ async def test_bad_options_change_nothing(app: Duetime) -> None:
         app.task(expires=timedelta(0))(plain)
     strange: Any
     for strange in (functools.partial(int, "7"), 5, note, object()):
-        with pytest.raises(InvalidInput, match="A task is a function"):
+        with pytest.raises(InvalidInput, match="A task must be a function"):
             app.task(strange)
     for strange in (3, "60s", Exponential):
         with pytest.raises(InvalidInput, match=r"retry= takes a policy such as Exponential"):

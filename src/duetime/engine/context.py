@@ -152,7 +152,7 @@ class Context:
     async def complete(self, result: Any = None, *, tx: Any) -> None:
         """Complete this job in the handler's own transaction `tx`, which commits both or none."""
         self._refuse_twice()
-        statements = self._completion(result)
+        statements = self._completion(self._ended(result), result)
         placeholder = self._store.capabilities.placeholder
         if not await transaction.run_async(tx, statements, placeholder=placeholder):
             raise ClaimLost(self.job.id, self.job.token)
@@ -161,16 +161,16 @@ class Context:
     def complete_sync(self, result: Any = None, *, tx: Any) -> None:
         """`complete`, for handlers that run in threads."""
         self._refuse_twice()
-        statements = self._completion(result)
+        statements = self._completion(self._ended(result), result)
         placeholder = self._store.capabilities.placeholder
         if not transaction.run(tx, statements, placeholder=placeholder):
             raise ClaimLost(self.job.id, self.job.token)
         self.completed = True
 
-    def _completion(self, result: Any) -> Statements:
+    def _completion(self, ended: EndedJob, result: Any) -> Statements:
         if self.also is not None:
             yield from self.also(self._store.dialect, result)
-        return (yield from self._store.finish_in(self._ended(result)))
+        return (yield from self._store.finish_in(ended))
 
     def _ended(self, result: Any) -> EndedJob:
         return EndedJob(
