@@ -68,6 +68,21 @@ class ScheduleNotFound(DuetimeError, LookupError):
         self.name = name
 
 
+class OlderRelease(DuetimeError):
+    """A newer release of the service has declared its schedules; nothing was changed."""
+
+    def __init__(self, service: str, release: str, newest: str) -> None:
+        shown = f"Release {release!r}" if release else "A process without a release"
+        super().__init__(
+            f"{shown} of the service {service!r} is older than {newest!r}, which has declared its "
+            "schedules since. Nothing was changed. To go back to older code, deploy it as a newer "
+            "release."
+        )
+        self.service = service
+        self.release = release
+        self.newest = newest
+
+
 class SubjectNotFound(DuetimeError, LookupError):
     """No subject has that reference."""
 

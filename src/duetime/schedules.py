@@ -31,7 +31,7 @@ from duetime.domain.templates import TEMPLATES, Template, find_template
 from duetime.domain.timetable import Spec, Timetable, timetable
 from duetime.errors import InvalidInput, InvalidSchedule, MissingPackage, ScheduleNotFound
 from duetime.registration import Registrations
-from duetime.storage.schedule_rows import AuditEvent, NewSchedule, OccurrenceInfo
+from duetime.storage.schedule_rows import AuditEvent, Declarer, NewSchedule, OccurrenceInfo
 from duetime.storage.schedules import ScheduleStatements
 from duetime.storage.store import Dialect, Statements
 from duetime.task import Task
@@ -69,6 +69,7 @@ class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
     paused_until: datetime | None
     failures: int
     broken: str | None
+    owner: str | None
     declared: bool
     revision: int
     created_at: datetime
@@ -105,10 +106,13 @@ class Schedules:
         template: str | None = None,
         queue: str | None = None,
         priority: int | None = None,
+        was: str | None = None,
         stored: bool = True,
         **policy: Any,
     ) -> NewSchedule:
         """Return a schedule, checked and not stored: for `apply`. See `put` for the options.
+
+        `was`: the name that it had before. It keeps its ledger, its pause and what comes after it.
 
         `stored=False`, for `@app.schedule` and `declare`: it ticks in the memory of each worker.
         """
@@ -123,7 +127,9 @@ class Schedules:
         if how.after == name:
             raise InvalidSchedule(f"The schedule {name!r} would wait for itself: after={name!r}.")
         new = self._make(name, task, times, args, queue, priority, how)
-        return new if stored else msgspec.structs.replace(new, stored=False)
+        if was is not None and check_name(was, what="schedule's former name") == name:
+            raise InvalidSchedule(f"The schedule {name!r} has this name already: was={was!r}.")
+        return msgspec.structs.replace(new, stored=stored, was=was)
 
     def _make(
         self,
@@ -227,9 +233,10 @@ class Schedules:
     ) -> dict[str, str]:
         """Store these schedules, all or none: what is new is added, what differs is changed.
 
-        `prune`: what an earlier `apply(prune=True)` or the code declared, and is not among these,
-        is removed. A pause stays. Returns what became of each name: `added`, `changed`, `same`,
-        `removed`.
+        `prune`: what an earlier `apply(prune=True)` or the code of this service declared, and is
+        not among these, is removed. A pause stays. Returns what became of each name: `added`,
+        `changed`, `same`, `renamed`, `removed`. Raises `OlderRelease` if a newer release of this
+        service has declared its schedules.
         """
         given = list(schedules)
         for schedule in given:
@@ -241,13 +248,16 @@ class Schedules:
                 raise InvalidInput(
                     f"The schedule {schedule.name!r} lives in memory: declare it in code."
                 )
-        names = [schedule.name for schedule in given]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise InvalidInput(f"The schedule {min(twice)!r} is given twice; names are unique.")
         if prune:
             given = [msgspec.structs.replace(schedule, declared=True) for schedule in given]
+        declares = prune or any(schedule.declared for schedule in given)
+        settings = self._app.settings
+        declarer = Declarer(settings.service, settings.release) if declares else None
         answer: dict[str, str] = await self._do(
-            lambda statements: statements.apply(given, actor=_actor(by), prune=prune), tx
+            lambda statements: statements.apply(
+                given, actor=_actor(by), prune=prune, declarer=declarer
+            ),
+            tx,
         )
         return answer
 

@@ -20,6 +20,7 @@ from duetime.errors import InvalidInput, SettingsError
 DEFAULT_DATABASE = "sqlite:///duetime.db"
 _LONGEST_POLL = timedelta(minutes=10)
 _MOST = {"concurrency": 10_000, "batch": 1000, "pool_size": 1000, "max_attempts": MOST_ATTEMPTS}
+_LONGEST_LABEL = 200
 _WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
 
 DEFAULT_RETENTION = {
@@ -57,6 +58,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prune_every: timedelta = timedelta(seconds=60)
     retention: dict[str, timedelta] = msgspec.field(default_factory=lambda: dict(DEFAULT_RETENTION))
     schedule_fallback: bool = False
+    service: str = "default"
+    """Whose schedules the app declares: give each service on one database a name of its own."""
+    release: str = ""
+    """Which release of the service this is: a later one is written with greater numbers."""
     max_attempts: int = 3
     retry_base: timedelta = timedelta(seconds=15)
     max_args_bytes: int = 1024 * 1024
@@ -210,6 +215,12 @@ def _check(settings: Settings) -> Settings:
     for name, most in _MOST.items():
         if getattr(settings, name) > most:
             raise SettingsError(f"{name} must be at most {most}, got {getattr(settings, name)}.")
+    for name in ("service", "release"):
+        value = getattr(settings, name)
+        if len(value) > _LONGEST_LABEL or not value.isprintable():
+            raise SettingsError(f"{name} must be at most {_LONGEST_LABEL} printable characters.")
+    if not settings.service:
+        raise SettingsError("service must not be empty.")
     if not settings.queues:
         raise SettingsError("queues must name at least one queue.")
     if settings.poll > _LONGEST_POLL or not settings.poll:

@@ -43,6 +43,8 @@ def test_every_setting_has_a_variable() -> None:
             "DUETIME_PRUNE_EVERY": "5m",
             "DUETIME_RETENTION": "completed=1d, dead=1w",
             "DUETIME_SCHEDULE_FALLBACK": "on",
+            "DUETIME_SERVICE": "shop",
+            "DUETIME_RELEASE": "42",
             "DUETIME_MAX_ATTEMPTS": "5",
             "DUETIME_RETRY_BASE": "30s",
             "DUETIME_MAX_ARGS_BYTES": "4096",

@@ -59,7 +59,7 @@ def show_schedule(info: ScheduleInfo, rows: Sequence[OccurrenceInfo], now: datet
             ("paused", _pause(info, now)),
             ("failures", f"{info.failures} in a row" if info.failures else None),
             *(_policies(info.policy) or [("policies", "the defaults")]),
-            ("origin", "declared in code" if info.declared else "put at run time"),
+            ("origin", _origin(info)),
             ("created", exact(info.created_at, now)),
             ("changed", exact(info.updated_at, now) if info.revision > 1 else None),
             ("revision", info.revision),
@@ -156,6 +156,12 @@ def _status(info: ScheduleInfo, now: datetime) -> str:
         why = f": {info.pause_reason}" if info.pause_reason else ""
         return f"paused by {info.paused_by}{resumes}{why}"
     return f"{state}; {plural(info.failures, 'failure')} in a row" if info.failures else state
+
+
+def _origin(info: ScheduleInfo) -> str:
+    if not info.declared:
+        return "put at run time"
+    return "declared in code" + ("" if info.owner in (None, "default") else f" of {info.owner}")
 
 
 def _pause(info: ScheduleInfo, now: datetime) -> str | None:

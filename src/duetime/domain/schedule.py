@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal, get_args
@@ -153,6 +153,8 @@ class Schedule(msgspec.Struct, kw_only=True):
     revision: int
     created_at: datetime
     updated_at: datetime
+    owner: str | None = None
+    """The service whose code declares it."""
     unreadable: str | None = None
     """Why this process cannot read it, though others can: it is left to them."""
 
@@ -174,6 +176,30 @@ class OpenRun(msgspec.Struct, frozen=True):
     begun: bool
     begun_at: datetime | None = None
     """When its handler started, as the ledger has it."""
+
+
+def check_order(after: Mapping[str, str | None], names: Iterable[str]) -> None:
+    """Raise `InvalidSchedule` if one of these schedules comes after an unknown one, or itself.
+
+    `after` has every schedule, with the one that it comes after.
+
+    >>> check_order({"a": "b", "b": "c", "c": "a"}, ["a"])
+    Traceback (most recent call last):
+    duetime.errors.InvalidSchedule: Schedules cannot wait for each other: a after b after c after a.
+    """
+    for name in names:
+        path = [name]
+        while (before := after.get(path[-1])) is not None and before not in path[1:]:
+            if before not in after and path == [name]:
+                raise InvalidSchedule(
+                    f"The schedule {name!r} comes after {before!r}, which does not exist. Add that "
+                    "one first or with it, or correct after=."
+                )
+            path.append(before)
+            if before == name:
+                raise InvalidSchedule(
+                    f"Schedules cannot wait for each other: {' after '.join(path)}."
+                )
 
 
 def paused_reason(schedule: Schedule) -> str:

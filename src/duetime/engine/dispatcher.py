@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -30,11 +31,12 @@ from duetime.engine.ticker import Ticker
 from duetime.errors import (
     DatabaseUnreachable,
     DataRefused,
+    InvalidArguments,
     PassingError,
     StorageError,
     TransactionConflict,
 )
-from duetime.storage.schedule_rows import NewSchedule
+from duetime.storage.schedule_rows import Declarer, NewSchedule
 from duetime.storage.store import LEAD, Exchange, Sleeper, Store
 from duetime.telemetry.events import Events
 from duetime.telemetry.outage import Outage
@@ -51,6 +53,7 @@ _LEAD_SECONDS = LEAD.total_seconds()
 """An idle worker claims what falls due so soon, and starts it to the millisecond: the round trips
 are behind it by then."""
 _AGAIN_AFTER = timedelta(seconds=5)
+_MOST_UNFITTING = 10_000
 _LATE_SECONDS = 60.0
 """A claim whose connection broke may still wait in the database for a lock, and be made later, no
 matter how much: so look for it again and again."""
@@ -88,6 +91,7 @@ class Dispatcher:
             run=self._start,
             skip=self._skip,
             wait=self._give_back,
+            declarer=Declarer(options.service, options.release),
             optional=options.schedule_fallback,
         )
         self._log_started = events.job_started(self.name)
@@ -98,6 +102,8 @@ class Dispatcher:
         self._admitting: set[asyncio.Task[None]] = set()
         self._flushing: asyncio.Task[None] | None = None
         self._giving_back: set[asyncio.Task[None]] = set()
+        self._unfitting: deque[int] = deque(maxlen=_MOST_UNFITTING)
+        """Jobs that were parked since their arguments do not fit: left to other workers."""
         self._returning: list[ClaimedJob] = []
         """Jobs that could not be given back yet."""
         self._limited: list[str] = []
@@ -290,10 +296,26 @@ class Dispatcher:
             known = [job for job in known if job.task in self._tasks]
         if known:
             self._runners.put(known, received=received)
-        if runs:
-            self._admit_soon(runs, received)
+        if runs and (fitting := self._park_unfitting(runs)):
+            self._admit_soon(fitting, received)
         if unknown:
             self._park_soon(unknown)
+
+    def _park_unfitting(self, runs: Sequence[ClaimedJob]) -> list[ClaimedJob]:
+        """Park runs whose arguments do not fit the task as this worker knows it, and return the
+        others. In a rolling deploy a worker of another release knows it otherwise. Arguments that
+        are so large that they are read at the start are not looked at."""
+        fitting = []
+        for job in runs:
+            try:
+                if job.task in self._tasks and job.args is not None:
+                    self._tasks[job.task].decode(job.args)
+            except InvalidArguments as error:
+                self._unfitting.append(job.id)
+                self._park_soon([job], f"worker {self.name} cannot use its arguments: {error}")
+            else:
+                fitting.append(job)
+        return fitting
 
     def _admit_soon(self, runs: Sequence[ClaimedJob], received: float) -> None:
         admitting = asyncio.create_task(self._admit(runs, received))
@@ -595,10 +617,11 @@ class Dispatcher:
         if jobs:
             self._do_soon(self._give_back(jobs))
 
-    def _park_soon(self, jobs: Sequence[ClaimedJob]) -> None:
-        self._events.jobs_parked(self.name, jobs)
-        names = ", ".join(sorted({job.task for job in jobs}))
-        reason = f"worker {self.name} does not know the task {names}"
+    def _park_soon(self, jobs: Sequence[ClaimedJob], reason: str | None = None) -> None:
+        if reason is None:
+            names = ", ".join(sorted({job.task for job in jobs}))
+            reason = f"worker {self.name} does not know the task {names}"
+        self._events.jobs_parked(self.name, jobs, reason)
         self._do_soon(self._park(jobs, reason))
 
     def _do_soon(self, giving_back: Coroutine[Any, Any, None]) -> None:

@@ -23,4 +23,6 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     prune_every: timedelta
     retention: Mapping[str, timedelta]
     schedule_fallback: bool
+    service: str
+    release: str
     name: str | None = None

@@ -21,11 +21,11 @@ from duetime.domain.digest import DIGEST_TASK
 from duetime.domain.job import ClaimedJob, EndedAs
 from duetime.domain.reminder import REMIND_TASK
 from duetime.domain.schedule import TickStatus, read_run_key
-from duetime.errors import DatabaseDamaged, PassingError, StorageError
+from duetime.errors import DatabaseDamaged, OlderRelease, PassingError, StorageError
 from duetime.storage.deliveries import DeliveryStatements
 from duetime.storage.digest_ends import DigestEnds
 from duetime.storage.rearm import RearmStatements
-from duetime.storage.schedule_rows import ClaimedRun, NewSchedule
+from duetime.storage.schedule_rows import ClaimedRun, Declarer, NewSchedule
 from duetime.storage.schedule_runs import RunStatements
 from duetime.storage.schedules import ScheduleStatements
 from duetime.storage.store import Statements, Store
@@ -53,6 +53,7 @@ class Planner:
         run: Callable[[Sequence[ClaimedJob], float], None],
         skip: Callable[[ClaimedJob, EndedAs, str], None],
         wait: Callable[[Sequence[ClaimedJob]], Awaitable[None]],
+        declarer: Declarer | None = None,
         optional: bool = False,
     ) -> None:
         self._store = store
@@ -61,6 +62,7 @@ class Planner:
         self._events = events
         self._worker = worker
         self._knows = knows
+        self._declarer = declarer or Declarer()
         self._run = run
         self._skip = skip
         self._wait = wait
@@ -82,14 +84,21 @@ class Planner:
         """Runs start even if the schedule tables fail."""
 
     async def apply(self, declared: Sequence[NewSchedule]) -> None:
-        """Store what the code declares, as it is now; an operator's pause stays."""
-        if declared:
+        """Store what the code declares, as it is now; an operator's pause stays. What an older
+        release declares is not stored."""
+        if not declared and not self._declarer.release:
+            return
+        try:
             answer = await self._transact(
-                self._schedules.apply(declared, actor="code", prune=False), computes=True
+                self._schedules.apply(declared, actor="code", prune=False, declarer=self._declarer),
+                computes=True,
             )
-            for name, change in answer.items():
-                if change != "same":
-                    self._events.schedule_changed(self._worker, name, change)
+        except OlderRelease as error:
+            self._events.schedules_older(self._worker, error.service, error.release, error.newest)
+            return
+        for name, change in answer.items():
+            if change != "same":
+                self._events.schedule_changed(self._worker, name, change)
 
     async def admit(self, jobs: Sequence[ClaimedJob], received: float) -> None:
         """Let claimed runs start, unless their schedule says otherwise."""

@@ -317,7 +317,9 @@ class Worker(Dispatcher):
         if self._fenced is None:
             await self._give_back(self._runners.take_back(older_than=1.0))
             self._limited = await self._read_limited()
-            if await self._store.unpark(list(self._tasks), self._options.queues):
+            if await self._store.unpark(
+                list(self._tasks), self._options.queues, sparing=self._unfitting
+            ):
                 self._look = True
                 self._sleeper.interrupt()
             await self._claim_quarantined()

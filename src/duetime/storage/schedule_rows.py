@@ -50,8 +50,19 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
     timetable: Timetable
     policy: Policy = Policy()
     declared: bool = False
+    owner: str | None = None
+    """The service whose code declares it."""
+    was: str | None = None
+    """The name that it had before."""
     stored: bool = True
     """False: it lives in the memory of each worker, and only its jobs are stored."""
+
+
+class Declarer(msgspec.Struct, frozen=True):
+    """Whose code declares schedules, and which release of it."""
+
+    service: str = "default"
+    release: str = ""
 
 
 class OccurrenceInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +126,8 @@ def read_schedule(row: Row, moment: Moment) -> Schedule:
         last_enqueued_at=maybe(row[14]), paused_at=maybe(row[15]), paused_by=row[16],
         pause_reason=row[17], paused_until=maybe(row[18]), failures=row[19], broken=broken,
         declared=bool(row[21]), revision=row[22], created_at=moment(row[23]),
-        updated_at=moment(row[24]), unreadable=unreadable,
+        updated_at=moment(row[24]), owner=row[26],
+        unreadable=unreadable,
     )  # fmt: skip
 
 
@@ -171,6 +183,7 @@ def summary(schedule: Schedule) -> dict[str, Any]:
         "priority": schedule.priority,
         "max_attempts": schedule.max_attempts,
         "timeout": schedule.timeout,
+        "owner": schedule.owner,
         "declared": schedule.declared,
     }
 
@@ -208,6 +221,7 @@ def schedule_document(given: NewSchedule | Schedule, planned_until: datetime) ->
         "timeout": None if given.timeout is None else given.timeout // MICROSECOND,
         "timetable": given.timetable.to_json(),
         "policy": msgspec.to_builtins(given.policy),
+        "owner": given.owner,
         "declared": given.declared,
         "planned_until": planned_until,
     }

@@ -5,20 +5,34 @@ Statements without I/O, for every backend.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from duetime.domain.plan_schedule import PlannedTick, plan_past_moments
-from duetime.domain.schedule import OpenRun, Schedule, TickStatus, paused_reason
+from duetime.domain.release import is_older
+from duetime.domain.schedule import (
+    OpenRun,
+    Schedule,
+    TickStatus,
+    check_order,
+    paused_reason,
+)
 from duetime.domain.timetable import Timetable
-from duetime.errors import MissingPackage, StorageError
+from duetime.errors import (
+    InvalidInput,
+    InvalidSchedule,
+    MissingPackage,
+    OlderRelease,
+    StorageError,
+)
 from duetime.storage.schedule_planning import CHANGED, PARTS, Planning, event
 from duetime.storage.schedule_rows import (
     MICROSECOND,
     AuditEvent,
+    Declarer,
     NewSchedule,
     read_occurrence,
     read_schedule,
@@ -26,7 +40,7 @@ from duetime.storage.schedule_rows import (
     summary,
     wanted,
 )
-from duetime.storage.store import Row, Statements, run_many
+from duetime.storage.store import Row, Statement, Statements, run_many
 
 _TRIES = 5
 
@@ -40,19 +54,38 @@ class ScheduleStatements(Planning):
         rows = yield from self._dialect.run("schedule_find", {"names": given})
         return [read_schedule(row, self._dialect.moment) for row in rows]
 
-    def apply(self, new: Sequence[NewSchedule], *, actor: str, prune: bool) -> Statements:
-        """Add and change schedules; return `{name: "added" | "changed" | "same" | "removed"}`.
+    def apply(
+        self,
+        new: Sequence[NewSchedule],
+        *,
+        actor: str,
+        prune: bool,
+        declarer: Declarer | None = None,
+    ) -> Statements:
+        """Add and change schedules; return what became of each name: `added`, `changed`, `same`,
+        `renamed`, `removed`.
 
-        A pause stays. `prune` removes what was declared before and no longer is.
+        A pause stays. `prune` removes what the declarer declared before and no longer does. Raises
+        `OlderRelease` if a newer release of its service has declared its schedules.
         """
         now = yield from self._dialect.now()
         answer: dict[str, str] = {}
+        _check_names(new)
+        if declarer is not None:
+            yield from self._enter_release(declarer)
+            new = [_owned(given, declarer) for given in new]
         names = [given.name for given in new]
+        old_names = {given.was: given.name for given in new if given.was is not None}
         gone: list[str] = []
-        if prune:
+        if prune and declarer is not None:
             rows = yield from self._dialect.run("schedule_find", {"names": None})
-            gone = [row[1] for row in rows if row[21] and row[1] not in names]
-        stored = {s.name: s for s in (yield from self._lock(names=[*names, *gone])).values()}
+            kept = {*names, *old_names}
+            mine = [row[1] for row in rows if row[21] and row[26] == declarer.service]
+            gone = [name for name in mine if name not in kept]
+        locked = yield from self._lock(names=[*names, *gone, *old_names])
+        stored = {schedule.name: schedule for schedule in locked.values()}
+        yield from self._check_order(new, stored, gone, old_names)
+        answer |= yield from self._rename(old_names, stored, declarer, actor)
         added: set[int] = set()
         for _ in range(_TRIES):
             fresh = [given for given in new if given.name not in stored]
@@ -73,14 +106,15 @@ class ScheduleStatements(Planning):
                     f"The schedule {given.name!r} is removed as fast as it is added."
                 )
             schedule = stored[given.name]
+            _check_owner(schedule, given.owner)
             if schedule.id in added:
                 answer[given.name] = "added"
                 news.append(event(actor, "schedule.add", schedule, None, summary(schedule)))
                 continue
             if wanted(given) == wanted(schedule) and schedule.readable:
-                answer[given.name] = "same"
+                answer.setdefault(given.name, "same")
                 continue
-            answer[given.name] = "changed"
+            answer.setdefault(given.name, "changed")
             changed.append((schedule, given))
         yield from run_many(self._dialect, "audit_write", news)
         yield from self._change(changed, actor)
@@ -91,7 +125,7 @@ class ScheduleStatements(Planning):
             {
                 schedule.id: schedule
                 for schedule in stored.values()
-                if answer.get(schedule.name) in ("added", "changed")
+                if answer.get(schedule.name) in ("added", "changed", "renamed")
             },
             parts=PARTS,
         )
@@ -174,6 +208,7 @@ class ScheduleStatements(Planning):
 
     def delete(self, name: str, *, actor: str, reason: str | None) -> Statements:
         for schedule in (yield from self._lock(names=[name])).values():
+            yield from self._check_order([], {}, [name], {})
             yield from self._delete(schedule, actor, reason)
             return True
         return False
@@ -222,6 +257,82 @@ class ScheduleStatements(Planning):
 
     # Pieces
 
+    def _enter_release(self, declarer: Declarer) -> Statements:
+        """Lock the service, so that releases take turns; its newest one is this or a later one."""
+        document = msgspec.to_builtins(declarer)
+        document["name"] = document.pop("service")
+        [[newest]] = yield from self._dialect.run("service_lock", document)
+        if is_older(declarer.release, newest):
+            raise OlderRelease(declarer.service, declarer.release, newest)
+        if declarer.release != newest:
+            yield from self._dialect.run("service_release", document)
+
+    def _check_order(
+        self,
+        new: Sequence[NewSchedule],
+        stored: Mapping[str, Schedule],
+        gone: Sequence[str],
+        old_names: Mapping[str, str],
+    ) -> Statements:
+        """Refuse what comes after an unknown schedule or after itself; and to remove a schedule
+        that others come after."""
+        dependent = [
+            given.name
+            for given in new
+            if given.policy.after is not None
+            and (given.name not in stored or wanted(given) != wanted(stored[given.name]))
+        ]
+        if not dependent and not gone:
+            return
+        rows = yield from self._dialect.run("schedule_find", {"names": None})
+        known = [read_schedule(row, self._dialect.moment) for row in rows]
+        after = {
+            old_names.get(schedule.name, schedule.name): old_names.get(
+                schedule.policy.after or "", schedule.policy.after
+            )
+            for schedule in known
+            if schedule.name not in gone
+        }
+        after |= {given.name: given.policy.after for given in new}
+        check_order(after, dependent)
+        for name, before in after.items():
+            if before in gone:
+                raise InvalidInput(
+                    f"The schedule {before!r} cannot be removed: {name!r} comes after it. Change "
+                    "or remove that one first."
+                )
+
+    def _rename(
+        self,
+        old_names: Mapping[str, str],
+        stored: dict[str, Schedule],
+        declarer: Declarer | None,
+        actor: str,
+    ) -> Generator[Statement, list[Row], dict[str, str]]:
+        """Rename schedules, with their ledgers; one whose new name is taken is removed."""
+        answer: dict[str, str] = {}
+        for old, name in old_names.items():
+            schedule = stored.pop(old, None)
+            if schedule is None:
+                continue
+            _check_owner(schedule, None if declarer is None else declarer.service)
+            yield from self._dialect.run("schedule_follow", {"old": old, "new": name})
+            if name in stored:
+                answer[old] = "removed"
+                yield from self._delete(schedule, actor, f"renamed to {name}")
+                continue
+            now = yield from self._dialect.now()
+            # What is armed has the old name in its key.
+            yield from self._supersede([schedule], CHANGED)
+            schedule.planned_until = min(schedule.planned_until, now)
+            schedule.name = name
+            yield from self._dialect.run("schedule_rename", {"id": schedule.id, "name": name})
+            was, now_named = {"name": old}, {"name": name}
+            yield from self._audit(actor, "schedule.rename", schedule, was, now_named)
+            stored[name] = schedule
+            answer[name] = "renamed"
+        return answer
+
     def _change(self, changed: Sequence[tuple[Schedule, NewSchedule]], actor: str) -> Statements:
         """Give schedules what is declared now; what is armed under the old is superseded."""
         now = yield from self._dialect.now()
@@ -240,6 +351,7 @@ class ScheduleStatements(Planning):
                           "timetable", "policy", "declared"):  # fmt: skip
                 setattr(schedule, field, getattr(given, field))
             schedule.args = bytes(given.args).decode()
+            schedule.owner = given.owner or schedule.owner
             schedule.broken = schedule.unreadable = None
             planned = now if schedule.id in moved else min(schedule.planned_until, now)
             schedule.planned_until = planned
@@ -296,6 +408,32 @@ class ScheduleStatements(Planning):
         yield from self._supersede([schedule], "superseded: the schedule was removed", due_too=True)
         yield from self._dialect.run("schedule_delete", [schedule.id])
         yield from self._audit(actor, "schedule.delete", schedule, summary(schedule), None, reason)
+
+
+def _check_names(given: Sequence[NewSchedule]) -> None:
+    """Raise `InvalidInput` if a name is given twice, or is the former name of another."""
+    names = [schedule.name for schedule in given]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InvalidInput(f"The schedule {min(twice)!r} is given twice; names are unique.")
+    former = [schedule.was for schedule in given if schedule.was is not None]
+    if taken := {name for name in former if name in names or former.count(name) > 1}:
+        raise InvalidInput(
+            f"A schedule was {min(taken)!r} before, and another one is or was, too. Remove was= "
+            "from one of them."
+        )
+
+
+def _owned(given: NewSchedule, declarer: Declarer) -> NewSchedule:
+    return msgspec.structs.replace(given, owner=declarer.service) if given.declared else given
+
+
+def _check_owner(schedule: Schedule, service: str | None) -> None:
+    if service is not None and schedule.owner not in (None, service):
+        raise InvalidSchedule(
+            f"The schedule {schedule.name!r} belongs to the service {schedule.owner!r}, and "
+            f"{service!r} declares it, too. Give it another name, or remove it there first: "
+            f"duetime schedules delete {schedule.name}"
+        )
 
 
 def _from_json(text: str | None) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -285,8 +285,11 @@ class Store(Protocol):
         """Of the next jobs of each lane set aside those whose rows cannot be read, whatever made
         them so; return why, for each. A claim failed on one of them: the others must go on."""
 
-    async def unpark(self, tasks: Sequence[str], queues: Sequence[str]) -> int:
-        """Put parked jobs of these tasks and queues back into `due`, and wake nobody: the caller
+    async def unpark(
+        self, tasks: Sequence[str], queues: Sequence[str], *, sparing: Collection[int] = ()
+    ) -> int:
+        """Put parked jobs of these tasks and queues, but those of `sparing`, back into `due`, and
+        wake nobody: the caller
         knows them and looks at once; another worker would only park them again."""
 
     def finish_in(self, ended: EndedJob) -> Statements:

@@ -168,7 +168,7 @@ class Events:
             state=rescued.state.value,
         )
 
-    def jobs_parked(self, worker: str, jobs: Sequence[ClaimedJob]) -> None:
+    def jobs_parked(self, worker: str, jobs: Sequence[ClaimedJob], reason: str) -> None:
         for job in jobs:
             self._say(
                 logging.WARNING,
@@ -176,7 +176,7 @@ class Events:
                 job_id=job.id,
                 task=job.task,
                 worker_id=worker,
-                reason="no task of that name is registered here",
+                reason=reason,
             )
 
     def tick_skipped(self, worker: str, job: ClaimedJob, status: str, reason: str) -> None:
@@ -204,6 +204,16 @@ class Events:
             "schedule_unreadable",
             schedule=schedule,
             reason=reason,
+            worker_id=worker,
+        )
+
+    def schedules_older(self, worker: str, service: str, release: str, newest: str) -> None:
+        self._say(
+            logging.WARNING,
+            "schedules_older",
+            service=service,
+            release=release,
+            newest=newest,
             worker_id=worker,
         )
 

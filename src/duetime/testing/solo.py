@@ -18,6 +18,7 @@ from duetime.engine.planner import REPAIR_SECONDS, Planner
 from duetime.engine.runners import Runners, Running
 from duetime.engine.ticker import Ticker
 from duetime.engine.worker import task_defaults
+from duetime.storage.schedule_rows import Declarer
 from duetime.storage.store import Lane, Store
 
 _NAME = "test world"
@@ -69,6 +70,7 @@ class SoloWorker:
                 EndedJob(job, ended_as, 0, 0, error=reason)
             ),
             wait=store.release,
+            declarer=Declarer(app.settings.service, app.settings.release),
         )
 
     async def open(self) -> None:
@@ -220,8 +222,8 @@ class SoloWorker:
             self._overran[job.token] = end
 
     async def _park(self, job: ClaimedJob) -> None:
-        self._app.events.jobs_parked(_NAME, [job])
         reason = f"the test's app does not know the task {job.task}"
+        self._app.events.jobs_parked(_NAME, [job], reason)
         await self._store.park([job], reason)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import starmap
 from operator import itemgetter
@@ -271,8 +271,12 @@ class HotPath(Sessions):
                     parked[row[0]] = reason
         return parked
 
-    async def unpark(self, tasks: Sequence[str], queues: Sequence[str]) -> int:
-        rows = await self._ask("unpark", tasks=list(tasks), queues=list(queues))
+    async def unpark(
+        self, tasks: Sequence[str], queues: Sequence[str], *, sparing: Collection[int] = ()
+    ) -> int:
+        rows = await self._ask(
+            "unpark", tasks=list(tasks), queues=list(queues), sparing=list(sparing)
+        )
         return cast("int", rows[0][0])
 
     def finish_in(self, ended: EndedJob) -> Statements:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -55,8 +55,14 @@ def register_worker(
     return worker_id
 
 
-def unpark(tx: Transaction, tasks: Sequence[str], queues: Sequence[str]) -> int:
-    which = {"tasks": encode_set(tasks), "queues": encode_set(queues)}
+def unpark(
+    tx: Transaction, tasks: Sequence[str], queues: Sequence[str], sparing: Collection[int]
+) -> int:
+    which = {
+        "tasks": encode_set(tasks),
+        "queues": encode_set(queues),
+        "sparing": msgspec.json.encode(list(sparing)).decode(),
+    }
     tx.run("unpark_due", **which)
     return len(tx.rows("unpark", **which))
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
@@ -230,8 +230,10 @@ class SqliteStore:
     async def park_unreadable(self, queues: Sequence[str], *, most: int) -> dict[int, str]:
         return await self._thread.write(lambda tx: park_unreadable(tx, queues, most))
 
-    async def unpark(self, tasks: Sequence[str], queues: Sequence[str]) -> int:
-        return await self._thread.write(lambda tx: housekeeping.unpark(tx, tasks, queues))
+    async def unpark(
+        self, tasks: Sequence[str], queues: Sequence[str], *, sparing: Collection[int] = ()
+    ) -> int:
+        return await self._thread.write(lambda tx: housekeeping.unpark(tx, tasks, queues, sparing))
 
     def finish_in(self, ended: EndedJob) -> Statements:
         return (yield from finish.complete(self._sql, ended, self._shared.now_us()))

@@ -10,7 +10,7 @@ drop table duetime.zone, duetime.tracked,
     duetime.channel_use, duetime.channel_rate, duetime.delivery,
     duetime.digest, duetime.recipient_use, duetime.recipient,
     duetime.reminder, duetime.subject, duetime.scope,
-    duetime.audit, duetime.schedule_template, duetime.occurrence, duetime.schedule,
+    duetime.audit, duetime.schedule_template, duetime.service, duetime.occurrence, duetime.schedule,
     duetime.waiter, duetime.progress, duetime.parked, duetime.rate_use, duetime.queue,
     duetime.job_key, duetime.task, duetime.worker_name, duetime.worker, duetime.attempt,
     duetime.claim, duetime.due, duetime.job, duetime.installation;

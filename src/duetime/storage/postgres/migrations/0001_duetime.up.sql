@@ -267,6 +267,8 @@ create table duetime.schedule (
     paused_until     duetime.moment,
     failures         integer not null default 0,
     broken           text,
+    -- The service whose code declares it. Null: it was put at run time.
+    owner            text,
     declared         boolean not null default false,
     revision         integer not null default 1,
     created_at       duetime.moment not null default duetime.now(),
@@ -301,6 +303,13 @@ create unique index occurrence_job on duetime.occurrence (job_id) where job_id i
 -- The runs that have not ended: a few of each schedule.
 create index occurrence_open on duetime.occurrence (schedule_id, tick)
     where job_id is not null and finished_at is null;
+
+-- The services that declare schedules, each with its newest release: an older one declares nothing.
+create table duetime.service (
+    name       text primary key,
+    release    text not null,
+    updated_at timestamptz not null default duetime.now()
+);
 
 create table duetime.schedule_template (
     name        text primary key,
@@ -345,7 +354,8 @@ create view duetime.schedules as
 select s.name, s.kind, s.target, s.args, s.timetable, s.policy,
     s.paused_at is null and s.broken is null as enabled,
     s.next_run_at, s.last_run_at, s.last_enqueued_at, s.paused_at, s.paused_by, s.pause_reason,
-    s.paused_until, s.failures, s.broken, s.declared, s.revision, s.created_at, s.updated_at
+    s.paused_until, s.failures, s.broken, s.owner, s.declared, s.revision, s.created_at,
+    s.updated_at
 from duetime.schedule as s;
 
 -- The ledger as people see it.

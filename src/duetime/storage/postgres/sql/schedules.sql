@@ -39,7 +39,7 @@ select s.id, s.name, s.kind, s.target, s.args::text, s.queue, s.priority, s.max_
     (extract(epoch from s.timeout) * 1000000)::bigint, s.timetable::text, s.policy::text,
     s.planned_until, s.next_run_at, s.last_run_at, s.last_enqueued_at, s.paused_at, s.paused_by,
     s.pause_reason, s.paused_until, s.failures, s.broken, s.declared, s.revision, s.created_at,
-    s.updated_at, s.plain
+    s.updated_at, s.plain, s.owner
 from duetime.schedule as s cross join (select %s::json as doc) as i
 where s.id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
    or s.name = any (array(select value from json_array_elements_text(i.doc -> 'names')))
@@ -52,7 +52,7 @@ select s.id, s.name, s.kind, s.target, s.args::text, s.queue, s.priority, s.max_
     (extract(epoch from s.timeout) * 1000000)::bigint, s.timetable::text, s.policy::text,
     s.planned_until, s.next_run_at, s.last_run_at, s.last_enqueued_at, s.paused_at, s.paused_by,
     s.pause_reason, s.paused_until, s.failures, s.broken, s.declared, s.revision, s.created_at,
-    s.updated_at, s.plain
+    s.updated_at, s.plain, s.owner
 from duetime.schedule as s cross join (select %s::json as doc) as i
 where json_typeof(i.doc -> 'names') = 'null'
    or s.name = any (array(select value from json_array_elements_text(i.doc -> 'names')))
@@ -358,14 +358,15 @@ select count(duetime.wake(q.queue)) from (select distinct queue from moved order
 
 -- name: schedule_insert
 insert into duetime.schedule (name, kind, target, args, queue, priority, max_attempts, timeout,
-                              timetable, policy, declared, plain, planned_until, next_run_at)
+                              timetable, policy, owner, declared, plain, planned_until,
+                              next_run_at)
 select g.name, g.kind, g.target, g.args, g.queue, g.priority, g.max_attempts,
-    g.timeout * interval '1 microsecond', g.timetable, g.policy, g.declared, null,
+    g.timeout * interval '1 microsecond', g.timetable, g.policy, g.owner, g.declared, null,
     g.planned_until, g.planned_until
 from json_to_recordset(%s::json) as g(
     name text, kind text, target text, args json, queue text, priority smallint,
-    max_attempts smallint, timeout bigint, timetable json, policy json, declared boolean,
-    planned_until timestamptz)
+    max_attempts smallint, timeout bigint, timetable json, policy json, owner text,
+    declared boolean, planned_until timestamptz)
 order by g.name
 on conflict (name) do nothing
 returning id;
@@ -375,17 +376,38 @@ update duetime.schedule as s
 set target = g.target, kind = g.kind, args = coalesce(g.args, s.args), queue = g.queue, priority = g.priority,
     max_attempts = g.max_attempts, timeout = g.timeout * interval '1 microsecond',
     timetable = coalesce(g.timetable, s.timetable), policy = coalesce(g.policy, s.policy),
-    declared = g.declared, plain = null,
+    owner = g.owner, declared = g.declared, plain = null,
     planned_until = g.planned_until, next_run_at = g.next_run_at, paused_at = g.paused_at,
     paused_by = g.paused_by, pause_reason = g.pause_reason, paused_until = g.paused_until,
     failures = g.failures, broken = g.broken, revision = s.revision + 1,
     updated_at = duetime.now()
 from json_to_recordset(%s::json) as g(
     id bigint, target text, kind text, args json, queue text, priority smallint,
-    max_attempts smallint, timeout bigint, timetable json, policy json, declared boolean,
-    planned_until timestamptz, next_run_at timestamptz, paused_at timestamptz, paused_by text,
+    max_attempts smallint, timeout bigint, timetable json, policy json, owner text,
+    declared boolean, planned_until timestamptz, next_run_at timestamptz, paused_at timestamptz, paused_by text,
     pause_reason text, paused_until timestamptz, failures integer, broken text)
 where s.id = g.id;
+
+-- name: schedule_rename
+update duetime.schedule as s set name = g.name
+from json_to_record(%s::json) as g(id bigint, name text) where s.id = g.id;
+
+-- name: schedule_follow
+-- What came after one schedule comes after another.
+update duetime.schedule as s
+set policy = (s.policy::jsonb || jsonb_build_object('after', g.new))::json
+from json_to_record(%s::json) as g(old text, new text) where s.policy ->> 'after' = g.old;
+
+-- name: service_lock
+-- Locks the service until the end of the transaction; returns its newest release.
+insert into duetime.service as s (name, release)
+select g.name, g.release from json_to_record(%s::json) as g(name text, release text)
+on conflict (name) do update set name = excluded.name
+returning s.release;
+
+-- name: service_release
+update duetime.service as s set release = g.release, updated_at = duetime.now()
+from json_to_record(%s::json) as g(name text, release text) where s.name = g.name;
 
 -- name: schedule_move
 -- Another time for an armed run: its tick, and so its key, stay. Zero rows: it has begun.

@@ -408,7 +408,7 @@ with taken as (
     delete from duetime.parked where job_id in (
         select job_id from duetime.parked
         where task = any (%(tasks)s::text[]) and queue = any (%(queues)s::text[])
-          and not unreadable
+          and not unreadable and job_id <> all (%(sparing)s::bigint[])
         limit 1000 for update skip locked)
     returning *
 ), back as (

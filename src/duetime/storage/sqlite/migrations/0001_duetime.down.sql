@@ -24,6 +24,7 @@ drop view duetime_schedules;
 drop view duetime_open_run;
 drop table duetime_audit;
 drop table duetime_schedule_template;
+drop table duetime_service;
 drop table duetime_occurrence;
 drop table duetime_schedule;
 drop view duetime_jobs;

@@ -224,6 +224,8 @@ create table duetime_schedule (
     paused_until     integer,
     failures         integer not null default 0,
     broken           text,
+    -- The service whose code declares it. Null: it was put at run time.
+    owner            text,
     declared         integer not null default 0,
     revision         integer not null default 1,
     created_at       integer not null,
@@ -256,6 +258,13 @@ create unique index duetime_occurrence_job on duetime_occurrence (job_id) where 
 -- The runs that have not ended: a few of each schedule.
 create index duetime_occurrence_open on duetime_occurrence (schedule_id, tick)
     where job_id is not null and finished_at is null;
+
+-- The services that declare schedules, each with its newest release: an older one declares nothing.
+create table duetime_service (
+    name       text primary key,
+    release    text not null,
+    updated_at integer not null
+) strict, without rowid;
 
 create table duetime_schedule_template (
     name        text primary key,
@@ -300,7 +309,7 @@ create view duetime_schedules as
 select s.name, s.kind, s.target, s.args, s.timetable, s.policy,
     s.paused_at is null and s.broken is null as enabled,
     s.next_run_at, s.last_run_at, s.last_enqueued_at, s.paused_at, s.paused_by, s.pause_reason,
-    s.paused_until, s.failures, s.broken, s.declared, s.revision, s.created_at, s.updated_at
+    s.paused_until, s.failures, s.broken, s.owner, s.declared, s.revision, s.created_at, s.updated_at
 from duetime_schedule as s;
 
 -- The ledger as people see it.

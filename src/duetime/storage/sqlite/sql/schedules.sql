@@ -42,7 +42,7 @@ with input(doc) as (select ?)
 select s.id, s.name, s.kind, s.target, s.args, s.queue, s.priority, s.max_attempts, s.timeout,
     s.timetable, s.policy, s.planned_until, s.next_run_at, s.last_run_at, s.last_enqueued_at,
     s.paused_at, s.paused_by, s.pause_reason, s.paused_until, s.failures, s.broken, s.declared,
-    s.revision, s.created_at, s.updated_at, s.plain
+    s.revision, s.created_at, s.updated_at, s.plain, s.owner
 from duetime_schedule as s
 where s.id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e
                union
@@ -55,7 +55,7 @@ with input(doc) as (select ?)
 select s.id, s.name, s.kind, s.target, s.args, s.queue, s.priority, s.max_attempts, s.timeout,
     s.timetable, s.policy, s.planned_until, s.next_run_at, s.last_run_at, s.last_enqueued_at,
     s.paused_at, s.paused_by, s.pause_reason, s.paused_until, s.failures, s.broken, s.declared,
-    s.revision, s.created_at, s.updated_at, s.plain
+    s.revision, s.created_at, s.updated_at, s.plain, s.owner
 from duetime_schedule as s cross join input as i
 where json_extract(i.doc, '$.doc.names') is null
    or s.name in (select e.value from json_each(i.doc, '$.doc.names') as e)
@@ -452,15 +452,15 @@ where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
 -- name: schedule_insert
 with input(doc) as (select ?)
 insert into duetime_schedule (id, name, kind, target, args, queue, priority, max_attempts, timeout,
-                              timetable, policy, declared, planned_until, next_run_at, created_at,
-                              updated_at)
+                              timetable, policy, owner, declared, planned_until, next_run_at,
+                              created_at, updated_at)
 select (select value from duetime_counter where name = 'schedule') + e.key + 1,
     json_extract(e.value, '$.name'), json_extract(e.value, '$.kind'),
     json_extract(e.value, '$.target'), json_extract(e.value, '$.args'),
     json_extract(e.value, '$.queue'), json_extract(e.value, '$.priority'),
     json_extract(e.value, '$.max_attempts'), json_extract(e.value, '$.timeout'),
     json_extract(e.value, '$.timetable'), json_extract(e.value, '$.policy'),
-    json_extract(e.value, '$.declared'), json_extract(e.value, '$.planned_until'),
+    json_extract(e.value, '$.owner'), json_extract(e.value, '$.declared'), json_extract(e.value, '$.planned_until'),
     json_extract(e.value, '$.planned_until'), json_extract(i.doc, '$.now'),
     json_extract(i.doc, '$.now')
 from input as i cross join json_each(i.doc, '$.doc') as e
@@ -492,6 +492,7 @@ set target = json_extract(g.value, '$.target'), kind = json_extract(g.value, '$.
     timeout = json_extract(g.value, '$.timeout'),
     timetable = coalesce(json_extract(g.value, '$.timetable'), s.timetable),
     policy = coalesce(json_extract(g.value, '$.policy'), s.policy),
+    owner = json_extract(g.value, '$.owner'),
     declared = json_extract(g.value, '$.declared'), plain = null,
     planned_until = json_extract(g.value, '$.planned_until'),
     next_run_at = json_extract(g.value, '$.next_run_at'),
@@ -503,6 +504,36 @@ set target = json_extract(g.value, '$.target'), kind = json_extract(g.value, '$.
     revision = s.revision + 1, updated_at = g.now
 from g
 where s.id = json_extract(g.value, '$.id');
+
+-- name: schedule_follow
+-- What came after one schedule comes after another.
+with input(doc) as (select ?)
+update duetime_schedule
+set policy = json_set(policy, '$.after', (select json_extract(doc, '$.doc.new') from input))
+where iif(json_valid(policy), json_extract(policy, '$.after'), null)
+      = (select json_extract(doc, '$.doc.old') from input);
+
+-- name: schedule_rename
+with input(doc) as (select ?)
+update duetime_schedule set name = (select json_extract(doc, '$.doc.name') from input)
+where id = (select json_extract(doc, '$.doc.id') from input);
+
+-- name: service_lock
+-- Returns the service's newest release.
+with input(doc) as (select ?)
+insert into duetime_service (name, release, updated_at)
+select json_extract(doc, '$.doc.name'), json_extract(doc, '$.doc.release'),
+    json_extract(doc, '$.now')
+from input where true
+on conflict (name) do update set name = excluded.name
+returning release;
+
+-- name: service_release
+with input(doc) as (select ?)
+update duetime_service
+set release = (select json_extract(doc, '$.doc.release') from input),
+    updated_at = (select json_extract(doc, '$.now') from input)
+where name = (select json_extract(doc, '$.doc.name') from input);
 
 -- name: schedule_move
 -- Another time for an armed run: its tick, and so its key, stay. Zero rows: it has begun.

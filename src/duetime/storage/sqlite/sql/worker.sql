@@ -50,6 +50,7 @@ insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
 select job_id, queue, priority, run_at, attempt, partition from duetime_parked
 where task in (select value from json_each(:tasks))
   and queue in (select value from json_each(:queues)) and not unreadable
+  and job_id not in (select value from json_each(:sparing))
 order by job_id limit 1000;
 
 -- name: unpark
@@ -57,6 +58,7 @@ delete from duetime_parked where job_id in (
     select job_id from duetime_parked
     where task in (select value from json_each(:tasks))
       and queue in (select value from json_each(:queues)) and not unreadable
+      and job_id not in (select value from json_each(:sparing))
     order by job_id limit 1000)
 returning job_id;
 
