@@ -109,7 +109,7 @@ def test_postgres_clients_notice_a_dead_server_in_seconds() -> None:
     for dsn in (store.dsn, store.listen_dsn):
         found = conninfo_to_dict(dsn)
 
-        assert found["connect_timeout"] == "10"
+        assert found["connect_timeout"] == "5"
         assert found["keepalives"] == "1"
         assert (found["keepalives_idle"], found["keepalives_interval"]) == ("10", "5")
         assert found["keepalives_count"] == "3"
