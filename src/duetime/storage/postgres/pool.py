@@ -94,20 +94,14 @@ class Pool:
 
         Waits up to `seconds` for one. If `hasty`, it does not wait while the server is away.
         """
-        deadline = asyncio.get_running_loop().time() + seconds
         try:
-            async with asyncio.timeout_at(deadline) as limit:
-                if hasty:
-                    self._hasty.add(limit)
-                    self._hurry()
+            if not hasty:
+                return await self._take(seconds)
+            async with asyncio.timeout(seconds) as limit:
+                self._hasty.add(limit)
+                self._hurry()
                 try:
-                    while True:
-                        connection = await self._pool.getconn(timeout=seconds)
-                        if not _is_stale(connection):
-                            self._lent += 1
-                            return connection
-                        await connection.close()
-                        await self._pool.putconn(connection)
+                    return await self._take(seconds)
                 finally:
                     self._hasty.discard(limit)
         except (TimeoutError, PoolTimeout) as error:
@@ -116,6 +110,15 @@ class Pool:
                     f"PostgreSQL cannot be reached: {first_line(self._error)}"
                 ) from error
             raise
+
+    async def _take(self, seconds: float) -> Connection:
+        while True:
+            connection = await self._pool.getconn(timeout=seconds)
+            if not _is_stale(connection):
+                self._lent += 1
+                return connection
+            await connection.close()
+            await self._pool.putconn(connection)
 
     async def give_back(self, connection: Connection) -> None:
         self._lent -= 1
