@@ -748,9 +748,10 @@ async def test_a_stale_reminder_is_left_out_of_a_digest(
     async with app.testing(now=START, isolated=False) as world:
         await app.recipients.put("ann", most_per_hour=1)
         await put_games(app, 4)
-        await world.advance("1h59m59s500ms")
-        mark_stale(backend, "game:2", START, START + 30 * HOUR)
-        await world.advance("1s")
+        await world.advance("1h59m59s900ms")
+        # Just now: nobody looks after a lost job so soon.
+        mark_stale(backend, "game:2", await app.now(), START + 30 * HOUR)
+        await world.advance("200ms")
 
     [_, digest] = mail.messages
     subjects = [one["subject"] for one in digest.data["reminders"]]
