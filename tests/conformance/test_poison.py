@@ -124,6 +124,7 @@ async def test_a_row_that_cannot_be_read_is_set_aside_by_itself(
     async with app.worker():
         await until_true(lambda: len(ran) == 4, seconds=10)
         await (await work.enqueue(5)).result(timeout="10s")
+        put_back = await (await app.store()).unpark(["work"], ["default"])
         [(job_id, reason)] = query(backend, "select job_id, reason from duetime.parked")
         query(
             backend, f"update duetime.job set timeout = null, expires_at = null where id = {job_id}"
@@ -134,6 +135,7 @@ async def test_a_row_that_cannot_be_read_is_set_aside_by_itself(
         await jobs[2].result(timeout="10s")
     await app.close()
 
+    assert put_back == 0
     assert ran[-1] == 2
     assert sorted(ran) == [0, 1, 2, 3, 4, 5]
     assert job_id == jobs[2].id

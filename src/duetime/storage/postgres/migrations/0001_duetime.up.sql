@@ -308,7 +308,7 @@ create index occurrence_open on duetime.occurrence (schedule_id, tick)
 create table duetime.service (
     name       text primary key,
     release    text not null,
-    updated_at timestamptz not null default duetime.now()
+    updated_at duetime.moment not null default duetime.now()
 );
 
 create table duetime.schedule_template (
