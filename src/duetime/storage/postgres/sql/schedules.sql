@@ -211,46 +211,7 @@ where o.schedule_id = m.schedule_id and o.tick = m.tick
   and (m.held_by is null or o.worker = m.held_by and o.begun_at is null);
 
 -- name: schedule_supersede
--- The armed runs of schedules end: they are paused or changed, or (`all`) removed. Ticks that lie
--- ahead leave the ledger, so that they can be planned anew. What is due, or claimed, goes on.
-with input as materialized (
-    select %s::json as doc
-), armed as materialized (
-    select o.schedule_id, o.tick, o.job_id from duetime.occurrence as o cross join input as i
-    where o.schedule_id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
-      and o.job_id is not null and o.finished_at is null and o.begun_at is null
-      and o.runs_as = 'fired'
-      and (o.tick > duetime.now() or (i.doc ->> 'all')::boolean)
-), gone as (
-    delete from duetime.due where job_id in (select job_id from armed) and attempt = 0
-    returning job_id
-), unparked as (
-    delete from duetime.parked where job_id in (select job_id from armed) and attempt = 0
-    returning job_id
-), ended as (
-    insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at, error)
-    select g.job_id, nextval('duetime.claim_token_seq'), 0, 'superseded', duetime.now(),
-        i.doc ->> 'reason'
-    from (select job_id from gone union all select job_id from unparked) as g, input as i
-    returning job_id
-), freed as (
-    delete from duetime.job_key where job_id in (select job_id from ended)
-), past as (
-    update duetime.occurrence as o
-    set status = 'skipped', reason = i.doc ->> 'reason', finished_at = duetime.now()
-    from armed as a, input as i
-    where o.schedule_id = a.schedule_id and o.tick = a.tick and o.tick <= duetime.now()
-      and a.job_id in (select job_id from ended)
-), ahead as (
-    delete from duetime.occurrence as o using armed as a
-    where o.schedule_id = a.schedule_id and o.tick = a.tick and o.tick > duetime.now()
-      and a.job_id in (select job_id from ended)
-), masked as (
-    delete from duetime.occurrence as o using input as i
-    where o.schedule_id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
-      and o.tick > duetime.now() and o.job_id is null
-)
-select job_id from ended;
+select job_id from duetime.supersede_runs(%s::json) as job_id;
 
 -- name: schedule_unsettled
 select o.job_id from duetime.occurrence as o
@@ -410,26 +371,7 @@ update duetime.service as s set release = g.release, updated_at = duetime.now()
 from json_to_record(%s::json) as g(name text, release text) where s.name = g.name;
 
 -- name: schedule_move
--- Another time for an armed run: its tick, and so its key, stay. Zero rows: it has begun.
-with given as (
-    select * from json_to_record(%s::json) as g(
-        schedule_id bigint, tick timestamptz, run_at timestamptz, expires_at timestamptz)
-), moved as (
-    update duetime.due as d set run_at = g.run_at
-    from duetime.occurrence as o, given as g
-    where o.schedule_id = g.schedule_id and o.tick = g.tick and d.job_id = o.job_id
-      and d.attempt = 0
-    returning d.job_id, d.queue
-), noted as (
-    update duetime.occurrence as o set run_at = g.run_at from given as g, moved as m
-    where o.job_id = m.job_id
-), expiring as (
-    update duetime.job as j set expires_at = g.expires_at from moved as m, given as g
-    where j.id = m.job_id and j.expires_at is distinct from g.expires_at
-), woken as materialized (
-    select count(duetime.wake(m.queue, g.run_at)) from moved as m, given as g
-)
-select m.job_id from moved as m, woken;
+select job_id from duetime.move_run(%s::json) as job_id;
 
 -- name: schedule_delete
 delete from duetime.schedule where id = any (array(select value::bigint from json_array_elements_text(%s::json)));

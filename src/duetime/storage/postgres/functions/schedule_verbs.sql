@@ -1,0 +1,244 @@
+-- What people do to schedules, by plain SQL: the same as `app.schedules["…"].pause()` and its siblings,
+-- each in the caller's transaction with its audit event. SQL computes no times: what follows a change
+-- is planned by a worker, within about a second.
+
+-- The armed runs of schedules end: they are paused or changed, or (`all`) removed. Ticks that lie
+-- ahead leave the ledger, so that they can be planned anew. What is due, or claimed, goes on.
+create or replace function duetime.supersede_runs(doc json) returns setof bigint
+    language sql set search_path = pg_catalog, pg_temp as $$
+    with input as materialized (
+        select supersede_runs.doc as doc
+    ), armed as materialized (
+        select o.schedule_id, o.tick, o.job_id from duetime.occurrence as o cross join input as i
+        where o.schedule_id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
+          and o.job_id is not null and o.finished_at is null and o.begun_at is null
+          and o.runs_as = 'fired'
+          and (o.tick > duetime.now() or (i.doc ->> 'all')::boolean)
+    ), gone as (
+        delete from duetime.due where job_id in (select job_id from armed) and attempt = 0
+        returning job_id
+    ), unparked as (
+        delete from duetime.parked where job_id in (select job_id from armed) and attempt = 0
+        returning job_id
+    ), ended as (
+        insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at, error)
+        select g.job_id, nextval('duetime.claim_token_seq'), 0, 'superseded', duetime.now(),
+            i.doc ->> 'reason'
+        from (select job_id from gone union all select job_id from unparked) as g, input as i
+        returning job_id
+    ), freed as (
+        delete from duetime.job_key where job_id in (select job_id from ended)
+    ), past as (
+        update duetime.occurrence as o
+        set status = 'skipped', reason = i.doc ->> 'reason', finished_at = duetime.now()
+        from armed as a, input as i
+        where o.schedule_id = a.schedule_id and o.tick = a.tick and o.tick <= duetime.now()
+          and a.job_id in (select job_id from ended)
+    ), ahead as (
+        delete from duetime.occurrence as o using armed as a
+        where o.schedule_id = a.schedule_id and o.tick = a.tick and o.tick > duetime.now()
+          and a.job_id in (select job_id from ended)
+    ), masked as (
+        delete from duetime.occurrence as o using input as i
+        where o.schedule_id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
+          and o.tick > duetime.now() and o.job_id is null
+    )
+    select job_id from ended
+$$;
+
+-- Another time for an armed run: its tick, and so its key, stay. Zero rows: it has begun.
+create or replace function duetime.move_run(doc json) returns setof bigint
+    language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    return query
+    with given as (
+        select * from json_to_record(move_run.doc) as g(
+            schedule_id bigint, tick timestamptz, run_at timestamptz, expires_at timestamptz)
+    ), moved as (
+        update duetime.due as d set run_at = g.run_at
+        from duetime.occurrence as o, given as g
+        where o.schedule_id = g.schedule_id and o.tick = g.tick and d.job_id = o.job_id
+          and d.attempt = 0
+        returning d.job_id, d.queue
+    ), noted as (
+        update duetime.occurrence as o set run_at = g.run_at from given as g, moved as m
+        where o.job_id = m.job_id
+    ), expiring as (
+        update duetime.job as j set expires_at = g.expires_at from moved as m, given as g
+        where j.id = m.job_id and j.expires_at is distinct from g.expires_at
+    ), woken as materialized (
+        select count(duetime.wake(m.queue, g.run_at)) from moved as m, given as g
+    )
+    select m.job_id from moved as m, woken;
+end $$;
+
+-- A moment as reasons, keys and the audit have it.
+create or replace function duetime.say_moment(moment timestamptz) returns text
+    language sql stable set search_path = pg_catalog, pg_temp as $$
+    select replace(to_char(moment at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '.000000', '')
+$$;
+
+-- The schedule of that name, locked.
+create or replace function duetime.lock_schedule(name text, actor text) returns duetime.schedule
+    language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    found_one duetime.schedule;
+begin
+    if length(coalesce(actor, '')) not between 1 and 200 or actor !~ '\S' then
+        raise exception 'duetime: the actor must have 1 to 200 characters' using errcode = '22023';
+    end if;
+    select * into found_one from duetime.schedule as s where s.name = lock_schedule.name for update;
+    if found_one.id is null then
+        raise exception 'duetime: there is no schedule named %', quote_nullable(lock_schedule.name)
+            using errcode = 'P0002';
+    end if;
+    return found_one;
+end $$;
+
+create or replace function duetime.pause_summary(s duetime.schedule) returns json
+    language sql stable set search_path = pg_catalog, pg_temp as $$
+    select json_build_object(
+        'paused_at', duetime.say_moment(s.paused_at), 'paused_by', s.paused_by,
+        'reason', s.pause_reason, 'until', duetime.say_moment(s.paused_until))
+$$;
+
+create or replace function duetime.paused_reason(s duetime.schedule) returns text
+    language sql stable set search_path = pg_catalog, pg_temp as $$
+    select 'paused by ' || coalesce(s.paused_by, 'unknown') || coalesce(': ' || nullif(s.pause_reason, ''), '')
+$$;
+
+-- Run no more, on any worker, until it is resumed or `until`; what runs goes on.
+create or replace function duetime.pause_schedule(
+    name text, reason text default '', until timestamptz default null, actor text default session_user)
+    returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    known duetime.schedule := duetime.lock_schedule(name, actor);
+    paused duetime.schedule;
+    now constant timestamptz := duetime.now();
+begin
+    if until <= now then
+        raise exception 'duetime: until % is past: a pause ends later than now', duetime.say_moment(until)
+            using errcode = '22023';
+    end if;
+    update duetime.schedule as s
+    set paused_at = coalesce(s.paused_at, now), paused_by = actor,
+        pause_reason = coalesce(reason, ''), paused_until = until, next_run_at = null, plain = null,
+        -- What nobody has planned yet is judged when it is resumed.
+        planned_until = case when s.paused_at is null then least(s.planned_until, now)
+                             else s.planned_until end,
+        revision = s.revision + 1, updated_at = now
+    where s.id = known.id
+    returning * into paused;
+    perform duetime.supersede_runs(json_build_object(
+        'ids', json_build_array(known.id), 'reason', duetime.paused_reason(paused), 'all', false));
+    insert into duetime.audit (actor, action, entity, before, after, reason)
+    values (actor, 'schedule.pause', 'schedule:' || known.name, duetime.pause_summary(known),
+            duetime.pause_summary(paused), coalesce(pause_schedule.reason, ''));
+end $$;
+
+-- Go on. `missed`: the ticks of the pause are caught up as `catch_up` says; else they are skipped, and
+-- share one row of the ledger. Resuming twice changes nothing.
+create or replace function duetime.resume_schedule(
+    name text, missed boolean default false, actor text default session_user)
+    returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    known duetime.schedule := duetime.lock_schedule(name, actor);
+    now constant timestamptz := duetime.now();
+begin
+    if known.paused_at is null then
+        return;
+    end if;
+    if not missed then
+        insert into duetime.occurrence (schedule_id, tick, run_at, status, runs_as, reason, finished_at)
+        values (known.id, known.planned_until, known.planned_until, 'skipped', 'fired',
+                duetime.paused_reason(known) || '; the same goes for all ticks up to '
+                || duetime.say_moment(now), now)
+        on conflict do nothing;
+    end if;
+    update duetime.schedule as s
+    set paused_at = null, paused_by = null, pause_reason = null, paused_until = null, failures = 0,
+        planned_until = case when missed then s.planned_until else now end,
+        -- A worker plans it now.
+        next_run_at = now, plain = null, revision = s.revision + 1, updated_at = now
+    where s.id = known.id;
+    insert into duetime.audit (actor, action, entity, before, after)
+    values (actor, 'schedule.resume', 'schedule:' || known.name, duetime.pause_summary(known),
+            json_build_object('missed', missed));
+end $$;
+
+-- Run it once now, beside its timetable; return the job's id.
+create or replace function duetime.trigger_schedule(
+    name text, reason text default null, actor text default session_user)
+    returns bigint language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    known duetime.schedule := duetime.lock_schedule(name, actor);
+    defaults duetime.task;
+    now constant timestamptz := duetime.now();
+    at_tick timestamptz := now;
+    job bigint;
+    made duetime.job;
+begin
+    select * into defaults from duetime.task as t where t.name = known.target;
+    loop
+        insert into duetime.job_key as k (task, key, job_id, hold)
+        select known.target, 'tick:' || known.name || '@' || duetime.say_moment(at_tick),
+            nextval('duetime.job_id_seq'), interval '1 hour'
+        where not exists (select from duetime.occurrence as o
+                          where o.schedule_id = known.id and o.tick = at_tick)
+        on conflict do nothing
+        returning k.job_id into job;
+        exit when job is not null;
+        at_tick := at_tick + interval '1 microsecond';
+    end loop;
+    insert into duetime.occurrence (schedule_id, tick, run_at, status, runs_as, reason, job_id, enqueued_at)
+    values (known.id, at_tick, now, 'armed', 'triggered', 'by ' || actor, job, now);
+    insert into duetime.job (id, task, queue, priority, args, key, hold, max_attempts, timeout, expires_at)
+    values (job, known.target, coalesce(known.queue, defaults.queue, 'default'),
+            coalesce(known.priority, defaults.priority, 5), known.args,
+            'tick:' || known.name || '@' || duetime.say_moment(at_tick), interval '1 hour',
+            coalesce(known.max_attempts, defaults.max_attempts, 3),
+            coalesce(known.timeout, defaults.timeout),
+            now + coalesce((known.policy ->> 'expires')::interval, defaults.expires))
+    returning * into made;
+    insert into duetime.due (queue, priority, run_at, job_id) values (made.queue, made.priority, now, job);
+    perform duetime.wake(made.queue, now);
+    insert into duetime.audit (actor, action, entity, reason)
+    values (actor, 'schedule.trigger', 'schedule:' || known.name, trigger_schedule.reason);
+    return job;
+end $$;
+
+-- Move the next run to a time; the runs after it stay. Returns the tick that was moved.
+create or replace function duetime.reschedule(
+    name text, at timestamptz, actor text default session_user)
+    returns timestamptz language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    known duetime.schedule := duetime.lock_schedule(name, actor);
+    now constant timestamptz := duetime.now();
+    run duetime.open_run;
+    moves_to constant timestamptz := greatest(at, now);
+begin
+    if at is null then
+        raise exception 'duetime: a run is moved to a time, not to null' using errcode = '22023';
+    end if;
+    for run in
+        select * from duetime.open_run as r
+        where r.schedule_id = known.id and not r.begun and r.runs_as = 'fired' order by r.run_at
+    loop
+        if exists (select from duetime.move_run(json_build_object(
+            'schedule_id', known.id, 'tick', run.tick, 'run_at', moves_to,
+            'expires_at', moves_to + (known.policy ->> 'expires')::interval)))
+        then
+            -- A worker arms one more in its place now.
+            update duetime.schedule as s set next_run_at = now where s.id = known.id;
+            insert into duetime.audit (actor, action, entity, before, after)
+            values (actor, 'schedule.reschedule', 'schedule:' || known.name,
+                    json_build_object('tick', duetime.say_moment(run.tick),
+                                      'run_at', duetime.say_moment(run.run_at)),
+                    json_build_object('tick', duetime.say_moment(run.tick),
+                                      'run_at', duetime.say_moment(moves_to)));
+            return run.tick;
+        end if;
+    end loop;
+    raise exception 'duetime: the schedule % has no next run to move: it is paused, or has ended',
+        quote_literal(known.name) using errcode = '22023';
+end $$;
