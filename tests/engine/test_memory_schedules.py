@@ -11,9 +11,11 @@ import psycopg
 import pytest
 
 from duetime import Context, Duetime
+from duetime.domain.duration import parse_duration
+from duetime.engine.ticker import Ticker
 from duetime.errors import InvalidInput, InvalidSchedule
 from tests.conftest import Backend
-from tests.waiting import until_true
+from tests.waiting import until, until_true
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
 
@@ -68,6 +70,42 @@ async def test_they_tick_beside_stored_ones(backend: Backend) -> None:
         await world.advance("4m")
 
     assert sorted(seen) == ["remembered"] * 2 + ["stored"] * 4
+
+
+@pytest.mark.parametrize(("expires", "late"), [(None, "2m"), ("3h", "4h")])
+async def test_a_tick_that_passes_while_no_worker_runs_is_gone(
+    backend: Backend, expires: str | None, late: str
+) -> None:
+    app = Duetime(backend.url, migrate=True)
+    ran: list[datetime] = []
+
+    @app.schedule(
+        "0 9 * * *", name="daily", stored=False, **({"expires": expires} if expires else {})
+    )
+    @app.task(name="note")
+    async def note(ctx: Context) -> None:
+        ran.append(ctx.tick)
+
+    store = await app.store()
+    await store.drive_clock(START)
+    ticker = Ticker(store)
+    ticker.schedules = app.schedules.declared
+    await ticker.arm()
+    [waiting] = await app.jobs.find()
+    nine = START + timedelta(hours=9)
+    await store.drive_clock(nine + parse_duration(late, name="late"))
+    async with app.worker():
+
+        async def ended() -> bool:
+            return (await app.jobs.get(waiting.id)).state != "pending"
+
+        await until(ended, seconds=10)
+    first = await app.jobs.get(waiting.id)
+    await store.drive_clock(None)
+    await app.close()
+
+    assert ran == []
+    assert first.state == "expired"
 
 
 async def test_a_schedule_in_memory_has_no_policies_and_is_not_applied(backend: Backend) -> None:

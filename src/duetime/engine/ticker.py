@@ -16,6 +16,9 @@ from duetime.storage.store import Store
 
 _HOLD = timedelta(hours=1)
 """How long a key is held once its run completed: no process is later than that."""
+_LATEST_START = timedelta(minutes=1)
+"""How late a tick starts at most, unless its schedule says otherwise. Its job is enqueued ahead and
+would run whenever a worker comes back."""
 _LONGEST_SLEEP = timedelta(minutes=1)
 _MOMENT = timedelta(milliseconds=5)
 
@@ -54,7 +57,7 @@ def _next(schedule: NewSchedule, now: datetime) -> datetime | None:
 
 def _job(schedule: NewSchedule, tick: datetime) -> NewJob:
     run_at = schedule.timetable.run_at(schedule.name, tick)
-    expires = schedule.policy.expires
+    expires = schedule.policy.expires or _LATEST_START
     return NewJob(
         task=schedule.target,
         args=schedule.args,
@@ -65,5 +68,5 @@ def _job(schedule: NewSchedule, tick: datetime) -> NewJob:
         hold=_HOLD,
         max_attempts=schedule.max_attempts or 3,
         timeout=schedule.timeout,
-        expires_at=None if expires is None else run_at + expires,
+        expires_at=run_at + expires,
     )
