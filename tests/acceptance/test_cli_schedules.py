@@ -163,6 +163,7 @@ async def test_a_schedule_is_put_with_every_option(backend: Backend, app: Duetim
         "--shadow",
     )  # fmt: skip
 
+    await app.schedules.put("other", "shop.clean", "@daily", args={"item_id": 1})
     added = schedules(backend.url, *put)
     same = schedules(backend.url, *put, "--json")
     changed = schedules(backend.url, "put", "digest", "shop.clean", "@daily")

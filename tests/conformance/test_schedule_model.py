@@ -108,7 +108,13 @@ class Backfill(NamedTuple):
     minutes: int
 
 
-Event = Advance | Outage | Blocked | Pause | Resume | Change | Trigger | Reschedule | Backfill
+class Requeue(NamedTuple):
+    """A person has the last run that failed tried again: now it succeeds."""
+
+
+Event = (
+    Advance | Outage | Blocked | Pause | Resume | Change | Trigger | Reschedule | Backfill | Requeue
+)
 
 TIMES = st.builds(
     Times,
@@ -141,6 +147,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Trigger),
     st.builds(Reschedule, st.sampled_from([0, 5, 20, 45, 100, 400])),
     st.builds(Backfill, st.sampled_from([45, 150])),
+    st.builds(Requeue),
 )
 OUTCOMES = st.lists(
     st.tuples(st.sampled_from([0, 7, 35, 100]), st.sampled_from(["done", "dead"])),
@@ -207,6 +214,7 @@ class Model:
     """Ticks that were triggered or backfilled."""
     triggered: set[datetime] = field(default_factory=set)
     moved: set[datetime] = field(default_factory=set)
+    requeued: set[datetime] = field(default_factory=set)
     paused_at: datetime | None = None
     paused_until: datetime | None = None
     recorded_until: datetime | None = None
@@ -241,6 +249,10 @@ class Model:
         tick = ctx.tick
         assert tick is not None
         run = self.runs.get(tick)
+        if tick in self.requeued:
+            if run is None or run.job_id != ctx.id:
+                self.faults.append(f"{tick} was requeued, and ran as another job")
+            return
         if ctx.attempt == 1:
             if run is not None:
                 self.faults.append(f"{tick} ran twice")
@@ -311,6 +323,8 @@ class Model:
                 await self.reschedule(self.now + minutes * MINUTE)
             case Backfill(minutes):
                 await self.backfill(self.now - minutes * MINUTE)
+            case Requeue():
+                await self.requeue()
         await self.check()
 
     async def drain(self) -> None:
@@ -359,6 +373,13 @@ class Model:
         assert count == len(ticks)
         self.added |= ticks
 
+    async def requeue(self) -> None:
+        failed = [row for row in await self.ledger() if row.succeeded is False]
+        if failed:
+            self.requeued.add(failed[0].tick)
+            await self.app.jobs.requeue(failed[0].job_id or 0)
+            await self.drain()
+
     # What must be so
 
     async def ledger(self) -> list[OccurrenceInfo]:
@@ -396,6 +417,8 @@ class Model:
             assert row.reason
         if run is None:
             return
+        if row.tick in self.requeued:
+            assert (row.succeeded, row.error) == (True, None)
         assert run.started_at >= row.run_at
         assert row.run_at >= row.tick or row.tick in self.moved | self.triggered
         assert not (run.paused and row.status is TickStatus.FIRED)
@@ -548,6 +571,7 @@ SOME_EVENTS: list[Event] = [
     Trigger(),
     Reschedule(5),
     Backfill(150),
+    Requeue(),
 ]
 
 
