@@ -117,8 +117,8 @@ class RecipientNotFound(DuetimeError, LookupError):
 
     def __init__(self, ref: str) -> None:
         super().__init__(
-            f"There is no recipient {ref!r:.200}: it was never put. It can be reminded all the "
-            "same: its reference is its address."
+            f"There is no recipient {ref!r:.200}. It can be reminded anyway: its reference is then "
+            "its address."
         )
         self.ref = ref
 

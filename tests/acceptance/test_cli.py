@@ -217,7 +217,7 @@ async def test_queues_are_paused_limited_and_listed(backend: Backend, app: Dueti
     assert "by ann (holiday); at most 2 running, 9 per 1m" in table.out
     [queue] = plain.json
     assert (queue["name"], queue["due"], queue["pause_reason"]) == (name, 1, "holiday")
-    assert resumed.out == "Queue default goes on; 1 job due.\n"
+    assert resumed.out == "Queue default is resumed; 1 job due.\n"
     assert again.out == "Queue default was not paused. Nothing changed.\n"
     assert lifted.out == "Queue default: no limits.\n"
     info = await app.queues.get(name)

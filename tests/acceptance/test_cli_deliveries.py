@@ -158,4 +158,4 @@ async def test_what_cannot_be_done_says_why(backend: Backend, app: Duetime) -> N
         assert (answer.code, message in answer.err) == (code, True), answer.err
     none = duetime(backend.url, "reminders", "deliveries", known)
 
-    assert none.out == f"No channel has been asked to send reminder {known}.\n"
+    assert none.out == f"No channel has tried to send reminder {known}.\n"

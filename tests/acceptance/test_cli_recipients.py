@@ -33,7 +33,7 @@ async def test_recipients_are_put_shown_listed_and_deleted(backend: Backend, app
     gone = duetime(backend.url, "recipients", "delete", "ann", "--yes", "--json")
     [event, *_] = await app.audit("recipient:ann")
 
-    assert none.out.startswith("No recipients.")
+    assert none.out.startswith("No recipients are stored.")
     assert added.out.splitlines()[0] == "Recipient ann is added."
     assert same.out.splitlines()[0] == "Recipient ann is the same: nothing changed."
     assert stored.channels == (Route("push", "t=7"), Route("email", None))

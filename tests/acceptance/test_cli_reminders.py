@@ -73,7 +73,7 @@ async def test_scopes_are_put_and_listed(backend: Backend, app: Duetime) -> None
     assert changed.out.splitlines() == [
         "Scope guild:1 is changed.",
         "  rules  -1d, -1h",
-        "  below  1 open subject looked at again",
+        "  below  1 open subject armed again",
     ]
     assert added.out.startswith("Scope channel:9 is added.\n  rules  inherited\n")
     assert "  rules  none, locked\n" in silent.out
@@ -210,7 +210,7 @@ async def test_the_audit_says_who_changed_what(backend: Backend, app: Duetime) -
     assert [row[2:4] for row in rows(game)[1:]] == [["cem", "subject.put"], ["ann", "subject.put"]]
     assert rows(game)[1][4] == "recipients: ann, bob (was ann)"
     assert [event["actor"] for event in last.json] == ["cem"]
-    assert nothing.out == "Nothing is known of subject:gone.\n"
+    assert nothing.out == "There are no audit events for subject:gone.\n"
     assert unknown.code == 1
     assert unknown.error.startswith("The audit has no 'game:42'. It has subject:\u2026, scope:")
 
@@ -225,7 +225,7 @@ async def test_what_is_due_is_previewed(backend: Backend, app: Duetime) -> None:
     week = duetime(backend.url, "reminders")
     month = duetime(backend.url, "reminders", "preview", "--days", "40", "--json")
 
-    assert nothing.out == "No reminder is due within 7 d.\n"
+    assert nothing.out == "No reminder is due within 7 days.\n"
     heading, near = rows(week)
     assert heading == ["ID", "UTC", "SUBJECT", "RULE", "RECIPIENT", "JOB"]
     assert near[2:4] == ["near", "-1d"]

@@ -144,7 +144,7 @@ async def test_the_audit_says_who_changed_what(backend: Backend, app: Duetime) -
         ["ann", "add", "poll", "shop.clean, every 10h"],
     ]  # fmt: skip
     assert [event["actor"] for event in page.json] == ["fay"]
-    assert nothing.out == "Nothing is known of else.\n"
+    assert nothing.out == "There are no audit events for else.\n"
 
 
 # Change
@@ -211,7 +211,7 @@ async def test_a_schedule_is_paused_and_resumed(backend: Backend, app: Duetime) 
     assert paused.out == "Schedule poll is paused by ann, until resumed.\n"
     assert timed.json["paused_until"] == "2999-12-24T00:00:00Z"
     assert timed.json["pause_reason"] == "x"
-    assert resumed.out.startswith("Schedule poll goes on. Next run: ")
+    assert resumed.out.startswith("Schedule poll is resumed. Next run: ")
     assert again.json["resumed"] is False
     resume, *_ = await app.schedules.audit("poll")
     assert (resume.actor, resume.after) == ("bob", {"missed": True})

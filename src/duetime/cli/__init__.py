@@ -37,9 +37,10 @@ from duetime.errors import DuetimeError
 @click.group(cls=Group, app_from_environment=True)
 @click.version_option(__version__, prog_name="duetime", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Durable jobs on the database that you already have.
+    """Durable reminders, schedules and jobs on the database that you already have.
 
-    The database is --database, else the app's, else DUETIME_DATABASE, else sqlite:///duetime.db.
+    It uses the database that --database names, else the app's own, else DUETIME_DATABASE, else
+    sqlite:///duetime.db.
     """
 
 

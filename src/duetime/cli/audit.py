@@ -78,7 +78,7 @@ def audit(context: click.Context, entity: str, before: int | None, limit: int) -
         target,
         target.run(look),
         limit,
-        nothing=f"Nothing is known of {one_line(entity)}.",
+        nothing=f"There are no audit events for {one_line(entity)}.",
         headings=("ID", "AT", "BY", "ACTION", "WHAT"),
         row=_row,
     )

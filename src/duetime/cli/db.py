@@ -22,13 +22,13 @@ from duetime.wiring import back_up, make_migrator, make_roles
 
 @click.group(cls=Group)
 def db() -> None:
-    """Make, upgrade, inspect and back up Duetime's tables."""
+    """Create, upgrade, inspect and back up Duetime's tables."""
 
 
 @db.command("init")
 @click.pass_context
 def init_command(context: click.Context) -> None:
-    """Make Duetime's tables, or bring them up to date. Doing it twice changes nothing."""
+    """Create Duetime's tables, or bring them up to date. Calling it twice has no further effect."""
     _upgrade(context, None)
 
 
@@ -42,10 +42,10 @@ def upgrade_command(context: click.Context, to: int | None) -> None:
 
 @db.command("downgrade")
 @click.option("--to", type=Number(0), metavar="N", required=True, help="0 removes everything.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_context
 def downgrade_command(context: click.Context, to: int, yes: bool) -> None:
-    """Undo migrations, down to version N. With 0 every job is gone."""
+    """Undo migrations, down to version N. Version 0 deletes every job."""
     target = target_of(context)
     migrator = make_migrator(target.settings())
     before = migrator.version()
@@ -78,13 +78,13 @@ def backup_command(context: click.Context, file: str) -> None:
 @db.command("status")
 @click.pass_context
 def status_command(context: click.Context) -> None:
-    """Say which version the tables have. Exit code 1 if they are not up to date."""
+    """Show the version of the tables. Exit code 1 if they are not up to date."""
     target = target_of(context)
     status = read_status(make_migrator(target.settings()))
     if target.json:
         print_json(msgspec.structs.asdict(status) | {"current": status.current})
     elif status.version == 0:
-        echo("There are no tables of Duetime yet. Run `duetime db init`.")
+        echo("Duetime's tables are not in this database yet. Run `duetime db init`.")
     elif status.current:
         echo(f"Version {status.version}, up to date.")
     elif status.version == status.latest:
@@ -148,5 +148,5 @@ def _tell(target: Target, migrator: Migrator, names: list[str], verb: str) -> No
         return
     for name in names:
         echo(f"{verb} {name}")
-    here = f"Version {version}." if version else "There are no tables of Duetime."
+    here = f"Version {version}." if version else "Duetime's tables are not in this database."
     echo(here if names else f"{here} Nothing to do.")

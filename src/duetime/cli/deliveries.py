@@ -30,7 +30,7 @@ def deliveries_command(context: click.Context, reminder_id: int) -> None:
         print_json(found)
         return
     if not found:
-        echo(f"No channel has been asked to send reminder {reminder_id}.")
+        echo(f"No channel has tried to send reminder {reminder_id}.")
         return
     snoozed = any(one.round for one in found)
     print_table(
@@ -67,7 +67,7 @@ def deliveries_command(context: click.Context, reminder_id: int) -> None:
 def ack_command(
     context: click.Context, reminder_id: int | None, external: str | None, by: str
 ) -> None:
-    """Acknowledge a reminder that was sent: it escalates no more."""
+    """Acknowledge a reminder that was sent, so that it does not escalate."""
     which = reminder_id if external is None else external
     if which is None or (reminder_id is not None and external is not None):
         raise click.UsageError("Give either a reminder's ID or --external.")

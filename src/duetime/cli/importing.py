@@ -43,7 +43,7 @@ class Choice(msgspec.Struct, kw_only=True):
 
 @click.group("import", cls=Group)
 def importing() -> None:
-    """Take over schedules from elsewhere. Shows the plan, and writes it only with --apply."""
+    """Import schedules from other schedulers. Shows the plan, and writes it only with --apply."""
 
 
 def _read_map(context: Any, parameter: Any, given: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import click
 
 from duetime.app import Duetime
 from duetime.cli.number import JOB_ID, Number
-from duetime.cli.output import confirm, echo, plural, print_facts, print_json, print_table
+from duetime.cli.output import confirm, echo, one_line, plural, print_facts, print_json, print_table
 from duetime.cli.show import job_row, show_job
 from duetime.cli.target import Group, Target, target_of
 from duetime.domain.explain import Explanation
@@ -23,7 +23,7 @@ _MOST = 10_000
 
 @click.group(cls=Group)
 def jobs() -> None:
-    """See and change jobs."""
+    """List, inspect and change jobs."""
 
 
 @jobs.command("list")
@@ -35,10 +35,10 @@ def jobs() -> None:
     metavar="STATE",
     help=f"One of {', '.join(JobState)}. May be repeated.",
 )
-@click.option("--queue", metavar="NAME", help="Only of this queue.")
-@click.option("--task", metavar="NAME", help="Only of this task.")
-@click.option("--key", metavar="KEY", help="Only with this key.")
-@click.option("--before", type=JOB_ID, metavar="ID", help="Only older ones: the next page.")
+@click.option("--queue", metavar="NAME", help="Only jobs of this queue.")
+@click.option("--task", metavar="NAME", help="Only jobs of this task.")
+@click.option("--key", metavar="KEY", help="Only the jobs with this key.")
+@click.option("--before", type=JOB_ID, metavar="ID", help="Only older jobs: the next page.")
 @click.option(
     "--limit",
     type=Number(1, _MOST),
@@ -102,7 +102,7 @@ def show_command(context: click.Context, job_id: int) -> None:
 @click.argument("job_id", metavar="ID", type=JOB_ID)
 @click.pass_context
 def explain_command(context: click.Context, job_id: int) -> None:
-    """Say why a job is, or is not, running."""
+    """Explain why a job is or is not running."""
 
     async def explain(app: Duetime) -> Explanation:
         return await app.jobs.explain(job_id)
@@ -112,7 +112,7 @@ def explain_command(context: click.Context, job_id: int) -> None:
     if target.json:
         print_json(explanation)
         return
-    echo(explanation.sentence)
+    echo(one_line(explanation.sentence))
     facts = [
         (name, (", ".join(map(str, value)) or "none") if isinstance(value, list) else value)
         for name, value in explanation.facts.items()
@@ -122,7 +122,7 @@ def explain_command(context: click.Context, job_id: int) -> None:
 
 @jobs.command("cancel")
 @click.argument("job_ids", metavar="ID...", type=JOB_ID, nargs=-1, required=True)
-@click.option("--reason", default="cancelled", help="Why; people see it.")
+@click.option("--reason", default="cancelled", help="The reason, for people to read.")
 @click.pass_context
 def cancel_command(context: click.Context, job_ids: tuple[int, ...], reason: str) -> None:
     """Cancel jobs that wait; ask the workers of running ones to stop them."""
@@ -142,7 +142,7 @@ def cancel_command(context: click.Context, job_ids: tuple[int, ...], reason: str
 @click.argument("job_ids", metavar="ID...", type=JOB_ID, nargs=-1, required=True)
 @click.pass_context
 def retry_command(context: click.Context, job_ids: tuple[int, ...]) -> None:
-    """Run jobs that wait (pending or retrying) now."""
+    """Run pending or retrying jobs now, instead of when they are due."""
 
     async def retry(app: Duetime, job_id: int) -> str:
         try:
@@ -171,7 +171,7 @@ def retry_command(context: click.Context, job_ids: tuple[int, ...]) -> None:
 )
 @click.option("--queue", metavar="NAME", help="All of this queue; dead ones, unless --state.")
 @click.option("--task", metavar="NAME", help="All of this task; dead ones, unless --state.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_context
 def requeue_command(
     context: click.Context,

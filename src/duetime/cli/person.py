@@ -15,7 +15,11 @@ C = TypeVar("C", bound=Callable[..., Any])
 def by_option(command: C) -> C:
     """Add `--by`, which is you if it is not given."""
     return click.option(
-        "--by", metavar="NAME", default=me, show_default=False, help="Who; by default you."
+        "--by",
+        metavar="NAME",
+        default=me,
+        show_default=False,
+        help="Who makes the change.  [default: you]",
     )(command)
 
 

@@ -19,7 +19,7 @@ from duetime.domain.queue import Limits, QueueInfo
 @click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def queues(context: click.Context) -> None:
-    """See, pause and limit queues. Alone it lists them."""
+    """List, pause and limit queues. Without a command, list them."""
     if context.invoked_subcommand is None:
         context.invoke(list_command)
 
@@ -60,11 +60,11 @@ def list_command(context: click.Context) -> None:
 
 @queues.command("pause")
 @click.argument("queue")
-@click.option("--reason", default="", help="Why; people see it.")
-@click.option("--by", default=None, help="Who; by default you.")
+@click.option("--reason", default="", help="The reason, for people to read.")
+@click.option("--by", default=None, help="Who makes the change.  [default: you]")
 @click.pass_context
 def pause_command(context: click.Context, queue: str, reason: str, by: str | None) -> None:
-    """Start no more jobs of QUEUE, on any worker. What runs goes on."""
+    """Pause QUEUE: no worker starts another job of it. Running jobs go on."""
 
     async def pause(app: Duetime) -> QueueInfo:
         await app.queues.pause(queue, by=by or _me(), reason=reason)
@@ -83,7 +83,7 @@ def pause_command(context: click.Context, queue: str, reason: str, by: str | Non
 @click.argument("queue")
 @click.pass_context
 def resume_command(context: click.Context, queue: str) -> None:
-    """Let QUEUE go on."""
+    """Resume QUEUE."""
 
     async def resume(app: Duetime) -> tuple[QueueInfo, bool]:
         before = await app.queues.get(queue)
@@ -95,23 +95,25 @@ def resume_command(context: click.Context, queue: str) -> None:
     if target.json:
         print_json({"queue": queue, "resumed": was_paused, "due": before.due})
     elif was_paused:
-        echo(f"Queue {queue} goes on; {plural(before.due, 'job')} due.")
+        echo(f"Queue {queue} is resumed; {plural(before.due, 'job')} due.")
     else:
         echo(f"Queue {queue} was not paused. Nothing changed.")
 
 
 @queues.command("limit")
 @click.argument("queue")
-@click.option("--running", type=Number(1), metavar="N", help="Jobs at once.")
+@click.option("--running", type=Number(1), metavar="N", help="How many jobs may run at once.")
 @click.option(
     "--per-partition",
     type=Number(1),
     metavar="N",
-    help="Jobs at once with the same partition.",
+    help="How many jobs of one partition may run at once.",
 )
-@click.option("--rate", type=Number(1), metavar="N", help="Starts in any span of --period.")
-@click.option("--period", metavar="SPAN", help="Such as 1m.")
-@click.option("--none", "lift", is_flag=True, help="Lift every limit.")
+@click.option(
+    "--rate", type=Number(1), metavar="N", help="How many jobs may start in each --period."
+)
+@click.option("--period", metavar="SPAN", help="The period of --rate, such as 1m.")
+@click.option("--none", "lift", is_flag=True, help="Remove every limit.")
 @click.pass_context
 def limit_command(
     context: click.Context,
@@ -122,7 +124,7 @@ def limit_command(
     period: str | None,
     lift: bool,
 ) -> None:
-    """Set the limits of QUEUE, over all workers. What is left out is unlimited."""
+    """Set the limits of QUEUE, over all workers. What you leave out is not limited."""
     given = [item for item in (running, per_partition, rate, period) if item is not None]
     if lift == bool(given):
         raise click.UsageError("Give --running, --per-partition or --rate, or else --none.")

@@ -21,7 +21,7 @@ _WHAT = "all, scope:REF, subject:REF, channel:NAME or rule:RULE"
 @click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def recipients(context: click.Context) -> None:
-    """See and change how people are reached. Alone it lists them."""
+    """Show and change how people are reached. Without a command, list them."""
     if context.invoked_subcommand is None:
         context.invoke(list_command)
 
@@ -41,7 +41,7 @@ def list_command(context: click.Context, after: str) -> None:
         print_json([_json(recipient) for recipient in found])
         return
     if not found:
-        echo("No recipients. One who is not put is reached by their reference.")
+        echo("No recipients are stored. Anyone else is reached by their reference.")
         return
     print_table(
         ("RECIPIENT", "ZONE", "CHANNELS", "QUIET", "PER HOUR", "MUTED"),
@@ -65,7 +65,7 @@ def list_command(context: click.Context, after: str) -> None:
 @click.argument("ref")
 @click.pass_context
 def show_command(context: click.Context, ref: str) -> None:
-    """Show all about a recipient."""
+    """Show everything about a recipient."""
 
     async def look(app: Duetime) -> Recipient:
         return await app.recipients.get(ref)
@@ -164,7 +164,7 @@ def unmute_command(context: click.Context, ref: str, what: tuple[str, ...], by: 
 
 @recipients.command("delete")
 @click.argument("ref")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @by_option
 @click.pass_context
 def delete_command(context: click.Context, ref: str, yes: bool, by: str) -> None:

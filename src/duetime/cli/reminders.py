@@ -33,7 +33,7 @@ _MOST_SHOWN = 1000
 @click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def reminders(context: click.Context) -> None:
-    """See reminders: what is due, what was sent, why not. Alone it shows the next 7 days."""
+    """Show reminders: due, sent, or why not. Without a command, those of the next 7 days."""
     if context.invoked_subcommand is None:
         context.invoke(preview_command, days=7)
 
@@ -59,7 +59,7 @@ def preview_command(context: click.Context, days: int) -> None:
         print_json([reminder_json(reminder) for reminder in found])
         return
     if not found:
-        echo(f"No reminder is due within {days} d.")
+        echo(f"No reminder is due within {plural(days, 'day')}.")
         return
     show_reminders(found, ended=False)
     if days > HORIZON.days:
@@ -99,7 +99,7 @@ def list_command(context: click.Context, subject: str | None, status: str | None
 @click.argument("reminder_id", metavar="ID", type=JOB_ID)
 @click.pass_context
 def explain_command(context: click.Context, reminder_id: int) -> None:
-    """Say what became of a reminder, and why."""
+    """Explain what became of a reminder, and why."""
 
     async def explain(app: Duetime) -> str:
         return await app.reminders.explain(reminder_id)
@@ -124,7 +124,7 @@ def explain_command(context: click.Context, reminder_id: int) -> None:
 @click.option("--scope", metavar="REF", help="All in this scope, or inside it.")
 @click.option("--recipient", metavar="REF", help="All to this recipient.")
 @click.option("--within", metavar="SPAN", help="All that ended in the last 2h, 1d, …")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @by_option
 @click.pass_context
 def resend_command(

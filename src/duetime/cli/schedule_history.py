@@ -79,7 +79,7 @@ def history_command(
 @click.argument("tick", type=MOMENT, required=False)
 @click.pass_context
 def explain_command(context: click.Context, name: str, tick: datetime | None) -> None:
-    """Say why a schedule does, or does not, run; or what became of one TICK of it."""
+    """Explain why a schedule does or does not run, or what became of one TICK of it."""
 
     async def explain(app: Duetime) -> Explanation:
         return await app.schedules[name].explain(tick)
@@ -107,7 +107,9 @@ def audit_command(context: click.Context, name: str | None, before: int | None, 
         target,
         target.run(look),
         limit,
-        nothing="Nothing was changed." if name is None else f"Nothing is known of {name}.",
+        nothing="There are no audit events."
+        if name is None
+        else f"There are no audit events for {name}.",
         headings=("ID", "AT", "BY", "ACTION", "SCHEDULE", "WHAT"),
         row=_audit_row,
     )

@@ -29,7 +29,7 @@ _SHOWN = 6
 @click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def schedules(context: click.Context) -> None:
-    """See, make and change schedules. Alone it lists them."""
+    """List, create and change schedules. Without a command, list them."""
     if context.invoked_subcommand is None:
         context.invoke(list_command)
 
@@ -86,19 +86,19 @@ def show_command(context: click.Context, name: str) -> None:
 
 @schedules.command("pause")
 @click.argument("name")
-@click.option("--reason", metavar="TEXT", default="", help="Why; people see it.")
+@click.option("--reason", metavar="TEXT", default="", help="The reason, for people to read.")
 @click.option(
     "--until",
     type=MOMENT_OR_SPAN,
     metavar="TIME",
-    help="It goes on by itself then: a time, or a span such as 2h.",
+    help="Resume by itself then: a time, or a span such as 2h.",
 )
 @by_option
 @click.pass_context
 def pause_command(
     context: click.Context, name: str, reason: str, until: datetime | timedelta | None, by: str
 ) -> None:
-    """Run no more of NAME, on any worker. What runs goes on."""
+    """Pause NAME: no worker starts another run of it. Runs that have begun go on."""
 
     async def pause(app: Duetime) -> tuple[ScheduleInfo, datetime]:
         await app.schedules[name].pause(reason=reason, until=until, by=by)
@@ -116,11 +116,13 @@ def pause_command(
 
 @schedules.command("resume")
 @click.argument("name")
-@click.option("--missed", is_flag=True, help="Catch up the ticks of the pause, as catch-up says.")
+@click.option(
+    "--missed", is_flag=True, help="Catch up on the ticks of the pause, by the schedule's policy."
+)
 @by_option
 @click.pass_context
 def resume_command(context: click.Context, name: str, missed: bool, by: str) -> None:
-    """Let NAME go on. The ticks of the pause are skipped, unless --missed."""
+    """Resume NAME. The ticks of the pause are skipped, unless --missed is given."""
 
     async def resume(app: Duetime) -> tuple[bool, ScheduleInfo, datetime]:
         was_paused = (await app.schedules.get(name)).paused_at is not None
@@ -132,18 +134,18 @@ def resume_command(context: click.Context, name: str, missed: bool, by: str) -> 
     if target.json:
         print_json({"schedule": name, "resumed": was_paused, "next_run_at": info.next_run_at})
     elif was_paused:
-        echo(f"Schedule {name} goes on. Next run: {next_run(info, now)}.")
+        echo(f"Schedule {name} is resumed. Next run: {next_run(info, now)}.")
     else:
         echo(f"Schedule {name} was not paused. Nothing changed.")
 
 
 @schedules.command("trigger")
 @click.argument("name")
-@click.option("--reason", metavar="TEXT", help="Why; the audit keeps it.")
+@click.option("--reason", metavar="TEXT", help="The reason, for the audit.")
 @by_option
 @click.pass_context
 def trigger_command(context: click.Context, name: str, reason: str | None, by: str) -> None:
-    """Run NAME once now, paused or not. Its next run stays."""
+    """Run NAME once now, even if it is paused. Its next run stays as it is."""
 
     async def trigger(app: Duetime) -> int:
         return await app.schedules[name].trigger(by=by, reason=reason)
@@ -188,12 +190,12 @@ def reschedule_command(
     type=MOMENT_OR_SPAN,
     metavar="TIME",
     required=True,
-    help="Or 7d: so long ago.",
+    help="A time, or a span such as 7d: so long ago.",
 )
 @click.option("--to", "end", type=MOMENT_OR_SPAN, metavar="TIME", help="Excluded.  [default: now]")
 @click.option("--failed", is_flag=True, help="Also the ticks that ran and failed.")
-@click.option("--dry-run", is_flag=True, help="Only say how many ticks that is.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only print how many ticks that is.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @by_option
 @click.pass_context
 def backfill_command(
@@ -206,7 +208,7 @@ def backfill_command(
     yes: bool,
     by: str,
 ) -> None:
-    """Run the ticks of a time gone by that have not run. Asks first."""
+    """Run past ticks that have not run. Asks for confirmation."""
 
     async def look(app: Duetime) -> tuple[datetime, datetime, int]:
         now = await app.now()
@@ -236,14 +238,14 @@ def backfill_command(
 
 @schedules.command("delete")
 @click.argument("name")
-@click.option("--reason", metavar="TEXT", help="Why; the audit keeps it.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--reason", metavar="TEXT", help="The reason, for the audit.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @by_option
 @click.pass_context
 def delete_command(
     context: click.Context, name: str, reason: str | None, yes: bool, by: str
 ) -> None:
-    """Delete NAME and its history. What runs goes on. Asks first."""
+    """Delete NAME and its history. Runs that have begun go on. Asks for confirmation."""
 
     async def look(app: Duetime) -> ScheduleInfo:
         return await app.schedules.get(name)

@@ -18,7 +18,7 @@ from duetime.storage.reminders import ScopeInfo
 @click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def scopes(context: click.Context) -> None:
-    """See and change scopes, whose rules subjects inherit. Alone it lists them."""
+    """Show and change scopes, whose rules subjects inherit. Without a command, list them."""
     if context.invoked_subcommand is None:
         context.invoke(list_command)
 
@@ -89,7 +89,7 @@ def put_command(
     echo(f"Scope {one_line(ref)} {said}.")
     echo(f"  rules  {_say(after)}{', locked' if locked else ''}")
     if result != "same":
-        echo(f"  below  {plural(count, 'open subject')} looked at again")
+        echo(f"  below  {plural(count, 'open subject')} armed again")
 
 
 @scopes.command("delete")

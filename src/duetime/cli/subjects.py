@@ -80,7 +80,7 @@ class Found(msgspec.Struct):
 @click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def subjects(context: click.Context) -> None:
-    """See and change what people are reminded of. Alone it lists them."""
+    """Show and change what people are reminded of. Without a command, list it."""
     if context.invoked_subcommand is None:
         context.invoke(list_command)
 
@@ -243,7 +243,7 @@ def put_command(
 def complete_command(
     context: click.Context, ref: str, occurrence: datetime | None, reason: str | None, by: str
 ) -> None:
-    """It is done: what is not sent yet is cancelled. The subject stays; `put` opens it again."""
+    """Mark a subject as done, and cancel what is not sent yet. `put` opens it again."""
 
     async def complete(app: Duetime) -> int:
         armed = await app.reminders.find(subject=ref, status=ReminderStatus.ARMED)
@@ -262,7 +262,7 @@ def complete_command(
 @subjects.command("delete")
 @click.argument("ref")
 @click.option("--reason", metavar="TEXT", help="What the audit says.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @by_option
 @click.pass_context
 def delete_command(

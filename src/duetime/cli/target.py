@@ -84,7 +84,7 @@ def _shared_options(app_variable: str | None = None) -> list[click.Parameter]:
             ["--app"],
             envvar=app_variable,
             metavar="MODULE:APP",
-            help="Where the app is, such as shop.jobs:app (or DUETIME_APP).",
+            help="The app, such as shop.jobs:app (or DUETIME_APP).",
             expose_value=False,
             callback=_remember,
         ),
@@ -98,7 +98,7 @@ def _shared_options(app_variable: str | None = None) -> list[click.Parameter]:
         click.Option(
             ["--json"],
             is_flag=True,
-            help="Answer in JSON.",
+            help="Print JSON.",
             expose_value=False,
             callback=_remember,
         ),

@@ -16,7 +16,7 @@ from duetime.domain.templates import TEMPLATES, Template
 @click.group("templates", cls=Group, invoke_without_command=True)
 @click.pass_context
 def templates(context: click.Context) -> None:
-    """Specs by name: those that come with Duetime, and your own. Alone it lists them."""
+    """Named specs: those that come with Duetime, and your own. Without a command, list them."""
     if context.invoked_subcommand is None:
         context.invoke(list_command)
 
@@ -57,7 +57,7 @@ def list_command(context: click.Context) -> None:
 def put_command(
     context: click.Context, name: str, specs: tuple[Any, ...], tz: str, description: str
 ) -> None:
-    """Store SPECs under NAME; the name is taken anew. Schedules stay as they are."""
+    """Store SPECs as the template NAME, or replace it. Existing schedules do not change."""
 
     async def put(app: Duetime) -> None:
         await app.schedules.put_template(name, *specs, tz=tz, description=description)
@@ -74,7 +74,7 @@ def put_command(
 @click.argument("name")
 @click.pass_context
 def delete_command(context: click.Context, name: str) -> None:
-    """Delete a template of your own. Schedules stay as they are."""
+    """Delete a template of your own. Existing schedules do not change."""
 
     async def delete(app: Duetime) -> None:
         await app.schedules.delete_template(name)

@@ -81,7 +81,7 @@ def track(
 
 @click.command(cls=Command)
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @by_option
 @click.pass_context
 def untrack(context: click.Context, name: str, yes: bool, by: str) -> None:

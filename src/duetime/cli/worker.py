@@ -24,19 +24,29 @@ log = logging.getLogger("duetime.cli")
 
 @click.command(cls=Command)
 @click.option("--queues", metavar="A,B", help="The queues to work on.  [default: default]")
-@click.option("--concurrency", metavar="N", help="Jobs at once in each process.  [default: 50]")
+@click.option(
+    "--concurrency", metavar="N", help="How many jobs each process runs at once.  [default: 50]"
+)
 @click.option(
     "--processes",
     type=Number(1, 512),
     default=1,
     metavar="N",
-    help="Worker processes; one that dies is replaced.  [default: 1]",
+    help="How many processes; one that dies is replaced.  [default: 1]",
 )
-@click.option("--grace", metavar="SPAN", help="Time to finish in when stopped.  [default: 30s]")
-@click.option("--lease", metavar="SPAN", help="When a dead worker's jobs return.  [default: 30s]")
+@click.option(
+    "--grace", metavar="SPAN", help="How long running jobs may take after a stop.  [default: 30s]"
+)
+@click.option(
+    "--lease",
+    metavar="SPAN",
+    help="After this silence a worker's jobs are rescued.  [default: 30s]",
+)
 @click.option("--heartbeat", metavar="SPAN", help="How often the lease is renewed.  [default: 10s]")
-@click.option("--poll", metavar="SPAN", help="The longest sleep.  [default: 1s]")
-@click.option("--name", metavar="NAME", help="What it is called.  [default: host:pid:random]")
+@click.option(
+    "--poll", metavar="SPAN", help="How often to look for jobs if nothing wakes it.  [default: 1s]"
+)
+@click.option("--name", metavar="NAME", help="The worker's name.  [default: host:pid:random]")
 @click.option(
     "--log-format",
     type=click.Choice(["console", "json"]),
@@ -64,17 +74,17 @@ def worker(
     parent: int | None,
     **options: Any,
 ) -> None:
-    """Run jobs, until SIGTERM or SIGINT (Ctrl-C).
+    """Run jobs until SIGTERM or SIGINT (Ctrl-C).
 
-    The first signal: take no new jobs, finish what runs within --grace, give the rest back.
-    The second: give everything back now. The third: end at once.
+    The first signal stops claiming, lets running jobs finish within --grace, and gives the rest
+    back. The second gives everything back now. The third ends the process at once.
 
     \b
-    Exit codes: 0  stopped; everything ended or was given back
-                1  could not start
-               70  broke
+    Exit codes: 0  it was stopped; every job finished or was given back
+                1  it could not start
+               70  internal error
                74  the SQLite file is damaged
-      130 and 143  forced out; the rest returns when the lease has run out
+      130 and 143  it was forced to end; its jobs are rescued when the lease has run out
     """
     target = target_of(context)
     if target.app is None:

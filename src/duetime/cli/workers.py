@@ -15,7 +15,7 @@ from duetime.storage.store import WorkerInfo
 @click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def workers(context: click.Context) -> None:
-    """See who works. Alone it lists them."""
+    """List the workers."""
     if context.invoked_subcommand is None:
         context.invoke(list_command)
 
@@ -23,7 +23,7 @@ def workers(context: click.Context) -> None:
 @workers.command("list")
 @click.pass_context
 def list_command(context: click.Context) -> None:
-    """List the workers, alive or not yet buried."""
+    """List the workers: the live ones, and those whose jobs are still to be rescued."""
 
     async def look(app: Duetime) -> tuple[list[WorkerInfo], datetime]:
         return await app.workers(), await app.now()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -59,21 +59,21 @@ def explain_job(
     if job.state is JobState.PARKED:
         return because(
             "parked",
-            f"is set aside: {job.parked_reason}. It runs when a worker comes that knows the task "
-            f"{job.task!r} and works on the queue {job.queue!r}.",
+            f"is parked: {job.parked_reason}. It runs as soon as a worker of the queue "
+            f"{job.queue!r} knows the task {job.task!r}.",
         )
     if job.run_at is not None and job.run_at > now:
         wait = format_duration(_rounded(job.run_at - now))
         again = f" after attempt {job.attempts} failed ({job.error})" if job.attempts else ""
         return because(
-            "not_due", f"is not due: it may start at {job.run_at.isoformat()}, in {wait}{again}."
+            "not_due", f"is not due: it may start at {_at(job.run_at)}, in {wait}{again}."
         )
     if queue is not None and queue.paused_at is not None:
         by = f" by {queue.paused_by}" if queue.paused_by else ""
         why = f": {queue.pause_reason}" if queue.pause_reason else ""
         return because(
             "queue_paused",
-            f"waits: its queue {job.queue!r} was paused at {queue.paused_at.isoformat()}{by}{why}.",
+            f"waits: its queue {job.queue!r} was paused at {_at(queue.paused_at)}{by}{why}.",
             paused_by=queue.paused_by,
         )
     alive = [worker for worker in workers if worker[3] > now]
@@ -144,26 +144,29 @@ def _running(job: JobInfo, now: datetime, because: Any) -> Explanation:
         explanation = because(
             "worker_dead",
             f"is held by the worker {job.worker}, whose lease ran out at "
-            f"{job.lease_until.isoformat()}: it will be rescued within seconds.",
+            f"{_at(job.lease_until)}: it will be rescued within seconds.",
             worker=job.worker,
         )
     else:
-        until = job.lease_until.isoformat()
         explanation = because(
             "running",
-            f"runs on the worker {job.worker}, whose lease holds until {until}.",
+            f"runs on the worker {job.worker}, whose lease holds until {_at(job.lease_until)}.",
             worker=job.worker,
-            lease_until=until,
+            lease_until=job.lease_until.isoformat(),
         )
     return explanation
 
 
+def _at(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def _ended(job: JobInfo, because: Any) -> Explanation:
-    at = job.finished_at.isoformat() if job.finished_at else "an unknown time"
+    at = _at(job.finished_at) if job.finished_at else "an unknown time"
     sentence = {
         JobState.COMPLETED: f"completed at {at}.",
-        JobState.DEAD: f"is dead since {at}, after {job.attempts} of {job.max_attempts} attempts: "
-        f"{job.error}. Requeue it to try again.",
+        JobState.DEAD: f"has been dead since {at}, after {job.attempts} of {job.max_attempts} "
+        f"attempts: {job.error}. Requeue it to try again.",
         JobState.CANCELLED: f"was cancelled at {at}: {job.error}.",
         JobState.SUPERSEDED: f"was superseded at {at}: {job.error}.",
         JobState.EXPIRED: f"expired at {at}: {job.error}.",
