@@ -44,11 +44,17 @@ _REQUEUABLE = (JobState.DEAD, JobState.CANCELLED, JobState.EXPIRED, JobState.SUP
 _REQUEUE_PAGE = 500
 
 
+_LOOKS_PER_SECOND = 1000
+"""At results that are awaited, while no notification comes: not more often in all."""
+
+
 class Jobs:
     """`app.jobs`."""
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
+        self._awaited = 0
+        """Results that are awaited now."""
 
     async def get(self, job_id: int) -> JobInfo:
         """Return the job with its history; raise `JobNotFound`."""
@@ -158,14 +164,21 @@ class Jobs:
         """Wait for the job to complete and return its result. See `JobHandle.result`."""
         seconds = parse_duration(timeout, name="timeout").total_seconds()
         deadline = time.monotonic() + seconds
+        check_job_id(job_id)
         store = await self._app.store()
         wait = 0.05
-        while not (job := await self.get(job_id)).state.ended:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise ResultTimeout(job_id, seconds)
-            await store.wait_ended(job_id, min(left, wait))
-            wait = min(wait * 2, 2.0)
+        job = None
+        self._awaited += 1
+        try:
+            while job is None:
+                left = deadline - time.monotonic()
+                most = max(wait, self._awaited / _LOOKS_PER_SECOND)
+                job = await store.wait_ended(job_id, min(max(left, 0.0), most))
+                if job is None and left <= 0:
+                    raise ResultTimeout(job_id, seconds)
+                wait = min(wait * 2, 2.0)
+        finally:
+            self._awaited -= 1
         if job.state is not JobState.COMPLETED:
             raise JobFailed(job_id, state=job.state, error=job.error)
         return job.history[-1].result if job.history else None

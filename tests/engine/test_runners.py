@@ -7,11 +7,13 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
 from duetime import Constant, Context, Duetime, JobState
 from duetime.engine import runners
+from tests.conftest import Backend, query
 from tests.waiting import until, until_true
 
 ENDED = {JobState.COMPLETED, JobState.DEAD, JobState.CANCELLED}
@@ -307,3 +309,30 @@ async def test_a_log_filter_that_fails_costs_no_job(app: Duetime) -> None:
     finally:
         logger.removeFilter(broken)
         logger.setLevel(level)
+
+
+@pytest.mark.parametrize("backend", ["postgres15"], indirect=True)
+async def test_thousands_of_awaited_results_do_not_keep_a_worker_from_its_jobs(
+    app: Duetime, backend: Backend
+) -> None:
+    looked: list[int] = []
+
+    @app.task
+    async def note() -> None:
+        # Each result that is awaited is entered there first.
+        looked.append(query(backend, "select count(*) from duetime.waiter")[0][0])
+
+    far = await app.now() + timedelta(days=1)
+    waiting = await app.enqueue_many([note.using(at=far).job() for _ in range(1000)])
+    async with app.worker(concurrency=1):
+        await (await note.enqueue()).result("10s")
+        looked.clear()
+        results = [asyncio.create_task(handle.result("60s")) for handle in waiting]
+        await asyncio.sleep(0)
+        await note.enqueue()
+        await until_true(lambda: bool(looked), seconds=30)
+        for result in results:
+            result.cancel()
+        await asyncio.gather(*results, return_exceptions=True)
+
+    assert looked[0] < 500

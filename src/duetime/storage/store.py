@@ -374,5 +374,6 @@ class Store(Protocol):
 
     async def workers(self) -> list[WorkerInfo]: ...
 
-    async def wait_ended(self, job_id: int, seconds: float) -> None:
-        """Return when the job may have ended, at the latest after `seconds`."""
+    async def wait_ended(self, job_id: int, seconds: float) -> JobInfo | None:
+        """Return the job once it has ended; None if it has not after about `seconds`. However many
+        are waited for, what a worker asks of this store does not queue behind them."""

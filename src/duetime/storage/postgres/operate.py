@@ -13,7 +13,7 @@ import msgspec
 
 from duetime.domain.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
 from duetime.domain.queue import Limits, QueueInfo
-from duetime.errors import StorageError
+from duetime.errors import JobNotFound, StorageError
 from duetime.storage.finding import find_jobs
 from duetime.storage.postgres.connection import array, told_errors
 from duetime.storage.postgres.listener import Listener
@@ -33,6 +33,8 @@ class Operations(Sessions):
         self._results: Listener | None = None
         self._opening = asyncio.Lock()
         self._watched: dict[int, list[asyncio.Event]] = {}
+        # Thousands may be waited for: a worker's exchange never queues behind more than these.
+        self._looks = asyncio.Semaphore(max(1, self._pool_size // 2))
 
     async def close(self) -> None:
         if self._results is not None:
@@ -42,14 +44,15 @@ class Operations(Sessions):
 
     async def get(self, job_id: int) -> JobInfo | None:
         rows = await self._rows("get_job", job=job_id)
-        if not rows:
-            return None
-        history = await self._rows("get_history", job=job_id)
+        return await self._with_history(rows[0]) if rows else None
+
+    async def _with_history(self, row: Row) -> JobInfo:
+        history = await self._rows("get_history", job=row[0])
         attempts = tuple(
             AttemptInfo(**dict(zip(AttemptInfo.__struct_fields__, row, strict=True)))
             for row in history
         )
-        return _job_info(rows[0], history=attempts)
+        return _job_info(row, history=attempts)
 
     async def find(self, which: JobFilter) -> list[JobInfo]:
         finding = find_jobs(which)
@@ -152,7 +155,7 @@ class Operations(Sessions):
             for row in await self._rows("workers")
         ]
 
-    async def wait_ended(self, job_id: int, seconds: float) -> None:
+    async def wait_ended(self, job_id: int, seconds: float) -> JobInfo | None:
         async with self._opening:
             if self._results is None and self._notify:
                 listener = Listener(self.listen_dsn, [f"{self.schema}.ended"], self._heard_ended)
@@ -162,18 +165,29 @@ class Operations(Sessions):
         event = asyncio.Event()
         self._watched.setdefault(job_id, []).append(event)
         try:
-            await self._rows("watch", job=job_id, wait=timedelta(seconds=seconds))
-            state = await self._rows("job_state", job=job_id)
-            if state and JobState(state[0][0]).ended:
-                return
             # A finish may have begun before it could see us: look again soon, then less often.
+            async with self._looks:
+                if seconds:
+                    await self._rows("watch", job=job_id, wait=timedelta(seconds=seconds))
+                if (job := await self._ended_job(job_id)) is not None:
+                    return job
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await event.wait()
+                async with self._looks:
+                    return await self._ended_job(job_id)
+            return None
         finally:
             self._watched[job_id].remove(event)
             if not self._watched[job_id]:
                 del self._watched[job_id]
+
+    async def _ended_job(self, job_id: int) -> JobInfo | None:
+        rows = await self._rows("get_job", job=job_id)
+        if not rows:
+            raise JobNotFound(job_id)
+        job = _job_info(rows[0])
+        return await self._with_history(rows[0]) if job.state.ended else None
 
     def _heard_ended(self, channel: str, payload: str) -> None:
         # Whoever is woken reads the job again. Without a payload we have reconnected.

@@ -82,6 +82,7 @@ class SqliteStore:
             "duetime.storage.sqlite", lambda text: with_prefix(text, self.prefix)
         )
         self._shared = shared_of(self.path, self.prefix)
+        self._looks = asyncio.Lock()
         self.dialect = SqliteDialect(self._sql, self._shared.now_us)
         self.triggers = SqliteTriggers(self._sql, self.dialect, self.prefix)
         turn = turn_of(self.path)
@@ -342,18 +343,27 @@ class SqliteStore:
     async def workers(self) -> list[WorkerInfo]:
         return await self._thread.read(operate.workers)
 
-    async def wait_ended(self, job_id: int, seconds: float) -> None:
+    async def wait_ended(self, job_id: int, seconds: float) -> JobInfo | None:
         event = asyncio.Event()
         self._shared.watch(job_id, event)
         try:
             # Watch first, then look: an end between the two is seen by one of them.
-            if await self._thread.read(lambda tx: tx.rows("ended_jobs", jobs=encode_ids([job_id]))):
-                return
+            if (job := await self._ended_job(job_id)) is not None or not seconds:
+                return job
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await event.wait()
+            return await self._ended_job(job_id)
         finally:
             self._shared.unwatch(job_id, event)
+
+    async def _ended_job(self, job_id: int) -> JobInfo | None:
+        # One at a time: what a worker asks of the thread never queues behind thousands of these.
+        async with self._looks:
+            job = await self.get(job_id)
+        if job is None:
+            raise JobNotFound(job_id)
+        return job if job.state.ended else None
 
     def _changed(self, tx: Transaction) -> None:
         """Another connection has written: tell those whom it concerns. Runs on the thread."""
