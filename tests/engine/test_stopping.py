@@ -248,11 +248,11 @@ async def test_a_worker_that_is_fenced_claims_no_quarantined_job(
     unpark = store.unpark
     fenced: list[str] = []
 
-    async def late(*args: Any) -> int:
+    async def late(*args: Any, **options: Any) -> int:
         if not fenced:
             fenced.append("the lease ran out")
             worker._fence(fenced[0])
-        return await unpark(*args)
+        return await unpark(*args, **options)
 
     monkeypatch.setattr(store, "unpark", late)
     handle = await note.enqueue()
