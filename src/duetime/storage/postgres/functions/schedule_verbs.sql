@@ -78,33 +78,35 @@ create or replace function duetime.say_moment(moment timestamptz) returns text
     select replace(to_char(moment at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '.000000', '')
 $$;
 
--- The schedule of that name, locked.
-create or replace function duetime.lock_schedule(name text, actor text) returns duetime.schedule
+-- Lock the schedule of that name; return its id. No signature names a table's type: that would keep
+-- the table from being dropped.
+create or replace function duetime.lock_schedule(name text, actor text) returns bigint
     language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    found_one duetime.schedule;
+    found_id bigint;
 begin
     if length(coalesce(actor, '')) not between 1 and 200 or actor !~ '\S' then
         raise exception 'duetime: the actor must have 1 to 200 characters' using errcode = '22023';
     end if;
-    select * into found_one from duetime.schedule as s where s.name = lock_schedule.name for update;
-    if found_one.id is null then
+    select s.id into found_id from duetime.schedule as s where s.name = lock_schedule.name for update;
+    if found_id is null then
         raise exception 'duetime: there is no schedule named %', quote_nullable(lock_schedule.name)
             using errcode = 'P0002';
     end if;
-    return found_one;
+    return found_id;
 end $$;
 
-create or replace function duetime.pause_summary(s duetime.schedule) returns json
+create or replace function duetime.pause_summary(
+    paused_at timestamptz, paused_by text, reason text, until timestamptz) returns json
     language sql stable set search_path = pg_catalog, pg_temp as $$
     select json_build_object(
-        'paused_at', duetime.say_moment(s.paused_at), 'paused_by', s.paused_by,
-        'reason', s.pause_reason, 'until', duetime.say_moment(s.paused_until))
+        'paused_at', duetime.say_moment(paused_at), 'paused_by', paused_by,
+        'reason', reason, 'until', duetime.say_moment(until))
 $$;
 
-create or replace function duetime.paused_reason(s duetime.schedule) returns text
-    language sql stable set search_path = pg_catalog, pg_temp as $$
-    select 'paused by ' || coalesce(s.paused_by, 'unknown') || coalesce(': ' || nullif(s.pause_reason, ''), '')
+create or replace function duetime.paused_reason(paused_by text, reason text) returns text
+    language sql immutable set search_path = pg_catalog, pg_temp as $$
+    select 'paused by ' || coalesce(paused_by, 'unknown') || coalesce(': ' || nullif(reason, ''), '')
 $$;
 
 -- Run no more, on any worker, until it is resumed or `until`; what runs goes on.
@@ -112,10 +114,12 @@ create or replace function duetime.pause_schedule(
     name text, reason text default '', until timestamptz default null, actor text default session_user)
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    known duetime.schedule := duetime.lock_schedule(name, actor);
+    locked_id constant bigint := duetime.lock_schedule(name, actor);
+    known duetime.schedule;
     paused duetime.schedule;
     now constant timestamptz := duetime.now();
 begin
+    select * into strict known from duetime.schedule as s where s.id = locked_id;
     if until <= now then
         raise exception 'duetime: until % is past: a pause ends later than now', duetime.say_moment(until)
             using errcode = '22023';
@@ -130,10 +134,12 @@ begin
     where s.id = known.id
     returning * into paused;
     perform duetime.supersede_runs(json_build_object(
-        'ids', json_build_array(known.id), 'reason', duetime.paused_reason(paused), 'all', false));
+        'ids', json_build_array(known.id), 'reason', duetime.paused_reason(paused.paused_by, paused.pause_reason), 'all', false));
     insert into duetime.audit (actor, action, entity, before, after, reason)
-    values (actor, 'schedule.pause', 'schedule:' || known.name, duetime.pause_summary(known),
-            duetime.pause_summary(paused), coalesce(pause_schedule.reason, ''));
+    values (actor, 'schedule.pause', 'schedule:' || known.name, duetime.pause_summary(
+                known.paused_at, known.paused_by, known.pause_reason, known.paused_until),
+            duetime.pause_summary(
+                paused.paused_at, paused.paused_by, paused.pause_reason, paused.paused_until), coalesce(pause_schedule.reason, ''));
 end $$;
 
 -- Go on. `missed`: the ticks of the pause are caught up as `catch_up` says; else they are skipped, and
@@ -142,16 +148,18 @@ create or replace function duetime.resume_schedule(
     name text, missed boolean default false, actor text default session_user)
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    known duetime.schedule := duetime.lock_schedule(name, actor);
+    locked_id constant bigint := duetime.lock_schedule(name, actor);
+    known duetime.schedule;
     now constant timestamptz := duetime.now();
 begin
+    select * into strict known from duetime.schedule as s where s.id = locked_id;
     if known.paused_at is null then
         return;
     end if;
     if not missed then
         insert into duetime.occurrence (schedule_id, tick, run_at, status, runs_as, reason, finished_at)
         values (known.id, known.planned_until, known.planned_until, 'skipped', 'fired',
-                duetime.paused_reason(known) || '; the same goes for all ticks up to '
+                duetime.paused_reason(known.paused_by, known.pause_reason) || '; the same goes for all ticks up to '
                 || duetime.say_moment(now), now)
         on conflict do nothing;
     end if;
@@ -162,7 +170,8 @@ begin
         next_run_at = now, plain = null, revision = s.revision + 1, updated_at = now
     where s.id = known.id;
     insert into duetime.audit (actor, action, entity, before, after)
-    values (actor, 'schedule.resume', 'schedule:' || known.name, duetime.pause_summary(known),
+    values (actor, 'schedule.resume', 'schedule:' || known.name, duetime.pause_summary(
+                known.paused_at, known.paused_by, known.pause_reason, known.paused_until),
             json_build_object('missed', missed));
 end $$;
 
@@ -171,13 +180,15 @@ create or replace function duetime.trigger_schedule(
     name text, reason text default null, actor text default session_user)
     returns bigint language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    known duetime.schedule := duetime.lock_schedule(name, actor);
+    locked_id constant bigint := duetime.lock_schedule(name, actor);
+    known duetime.schedule;
     defaults duetime.task;
     now constant timestamptz := duetime.now();
     at_tick timestamptz := now;
     job bigint;
     made duetime.job;
 begin
+    select * into strict known from duetime.schedule as s where s.id = locked_id;
     select * into defaults from duetime.task as t where t.name = known.target;
     loop
         insert into duetime.job_key as k (task, key, job_id, hold)
@@ -212,11 +223,13 @@ create or replace function duetime.reschedule(
     name text, at timestamptz, actor text default session_user)
     returns timestamptz language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    known duetime.schedule := duetime.lock_schedule(name, actor);
+    locked_id constant bigint := duetime.lock_schedule(name, actor);
+    known duetime.schedule;
     now constant timestamptz := duetime.now();
     run duetime.open_run;
     moves_to constant timestamptz := greatest(at, now);
 begin
+    select * into strict known from duetime.schedule as s where s.id = locked_id;
     if at is null then
         raise exception 'duetime: a run is moved to a time, not to null' using errcode = '22023';
     end if;
