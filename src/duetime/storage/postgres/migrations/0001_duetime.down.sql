@@ -6,6 +6,22 @@ do $$ begin
     end if;
 end $$;
 drop view duetime.reminders, duetime.occurrences, duetime.schedules, duetime.open_run, duetime.jobs;
+-- Functions that take or return a row keep its table; the defaults of tables keep the others.
+do $$
+declare
+    name text;
+begin
+    for name in
+        select p.oid::regprocedure::text from pg_proc as p join pg_class as c
+            on c.oid = 'duetime.migration'::regclass and c.relnamespace = p.pronamespace
+        where exists (
+            select from pg_type as t
+            where t.typnamespace = p.pronamespace and t.typrelid <> 0
+              and (t.oid = p.prorettype or t.oid = any (p.proargtypes)))
+    loop
+        execute 'drop function ' || name;
+    end loop;
+end $$;
 drop table duetime.zone, duetime.tracked,
     duetime.channel_use, duetime.channel_rate, duetime.delivery,
     duetime.digest, duetime.recipient_use, duetime.recipient,
