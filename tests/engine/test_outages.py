@@ -23,17 +23,16 @@ def said(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
 
 
 async def test_connections_that_the_server_cut_are_replaced_before_they_are_used(
-    pg_url: str,
+    pg_app: Duetime,
 ) -> None:
     """No enqueue fails for a connection that was cut while nobody used it."""
-    app = Duetime(pg_url, migrate=True, pool_size=4)
 
-    @app.task
+    @pg_app.task
     async def note() -> None: ...
 
     # All four of them are open.
     await asyncio.gather(*(note.enqueue() for _ in range(40)))
-    with psycopg.connect(pg_url, autocommit=True) as admin:
+    with psycopg.connect(pg_app.settings.database, autocommit=True) as admin:
         cut = admin.execute(
             "select count(pg_terminate_backend(pid, 5000)) from pg_stat_activity"
             " where datname = current_database() and pid <> pg_backend_pid()"
@@ -42,8 +41,7 @@ async def test_connections_that_the_server_cut_are_replaced_before_they_are_used
     for _ in range(8):
         await note.enqueue()
     took = time.monotonic() - began
-    jobs = await app.jobs.find(limit=100)
-    await app.close()
+    jobs = await pg_app.jobs.find(limit=100)
 
     assert cut is not None
     assert cut[0] >= 2

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 from tests.conftest import Backend, query
 
@@ -35,12 +38,18 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 def test_a_forked_process_enqueues_and_so_does_its_parent(backend: Backend) -> None:
     """The thread of the event loop is not in the child, and the connections are the parent's."""
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-X", "dev", "-c", SCRIPT, backend.url],
-        capture_output=True,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=30,
+        process_group=0,
     )
+    try:
+        _, errors = process.communicate(timeout=30)
+    finally:
+        # A child that hangs would outlive its parent.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, errors
     assert query(backend, "select count(*) from duetime.job") == [(6,)]
