@@ -301,6 +301,27 @@ async def test_what_is_not_old_or_not_ended_is_kept(
     assert states == ["pending", "retrying", "running", "pending"]
 
 
+async def test_jobs_that_were_parked_for_too_long_end_as_dead(
+    store: Store, clock: Clock, make_hand: MakeHand
+) -> None:
+    hand = await make_hand(lease="30d")
+    old = await enqueue(store, "strange", key="k")
+    await hand.park(await hand.claim_one(), reason="no worker knows it")
+    await clock.advance("2d")
+    young = await enqueue(store, "strange")
+    await hand.park(await hand.claim_one())
+    ended = await store.end_parked(seconds(86_400), batch=100)
+    again = await store.end_parked(seconds(86_400), batch=100)
+    freed = await enqueue(store, "strange", key="k")
+    job = await get(store, old)
+
+    assert (ended, again) == ([old], [])
+    assert (job.state, job.error_code) == (JobState.DEAD, "parked")
+    assert job.error == "it was parked for too long: no worker knows it"
+    assert (await get(store, young)).state is JobState.PARKED
+    assert freed != old, "its key is free"
+
+
 async def test_prune_goes_in_batches(store: Store, clock: Clock, hand: Hand) -> None:
     await enqueue_many(store, 5)
     await hand.finish(*await hand.claim())

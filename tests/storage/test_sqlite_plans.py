@@ -47,6 +47,7 @@ WHOLE = {
     "queues": "counts what waits",
     "reminder_find": "what people ask for",
     "schedule_find": "what people ask for",
+    "schedule_follow": "once, when a schedule is renamed",
     "scope_find": "what people ask for",
     "subject_find": "what people ask for",
     "subject_list": "what people ask for",

@@ -22,6 +22,9 @@ OWN_TASKS = "duetime."
 RUN_KEYS = "tick:"
 """The keys of schedules' runs begin so."""
 
+PARKED_CODE = "parked"
+"""The error code of jobs that were parked until their retention was over."""
+
 UNREADABLE = "its row cannot be read"
 """So begins the reason for which such a job is parked."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from random import uniform
@@ -14,6 +15,8 @@ from duetime.storage.pruning import PruneStatements
 from duetime.storage.store import Store
 from duetime.telemetry.events import Events
 from duetime.telemetry.outage import Outage
+
+log = logging.getLogger("duetime.worker")
 
 _PRUNE_BATCH = 1000
 _AGAIN_SECONDS = 0.1
@@ -64,7 +67,7 @@ async def keep_pruning(
     """Remove old history in small batches, so that no statement is long."""
     ages = dict(options.retention)
     audit, ledger = ages.pop("audit", None), ages.pop("occurrence", None)
-    reminders = ages.pop("reminder", None)
+    reminders, parked = ages.pop("reminder", None), ages.pop("parked", None)
     retention = {EndedAs(name): age for name, age in ages.items()}
     statements = PruneStatements(store.dialect)
     job = schedule = reminder = 0
@@ -75,6 +78,8 @@ async def keep_pruning(
         pruned = gone = 0
         if retention:
             pruned, job = await store.prune(retention, after=job, batch=_PRUNE_BATCH)
+        if parked is not None and (ended := await store.end_parked(parked, batch=_PRUNE_BATCH)):
+            log.error("parked_jobs_ended", extra={"count": len(ended), "jobs": ended[:10]})
         if audit is not None:
             pruned = max(pruned, await store.transact(statements.prune_audit(audit)))
         if ledger is not None:

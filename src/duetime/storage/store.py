@@ -338,6 +338,9 @@ class Store(Protocol):
         Returns how many, and `after` which id to go on: 0, from the beginning.
         """
 
+    async def end_parked(self, age: timedelta, *, batch: int) -> list[int]:
+        """End jobs that have been parked for longer than that as dead, a `batch` at most."""
+
     # Operate
 
     async def get(self, job_id: int) -> JobInfo | None: ...

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import psycopg
 
-from duetime.domain.job import UNREADABLE, ClaimedJob, EndedAs, EndedJob
+from duetime.domain.job import PARKED_CODE, UNREADABLE, ClaimedJob, EndedAs, EndedJob
 from duetime.domain.keys import shorten_installation
 from duetime.errors import JobNotFound, PassingError, StorageError
 from duetime.storage.postgres.connection import array, told_errors
@@ -331,6 +331,10 @@ class HotPath(Sessions):
         if not after:
             await self._ask("prune_leftovers", age=max(retention.values()))
         return pruned, after
+
+    async def end_parked(self, age: timedelta, *, batch: int) -> list[int]:
+        rows = await self._rows("end_parked", age=age, batch=batch, code=PARKED_CODE)
+        return [row[0] for row in rows]
 
 
 def _finishes(

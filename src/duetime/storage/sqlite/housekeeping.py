@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.job import ClaimedJob, EndedAs
+from duetime.domain.job import PARKED_CODE, ClaimedJob, EndedAs
 from duetime.storage.sqlite.claim import decode, encode_set
 from duetime.storage.sqlite.moment import maybe_to_us, span_to_us
 from duetime.storage.sqlite.transaction import Transaction
-from duetime.storage.store import LEAD, Rescued, rescued_state
+from duetime.storage.store import LEAD, Rescued, Row, rescued_state
 
 _QUARANTINE = 10
 _SECOND = 1_000_000
@@ -65,6 +65,29 @@ def unpark(
     }
     tx.run("unpark_due", **which)
     return len(tx.rows("unpark", **which))
+
+
+def long_parked(tx: Transaction, age: timedelta, batch: int) -> list[Row]:
+    return tx.rows("long_parked", before=tx.now - span_to_us(age), batch=batch)
+
+
+def end_parked(tx: Transaction, age: timedelta, batch: int) -> list[int]:
+    old = long_parked(tx, age, batch)
+    for job_id, attempt, reason in old:
+        tx.run(
+            "end_parked",
+            job=job_id,
+            token=tx.value("next_token"),
+            attempt=attempt,
+            now=tx.now,
+            code=PARKED_CODE,
+            reason=f"it was parked for too long: {reason}",
+        )
+        tx.value("leave_parked", job=job_id)
+        tx.ended.append(job_id)
+    ended = [row[0] for row in old]
+    tx.run_many("free_key", [(job_id,) for job_id in ended])
+    return ended
 
 
 def set_progress(tx: Transaction, job: ClaimedJob, progress: str) -> bool:

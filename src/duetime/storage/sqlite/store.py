@@ -295,6 +295,12 @@ class SqliteStore:
         await self._thread.write(lambda tx: housekeeping.prune_leftovers(tx, oldest))
         return sum(found), 0
 
+    async def end_parked(self, age: timedelta, *, batch: int) -> list[int]:
+        return await self._thread.write_unless(
+            lambda tx: None if housekeeping.long_parked(tx, age, 1) else [],
+            lambda tx: housekeeping.end_parked(tx, age, batch),
+        )
+
     async def _prune(self, ended_as: EndedAs, age: timedelta, batch: int) -> int:
         return await self._thread.write(lambda tx: housekeeping.prune(tx, ended_as, age, batch))
 
