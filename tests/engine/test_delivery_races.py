@@ -318,7 +318,7 @@ def keep_places(backend: Backend) -> None:
     effects.run(backend.url, "create table place (at bigint)")
     effects.run(
         backend.url,
-        "create function keep() returns trigger language plpgsql as"
+        "create function keep() returns trigger language plpgsql set search_path from current as"
         " $$ begin insert into place values (extract(epoch from new.at) * 1e6); return new; end $$",
     )
     effects.run(

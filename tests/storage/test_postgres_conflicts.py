@@ -18,10 +18,10 @@ from duetime.telemetry.outage import Outage
 from tests.waiting import until
 
 FAIL_ONCE = """
-create sequence failing;
-create function fail_once() returns trigger language plpgsql as $$
+create sequence public.failing;
+create function public.fail_once() returns trigger language plpgsql as $$
 begin
-    if nextval('failing') = 1 then
+    if nextval('public.failing') = 1 then
         raise exception 'deadlock detected' using errcode = '40P01';
     end if;
     return new;
@@ -85,7 +85,7 @@ async def fail_once(url: str, table: str) -> None:
         await connection.execute(FAIL_ONCE)
         await connection.execute(
             f"create trigger failing before insert on duetime.{table}"
-            " for each row execute function fail_once()"
+            " for each row execute function public.fail_once()"
         )
 
 

@@ -294,7 +294,9 @@ async def test_the_end_of_an_attempt_waits_for_a_cancel_in_flight(
     [job] = await claim(store, worker_id)
     again = EndedJob(job, EndedAs.SNOOZED, 0, 1, again_after=timedelta(0))
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
-        cursor = await connection.execute(store._sql["cancel_running"], {"job": job.id})
+        cursor = await connection.execute(
+            store._sql["cancel_running"], {"job": job.id, "reason": "cancelled"}
+        )
         assert cursor.rowcount == 1
         ends: dict[str, Callable[[], Awaitable[Any]]] = {
             "retried": lambda: store.exchange(worker_id, ended=[again], closed=[job.token]),

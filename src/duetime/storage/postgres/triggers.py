@@ -27,7 +27,7 @@ OWN_TABLES = frozenset(
         "attempt", "audit", "channel_rate", "channel_use", "claim", "delivery", "digest", "due",
         "installation", "job", "job_key", "migration", "occurrence", "parked", "progress", "queue",
         "rate_use", "recipient", "recipient_use", "reminder", "schedule", "schedule_template",
-        "scope", "subject", "task", "tracked", "waiter", "worker", "worker_name", "zone",
+        "scope", "service", "subject", "task", "tracked", "waiter", "worker", "worker_name", "zone",
     }
 )  # fmt: skip
 _NAMES = ("ref", "scope", "due", "local_due", "zone", "recipients", "data", "open")
