@@ -43,6 +43,7 @@ ZERO = {"schedule_early"}
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_every_measure_is_written_and_nothing_is_early(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
 
@@ -73,5 +74,5 @@ def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
