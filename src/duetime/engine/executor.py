@@ -45,7 +45,8 @@ def end_with(
         return _end_with(EndedJob(job, COMPLETED, started_us, finished_us), task, value, random)
     except BaseException as error:  # noqa: BLE001 - such as a `__class__` that raises
         end = EndedJob(job, COMPLETED, started_us, finished_us)
-        unreadable = f"a {type(value).__name__} that cannot be examined: {type(error).__name__}"
+        kind, why = type(value).__name__, type(error).__name__
+        unreadable = f"an object of type {kind} that cannot be examined: {why}"
         if issubclass(type(value), BaseException):
             return _end_with(end, task, RuntimeError(f"the handler raised {unreadable}"), random)
         end.error_code, end.error = "result_not_stored", f"the handler returned {unreadable}"
