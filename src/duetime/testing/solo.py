@@ -98,6 +98,7 @@ class SoloWorker:
 
     async def close(self) -> None:
         await self._runners.close()
+        await self._planner.kept()
         await self._store.disown(self._worker_id, [])
         await self._store.remove_worker(self._worker_id)
 
@@ -188,7 +189,8 @@ class SoloWorker:
         ended_as = self._tell(end, refused=job.id in answer.refused)
         if end is None or end.again_after is None:
             self._planner.ended([job])
-            await self._planner.kept()
+        # That it began is kept, too, also if it will be tried again.
+        await self._planner.kept()
         return Ran(
             job_id=job.id,
             task=job.task,
