@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -23,9 +23,22 @@ from tests.waiting import until, until_true
 SHORT = {"lease": "1s", "heartbeat": "200ms", "rescue_every": "100ms"}
 
 
+@asynccontextmanager
+async def locked(backend: Backend) -> AsyncIterator[None]:
+    """Nobody else reads or writes Duetime's tables; on SQLite nobody else writes.
+
+    Taken on a thread: whoever holds a lock just now may need the event loop to release it.
+    """
+    lock = _locked(backend)
+    await asyncio.to_thread(lock.__enter__)
+    try:
+        yield
+    finally:
+        lock.__exit__(None, None, None)
+
+
 @contextmanager
-def locked(backend: Backend) -> Iterator[None]:
-    """Nobody else reads or writes Duetime's tables; on SQLite nobody else writes."""
+def _locked(backend: Backend) -> Iterator[None]:
     if backend.is_postgres:
         with psycopg.connect(backend.url) as connection:
             connection.execute(
@@ -34,7 +47,7 @@ def locked(backend: Backend) -> Iterator[None]:
             yield
     else:
         path = backend.url.removeprefix("sqlite:///")
-        with closing(sqlite3.connect(path, isolation_level=None)) as lite:
+        with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as lite:
             lite.execute("begin immediate")
             yield
             lite.execute("commit")
@@ -55,7 +68,7 @@ async def test_a_claim_that_waited_past_its_lease_takes_nothing(
 
     async with app.worker(**SHORT):
         handle = await note.using(delay="300ms").enqueue()
-        with locked(backend):
+        async with locked(backend):
             await until_true(lambda: count(caplog, "worker_fenced") == 1)
 
         assert await handle.result("10s") == "ran"
@@ -75,7 +88,7 @@ async def test_what_waits_for_a_runner_when_the_lease_is_lost_is_given_back(
     async with app.worker(**SHORT, concurrency=1) as worker:
         [first, *others] = await app.enqueue_many([note.job(number) for number in range(3)])
         await until_true(lambda: len(worker._holdings) == 3)
-        with locked(backend):
+        async with locked(backend):
             await until_true(lambda: count(caplog, "worker_fenced") == 1)
         for handle in others:
             await handle.result("10s")
