@@ -124,8 +124,8 @@ begin
         select from duetime.subject as n
         where n.id = any (ids) and n.status = 'open' and n.rules::text like '%"zone":"recipient"%')
     then
-        -- As `recipient_share`: who changes a clock waits for us. If he came first we do not wait,
-        -- since he may wait for our subjects: a worker arms them again after him.
+        -- As `recipient_share`: a transaction that changes a clock waits for this one. If it came
+        -- first we do not wait, since it may wait for our subjects: a worker arms them again later.
         select coalesce(bool_and(
             pg_try_advisory_xact_lock_shared(hashtext('duetime.recipient'), part.number)), true)
         into sure

@@ -6,7 +6,7 @@ do $$ begin
     end if;
 end $$;
 drop view duetime.reminders, duetime.occurrences, duetime.schedules, duetime.open_run, duetime.jobs;
--- Functions that take or return a row keep its table; the defaults of tables keep the others.
+-- The clock last: columns have it as their default. The others first: some may name a table's row.
 do $$
 declare
     name text;
@@ -14,10 +14,7 @@ begin
     for name in
         select p.oid::regprocedure::text from pg_proc as p join pg_class as c
             on c.oid = 'duetime.migration'::regclass and c.relnamespace = p.pronamespace
-        where exists (
-            select from pg_type as t
-            where t.typnamespace = p.pronamespace and t.typrelid <> 0
-              and (t.oid = p.prorettype or t.oid = any (p.proargtypes)))
+        where p.proname <> 'now'
     loop
         execute 'drop function ' || name;
     end loop;
@@ -30,15 +27,5 @@ drop table duetime.zone, duetime.tracked,
     duetime.waiter, duetime.progress, duetime.parked, duetime.rate_use, duetime.queue,
     duetime.job_key, duetime.task, duetime.worker_name, duetime.worker, duetime.attempt,
     duetime.claim, duetime.due, duetime.job, duetime.installation;
-do $$
-declare
-    name text;
-begin
-    for name in
-        select p.oid::regprocedure::text from pg_proc as p join pg_class as c
-            on c.oid = 'duetime.migration'::regclass and c.relnamespace = p.pronamespace
-    loop
-        execute 'drop function ' || name;
-    end loop;
-end $$;
+drop function duetime.now();
 drop domain duetime.moment, duetime.span, duetime.priority, duetime.attempts;
