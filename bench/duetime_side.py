@@ -13,7 +13,7 @@ from typing import Any
 from bench.child import Parent
 from bench.payload import note_for
 from duetime import Context, Duetime, Reminder
-from duetime.domain.job import ClaimedJob, EndedJob
+from duetime.domain.jobs.job import ClaimedJob, EndedJob
 from duetime.telemetry.events import Events
 
 _SHARES = 1000

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bench.child import Parent
 from bench.duetime_side import Bench
-from duetime.domain.job import ClaimedJob
+from duetime.domain.jobs.job import ClaimedJob
 from duetime.telemetry.events import Events
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from duetime import Constant, Context, Duetime, Task
-from duetime.domain.job import NewJob
+from duetime.domain.jobs.job import NewJob
 
 app = Duetime()
 """On DUETIME_DATABASE."""

@@ -6,17 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from duetime.api.tasks import JobHandle, Task
     from duetime.app import Duetime
     from duetime.channels.channel import Sent
-    from duetime.domain.digest import Digest
-    from duetime.domain.job import JobInfo, JobState
-    from duetime.domain.outcome import Cancel, Completed, Discard, Retry, Skip, Snooze
-    from duetime.domain.recipient import Recipient
-    from duetime.domain.reminder import Reminder
-    from duetime.domain.retry import Constant, Custom, Delays, Exponential
+    from duetime.domain.jobs.job import JobInfo, JobState
+    from duetime.domain.jobs.outcome import Cancel, Completed, Discard, Retry, Skip, Snooze
+    from duetime.domain.jobs.retry import Constant, Custom, Delays, Exponential
+    from duetime.domain.reminders.digest import Digest
+    from duetime.domain.reminders.recipient import Recipient
+    from duetime.domain.reminders.reminder import Reminder
     from duetime.engine.context import Context
     from duetime.errors import DuetimeError
-    from duetime.task import JobHandle, Task
 
 __version__ = "0.1.0"
 
@@ -46,27 +46,27 @@ __all__ = [
 
 # Imported on first use: pytest loads our plugin in every run, and the CLI its help.
 _HOMES = {
-    "Cancel": "duetime.domain.outcome",
-    "Completed": "duetime.domain.outcome",
-    "Constant": "duetime.domain.retry",
+    "Cancel": "duetime.domain.jobs.outcome",
+    "Completed": "duetime.domain.jobs.outcome",
+    "Constant": "duetime.domain.jobs.retry",
     "Context": "duetime.engine.context",
-    "Custom": "duetime.domain.retry",
-    "Delays": "duetime.domain.retry",
-    "Digest": "duetime.domain.digest",
-    "Discard": "duetime.domain.outcome",
+    "Custom": "duetime.domain.jobs.retry",
+    "Delays": "duetime.domain.jobs.retry",
+    "Digest": "duetime.domain.reminders.digest",
+    "Discard": "duetime.domain.jobs.outcome",
     "Duetime": "duetime.app",
     "DuetimeError": "duetime.errors",
-    "Exponential": "duetime.domain.retry",
-    "JobHandle": "duetime.task",
-    "JobInfo": "duetime.domain.job",
-    "JobState": "duetime.domain.job",
-    "Recipient": "duetime.domain.recipient",
-    "Reminder": "duetime.domain.reminder",
-    "Retry": "duetime.domain.outcome",
+    "Exponential": "duetime.domain.jobs.retry",
+    "JobHandle": "duetime.api.tasks",
+    "JobInfo": "duetime.domain.jobs.job",
+    "JobState": "duetime.domain.jobs.job",
+    "Recipient": "duetime.domain.reminders.recipient",
+    "Reminder": "duetime.domain.reminders.reminder",
+    "Retry": "duetime.domain.jobs.outcome",
     "Sent": "duetime.channels.channel",
-    "Skip": "duetime.domain.outcome",
-    "Snooze": "duetime.domain.outcome",
-    "Task": "duetime.task",
+    "Skip": "duetime.domain.jobs.outcome",
+    "Snooze": "duetime.domain.jobs.outcome",
+    "Task": "duetime.api.tasks",
 }
 
 

@@ -22,11 +22,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakKeyDictionary
 
-from duetime import transaction
+from duetime.api.jobs import Jobs, Queues
+from duetime.api.portal import Portal, keep_inherited
+from duetime.api.registration import Registrations
+from duetime.api.schedules import Schedules
+from duetime.api.subjects import Reminders, Scopes, Subjects
+from duetime.api.tables import Tracking
+from duetime.api.tasks import JobHandle, Task, first_delay, positive
+from duetime.api.worker_thread import WorkerThread
 from duetime.channels.channel import Channel
-from duetime.domain.digest import DIGEST_TASK
 from duetime.domain.duration import Duration
-from duetime.domain.job import (
+from duetime.domain.jobs.job import (
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
     Enqueued,
@@ -36,46 +42,40 @@ from duetime.domain.job import (
     check_queue,
     check_task_not_reserved,
 )
-from duetime.domain.rate import parse_rate
-from duetime.domain.reminder import ESCALATE_TASK, REARM_TASK, REMIND_TASK
-from duetime.domain.retry import (
+from duetime.domain.jobs.rate import parse_rate
+from duetime.domain.jobs.retry import (
     Exponential,
     RetryPolicy,
     check_errors,
     check_max_attempts,
     check_policy,
 )
-from duetime.domain.task import TaskDefinition, TaskOptions
-from duetime.domain.timetable import Spec
+from duetime.domain.jobs.task import TaskDefinition, TaskOptions
+from duetime.domain.reminders.digest import DIGEST_TASK
+from duetime.domain.reminders.reminder import ESCALATE_TASK, REARM_TASK, REMIND_TASK
+from duetime.domain.schedules.timetable import Spec
 from duetime.engine.context import Context
 from duetime.engine.handler_source import refuse_return_in_transaction
 from duetime.engine.options import WorkerOptions
 from duetime.engine.service import OUTAGE_SECONDS
 from duetime.engine.worker import Worker
 from duetime.errors import InvalidInput, PassingError
-from duetime.operate import Jobs, Queues
-from duetime.portal import Portal, keep_inherited
-from duetime.registration import Registrations
-from duetime.reminders.api import Reminders, Scopes, Subjects
 from duetime.reminders.deliveries import receipt
 from duetime.reminders.handlers import context_name
 from duetime.reminders.rearming import rearm_task
 from duetime.reminders.recipients import Recipients
 from duetime.reminders.send_attempt import ConfiguredChannel
 from duetime.reminders.sending import Sender
-from duetime.reminders.tracking import Tracking
-from duetime.schedules import Schedules
 from duetime.settings import Settings, load_settings
+from duetime.storage import transaction
 from duetime.storage.migrations import check_version, upgrade
-from duetime.storage.schedule_rows import AuditEvent
-from duetime.storage.schedules import ScheduleStatements
+from duetime.storage.reminders.tracking import TrackedInfo
+from duetime.storage.schedules.changes import ScheduleStatements
+from duetime.storage.schedules.rows import AuditEvent
 from duetime.storage.store import Dialect, Statements, Store, WorkerInfo
-from duetime.storage.tracking import TrackedInfo
-from duetime.task import JobHandle, Task, first_delay, positive
 from duetime.telemetry.events import Events
 from duetime.telemetry.outage import Outage
 from duetime.wiring import backend_of, make_migrator, make_store
-from duetime.worker_thread import WorkerThread
 
 if TYPE_CHECKING:
     from duetime.testing import Opening

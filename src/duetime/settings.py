@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.duration import parse_duration
-from duetime.domain.retry import MOST_ATTEMPTS
+from duetime.domain.jobs.retry import MOST_ATTEMPTS
 from duetime.domain.urls import show_url
 from duetime.errors import InvalidInput, SettingsError
 

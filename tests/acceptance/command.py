@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from duetime import Duetime
-from duetime.domain.job import NewJob
+from duetime.domain.jobs.job import NewJob
 from tests.acceptance.command_server import CommandServer
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from duetime import Duetime, JobState
-from duetime.domain.job import NewJob
+from duetime.domain.jobs.job import NewJob
 from tests.acceptance.command import duetime, new_job
 from tests.conftest import Backend, fresh_database, query
 from tests.servers import PostgresServer

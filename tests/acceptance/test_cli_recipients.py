@@ -7,7 +7,7 @@ import json
 import pytest
 
 from duetime import Duetime
-from duetime.domain.recipient import Route
+from duetime.domain.reminders.recipient import Route
 from tests.acceptance.test_cli_reminders import duetime, on_both, on_sqlite, rows
 from tests.conftest import Backend
 

@@ -14,7 +14,7 @@ import pytest
 
 from duetime import Duetime
 from duetime.cli import main
-from duetime.domain.schedule import Policy, TickStatus
+from duetime.domain.schedules.schedule import Policy, TickStatus
 from tests.acceptance.command import SHOP, Answer, duetime
 from tests.conftest import Backend
 from tests.waiting import until

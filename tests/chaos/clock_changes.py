@@ -20,7 +20,7 @@ from itertools import takewhile
 from typing import NamedTuple
 from zoneinfo import ZoneInfo, available_timezones
 
-from duetime.domain.cron import parse_cron
+from duetime.domain.schedules.cron import parse_cron
 
 FIRST_YEAR, LAST_YEAR = 2025, 2030
 MINUTE = timedelta(minutes=1)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from duetime.domain.job import ClaimedJob, EndedAs, EndedJob, Enqueued, JobInfo, NewJob
+from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob, Enqueued, JobInfo, NewJob
 from duetime.storage.store import Exchange, Lane, Statements, Store
 
 FLOOR = datetime(1970, 1, 1, tzinfo=UTC)

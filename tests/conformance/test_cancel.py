@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from duetime.domain.job import ClaimedJob, EndedAs, EndedJob, JobState
+from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob, JobState
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, seconds
 from tests.conformance.hand import Hand, answer, ended, enqueue, enqueue_many, get, ids, retried

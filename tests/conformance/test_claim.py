@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import msgspec
 
-from duetime.domain.job import JobState, NewJob
-from duetime.domain.queue import Limits
+from duetime.domain.jobs.job import JobState, NewJob
+from duetime.domain.jobs.queue import Limits
 from duetime.storage.store import MOST_CLAIMED_ARGS, Store
 from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids

@@ -12,7 +12,7 @@ import pytest
 
 from duetime import Discard, Duetime, Exponential, Reminder, Retry, Sent
 from duetime.channels.channel import Message, NotSent
-from duetime.domain.delivery import Delivery
+from duetime.domain.reminders.delivery import Delivery
 from duetime.errors import DeliveryNotFound, InvalidInput, ReminderNotFound
 from duetime.testing.world import World
 from tests.conftest import Backend
@@ -318,7 +318,7 @@ async def test_promises_of_what_was_withdrawn_hold_nobody_up(app: Duetime) -> No
 
 
 async def test_many_at_once_take_no_more_than_the_rate(app: Duetime) -> None:
-    from duetime.domain.rate import parse_rate
+    from duetime.domain.jobs.rate import parse_rate
     from duetime.reminders.deliveries import perform
 
     rate = parse_rate("10/m")

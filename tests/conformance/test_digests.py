@@ -14,14 +14,14 @@ import pytest
 
 from duetime import Context, Digest, Duetime, Reminder, Retry, Sent, Skip
 from duetime.channels.channel import NotSent
-from duetime.domain.digest import MOST_REMINDERS
-from duetime.domain.recipient import Recipient
-from duetime.domain.reminder import ReminderStatus
-from duetime.domain.rule_text import parse_rule
+from duetime.domain.reminders.digest import MOST_REMINDERS
+from duetime.domain.reminders.recipient import Recipient
+from duetime.domain.reminders.reminder import ReminderStatus
+from duetime.domain.reminders.rule_text import parse_rule
 from duetime.errors import InvalidInput
 from duetime.reminders.messages import Messages
-from duetime.storage.digest_ends import DigestEnds
 from duetime.storage.postgres.store import PostgresStore
+from duetime.storage.reminders.digest_ends import DigestEnds
 from duetime.storage.sqlite.store import SqliteStore
 from duetime.storage.store import Statements, Store
 from duetime.testing.world import World
@@ -390,7 +390,7 @@ async def test_what_is_in_a_digest_that_fails_escalates_at_once(
 async def test_a_large_digest_that_fails_ends_in_parts(
     app: Duetime, mail: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duetime.storage.digest_ends._PART", 2)
+    monkeypatch.setattr("duetime.storage.reminders.digest_ends._PART", 2)
     async with app.testing(now=START) as world:
         await _fail_a_digest(app, mail, world, 6)
         failed = await app.reminders.find(status="failed")
@@ -639,7 +639,7 @@ async def test_what_a_handler_skips_takes_no_place(app: Duetime) -> None:
 async def test_what_does_not_fit_into_a_digest_goes_in_the_next(
     app: Duetime, mail: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duetime.storage.digests.MOST_REMINDERS", 3)
+    monkeypatch.setattr("duetime.storage.reminders.digests.MOST_REMINDERS", 3)
     async with app.testing(now=START) as world:
         await app.recipients.put("ann", most_per_hour=1)
         await put_games(app, 9)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from duetime.domain.job import EndedAs, JobState, NewJob
+from duetime.domain.jobs.job import EndedAs, JobState, NewJob
 from duetime.errors import InvalidInput
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds

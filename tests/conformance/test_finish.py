@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from duetime.domain.job import EndedAs, EndedJob, JobState
+from duetime.domain.jobs.job import EndedAs, EndedJob, JobState
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, seconds
 from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids, retried

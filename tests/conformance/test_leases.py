@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from duetime.domain.job import JobState
-from duetime.domain.queue import Limits
+from duetime.domain.jobs.job import JobState
+from duetime.domain.jobs.queue import Limits
 from duetime.storage.store import Rescued, Store
 from tests.conformance.conftest import Clock, MakeHand, seconds
 from tests.conformance.hand import Hand, answer, enqueue, enqueue_many, get, ids

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from duetime.domain.job import ClaimedJob, EndedAs, JobState, NewJob
-from duetime.domain.queue import Limits
+from duetime.domain.jobs.job import ClaimedJob, EndedAs, JobState, NewJob
+from duetime.domain.jobs.queue import Limits
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids, retried

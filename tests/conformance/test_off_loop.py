@@ -10,7 +10,7 @@ import pytest
 
 from duetime import Duetime
 from duetime.channels.channel import Message, Sent
-from duetime.domain.timetable import Timetable
+from duetime.domain.schedules.timetable import Timetable
 from duetime.errors import InvalidSchedule
 from duetime.storage.store import Statements
 from tests.conftest import Backend

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from duetime.domain.job import EndedAs, JobFilter, JobState
-from duetime.domain.queue import Limits
+from duetime.domain.jobs.job import EndedAs, JobFilter, JobState
+from duetime.domain.jobs.queue import Limits
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, seconds
 from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids, retried

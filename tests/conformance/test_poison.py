@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from duetime import Duetime
-from duetime.domain.job import UNREADABLE, JobState
+from duetime.domain.jobs.job import UNREADABLE, JobState
 from tests.conftest import Backend, query
 from tests.waiting import until_true
 

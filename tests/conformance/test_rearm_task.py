@@ -14,11 +14,11 @@ import psycopg
 import pytest
 
 from duetime import Duetime, Snooze
-from duetime.domain.job import EndedAs
-from duetime.domain.reminder import REARM_TASK
+from duetime.domain.jobs.job import EndedAs
+from duetime.domain.reminders.reminder import REARM_TASK
 from duetime.reminders.rearming import rearm_stale
-from duetime.storage.rearm import RearmStatements
-from duetime.storage.reminders import ReminderStatements
+from duetime.storage.reminders.rearm import RearmStatements
+from duetime.storage.reminders.reminders import ReminderStatements
 from duetime.storage.store import Statements
 from tests.conformance.hand import Hand, ended
 from tests.conftest import Backend

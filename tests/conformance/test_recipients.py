@@ -10,7 +10,7 @@ import pytest
 
 from duetime import Duetime
 from duetime.channels.channel import NotSent
-from duetime.domain.recipient import Route
+from duetime.domain.reminders.recipient import Route
 from duetime.errors import InvalidInput, RecipientNotFound
 from tests.conformance.mailbox import HOUR, START, Mailbox, explain, put_games
 from tests.conftest import Backend

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from duetime import Duetime, Reminder, Sent
-from duetime.domain.plan_recurrence import HORIZON
-from duetime.domain.recurrence import parse_repeats
-from duetime.domain.rule import rule_times
-from duetime.domain.rule_text import parse_rules
+from duetime.domain.reminders.plan_recurrence import HORIZON
+from duetime.domain.reminders.recurrence import parse_repeats
+from duetime.domain.reminders.rule import rule_times
+from duetime.domain.reminders.rule_text import parse_rules
 from duetime.errors import InvalidInput, SubjectNotFound
 from duetime.reminders.rearming import rearm_stale
 from tests.conftest import Backend

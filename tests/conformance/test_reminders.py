@@ -13,7 +13,7 @@ import pytest
 from duetime import Duetime, Reminder, Retry, Sent, Skip
 from duetime.channels.channel import Message, NotSent
 from duetime.channels.console import Console
-from duetime.domain.reminder import ReminderStatus
+from duetime.domain.reminders.reminder import ReminderStatus
 from duetime.errors import InvalidInput, ReminderNotFound, SubjectNotFound
 from tests.conftest import Backend
 from tests.counting import Counted

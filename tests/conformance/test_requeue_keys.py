@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from duetime.domain.job import EndedAs, JobFilter, JobState
+from duetime.domain.jobs.job import EndedAs, JobFilter, JobState
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, OpenStore, seconds
 from tests.conformance.hand import Hand, answer, ended, enqueue, get

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from duetime.domain.job import JobState
+from duetime.domain.jobs.job import JobState
 from duetime.storage.store import Rescued, Store
 from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, answer, ended, enqueue, enqueue_many, get, ids, retried

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from duetime import Context, Discard, Duetime, JobState, Retry, Snooze
-from duetime.domain.plan_schedule import ARMED_AHEAD
-from duetime.domain.schedule import TickStatus, read_run_key
+from duetime.api.schedules import ScheduleInfo
+from duetime.domain.schedules.plan import ARMED_AHEAD
+from duetime.domain.schedules.schedule import TickStatus, read_run_key
 from duetime.errors import InvalidInput
-from duetime.schedules import ScheduleInfo
-from duetime.storage.schedule_rows import OccurrenceInfo
+from duetime.storage.schedules.rows import OccurrenceInfo
 from duetime.testing import World
 from tests.conftest import Backend
 
@@ -502,7 +502,7 @@ async def play(url: str, story: Story) -> None:
 @pytest.fixture(autouse=True)
 def _look_again_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that waits for another looks again now and then: here not hundreds of times."""
-    monkeypatch.setattr("duetime.domain.decide_run.RETRY_WAIT", 4 * MINUTE)
+    monkeypatch.setattr("duetime.domain.schedules.decide_run.RETRY_WAIT", 4 * MINUTE)
 
 
 # Shrinking a story that fails takes its time.

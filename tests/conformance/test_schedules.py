@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from duetime import Context, Discard, Duetime, Exponential, JobState, Retry, Task
-from duetime.domain import rrule, timetable
-from duetime.domain.schedule import Overlap, TickStatus
+from duetime.domain.schedules import rrule, timetable
+from duetime.domain.schedules.schedule import Overlap, TickStatus
 from duetime.errors import (
     InvalidArguments,
     InvalidInput,
@@ -21,8 +21,8 @@ from duetime.errors import (
     ScheduleNotFound,
 )
 from duetime.storage import pruning
-from duetime.storage.schedule_planning import Planning
-from duetime.storage.schedule_rows import NewSchedule
+from duetime.storage.schedules.planning import Planning
+from duetime.storage.schedules.rows import NewSchedule
 from duetime.testing import World
 from tests.conftest import Backend
 from tests.counting import Counted
@@ -73,7 +73,7 @@ def tasks(app: Duetime) -> Recorder:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that waits for another looks again now and then: here not hundreds of times."""
-    monkeypatch.setattr("duetime.domain.decide_run.RETRY_WAIT", 4 * MINUTE)
+    monkeypatch.setattr("duetime.domain.schedules.decide_run.RETRY_WAIT", 4 * MINUTE)
 
 
 async def ledger(app: Duetime, name: str = "s", limit: int = 200) -> dict[datetime, str]:
@@ -445,7 +445,7 @@ async def test_overlap_buffer_all_runs_all_in_order(
     app: Duetime, tasks: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Those that wait are told when a place is free; here they do not look hundreds of times, too.
-    monkeypatch.setattr("duetime.domain.decide_run.RETRY_WAIT", 2 * MINUTE)
+    monkeypatch.setattr("duetime.domain.schedules.decide_run.RETRY_WAIT", 2 * MINUTE)
     async with app.testing(now=START) as world:
         await app.schedules.put("s", tasks.stuck, "*/4 * * * *", overlap="buffer_all")
         await world.advance("45m")

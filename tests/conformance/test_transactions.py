@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from duetime.domain.job import EndedAs, Enqueued, JobState, NewJob
+from duetime.domain.jobs.job import EndedAs, Enqueued, JobState, NewJob
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, seconds
 from tests.conformance.hand import Hand, answer, drive, ended, enqueue, get, ids

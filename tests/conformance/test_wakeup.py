@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from duetime.domain.job import EndedAs, NewJob
-from duetime.domain.queue import Limits
+from duetime.domain.jobs.job import EndedAs, NewJob
+from duetime.domain.jobs.queue import Limits
 from duetime.storage.store import Sleeper, Store
 from tests.conformance.conftest import MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, drive, ended, enqueue, ids, retried

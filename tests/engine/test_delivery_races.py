@@ -15,7 +15,7 @@ import pytest
 
 from duetime import Constant, Duetime, Sent
 from duetime.channels.channel import Message, NotSent
-from duetime.domain.delivery import DeliveryStatus
+from duetime.domain.reminders.delivery import DeliveryStatus
 from duetime.errors import InvalidInput
 from tests import effects
 from tests.conftest import Backend

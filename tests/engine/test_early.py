@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from duetime import Context, Duetime, JobState
-from duetime.domain.schedule import TickStatus
+from duetime.domain.schedules.schedule import TickStatus
 from duetime.engine.clock import DatabaseClock
 from duetime.errors import DatabaseUnreachable
 from duetime.storage.store import Store

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from duetime import Constant, Context, Duetime, JobState, Reminder, Retry, Sent, Snooze
-from duetime.domain.outcome import Outcome
+from duetime.domain.jobs.outcome import Outcome
 from duetime.engine.handler_source import refuse_return_in_transaction
 from duetime.errors import DatabaseUnreachable, InvalidInput
 from tests.conftest import Backend, query

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from duetime import Duetime
-from duetime.domain.job import JobState
+from duetime.domain.jobs.job import JobState
 from duetime.storage.postgres.listener import Listener
 from tests.conftest import fresh_database
 from tests.engine.test_worker import reaches

@@ -21,14 +21,14 @@ import psycopg
 import pytest
 
 from duetime import Constant, Context, Duetime, Reminder, Sent
-from duetime.domain.rule_text import parse_rule
+from duetime.domain.reminders.rule_text import parse_rule
 from duetime.errors import StorageError, SubjectNotFound
-from duetime.storage.deliveries import DeliveryStatements
 from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.migrator import PostgresMigrator
 from duetime.storage.postgres.store import PostgresStore
-from duetime.storage.reminders import ScopeInfo
-from duetime.storage.sends import SentReminder
+from duetime.storage.reminders.deliveries import DeliveryStatements
+from duetime.storage.reminders.reminders import ScopeInfo
+from duetime.storage.reminders.sends import SentReminder
 from duetime.storage.sqlite.migrator import SqliteMigrator
 from duetime.storage.sqlite.store import SqliteStore
 from duetime.storage.store import Statements

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from duetime import Duetime, Reminder, Sent
-from duetime.domain.job import JobState, NewJob
+from duetime.domain.jobs.job import JobState, NewJob
 from duetime.errors import InvalidInput
 from tests.engine.test_worker import reaches
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from duetime import Context, Duetime, JobState
-from duetime.domain.schedule import TickStatus
+from duetime.domain.schedules.schedule import TickStatus
 from duetime.errors import InvalidInput, InvalidSchedule, OlderRelease
 from tests.conftest import Backend
 from tests.waiting import until

@@ -20,10 +20,10 @@ import psycopg
 import pytest
 
 from duetime import Constant, Context, Duetime, JobState, Task
-from duetime.domain.job import NewJob
-from duetime.domain.schedule import TickStatus
-from duetime.storage.schedule_rows import OccurrenceInfo
-from duetime.storage.schedule_runs import RunStatements
+from duetime.domain.jobs.job import NewJob
+from duetime.domain.schedules.schedule import TickStatus
+from duetime.storage.schedules.rows import OccurrenceInfo
+from duetime.storage.schedules.runs import RunStatements
 from duetime.storage.store import Statements
 from tests import effects, workload
 from tests.conformance.hand import Hand

@@ -11,7 +11,7 @@ import pytest
 
 from duetime import Context, Duetime
 from duetime.errors import InvalidInput
-from duetime.storage.schedule_runs import RunStatements
+from duetime.storage.schedules.runs import RunStatements
 from duetime.storage.store import Statements
 from tests.waiting import until, until_true
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from duetime import Cancel, Context, Delays, Discard, Duetime, Exponential, JobState, Snooze
-from duetime.domain.job import EndedAs
+from duetime.domain.jobs.job import EndedAs
 from duetime.errors import DuetimeError, EndlessWork, InvalidInput, KeyConflict
 from duetime.settings import Settings
 from duetime.testing import World

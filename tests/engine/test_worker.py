@@ -990,7 +990,7 @@ async def test_process_twice_changes_nothing(app: Duetime) -> None:
         await handle.result("5s")
     store = await app.store()
     job = await handle.info()
-    from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
+    from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob
 
     claimed = ClaimedJob(
         handle.id, job.history[0].token, job.task, job.queue, job.priority, "{}", 1, 3,

@@ -30,8 +30,8 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from duetime import transaction
-from duetime.domain.job import Enqueued, NewJob
+from duetime.domain.jobs.job import Enqueued, NewJob
+from duetime.storage import transaction
 from duetime.storage.store import Statements, Store
 
 

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duetime import Duetime
-from duetime.domain.recurrence import parse_repeats
-from duetime.domain.rule_text import parse_rules
+from duetime.domain.reminders.recurrence import parse_repeats
+from duetime.domain.reminders.rule_text import parse_rules
 from duetime.errors import InvalidInput, SubjectNotFound
-from duetime.ical import reading, writing
-from duetime.ical.limits import MOST_BYTES, MOST_EVENTS
-from duetime.ical.reading import Event, read_events
-from duetime.ical.writing import Entry, write_calendar
+from duetime.integrations.ical import reading, writing
+from duetime.integrations.ical.limits import MOST_BYTES, MOST_EVENTS
+from duetime.integrations.ical.reading import Event, read_events
+from duetime.integrations.ical.writing import Entry, write_calendar
 from tests.conftest import Backend
 from tests.waiting import cpu_at_most
 

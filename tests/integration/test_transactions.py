@@ -23,10 +23,10 @@ import sqlalchemy as sa
 from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
-from duetime import transaction
-from duetime.domain.job import ClaimedJob, EndedAs, EndedJob, NewJob
+from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob, NewJob
 from duetime.errors import UnsupportedTransaction
 from duetime.settings import Settings
+from duetime.storage import transaction
 from duetime.storage.migrations import upgrade
 from duetime.storage.store import Lane, Statements, Store
 from duetime.wiring import make_migrator, make_store

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from duetime import Duetime
-from duetime.domain.rule import Rule
+from duetime.domain.reminders.rule import Rule
 from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.migrator import PostgresMigrator
 from tests.conftest import fresh_database

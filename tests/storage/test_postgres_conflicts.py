@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from duetime import Duetime, JobState
-from duetime.domain.job import JobFilter, NewJob
+from duetime.domain.jobs.job import JobFilter, NewJob
 from duetime.engine.service import repeat
 from duetime.errors import DatabaseUnreachable, PassingError, StorageError, TransactionConflict
 from duetime.storage.postgres.connection import told_errors

@@ -11,9 +11,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from duetime import Duetime, JobState, transaction
-from duetime.domain.job import ClaimedJob, EndedAs, EndedJob, JobFilter, NewJob
-from duetime.domain.queue import Limits
+from duetime import Duetime, JobState
+from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob, JobFilter, NewJob
+from duetime.domain.jobs.queue import Limits
+from duetime.storage import transaction
 from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.connection import array
 from duetime.storage.postgres.hot_path import _finishes

@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from duetime import Duetime, Reminder, Sent
-from duetime.domain.job import JobState
+from duetime.domain.jobs.job import JobState
 from duetime.errors import InvalidInput, StorageError
 from duetime.settings import Settings
 from duetime.storage.migrations import downgrade, upgrade

@@ -13,15 +13,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from duetime import Duetime, transaction
-from duetime.domain.cron import parse_zone, to_instant
-from duetime.domain.reminder import Subject
-from duetime.domain.rule import Rule, check_rule
+from duetime import Duetime
+from duetime.domain.reminders.reminder import Subject
+from duetime.domain.reminders.rule import Rule, check_rule
+from duetime.domain.schedules.cron import parse_zone, to_instant
 from duetime.errors import InvalidInput
 from duetime.settings import Settings
+from duetime.storage import transaction
 from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.dialect import PostgresDialect
-from duetime.storage.reminders import ReminderStatements, ScopeInfo
+from duetime.storage.reminders.reminders import ReminderStatements, ScopeInfo
 from duetime.storage.store import Statements
 from duetime.wiring import make_migrator, make_store
 from tests.waiting import until

@@ -19,15 +19,15 @@ import psycopg
 import pytest
 
 from duetime import Constant, Context, Duetime
-from duetime.domain.job import ClaimedJob, EndedAs
-from duetime.domain.schedule import TickStatus, make_policy
-from duetime.domain.timetable import timetable
+from duetime.domain.jobs.job import ClaimedJob, EndedAs
+from duetime.domain.schedules.schedule import TickStatus, make_policy
+from duetime.domain.schedules.timetable import timetable
 from duetime.errors import DatabaseUnreachable
 from duetime.settings import Settings
 from duetime.storage.migrations import upgrade
-from duetime.storage.schedule_rows import ClaimedRun, NewSchedule, OccurrenceInfo
-from duetime.storage.schedule_runs import RunStatements
-from duetime.storage.schedules import ScheduleStatements
+from duetime.storage.schedules.changes import ScheduleStatements
+from duetime.storage.schedules.rows import ClaimedRun, NewSchedule, OccurrenceInfo
+from duetime.storage.schedules.runs import RunStatements
 from duetime.storage.store import Statements, Store
 from duetime.wiring import make_migrator, make_store
 from tests import effects

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from duetime.domain.job import NewJob
+from duetime.domain.jobs.job import NewJob
 from duetime.storage.postgres.heart import PostgresHeart
 from duetime.storage.postgres.store import PostgresStore
 from duetime.storage.sqlite.store import SqliteStore

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from duetime.domain.job import JobState, NewJob
+from duetime.domain.jobs.job import JobState, NewJob
 from duetime.errors import BadDatabaseURL, DatabaseUnreachable, SchemaMismatch, StorageError
 from duetime.storage.migrations import downgrade, read_status, upgrade
 from duetime.storage.sqlite.migrator import SqliteMigrator

@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 
-from duetime.domain.admission import Send, Uses, Wait, decide, digest_time, gather, routes_of
-from duetime.domain.digest import Digest, in_order
-from duetime.domain.outcome import Skip
-from duetime.domain.recipient import Disabled, Recipient, Route, make_recipient
-from duetime.domain.reminder import Reminder, ReminderStatus
-from duetime.domain.rule_text import parse_rule
+from duetime.domain.jobs.outcome import Skip
+from duetime.domain.reminders.admission import (
+    Send,
+    Uses,
+    Wait,
+    decide,
+    digest_time,
+    gather,
+    routes_of,
+)
+from duetime.domain.reminders.digest import Digest, in_order
+from duetime.domain.reminders.recipient import Disabled, Recipient, Route, make_recipient
+from duetime.domain.reminders.reminder import Reminder, ReminderStatus
+from duetime.domain.reminders.rule_text import parse_rule
 from duetime.errors import InvalidInput
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)

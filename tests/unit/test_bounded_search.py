@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duetime.domain.plan_recurrence import plan
-from duetime.domain.plan_schedule import _last, plan_ticks
-from duetime.domain.preview import preview
-from duetime.domain.recurrence import parse_repeats
-from duetime.domain.schedule import Schedule, make_policy
-from duetime.domain.timetable import Timetable, timetable
+from duetime.api.schedules import ticks_between
+from duetime.domain.reminders.plan_recurrence import plan
+from duetime.domain.reminders.recurrence import parse_repeats
+from duetime.domain.schedules.plan import _last, plan_ticks
+from duetime.domain.schedules.preview import preview
+from duetime.domain.schedules.schedule import Schedule, make_policy
+from duetime.domain.schedules.timetable import Timetable, timetable
 from duetime.errors import InvalidInput, InvalidSchedule
-from duetime.schedules import ticks_between
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
 HALVES = ["* * 0-11 * * *", "* * 12-23 * * *"]

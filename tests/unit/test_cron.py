@@ -12,8 +12,8 @@ from cronsim import CronSim
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duetime.domain.cron import ALIASES, next_change, parse_cron, parse_zone, to_instant
-from duetime.domain.cron_fields import nearest_weekday
+from duetime.domain.schedules.cron import ALIASES, next_change, parse_cron, parse_zone, to_instant
+from duetime.domain.schedules.cron_fields import nearest_weekday
 from duetime.errors import InvalidSchedule
 from tests.chaos.clock_changes import expected_ticks
 from tests.waiting import cpu_at_most

@@ -9,13 +9,13 @@ import click
 import pytest
 
 from duetime.cli.number import Number
-from duetime.domain.cron import parse_cron
 from duetime.domain.duration import parse_duration
-from duetime.domain.quiet import parse_quiet
-from duetime.domain.rate import parse_rate
-from duetime.domain.rule_text import parse_rule
-from duetime.domain.timetable import timetable
-from duetime.domain.tracking import read_due
+from duetime.domain.jobs.rate import parse_rate
+from duetime.domain.reminders.quiet import parse_quiet
+from duetime.domain.reminders.rule_text import parse_rule
+from duetime.domain.reminders.tracking import read_due
+from duetime.domain.schedules.cron import parse_cron
+from duetime.domain.schedules.timetable import timetable
 from duetime.errors import InvalidInput, SettingsError
 from duetime.settings import load_settings
 

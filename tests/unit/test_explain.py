@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from duetime.domain.explain import Explanation, WorkerFacts, explain_job
-from duetime.domain.job import JobInfo, JobState
-from duetime.domain.queue import Limits, QueueInfo
+from duetime.domain.jobs.explain import Explanation, WorkerFacts, explain_job
+from duetime.domain.jobs.job import JobInfo, JobState
+from duetime.domain.jobs.queue import Limits, QueueInfo
 
 NOW = datetime(2026, 3, 8, 12, tzinfo=UTC)
 SOON = NOW + timedelta(seconds=30)

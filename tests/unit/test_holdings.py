@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob
 from duetime.engine.holdings import Holdings
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from duetime.domain.timetable import Timetable, timetable
+from duetime.domain.schedules.timetable import Timetable, timetable
 from duetime.errors import InvalidInput
 from duetime.integrations.importing import apscheduler, celery_beat, crontab, django_celery_beat
 from duetime.integrations.importing.fields import every, read_numbers, write_cron

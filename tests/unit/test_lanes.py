@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from duetime.domain.job import ClaimedJob
+from duetime.domain.jobs.job import ClaimedJob
 from duetime.engine.lanes import Lanes
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from duetime.domain.delivery import DeliveryStatus, comes_after, read_receipt
-from duetime.domain.rate import Rate, parse_rate
+from duetime.domain.jobs.rate import Rate, parse_rate
+from duetime.domain.reminders.delivery import DeliveryStatus, comes_after, read_receipt
 from duetime.errors import InvalidInput
 
 WITHOUT_JINJA2 = """

@@ -10,11 +10,11 @@ import pytest
 
 from duetime import Duetime
 from duetime.channels.console import Console
-from duetime.domain.job import check_name, check_names
-from duetime.domain.queue import make_limits
-from duetime.domain.recipient import make_recipient
-from duetime.domain.schedule import make_policy
-from duetime.domain.tracking import make_track
+from duetime.domain.jobs.job import check_name, check_names
+from duetime.domain.jobs.queue import make_limits
+from duetime.domain.reminders.recipient import make_recipient
+from duetime.domain.reminders.tracking import make_track
+from duetime.domain.schedules.schedule import make_policy
 from duetime.errors import InvalidInput
 
 BLANKS = {

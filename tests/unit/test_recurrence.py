@@ -11,10 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duetime.domain.plan_recurrence import HORIZON, MOST_AHEAD, MOST_AT_ONCE, plan, rules_of
-from duetime.domain.recurrence import MOST_EXCEPTIONS, Recurrence, parse_repeats
-from duetime.domain.rule import rule_times
-from duetime.domain.rule_text import parse_rules
+from duetime.domain.reminders.plan_recurrence import (
+    HORIZON,
+    MOST_AHEAD,
+    MOST_AT_ONCE,
+    plan,
+    rules_of,
+)
+from duetime.domain.reminders.recurrence import MOST_EXCEPTIONS, Recurrence, parse_repeats
+from duetime.domain.reminders.rule import rule_times
+from duetime.domain.reminders.rule_text import parse_rules
 from duetime.errors import InvalidInput
 from tests.waiting import cpu_at_most
 

@@ -17,7 +17,7 @@ import pytest
 
 from duetime import Context, Duetime, Sent
 from duetime.channels.console import Console
-from duetime.domain.retry import Constant
+from duetime.domain.jobs.retry import Constant
 from duetime.errors import InvalidInput
 
 Load = Callable[[str, str], ModuleType]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duetime.domain.retry import Constant, Custom, Delays, Exponential, RetryPolicy
+from duetime.domain.jobs.retry import Constant, Custom, Delays, Exponential, RetryPolicy
 from duetime.errors import InvalidInput
 
 ATTEMPTS = st.integers(min_value=1, max_value=10_000)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from duetime.domain.arming import Armed, Level, arm, resolve_rules
-from duetime.domain.quiet import Quiet, defer, parse_quiet
-from duetime.domain.rule import LONGEST_OFFSET, Rule, rule_times
-from duetime.domain.rule_text import parse_rule, parse_rules
+from duetime.domain.reminders.arming import Armed, Level, arm, resolve_rules
+from duetime.domain.reminders.quiet import Quiet, defer, parse_quiet
+from duetime.domain.reminders.rule import LONGEST_OFFSET, Rule, rule_times
+from duetime.domain.reminders.rule_text import parse_rule, parse_rules
 from duetime.errors import InvalidInput, InvalidSchedule
 
 NEW_YORK = "America/New_York"

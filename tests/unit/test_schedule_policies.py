@@ -12,14 +12,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from duetime.domain.decide_run import (
+from duetime.domain.schedules.decide_run import (
     RETRY_WAIT,
     UNDECIDED_WAIT,
     Decision,
     counts_for,
     decide,
 )
-from duetime.domain.plan_schedule import (
+from duetime.domain.schedules.plan import (
     ARMED_AHEAD,
     LateJudge,
     PlannedTick,
@@ -28,7 +28,7 @@ from duetime.domain.plan_schedule import (
     plan_ticks,
     stands_for,
 )
-from duetime.domain.schedule import (
+from duetime.domain.schedules.schedule import (
     CatchUp,
     OpenRun,
     Overlap,
@@ -40,7 +40,7 @@ from duetime.domain.schedule import (
     read_run_key,
     run_key,
 )
-from duetime.domain.timetable import Timetable, timetable
+from duetime.domain.schedules.timetable import Timetable, timetable
 from duetime.errors import InvalidSchedule
 
 START = datetime(2026, 3, 2, tzinfo=UTC)  # a Monday
@@ -362,7 +362,7 @@ def test_very_many_missed_ticks_that_do_not_run_share_a_row(
     reason = "paused by ann" if missed else None
     whole = plan_ticks(case.schedule, now=case.now, armed=0, missed=reason)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("duetime.domain.plan_schedule.MOST_RECORDED", most)
+        patch.setattr("duetime.domain.schedules.plan.MOST_RECORDED", most)
         plan = plan_ticks(case.schedule, now=case.now, armed=0, missed=reason)
 
     rows = {row.tick: row for row in plan.ticks}

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duetime.domain.retry import Constant
-from duetime.domain.task import TaskDefinition, TaskOptions
+from duetime.domain.jobs.retry import Constant
+from duetime.domain.jobs.task import TaskDefinition, TaskOptions
 from duetime.errors import InvalidArguments, InvalidInput
 
 

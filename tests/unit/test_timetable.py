@@ -16,9 +16,9 @@ from dateutil.rrule import rrulestr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duetime.domain.preview import preview
-from duetime.domain.templates import TEMPLATES, find_template
-from duetime.domain.timetable import Timetable, timetable
+from duetime.domain.schedules.preview import preview
+from duetime.domain.schedules.templates import TEMPLATES, find_template
+from duetime.domain.schedules.timetable import Timetable, timetable
 from duetime.errors import InvalidInput, InvalidSchedule
 from tests.waiting import cpu_at_most
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 
-from duetime.domain.cron import parse_zone
+from duetime.domain.schedules.cron import parse_zone
 from duetime.errors import InvalidInput
 
 DEFAULT_PATTERN = "%Y-%m-%d %H:%M"

@@ -9,7 +9,7 @@ from typing import Literal
 
 from duetime.channels.channel import DUE, Message, NotSent, Sent, digest, encode, facts_of
 from duetime.domain.duration import Duration, format_duration, parse_duration
-from duetime.domain.job import check_name
+from duetime.domain.jobs.job import check_name
 from duetime.domain.urls import show_url
 from duetime.errors import InvalidInput
 

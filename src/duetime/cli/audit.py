@@ -14,8 +14,8 @@ from duetime.cli.number import Number
 from duetime.cli.output import compact, echo, one_line, print_json, print_table
 from duetime.cli.reminders import say_rules
 from duetime.cli.target import Command, Target, target_of
-from duetime.domain.rule import Rule
-from duetime.storage.schedule_rows import AuditEvent
+from duetime.domain.reminders.rule import Rule
+from duetime.storage.schedules.rows import AuditEvent
 
 _NOTHING: tuple[Any, ...] = (None, False, [], {})
 _BEFORE = click.option("--before", type=Number(1, 2**63 - 1), metavar="ID", help="Only older ones.")

@@ -12,7 +12,7 @@ from duetime.cli.number import JOB_ID
 from duetime.cli.output import echo, print_json, print_table
 from duetime.cli.person import by_option
 from duetime.cli.target import Command, target_of
-from duetime.domain.delivery import Delivery, DeliveryStatus
+from duetime.domain.reminders.delivery import Delivery, DeliveryStatus
 
 
 @click.command("deliveries", cls=Command)

@@ -16,7 +16,7 @@ from duetime.cli.import_plan import plan_as_json, print_plan, some, summary
 from duetime.cli.output import echo, print_json
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, Target, import_named, target_of
-from duetime.domain.cron import parse_zone
+from duetime.domain.schedules.cron import parse_zone
 from duetime.errors import DuetimeError, InvalidSchedule
 from duetime.integrations.importing import apscheduler, celery_beat, crontab, django_celery_beat
 from duetime.integrations.importing.found import Found, Tasks

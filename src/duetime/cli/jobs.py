@@ -14,8 +14,8 @@ from duetime.cli.number import JOB_ID, Number
 from duetime.cli.output import confirm, echo, one_line, plural, print_facts, print_json, print_table
 from duetime.cli.show import job_row, show_job
 from duetime.cli.target import Group, Target, target_of
-from duetime.domain.explain import Explanation
-from duetime.domain.job import JobInfo, JobState, Requeued
+from duetime.domain.jobs.explain import Explanation
+from duetime.domain.jobs.job import JobInfo, JobState, Requeued
 from duetime.errors import DuetimeError, IllegalTransition
 
 _MOST = 10_000

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from duetime.domain.duration import TooLong, parse_duration
-from duetime.domain.job import check_moment
+from duetime.domain.jobs.job import check_moment
 from duetime.errors import InvalidInput
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
+from duetime.api.jobs import as_json
 from duetime.domain.text import escape_controls, escape_json
-from duetime.operate import as_json
 
 _UNITS = (
     (timedelta(hours=36), timedelta(days=1), "d"),

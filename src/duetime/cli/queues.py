@@ -13,7 +13,7 @@ from duetime.cli.number import Number
 from duetime.cli.output import echo, plural, print_json, print_table, relative
 from duetime.cli.target import Group, target_of
 from duetime.domain.duration import format_duration
-from duetime.domain.queue import Limits, QueueInfo
+from duetime.domain.jobs.queue import Limits, QueueInfo
 
 
 @click.group(cls=Group, invoke_without_command=True)

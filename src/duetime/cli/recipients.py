@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
+from duetime.api.jobs import as_json
 from duetime.app import Duetime
 from duetime.cli.number import Number
 from duetime.cli.output import confirm, echo, exact, one_line, print_facts, print_json, print_table
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, target_of
-from duetime.domain.recipient import MOST_PER_HOUR, Recipient
-from duetime.operate import as_json
+from duetime.domain.reminders.recipient import MOST_PER_HOUR, Recipient
 
 _MOST_SHOWN = 1000
 _WHAT = "all, scope:REF, subject:REF, channel:NAME or rule:RULE"

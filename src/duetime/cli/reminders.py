@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from duetime.api.jobs import as_json
 from duetime.app import Duetime
 from duetime.cli.deliveries import ack_command, deliveries_command, snooze_command
 from duetime.cli.moment import iso
@@ -16,13 +17,12 @@ from duetime.cli.number import JOB_ID, Number
 from duetime.cli.output import confirm, echo, one_line, plural, print_json, print_table
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, Target, target_of
-from duetime.domain.cron import parse_zone
 from duetime.domain.duration import format_duration
-from duetime.domain.plan_recurrence import HORIZON
-from duetime.domain.reminder import Reminder, ReminderStatus, Resent
-from duetime.domain.rule import Rule
-from duetime.domain.rule_text import parse_rule
-from duetime.operate import as_json
+from duetime.domain.reminders.plan_recurrence import HORIZON
+from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Resent
+from duetime.domain.reminders.rule import Rule
+from duetime.domain.reminders.rule_text import parse_rule
+from duetime.domain.schedules.cron import parse_zone
 from duetime.reminders.resending import find_ended
 
 C = TypeVar("C", bound=Callable[..., Any])

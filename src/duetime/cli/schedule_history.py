@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from duetime.api.schedules import ScheduleInfo
 from duetime.app import Duetime
 from duetime.cli.audit import paged, show_events
 from duetime.cli.moment import MOMENT, MOMENT_OR_SPAN, ago, iso
@@ -16,12 +17,11 @@ from duetime.cli.number import Number
 from duetime.cli.output import compact, echo, plural, print_json
 from duetime.cli.schedule_show import POLICIES, policy_value, show_explanation, show_history
 from duetime.cli.target import Command, target_of
-from duetime.domain.explain import Explanation
-from duetime.domain.schedule import Policy, TickStatus
-from duetime.domain.timetable import Timetable
+from duetime.domain.jobs.explain import Explanation
+from duetime.domain.schedules.schedule import Policy, TickStatus
+from duetime.domain.schedules.timetable import Timetable
 from duetime.errors import InvalidInput
-from duetime.schedules import ScheduleInfo
-from duetime.storage.schedule_rows import AuditEvent, OccurrenceInfo
+from duetime.storage.schedules.rows import AuditEvent, OccurrenceInfo
 
 _MOST = 10_000
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
+from duetime.api.schedules import ScheduleInfo
 from duetime.app import Duetime
 from duetime.cli.moment import MOMENT, iso
 from duetime.cli.number import Number
@@ -17,12 +18,11 @@ from duetime.cli.output import echo, one_line, print_json
 from duetime.cli.person import by_option
 from duetime.cli.schedule_show import next_run, show_preview
 from duetime.cli.target import Command, Target, target_of
-from duetime.domain.preview import MOST_ROWS, PreviewRow, preview
-from duetime.domain.schedule import CatchUp, Overlap
-from duetime.domain.templates import find_template
-from duetime.domain.timetable import Timetable, timetable
+from duetime.domain.schedules.preview import MOST_ROWS, PreviewRow, preview
+from duetime.domain.schedules.schedule import CatchUp, Overlap
+from duetime.domain.schedules.templates import find_template
+from duetime.domain.schedules.timetable import Timetable, timetable
 from duetime.errors import ScheduleNotFound
-from duetime.schedules import ScheduleInfo
 
 C = TypeVar("C", bound=Callable[..., Any])
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from duetime.api.schedules import ScheduleInfo
 from duetime.cli.moment import iso
 from duetime.cli.output import (
     compact,
@@ -17,14 +18,13 @@ from duetime.cli.output import (
     print_table,
     relative,
 )
-from duetime.domain.cron import parse_zone
 from duetime.domain.duration import format_duration
-from duetime.domain.explain import Explanation
-from duetime.domain.preview import PreviewRow
-from duetime.domain.schedule import Policy, TickStatus
-from duetime.domain.timetable import Timetable
-from duetime.schedules import ScheduleInfo
-from duetime.storage.schedule_rows import OccurrenceInfo
+from duetime.domain.jobs.explain import Explanation
+from duetime.domain.schedules.cron import parse_zone
+from duetime.domain.schedules.preview import PreviewRow
+from duetime.domain.schedules.schedule import Policy, TickStatus
+from duetime.domain.schedules.timetable import Timetable
+from duetime.storage.schedules.rows import OccurrenceInfo
 
 _DEFAULTS = Policy()
 POLICIES = Policy.__struct_fields__

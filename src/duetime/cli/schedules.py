@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 
 import click
 
+from duetime.api.jobs import as_json
+from duetime.api.schedules import ScheduleHandle, ScheduleInfo, ticks_between
 from duetime.app import Duetime
 from duetime.cli.moment import MOMENT_OR_SPAN, ago, iso
 from duetime.cli.output import confirm, echo, exact, plural, print_json, print_table
@@ -15,12 +17,10 @@ from duetime.cli.schedule_put import preview_command, put_command
 from duetime.cli.schedule_show import next_run, schedule_row, show_schedule
 from duetime.cli.target import Group, target_of
 from duetime.cli.templates import templates
-from duetime.domain.job import check_moment
-from duetime.domain.schedule import TickStatus
-from duetime.domain.timetable import Timetable
-from duetime.operate import as_json
-from duetime.schedules import ScheduleHandle, ScheduleInfo, ticks_between
-from duetime.storage.schedule_rows import OccurrenceInfo
+from duetime.domain.jobs.job import check_moment
+from duetime.domain.schedules.schedule import TickStatus
+from duetime.domain.schedules.timetable import Timetable
+from duetime.storage.schedules.rows import OccurrenceInfo
 
 _MOST = 10_000
 _SHOWN = 6

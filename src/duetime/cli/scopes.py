@@ -12,7 +12,7 @@ from duetime.cli.person import by_option
 from duetime.cli.reminders import read_rules, rule_options, rules_json, say_rules
 from duetime.cli.target import Group, target_of
 from duetime.errors import InvalidInput
-from duetime.storage.reminders import ScopeInfo
+from duetime.storage.reminders.reminders import ScopeInfo
 
 
 @click.group(cls=Group, invoke_without_command=True)

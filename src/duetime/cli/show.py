@@ -7,7 +7,7 @@ from typing import Any
 
 from duetime.cli.output import compact, echo, exact, one_line, print_facts, relative
 from duetime.domain.duration import format_duration
-from duetime.domain.job import AttemptInfo, JobInfo, JobState
+from duetime.domain.jobs.job import AttemptInfo, JobInfo, JobState
 
 
 def job_row(job: JobInfo, now: datetime) -> tuple[Any, ...]:

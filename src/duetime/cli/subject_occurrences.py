@@ -15,7 +15,7 @@ from duetime.cli.person import by_option
 from duetime.cli.reminders import wall
 from duetime.cli.schedule_put import SpecType
 from duetime.cli.target import Command, target_of
-from duetime.domain.recurrence import Occurrence
+from duetime.domain.reminders.recurrence import Occurrence
 
 C = TypeVar("C", bound=Callable[..., Any])
 

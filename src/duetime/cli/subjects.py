@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
+from duetime.api.jobs import as_json
 from duetime.app import Duetime
 from duetime.cli.moment import MOMENT, Moment, iso
 from duetime.cli.output import (
@@ -43,10 +44,9 @@ from duetime.cli.subject_occurrences import (
     skip_command,
 )
 from duetime.cli.target import Group, target_of
-from duetime.domain.recurrence import Occurrence
-from duetime.domain.reminder import Reminder, ReminderStatus, Subject
-from duetime.domain.rule import say_moment
-from duetime.operate import as_json
+from duetime.domain.reminders.recurrence import Occurrence
+from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Subject
+from duetime.domain.reminders.rule import say_moment
 
 
 class Due(Moment):

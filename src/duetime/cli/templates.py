@@ -10,7 +10,7 @@ from duetime.app import Duetime
 from duetime.cli.output import echo, print_json, print_table
 from duetime.cli.schedule_put import SPEC
 from duetime.cli.target import Group, target_of
-from duetime.domain.templates import TEMPLATES, Template
+from duetime.domain.schedules.templates import TEMPLATES, Template
 
 
 @click.group("templates", cls=Group, invoke_without_command=True)

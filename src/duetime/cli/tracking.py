@@ -12,7 +12,7 @@ from duetime.cli.output import confirm, echo, one_line, plural, print_json, prin
 from duetime.cli.person import by_option
 from duetime.cli.reminders import read_rules, rule_options
 from duetime.cli.target import Command, target_of
-from duetime.storage.tracking import TrackedInfo
+from duetime.storage.reminders.tracking import TrackedInfo
 
 
 @click.command(cls=Command)

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import Any
 
-from duetime import transaction
-from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
-from duetime.domain.keys import make_job_key
-from duetime.domain.schedule import read_run_key
+from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.reminders.keys import make_job_key
+from duetime.domain.schedules.schedule import read_run_key
 from duetime.engine.executor import write_json
 from duetime.errors import ClaimLost, DuetimeError, InvalidInput, JobCancelled
+from duetime.storage import transaction
 from duetime.storage.store import Dialect, Statements, Store
 
 

@@ -16,9 +16,9 @@ from datetime import datetime, timedelta
 from random import uniform
 from typing import Any
 
-from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
-from duetime.domain.schedule import read_run_key
-from duetime.domain.task import TaskDefinition
+from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.jobs.task import TaskDefinition
+from duetime.domain.schedules.schedule import read_run_key
 from duetime.engine.clock import DatabaseClock
 from duetime.engine.executor import end_as_completed
 from duetime.engine.holdings import Holdings
@@ -36,7 +36,7 @@ from duetime.errors import (
     StorageError,
     TransactionConflict,
 )
-from duetime.storage.schedule_rows import Declarer, NewSchedule
+from duetime.storage.schedules.rows import Declarer, NewSchedule
 from duetime.storage.store import LEAD, Exchange, Sleeper, Store
 from duetime.telemetry.events import Events
 from duetime.telemetry.outage import Outage

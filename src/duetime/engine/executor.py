@@ -13,9 +13,9 @@ import msgspec
 
 from duetime.domain.duration import parse_duration
 from duetime.domain.finite import check_finite
-from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
-from duetime.domain.outcome import Cancel, Completed, Discard, Retry, Snooze
-from duetime.domain.task import TaskDefinition
+from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.jobs.outcome import Cancel, Completed, Discard, Retry, Snooze
+from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import InvalidArguments, InvalidInput, JobCancelled, PassingError
 
 log = logging.getLogger("duetime.worker")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from duetime.domain.job import ClaimedJob, EndedJob
+from duetime.domain.jobs.job import ClaimedJob, EndedJob
 
 
 class Holdings:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from random import uniform
 from typing import Protocol
 
-from duetime.domain.job import EndedAs
+from duetime.domain.jobs.job import EndedAs
 from duetime.engine.service import repeat
 from duetime.storage.pruning import PruneStatements
 from duetime.storage.store import Store

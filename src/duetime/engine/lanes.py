@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from duetime.domain.job import LAST_PRIORITY, ClaimedJob
+from duetime.domain.jobs.job import LAST_PRIORITY, ClaimedJob
 from duetime.storage.store import Lane
 
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)

@@ -16,18 +16,18 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.decide_run import Decision
-from duetime.domain.digest import DIGEST_TASK
-from duetime.domain.job import ClaimedJob, EndedAs
-from duetime.domain.reminder import REMIND_TASK
-from duetime.domain.schedule import TickStatus, read_run_key
+from duetime.domain.jobs.job import ClaimedJob, EndedAs
+from duetime.domain.reminders.digest import DIGEST_TASK
+from duetime.domain.reminders.reminder import REMIND_TASK
+from duetime.domain.schedules.decide_run import Decision
+from duetime.domain.schedules.schedule import TickStatus, read_run_key
 from duetime.errors import DatabaseDamaged, OlderRelease, PassingError, StorageError
-from duetime.storage.deliveries import DeliveryStatements
-from duetime.storage.digest_ends import DigestEnds
-from duetime.storage.rearm import RearmStatements
-from duetime.storage.schedule_rows import ClaimedRun, Declarer, NewSchedule
-from duetime.storage.schedule_runs import RunStatements
-from duetime.storage.schedules import ScheduleStatements
+from duetime.storage.reminders.deliveries import DeliveryStatements
+from duetime.storage.reminders.digest_ends import DigestEnds
+from duetime.storage.reminders.rearm import RearmStatements
+from duetime.storage.schedules.changes import ScheduleStatements
+from duetime.storage.schedules.rows import ClaimedRun, Declarer, NewSchedule
+from duetime.storage.schedules.runs import RunStatements
 from duetime.storage.store import Statements, Store
 from duetime.telemetry.events import Events
 

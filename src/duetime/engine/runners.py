@@ -20,8 +20,8 @@ from weakref import getweakrefcount
 
 import msgspec
 
-from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
-from duetime.domain.task import TaskDefinition
+from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.jobs.task import TaskDefinition
 from duetime.engine.context import Context
 from duetime.engine.executor import COMPLETED, TimedOut, end_with, ignore_outcome
 from duetime.engine.stacks import stack_of_task, stack_of_thread

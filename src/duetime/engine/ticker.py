@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from duetime.domain.job import NewJob
-from duetime.domain.schedule import run_key
-from duetime.storage.schedule_rows import NewSchedule
+from duetime.domain.jobs.job import NewJob
+from duetime.domain.schedules.schedule import run_key
+from duetime.storage.schedules.rows import NewSchedule
 from duetime.storage.store import Store
 
 _HOLD = timedelta(hours=1)

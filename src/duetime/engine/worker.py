@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from duetime.domain.task import TaskDefinition
+from duetime.domain.jobs.task import TaskDefinition
 from duetime.engine.dispatcher import Dispatcher
 from duetime.engine.heartbeat import Heartbeat
 from duetime.engine.housekeeping import keep_pruning, keep_rescuing

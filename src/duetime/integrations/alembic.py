@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from duetime import transaction
 from duetime.integrations.embedding import EmbeddedSchema
+from duetime.storage import transaction
 
 
 def upgrade(

@@ -17,8 +17,8 @@ from typing import Any
 from django.db import router
 from django.db.migrations.operations.base import Operation
 
-from duetime import transaction
 from duetime.integrations.embedding import EmbeddedSchema
+from duetime.storage import transaction
 
 
 class DuetimeUpgrade(Operation):

@@ -7,20 +7,20 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from duetime.domain.delivery import (
+from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.jobs.job import check_name, check_sought
+from duetime.domain.reminders.delivery import (
     HANDLER,
     Delivery,
     clean_error,
     clean_external_id,
     read_receipt,
 )
-from duetime.domain.duration import Duration, parse_duration
-from duetime.domain.job import check_name, check_sought
-from duetime.domain.keys import DIGEST_PREFIX
-from duetime.domain.reminder import Reminder
+from duetime.domain.reminders.keys import DIGEST_PREFIX
+from duetime.domain.reminders.reminder import Reminder
 from duetime.errors import DeliveryNotFound, InvalidInput
-from duetime.storage.deliveries import DeliveryStatements
-from duetime.storage.receipts import ReceiptStatements
+from duetime.storage.reminders.deliveries import DeliveryStatements
+from duetime.storage.reminders.receipts import ReceiptStatements
 from duetime.storage.store import Statements
 
 if TYPE_CHECKING:

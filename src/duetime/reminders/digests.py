@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from duetime.channels.channel import Message, Sent
-from duetime.domain.admission import expiry, routes_of
-from duetime.domain.delivery import Delivery, clean_error
-from duetime.domain.digest import Digest
-from duetime.domain.outcome import Outcome, Skip
-from duetime.domain.recipient import Route
+from duetime.domain.jobs.outcome import Outcome, Skip
+from duetime.domain.reminders.admission import expiry, routes_of
+from duetime.domain.reminders.delivery import Delivery, clean_error
+from duetime.domain.reminders.digest import Digest
+from duetime.domain.reminders.recipient import Route
 from duetime.engine.context import Context
 from duetime.reminders.deliveries import perform
 from duetime.reminders.recipients import disable_all
 from duetime.reminders.recording import record_surely
 from duetime.reminders.send_attempt import Outgoing, SendAttempt
-from duetime.storage.deliveries import DeliveryStatements
-from duetime.storage.digest_ends import DigestEnds
-from duetime.storage.digests import DigestStatements
+from duetime.storage.reminders.deliveries import DeliveryStatements
+from duetime.storage.reminders.digest_ends import DigestEnds
+from duetime.storage.reminders.digests import DigestStatements
 from duetime.storage.store import Dialect, Statements
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
+from duetime.api.registration import Registrations
 from duetime.channels.channel import Message
 from duetime.channels.moments import local, until_in_words
 from duetime.channels.template import Template, TemplateError
-from duetime.domain.digest import Digest
-from duetime.domain.job import check_name
-from duetime.domain.reminder import Reminder
+from duetime.domain.jobs.job import check_name
+from duetime.domain.reminders.digest import Digest
+from duetime.domain.reminders.reminder import Reminder
 from duetime.errors import InvalidInput
-from duetime.registration import Registrations
 
 _SOON = timedelta(days=6)
 _LONGEST_FILE = 64 * 1024

@@ -10,16 +10,16 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from duetime.domain.job import DEFAULT_QUEUE
-from duetime.domain.outcome import Snooze
-from duetime.domain.reminder import REARM_TASK
-from duetime.domain.retry import Exponential
-from duetime.domain.task import TaskDefinition, TaskOptions
+from duetime.domain.jobs.job import DEFAULT_QUEUE
+from duetime.domain.jobs.outcome import Snooze
+from duetime.domain.jobs.retry import Exponential
+from duetime.domain.jobs.task import TaskDefinition, TaskOptions
+from duetime.domain.reminders.reminder import REARM_TASK
 from duetime.engine.context import Context
 from duetime.errors import InvalidInput
-from duetime.storage.rearm import RearmStatements
+from duetime.storage.reminders.rearm import RearmStatements
+from duetime.storage.reminders.tracking import ChangeStatements
 from duetime.storage.store import Store
-from duetime.storage.tracking import ChangeStatements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime

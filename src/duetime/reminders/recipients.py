@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from duetime.domain.admission import Send, Wait, decide, routes_of
-from duetime.domain.job import check_name, check_sought
-from duetime.domain.outcome import Outcome, Snooze
-from duetime.domain.recipient import Recipient, Route, make_recipient, parse_muted
-from duetime.domain.reminder import Reminder
+from duetime.domain.jobs.job import check_name, check_sought
+from duetime.domain.jobs.outcome import Outcome, Snooze
+from duetime.domain.reminders.admission import Send, Wait, decide, routes_of
+from duetime.domain.reminders.recipient import Recipient, Route, make_recipient, parse_muted
+from duetime.domain.reminders.reminder import Reminder
 from duetime.errors import InvalidInput, RecipientNotFound
 from duetime.reminders.gathering import Gathering
-from duetime.storage.admissions import GONE, AdmissionStatements, Ask, Desk, said_after
+from duetime.storage.reminders.admissions import GONE, AdmissionStatements, Ask, Desk, said_after
 from duetime.storage.store import Statements
 
 if TYPE_CHECKING:

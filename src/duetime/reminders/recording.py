@@ -7,14 +7,14 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from duetime.domain.delivery import HANDLER
-from duetime.domain.job import NewJob
+from duetime.domain.jobs.job import NewJob
+from duetime.domain.reminders.delivery import HANDLER
 from duetime.engine.context import Context
 from duetime.errors import ClaimLost
 from duetime.reminders.deliveries import perform
 from duetime.reminders.gathering import Gathering
-from duetime.storage.deliveries import DeliveryStatements
-from duetime.storage.sends import SentReminder
+from duetime.storage.reminders.deliveries import DeliveryStatements
+from duetime.storage.reminders.sends import SentReminder
 from duetime.storage.store import Dialect, Statements, Store
 
 if TYPE_CHECKING:

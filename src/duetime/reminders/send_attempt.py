@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from duetime.channels.channel import Channel, Message, NotSent, Sent
-from duetime.domain.delivery import (
+from duetime.domain.jobs.outcome import Completed, Discard, Outcome, Retry, Snooze
+from duetime.domain.jobs.rate import Rate
+from duetime.domain.reminders.delivery import (
     HANDLER,
     Delivery,
     DeliveryStatus,
@@ -20,11 +22,9 @@ from duetime.domain.delivery import (
     say_failures,
     times,
 )
-from duetime.domain.outcome import Completed, Discard, Outcome, Retry, Snooze
-from duetime.domain.rate import Rate
-from duetime.domain.recipient import Route
-from duetime.domain.reminder import REMIND_TASK
-from duetime.domain.rule import say_moment
+from duetime.domain.reminders.recipient import Route
+from duetime.domain.reminders.reminder import REMIND_TASK
+from duetime.domain.reminders.rule import say_moment
 from duetime.engine.context import Context
 from duetime.errors import InvalidInput
 from duetime.reminders.deliveries import perform

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from duetime.api.tasks import Task
 from duetime.channels.channel import Message, Sent
-from duetime.domain.job import NewJob
-from duetime.domain.keys import DIGEST_PREFIX
-from duetime.domain.outcome import Outcome, Skip, Snooze
-from duetime.domain.recipient import Route
-from duetime.domain.reminder import Reminder, ReminderStatus
+from duetime.domain.jobs.job import NewJob
+from duetime.domain.jobs.outcome import Outcome, Skip, Snooze
+from duetime.domain.reminders.keys import DIGEST_PREFIX
+from duetime.domain.reminders.recipient import Route
+from duetime.domain.reminders.reminder import Reminder, ReminderStatus
 from duetime.engine.context import Context
 from duetime.reminders.deliveries import perform
 from duetime.reminders.digests import send_digest
@@ -21,8 +22,7 @@ from duetime.reminders.messages import Messages
 from duetime.reminders.recipients import Gate, admit, disable_all, give_back
 from duetime.reminders.recording import Record, Recorder
 from duetime.reminders.send_attempt import ConfiguredChannel, Outgoing, SendAttempt
-from duetime.storage.sends import Ready, SentReminder
-from duetime.task import Task
+from duetime.storage.reminders.sends import Ready, SentReminder
 
 if TYPE_CHECKING:
     from duetime.app import Duetime

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from duetime.domain.job import (
+from duetime.domain.jobs.job import (
     ClaimedJob,
     EndedAs,
     EndedJob,
@@ -20,10 +20,10 @@ from duetime.domain.job import (
     NewJob,
     Requeued,
 )
-from duetime.domain.queue import Limits, QueueInfo
+from duetime.domain.jobs.queue import Limits, QueueInfo
 
 if TYPE_CHECKING:
-    from duetime.storage.tracking import Triggers
+    from duetime.storage.reminders.tracking import Triggers
 
 T = TypeVar("T")
 Row = tuple[Any, ...]

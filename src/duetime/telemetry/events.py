@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from duetime.domain.job import ClaimedJob, EndedAs, EndedJob, JobState
+from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob, JobState
 from duetime.telemetry.logs import LastResort
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from duetime.domain.duration import format_duration
-from duetime.domain.job import JobInfo
-from duetime.domain.task import TaskDefinition
+from duetime.domain.jobs.job import JobInfo
+from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import InvalidArguments, InvalidInput
 
 _MOST_LISTED = 20

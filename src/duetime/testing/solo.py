@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from duetime.app import Duetime
-from duetime.domain.job import LAST_PRIORITY, ClaimedJob, EndedAs, EndedJob
-from duetime.domain.schedule import read_run_key
+from duetime.domain.jobs.job import LAST_PRIORITY, ClaimedJob, EndedAs, EndedJob
+from duetime.domain.schedules.schedule import read_run_key
 from duetime.engine.executor import TimedOut, end_as_completed
 from duetime.engine.planner import REPAIR_SECONDS, Planner
 from duetime.engine.runners import Runners, Running
 from duetime.engine.ticker import Ticker
 from duetime.engine.worker import task_defaults
-from duetime.storage.schedule_rows import Declarer
+from duetime.storage.schedules.rows import Declarer
 from duetime.storage.store import Lane, Store
 
 _NAME = "test world"

@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, TypeVar
 
+from duetime.api.tasks import Task
 from duetime.app import Duetime
 from duetime.domain.duration import Duration, parse_duration
-from duetime.domain.job import (
+from duetime.domain.jobs.job import (
     ClaimedJob,
     EndedAs,
     Enqueued,
@@ -22,10 +23,9 @@ from duetime.domain.job import (
     NewJob,
     check_moment,
 )
-from duetime.domain.task import TaskDefinition
+from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import DuetimeError, EndlessWork, InvalidInput, JobFailed, UnknownTask
 from duetime.storage.store import Store
-from duetime.task import Task
 from duetime.testing.expectation import Expected, tell_difference
 from duetime.testing.solo import Ran, SoloWorker
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from duetime.domain.cron import parse_zone, to_instant
+from duetime.domain.schedules.cron import parse_zone, to_instant
 from duetime.errors import InvalidInput
 from duetime.integrations.importing.database import read_tables
 from duetime.integrations.importing.fields import (

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from duetime.domain.timetable import timetable
+from duetime.domain.schedules.timetable import timetable
 from duetime.errors import InvalidInput
 from duetime.integrations.importing.celery_beat import (
     read_call,

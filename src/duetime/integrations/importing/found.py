@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.timetable import Spec
+from duetime.domain.schedules.timetable import Spec
 from duetime.errors import DuetimeError
 
 LONG_INTERVAL = timedelta(hours=1)

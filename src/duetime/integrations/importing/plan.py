@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from duetime.app import Duetime
-from duetime.domain.job import check_name
-from duetime.domain.schedule import Schedule
+from duetime.domain.jobs.job import check_name
+from duetime.domain.schedules.schedule import Schedule
 from duetime.errors import InvalidInput
 from duetime.integrations.importing.found import Found, plain_end
-from duetime.storage.schedule_rows import NewSchedule
-from duetime.storage.schedules import ScheduleStatements
+from duetime.storage.schedules.changes import ScheduleStatements
+from duetime.storage.schedules.rows import NewSchedule
 from duetime.storage.store import Statements
 
 NO_TASK = "?"

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from duetime.domain.keys import shorten_installation
+from duetime.domain.reminders.keys import shorten_installation
 from duetime.storage.store import Row, Statement
 
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 import msgspec
 import psycopg
 
-from duetime.domain.job import PARKED_CODE, UNREADABLE, ClaimedJob, EndedAs, EndedJob
-from duetime.domain.keys import shorten_installation
+from duetime.domain.jobs.job import PARKED_CODE, UNREADABLE, ClaimedJob, EndedAs, EndedJob
+from duetime.domain.reminders.keys import shorten_installation
 from duetime.errors import JobNotFound, PassingError, StorageError
 from duetime.storage.postgres.connection import array, told_errors
 from duetime.storage.postgres.heart import PostgresHeart

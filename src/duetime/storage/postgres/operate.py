@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
-from duetime.domain.queue import Limits, QueueInfo
+from duetime.domain.jobs.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
+from duetime.domain.jobs.queue import Limits, QueueInfo
 from duetime.errors import JobNotFound, StorageError
-from duetime.storage.finding import find_jobs
+from duetime.storage.jobs.find import find_jobs
 from duetime.storage.postgres.connection import array, told_errors
 from duetime.storage.postgres.listener import Listener
 from duetime.storage.postgres.pool import Connection

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from duetime.domain.job import Enqueued, NewJob
+from duetime.domain.jobs.job import Enqueued, NewJob
 from duetime.storage.postgres.bulk import BEGIN, END, CopyRows
 from duetime.storage.postgres.connection import rows_of
 from duetime.storage.postgres.hot_path import HotPath

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.job import LONGEST_NAME
-from duetime.domain.reminder import MOST_RECIPIENTS
-from duetime.domain.tracking import MAX_DATA_BYTES, Track
+from duetime.domain.jobs.job import LONGEST_NAME
+from duetime.domain.reminders.reminder import MOST_RECIPIENTS
+from duetime.domain.reminders.tracking import MAX_DATA_BYTES, Track
 from duetime.errors import InvalidInput
+from duetime.storage.reminders.tracking import TableInfo, short_name
 from duetime.storage.store import Row, Statement, Statements
-from duetime.storage.tracking import TableInfo, short_name
 
 _KEYS = {
     "smallint", "integer", "bigint", "numeric", "text", "character varying", "character", "uuid",

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.job import UNREADABLE, ClaimedJob
+from duetime.domain.jobs.job import UNREADABLE, ClaimedJob
 from duetime.storage.sqlite.moment import from_us, maybe_from_us, maybe_span
 from duetime.storage.sqlite.transaction import Transaction
 from duetime.storage.store import MOST_CLAIMED_ARGS, Lane

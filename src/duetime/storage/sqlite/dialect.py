@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.keys import shorten_installation
+from duetime.domain.reminders.keys import shorten_installation
 from duetime.storage.sqlite.moment import from_us, to_us
 from duetime.storage.store import Row, Statement
 

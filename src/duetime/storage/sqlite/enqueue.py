@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.job import LONGEST_NAME, Enqueued, NewJob, check_queue
+from duetime.domain.jobs.job import LONGEST_NAME, Enqueued, NewJob, check_queue
 from duetime.errors import InvalidInput
 from duetime.storage.sqlite.moment import maybe_to_us, span_to_us, to_us
 from duetime.storage.store import Row

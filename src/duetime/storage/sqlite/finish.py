@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob
 from duetime.storage.sqlite.claim import decode, encode_ids
 from duetime.storage.sqlite.moment import span_to_us, to_us
 from duetime.storage.sqlite.transaction import Transaction

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.job import PARKED_CODE, ClaimedJob, EndedAs
+from duetime.domain.jobs.job import PARKED_CODE, ClaimedJob, EndedAs
 from duetime.storage.sqlite.claim import decode, encode_set
 from duetime.storage.sqlite.moment import maybe_to_us, span_to_us
 from duetime.storage.sqlite.transaction import Transaction

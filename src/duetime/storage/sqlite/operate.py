@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
-from duetime.domain.queue import Limits, QueueInfo
-from duetime.storage.finding import find_jobs
+from duetime.domain.jobs.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
+from duetime.domain.jobs.queue import Limits, QueueInfo
+from duetime.storage.jobs.find import find_jobs
 from duetime.storage.sqlite.claim import encode_ids
 from duetime.storage.sqlite.moment import (
     from_us,

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
 
-from duetime.domain.job import (
+from duetime.domain.jobs.job import (
     ClaimedJob,
     EndedAs,
     EndedJob,
@@ -22,7 +22,7 @@ from duetime.domain.job import (
     NewJob,
     Requeued,
 )
-from duetime.domain.queue import Limits, QueueInfo
+from duetime.domain.jobs.queue import Limits, QueueInfo
 from duetime.errors import JobNotFound
 from duetime.storage.sqlite import finish, hot_path, housekeeping, operate
 from duetime.storage.sqlite.claim import (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 
-from duetime.domain.tracking import Track
+from duetime.domain.reminders.tracking import Track
 from duetime.errors import InvalidInput
+from duetime.storage.reminders.tracking import WRITER, ChangeStatements, TableInfo, short_name
 from duetime.storage.sqlite.dialect import SqliteDialect
 from duetime.storage.store import Row, Statement, Statements
-from duetime.storage.tracking import WRITER, ChangeStatements, TableInfo, short_name
 
 _EVENTS = ("insert", "update", "delete")
 

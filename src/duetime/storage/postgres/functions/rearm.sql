@@ -72,7 +72,7 @@ declare
     made constant bigint := nextval('duetime.job_id_seq');
     lane text;
 begin
-    select t.queue into lane from duetime.task as t where t.name = 'duetime' || '.remind';
+    select t.queue into lane from duetime.api.tasks as t where t.name = 'duetime' || '.remind';
     lane := coalesce(lane, 'default');
     insert into duetime.job (id, task, queue, priority, args, max_attempts)
     values (made, 'duetime' || '.rearm', lane, 0, '{}', 1000);

@@ -189,7 +189,7 @@ declare
     made duetime.job;
 begin
     select * into strict known from duetime.schedule as s where s.id = locked_id;
-    select * into defaults from duetime.task as t where t.name = known.target;
+    select * into defaults from duetime.api.tasks as t where t.name = known.target;
     loop
         insert into duetime.job_key as k (task, key, job_id, hold)
         select known.target, 'tick:' || known.name || '@' || duetime.say_moment(at_tick),

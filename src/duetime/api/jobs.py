@@ -1,0 +1,299 @@
+"""Look at jobs and queues, and change them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.jobs.explain import Explanation, explain_job
+from duetime.domain.jobs.job import (
+    JobFilter,
+    JobInfo,
+    JobState,
+    Requeued,
+    check_job_id,
+    check_moment,
+    check_name,
+    check_priority,
+    check_queue,
+    check_sought,
+    check_text,
+)
+from duetime.domain.jobs.queue import QueueInfo, make_limits
+from duetime.domain.reminders.reminder import REMIND_TASK
+from duetime.domain.schedules.schedule import read_run_key
+from duetime.errors import (
+    IllegalTransition,
+    InvalidInput,
+    JobFailed,
+    JobNotFound,
+    KeyConflict,
+    ResultTimeout,
+)
+from duetime.storage.schedules.changes import ScheduleStatements
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+_REQUEUABLE = (JobState.DEAD, JobState.CANCELLED, JobState.EXPIRED, JobState.SUPERSEDED)
+_REQUEUE_PAGE = 500
+
+
+_LOOKS_PER_SECOND = 1000
+"""At results that are awaited, while no notification comes: not more often in all."""
+
+
+class Jobs:
+    """`app.jobs`."""
+
+    def __init__(self, app: Duetime) -> None:
+        self._app = app
+        self._awaited = 0
+        """Results that are awaited now."""
+
+    async def get(self, job_id: int) -> JobInfo:
+        """Return the job with its history; raise `JobNotFound`."""
+        check_job_id(job_id)
+        job = await (await self._app.store()).get(job_id)
+        if job is None:
+            raise JobNotFound(job_id)
+        return job
+
+    async def find(
+        self,
+        *,
+        state: JobState | str | Sequence[JobState | str] = (),
+        queue: str | None = None,
+        task: str | None = None,
+        key: str | None = None,
+        before_id: int | None = None,
+        limit: int = 50,
+    ) -> list[JobInfo]:
+        """Return jobs that match, newest first; `before_id` pages on."""
+        which = self._filter(
+            state=state, queue=queue, task=task, key=key, before_id=before_id, limit=limit
+        )
+        return await (await self._app.store()).find(which)
+
+    async def cancel(self, job_id: int, *, reason: str = "cancelled") -> JobState:
+        """Cancel a job that waits, or ask the worker that runs it to stop it.
+
+        Returns the state that it was in. An async handler gets `CancelledError`; one in a thread
+        sees `ctx.cancelled`. Cancelling twice is one cancellation.
+        """
+        check_job_id(job_id)
+        check_text(reason, what="the reason")
+        state = await (await self._app.store()).cancel(job_id, reason=reason)
+        return self._moved(job_id, state, "cancelled", also=(JobState.RUNNING, JobState.CANCELLED))
+
+    async def reschedule(self, job_id: int, at: datetime) -> None:
+        """Move a job that waits to another time; a schedule's run, as its `reschedule` does."""
+        check_job_id(job_id)
+        check_moment(at, name="at")
+        store = await self._app.store()
+        job = await store.get(job_id)
+        if job is not None and read_run_key(job.key) is not None:
+            move = ScheduleStatements(store.dialect).reschedule_job(job_id, at, actor="unknown")
+            if await store.transact(move):
+                return
+        state = await store.reschedule(job_id, at)
+        self._moved(job_id, state, "rescheduled")
+
+    async def reprioritise(self, job_id: int, priority: int) -> None:
+        """Change the priority of a job that waits."""
+        check_job_id(job_id)
+        check_priority(priority)
+        state = await (await self._app.store()).reprioritise(job_id, priority)
+        self._moved(job_id, state, "reprioritised")
+
+    async def requeue(self, job_id: int, *, at: datetime | None = None) -> None:
+        """Give a dead, cancelled or expired job a fresh set of attempts, and its key.
+
+        Raises `KeyConflict` if another job holds the key: nothing is changed. The job of a
+        reminder is refused: `app.reminders.resend` sends that again.
+        """
+        job = await self.get(job_id)
+        if job.task == REMIND_TASK:
+            raise InvalidInput(
+                f"Job {job_id} is of a reminder, which has ended. Send that again: "
+                f"`duetime reminders resend {job.args['reminder']}`."
+            )
+        requeued = await self._requeue([job_id], at)
+        if holder := requeued.conflicts.get(job_id):
+            raise KeyConflict(task=job.task, key=job.key or "", job_id=holder, requeued=job_id)
+        if not requeued.jobs:
+            state = (await self.get(job_id)).state
+            raise IllegalTransition(job_id, state=state, action="requeued")
+
+    async def requeue_many(
+        self,
+        *,
+        state: JobState | str | Sequence[JobState | str] = JobState.DEAD,
+        queue: str | None = None,
+        task: str | None = None,
+        at: datetime | None = None,
+    ) -> Requeued:
+        """Requeue all that match; return which, and which could not be: another job holds their
+        key. Of several with one key the newest is requeued. Jobs of reminders are left out."""
+        if task == REMIND_TASK:
+            raise InvalidInput(
+                "Jobs of reminders are not requeued. Send a reminder again with "
+                "app.reminders.resend, or `duetime reminders resend ID`."
+            )
+        which = self._filter(
+            state=state, queue=queue, task=task, but_task=REMIND_TASK, limit=_REQUEUE_PAGE
+        )
+        if bad := [state for state in which.states if state not in _REQUEUABLE]:
+            raise InvalidInput(f"Jobs that are {bad[0]} cannot be requeued.")
+        store = await self._app.store()
+        requeued = Requeued([], {})
+        while found := await store.find(which):
+            ids = [job.id for job in found]
+            page = await self._requeue(ids, at)
+            requeued.jobs.extend(page.jobs)
+            requeued.conflicts.update(page.conflicts)
+            which = msgspec.structs.replace(which, before_id=ids[-1])
+        return requeued
+
+    async def result(self, job_id: int, *, timeout: Duration = "60s") -> Any:
+        """Wait for the job to complete and return its result. See `JobHandle.result`."""
+        seconds = parse_duration(timeout, name="timeout").total_seconds()
+        deadline = time.monotonic() + seconds
+        check_job_id(job_id)
+        store = await self._app.store()
+        wait = 0.05
+        job = None
+        self._awaited += 1
+        try:
+            while job is None:
+                left = deadline - time.monotonic()
+                most = max(wait, self._awaited / _LOOKS_PER_SECOND)
+                job = await store.wait_ended(job_id, min(max(left, 0.0), most))
+                if job is None and left <= 0:
+                    raise ResultTimeout(job_id, seconds)
+                wait = min(wait * 2, 2.0)
+        finally:
+            self._awaited -= 1
+        if job.state is not JobState.COMPLETED:
+            raise JobFailed(job_id, state=job.state, error=job.error)
+        return job.history[-1].result if job.history else None
+
+    async def explain(self, job_id: int) -> Explanation:
+        """Say why the job is, or is not, running: one sentence, and the facts behind it."""
+        store = await self._app.store()
+        job = await self.get(job_id)
+        queues = {queue.name: queue for queue in await store.queues()}
+        beside = 0
+        if job.partition is not None:
+            running = await store.find(
+                JobFilter(states=(JobState.RUNNING,), queue=job.queue, limit=1000)
+            )
+            beside = sum(other.partition == job.partition for other in running)
+        return explain_job(
+            job,
+            queue=queues.get(job.queue),
+            workers=[(w.name, w.queues, w.tasks, w.lease_until) for w in await store.workers()],
+            running_in_partition=beside,
+            now=await store.now(),
+        )
+
+    def _moved(
+        self,
+        job_id: int,
+        state: JobState | None,
+        action: str,
+        *,
+        also: Sequence[JobState] = (),
+    ) -> JobState:
+        if state is None:
+            raise JobNotFound(job_id)
+        waiting = (JobState.PENDING, JobState.RETRYING, JobState.PARKED)
+        if state not in (*waiting, *also):
+            raise IllegalTransition(job_id, state=state, action=action)
+        return state
+
+    async def _requeue(self, ids: Sequence[int], at: datetime | None) -> Requeued:
+        if at is not None:
+            check_moment(at, name="at")
+        which = JobFilter(ids=tuple(ids), states=_REQUEUABLE, limit=len(ids))
+        return await (await self._app.store()).requeue(which, run_at=at)
+
+    def _filter(self, *, state: Any, **fields: Any) -> JobFilter:
+        given = [state] if isinstance(state, str) else list(state)
+        try:
+            states = tuple(JobState(item) for item in given)
+        except ValueError:
+            known = ", ".join(JobState)
+            raise InvalidInput(f"There is no state {given!r}. There are: {known}.") from None
+        if fields.get("before_id") is not None:
+            check_job_id(fields["before_id"])
+        for name in ("queue", "task", "key"):
+            if fields.get(name) is not None:
+                check_sought(fields[name], what=name)
+        limit = fields.get("limit", 50)
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
+            raise InvalidInput(f"limit must be 1 to 10,000, got {limit!r}.")
+        return JobFilter(states=states, **fields)
+
+
+class Queues:
+    """`app.queues`."""
+
+    def __init__(self, app: Duetime) -> None:
+        self._app = app
+
+    async def all(self) -> list[QueueInfo]:
+        """Return every queue that has jobs, a worker, a pause or a limit."""
+        return await (await self._app.store()).queues()
+
+    async def get(self, queue: str) -> QueueInfo:
+        """Return one queue."""
+        check_sought(queue, what="queue")
+        for info in await self.all():
+            if info.name == queue:
+                return info
+        raise InvalidInput(f"There is no queue {queue!r}: no job, worker, pause or limit names it.")
+
+    async def pause(self, queue: str, *, by: str = "unknown", reason: str = "") -> None:
+        """Start no more jobs of this queue, on any worker, from the next claim on.
+
+        What runs goes on. Pausing twice keeps the first time and the last reason.
+        """
+        check_queue(queue)
+        check_text(reason, what="the reason")
+        await (await self._app.store()).pause_queue(
+            queue, by=check_name(by, what="actor (by=)"), reason=reason
+        )
+
+    async def resume(self, queue: str) -> None:
+        """Let the queue go on; its workers are woken. Resuming twice changes nothing."""
+        await (await self._app.store()).resume_queue(check_sought(queue, what="queue"))
+
+    async def limit(
+        self,
+        queue: str,
+        *,
+        running: int | None = None,
+        per_partition: int | None = None,
+        rate: int | None = None,
+        period: Duration | None = None,
+    ) -> None:
+        """Set the queue's limits, over all workers; what is left out is unlimited.
+
+        `running`: jobs at once. `per_partition`: jobs at once with the same partition.
+        `rate` and `period`: starts in any span of that length.
+        """
+        limits = make_limits(
+            queue, running=running, per_partition=per_partition, rate=rate, period=period
+        )
+        await (await self._app.store()).limit_queue(queue, limits)
+
+
+def as_json(value: Any) -> Any:
+    """Return what the CLI and the API show, as plain data."""
+    return msgspec.to_builtins(value)

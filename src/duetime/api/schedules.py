@@ -1,0 +1,575 @@
+"""`app.schedules`: what runs when, declared in code or changed at run time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date, datetime, timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from duetime.api.registration import Registrations
+from duetime.api.tasks import Task
+from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.finite import check_finite
+from duetime.domain.jobs.explain import Explanation
+from duetime.domain.jobs.job import (
+    check_moment,
+    check_name,
+    check_priority,
+    check_queue,
+    check_sought,
+    check_task_not_reserved,
+    check_text,
+)
+from duetime.domain.reminders.rule import say_moment
+from duetime.domain.schedules.explain import explain_schedule, explain_tick
+from duetime.domain.schedules.plan import stands_for
+from duetime.domain.schedules.preview import PreviewRow, preview
+from duetime.domain.schedules.schedule import (
+    CatchUp,
+    Overlap,
+    Policy,
+    Schedule,
+    TickStatus,
+    make_policy,
+)
+from duetime.domain.schedules.templates import TEMPLATES, Template, find_template
+from duetime.domain.schedules.timetable import Spec, Timetable, timetable
+from duetime.errors import InvalidInput, InvalidSchedule, MissingPackage, ScheduleNotFound
+from duetime.storage.schedules.changes import ScheduleStatements
+from duetime.storage.schedules.rows import AuditEvent, Declarer, NewSchedule, OccurrenceInfo
+from duetime.storage.store import Dialect, Statements
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+T = TypeVar("T", bound=Task[..., Any])
+
+_MOST_BACKFILLED = 10_000
+
+
+class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule as people see it."""
+
+    name: str
+    kind: str
+    target: str
+    args: Any
+    when: str
+    tz: str
+    timetable: dict[str, Any]
+    policy: Policy
+    queue: str | None
+    priority: int | None
+    max_attempts: int | None
+    timeout: timedelta | None
+    enabled: bool
+    next_run_at: datetime | None
+    last_run_at: datetime | None
+    last_enqueued_at: datetime | None
+    paused_at: datetime | None
+    paused_by: str | None
+    pause_reason: str | None
+    paused_until: datetime | None
+    failures: int
+    broken: str | None
+    owner: str | None
+    declared: bool
+    revision: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class Schedules:
+    """`app.schedules`. `app.schedules["name"]` is one of them, to operate on."""
+
+    def __init__(self, app: Duetime) -> None:
+        self._app = app
+        self._declared: dict[str, NewSchedule] = {}
+        self._registrations = Registrations()
+
+    @property
+    def declared(self) -> list[NewSchedule]:
+        """What the code declares; every worker stores it when it starts."""
+        return list(self._declared.values())
+
+    def __getitem__(self, name: str) -> ScheduleHandle:
+        return ScheduleHandle(self._app, self, check_sought(name, what="schedule's name"))
+
+    def define(
+        self,
+        name: str,
+        task: Task[..., Any] | str,
+        *specs: Spec,
+        args: Mapping[str, Any] | None = None,
+        tz: str = "UTC",
+        exclude: Iterable[str | date] | str | date = (),
+        start: datetime | str | None = None,
+        end: datetime | str | None = None,
+        jitter: Duration | None = None,
+        template: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        was: str | None = None,
+        stored: bool = True,
+        **policy: Any,
+    ) -> NewSchedule:
+        """Return a schedule, checked and not stored: for `apply`. See `put` for the options.
+
+        `was`: the name that it had before. It keeps its ledger, its pause and what comes after it.
+
+        `stored=False`, for `@app.schedule` and `declare`: it ticks in the memory of each worker.
+        """
+        if not stored and (refused := sorted(set(policy) - {"expires"})):
+            raise InvalidSchedule(
+                f"A schedule in memory keeps no record, so it has no {refused[0]}. Store it."
+            )
+        if template is not None:
+            specs = (*specs, find_template(template).spec)
+        times = timetable(*specs, tz=tz, exclude=exclude, start=start, end=end, jitter=jitter)
+        how = make_policy(policy)
+        if how.after == name:
+            raise InvalidSchedule(f"The schedule {name!r} would wait for itself: after={name!r}.")
+        new = self._make(name, task, times, args, queue, priority, how)
+        if was is not None and check_name(was, what="schedule's former name") == name:
+            raise InvalidSchedule(f"The schedule {name!r} has this name already: was={was!r}.")
+        return msgspec.structs.replace(new, stored=stored, was=was)
+
+    def _make(
+        self,
+        name: str,
+        task: Task[..., Any] | str,
+        times: Timetable,
+        args: Mapping[str, Any] | None,
+        queue: str | None,
+        priority: int | None,
+        policy: Policy,
+    ) -> NewSchedule:
+        target = task.name if isinstance(task, Task) else check_name(task, what="task")
+        check_task_not_reserved(target)
+        new = NewSchedule(
+            name=check_name(name, what="schedule's name"),
+            target=target,
+            queue=None if queue is None else check_queue(queue),
+            priority=None if priority is None else check_priority(priority),
+            timetable=times,
+            policy=policy,
+        )
+        definition = self._app.tasks.get(target)
+        if definition is None:
+            # Another deploy may know it; what it takes cannot be checked here.
+            try:
+                raw = msgspec.json.encode(dict(args or {}))
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                raise InvalidSchedule(f"The args cannot be written as JSON: {error}.") from None
+            check_finite(args, raw, what="The args")
+            check_text(raw.decode(), what="the args")
+            return msgspec.structs.replace(new, args=msgspec.Raw(raw))
+        options = definition.options
+        return msgspec.structs.replace(
+            new,
+            args=definition.encode((), dict(args or {})),
+            queue=new.queue or options.queue,
+            priority=options.priority if new.priority is None else new.priority,
+            max_attempts=options.max_attempts,
+            timeout=options.timeout,
+            policy=_with_task_expiry(policy, options.expires),
+        )
+
+    def declare(self, schedule: NewSchedule) -> None:
+        """Declare a schedule in code; `@app.schedule` does this.
+
+        Raises `InvalidInput` if another is declared under its name.
+        """
+        new = msgspec.structs.replace(schedule, declared=True)
+        self._registrations.add(
+            f"schedule {new.name!r}", new, advice="Give each schedule a name of its own with name=."
+        )
+        self._declared[new.name] = new
+
+    async def put(
+        self,
+        name: str,
+        task: Task[..., Any] | str,
+        *specs: Spec,
+        by: str = "unknown",
+        tx: Any = None,
+        args: Mapping[str, Any] | None = None,
+        tz: str | None = None,
+        exclude: Iterable[str | date] | str | date = (),
+        start: datetime | str | None = None,
+        end: datetime | str | None = None,
+        jitter: Duration | None = None,
+        template: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        catch_up: CatchUp = "latest",
+        overlap: Overlap = "skip",
+        **policy: Any,
+    ) -> str:
+        """Add a schedule, or change the one of that name; return `added`, `changed` or `same`.
+
+        `specs`: cron, `@every 10m`, RRULE, moments; see the guide on schedules.
+        `catch_up`: what becomes of missed ticks, with `max_runs`, `max_age`, `pace`, `grace`.
+        `overlap`: what if the last run has not ended, with `max_concurrent_runs`,
+        `burst_allowed`. `after`, `within`, `wait`: only if another schedule succeeded.
+        `pause_after`: failures in a row. `expires`: the latest start. `shadow`: only the ledger.
+        """
+        if template is not None:
+            found = await self._template(template)
+            specs, template, tz = (*specs, *found["specs"]), None, tz or found["tz"]
+        # Off the loop: some times are only found, or refused, after a long search.
+        new = await asyncio.to_thread(
+            self.define, name, task, *specs, args=args, tz=tz or "UTC", exclude=exclude,
+            start=start, end=end, jitter=jitter, template=template, queue=queue,
+            priority=priority, catch_up=catch_up, overlap=overlap, **policy,
+        )  # fmt: skip
+        answer = await self.apply([new], by=by, tx=tx)
+        return answer[name]
+
+    async def apply(
+        self,
+        schedules: Iterable[NewSchedule],
+        *,
+        prune: bool = False,
+        by: str = "unknown",
+        tx: Any = None,
+    ) -> dict[str, str]:
+        """Store these schedules, all or none: what is new is added, what differs is changed.
+
+        `prune`: what an earlier `apply(prune=True)` or the code of this service declared, and is
+        not among these, is removed. A pause stays. Returns what became of each name: `added`,
+        `changed`, `same`, `renamed`, `removed`. Raises `OlderRelease` if a newer release of this
+        service has declared its schedules.
+        """
+        given = list(schedules)
+        for schedule in given:
+            if not isinstance(schedule, NewSchedule):
+                raise InvalidInput(
+                    f"apply takes schedules made by define(…), got {schedule!r:.60}."
+                )
+            if not schedule.stored:
+                raise InvalidInput(
+                    f"The schedule {schedule.name!r} lives in memory: declare it in code."
+                )
+        if prune:
+            given = [msgspec.structs.replace(schedule, declared=True) for schedule in given]
+        declares = prune or any(schedule.declared for schedule in given)
+        settings = self._app.settings
+        declarer = Declarer(settings.service, settings.release) if declares else None
+        answer: dict[str, str] = await self._do(
+            lambda statements: statements.apply(
+                given, actor=_actor(by), prune=prune, declarer=declarer
+            ),
+            tx,
+        )
+        return answer
+
+    async def all(self) -> list[ScheduleInfo]:
+        """Return every schedule, sorted by name."""
+        found = await self._do(lambda statements: statements.find(None), reads=True)
+        return [_info(schedule) for schedule in found]
+
+    async def get(self, name: str) -> ScheduleInfo:
+        """Return one schedule; raise `ScheduleNotFound`."""
+        return _info(await self._find(name))
+
+    async def audit(
+        self, name: str | None = None, *, before_id: int | None = None
+    ) -> list[AuditEvent]:
+        """Return who changed what, newest first, of one schedule or of all."""
+        known = None if name is None else check_sought(name, what="schedule's name")
+        entity = "schedule:%" if known is None else f"schedule:{known}"
+        events: list[AuditEvent] = await self._do(
+            lambda statements: statements.audit(entity, before_id=before_id), reads=True
+        )
+        return events
+
+    # Templates
+
+    async def templates(self) -> list[Template]:
+        """Return the named specs: those that come with Duetime, and your own."""
+        own = await self._do(lambda statements: statements.templates(), reads=True)
+        mine = [Template(name, _texts(value), description) for name, value, description in own]
+        return [*TEMPLATES, *mine]
+
+    async def _template(self, name: str) -> dict[str, Any]:
+        own = await self._do(lambda statements: statements.templates(), reads=True)
+        for mine, value, _ in own:
+            if mine.casefold() == name.casefold():
+                return dict(value)
+        return {"specs": [find_template(name).spec], "tz": "UTC"}
+
+    async def put_template(
+        self, name: str, *specs: Spec, tz: str = "UTC", description: str = ""
+    ) -> None:
+        """Store specs under a name that people choose from; the name is taken anew."""
+        check_name(name, what="template's name")
+        if name.casefold() in {template.name.casefold() for template in TEMPLATES}:
+            raise InvalidInput(f"The template {name!r} comes with Duetime; choose another name.")
+        times = timetable(*specs, tz=tz)
+        check_text(description, what="the description")
+        await self._do(lambda statements: statements.put_template(name, times, description))
+
+    async def delete_template(self, name: str) -> None:
+        check_sought(name, what="template's name")
+        if not await self._do(lambda statements: statements.delete_template(name)):
+            raise InvalidInput(f"There is no template {name!r} of your own.")
+
+    # Pieces
+
+    async def _find(self, name: str, tx: Any = None) -> Schedule:
+        check_sought(name, what="schedule's name")
+        found: list[Schedule] = await self._do(
+            lambda statements: statements.find([name]), tx, reads=True
+        )
+        if not found:
+            raise ScheduleNotFound(name)
+        return found[0]
+
+    async def _do(
+        self,
+        make: Callable[[ScheduleStatements], Statements],
+        tx: Any = None,
+        *,
+        reads: bool = False,
+    ) -> Any:
+        statements: list[ScheduleStatements] = []
+
+        def begin(dialect: Dialect) -> Statements:
+            statements.append(ScheduleStatements(dialect))
+            return make(statements[-1])
+
+        answer = await self._app._perform(begin, tx, reads=reads, computes=True)
+        for name, reason in statements[-1].set_aside.items():
+            self._app.events.schedule_set_aside(None, name, reason)
+        return answer
+
+
+class ScheduleHandle:
+    """One schedule, by its name. Every change is audited with who made it: `by`."""
+
+    def __init__(self, app: Duetime, schedules: Schedules, name: str) -> None:
+        self._app = app
+        self._schedules = schedules
+        self.name = name
+
+    async def get(self) -> ScheduleInfo:
+        """Return the schedule; raise `ScheduleNotFound`."""
+        return await self._schedules.get(self.name)
+
+    async def pause(
+        self,
+        *,
+        reason: str = "",
+        until: datetime | Duration | None = None,
+        by: str = "unknown",
+        tx: Any = None,
+    ) -> None:
+        """Run no more, on any worker; what runs goes on. `until`: it resumes by itself then."""
+        check_text(reason, what="the reason")
+        at = None if until is None else await self._moment(until, name="until")
+        if at is not None and at <= await self._app.now():
+            raise InvalidInput(f"until={say_moment(at)} is past: a pause ends later than now.")
+        self._found(
+            await self._do(
+                lambda s: s.pause(self.name, actor=_actor(by), reason=reason, until=at), tx
+            )
+        )
+
+    async def resume(self, *, missed: bool = False, by: str = "unknown", tx: Any = None) -> None:
+        """Go on. `missed`: the ticks of the pause are caught up as `catch_up` says; else they are
+        skipped. Resuming twice changes nothing."""
+        self._found(
+            await self._do(lambda s: s.resume(self.name, actor=_actor(by), missed=missed), tx)
+        )
+
+    async def trigger(
+        self, *, by: str = "unknown", reason: str | None = None, tx: Any = None
+    ) -> int:
+        """Run it once now; its next run stays. Returns the job's id."""
+        _check_reason(reason)
+        job_id: int | None = await self._do(
+            lambda s: s.trigger(self.name, actor=_actor(by), reason=reason), tx
+        )
+        self._found(job_id is not None)
+        assert job_id is not None
+        return job_id
+
+    async def reschedule(
+        self, at: datetime | Duration, *, by: str = "unknown", tx: Any = None
+    ) -> datetime:
+        """Move the next run to a time, or to so long from now; the runs after it stay.
+
+        Returns the tick that was moved.
+        """
+        moment = await self._moment(at, name="at")
+        tick: datetime | None = await self._do(
+            lambda s: s.reschedule(self.name, moment, actor=_actor(by)), tx
+        )
+        if tick is None:
+            await self.get()
+            raise InvalidInput(
+                f"The schedule {self.name!r} has no next run to move: it is paused, or has ended."
+            )
+        return tick
+
+    async def backfill(
+        self,
+        start: datetime,
+        end: datetime,
+        *,
+        failed: bool = False,
+        by: str = "unknown",
+        tx: Any = None,
+    ) -> int:
+        """Run the ticks from `start` up to `end` (not included) that have not run; return how many.
+
+        `failed`: also those whose run ended without success, dead or cancelled. They run one after
+        the other, or together with `burst_allowed`.
+        """
+        check_moment(start, name="start")
+        check_moment(end, name="end")
+        schedule = await self._schedules._find(self.name, tx)
+        now = await self._app.now()
+        if not start < end <= now:
+            raise InvalidInput(
+                f"A backfill goes from an earlier to a later time, up to now ({say_moment(now)})."
+            )
+        ticks = await asyncio.to_thread(ticks_between, _timetable(schedule), start, end)
+        count: int | None = await self._do(
+            lambda s: s.backfill(self.name, ticks, failed=failed, actor=_actor(by)), tx
+        )
+        return count or 0
+
+    async def delete(
+        self, *, by: str = "unknown", reason: str | None = None, tx: Any = None
+    ) -> None:
+        """Remove the schedule and its ledger; what runs goes on."""
+        _check_reason(reason)
+        self._found(
+            await self._do(lambda s: s.delete(self.name, actor=_actor(by), reason=reason), tx)
+        )
+
+    async def preview(self, n: int = 10, *, after: datetime | None = None) -> list[PreviewRow]:
+        """Return the next ticks of the timetable, in UTC and local time."""
+        schedule = await self._schedules._find(self.name)
+        start = after or await self._app.now()
+        return await asyncio.to_thread(preview, _timetable(schedule), start, n)
+
+    async def history(
+        self,
+        *,
+        since: datetime | None = None,
+        before: datetime | None = None,
+        status: TickStatus | str | None = None,
+        limit: int = 50,
+    ) -> list[OccurrenceInfo]:
+        """Return the ledger, newest first: what became of each tick, and why."""
+        await self.get()
+        if status is not None and status not in set(TickStatus):
+            raise InvalidInput(
+                f"There is no status {status!r}. There are: {', '.join(TickStatus)}."
+            )
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
+            raise InvalidInput(f"limit must be 1 to 10,000, got {limit!r}.")
+        rows: list[OccurrenceInfo] = await self._do(
+            lambda s: s.history(self.name, since=since, before=before, status=status, limit=limit),
+            reads=True,
+        )
+        return rows
+
+    async def explain(self, tick: datetime | None = None) -> Explanation:
+        """Say why it did or did not run: the schedule as it is, or one tick of it."""
+        schedule = await self._schedules._find(self.name)
+        store = await self._app.store()
+        now = await store.now()
+        workers = [worker for worker in await store.workers() if worker.lease_until > now]
+        if tick is None:
+            last = await self.history(limit=1, before=now)
+            able = [worker.name for worker in workers if schedule.target in worker.tasks]
+            return explain_schedule(schedule, now=now, last=last[0] if last else None, able=able)
+        check_moment(tick, name="tick")
+        rows = await self.history(before=tick + timedelta(microseconds=1), limit=1)
+        row = rows[0] if rows else None
+        if row is not None and row.tick != tick and not stands_for(row.reason, tick):
+            row = None
+        return explain_tick(schedule, tick, now=now, row=row)
+
+    async def _do(
+        self,
+        make: Callable[[ScheduleStatements], Statements],
+        tx: Any = None,
+        *,
+        reads: bool = False,
+    ) -> Any:
+        return await self._schedules._do(make, tx, reads=reads)
+
+    def _found(self, found: bool) -> None:
+        if not found:
+            raise ScheduleNotFound(self.name)
+
+    async def _moment(self, value: datetime | Duration, *, name: str) -> datetime:
+        if isinstance(value, datetime):
+            return check_moment(value, name=name)
+        return await self._app.now() + parse_duration(value, name=name)
+
+
+def _texts(timetable: Mapping[str, Any]) -> str:
+    """The specs as people write them."""
+    shown = []
+    for spec in timetable["specs"]:
+        [(kind, text)] = [(kind, text) for kind, text in spec.items() if kind != "start"]
+        shown.append({"every": f"@every {text}", "rrule": f"RRULE:{text}"}.get(kind, text))
+    tz = timetable["tz"]
+    return " and ".join(shown) + ("" if tz == "UTC" else f" ({tz})")
+
+
+def _info(schedule: Schedule) -> ScheduleInfo:
+    return ScheduleInfo(
+        args=msgspec.json.decode(schedule.args),
+        when=schedule.timetable.describe() if schedule.readable else "unreadable",
+        tz=schedule.timetable.tz,
+        timetable=schedule.timetable.to_json(),
+        enabled=schedule.paused_at is None and schedule.broken is None,
+        **{
+            field: getattr(schedule, field)
+            for field in ScheduleInfo.__struct_fields__
+            if field not in ("args", "when", "tz", "timetable", "enabled")
+        },
+    )  # fmt: skip
+
+
+def _timetable(schedule: Schedule) -> Timetable:
+    if schedule.unreadable is not None:
+        raise MissingPackage(schedule.unreadable)
+    return schedule.timetable
+
+
+def _with_task_expiry(policy: Policy, expires: timedelta | None) -> Policy:
+    if policy.expires is None and expires is not None:
+        return msgspec.structs.replace(policy, expires=expires)
+    return policy
+
+
+def ticks_between(timetable: Timetable, start: datetime, end: datetime) -> list[datetime]:
+    """The ticks that a backfill from `start` to before `end` is about."""
+    moment = timedelta(microseconds=1)
+    ticks = list(islice(timetable.runs(start - moment, end - moment), _MOST_BACKFILLED + 1))
+    if len(ticks) > _MOST_BACKFILLED:
+        raise InvalidInput(
+            f"That is more than {_MOST_BACKFILLED:,} runs; backfill a shorter range."
+        )
+    return ticks
+
+
+def _check_reason(reason: str | None) -> None:
+    if reason is not None:
+        check_text(reason, what="the reason")
+
+
+def _actor(by: str) -> str:
+    return check_name(by, what="actor (by=)")

@@ -1,0 +1,210 @@
+"""The public side of a task: call it to run it, `enqueue` it to have it run."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+
+import msgspec
+
+from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.jobs.job import (
+    Enqueued,
+    JobInfo,
+    JobState,
+    NewJob,
+    OnConflict,
+    check_key,
+    check_moment,
+    check_name,
+    check_priority,
+    check_queue,
+)
+from duetime.domain.jobs.retry import Delays, check_max_attempts
+from duetime.domain.jobs.task import TaskDefinition
+from duetime.errors import InvalidInput, KeyConflict
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_POLICIES = ("reject", "return", "replace")
+
+
+class JobHandle(Generic[R]):
+    """An enqueued job."""
+
+    __slots__ = ("_app", "id", "outcome", "task")
+
+    def __init__(self, app: Duetime, task: str, enqueued: Enqueued) -> None:
+        self._app = app
+        self.id = enqueued.job_id
+        self.task = task
+        self.outcome = enqueued.outcome
+        """`created`; or for a held key `existing`, `replaced` or `rejected`."""
+
+    def __repr__(self) -> str:
+        return f"<job {self.id} {self.task} {self.outcome}>"
+
+    @property
+    def created(self) -> bool:
+        return self.outcome == "created"
+
+    async def info(self) -> JobInfo:
+        """Return the job as it is now; raise `JobNotFound` if it was pruned."""
+        return await self._app.jobs.get(self.id)
+
+    async def cancel(self, reason: str = "cancelled") -> JobState:
+        """Cancel it, waiting or running. See `app.jobs.cancel`."""
+        return await self._app.jobs.cancel(self.id, reason=reason)
+
+    async def result(self, timeout: Duration = "60s") -> R:
+        """Wait for the job to complete and return what its handler returned.
+
+        Raises `JobFailed` if it ended otherwise, `ResultTimeout` if it has not ended in time.
+        """
+        return cast("R", await self._app.jobs.result(self.id, timeout=timeout))
+
+
+class Task(Generic[P, R]):
+    """A registered handler. Calling it runs it here and now, as the plain function it is."""
+
+    def __init__(self, app: Duetime, definition: TaskDefinition, defaults: NewJob) -> None:
+        self._app = app
+        self.definition = definition
+        self._defaults = defaults
+        self.__name__ = definition.name
+        self.__doc__ = definition.function.__doc__
+        self.__wrapped__ = definition.function
+        self._plain: BoundTask[P, R] = BoundTask(app, definition, defaults, None)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return self.definition.function(*args, **kwargs)
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Have it run, now or as `using` says; it is durable when this returns."""
+        return await self._plain.enqueue(*args, **kwargs)
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """`enqueue` for sync code."""
+        return self._plain.enqueue_sync(*args, **kwargs)
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+        """Return a job of this task, for `app.enqueue_many`."""
+        return msgspec.structs.replace(self._defaults, args=self.definition.encode(args, kwargs))
+
+    def using(
+        self,
+        *,
+        at: datetime | None = None,
+        delay: Duration | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        key: str | None = None,
+        on_conflict: OnConflict = "return",
+        hold: Duration | None = None,
+        partition: str | None = None,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
+        expires: datetime | Duration | None = None,
+        tx: Any = None,
+    ) -> BoundTask[P, R]:
+        """Return the task with options for the jobs that are enqueued through it.
+
+        `at` or `delay`: when it is due. `key`: held while the job waits or runs, and for `hold`
+        after it completed; `on_conflict` says what happens if it is held. `partition`: what a
+        queue's `per_partition` limit counts by. `expires`: the latest start, as a moment or as a
+        time after it is due. `tx`: the caller's transaction.
+        """
+        if at is not None and delay is not None:
+            raise InvalidInput("Give either at= or delay=, not both.")
+        if on_conflict not in _POLICIES:
+            raise InvalidInput(f"on_conflict must be one of {_POLICIES}, got {on_conflict!r}.")
+        if key is None and (on_conflict != "return" or hold is not None):
+            raise InvalidInput("on_conflict= and hold= need a key=.")
+        changes: dict[str, Any] = {"on_conflict": on_conflict}
+        if at is not None:
+            changes |= {"run_at": check_moment(at, name="at"), "delay": None}
+        if delay is not None:
+            changes["delay"] = parse_duration(delay, name="delay")
+        if queue is not None:
+            changes["queue"] = check_queue(queue)
+        if priority is not None:
+            changes["priority"] = check_priority(priority)
+        if key is not None:
+            changes["key"] = check_key(key)
+        if hold is not None:
+            changes["hold"] = parse_duration(hold, name="hold")
+        if partition is not None:
+            changes["partition"] = check_name(partition, what="partition")
+        if max_attempts is not None:
+            changes["max_attempts"] = check_max_attempts(max_attempts)
+        if timeout is not None:
+            changes["timeout"] = positive(timeout, name="timeout")
+        if isinstance(expires, datetime):
+            moment = check_moment(expires, name="expires")
+            changes |= {"expires_at": moment, "expires_after": None}
+        elif expires is not None:
+            changes["expires_after"] = positive(expires, name="expires")
+        return BoundTask(self._app, self.definition, replace(self._defaults, changes), tx)
+
+
+class BoundTask(Generic[P, R]):
+    """A task with options, from `task.using(...)`."""
+
+    def __init__(self, app: Duetime, definition: TaskDefinition, template: NewJob, tx: Any) -> None:
+        self._app = app
+        self._definition = definition
+        self._template = template
+        self._tx = tx
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+        """Return the job without enqueuing it."""
+        return msgspec.structs.replace(self._template, args=self._definition.encode(args, kwargs))
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Enqueue it; with `tx=` in the caller's transaction, which may be sync or async.
+
+        Raises `KeyConflict` if the key is held and the policy is `reject`.
+        """
+        job = self.job(*args, **kwargs)
+        [enqueued] = await self._app.enqueue_jobs([job], tx=self._tx)
+        return self._handle(job, enqueued)
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """`enqueue` for sync code; `tx=` must be a sync transaction."""
+        job = self.job(*args, **kwargs)
+        [enqueued] = self._app.enqueue_jobs_sync([job], tx=self._tx)
+        return self._handle(job, enqueued)
+
+    def _handle(self, job: NewJob, enqueued: Enqueued) -> JobHandle[R]:
+        if enqueued.outcome == "rejected":
+            raise KeyConflict(task=job.task, key=job.key or "", job_id=enqueued.job_id)
+        return JobHandle(self._app, job.task, enqueued)
+
+
+def replace(job: NewJob, changes: dict[str, Any]) -> NewJob:
+    return msgspec.structs.replace(job, **changes)
+
+
+def positive(value: Duration, *, name: str) -> timedelta:
+    span = parse_duration(value, name=name)
+    if not span:
+        raise InvalidInput(f"{name} must be longer than nothing.")
+    return span
+
+
+def first_delay(retry: Any) -> timedelta | None:
+    """The wait before the first attempt: only a table of delays has one."""
+    if isinstance(retry, Delays) and retry.delays[0]:
+        return retry.delays[0]
+    return None

@@ -1,0 +1,1 @@
+"""Jobs: pure values and rules."""

@@ -1,0 +1,231 @@
+"""A task: a handler with its options, and the JSON form of its arguments."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, get_type_hints
+
+import msgspec
+
+from duetime.domain.finite import check_finite
+from duetime.domain.jobs.job import check_name, check_text
+from duetime.domain.jobs.retry import RetryPolicy
+from duetime.errors import InvalidArguments, InvalidInput
+
+MAX_ARGS_BYTES = 1024 * 1024
+_UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, RecursionError)
+_PATH = re.compile(r"at `\$\.(\w+)")
+_SOUND = frozenset({int, bool, type(None)})
+_FIELD = re.compile(r"(?:missing required|unknown) field `(\w+)`")
+
+
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task's jobs have in common, unless `using(...)` says otherwise."""
+
+    queue: str
+    priority: int
+    retry: RetryPolicy
+    retry_on: tuple[type[BaseException], ...]
+    max_attempts: int
+    timeout: timedelta | None
+    expires: timedelta | None
+    keep_result: bool
+    max_args_bytes: int = MAX_ARGS_BYTES
+    overrides_jobs: bool = False
+    """Its attempts and its time-out hold for all its jobs, whatever was declared when they were
+    made: SQL made them, perhaps before a worker ever started."""
+
+
+class TaskDefinition:
+    """Knows how to write a call of the function as JSON, and how to read it back."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str,
+        options: TaskOptions,
+        context_type: type[Any],
+    ) -> None:
+        self.function = function
+        self.name = check_name(name, what="task's name")
+        self.options = options
+        self.is_async = inspect.iscoroutinefunction(function)
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            raise InvalidInput(f"Task {name!r} is a generator; a task must be a plain function.")
+        self._signature = inspect.signature(function)
+        self.context_name, self._struct = self._read_signature(context_type)
+        self._decoder = msgspec.json.Decoder(self._struct)
+        self._fields: tuple[str, ...] = self._struct.__struct_fields__
+        parameters = [
+            parameter
+            for parameter in self._signature.parameters.values()
+            if parameter.name != self.context_name
+        ]
+        self._call = self._signature.replace(parameters=parameters)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the arguments that are stored."""
+        return self._fields
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> msgspec.Raw:
+        """Return the call's arguments as a JSON object; raise `InvalidArguments` naming the one
+        that does not fit."""
+        if args:
+            kwargs = self._bind(args, kwargs)
+        try:
+            raw = msgspec.json.encode(kwargs)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise self._not_json(kwargs, error) from None
+        if _may_be_unsound(kwargs):
+            for argument, value in kwargs.items():
+                self._check_finite(argument, value, raw)
+                if b"\\u0000" in raw:
+                    self._check_plain(argument, msgspec.to_builtins(value))
+        if len(raw) > self.options.max_args_bytes:
+            raise InvalidArguments(
+                f"The arguments of task {self.name!r} take {len(raw):,} bytes of JSON, more than "
+                f"{self.options.max_args_bytes:,}. Store the data elsewhere and pass a reference.",
+                task=self.name,
+            )
+        try:
+            self._decoder.decode(raw)
+        except _UNREADABLE as error:
+            raise self._unreadable(error) from None
+        return msgspec.Raw(raw)
+
+    def decode(self, args: str | bytes) -> dict[str, Any]:
+        """Return the keyword arguments of the call; raise `InvalidArguments`."""
+        if not self._fields and args == "{}":
+            return {}
+        try:
+            values = msgspec.structs.asdict(self._decoder.decode(args))
+        except _UNREADABLE as error:
+            raise self._unreadable(error) from None
+        # What SQL enqueued was not checked; a Decimal is written as text.
+        text = args if isinstance(args, bytes) else args.encode()
+        if b"NaN" in text or b"Infinity" in text:
+            for argument, value in values.items():
+                self._check_finite(argument, value, text)
+        return values
+
+    def _unreadable(self, error: Exception) -> InvalidArguments:
+        found = _PATH.search(str(error)) or _FIELD.search(str(error))
+        argument = found[1] if found else None
+        where = f"argument {argument!r}" if argument else "the arguments"
+        return InvalidArguments(
+            f"Task {self.name!r}: {where} cannot be used: {error}. "
+            f"It is called as {self.name}{self._call}.",
+            task=self.name,
+            argument=argument,
+        )
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self._call.bind_partial(*args, **kwargs).arguments
+        except TypeError as error:
+            raise InvalidArguments(
+                f"Task {self.name!r}: {error}. It is called as {self.name}{self._call}.",
+                task=self.name,
+            ) from None
+
+    def _not_json(self, kwargs: Mapping[str, Any], error: Exception) -> InvalidArguments:
+        for argument, value in kwargs.items():
+            try:
+                msgspec.json.encode(value)
+            except (TypeError, ValueError, OverflowError, RecursionError) as detail:
+                reason = (
+                    "it contains a lone surrogate, which is not valid text"
+                    if isinstance(detail, UnicodeEncodeError)
+                    else "it is nested too deeply"
+                    if isinstance(detail, RecursionError)
+                    else str(detail)
+                )
+                return InvalidArguments(
+                    f"Task {self.name!r}: argument {argument!r} cannot be written as JSON: "
+                    f"{reason}. Pass plain data: numbers, text, lists, dicts, dates.",
+                    task=self.name,
+                    argument=argument,
+                )
+        return InvalidArguments(
+            f"Task {self.name!r}: the arguments cannot be written as JSON: {error}.", task=self.name
+        )
+
+    def _check_finite(self, argument: str, value: Any, raw: bytes) -> None:
+        try:
+            check_finite(value, raw, what=f"Task {self.name!r}: argument {argument!r}")
+        except InvalidInput as error:
+            raise InvalidArguments(str(error), task=self.name, argument=argument) from None
+
+    def _check_plain(self, argument: str, value: Any) -> None:
+        match value:
+            case str() as text:
+                try:
+                    check_text(text, what=f"argument {argument!r} of task {self.name!r}")
+                except InvalidInput as error:
+                    raise InvalidArguments(str(error), task=self.name, argument=argument) from None
+            case dict() as mapping:
+                for key, item in mapping.items():
+                    self._check_plain(argument, key)
+                    self._check_plain(argument, item)
+            case list() | tuple() as items:
+                for item in items:
+                    self._check_plain(argument, item)
+
+    def _read_signature(self, context_type: type[Any]) -> tuple[str | None, type[Any]]:
+        try:
+            hints = get_type_hints(self.function, include_extras=True)
+        except NameError as error:
+            raise InvalidInput(
+                f"Task {self.name!r}: a type hint cannot be resolved: {error}. "
+                "Import the type at run time, not under TYPE_CHECKING."
+            ) from None
+        context_name = None
+        fields: list[Any] = []
+        for parameter in self._signature.parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise InvalidInput(
+                    f"Task {self.name!r} takes {parameter}: name each argument, so that it can "
+                    "be stored and checked."
+                )
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                raise InvalidInput(
+                    f"Task {self.name!r}: {parameter.name!r} is positional-only; arguments are "
+                    "stored by name."
+                )
+            hint = hints.get(parameter.name, Any)
+            if hint is context_type:
+                context_name = parameter.name
+            elif parameter.default is parameter.empty:
+                fields.append((parameter.name, hint))
+            else:
+                default = parameter.default
+                if isinstance(default, list | dict | set):
+                    fields.append(
+                        (parameter.name, hint, msgspec.field(default_factory=default.copy))
+                    )
+                else:
+                    fields.append((parameter.name, hint, default))
+        try:
+            struct = msgspec.defstruct(
+                "Arguments", fields, kw_only=True, forbid_unknown_fields=True
+            )
+            msgspec.json.Decoder(struct)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(
+                f"Task {self.name!r}: its arguments cannot be stored as JSON: {error}."
+            ) from None
+        return context_name, struct
+
+
+def _may_be_unsound(kwargs: Mapping[str, Any]) -> bool:
+    """Whether a NUL or a NaN may hide in there. Far cheaper than a search in the JSON."""
+    for value in kwargs.values():
+        kind = type(value)
+        if ("\x00" in value) if kind is str else (kind not in _SOUND):
+            return True
+    return False

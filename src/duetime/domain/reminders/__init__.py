@@ -1,0 +1,1 @@
+"""Reminders: pure values and rules."""

@@ -1,0 +1,182 @@
+"""Whether a due reminder goes out now: muted, where to, quiet hours, at most so many an hour."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from duetime.domain.jobs.outcome import Skip
+from duetime.domain.reminders.quiet import defer
+from duetime.domain.reminders.recipient import Recipient, Route
+from duetime.domain.reminders.reminder import Reminder
+from duetime.domain.reminders.rule import Rule, say_moment
+from duetime.domain.schedules.cron import parse_zone
+
+HOUR = timedelta(hours=1)
+_LEAD = timedelta(minutes=1)
+"""How long before a reminder would expire, a digest with it goes out."""
+_GATHER = timedelta(seconds=2)
+"""How long a digest waits for more, if it is to go out at once."""
+
+
+class Uses(NamedTuple):
+    """What a recipient got in the last hour, beside this message."""
+
+    taken: int
+    frees_at: datetime | None = None
+    """When the oldest of as many as are allowed is an hour old; None if there are not so many."""
+    admitted: bool = False
+    """This message was let through within the hour: it is tried again."""
+
+
+class Send(NamedTuple):
+    """Now, by these routes in turn."""
+
+    routes: tuple[Route, ...]
+    note: str | None = None
+    """What people should know about it."""
+
+
+class Wait(NamedTuple):
+    """Not before `until`."""
+
+    until: datetime
+    reason: str
+    held: str
+    """By `quiet` hours, or by the `limit`: then what waits goes out together."""
+
+
+def decide(
+    recipient: Recipient,
+    reminder: Reminder,
+    now: datetime,
+    *,
+    around: Collection[str] = (),
+    channels: Sequence[str] | None = None,
+    uses: Uses | None = None,
+) -> Send | Wait | Skip:
+    """What becomes of a reminder that is due. `around`: the scopes that it is in, all levels.
+
+    `channels`: those that the app has; None: a handler sends. `uses`: None does not ask.
+    """
+    if (muted := why_muted(recipient, reminder, around)) is not None:
+        return Skip(muted)
+    routes = routes_of(recipient, channels, reminder.rule)
+    if isinstance(routes, str):
+        return Skip(routes)
+    if reminder.rule.urgent:
+        return Send(routes)
+    note = None
+    quiet = recipient.quiet_hours(reminder.tz)
+    until = now if quiet is None else defer(now, quiet)
+    if quiet is not None and until > now:
+        expires_at = expiry(reminder)
+        if expires_at is None or expires_at > until:
+            local = until.astimezone(parse_zone(quiet.tz))
+            reason = (
+                f"it waits until {local:%H:%M} ({quiet.tz}) for the quiet hours {quiet.text} "
+                f"of {recipient.ref}"
+            )
+            return Wait(until, reason, "quiet")
+        note = (
+            f"it was sent in the quiet hours {quiet.text} of {recipient.ref}: it would have "
+            f"expired at {say_moment(expires_at)}"
+        )
+    if uses is None or recipient.most_per_hour is None or uses.admitted:
+        return Send(routes, note)
+    if uses.taken < recipient.most_per_hour:
+        return Send(routes, note)
+    free = max(now, uses.frees_at or now)
+    until = free if quiet is None else defer(free, quiet)
+    reason = (
+        f"it waits until {say_moment(until)}: {recipient.ref} gets at most "
+        f"{recipient.most_per_hour} in an hour"
+    )
+    return Wait(until, reason, "limit")
+
+
+def why_muted(recipient: Recipient, reminder: Reminder, around: Collection[str]) -> str | None:
+    """Which opt-out covers a reminder. Channels are left out: see `routes_of`."""
+    for muted in recipient.muted:
+        kind, _, name = muted.partition(":")
+        if kind == "all":
+            return f"{recipient.ref} has muted everything"
+        if (
+            (kind == "scope" and (name == reminder.scope or name in around))
+            or (kind == "subject" and name == reminder.subject)
+            or (kind == "rule" and name == reminder.rule.text)
+        ):
+            return f"{recipient.ref} has muted {kind} {name}"
+    return None
+
+
+def routes_of(
+    recipient: Recipient, channels: Sequence[str] | None, rule: Rule | None = None
+) -> tuple[Route, ...] | str:
+    """Where to send, in order; or why nowhere.
+
+    Those that the rule names, in the rule's order, else the recipient's own, else all of the app's.
+    A handler finds its own way if the recipient has no channels.
+    """
+    own = {route.channel: route for route in recipient.channels}
+    named = rule.channels if rule is not None and rule.channels is not None else None
+    if not own:
+        names = named or tuple(channels or ())
+        if not names:
+            return ()
+        found = [Route(name) for name in names]
+    else:
+        found = [own[name] for name in named or own if name in own]
+        if not found:
+            wanted = ", ".join(named or ())
+            return f"{recipient.ref} has none of the rule's channels: {wanted}"
+    left: list[Route] = []
+    gone: list[str] = []
+    off = {(one.channel, one.address): one.reason for one in recipient.disabled}
+    for route in found:
+        address = route.address or recipient.ref or None
+        if f"channel:{route.channel}" in recipient.muted:
+            gone.append(f"{route.channel} is muted")
+        elif (reason := off.get((route.channel, address or ""))) is not None:
+            gone.append(f"{route.channel} is disabled ({reason})")
+        else:
+            left.append(Route(route.channel, address))
+    if not left:
+        return f"no channel of {recipient.ref} is left: {'; '.join(gone)}"
+    return tuple(left)
+
+
+def expiry(reminder: Reminder) -> datetime | None:
+    """From when on it is too late to send it."""
+    return reminder.rule.expires_at(reminder.time, reminder.due_at)
+
+
+def digest_time(
+    recipient: Recipient, waiting: Iterable[Reminder], now: datetime, uses: Uses
+) -> datetime:
+    """When what waits goes out together: as the hour and the quiet hours allow it, but before the
+    first of it would expire.
+    """
+    members = list(waiting)
+    most = recipient.most_per_hour
+    full = most is not None and uses.taken >= most and not uses.admitted
+    at = max(now, uses.frees_at or now) if full else now
+    quiet = recipient.quiet_hours(members[0].tz if members else "UTC")
+    if quiet is not None:
+        at = defer(at, quiet)
+    return min([at, *(_send_by(one, ends) for one in members if (ends := expiry(one)))])
+
+
+def gather(at: datetime, reminder: Reminder, now: datetime) -> datetime:
+    """When a digest first looks: a little later than at once, for what else is due now."""
+    expires_at = expiry(reminder)
+    pause = _GATHER
+    if expires_at is not None:
+        pause = min(_GATHER, max(expires_at - now, timedelta(0)) / 2)
+    return max(at, now + pause)
+
+
+def _send_by(reminder: Reminder, expires_at: datetime) -> datetime:
+    """It depends on nothing that changes, so it comes."""
+    return expires_at - min(_LEAD, (expires_at - reminder.time) / 4)

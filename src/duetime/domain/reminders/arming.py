@@ -1,0 +1,113 @@
+"""Which of a subject's reminders are armed: whose rules hold, and what becomes of each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from duetime.domain.jobs.job import check_moment
+from duetime.domain.reminders.rule import Rule, rule_times, say_moment
+
+
+class Level(NamedTuple):
+    """The subject, or a scope around it. Rules: None inherits those of the next level out."""
+
+    name: str
+    rules: tuple[Rule, ...] | None
+    locked: bool = False
+
+
+class Resolved(NamedTuple):
+    """The rules that hold, and the name of the level that they come from: None if none has any."""
+
+    rules: tuple[Rule, ...]
+    source: str | None
+
+
+def resolve_rules(chain: Sequence[Level | tuple[str, tuple[Rule, ...] | None, bool]]) -> Resolved:
+    """Return the rules of the nearest level that sets them, from the subject outwards.
+
+    No rules, `()`, is a setting too. A locked level hides every level inside it, so the outermost
+    lock wins; one that sets no rules itself locks what it inherits.
+
+    >>> game, channel = Level("game:42", None), Level("channel:9", ())
+    >>> guild = Level("guild:1", (Rule(),))
+    >>> resolve_rules([game, channel, guild])
+    Resolved(rules=(), source='channel:9')
+    >>> resolve_rules([game, channel, guild._replace(locked=True)]).source
+    'guild:1'
+    """
+    levels = [Level(*level) for level in chain]
+    first = max((n for n, level in enumerate(levels) if level.locked), default=0)
+    for level in levels[first:]:
+        if level.rules is not None:
+            return Resolved(level.rules, level.name)
+    return Resolved((), None)
+
+
+class Armed(msgspec.Struct, frozen=True):
+    """What becomes of one time of a rule. `run_at` is None unless it is armed."""
+
+    rule: Rule
+    time: datetime
+    run_at: datetime | None
+    status: Literal["armed", "skipped", "expired"]
+    reason: str | None = None
+    expires_at: datetime | None = None
+    """From when on it is too late to start."""
+
+
+def arm(
+    rules: Iterable[Rule],
+    due: datetime,
+    tz: str,
+    now: datetime,
+    *,
+    recipient_tz: str | None = None,
+) -> list[Armed]:
+    """Return one entry per rule and time, earliest first, for a subject put at `now`.
+
+    A time from `now` on is armed. A past one is skipped; or, if its rule says send_now and it has
+    not expired, armed at `now`: only the newest of each rule. `recipient_tz` is the zone of the
+    rules that follow the recipient's wall clock; without it, they follow the subject's.
+
+    >>> from datetime import timedelta
+    >>> hour = Rule(every=timedelta(hours=1), within=timedelta(hours=3), past="send_now")
+    >>> noon = datetime(2026, 5, 1, 12, tzinfo=UTC)
+    >>> for armed in arm([hour], noon, "UTC", noon - timedelta(minutes=90)):
+    ...     print(f"{armed.time:%H:%M}", armed.status, armed.run_at and f"{armed.run_at:%H:%M}")
+    09:00 skipped None
+    10:00 armed 10:30
+    11:00 armed 11:00
+    """
+    due = check_moment(due, name="due").astimezone(UTC)
+    now = check_moment(now, name="now").astimezone(UTC)
+    found: list[Armed] = []
+    for rule in dict.fromkeys(rules):
+        zone = tz if rule.zone == "subject" or recipient_tz is None else recipient_tz
+        found += _arm_rule(rule, rule_times(rule, due, zone), due, now)
+    return sorted(found, key=lambda armed: armed.time)
+
+
+def _arm_rule(
+    rule: Rule, times: Sequence[datetime], due: datetime, now: datetime
+) -> Iterator[Armed]:
+    newest = max((time for time in times if time < now), default=None)
+    for time in times:
+        expires_at = rule.expires_at(time, due)
+        late = f"its time {say_moment(time)} was past when the subject was put"
+        if time >= now:
+            yield Armed(rule, time, time, "armed", None, expires_at)
+        elif rule.past == "skip":
+            yield Armed(rule, time, None, "skipped", late, expires_at)
+        elif expires_at is not None and expires_at <= now:
+            reason = f"{late}, and it was to start before {say_moment(expires_at)}"
+            yield Armed(rule, time, None, "expired", reason, expires_at)
+        elif time != newest:
+            reason = f"{late}, and a later time of the rule is sent in its place"
+            yield Armed(rule, time, None, "skipped", reason, expires_at)
+        else:
+            yield Armed(rule, time, now, "armed", f"{late}, as its rule allows", expires_at)

@@ -1,0 +1,71 @@
+"""A digest: what had to wait for one recipient, as one message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from duetime.domain.reminders.recipient import Recipient
+from duetime.domain.reminders.reminder import Reminder
+from duetime.domain.reminders.rule import say_moment
+from duetime.domain.schedules.cron import parse_zone
+
+DIGEST_TASK = "duetime.digest"
+MOST_REMINDERS = 1000
+_MOST_LINES = 100
+
+
+class Digest(msgspec.Struct, frozen=True, kw_only=True):
+    """Reminders of one recipient that go out together, by the time at which they are due."""
+
+    id: int
+    key: str
+    """The idempotency key to hand to a provider: opaque, and the same in every attempt."""
+    recipient: str
+    to: Recipient
+    reminders: tuple[Reminder, ...]
+    note: str | None = None
+    """What people should know about it."""
+
+    @property
+    def title(self) -> str:
+        count = len(self.reminders)
+        return "1 reminder" if count == 1 else f"{count:,} reminders"
+
+    @property
+    def body(self) -> str:
+        """One line for each, with its due time on the recipient's clock, else the subject's."""
+        lines = [_line(reminder, self.to.tz) for reminder in self.reminders[:_MOST_LINES]]
+        if (more := len(self.reminders) - _MOST_LINES) > 0:
+            lines.append(f"and {more:,} more")
+        return "\n".join(lines)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What programs read: `{"reminders": [{"subject": …, "due_at": …}, …]}`."""
+        return {
+            "reminders": [
+                {
+                    "subject": reminder.subject,
+                    "due_at": say_moment(reminder.due_at),
+                    "rule": reminder.rule.text,
+                    "key": reminder.key,
+                    "data": reminder.data,
+                }
+                for reminder in self.reminders
+            ]
+        }
+
+
+def in_order(reminders: Sequence[Reminder]) -> tuple[Reminder, ...]:
+    """As a digest lists them: by due time."""
+    return tuple(sorted(reminders, key=lambda one: (one.due_at, one.time, one.id)))
+
+
+def _line(reminder: Reminder, tz: str | None) -> str:
+    zone = tz or reminder.tz
+    local = reminder.due_at.astimezone(parse_zone(zone))
+    title = " ".join(str(reminder.data.get("title", reminder.subject)).split())
+    return f"- {local:%a %Y-%m-%d %H:%M} ({zone})  {title}"

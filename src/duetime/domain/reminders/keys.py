@@ -1,0 +1,100 @@
+"""Keys that are handed to providers, so that they drop a second copy of the same message or call.
+
+They are short, plain ASCII, the same in every attempt, and unlike those of every other
+installation: staging never uses a key of production. They name nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import datetime
+
+from duetime.domain.reminders.rule import say_moment
+
+REMINDER_PREFIX = "dtr_"
+DIGEST_PREFIX = "dtd_"
+JOB_PREFIX = "dtj_"
+_REMINDER = re.compile(r"(dtr_[0-9a-f]{32})(?:_([1-9][0-9]{0,8}))?", re.ASCII)
+_DIGEST = re.compile(r"dtd_[0-9a-f]{16}_([1-9][0-9]{0,17})", re.ASCII)
+
+
+def shorten_installation(installation: str) -> str:
+    """Return the part of an installation's id that its keys carry.
+
+    >>> shorten_installation("9f1c2d3e-4b5a-4c6d-8e7f-001122334455")
+    '9f1c2d3e4b5a4c6d'
+    """
+    return installation.replace("-", "")[:16]
+
+
+def make_reminder_key(
+    installation: str, subject: str, due_at: datetime, rule_id: str, time: datetime, recipient: str
+) -> str:
+    """Return the key of a reminder, in its first round. `duetime._reminder_key` does it in SQL.
+
+    A reminder that is withdrawn and armed again has the same one.
+
+    >>> due = datetime.fromisoformat("2026-03-06T18:00Z")
+    >>> make_reminder_key("9f1c2d3e4b5a4c6d", "game:42", due, "-1h", due, "Jürgen")
+    'dtr_f5e71003bad16311c3019e5bfe231336'
+    """
+    parts = (installation, subject, say_moment(due_at), rule_id, say_moment(time), recipient)
+    return REMINDER_PREFIX + _digest("|".join(parts))
+
+
+def key_of_round(first: str, number: int) -> str:
+    """Return the key of a later round of a reminder: snoozed or sent again, it is another message.
+
+    >>> key_of_round("dtr_00", 0), key_of_round("dtr_00", 2)
+    ('dtr_00', 'dtr_00_2')
+    """
+    return f"{first}_{number}" if number else first
+
+
+def read_reminder_key(key: str) -> tuple[str, int] | None:
+    """Return the key of the first round, and the number of the round; None if it is no such key.
+
+    >>> read_reminder_key("dtr_" + 32 * "0" + "_2")
+    ('dtr_00000000000000000000000000000000', 2)
+    """
+    found = _REMINDER.fullmatch(key)
+    return None if found is None else (found[1], int(found[2] or 0))
+
+
+def make_digest_key(installation: str, digest_id: int) -> str:
+    """Return the key of a digest. The statement `digest_add` does the same in SQL.
+
+    >>> make_digest_key("9f1c2d3e4b5a4c6d", 7)
+    'dtd_9f1c2d3e4b5a4c6d_7'
+    """
+    return f"{DIGEST_PREFIX}{installation}_{digest_id}"
+
+
+def read_digest_key(key: str) -> int | None:
+    """Return the id of the digest that a key may be of.
+
+    >>> read_digest_key("dtd_9f1c2d3e4b5a4c6d_7"), read_digest_key("dtd_7")
+    (7, None)
+    """
+    found = _DIGEST.fullmatch(key)
+    return None if found is None else int(found[1])
+
+
+def make_job_key(installation: str, task: str, job_id: int, key: str | None) -> str:
+    """Return the key that a job hands to providers.
+
+    It depends on the job's own key, if it has one: jobs of one task with the same key do the same.
+
+    >>> make_job_key("9f1c2d3e4b5a4c6d", "shop.pay", 7, None)
+    'dtj_9f1c2d3e4b5a4c6d_7'
+    """
+    if key is None:
+        return f"{JOB_PREFIX}{installation}_{job_id}"
+    if key.startswith((REMINDER_PREFIX, DIGEST_PREFIX)) and task.startswith("duetime."):
+        return key
+    return JOB_PREFIX + _digest(f"{installation}|{task}|{key}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]

@@ -1,0 +1,174 @@
+"""A reminder's values: a subject, what is armed for it, and what became of that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from duetime.domain.reminders.delivery import Delivery, say_failures, say_told, say_wait
+from duetime.domain.reminders.keys import key_of_round
+from duetime.domain.reminders.recipient import Recipient
+from duetime.domain.reminders.recurrence import Recurrence
+from duetime.domain.reminders.rule import Rule, say_moment
+
+REMIND_TASK = "duetime.remind"
+MOST_RECIPIENTS = 1000
+"""Of one subject."""
+REARM_TASK = "duetime.rearm"
+ESCALATE_TASK = "duetime.escalate"
+
+
+class ReminderStatus(StrEnum):
+    """What became of a reminder. The first is still open."""
+
+    ARMED = "armed"
+    SENT = "sent"
+    SKIPPED = "skipped"
+    EXPIRED = "expired"
+    SUPERSEDED = "superseded"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class Resent(msgspec.Struct, frozen=True):
+    """What became of many reminders that were to be sent again."""
+
+    reminders: list[int]
+    """Those that are sent again."""
+    refused: dict[int, str]
+    """Those that are not, each with its reason: most are no longer true."""
+
+
+class Subject(msgspec.Struct, kw_only=True):
+    """What people are reminded of."""
+
+    id: int = 0
+    ref: str
+    scope: str | None
+    due_at: datetime | None
+    tz: str
+    status: str
+    rules: tuple[Rule, ...] | None
+    data: dict[str, Any]
+    recipients: tuple[str, ...]
+    revision: int = 1
+    repeats: Recurrence | None = None
+    """When it is due again and again; then `due_at` is None."""
+    planned: tuple[datetime, datetime] | None = None
+    """Since when, and until when, its occurrences are armed."""
+    problem: str | None = None
+    """What of a tracked row could not be used."""
+
+    def material(self) -> tuple[Any, ...]:
+        """What reminders depend on: a change of anything else never sends one again."""
+        when = self.due_at, self.tz, self.repeats
+        return self.scope, *when, self.status, self.rules, self.recipients
+
+
+class Reminder(msgspec.Struct, frozen=True, kw_only=True):
+    """One message to one recipient, at one time of one rule."""
+
+    id: int
+    subject: str
+    scope: str | None
+    due_at: datetime
+    rule: Rule
+    time: datetime
+    recipient: str
+    run_at: datetime | None
+    status: ReminderStatus
+    reason: str | None
+    job_id: int | None
+    tz: str
+    data: dict[str, Any]
+    channel: str | None
+    external_id: str | None
+    delivery: str | None
+    ended_at: datetime | None
+    snoozes: int = 0
+    acknowledged_at: datetime | None = None
+    acknowledged_by: str | None = None
+    stale: bool = False
+    """Its subject has changed, and a worker has yet to compute what that means for it."""
+    first_key: str = ""
+    """The key of its first round."""
+    to: Recipient | None = None
+    """For the handler: the recipient, with the channels that this reminder may go by."""
+
+    @property
+    def key(self) -> str:
+        """The idempotency key to hand to a provider: short and opaque, the same in every attempt,
+        and for no other message of any installation."""
+        return key_of_round(self.first_key, self.snoozes)
+
+    @property
+    def known_as(self) -> str | None:
+        """The id under which its receiver knows it, if that is not our own key."""
+        return None if self.external_id == self.key else self.external_id
+
+
+def explain_reminder(
+    reminder: Reminder, deliveries: Sequence[Delivery] = (), *, now: datetime
+) -> str:
+    """Say what became of it, and what its channels did."""
+    what = f"Reminder {reminder.id} ({reminder.rule.text} of {reminder.subject!r}"
+    what += f", to {reminder.recipient})" if reminder.recipient else ")"
+    again = " again" if reminder.snoozes else ""
+    mine = [one for one in deliveries if one.round == reminder.snoozes]
+    failures, wait = say_failures(mine), say_wait(mine, now)
+    match reminder.status:
+        case ReminderStatus.ARMED if reminder.run_at is not None and reminder.run_at > now:
+            text = (
+                f"{what} is due{again} at {say_moment(reminder.run_at)}, as job {reminder.job_id}"
+            )
+            return _sentences(text, _own_reason(reminder, mine), failures, wait)
+        case ReminderStatus.ARMED:
+            text = (
+                f"{what} is due{again}, as job {reminder.job_id}; "
+                f"`duetime jobs explain {reminder.job_id}` says what that waits for"
+            )
+            return _sentences(text, failures, wait)
+        case ReminderStatus.SENT:
+            return _sentences(_say_sent(what, reminder, mine), *_say_after(reminder, mine))
+        case status:
+            text = f"{what} was not sent{again}: {status}, {reminder.reason or 'without a reason'}"
+            told = None if status is ReminderStatus.FAILED else failures
+            return _sentences(text, told)
+
+
+def _say_sent(what: str, reminder: Reminder, deliveries: Sequence[Delivery]) -> str:
+    by = f" by {reminder.channel}" if reminder.channel else ""
+    known = f", there known as {reminder.known_as}" if reminder.known_as else ""
+    sent_at = next((one.sent_at for one in deliveries if one.status.accepted), reminder.ended_at)
+    at = say_moment(sent_at) if sent_at else "an unknown time"
+    return f"{what} was sent{by} at {at}{known}"
+
+
+def _say_after(reminder: Reminder, deliveries: Sequence[Delivery]) -> list[str]:
+    """What failed before it was sent, and what was told since."""
+    reason = _own_reason(reminder, deliveries)
+    found = [reason] if reason else []
+    if failures := say_failures(deliveries):
+        accepted = any(one.status.accepted for one in deliveries)
+        found.append(f"Before that, {failures}" if accepted else failures)
+    if reminder.acknowledged_at is not None:
+        at = say_moment(reminder.acknowledged_at)
+        found.append(f"It was acknowledged by {reminder.acknowledged_by} at {at}")
+    elif reminder.delivery == "delivered":
+        found.append("It was delivered")
+    return found
+
+
+def _own_reason(reminder: Reminder, deliveries: Sequence[Delivery]) -> str | None:
+    """Its reason, unless that repeats what is said of a delivery."""
+    told = {say_told(one.channel, one.status) for one in deliveries}
+    return None if reminder.reason in told else reminder.reason
+
+
+def _sentences(*parts: str | None) -> str:
+    """The parts that are there, as sentences."""
+    return " ".join(f"{part[0].upper()}{part[1:].rstrip('.')}." for part in parts if part)

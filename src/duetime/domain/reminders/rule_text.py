@@ -1,0 +1,151 @@
+"""Rules as people write them: `"-1h"`, `"-1d at 09:00"`, `"every 24h within the last 3d"`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from duetime.domain.duration import parse_duration
+from duetime.domain.reminders.rule import Rule, check_rule, may_come_before, parse_wall, read_moment
+from duetime.errors import InvalidInput
+
+MOST_RULES = 50
+_LONGEST_TEXT = 100
+_OPTIONS = ("past", "expires", "urgent", "zone", "channels", "template", "escalate")
+_SPAN = re.compile(r"([+-]?)((?:\d+(?:\.\d+)?(?:ms|[smhdw]))+)", re.ASCII)
+_WALL = re.compile(r"(?:([+-]?)((?:\d+[dw])+) )?at (\d+:[\d:]+)", re.ASCII)
+_MOMENT = re.compile(r"(?:at )?(\d{4}-?\d\d-?\d\d(?:[T ].*)?)", re.ASCII)
+_REPEAT = re.compile(r"every (\S+) within the last (\S+)")
+
+
+def parse_rule(value: Any) -> Rule:
+    """Return the rule that a text, a timedelta, an aware datetime or a mapping says.
+
+    A mapping has one of these as `rule`, and any of the options:
+
+    - `past`: "skip" (default) or "send_now", if its time is past when it is armed.
+    - `expires`: a duration, "at_due" or "never". By default, what comes before the due time
+      expires at_due: "in an hour" is wrong by then. What comes at the due time or later never
+      expires: it stays true.
+    - `urgent`: whether it ignores quiet hours.
+    - `zone`: "subject" (default) or "recipient", whose wall time.
+    - `channels`: their names, in the order in which they are tried; `template`: its name.
+    - `escalate`: a duration. The recipients are told in turn, until somebody acknowledges.
+
+    Raises `InvalidInput`.
+
+    >>> parse_rule("-1h").offset, parse_rule("-1h").expires
+    (datetime.timedelta(days=-1, seconds=82800), 'at_due')
+    >>> parse_rule({"rule": "-1d at 09:00", "zone": "recipient"}).wall
+    datetime.time(9, 0)
+    >>> parse_rule("1h")
+    Traceback (most recent call last):
+        ...
+    duetime.errors.InvalidInput: The rule '1h' is not clear: write '-1h' for before the due time, \
+'+1h' for after it.
+    """
+    if isinstance(value, Rule):
+        return check_rule(value)
+    given = dict(value) if isinstance(value, Mapping) else {"rule": value}
+    if "rule" not in given:
+        raise InvalidInput(f'A rule\'s mapping needs "rule": "-1h", or another, got {given!r:.80}.')
+    times = _read_times(given.pop("rule"))
+    if unknown := [name for name in given if name not in _OPTIONS]:
+        raise InvalidInput(
+            f"A rule has no option {unknown[0]!r:.60}. It has: {', '.join(_OPTIONS)}."
+        )
+    options = {name: value for name, value in given.items() if value is not None}
+    if "expires" in given:
+        options["expires"] = _read_expires(given["expires"])
+    elif may_come_before(Rule(**times)):
+        options["expires"] = "at_due"
+    if "channels" in options:
+        options["channels"] = _read_channels(options["channels"])
+    if "escalate" in options:
+        options["escalate"] = parse_duration(options["escalate"], name="escalate")
+    return check_rule(Rule(**times, **options))
+
+
+def parse_rules(values: Any) -> tuple[Rule, ...]:
+    """Return the rules of a list, or the one that stands alone. Equal ones are one.
+
+    Raises `InvalidInput`, also for two that are the same reminder and differ in how it is sent.
+
+    >>> [rule.text for rule in parse_rules(["-7d", "-1h", "-60m"])]
+    ['-7d', '-1h']
+    """
+    if isinstance(values, str | Mapping | timedelta | datetime | Rule):
+        values = [values]
+    if not isinstance(values, Iterable) or isinstance(values, bytes):
+        raise InvalidInput(f"Rules are a list, such as ['-1d', '-1h'], not {values!r:.60}.")
+    given = list(values)
+    if len(given) > MOST_RULES:
+        raise InvalidInput(f"There are at most {MOST_RULES} rules in a list, got {len(given)}.")
+    rules: dict[str, Rule] = {}
+    for rule in map(parse_rule, given):
+        if rules.setdefault(rule.id, rule) != rule:
+            raise InvalidInput(
+                f"Two rules say {rule.text!r} with the same channels: they are one reminder. "
+                "Keep one of them, or give them different channels."
+            )
+    return tuple(rules.values())
+
+
+def _read_times(value: Any) -> dict[str, Any]:
+    if isinstance(value, timedelta):
+        return {"offset": value}
+    if isinstance(value, datetime):
+        return {"at": read_moment(value)}
+    text = " ".join(value.split()) if isinstance(value, str) and len(value) < _LONGEST_TEXT else ""
+    if found := _SPAN.fullmatch(text):
+        return {"offset": _read_offset(text, *found.groups())}
+    if found := _WALL.fullmatch(text):
+        sign, days, wall = found.groups()
+        offset = _read_offset(text, sign, days) if days else timedelta(0)
+        return {"offset": offset, "wall": parse_wall(wall)}
+    if found := _MOMENT.fullmatch(text):
+        return {"at": _read_moment(found[1])}
+    if found := _REPEAT.fullmatch(text):
+        every, within = (parse_duration(span, name="A repeat's time") for span in found.groups())
+        return {"every": every, "within": within}
+    raise InvalidInput(
+        f"{value!r:.60} is not a rule. Write '-1h' (before the due time), '+30m' (after it), '0s' "
+        "(at it), '-1d at 09:00' (wall time on the day before; whole days or weeks), 'at 09:00' "
+        "(on the day itself), 'every 24h within the last 3d', or 'at 2026-05-01T09:00+02:00'."
+    )
+
+
+def _read_offset(text: str, sign: str, span: str) -> timedelta:
+    offset = parse_duration(span, name="A rule's offset")
+    if offset and not sign:
+        raise InvalidInput(
+            f"The rule {text!r} is not clear: write '-{text}' for before the due time, "
+            f"'+{text}' for after it."
+        )
+    return -offset if sign == "-" else offset
+
+
+def _read_moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(
+            f"{text!r:.60} is not a time. Write it as '2026-05-01T09:00+02:00'."
+        ) from None
+    return read_moment(moment)
+
+
+def _read_expires(value: Any) -> Any:
+    if value is None or value == "never":
+        return None
+    return value if value == "at_due" else parse_duration(value, name="expires")
+
+
+def _read_channels(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list | tuple):
+        raise InvalidInput(f"channels is a list of names, not {value!r:.60}.")
+    return tuple(value)

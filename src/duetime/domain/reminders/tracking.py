@@ -1,0 +1,289 @@
+"""A tracked table: how its rows become subjects. Pure values; a backend's triggers follow them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from duetime.domain.jobs.job import LONGEST_NAME, check_moment, check_name, check_text
+from duetime.domain.reminders.reminder import MOST_RECIPIENTS, Subject
+from duetime.domain.reminders.rule import Rule
+from duetime.domain.reminders.rule_text import parse_rules
+from duetime.domain.schedules.cron import parse_zone, to_instant
+from duetime.errors import InvalidInput
+
+LONGEST_CONDITION = 4000
+MAX_DATA_BYTES = 1024 * 1024
+"""Of the columns for the message, of one row."""
+SECONDS_UP_TO = 100_000_000_000
+"""Numbers below are seconds since 1970, larger ones milliseconds: they meet in the year 5138."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PLACE = re.compile(r"\{([^{}]*)\}")
+_QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
+
+
+class Track(msgspec.Struct, frozen=True, kw_only=True):
+    """What is tracked of a table. Names of columns, unless said otherwise. Made by `make_track`."""
+
+    name: str
+    table: str
+    id: tuple[str, ...]
+    due: str
+    scope: str | None = None
+    """A column that holds the scope, or a pattern such as `channel:{channel_id}`."""
+    tz: str | None = None
+    """The column with the subject's time zone."""
+    zone: str | None = None
+    """The time zone of all subjects, or of those whose column is empty. None: UTC."""
+    due_zone: str | None = None
+    """The zone in which due times without one are read. None: the subject's."""
+    recipients: str | None = None
+    data: tuple[str, ...] = ()
+    when: str | None = None
+    """A condition of SQL: rows for which it is not true have no reminders."""
+    remind: tuple[str, ...] | None = None
+    """The rules, as people write them. None: those of the scope."""
+    rules: tuple[Any, ...] | None = None
+    """The rules, as they are stored."""
+
+    @property
+    def scope_parts(self) -> list[tuple[str, bool]]:
+        """The parts of the scope, in order: text, or (if True) the name of a column."""
+        if self.scope is None:
+            return []
+        if "{" not in self.scope:
+            return [(self.scope, True)]
+        return [
+            (part, number % 2 == 1) for number, part in enumerate(_PLACE.split(self.scope)) if part
+        ]
+
+    @property
+    def columns(self) -> list[str]:
+        """Every column that is named, but for those in `when`."""
+        scope = [part for part, is_column in self.scope_parts if is_column]
+        rest = [column for column in (self.tz, self.recipients) if column is not None]
+        return list(dict.fromkeys([*self.id, self.due, *scope, *rest, *self.data]))
+
+
+def make_track(
+    table: str,
+    *,
+    id: str | Iterable[str],  # noqa: A002
+    due: str,
+    scope: str | None = None,
+    tz: str | None = None,
+    due_tz: str | None = None,
+    recipients: str | None = None,
+    data: str | Iterable[str] = (),
+    when: str | None = None,
+    remind: Any = None,
+    name: str | None = None,
+) -> Track:
+    """Return what is to be tracked, as far as it can be checked without the table.
+
+    >>> make_track("game_sessions", id="id", due="starts_at", scope="channel:{channel_id}").columns
+    ['id', 'starts_at', 'channel_id']
+    """
+    keys = (id,) if isinstance(id, str) else tuple(id)
+    if not keys or len(set(keys)) < len(keys):
+        raise InvalidInput("id names the column, or each of the columns, that identify a row.")
+    texts = (data,) if isinstance(data, str) else tuple(data)
+    for column in (*keys, due, *texts, *(c for c in (recipients, tz) if c is not None)):
+        check_name(column, what="column")
+    check_name(table, what="table")
+    given = name if name is not None else table.rpartition(".")[2].strip('"')
+    if ":" in given:
+        raise InvalidInput(
+            f"The name of what is tracked has no colon, got {given!r:.60}: its subjects are called "
+            "by the name, a colon and the id. Give another name=."
+        )
+    if scope is not None:
+        _check_scope(check_name(scope, what="scope"))
+    rules = None if remind is None else parse_rules(remind)
+    return Track(
+        name=check_name(given, what="name of what is tracked"),
+        table=table,
+        id=keys,
+        due=due,
+        scope=scope,
+        tz=tz,
+        due_zone=None if due_tz is None else parse_zone(due_tz).key,
+        recipients=recipients,
+        data=tuple(dict.fromkeys(texts)),
+        when=None if when is None else check_condition(when),
+        remind=None if rules is None else tuple(rule.text for rule in rules),
+        rules=None if rules is None else tuple(rule.to_json() for rule in rules),
+    )
+
+
+def check_condition(text: str) -> str:
+    """Return `text` if it can only be one condition. Whether it means something, SQL knows."""
+    check_text(text, what="the condition")
+    bare = _QUOTED.sub("''", text)
+    depth = 0
+    for character in bare:
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            break
+    if (
+        not text.strip()
+        or len(text) > LONGEST_CONDITION
+        or depth
+        or re.search(r";|--|/\*|\$", bare)
+    ):
+        raise InvalidInput(
+            f"when is one condition of SQL, such as \"status = 'open'\", without ; or comments "
+            f"and of at most {LONGEST_CONDITION} characters, got {text[:200]!r}."
+        )
+    if re.search(r"['\"]", bare.replace("''", "")):
+        raise InvalidInput(f"A quote is not closed in the condition {text[:200]!r}.")
+    return text.strip()
+
+
+def check_columns(track: Track, columns: Iterable[str]) -> Track:
+    """Return the track with each column as the table spells it; raise for one that is not there.
+
+    `tz` may name a zone in place of a column.
+    """
+    known = list(columns)
+    zone = track.zone
+    tz = track.tz
+    if tz is not None and tz.lower() not in {column.lower() for column in known}:
+        zone, tz = _zone_or_column(tz, known), None
+
+    def spelled(column: str) -> str:
+        if column in known:
+            return column
+        found = [name for name in known if name.lower() == column.lower()]
+        if len(found) != 1:
+            raise InvalidInput(
+                f"The table {track.table!r} has no column {column!r}. It has: {', '.join(known)}."
+            )
+        return found[0]
+
+    scope = track.scope
+    if scope is not None:
+        parts = [(spelled(part) if is_column else part, is_column)
+                 for part, is_column in track.scope_parts]  # fmt: skip
+        scope = "".join(f"{{{part}}}" if is_column else part for part, is_column in parts)
+    return msgspec.structs.replace(
+        track,
+        id=tuple(map(spelled, track.id)),
+        due=spelled(track.due),
+        scope=scope,
+        tz=None if tz is None else spelled(tz),
+        zone=zone,
+        recipients=None if track.recipients is None else spelled(track.recipients),
+        data=tuple(map(spelled, track.data)),
+    )
+
+
+def read_subject(track: Track, ref: str, row: Mapping[str, Any]) -> tuple[Subject, str | None]:
+    """Return the subject that a row of SQLite tells, and what in it could not be read."""
+    problems: list[str] = []
+    zone = track.zone or "UTC"
+    if row["tz"] is not None:
+        try:
+            zone = parse_zone(row["tz"]).key
+        except InvalidInput:
+            problems.append(f"there is no time zone {str(row['tz'])[:60]!r}: {zone} is used")
+    due = None
+    try:
+        due = read_due(row["due"], track.due_zone or zone)
+    except InvalidInput as error:
+        problems.append(str(error))
+    scope = None if row["scope"] in (None, "") else str(row["scope"])
+    if scope is not None and len(scope) > LONGEST_NAME:
+        scope = None
+        problems.append(f"its scope has more than {LONGEST_NAME} characters: it is in none")
+    given = _read_recipients(row["recipients"])
+    recipients = tuple(name for name in given if len(name) <= LONGEST_NAME)
+    if len(given) > MOST_RECIPIENTS:
+        # Without recipients its reminder would go to whom the handler says.
+        recipients, due = (), None
+        problems.append(f"it has more than {MOST_RECIPIENTS} recipients: nobody is reminded")
+    elif len(recipients) < len(given):
+        problems.append(f"a recipient of more than {LONGEST_NAME} characters is left out")
+    data = row["data"]
+    if len(msgspec.json.encode(data)) > MAX_DATA_BYTES:
+        data = {}
+        problems.append("its data takes more than 1 MiB: none is kept")
+    subject = Subject(
+        ref=ref,
+        scope=scope,
+        due_at=due,
+        tz=zone,
+        status="open",
+        rules=None if track.rules is None else tuple(map(Rule.from_json, track.rules)),
+        data=data,
+        recipients=recipients,
+    )
+    return subject, "; ".join(problems) or None
+
+
+def read_due(value: Any, zone: str) -> datetime | None:
+    """Return the due time that a value of SQLite tells; without an offset it is read in `zone`.
+
+    >>> read_due("2026-03-08 02:30", "America/New_York").isoformat()
+    '2026-03-08T07:00:00+00:00'
+    >>> read_due(1_700_000_000, "UTC") == read_due(1_700_000_000_000, "UTC")
+    True
+    """
+    if value is None or value == "":
+        return None
+    try:
+        if isinstance(value, int | float):
+            scale = 1 if abs(value) < SECONDS_UP_TO else 1000
+            found = _EPOCH + timedelta(microseconds=round(value * 1_000_000 / scale))
+        else:
+            text = str(value).strip()
+            if text.isascii() and text.isdigit() and len(text) > 8:
+                # A column of texts keeps numbers as such. (Eight digits are a date.)
+                return read_due(int(text), zone)
+            found = datetime.fromisoformat(text)
+            if found.tzinfo is None:
+                found = to_instant(found, parse_zone(zone))
+        return check_moment(found.astimezone(UTC), name="due")
+    except (ValueError, OverflowError) as error:
+        if isinstance(value, str) and not isinstance(error, InvalidInput | OverflowError):
+            raise InvalidInput(
+                f"its due time {value[:60]!r} is neither ISO 8601 nor a number"
+            ) from None
+        raise InvalidInput("its due time is not between the years 1970 and 9000") from None
+
+
+def _read_recipients(value: Any) -> tuple[str, ...]:
+    """One recipient, or a JSON array of them."""
+    if value is None or value == "":
+        return ()
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            pass
+    values = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(str(one) for one in values if one not in (None, "")))
+
+
+def _check_scope(scope: str) -> None:
+    if "{" not in scope and "}" not in scope:
+        return
+    rest = _PLACE.sub("", scope)
+    if "{" in rest or "}" in rest or "" in _PLACE.findall(scope):
+        raise InvalidInput(
+            f"scope is a column, or a pattern such as 'channel:{{channel_id}}', got {scope!r:.200}."
+        )
+
+
+def _zone_or_column(tz: str, columns: list[str]) -> str:
+    try:
+        return parse_zone(tz).key
+    except InvalidInput as error:
+        raise InvalidInput(
+            f"tz is a column or a time zone; {tz[:60]!r} is neither: the columns are "
+            f"{', '.join(columns)}. {error}"
+        ) from None

@@ -1,0 +1,1 @@
+"""Schedules: pure values and rules."""

@@ -1,0 +1,1 @@
+"""Jobs: statements without I/O, for every backend."""

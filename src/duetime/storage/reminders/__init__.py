@@ -1,0 +1,1 @@
+"""Reminders: statements without I/O, for every backend."""

@@ -1,0 +1,292 @@
+"""How reminders are let through to their recipients, or held, alone or in a digest.
+
+Statements without I/O. Whoever lets a message through to a limited recipient holds the recipient's
+row: the count of the last hour is exact, whatever the number of workers. Nothing is held while a
+message is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+from duetime.domain.jobs.outcome import Outcome, Skip, Snooze
+from duetime.domain.reminders.admission import HOUR, Send, Uses, Wait, decide, digest_time, gather
+from duetime.domain.reminders.digest import DIGEST_TASK
+from duetime.domain.reminders.recipient import Recipient
+from duetime.domain.reminders.reminder import Reminder, ReminderStatus
+from duetime.storage.reminders.recipients import RecipientStatements, read_recipient
+from duetime.storage.store import Dialect, Row, Statement, Statements
+
+_AFTER_DIGEST = timedelta(seconds=10)
+"""What is in a digest looks so long after it, whether it was sent."""
+_SOON = timedelta(seconds=1)
+GONE = Skip("it was sent or withdrawn just now")
+
+
+class Desk(NamedTuple):
+    """What is known when a reminder is due. No recipient: it was never put."""
+
+    now: datetime
+    recipient: Recipient | None
+    status: str
+    """Of the reminder: it may have gone out with a digest just now, or been withdrawn."""
+    held: str | None
+    digest: int | None
+    digest_status: str | None
+
+
+class Ask(NamedTuple):
+    """A reminder that wants to be let through."""
+
+    reminder: Reminder
+    around: set[str]
+    """The scopes that it is in, all levels."""
+    channels: Sequence[str] | None
+    """Those that the app has; None: a handler sends."""
+    digests: bool
+    """What waits goes out together."""
+
+
+class Hour:
+    """What a recipient got in the last hour, and what is let through now."""
+
+    def __init__(
+        self, now: datetime, taken: int, frees_at: datetime | None, admitted: set[str]
+    ) -> None:
+        self.now = now
+        self._taken = taken
+        self._frees_at = frees_at
+        self._admitted = admitted
+
+    def beside(self, what: str) -> Uses:
+        """All but this message."""
+        admitted = what in self._admitted
+        return Uses(self._taken - admitted, self._frees_at, admitted)
+
+    def count(self, what: str) -> None:
+        """One more is let through."""
+        if what not in self._admitted:
+            self._admitted.add(what)
+            self._taken += 1
+            self._frees_at = self._frees_at or self.now + HOUR
+
+
+class AdmissionStatements(RecipientStatements):
+    """Every method is one transaction."""
+
+    def desks(self, reminder_ids: Sequence[int]) -> Statements:
+        """Return what is known about the recipients of reminders, `{id: Desk}`. Reads only."""
+        rows = yield from self._dialect.run("admission_read", list(reminder_ids))
+        return {row[12]: read_desk(self._dialect, row) for row in rows}
+
+    def around(self, scopes: Sequence[str]) -> Statements:
+        """Return `{scope: {itself and all around it}}`. Reads only, in one statement."""
+        rows = yield from self._dialect.run("scope_around", list(scopes))
+        found: dict[str, set[str]] = {}
+        for scope, outer in rows:
+            found.setdefault(scope, set()).add(outer)
+        return found
+
+    def hold(self, reminder: Reminder, wait: Wait) -> Statements:
+        """It waits, alone."""
+        yield from self._hold_all({reminder.id: _as_hold(wait)})
+
+    def note(self, reminder: Reminder, reason: str | None) -> Statements:
+        """It goes out now; `reason`: what people should know. Returns whether it still may."""
+        return bool((yield from self._hold_all({reminder.id: {"reason": reason}})))
+
+    def give_back(self, reminder: Reminder) -> Statements:
+        """It was let through, and surely not sent."""
+        yield from self._dialect.run(
+            "use_delete", {"ref": reminder.recipient, "what": use_of(reminder)}
+        )
+
+    # Under a limit
+
+    def admit(self, asks: Sequence[Ask]) -> Statements:
+        """Let reminders of one recipient through and count them, or hold them.
+
+        Returns for each `Send`, or the `Outcome` of its job; or None: another transaction changes
+        it just now, so it has to be asked for alone.
+        """
+        ref = asks[0].reminder.recipient
+        recipient = (yield from self.lock_recipient(ref)) or Recipient(ref=ref)
+        ids = [ask.reminder.id for ask in asks]
+        if len(asks) > 1:
+            # Who holds several and waits for none of them cannot deadlock.
+            ids = [row[0] for row in (yield from self._dialect.run("reminder_free", ids))]
+        desks = yield from self.desks(ids)
+        free = [ask for ask in asks if ask.reminder.id in set(ids)]
+        hour = yield from self._hour(recipient, [use_of(ask.reminder) for ask in free])
+        rows = yield from self._dialect.run("digest_open", {"ref": ref})
+        # Who waits goes first, else newcomers could keep a digest waiting for ever.
+        others_wait = bool(rows) and not rows[0][3]
+        answers: dict[int, Send | Outcome] = {}
+        holds: dict[int, dict[str, Any]] = {}
+        joining: list[tuple[Reminder, Uses]] = []
+        for ask in free:
+            reminder = ask.reminder
+            if (gone := _look(desks.get(reminder.id))) is not None:
+                answers[reminder.id] = gone
+                continue
+            uses = hour.beside(use_of(reminder))
+            decision = decide(
+                recipient, reminder, hour.now,
+                around=ask.around, channels=ask.channels, uses=uses,
+            )  # fmt: skip
+            newcomer = isinstance(decision, Send) and not uses.admitted
+            full = isinstance(decision, Wait) and decision.held != "quiet"
+            if ask.digests and (full or (newcomer and (others_wait or joining))):
+                joining.append((reminder, uses))
+            elif isinstance(decision, Send):
+                answers[reminder.id] = decision
+                holds[reminder.id] = {"reason": decision.note or said_after(reminder)}
+                hour.count(use_of(reminder))
+            elif isinstance(decision, Wait):
+                answers[reminder.id] = Snooze(decision.until - hour.now, decision.reason)
+                holds[reminder.id] = _as_hold(decision)
+            else:
+                answers[reminder.id] = decision
+        if joining:
+            hold, waits = yield from self._join(recipient, joining, hour.now)
+            for reminder, _ in joining:
+                answers[reminder.id], holds[reminder.id] = waits, hold
+        yield from self._let_through(recipient, free, answers, holds)
+        return [answers.get(ask.reminder.id) for ask in asks]
+
+    def _let_through(
+        self,
+        recipient: Recipient,
+        asks: Sequence[Ask],
+        answers: dict[int, Send | Outcome],
+        holds: Mapping[int, dict[str, Any]],
+    ) -> Statements:
+        """Record what was decided; what was withdrawn meanwhile is not sent."""
+        armed = yield from self._hold_all(holds)
+        whats: list[str] = []
+        for ask in asks:
+            if not isinstance(answers.get(ask.reminder.id), Send):
+                continue
+            if ask.reminder.id in armed:
+                whats.append(use_of(ask.reminder))
+            else:
+                answers[ask.reminder.id] = GONE
+        if whats:
+            given = {"ref": recipient.ref, "whats": sorted(set(whats))}
+            yield from self._dialect.run("use_write", given)
+
+    def stay(self, reminder: Reminder) -> Statements:
+        """It is in a digest that was not sent yet: wait for it."""
+        recipient = yield from self.lock_recipient(reminder.recipient)
+        desk = (yield from self.desks([reminder.id])).get(reminder.id)
+        if desk is None or desk.status != ReminderStatus.ARMED:
+            return GONE
+        if desk.digest is None:
+            return Snooze(timedelta(0), "its digest is gone")
+        if desk.digest_status == "waiting":
+            recipient = recipient or Recipient(ref=reminder.recipient)
+            what = use_of_digest(desk.digest)
+            hour = yield from self._hour(recipient, [what])
+            joining = [(reminder, hour.beside(what))]
+            hold, waits = yield from self._join(recipient, joining, hour.now)
+            yield from self._hold_all({reminder.id: hold})
+            return waits
+        # Should it fail for good, whoever settles its job ends this one too.
+        return Snooze(_AFTER_DIGEST, f"digest {desk.digest}, in which it is, is being sent")
+
+    def _join(
+        self, recipient: Recipient, joining: Sequence[tuple[Reminder, Uses]], now: datetime
+    ) -> Generator[Statement, list[Row], tuple[dict[str, Any], Outcome]]:
+        """Have the recipient's digest go out in time for reminders; return how they are held in
+        it, and what their jobs end with."""
+        at = min(
+            gather(digest_time(recipient, [reminder], now, uses), reminder, now)
+            for reminder, uses in joining
+        )
+        rows = yield from self._dialect.run("digest_open", {"ref": recipient.ref})
+        moment = self._dialect.moment
+        if rows and rows[0][3]:
+            # Its job was cancelled: whoever was in it joins the next.
+            yield from self._dialect.run("digest_delete", {"id": rows[0][0]})
+            rows = []
+        settled = True
+        if not rows:
+            installation = yield from self._dialect.installation()
+            given = {"ref": recipient.ref, "run_at": at, "task": DIGEST_TASK}
+            given |= {"installation": installation}
+            rows = yield from self._dialect.run("digest_add", given)
+        elif rows[0][2] is None or moment(rows[0][2]) > at:
+            moved = yield from self._dialect.run("digest_move", {"job": rows[0][1], "run_at": at})
+            settled = bool(moved)
+        else:
+            at = moment(rows[0][2])
+        most = recipient.most_per_hour
+        limit = "" if most is None else f": {recipient.ref} gets at most {most} in an hour"
+        reason = f"it waits for digest {rows[0][0]}{limit}"
+        hold = {"run_at": at, "reason": reason, "held": "limit", "digest": rows[0][0]}
+        # The digest's job decides just now: it may not have seen this one, so ask again.
+        return hold, Snooze(at - now + _AFTER_DIGEST if settled else _SOON, reason)
+
+    def _hour(
+        self, recipient: Recipient, whats: Sequence[str]
+    ) -> Generator[Statement, list[Row], Hour]:
+        """What the recipient got in the last hour; `whats`: which of these."""
+        asked = {"ref": recipient.ref, "whats": list(whats), "most": recipient.most_per_hour or 1}
+        [(now, taken, oldest, among)] = yield from self._dialect.run("use_read", asked)
+        moment = self._dialect.moment
+        frees_at = None if oldest is None else moment(oldest) + HOUR
+        return Hour(moment(now), taken, frees_at, set(msgspec.json.decode(among)))
+
+    def _hold_all(
+        self, holds: Mapping[int, dict[str, Any]]
+    ) -> Generator[Statement, list[Row], set[int]]:
+        """Returns which of the reminders are still to be sent."""
+        if not holds:
+            return set()
+        nothing = dict.fromkeys(("run_at", "reason", "held", "digest"))
+        given = [nothing | hold | {"id": reminder_id} for reminder_id, hold in holds.items()]
+        return {row[0] for row in (yield from self._dialect.run("admission_hold", given))}
+
+
+def read_desk(dialect: Dialect, row: Row) -> Desk:
+    """From the columns of `admission_read`."""
+    recipient = None if row[1] is None else read_recipient(row[1:8])
+    status, held, digest, digest_status = row[8:12]
+    return Desk(dialect.moment(row[0]), recipient, status, held, digest, digest_status)
+
+
+def _look(desk: Desk | None) -> Outcome | None:
+    """What became of a reminder since its job asked, if it is not to be admitted."""
+    if desk is None or desk.status != ReminderStatus.ARMED:
+        return GONE
+    if desk.digest is not None:
+        # Another worker, which got the job after us, has put it there.
+        return Snooze(timedelta(0), f"it is in digest {desk.digest}")
+    return None
+
+
+def _as_hold(wait: Wait) -> dict[str, Any]:
+    return {"run_at": wait.until, "reason": wait.reason, "held": wait.held}
+
+
+def said_after(reminder: Reminder) -> str | None:
+    """What is said of one that waited, and goes out now."""
+    if reminder.reason is None or not reminder.reason.startswith("it waits"):
+        return None
+    return reminder.reason.replace("it waits", "it waited", 1)
+
+
+def use_of(reminder: Reminder) -> str:
+    """What takes a place in the hour: a message, however often it is tried. Snoozed or sent again,
+    a reminder is another message."""
+    again = f"|{reminder.snoozes}" if reminder.snoozes else ""
+    return f"reminder:{reminder.id}{again}"
+
+
+def use_of_digest(digest_id: int) -> str:
+    """A digest takes one place, however much is in it."""
+    return f"digest:{digest_id}"

@@ -1,0 +1,139 @@
+"""What the job of a digest asks and records, as statements without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from datetime import datetime
+from typing import Any
+
+from duetime.domain.jobs.outcome import Skip, Snooze
+from duetime.domain.reminders.admission import digest_time, expiry, why_muted
+from duetime.domain.reminders.digest import MOST_REMINDERS, Digest, in_order
+from duetime.domain.reminders.keys import make_digest_key
+from duetime.domain.reminders.recipient import Recipient
+from duetime.domain.reminders.reminder import Reminder
+from duetime.storage.reminders.admissions import AdmissionStatements, use_of, use_of_digest
+from duetime.storage.reminders.sends import accepting
+from duetime.storage.store import Row, Statement, Statements, in_parts, run_many
+
+
+class DigestStatements(AdmissionStatements):
+    """Every method is one transaction. Whoever closes a digest holds the recipient's row."""
+
+    def begin_digest(self, digest_id: int, *, job_id: int) -> Statements:
+        """Close a digest and count it, if its time has come.
+
+        Returns the `Digest` to send, or the `Outcome` of its job. What a dead worker began to
+        send is begun again, with the same key and what is still true of it.
+        """
+        found = yield from self._dialect.run("digest_get", {"id": digest_id})
+        if not found:
+            return Skip("nothing is left of it")
+        ref = found[0][1]
+        recipient = (yield from self.lock_recipient(ref)) or Recipient(ref=ref)
+        found = yield from self._dialect.run("digest_get", {"id": digest_id})
+        if not found:
+            return Skip("nothing is left of it")
+        _, _, status, own_job = found[0]
+        if own_job != job_id:
+            return Skip(f"digest {digest_id} is sent by job {own_job}, not by this one")
+        what = use_of_digest(digest_id)
+        hour = yield from self._hour(recipient, [what])
+        now, uses = hour.now, hour.beside(what)
+        members = yield from self._members(digest_id, recipient, now)
+        if status == "waiting" and members:
+            at = digest_time(recipient, members, now, uses)
+            if at > now:
+                return Snooze(at - now, f"{ref} gets it then")
+        if not members or (status == "waiting" and len(members) == 1):
+            yield from self._disband(digest_id, recipient, members, now)
+            return Skip("nothing is left of it" if not members else "the only one goes alone")
+        if status == "waiting":
+            members = members[:MOST_REMINDERS]
+            ids = [member.id for member in members]
+            yield from self._dialect.run("digest_close", {"id": digest_id, "members": ids})
+        yield from self._dialect.run("use_write", {"ref": ref, "whats": [what]})
+        most = recipient.most_per_hour
+        beyond = most is not None and uses.taken >= most and not uses.admitted
+        return Digest(
+            id=digest_id,
+            key=make_digest_key((yield from self._dialect.installation()), digest_id),
+            recipient=ref,
+            to=recipient,
+            reminders=in_order(members),
+            note=f"beyond {most} in an hour, before one would have expired" if beyond else None,
+        )
+
+    def drop_digest(self, digest_id: int) -> Statements:
+        """It is not sent: what was in it is looked at again, each by itself."""
+        yield from self._dialect.run("digest_delete", {"id": digest_id})
+
+    def digest_sent(
+        self, digest: Digest, deliveries: Sequence[dict[str, Any]], *, worker: str
+    ) -> Statements:
+        """Record that all of it was sent and what its channels did, with the audit events.
+
+        Returns the reminders for which a receipt arrived before this record.
+        """
+        members = [reminder.id for reminder in digest.reminders]
+        reason = f"it went out in digest {digest.id}, with {len(members) - 1} more"
+        if digest.note:
+            reason += f"; {digest.note}"
+        sent = accepting(deliveries)
+        channel, external_id = sent["channel"], sent["external_id"]
+        rows = yield from self._dialect.run(
+            "digest_sent",
+            {"members": members, "channel": channel, "key": digest.key, "status": "sent",
+             "attempts": max(sent["attempts"], 1), "external_id": external_id, "reason": reason},
+        )  # fmt: skip
+        others = [note for note in deliveries if note is not sent]
+        documents = [
+            {"id": one.id, "round": one.snoozes, "deliveries": others} for one in digest.reminders
+        ]
+        if others:
+            yield from run_many(self._dialect, "delivery_write", documents)
+        yield from self._dialect.run("digest_delete", {"id": digest.id})
+        yield from self._dialect.run(
+            "audit_write",
+            [
+                {"actor": worker, "action": "reminder.sent", "entity": f"subject:{one.subject}",
+                 "before": None, "reason": reason,
+                 "after": {"reminder": one.id, "rule": one.rule.text, "channel": channel,
+                           "recipient": digest.recipient, "external_id": external_id,
+                           "digest": digest.key}}
+                for one in digest.reminders
+            ],
+        )  # fmt: skip
+        noted = {row[0] for row in rows}
+        return [member for member in members if member not in noted]
+
+    def _members(
+        self, digest_id: int, recipient: Recipient, now: datetime
+    ) -> Generator[Statement, list[Row], list[Reminder]]:
+        """What is in it, and still to be sent, by due time; at most one more than it may have."""
+        rows = yield from self._dialect.run("digest_members", {"id": digest_id})
+        members: list[Reminder] = []
+        ids = [row[0] for row in rows]
+        for part in in_parts(ids, MOST_REMINDERS):
+            members += yield from self.find(ids=part)
+        around: dict[str, set[str]] = {}
+        if any(muted.startswith("scope:") for muted in recipient.muted):
+            scopes = sorted({member.scope for member in members if member.scope})
+            around = yield from self.around(scopes)
+        return [
+            member
+            for member in members
+            if not member.stale
+            and ((ends := expiry(member)) is None or ends > now)
+            and why_muted(recipient, member, around.get(member.scope or "", ())) is None
+        ]
+
+    def _disband(
+        self, digest_id: int, recipient: Recipient, members: Sequence[Reminder], now: datetime
+    ) -> Statements:
+        """The only one left is let through, as itself."""
+        yield from self._dialect.run("digest_delete", {"id": digest_id})
+        for member in members:
+            given = {"ref": recipient.ref, "whats": [use_of(member)]}
+            yield from self._dialect.run("use_write", given)
+            yield from self._dialect.run("digest_move", {"job": member.job_id, "run_at": now})

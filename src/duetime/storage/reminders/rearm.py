@@ -1,0 +1,77 @@
+"""How subjects that are marked as stale are armed again, as statements without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from duetime.domain.reminders.reminder import REARM_TASK, REMIND_TASK, ReminderStatus
+from duetime.storage.reminders.reminders import ReminderStatements
+from duetime.storage.store import Statements
+
+_PATIENCE = {"patience": timedelta(seconds=5) // timedelta(microseconds=1)}
+"""So long after its time, a mark that is still there may have lost its job."""
+
+
+class RearmStatements(ReminderStatements):
+    """What the task `duetime.rearm` does. Every method is one transaction."""
+
+    def stale(self, after: int, limit: int) -> Statements:
+        """Return subjects whose `rearm_at` has come, by id. Reads only."""
+        rows = yield from self._dialect.run("rearm_stale", {"after": after, "most": limit})
+        return [row[0] for row in rows]
+
+    def overdue(self) -> Statements:
+        """Return whether `repair` may have something to do. Reads only."""
+        return bool((yield from self._dialect.run("rearm_overdue", _PATIENCE)))
+
+    def repair(self) -> Statements:
+        """Enqueue the job of marks that lost theirs; return whether that was so.
+
+        It was cancelled, has died or was deleted. Of those who repair at once, one does.
+        """
+        [(mine,)] = yield from self._dialect.run("rearm_turn", {})
+        if not mine or not (yield from self.overdue()):
+            return False
+        tasks = {"task": REARM_TASK, "remind": REMIND_TASK}
+        if (yield from self._dialect.run("rearm_alive", tasks)):
+            return False
+        yield from self.ask_rearm()
+        return True
+
+    def rearm(self, ids: Sequence[int]) -> Statements:
+        """Re-arm those of the subjects that are marked and that nobody else has locked.
+
+        Their scopes are locked first, as everyone does; a subject that got another scope
+        meanwhile stays marked.
+        """
+        rows = yield from self._dialect.run("rearm_scopes", {"ids": list(ids)})
+        names = sorted({row[0] for row in rows})
+        if names:
+            yield from self._dialect.run("scope_queue", names)
+            yield from self._scopes(names)
+        rows = yield from self._dialect.run("rearm_lock", {"ids": list(ids), "scopes": names})
+        as_of = {row[0]: self._dialect.moment(row[1]) for row in rows}
+        if not as_of:
+            return 0
+        # Before they are armed: that may mark them again, for later.
+        yield from self._dialect.run("rearm_clear", list(as_of))
+        return (yield from self._revise(list(as_of), None, as_of=as_of))
+
+    def give_up(self, subject_id: int, reason: str) -> Statements:
+        """Withdraw what is armed for a subject whose reminders cannot be computed, and say so."""
+        rows = yield from self._dialect.run("rearm_clear", [subject_id])
+        found = yield from self._dialect.run("reminder_of", [subject_id])
+        armed = [row[0] for row in found if row[6] == ReminderStatus.ARMED]
+        told = f"its reminders cannot be computed: {reason}"
+        if armed:
+            yield from self._dialect.run(
+                "reminder_withdraw",
+                {"ids": armed, "status": ReminderStatus.SUPERSEDED, "reason": told},
+            )
+        for row in rows:
+            yield from self._dialect.run(
+                "audit_write",
+                [{"actor": "duetime", "action": "subject.not_armed", "entity": f"subject:{row[1]}",
+                  "before": None, "after": None, "reason": told}],
+            )  # fmt: skip

@@ -1,0 +1,637 @@
+"""What is done to scopes, subjects and reminders, as statements without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from duetime.domain.reminders.arming import Armed, Level, arm, resolve_rules
+from duetime.domain.reminders.keys import make_reminder_key
+from duetime.domain.reminders.plan_recurrence import Plan
+from duetime.domain.reminders.recurrence import COMPLETED, SKIPPED, Recurrence
+from duetime.domain.reminders.reminder import (
+    REMIND_TASK,
+    Reminder,
+    ReminderStatus,
+    Subject,
+)
+from duetime.domain.reminders.rule import Rule, say_moment
+from duetime.errors import InvalidInput
+from duetime.storage.reminders.recurring import (
+    SHARED_FROM,
+    due_times,
+    falls_behind,
+    plan_subject,
+    planned_documents,
+    repeating,
+    repeats_or_did,
+    since_document,
+)
+from duetime.storage.store import Dialect, Row, Statement, Statements, in_parts, run_many
+
+_BATCH = 2000
+"""How many subjects are armed at a time, by the Python path."""
+_MOST_LEVELS = 99
+"""How many scopes are around a subject."""
+_MANY = 5000
+"""How many subjects one statement re-arms in SQL."""
+_AGAIN = timedelta(milliseconds=100)
+"""When to look again at subjects whose recipients' clocks are being changed."""
+
+
+class ScopeInfo(msgspec.Struct, frozen=True):
+    """A scope: what it says itself. None: it inherits."""
+
+    ref: str
+    parent: str | None
+    rules: tuple[Rule, ...] | None
+    locked: bool
+
+
+class ReminderStatements:
+    """Every method is one transaction. Subjects are locked in the order of their ids."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
+    @property
+    def dialect(self) -> Dialect:
+        return self._dialect
+
+    # Scopes
+
+    def put_scope(self, scope: ScopeInfo, *, actor: str) -> Statements:
+        """Store it, and re-arm every open subject below; return how many those are."""
+        yield from self._dialect.run("scope_turn", {})
+        yield from self._dialect.run("scope_own", {"ref": scope.ref})
+        known = yield from self._scopes([scope.ref, *([scope.parent] if scope.parent else [])])
+        before = known.get(scope.ref)
+        if scope.parent is not None:
+            inside = 0
+            if before is not None and before.parent != scope.parent:
+                [(inside,)] = yield from self._dialect.run("scope_depth", {"ref": scope.ref})
+            _check_parent(scope, known, inside)
+        rules = None if scope.rules is None else [rule.to_json() for rule in scope.rules]
+        document = {
+            "ref": scope.ref, "parent": scope.parent, "rules": rules, "locked": scope.locked,
+        }  # fmt: skip
+        yield from self._dialect.run("scope_put", [document])
+        count = 0
+        if before != scope:
+            count = yield from self._rearm_below(scope.ref)
+            yield from self._audit(
+                actor, "scope.put", f"scope:{scope.ref}", before and _scope_json(before), document
+            )
+        return count
+
+    def delete_scope(self, ref: str, *, actor: str) -> Statements:
+        """Return whether it was there; raise `InvalidInput` if something is inside it."""
+        yield from self._dialect.run("scope_turn", {})
+        yield from self._dialect.run("scope_own", {"ref": ref})
+        known = yield from self._scopes([ref])
+        if ref not in known:
+            return False
+        [(scopes, subjects)] = yield from self._dialect.run("scope_used", {"ref": ref})
+        if scopes or subjects:
+            raise InvalidInput(
+                f"Inside the scope {ref!r} are {_count(scopes, 'scope')} and "
+                f"{_count(subjects, 'subject')}. Put them "
+                "elsewhere or delete them first. For no reminders, give it no rules: remind=[]."
+            )
+        yield from self._dialect.run("scope_delete", {"ref": ref})
+        before = _scope_json(known[ref])
+        yield from self._audit(actor, "scope.deleted", f"scope:{ref}", before, None)
+        return True
+
+    def scopes(self) -> Statements:
+        rows = yield from self._dialect.run("scope_find", {})
+        return [_scope(row) for row in rows]
+
+    # Subjects
+
+    def put(
+        self,
+        subjects: Sequence[Subject],
+        *,
+        actor: str,
+        as_of: Mapping[str, datetime] | None = None,
+    ) -> Statements:
+        """Store subjects and arm what follows; return `{ref: "added" | "changed" | "same"}`.
+
+        `as_of`: when a subject (by reference) was changed, if that was not just now.
+        """
+        refs = [subject.ref for subject in subjects]
+        yield from self._check_scopes(subjects)
+        stored = {s.ref: s for s in (yield from self._lock(refs=refs))}
+        fresh = [subject for subject in subjects if subject.ref not in stored]
+        answer: dict[str, str] = {}
+        if fresh:
+            documents = [subject_document(s) for s in fresh]
+            rows = yield from run_many(self._dialect, "subject_insert", documents)
+            # Another transaction may have added some meanwhile: those are changed by us.
+            answer = {row[0]: "added" for row in rows}
+            for subject in (yield from self._lock(refs=[s.ref for s in fresh])):
+                stored[subject.ref] = subject
+        # One that comes from another scope: its scope is not locked, and may not be any more.
+        locked = {None, *(subject.scope for subject in subjects)}
+        yield from self._catch_up(s for s in stored.values() if s.scope in locked)
+        moved: list[Subject] = []
+        changed: list[Subject] = []
+        events: list[dict[str, Any]] = []
+        for given in subjects:
+            known = stored[given.ref]
+            event = {"actor": actor, "action": "subject.put", "entity": f"subject:{given.ref}"}
+            if given.repeats is not None:
+                given.repeats = given.repeats.keeping(known.repeats)
+            if given.ref in answer and known.material() == given.material():
+                moved.append(known)
+                events.append(event | {"after": subject_summary(known)})
+                continue
+            given.id, given.revision, given.planned = known.id, known.revision, known.planned
+            if known.material() != given.material():
+                given.revision += 1
+                moved.append(given)
+            elif known.data == given.data:
+                answer.setdefault(given.ref, "same")
+                continue
+            answer[given.ref] = "changed"
+            changed.append(given)
+            events.append(
+                event | {"before": subject_summary(known), "after": subject_summary(given)}
+            )
+        yield from self._update(changed)
+        yield from run_many(self._dialect, "audit_write", events)
+        since = {s.id: as_of[s.ref] for s in moved if s.ref in as_of} if as_of else None
+        yield from self._rearm_stored(moved, None, as_of=since)
+        return answer
+
+    def close(self, ref: str, *, actor: str, reason: str | None = None, delete: bool) -> Statements:
+        """Complete or delete a subject: nothing more is sent. Returns whether it is there."""
+        for subject in (yield from self._lock(refs=[ref])):
+            if subject.status != "open" and not delete:
+                return True
+            before = subject_summary(subject)
+            what = "deleted" if delete else "completed"
+            subject.status = "done"
+            subject.revision += 1
+            yield from self._update([subject])
+            why = f"the subject was {what}" + (f": {reason}" if reason else "")
+            yield from self._rearm_stored([subject], why)
+            if delete:
+                yield from self._dialect.run("subject_delete", [subject.id])
+            after = None if delete else subject_summary(subject)
+            yield from self._audit(
+                actor, f"subject.{what}", f"subject:{ref}", before, after, reason=reason
+            )
+            return True
+        return False
+
+    def _update(self, subjects: Sequence[Subject]) -> Statements:
+        documents = [
+            subject_document(subject) | {"id": subject.id, "revision": subject.revision}
+            for subject in subjects
+        ]
+        yield from run_many(self._dialect, "subject_update", documents)
+
+    def subjects(self, refs: Sequence[str] | None) -> Statements:
+        given = None if refs is None else list(refs)
+        rows = yield from self._dialect.run("subject_find", {"refs": given})
+        return [self._subject(row) for row in rows]
+
+    def list_subjects(self, *, scope: str | None, status: str | None) -> Statements:
+        rows = yield from self._dialect.run("subject_list", {"scope": scope, "status": status})
+        return [self._subject(row) for row in rows]
+
+    def levels(self, subject: Subject) -> Statements:
+        """The chain of rules, from the subject outwards."""
+        scopes = yield from self._scopes([subject.scope] if subject.scope else [])
+        return _chain(subject, scopes)
+
+    # Reminders
+
+    def find(
+        self,
+        *,
+        ids: Sequence[int] | None = None,
+        subject: str | None = None,
+        status: str | None = None,
+        until: datetime | None = None,
+    ) -> Statements:
+        """Return reminders, earliest first."""
+        name = "reminder_get" if ids else "reminder_find" if subject is None else "reminder_about"
+        rows = yield from self._dialect.run(
+            name,
+            {"ids": ids and list(ids), "subject": subject, "status": status, "until": until},
+        )
+        return [self._reminder(row) for row in rows]
+
+    def unsettled(self) -> Statements:
+        """Return jobs that ended, and whose reminders do not say so. Reads only."""
+        return [row[0] for row in (yield from self._dialect.run("reminder_unsettled", {}))]
+
+    # Arming
+
+    def ask_rearm(self, at: datetime | None = None) -> Statements:
+        """Have a worker re-arm subjects whose `rearm_at` is at most `at`; by default, now.
+
+        In the transaction that sets it: then no mark is without its job.
+        """
+        now = yield from self._dialect.now()
+        yield from self._dialect.run("rearm_ask", {"at": now if at is None else at})
+
+    def _rearm(
+        self,
+        subjects: Sequence[Subject],
+        why: str | None,
+        *,
+        as_of: Mapping[int, datetime] | None = None,
+        catch_up: bool = False,
+    ) -> Statements:
+        """Make the armed reminders of locked subjects true again.
+
+        `as_of`: when the change of a subject (by id) was made, if that was not just now. What
+        came due since is late, not past. `catch_up`: nothing has changed; only occurrences that
+        are not planned yet are armed.
+        """
+        now = yield from self._dialect.now()
+        installation = yield from self._dialect.installation()
+        for batch in in_parts(subjects, _BATCH):
+            # A closed subject has no rules: its closing holds it, and must not wait for scopes.
+            names = sorted({s.scope for s in batch if s.scope and s.status == "open"})
+            scopes = yield from self._scopes(names)
+            zones, sure = yield from self._zones(batch, scopes)
+            rows = yield from self._reminders_of(batch, scopes, now)
+            existing: dict[int, dict[tuple[Any, ...], tuple[int, str, Rule]]] = {}
+            moment = self._dialect.moment
+            for row in rows:
+                place = (moment(row[2]), row[3], moment(row[4]), row[5])
+                known_rule = Rule.from_json(row[8])
+                existing.setdefault(row[1], {})[place] = (row[0], row[6], known_rule)
+            write: list[dict[str, Any]] = []
+            gone: dict[tuple[str, str], list[int]] = {}
+            plans: dict[int, Plan | None] = {}
+            for subject in batch:
+                known = existing.get(subject.id, {})
+                planned = None
+                if repeating(subject):
+                    rules = rules_that_hold(subject, scopes)
+                    behind = (as_of or {}).get(subject.id)
+                    planned = plan_subject(subject, rules, known, now, behind)
+                    plans[subject.id] = planned
+                when = (as_of or {}).get(subject.id, now)
+                if catch_up and subject.planned is not None:
+                    when = min(now, subject.planned[0])
+                wanted = _wanted(subject, scopes, when, planned, zones)
+                for place, (reminder_id, status, rule) in list(known.items()):
+                    if status == ReminderStatus.ARMED and (
+                        place not in wanted or wanted[place][1].rule != rule
+                    ):
+                        gone.setdefault(_withdrawal(subject, place, why), []).append(reminder_id)
+                        del known[place]
+                write += [
+                    _reminder_document(installation, subject, place[0], recipient, armed)
+                    for place, (recipient, armed) in wanted.items()
+                    if place not in known
+                    and not _comes_later(subject, recipient, armed.rule)
+                    # Of occurrences that were planned before, only what is still to come.
+                    and (
+                        planned is None
+                        or place[0] >= planned.fresh_from
+                        or (armed.time >= when and not catch_up)
+                    )
+                ]
+            for (status, reason), ids in gone.items():
+                yield from self._dialect.run(
+                    "reminder_withdraw", {"ids": ids, "status": status, "reason": reason}
+                )
+            yield from run_many(self._dialect, "reminder_write", write)
+            yield from self._note_plans(batch, plans, now)
+            if not sure:
+                again = now + _AGAIN
+                ids = [subject.id for subject in batch]
+                yield from self._dialect.run("subject_mark", {"ids": ids, "at": again})
+                yield from self.ask_rearm(again)
+
+    def _zones(
+        self, subjects: Sequence[Subject], scopes: Mapping[str, ScopeInfo]
+    ) -> Generator[Statement, list[Row], tuple[dict[str, str], bool]]:
+        """The clocks of the recipients, where rules follow those, and whether they stay so.
+
+        Whoever changes a clock waits for us, and re-arms what we arm. If he came first, we do not
+        wait, since he may wait for our subjects: a worker arms them again after him.
+        """
+        refs = {
+            ref
+            for subject in subjects
+            if subject.status == "open"
+            and any(r.zone == "recipient" for r in resolve_rules(_chain(subject, scopes)).rules)
+            for ref in subject.recipients
+        }
+        if not refs:
+            return {}, True
+        locked = yield from self._dialect.run("recipient_share", sorted(refs))
+        rows = yield from self._dialect.run("recipient_zones", sorted(refs))
+        return {row[0]: row[1] for row in rows}, all(row[0] for row in locked)
+
+    def _reminders_of(
+        self, subjects: Sequence[Subject], scopes: Mapping[str, ScopeInfo], now: datetime
+    ) -> Generator[Statement, list[Row], list[Row]]:
+        """What became of the reminders of subjects, as far as it matters now."""
+        repeats = [s for s in subjects if repeating(s)]
+        once = [s.id for s in subjects if not repeating(s)]
+        rows = (yield from self._dialect.run("reminder_of", once)) if once else []
+        if repeats:
+            asked = [since_document(s, rules_that_hold(s, scopes), now) for s in repeats]
+            rows = [*rows, *(yield from self._dialect.run("reminder_since", asked))]
+        return rows
+
+    def _note_plans(
+        self, subjects: Sequence[Subject], plans: Mapping[int, Plan | None], now: datetime
+    ) -> Statements:
+        """Note how far occurrences are armed, and have a worker go on in time."""
+        notes = planned_documents(subjects, plans)
+        if not notes:
+            return
+        asked = {note["rearm_at"]: note["id"] for note in notes if note["rearm_at"] is not None}
+        for at, subject_id in sorted(asked.items()):
+            if at >= now + SHARED_FROM and (
+                yield from self._dialect.run("rearm_marked", {"at": at, "id": subject_id})
+            ):
+                continue
+            yield from self.ask_rearm(at)
+        yield from self._dialect.run("subject_planned", notes)
+
+    def _catch_up(self, subjects: Iterable[Subject]) -> Statements:
+        """Arm what became due, while no worker went on with it, before anything is changed: it is
+        late, not past. The scopes of the subjects are locked."""
+        again = [subject for subject in subjects if repeating(subject) and subject.planned]
+        if not again:
+            return
+        now = yield from self._dialect.now()
+        scopes = yield from self._scopes(sorted({s.scope for s in again if s.scope}))
+        behind = [s for s in again if falls_behind(s, rules_that_hold(s, scopes), now)]
+        if behind:
+            yield from self._rearm(behind, None, catch_up=True)
+
+    def _rearm_stored(
+        self,
+        subjects: Sequence[Subject],
+        why: str | None,
+        *,
+        as_of: Mapping[int, datetime] | None = None,
+    ) -> Statements:
+        """`_rearm` of subjects that are locked and stored: in SQL where that can."""
+        here = list(subjects)
+        if self._dialect.arms and as_of is None:
+            here = [subject for subject in subjects if repeats_or_did(subject)]
+            there = [subject.id for subject in subjects if not repeats_or_did(subject)]
+            if there:
+                yield from self._dialect.run("rearm_these", {"ids": there, "why": why})
+        if here:
+            yield from self._rearm(here, why, as_of=as_of)
+
+    def _rearm_below(self, ref: str) -> Statements:
+        """Re-arm the open subjects below a scope; return how many those are."""
+        why, count, after = "the rules changed", 0, 0
+        while True:
+            if self._dialect.arms:
+                document = {"ref": ref, "after": after, "most": _MANY, "why": why}
+                [(found, last)] = yield from self._dialect.run("rearm_below", document)
+                if not found:
+                    return count
+                count, after = count + found, last
+                continue
+            rows = yield from self._dialect.run("subjects_below", {"ref": ref, "after": after})
+            if not rows:
+                return count
+            ids = [row[0] for row in rows]
+            yield from self._revise(ids, why)
+            count, after = count + len(ids), ids[-1]
+
+    def _revise(
+        self, ids: Sequence[int], why: str | None, *, as_of: Mapping[int, datetime] | None = None
+    ) -> Statements:
+        """Lock subjects and arm them under a revision of its own: what comes back is armed again,
+        beside what it was."""
+        subjects = yield from self._lock(ids=ids)
+        yield from self._dialect.run("subject_revise", [subject.id for subject in subjects])
+        for subject in subjects:
+            subject.revision += 1
+        yield from self._rearm(subjects, why, as_of=as_of)
+        return len(subjects)
+
+    def _check_scopes(self, subjects: Sequence[Subject]) -> Statements:
+        names = sorted({subject.scope for subject in subjects if subject.scope})
+        if names:
+            yield from self._dialect.run("scope_queue", names)
+        known = yield from self._scopes(names)
+        for name in names:
+            if name not in known:
+                raise InvalidInput(f"There is no scope {name!r}. Put it first: app.scopes.put.")
+
+    def _scopes(self, refs: Sequence[str]) -> Generator[Statement, list[Row], dict[str, ScopeInfo]]:
+        if not refs:
+            return {}
+        rows = yield from self._dialect.run("scope_lock", list(refs))
+        return {row[0]: _scope(row) for row in rows}
+
+    def _lock(
+        self, *, ids: Iterable[int] = (), refs: Iterable[str] = ()
+    ) -> Generator[Statement, list[Row], list[Subject]]:
+        rows = yield from self._dialect.run("subject_lock", {"ids": list(ids), "refs": list(refs)})
+        return [self._subject(row) for row in rows]
+
+    def _audit(
+        self,
+        actor: str,
+        action: str,
+        entity: str,
+        before: Any,
+        after: Any,
+        *,
+        reason: str | None = None,
+    ) -> Statements:
+        yield from self._dialect.run(
+            "audit_write",
+            [{"actor": actor, "action": action, "entity": entity, "before": before,
+              "after": after, "reason": reason}],
+        )  # fmt: skip
+
+    # Rows
+
+    def _subject(self, row: Row) -> Subject:
+        return Subject(
+            id=row[0], ref=row[1], scope=row[2],
+            due_at=None if row[3] is None else self._dialect.moment(row[3]), tz=row[4],
+            status=row[5], rules=_rules(row[6]), data=msgspec.json.decode(row[7]),
+            recipients=tuple(msgspec.json.decode(row[8])), revision=row[9],
+            repeats=None if row[12] is None else Recurrence.from_json(row[12], row[4]),
+            planned=None if row[13] is None
+            else (self._dialect.moment(row[13]), self._dialect.moment(row[14])),
+            # Only what people look at has it.
+            problem=row[15] if len(row) > 15 else None,
+        )  # fmt: skip
+
+    def _reminder(self, row: Row) -> Reminder:
+        def maybe(value: Any) -> datetime | None:
+            return None if value is None else self._dialect.moment(value)
+
+        return Reminder(
+            id=row[0], subject=row[1], scope=row[2], due_at=self._dialect.moment(row[3]),
+            rule=Rule.from_json(row[4]), time=self._dialect.moment(row[5]), recipient=row[6],
+            run_at=maybe(row[7]), status=ReminderStatus(row[8]), reason=row[9], job_id=row[10],
+            tz=row[11], data=msgspec.json.decode(row[13]), channel=row[17], external_id=row[18],
+            delivery=row[19], ended_at=maybe(row[20]), stale=bool(row[21]),
+            snoozes=row[22], acknowledged_at=maybe(row[23]), acknowledged_by=row[24],
+            first_key=row[25],
+        )  # fmt: skip
+
+
+def _wanted(
+    subject: Subject,
+    scopes: Mapping[str, ScopeInfo],
+    now: datetime,
+    planned: Plan | None,
+    zones: Mapping[str, str],
+) -> dict[tuple[Any, ...], tuple[str, Armed]]:
+    """What should be there for a subject: (due, rule, time, recipient) → recipient and time."""
+    rules = resolve_rules(_chain(subject, scopes)).rules
+    found: dict[tuple[Any, ...], tuple[str, Armed]] = {}
+    by_zone: dict[str | None, list[str]] = {}
+    for recipient in subject.recipients or ("",):
+        by_zone.setdefault(zones.get(recipient), []).append(recipient)
+    for due, held in due_times(subject, rules, planned):
+        for zone, recipients in by_zone.items():
+            for armed in arm(held, due, subject.tz, now, recipient_tz=zone):
+                for recipient in recipients:
+                    place = (due, armed.rule.id, armed.time, recipient)
+                    found[place] = (recipient, armed)
+    return found
+
+
+def _comes_later(subject: Subject, recipient: str, rule: Rule) -> bool:
+    """Whether a recipient is told only if the ones before do not acknowledge."""
+    first = subject.recipients[:1] or ("",)
+    return rule.escalate is not None and recipient not in first
+
+
+def rules_that_hold(subject: Subject, scopes: Mapping[str, ScopeInfo]) -> tuple[Rule, ...]:
+    """Its own, or those of a scope around it."""
+    return resolve_rules(_chain(subject, scopes)).rules
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _chain(subject: Subject, scopes: Mapping[str, ScopeInfo]) -> list[Level]:
+    levels = [Level(subject.ref, subject.rules)]
+    ref = subject.scope
+    while ref is not None and ref in scopes and len(levels) <= _MOST_LEVELS:
+        scope = scopes[ref]
+        levels.append(Level(scope.ref, scope.rules, scope.locked))
+        ref = scope.parent
+    return levels
+
+
+def _withdrawal(subject: Subject, place: tuple[Any, ...], why: str | None) -> tuple[str, str]:
+    """The status and the reason of a reminder that is no longer true."""
+    if subject.status != "open":
+        return ReminderStatus.CANCELLED, why or "the subject was completed"
+    if subject.repeats is not None and not subject.repeats.is_due(place[0]):
+        reason = why or subject.repeats.why_not(place[0])
+        ended = reason in (SKIPPED, COMPLETED)
+        return ReminderStatus.CANCELLED if ended else ReminderStatus.SUPERSEDED, reason
+    if subject.due_at is None and subject.repeats is None:
+        return ReminderStatus.SUPERSEDED, "the subject has no due time any more"
+    if subject.due_at is not None and subject.due_at != place[0]:
+        return ReminderStatus.SUPERSEDED, f"the subject moved to {say_moment(subject.due_at)}"
+    if place[3] and place[3] not in subject.recipients:
+        return ReminderStatus.SUPERSEDED, "the recipient is no longer one of the subject's"
+    return ReminderStatus.SUPERSEDED, why or "its rule no longer holds"
+
+
+def _reminder_document(
+    installation: str, subject: Subject, due: datetime, recipient: str, armed: Armed
+) -> dict[str, Any]:
+    return {
+        "subject_id": subject.id,
+        "due_at": due,
+        "rule_id": armed.rule.id,
+        "rule": armed.rule.to_json(),
+        "time": armed.time,
+        "recipient": recipient,
+        "revision": subject.revision,
+        "run_at": armed.run_at,
+        "status": armed.status,
+        "reason": armed.reason,
+        "key": make_reminder_key(
+            installation, subject.ref, due, armed.rule.id, armed.time, recipient
+        ),
+        "task": REMIND_TASK,
+        "expires_at": armed.expires_at,
+    }
+
+
+def _check_parent(scope: ScopeInfo, known: Mapping[str, ScopeInfo], inside: int) -> None:
+    """`inside`: how many levels of scopes come with it."""
+    if scope.parent not in known:
+        raise InvalidInput(f"There is no scope {scope.parent!r}. Put the parent first.")
+    ref: str | None = scope.parent
+    depth = 1
+    while ref is not None and ref in known:
+        if ref == scope.ref:
+            raise InvalidInput(f"The scope {scope.ref!r} would be inside itself.")
+        ref = known[ref].parent
+        depth += 1
+    if depth + inside > _MOST_LEVELS:
+        what = f", with {_count(inside, 'level')} inside it" if inside else ""
+        raise InvalidInput(
+            f"Scopes are at most {_MOST_LEVELS} levels deep; {scope.ref!r} would be at level "
+            f"{depth}{what}. Put it into a scope further out."
+        )
+
+
+def _scope(row: Row) -> ScopeInfo:
+    return ScopeInfo(row[0], row[1], _rules(row[2]), bool(row[3]))
+
+
+def _scope_json(scope: ScopeInfo) -> dict[str, Any]:
+    rules = None if scope.rules is None else [rule.to_json() for rule in scope.rules]
+    return {"ref": scope.ref, "parent": scope.parent, "rules": rules, "locked": scope.locked}
+
+
+def _rules(text: str | None) -> tuple[Rule, ...] | None:
+    if text is None:
+        return None
+    return tuple(Rule.from_json(value) for value in msgspec.json.decode(text))
+
+
+def subject_document(subject: Subject) -> dict[str, Any]:
+    rules = subject.rules
+    return {
+        "ref": subject.ref,
+        "scope": subject.scope,
+        "due_at": subject.due_at,
+        "tz": subject.tz,
+        "status": subject.status,
+        "rules": None if rules is None else [rule.to_json() for rule in rules],
+        "data": subject.data,
+        "recipients": list(subject.recipients),
+        "repeats": subject.repeats and subject.repeats.to_json(),
+    }
+
+
+def subject_summary(subject: Subject) -> dict[str, Any]:
+    rules = subject.rules
+    return {
+        "scope": subject.scope,
+        "due_at": subject.due_at and say_moment(subject.due_at),
+        "tz": subject.tz,
+        "status": subject.status,
+        "rules": None if rules is None else [rule.text for rule in rules],
+        "recipients": list(subject.recipients),
+    } | ({"repeats": subject.repeats.to_json()} if subject.repeats else {})

@@ -1,0 +1,1 @@
+"""Schedules: statements without I/O, for every backend."""

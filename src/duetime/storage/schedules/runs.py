@@ -1,0 +1,204 @@
+"""What workers do for schedules: let claimed runs start, arm what follows, record how they ended.
+
+Statements without I/O, for every backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from duetime.domain.schedules.decide_run import Decision, decide
+from duetime.domain.schedules.schedule import OpenRun, TickStatus
+from duetime.storage.schedules.planning import Planning, Step
+from duetime.storage.schedules.rows import MICROSECOND, ClaimedRun
+from duetime.storage.store import Row, Statement, Statements
+
+_PATIENCE = {"patience": timedelta(seconds=1) // MICROSECOND}
+"""So long after a tick, nobody else will plan on."""
+_LEFT_FOR = timedelta(seconds=1)
+"""How long a run waits for a worker that can read its schedule, before any worker looks again."""
+
+
+class RunStatements(Planning):
+    """Every method is one transaction."""
+
+    def gate(self, jobs: Sequence[int]) -> Statements:
+        """Return `[ClaimedRun]` for those of the jobs that are runs. Reads only."""
+        rows = yield from self._dialect.run("schedule_gate", list(jobs))
+        moment = self._dialect.moment
+        return [
+            ClaimedRun(
+                row[0], row[1], moment(row[2]), bool(row[3]), bool(row[4]), TickStatus(row[5]),
+                None if row[6] is None else moment(row[6]),
+            )
+            for row in rows
+        ]  # fmt: skip
+
+    def decide(self, runs: Sequence[ClaimedRun], worker: str) -> Statements:
+        """Decide on runs that are not clear; return `{job_id: Decision}`.
+
+        A run that may start has its place from now on. It begins when its handler does: `advance`.
+        """
+        now = yield from self._dialect.now()
+        schedules = yield from self._lock(ids={run.schedule_id for run in runs})
+        opened = yield from self._open(schedules)
+        paced = yield from self._paced(
+            {run.schedule_id: run.tick for run in sorted(runs, key=_tick, reverse=True)}, schedules
+        )
+        after = {s.policy.after for s in schedules.values() if s.policy.after is not None}
+        succeeded = yield from self._succeeded(sorted(after))
+        decisions: dict[int, Decision] = {}
+        marks = []
+        mine = {run.job_id for run in runs}
+        for schedule in schedules.values():
+            if schedule.broken is not None:
+                continue
+            if schedule.unreadable is not None:
+                left = Decision("wait", TickStatus.ARMED, at=now + _LEFT_FOR)
+                decisions |= {run.job_id: left for run in runs if run.schedule_id == schedule.id}
+                continue
+            others = {run.job_id: run for run in opened[schedule.id]}
+            for job_id in [job_id for job_id in others if job_id in mine]:
+                run = others.pop(job_id)
+                decision = decide(
+                    schedule,
+                    run,
+                    now=now,
+                    others=list(others.values()),
+                    succeeded_at=succeeded.get(schedule.policy.after or ""),
+                    paced_until=paced.get(schedule.id),
+                )
+                decisions[job_id] = decision
+                if decision.run_at is not None:
+                    paced[schedule.id] = decision.run_at + schedule.policy.pace
+                if decision.action != "skip":
+                    others[job_id] = msgspec.structs.replace(
+                        run, status=decision.status, begun=decision.action == "run"
+                    )
+                marks.append(_mark(run, decision, worker))
+        if marks:
+            yield from self._dialect.run("schedule_mark", marks)
+        reason = "the ledger has closed it, or its schedule was set aside or removed"
+        gone = Decision("skip", TickStatus.SKIPPED, reason)
+        return {run.job_id: decisions.get(run.job_id, gone) for run in runs}
+
+    def advance(
+        self, begun: Sequence[ClaimedRun], worker: str, *, decided: Iterable[int] = ()
+    ) -> Statements:
+        """Record runs that have begun, and arm what follows; also of schedules `decided` on."""
+        ids = {run.schedule_id for run in begun} | set(decided)
+        schedules = yield from self._lock(ids=ids)
+        yield from self._dialect.run(
+            "schedule_mark",
+            [
+                {
+                    "schedule_id": run.schedule_id,
+                    "tick": run.tick,
+                    "expect": run.status,
+                    "worker": worker,
+                    "begun": True,
+                }
+                for run in begun
+            ],
+        )
+        yield from self._plan(schedules)
+
+    def withdraw(self, runs: Sequence[ClaimedRun], worker: str) -> Statements:
+        """Give up the places of runs that `decide` let start, and that did not."""
+        yield from self._lock(ids={run.schedule_id for run in runs})
+        yield from self._dialect.run(
+            "schedule_mark",
+            [
+                {
+                    "schedule_id": run.schedule_id,
+                    "tick": run.tick,
+                    "expect": run.status,
+                    "status": run.was,
+                    "held_by": worker,
+                }
+                for run in runs
+            ],
+        )
+
+    def due(self) -> Statements:
+        """Return whether `repair` has something to do. Reads only."""
+        return bool((yield from self._due()))
+
+    def unsettled(self) -> Statements:
+        """Return jobs that ended, and of which the ledger does not know. Reads only."""
+        rows = yield from self._dialect.run("schedule_unsettled", {})
+        return [row[0] for row in rows]
+
+    def repair(self) -> Statements:
+        """Plan on where nobody has; return how many schedules that were."""
+        rows = yield from self._due()
+        if not rows:
+            return 0
+        schedules = yield from self._lock(ids={row[0] for row in rows})
+        now = yield from self._dialect.now()
+        for schedule in schedules.values():
+            until = schedule.paused_until
+            if until is not None and until <= now and schedule.unreadable is None:
+                yield from self._resume(schedule, missed=True, actor="duetime")
+        yield from self._plan(schedules)
+        return sum(schedule.unreadable is None for schedule in schedules.values())
+
+    def next_due(self) -> Statements:
+        """Return when `repair` has something to do, if nobody plans on before. Reads only."""
+        rows = yield from self._dialect.run("schedule_next", _PATIENCE)
+        return None if rows[0][0] is None else self._dialect.moment(rows[0][0])
+
+    def settle(self, jobs: Sequence[int]) -> Statements:
+        """Record how runs ended; pause schedules that fail too often, and return their names."""
+        # Schedules before their ledger, in the order of their ids, as everyone does.
+        owners = yield from self._dialect.run("schedule_gate", list(jobs))
+        locks = {"ids": sorted({row[1] for row in owners}), "names": []}
+        yield from self._dialect.run("schedule_lock", locks)
+        rows = yield from self._dialect.run("schedule_settle", list(jobs))
+        failing = {row[0]: row[1] for row in rows if row[1]}
+        paused = []
+        if failing:
+            schedules = yield from self._lock(ids=set(failing))
+            for schedule in schedules.values():
+                most = schedule.policy.pause_after
+                if most is not None and schedule.failures >= most and schedule.paused_at is None:
+                    reason = f"{schedule.failures} runs failed in a row"
+                    yield from self._pause(schedule, "duetime", reason, None)
+                    paused.append(schedule.name)
+        return paused
+
+    def nudge(self, schedule_ids: Sequence[int]) -> Statements:
+        """Let runs look again that went back to wait for something that has ended."""
+        yield from self._dialect.run("schedule_nudge", list(schedule_ids))
+
+    def _due(self) -> Step:
+        return (yield from self._dialect.run("schedule_due", _PATIENCE))
+
+    def _succeeded(
+        self, names: Sequence[str]
+    ) -> Generator[Statement, list[Row], dict[str, datetime]]:
+        if not names:
+            return {}
+        rows = yield from self._dialect.run("schedule_success", list(names))
+        return {row[0]: self._dialect.moment(row[1]) for row in rows if row[1] is not None}
+
+
+def _mark(run: OpenRun, decision: Decision, worker: str) -> dict[str, Any]:
+    return {
+        "schedule_id": run.schedule_id,
+        "tick": run.tick,
+        "status": decision.status,
+        "runs_as": decision.status if decision.action == "run" else decision.runs_as,
+        "reason": decision.reason,
+        "run_at": decision.run_at,
+        "worker": worker,
+        "done": decision.action == "skip",
+    }
+
+
+def _tick(run: ClaimedRun) -> datetime:
+    return run.tick
