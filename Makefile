@@ -23,8 +23,9 @@ demo: $(CORE) ## Jobs on time, retried and recovered, on SQLite, in under a minu
 	@$(BIN)/python examples/demo.py
 
 # What is timed runs by itself, what is not in three processes, which often wait.
-TIMED := $(addprefix tests/engine/test_,campaigns.py failures.py limits.py memory_schedules.py \
-	pgbouncer.py schedules.py worker.py)
+TIMED := $(addprefix tests/engine/,test_short_campaigns.py jobs/test_failures.py \
+	jobs/test_limits_under_races.py jobs/test_pgbouncer.py jobs/test_worker.py \
+	schedules/test_memory_schedules.py schedules/test_running_schedules.py)
 
 test: $(DEV) ## Run every test but the chaos, on SQLite and two versions of PostgreSQL
 	@$(BIN)/python -m tests.setup_servers

@@ -10,7 +10,7 @@ import pytest
 from duetime import Duetime, Reminder, Sent
 from duetime.domain.jobs.job import JobState, NewJob
 from duetime.errors import InvalidInput
-from tests.engine.test_worker import reaches
+from tests.engine.jobs.test_worker import reaches
 
 
 def test_a_task_cannot_take_the_name_of_one_of_ours(app: Duetime) -> None:

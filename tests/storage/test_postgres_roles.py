@@ -19,7 +19,7 @@ from duetime.storage.migrations import downgrade, upgrade
 from duetime.storage.postgres.roles import PostgresRoles
 from duetime.wiring import make_migrator
 from tests.conftest import fresh_database
-from tests.engine.test_worker import reaches
+from tests.engine.jobs.test_worker import reaches
 from tests.servers import PostgresServer
 from tests.waiting import until_true
 

@@ -10,7 +10,7 @@ import pytest
 from duetime import Context, Duetime, Reminder, Retry, Sent, Skip
 from duetime.channels.channel import NotSent
 from duetime.errors import InvalidInput, ReminderNotFound
-from tests.conformance.test_deliveries import LASTS, Box
+from tests.conformance.reminders.test_deliveries import LASTS, Box
 from tests.conftest import Backend
 
 START = datetime(2026, 3, 2, tzinfo=UTC)

@@ -10,7 +10,7 @@ import pytest
 from duetime import Context, Digest, Duetime, Reminder, Sent
 from duetime.channels.channel import Message, NotSent
 from duetime.errors import DeliveryNotFound, InvalidInput
-from tests.conformance.test_deliveries import Box
+from tests.conformance.reminders.test_deliveries import Box
 from tests.conftest import Backend
 
 START = datetime(2026, 3, 2, tzinfo=UTC)

@@ -673,7 +673,7 @@ async def test_a_role_with_few_rights_tracks_its_own_table(
 
 def _manual_grants(role: str) -> list[str]:
     """The statements of the manual, for this role."""
-    manual = Path(__file__).parents[2] / "docs" / "guide" / "tracked-tables.md"
+    manual = Path(__file__).parents[3] / "docs" / "guide" / "tracked-tables.md"
     [text] = re.findall(r"```sql\n(grant.*?)```", manual.read_text(), re.DOTALL)
     return [part for part in text.replace("to shop", f"to {role}").split(";") if part.strip()]
 

@@ -9,7 +9,7 @@ import pytest
 from duetime import Constant, Context, Digest, Duetime, Reminder, Sent
 from duetime.channels.channel import Message, NotSent
 from duetime.errors import InvalidInput
-from tests.conformance.test_deliveries import HOUR, START, Box, only, put
+from tests.conformance.reminders.test_deliveries import HOUR, START, Box, only, put
 from tests.conftest import Backend
 
 PLAIN = re.compile(r"[a-z0-9_]{8,60}", re.ASCII)

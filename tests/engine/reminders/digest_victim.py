@@ -1,4 +1,4 @@
-"""A worker that dies while it hands a digest over: `-m tests.engine.digest_victim URL FILE`."""
+"""A worker that dies while it hands a digest over: run as a module with URL and FILE."""
 
 from __future__ import annotations
 

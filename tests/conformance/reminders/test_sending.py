@@ -10,7 +10,7 @@ import pytest
 
 from duetime import Constant, Context, Digest, Discard, Duetime, Reminder, Sent, Skip
 from duetime.channels.channel import Message, NotSent
-from tests.conformance.test_deliveries import HOUR, START, Box, only, put, told
+from tests.conformance.reminders.test_deliveries import HOUR, START, Box, only, put, told
 from tests.conftest import Backend
 from tests.waiting import until
 

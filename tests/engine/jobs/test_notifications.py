@@ -11,7 +11,7 @@ from duetime import Duetime
 from duetime.domain.jobs.job import JobState
 from duetime.storage.postgres.listener import Listener
 from tests.conftest import fresh_database
-from tests.engine.test_worker import reaches
+from tests.engine.jobs.test_worker import reaches
 from tests.servers import PostgresServer
 from tests.waiting import until_true
 

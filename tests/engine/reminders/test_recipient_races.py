@@ -20,7 +20,7 @@ from duetime import Constant, Duetime, Sent
 from duetime.channels.channel import Message, NotSent
 from tests.conftest import Backend, query
 from tests.counting import Counted
-from tests.engine.test_reminder_races import SHORT
+from tests.engine.reminders.test_reminder_races import SHORT
 from tests.waiting import until, until_true, waits
 
 WORKERS = 8
@@ -263,7 +263,8 @@ async def test_a_worker_that_dies_while_it_sends_a_digest_loses_nothing(
     mail = Mail()
     ledger = tmp_path / "ledger"
     ledger.touch()
-    command = [sys.executable, "-m", "tests.engine.digest_victim", backend.url, str(ledger)]
+    module = "tests.engine.reminders.digest_victim"
+    command = [sys.executable, "-m", module, backend.url, str(ledger)]
     with subprocess.Popen(command) as victim:  # noqa: ASYNC220 - it has ended when we leave
         try:
             await put_games(app)

@@ -24,8 +24,8 @@ from duetime import (
     JobState,
     Retry,
     Snooze,
-    operate,
 )
+from duetime.api import jobs as jobs_api
 from duetime.errors import (
     IllegalTransition,
     InvalidInput,
@@ -646,7 +646,7 @@ async def test_dead_letters_are_listed_and_requeued(app: Duetime) -> None:
 async def test_jobs_whose_key_another_holds_are_not_requeued(
     app: Duetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operate, "_REQUEUE_PAGE", 2)
+    monkeypatch.setattr(jobs_api, "_REQUEUE_PAGE", 2)
 
     @app.task
     async def keyed() -> None: ...
