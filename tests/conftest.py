@@ -22,6 +22,7 @@ from duetime.testing import opening
 from tests.postgres_binaries import find_system, find_wheel
 from tests.servers import PostgresServer
 
+TESTS = Path(__file__).parent
 BACKENDS = ("postgres15", "postgres18", "sqlite")
 WITH_TABLES = {"conformance", "engine", "storage", "channels"}
 """Where databases come with Duetime's tables, copied: on PostgreSQL to make them takes 0.3 s.
@@ -132,7 +133,7 @@ def ready_world(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _with_tables(request: pytest.FixtureRequest) -> bool:
-    folder = request.path.parent.name
+    folder = request.path.relative_to(TESTS).parts[0]
     return folder in WITH_TABLES or (folder == "acceptance" and "app" in request.fixturenames)
 
 
