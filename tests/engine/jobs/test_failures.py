@@ -44,7 +44,7 @@ async def all_completed(app: Duetime) -> bool:
 
 
 async def test_missed_notify_is_caught_by_the_safety_poll(pg_app: Duetime) -> None:
-    """S2.30, S0.13: the wake-up is lost on the way; the poll finds the job."""
+    """The notification is lost on the way; the safety poll finds the job."""
     ran: list[float] = []
 
     @pg_app.task
@@ -60,7 +60,7 @@ async def test_missed_notify_is_caught_by_the_safety_poll(pg_app: Duetime) -> No
 
 
 async def test_two_workers_never_run_the_same_job(url: str) -> None:
-    """S2.30, S0.16, S4.1"""
+    """Across processes: claims skip rows that another worker has locked."""
     app = Duetime(url)
     effect = workload.task_of(app, "effect")
     with worker_process(url), worker_process(url):
@@ -74,7 +74,7 @@ async def test_two_workers_never_run_the_same_job(url: str) -> None:
 
 
 async def test_crash_and_reclaim(url: str) -> None:
-    """S2.30, S2.32: a worker killed mid-job; the job runs again after the lease."""
+    """A worker is killed while it runs a job; the job runs again after the lease expires."""
     app = Duetime(url, **SHORT)
     killed = []
 
@@ -162,7 +162,7 @@ async def test_a_poison_job_ends_dead_and_costs_others_nothing(url: str) -> None
 
 
 async def test_the_database_goes_away_and_comes_back(own_postgres: PostgresServer) -> None:
-    """S1.9, S1.13: restarts and a crash of the server under load; nothing lost or doubled."""
+    """The server restarts and crashes under load; no job is lost, none runs twice."""
     url = own_postgres.dsn(own_postgres.create_database())
     app = Duetime(url, migrate=True, lease="5s", heartbeat="500ms", rescue_every="300ms")
     await app.now()

@@ -1,4 +1,4 @@
-"""Behind a pooler in transaction mode: LISTEN and the lease by a direct connection (S2.7)."""
+"""Behind a pooler in transaction mode: LISTEN and the lease use a direct connection."""
 
 from __future__ import annotations
 

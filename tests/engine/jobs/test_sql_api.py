@@ -63,7 +63,7 @@ async def test_what_sql_does_not_name_comes_from_the_task(pg_app: Duetime) -> No
 
 
 async def test_a_trigger_enqueues_in_the_transaction_of_its_row(pg_app: Duetime) -> None:
-    """S0.11, S0.12: whoever writes; a rollback leaves neither."""
+    """Whoever writes the row; after a rollback there is neither the row nor the job."""
     await pg_app.now()
     with psycopg.connect(pg_app.settings.database, autocommit=True) as connection:
         connection.execute("create table orders (id int)")

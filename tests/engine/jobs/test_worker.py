@@ -50,7 +50,7 @@ async def reaches(app: Duetime, job_id: int, state: JobState, *, seconds: float 
 
 
 async def test_happy_path(app: Duetime) -> None:
-    """S2.30: enqueue, claim, complete, and the history says so."""
+    """Enqueue, claim, complete; the history has the attempt."""
 
     @app.task
     async def double(n: int) -> int:
@@ -94,7 +94,7 @@ async def test_plain_functions_run_in_threads_not_on_the_loop(app: Duetime) -> N
 
 
 async def test_jobs_enqueued_before_the_worker_started_are_drained_first(app: Duetime) -> None:
-    """S2.11: LISTEN, then drain what is there."""
+    """The worker listens first, and then runs the jobs that are due."""
     ran: list[int] = []
 
     @app.task
@@ -620,7 +620,7 @@ async def test_reschedule_and_reprioritise_take_effect(app: Duetime) -> None:
 
 
 async def test_dead_letters_are_listed_and_requeued(app: Duetime) -> None:
-    """S2.35"""
+    """Dead jobs are visible, and can be given fresh attempts."""
     broken = True
 
     @app.task(max_attempts=1)
@@ -978,7 +978,7 @@ async def test_job_by_what_is_not_an_id_is_refused(app: Duetime) -> None:
 
 
 async def test_process_twice_changes_nothing(app: Duetime) -> None:
-    """S2.30: a job whose finish is repeated is recorded once."""
+    """A job whose finish is sent twice has one attempt in its history."""
     ran: list[int] = []
 
     @app.task

@@ -227,7 +227,7 @@ class Churn:
 
 @on_both
 async def test_random_changes_under_four_workers(backend: Backend, app: Duetime) -> None:
-    """S1: nothing stale, nothing twice, nothing lost; the records agree with one another."""
+    """No reminder is stale, sent twice or lost; the tables agree with one another."""
     ledger = Ledger()
     ledger.pause = 0.004
     churn = Churn(app, 1000 if backend.is_postgres else 500, seed=7)

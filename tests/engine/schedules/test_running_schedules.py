@@ -145,13 +145,13 @@ def table(backend: Backend, name: str) -> str:
     return f"duetime.{name}" if backend.is_postgres else f"duetime_{name}"
 
 
-# S3.23, S3.28: many workers
+# Many workers
 
 
 async def test_ten_workers_and_one_due_schedule_make_one_run(
     make_app: MakeApp, notes: Notes
 ) -> None:
-    """S3.23"""
+    """All of them claim at the same moment."""
     apps = [make_app(notes, pool_size=2) for _ in range(10)]
     await apps[0].now()
     async with workers(*apps):
@@ -169,7 +169,7 @@ async def test_ten_workers_and_one_due_schedule_make_one_run(
 async def test_ten_workers_that_declare_one_schedule_store_it_once(
     make_app: MakeApp, notes: Notes
 ) -> None:
-    """S3.23: a deploy starts all of them at the same moment."""
+    """A deploy starts all of them at the same moment."""
     apps = [deploy(make_app(pool_size=2), notes, "@every 1s", overlap="allow") for _ in range(10)]
     await apps[0].now()
     async with workers(*apps):
@@ -193,7 +193,7 @@ def deploy(app: Duetime, notes: Notes, spec: str, **options: Any) -> Duetime:
 async def test_five_workers_fire_each_tick_once_and_none_early(
     make_app: MakeApp, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3.28, S3.26: three processes and two more workers, four schedules, ticks of a second.
+    """Three processes and two more workers, four schedules, ticks of a second.
 
     Each process has a time zone of its own, and still makes the same keys.
     """
@@ -237,7 +237,7 @@ async def test_five_workers_fire_each_tick_once_and_none_early(
             assert jobs[row.job_id or 0].key == f"tick:{name}@{row.tick:%Y-%m-%dT%H:%M:%S}Z"
 
 
-# S3.24: the next run
+# The next run
 
 
 NEXT = {
@@ -274,7 +274,7 @@ NEXT = {
 async def test_the_stored_next_run_is_right_across_clock_changes_and_month_ends(
     make_app: MakeApp, notes: Notes, backend: Backend
 ) -> None:
-    """S3.24, S3.11: by the API and by SQL, and the armed jobs wait for those very moments."""
+    """The API and SQL agree on it, and the armed jobs are due at exactly those times."""
     app = make_app(notes)
     store = await app.store()
     for name, (now, spec, tz, _) in NEXT.items():
@@ -299,14 +299,14 @@ async def test_the_stored_next_run_is_right_across_clock_changes_and_month_ends(
     assert due == sorted(moment for moments in expected.values() for moment in moments)
 
 
-# S3.25: backfill
+# Backfill
 
 
 @on_two
 async def test_schedules_of_another_scheduler_are_taken_over_once(
     make_app: MakeApp, notes: Notes
 ) -> None:
-    """S3.25, S3.18: idempotent, and what it did can be reviewed."""
+    """The import is idempotent, and the audit shows what it did."""
     app = make_app(notes)
     define = app.schedules.define
     legacy = [
@@ -332,7 +332,7 @@ async def test_schedules_of_another_scheduler_are_taken_over_once(
 async def test_a_backfill_runs_past_ticks_once_and_in_order(
     make_app: MakeApp, notes: Notes
 ) -> None:
-    """S3.25"""
+    """Calling it again starts no further runs."""
     app = make_app(notes)
     await app.schedules.put("s", "note", "@hourly")
     async with app.worker():
@@ -363,14 +363,14 @@ async def test_a_backfill_of_many_runs_goes_on_without_a_pause(
     assert notes.ticks == sorted(filter(None, notes.ticks))
 
 
-# S3.26: keys
+# Keys
 
 
 @on_postgres
 async def test_workers_of_all_time_zones_make_the_same_keys(
     make_app: MakeApp, notes: Notes, backend: Backend
 ) -> None:
-    """S3.26, S3.6: the key comes from the stored tick, whatever the session's zone and style."""
+    """The key is made from the stored tick, whatever time zone and date style a session has."""
     zones = ["UTC", "Asia/Kolkata", "America/St_Johns", "Pacific/Apia", "Etc/GMT+12"]
     apps = [
         make_app(notes, url=f"{backend.url}?options=-c%20timezone%3D{zone.replace('+', '%2B')}")
@@ -393,7 +393,7 @@ async def test_workers_of_all_time_zones_make_the_same_keys(
 async def test_a_trigger_in_another_time_zone_has_a_key_in_utc(
     make_app: MakeApp, notes: Notes, backend: Backend
 ) -> None:
-    """S3.26"""
+    """The key does not depend on the time zone of the session."""
     app = make_app(notes, url=f"{backend.url}?options=-c%20timezone%3DAsia/Kolkata")
     await app.schedules.put("s", "note", "@hourly")
     job = await app.jobs.get(await app.schedules["s"].trigger())
@@ -402,11 +402,11 @@ async def test_a_trigger_in_another_time_zone_has_a_key_in_utc(
     assert job.key.endswith("Z")
 
 
-# S3.27, S3.36: from put to history
+# From put to history
 
 
 async def test_end_to_end(make_app: MakeApp, notes: Notes) -> None:
-    """S3.27, S3.36: put, fire, complete; the record tells who, when, how long and how it ended."""
+    """Put, fire, complete; the history has the worker, the times, the duration and the result."""
     app = make_app(notes, seconds=0.1)
     async with app.worker(name="ann's"):
         [tick] = await soon(app, 0.5)
@@ -438,7 +438,7 @@ async def test_end_to_end(make_app: MakeApp, notes: Notes) -> None:
 
 @on_two
 async def test_a_run_that_fails_is_recorded_with_its_error(make_app: MakeApp) -> None:
-    """S3.36: and a retry is the same run, of the same tick and key."""
+    """A retry is the same run, with the same tick and key."""
     app = make_app()
     seen: list[tuple[str | None, datetime | None, str]] = []
 
@@ -468,7 +468,7 @@ async def test_a_run_that_fails_is_recorded_with_its_error(make_app: MakeApp) ->
 
 @on_two
 async def test_a_failed_run_can_be_requeued(make_app: MakeApp) -> None:
-    """S3.7"""
+    """Its key is unique among runs that wait, run or completed; a failed one may run again."""
     app = make_app()
     ticks: list[datetime | None] = []
 
@@ -493,12 +493,12 @@ async def in_state(app: Duetime, job_id: int, state: JobState) -> bool:
     return (await app.jobs.get(job_id)).state is state
 
 
-# S3.29 and the other verbs, while workers run
+# Pause, resume and the other verbs, while workers run
 
 
 @on_two
 async def test_pause_and_resume_while_workers_run(make_app: MakeApp, notes: Notes) -> None:
-    """S3.29, S3.16: nothing starts in between, and every tick is accounted for."""
+    """No run starts during the pause, and the history has every tick."""
     apps = [make_app(notes) for _ in range(3)]
     app = apps[0]
     async with workers(*apps):
@@ -550,7 +550,7 @@ async def test_a_pause_ends_by_itself_while_a_worker_runs(make_app: MakeApp, not
 
 @on_two
 async def test_trigger_and_reschedule_while_a_worker_runs(make_app: MakeApp, notes: Notes) -> None:
-    """S3.14, S3.15"""
+    """A trigger leaves the next run as it is; a reschedule moves only that run."""
     app = make_app(notes)
     async with app.worker():
         [tick] = await soon(app, 3600)
@@ -894,7 +894,7 @@ async def serves(app: Duetime, worker: str) -> bool:
     return (await app.jobs.get(enqueued.job_id)).history[-1].worker == worker
 
 
-# S3.12: what cannot be read
+# Stored schedules that cannot be read
 
 
 Write = Callable[[str, str, str], None]
@@ -936,7 +936,7 @@ async def stored_reason(app: Duetime, backend: Backend, name: str) -> str:
 async def test_what_cannot_be_read_is_set_aside_and_stops_no_other(
     make_app: MakeApp, notes: Notes, backend: Backend, write: Write
 ) -> None:
-    """S3.12"""
+    """One bad schedule is logged and skipped; the others run."""
     app = make_app(notes)
     for name, (column, value, _) in UNREADABLE.items():
         await app.schedules.put(name, "note", "@hourly")
@@ -966,7 +966,7 @@ async def test_what_cannot_be_read_is_set_aside_and_stops_no_other(
 async def test_what_is_set_aside_is_kept_as_it_was_written(
     make_app: MakeApp, notes: Notes, backend: Backend, write: Write
 ) -> None:
-    """S3.12: so that a person, or a newer time-zone database, can mend it."""
+    """So that a person, or a newer time-zone database, can repair it."""
     app = make_app(notes)
     await app.schedules.put("s", "note", "@hourly", catch_up="all", max_runs=7)
     write("s", "timetable", '{"specs": ["0 9 * * *"], "tz": "Mars/Base"}')
@@ -992,7 +992,7 @@ OUT_OF_RANGE = {
 async def test_a_policy_out_of_range_stops_no_other(
     make_app: MakeApp, notes: Notes, backend: Backend, write: Write
 ) -> None:
-    """S3.12"""
+    """One bad schedule is logged and skipped; the others run."""
     app = make_app(notes)
     for name in (*OUT_OF_RANGE, "good"):
         await app.schedules.put(name, "note", *await soon(app, 0.5, 0.6, 2.5))
@@ -1014,7 +1014,7 @@ async def test_a_policy_out_of_range_stops_no_other(
 async def test_text_that_is_no_json_stops_no_other(
     make_app: MakeApp, notes: Notes, backend: Backend, write: Write
 ) -> None:
-    """S3.12: SQLite stores any text."""
+    """SQLite stores any text."""
     app = make_app(notes)
     columns = ("timetable", "policy", "args")
     for name in (*columns, "good"):
@@ -1036,7 +1036,7 @@ async def test_text_that_is_no_json_stops_no_other(
 async def test_a_worker_starts_though_its_declared_schedule_was_broken_by_hand(
     make_app: MakeApp, notes: Notes, backend: Backend, write: Write
 ) -> None:
-    """S3.12: and what the code declares mends it."""
+    """The schedule that the code declares replaces the broken one."""
     app = deploy(make_app(), notes, "@hourly")
     async with app.worker():
         pass
@@ -1052,7 +1052,7 @@ async def test_a_worker_starts_though_its_declared_schedule_was_broken_by_hand(
 async def test_a_run_whose_schedule_was_broken_by_hand_is_not_held_forever(
     make_app: MakeApp, notes: Notes, write: Write
 ) -> None:
-    """S3.12: it was armed, and is claimed before any planner has looked."""
+    """It was armed, and is claimed before any planner has checked the schedule."""
     app = make_app(notes)
     [tick] = await soon(app, 0.5)
     await app.schedules.put("s", "note", tick)
@@ -1219,7 +1219,7 @@ async def test_a_backfill_sees_what_its_transaction_wrote(
 async def test_two_triggers_in_one_transaction_are_two_runs(
     make_app: MakeApp, notes: Notes, backend: Backend
 ) -> None:
-    """S3.14: also in the same microsecond, as under a driven clock."""
+    """Even in the same microsecond, as under a driven clock."""
     app = make_app(notes)
     store = await app.store()
     await store.drive_clock(await app.now())

@@ -154,7 +154,7 @@ def test_the_pruner_looks_at_some_jobs_by_their_ids(session: Prepared) -> None:
 
 
 def test_next_run_at_is_one_probe_a_lane(session: Prepared) -> None:
-    """S0.5, S0.8: one MIN over the index, whatever the number of rows."""
+    """One MIN over the index, whatever the number of rows."""
     plan = session.plan("next_run_at", queues=["default"])
 
     assert re.search(r"Index (Only )?Scan using due_pkey", plan)

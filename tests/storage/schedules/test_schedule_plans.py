@@ -128,7 +128,7 @@ def test_gate(session: Session) -> None:
 
 
 def test_due(session: Session) -> None:
-    """S3.3: the partial index is searched by the time, not walked."""
+    """The partial index is searched by time, not scanned."""
     plan, pages = session.plan("schedule_due", STATEMENTS["schedule_due"])
 
     assert "schedule_next" in plan

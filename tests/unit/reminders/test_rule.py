@@ -588,7 +588,7 @@ def test_of_a_repeat_only_the_newest_past_time_is_sent_now() -> None:
 
 
 def test_due_in_the_next_day_and_once_a_day() -> None:
-    """The hourly worker of S1: whoever is put within the last 24 h is reminded once, at once."""
+    """A subject that is put within its last 24 h has one reminder, which is sent at once."""
     rule = {"rule": "every 24h within the last 24h", "past": "send_now"}
 
     assert [one.run_at for one in armed(rule, 3 * DAY)] == [DUE - DAY]
