@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 from duetime.api.jobs import Jobs, Queues
 from duetime.api.portal import Portal, keep_inherited
+from duetime.api.recipients import Recipients
 from duetime.api.registration import Registrations
 from duetime.api.schedules import Schedules
 from duetime.api.subjects import Reminders, Scopes, Subjects
@@ -57,15 +58,14 @@ from duetime.domain.schedules.timetable import Spec
 from duetime.engine.context import Context
 from duetime.engine.handler_source import refuse_return_in_transaction
 from duetime.engine.options import WorkerOptions
-from duetime.engine.service import OUTAGE_SECONDS
+from duetime.engine.services import OUTAGE_SECONDS
 from duetime.engine.worker import Worker
 from duetime.errors import InvalidInput, PassingError
 from duetime.reminders.deliveries import receipt
 from duetime.reminders.handlers import context_name
-from duetime.reminders.rearming import rearm_task
-from duetime.reminders.recipients import Recipients
+from duetime.reminders.rearm import rearm_task
 from duetime.reminders.send_attempt import ConfiguredChannel
-from duetime.reminders.sending import Sender
+from duetime.reminders.sender import Sender
 from duetime.settings import Settings, load_settings
 from duetime.storage import transaction
 from duetime.storage.migrations import check_version, upgrade

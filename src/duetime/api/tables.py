@@ -17,7 +17,7 @@ from duetime.errors import (
     StorageError,
     TransactionConflict,
 )
-from duetime.reminders.rearming import rearm_stale
+from duetime.reminders.rearm import rearm_stale
 from duetime.storage.reminders.tracking import TableInfo, TrackedInfo, TrackingStatements
 from duetime.storage.store import Store
 

@@ -11,7 +11,7 @@ import msgspec
 from duetime.cli.output import print_json, print_table
 from duetime.cli.target import Command, target_of
 from duetime.domain.duration import parse_duration
-from duetime.engine.runtime import leave_now
+from duetime.engine.process import leave_now
 from duetime.health import check_health
 
 _EXIT_CODES = {"database": 3, "schema": 4, "worker": 5}

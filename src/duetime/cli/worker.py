@@ -14,8 +14,8 @@ from duetime.app import Duetime
 from duetime.cli.number import Number
 from duetime.cli.target import Command, Target, target_of
 from duetime.domain.urls import show_url
-from duetime.engine.processes import Processes
-from duetime.engine.runtime import run_worker
+from duetime.engine.process import run_worker
+from duetime.engine.supervisor import Supervisor
 from duetime.settings import load_settings
 from duetime.telemetry.logs import LEVELS, LogFormat, configure_logging
 
@@ -106,7 +106,7 @@ def worker(
         mine = shared | ({"name": f"{name}-{number}"} if name else {})
         return _child_command(target, mine)
 
-    context.exit(Processes(processes, command=command).run(greet=greet))
+    context.exit(Supervisor(processes, command=command).run(greet=greet))
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from random import uniform
 from typing import Protocol
 
 from duetime.domain.jobs.job import EndedAs
-from duetime.engine.service import repeat
+from duetime.engine.services import repeat
 from duetime.storage.pruning import PruneStatements
 from duetime.storage.store import Store
 from duetime.telemetry.events import Events

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from duetime.domain.jobs.task import TaskDefinition
-from duetime.engine.dispatcher import Dispatcher
-from duetime.engine.heartbeat import Heartbeat
 from duetime.engine.housekeeping import keep_pruning, keep_rescuing
+from duetime.engine.lease import Heartbeat
+from duetime.engine.loop import Dispatcher
 from duetime.engine.loop_watch import LoopWatch
 from duetime.engine.runners import LOST, STOPPING, Runners
-from duetime.engine.service import OUTAGE_SECONDS, end_all, repeat
+from duetime.engine.services import OUTAGE_SECONDS, end_all, repeat
 from duetime.errors import DatabaseDamaged, DatabaseUnreachable, PassingError, StorageError
 from duetime.storage.store import Beat
 from duetime.telemetry.outage import Outage

@@ -15,9 +15,9 @@ from duetime.domain.reminders.delivery import Delivery, clean_error
 from duetime.domain.reminders.digest import Digest
 from duetime.domain.reminders.recipient import Route
 from duetime.engine.context import Context
+from duetime.reminders.admission import disable_all
 from duetime.reminders.deliveries import perform
-from duetime.reminders.recipients import disable_all
-from duetime.reminders.recording import record_surely
+from duetime.reminders.recorder import record_surely
 from duetime.reminders.send_attempt import Outgoing, SendAttempt
 from duetime.storage.reminders.deliveries import DeliveryStatements
 from duetime.storage.reminders.digest_ends import DigestEnds
@@ -26,7 +26,7 @@ from duetime.storage.store import Dialect, Statements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
-    from duetime.reminders.sending import Sender
+    from duetime.reminders.sender import Sender
 
 
 async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context) -> Outcome | None:

@@ -14,10 +14,10 @@ from duetime.app import Duetime
 from duetime.domain.jobs.job import LAST_PRIORITY, ClaimedJob, EndedAs, EndedJob
 from duetime.domain.schedules.schedule import read_run_key
 from duetime.engine.executor import TimedOut, end_as_completed
-from duetime.engine.planner import REPAIR_SECONDS, Planner
 from duetime.engine.runners import Runners, Running
-from duetime.engine.ticker import Ticker
 from duetime.engine.worker import task_defaults
+from duetime.schedules.memory import MemorySchedules
+from duetime.schedules.planner import REPAIR_SECONDS, Planner
 from duetime.storage.schedules.rows import Declarer
 from duetime.storage.store import Lane, Store
 
@@ -56,7 +56,7 @@ class SoloWorker:
         self._store = store
         self._overran: dict[int, EndedJob] = {}
         self._claiming = asyncio.Lock()
-        self._ticker = Ticker(store)
+        self._ticker = MemorySchedules(store)
         self._admitted: list[ClaimedJob] = []
         self._skipped: list[EndedJob] = []
         self._log_started = app.events.job_started(_NAME)

@@ -16,7 +16,7 @@ import pytest
 from duetime import Duetime, Snooze
 from duetime.domain.jobs.job import EndedAs
 from duetime.domain.reminders.reminder import REARM_TASK
-from duetime.reminders.rearming import rearm_stale
+from duetime.reminders.rearm import rearm_stale
 from duetime.storage.reminders.rearm import RearmStatements
 from duetime.storage.reminders.reminders import ReminderStatements
 from duetime.storage.store import Statements

@@ -19,7 +19,7 @@ from duetime.domain.reminders.recurrence import parse_repeats
 from duetime.domain.reminders.rule import rule_times
 from duetime.domain.reminders.rule_text import parse_rules
 from duetime.errors import InvalidInput, SubjectNotFound
-from duetime.reminders.rearming import rearm_stale
+from duetime.reminders.rearm import rearm_stale
 from tests.conftest import Backend
 
 START = datetime(2026, 3, 2, tzinfo=UTC)  # A Monday.

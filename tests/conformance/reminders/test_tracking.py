@@ -17,7 +17,7 @@ import pytest
 
 from duetime import Duetime, Reminder
 from duetime.errors import InvalidInput
-from duetime.reminders.rearming import rearm_stale
+from duetime.reminders.rearm import rearm_stale
 from duetime.storage.postgres.triggers import OWN_TABLES
 from tests.conftest import Backend
 from tests.waiting import until

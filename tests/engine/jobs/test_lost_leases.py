@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from duetime import Duetime, JobState
-from duetime.engine.heartbeat import Heartbeat
+from duetime.engine.lease import Heartbeat
 from duetime.errors import JobFailed
 from duetime.storage.store import Beat
 from tests.conftest import Backend, query

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from duetime.engine.processes import Processes
-from duetime.engine.runtime import COULD_NOT_START
+from duetime.engine.process import COULD_NOT_START
+from duetime.engine.supervisor import Supervisor
 
 CHILD = """
 import os, signal, sys, time
@@ -27,7 +27,7 @@ time.sleep(60)
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duetime.engine.processes._BACKOFF", (0.05,))
+    monkeypatch.setattr("duetime.engine.supervisor._BACKOFF", (0.05,))
 
 
 def run(folder: Path, fails: Sequence[int]) -> int:
@@ -36,7 +36,7 @@ def run(folder: Path, fails: Sequence[int]) -> int:
     def command(number: int) -> list[str]:
         return [sys.executable, "-c", CHILD, str(number), str(folder), str(fails[number - 1])]
 
-    return Processes(len(fails), command=command).run()
+    return Supervisor(len(fails), command=command).run()
 
 
 def starts(folder: Path, number: int) -> int:

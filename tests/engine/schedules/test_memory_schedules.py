@@ -12,8 +12,8 @@ import pytest
 
 from duetime import Context, Duetime
 from duetime.domain.duration import parse_duration
-from duetime.engine.ticker import Ticker
 from duetime.errors import InvalidInput, InvalidSchedule
+from duetime.schedules.memory import MemorySchedules
 from tests.conftest import Backend
 from tests.waiting import until, until_true
 
@@ -88,7 +88,7 @@ async def test_a_tick_that_passes_while_no_worker_runs_is_gone(
 
     store = await app.store()
     await store.drive_clock(START)
-    ticker = Ticker(store)
+    ticker = MemorySchedules(store)
     ticker.schedules = app.schedules.declared
     await ticker.arm()
     [waiting] = await app.jobs.find()

@@ -10,7 +10,7 @@ import pytest
 
 from duetime import Duetime, JobState
 from duetime.domain.jobs.job import JobFilter, NewJob
-from duetime.engine.service import repeat
+from duetime.engine.services import repeat
 from duetime.errors import DatabaseUnreachable, PassingError, StorageError, TransactionConflict
 from duetime.storage.postgres.connection import told_errors
 from duetime.storage.postgres.store import PostgresStore

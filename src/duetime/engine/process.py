@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from duetime.engine.service import OUTAGE_SECONDS
+from duetime.engine.services import OUTAGE_SECONDS
 from duetime.engine.worker import Worker
 from duetime.errors import DatabaseDamaged, DuetimeError, PassingError
 from duetime.settings import Settings
@@ -45,7 +45,7 @@ _THREADS = ("duetime-task", "duetime-loop")
 
 
 class Host(Protocol):
-    """What the runtime needs of an application."""
+    """What a worker process needs of an application."""
 
     settings: Settings
 
@@ -69,15 +69,15 @@ def run_worker(
     process. With `parent`, the end of that process counts as the first signal. `greet` is called
     once signals are handled: whoever reads of the start may send one at once.
     """
-    runtime = Runtime(host, name)
-    with runtime.signals:
+    process = WorkerProcess(host, name)
+    with process.signals:
         greet()
         if parent is not None:
             threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
-        return asyncio.run(runtime.main())
+        return asyncio.run(process.main())
 
 
-class Runtime:
+class WorkerProcess:
     """One worker in this process."""
 
     def __init__(self, host: Host, name: str | None) -> None:

@@ -23,7 +23,7 @@ _LONGEST_SLEEP = timedelta(minutes=1)
 _MOMENT = timedelta(milliseconds=5)
 
 
-class Ticker:
+class MemorySchedules:
     """Keeps the next tick of each schedule enqueued. A tick that passes while no process runs is
     gone: nobody knows of it."""
 

@@ -15,12 +15,12 @@ from duetime.domain.reminders.keys import DIGEST_PREFIX
 from duetime.domain.reminders.recipient import Route
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus
 from duetime.engine.context import Context
+from duetime.reminders.admission import Admissions, admit, disable_all, give_back
+from duetime.reminders.batching import Batcher
 from duetime.reminders.deliveries import perform
 from duetime.reminders.digests import send_digest
-from duetime.reminders.gathering import Gathering
 from duetime.reminders.messages import Messages
-from duetime.reminders.recipients import Gate, admit, disable_all, give_back
-from duetime.reminders.recording import Record, Recorder
+from duetime.reminders.recorder import Record, Recorder
 from duetime.reminders.send_attempt import ConfiguredChannel, Outgoing, SendAttempt
 from duetime.storage.reminders.sends import Ready, SentReminder
 
@@ -42,8 +42,8 @@ class Sender:
         self.options: dict[str, Any] = {}
         self.escalation: Task[..., Any] | None = None
         # The read begins after the ask, so after the job was claimed.
-        self._ready: Gathering[int, Ready | None] = Gathering(self._read_ready)
-        self._gate = Gate(app)
+        self._ready: Batcher[int, Ready | None] = Batcher(self._read_ready)
+        self._admissions = Admissions(app)
         self._recorder = Recorder(app)
 
     async def remind(self, reminder: int, ctx: Context) -> Any:
@@ -54,7 +54,7 @@ class Sender:
             return refused
         admitted = await admit(
             self._app,
-            self._gate,
+            self._admissions,
             ready.reminder,
             ready.desk,
             channels=list(self.channels) if self.handler is None else None,

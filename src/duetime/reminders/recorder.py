@@ -11,8 +11,8 @@ from duetime.domain.jobs.job import NewJob
 from duetime.domain.reminders.delivery import HANDLER
 from duetime.engine.context import Context
 from duetime.errors import ClaimLost
+from duetime.reminders.batching import Batcher
 from duetime.reminders.deliveries import perform
-from duetime.reminders.gathering import Gathering
 from duetime.storage.reminders.deliveries import DeliveryStatements
 from duetime.storage.reminders.sends import SentReminder
 from duetime.storage.store import Dialect, Statements, Store
@@ -42,7 +42,7 @@ class Recorder:
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
-        self._records: Gathering[Record, Answer] = Gathering(self._together, lasting=True)
+        self._records: Batcher[Record, Answer] = Batcher(self._together, lasting=True)
 
     async def record(self, record: Record) -> None:
         """Record one send; raise `ClaimLost` if its job is not ours any more."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from duetime.reminders.gathering import Gathering
+from duetime.reminders.batching import Batcher
 
 
 class Clerk:
@@ -42,20 +42,20 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def ask(gathering: Gathering[int, int], *asks: int) -> list[asyncio.Task[int]]:
+def ask(gathering: Batcher[int, int], *asks: int) -> list[asyncio.Task[int]]:
     return [asyncio.create_task(gathering.get(what)) for what in asks]
 
 
 async def test_one_ask_is_answered_at_once() -> None:
     clerk = Clerk(waits=False)
 
-    assert await Gathering(clerk.answer).get(4) == 8
+    assert await Batcher(clerk.answer).get(4) == 8
     assert clerk.calls == [[4]]
 
 
 async def test_groups_are_answered_apart_and_do_not_wait_for_each_other() -> None:
     clerk = Clerk()
-    gathering = Gathering(clerk.answer)
+    gathering = Batcher(clerk.answer)
     asks = [asyncio.create_task(gathering.get(n, group=n % 2)) for n in range(4)]
     await turns()
 
@@ -68,7 +68,7 @@ async def test_groups_are_answered_apart_and_do_not_wait_for_each_other() -> Non
 
 async def test_what_is_asked_in_one_turn_is_one_call() -> None:
     clerk = Clerk(waits=False)
-    gathering = Gathering(clerk.answer)
+    gathering = Batcher(clerk.answer)
 
     assert await asyncio.gather(*ask(gathering, 1, 2, 3)) == [2, 4, 6]
     assert clerk.calls == [[1, 2, 3]]
@@ -76,7 +76,7 @@ async def test_what_is_asked_in_one_turn_is_one_call() -> None:
 
 async def test_asks_during_a_call_are_the_next_call_and_never_join_it() -> None:
     clerk = Clerk()
-    gathering = Gathering(clerk.answer)
+    gathering = Batcher(clerk.answer)
     first = ask(gathering, 1)
     await turns()
     later = ask(gathering, 2, 3)
@@ -94,12 +94,12 @@ async def test_asks_during_a_call_are_the_next_call_and_never_join_it() -> None:
 async def test_the_same_is_asked_twice_and_answered_twice() -> None:
     clerk = Clerk(waits=False)
 
-    assert await asyncio.gather(*ask(Gathering(clerk.answer), 5, 5)) == [10, 10]
+    assert await asyncio.gather(*ask(Batcher(clerk.answer), 5, 5)) == [10, 10]
 
 
 async def test_a_call_has_no_more_asks_than_it_may() -> None:
     clerk = Clerk(waits=False)
-    gathering = Gathering(clerk.answer, most=2)
+    gathering = Batcher(clerk.answer, most=2)
 
     assert await asyncio.gather(*ask(gathering, 1, 2, 3, 4, 5)) == [2, 4, 6, 8, 10]
     assert clerk.calls == [[1, 2], [3, 4], [5]]
@@ -108,7 +108,7 @@ async def test_a_call_has_no_more_asks_than_it_may() -> None:
 async def test_an_error_reaches_all_of_its_call_and_none_of_the_next() -> None:
     clerk = Clerk()
     clerk.error = ValueError("no")
-    gathering = Gathering(clerk.answer)
+    gathering = Batcher(clerk.answer)
     failing = ask(gathering, 1, 2)
     await turns()
     fine = ask(gathering, 3)
@@ -125,14 +125,14 @@ async def test_answers_that_are_too_few_are_an_error_for_all() -> None:
     async def forget(asks: list[int]) -> list[int]:
         return asks[1:]
 
-    done = await asyncio.gather(*ask(Gathering(forget), 1, 2), return_exceptions=True)
+    done = await asyncio.gather(*ask(Batcher(forget), 1, 2), return_exceptions=True)
 
     assert [type(error) for error in done] == [ValueError, ValueError]
 
 
 async def test_who_is_cancelled_before_the_call_is_left_out() -> None:
     clerk = Clerk()
-    gathering = Gathering(clerk.answer, lasting=True)
+    gathering = Batcher(clerk.answer, lasting=True)
     first = ask(gathering, 1)
     await turns()
     gone, stays = ask(gathering, 2, 3)
@@ -148,7 +148,7 @@ async def test_who_is_cancelled_before_the_call_is_left_out() -> None:
 
 async def test_who_is_cancelled_during_the_call_harms_no_other() -> None:
     clerk = Clerk()
-    gone, stays = ask(Gathering(clerk.answer), 1, 2)
+    gone, stays = ask(Batcher(clerk.answer), 1, 2)
     await turns()
     gone.cancel()
     await turns()
@@ -160,7 +160,7 @@ async def test_who_is_cancelled_during_the_call_harms_no_other() -> None:
 
 async def test_the_first_to_ask_is_cancelled_and_the_others_are_answered() -> None:
     clerk = Clerk()
-    gathering = Gathering(clerk.answer)
+    gathering = Batcher(clerk.answer)
     [first] = ask(gathering, 1)
     await turns()
     [second] = ask(gathering, 2)
@@ -173,7 +173,7 @@ async def test_the_first_to_ask_is_cancelled_and_the_others_are_answered() -> No
 
 async def test_what_lasts_is_not_broken_off() -> None:
     clerk = Clerk()
-    [gone] = ask(Gathering(clerk.answer, lasting=True), 1)
+    [gone] = ask(Batcher(clerk.answer, lasting=True), 1)
     await turns()
     gone.cancel()
     await turns()
@@ -191,7 +191,7 @@ async def test_an_error_that_nobody_waits_for_is_no_complaint() -> None:
     for lasting in (False, True):
         clerk = Clerk()
         clerk.error = ValueError("no")
-        [gone] = ask(Gathering(clerk.answer, lasting=lasting), 1)
+        [gone] = ask(Batcher(clerk.answer, lasting=lasting), 1)
         await turns()
         gone.cancel()
         await turns()
@@ -212,7 +212,7 @@ async def test_many_at_random_are_all_answered() -> None:
         await asyncio.sleep(0.001)
         return [2 * what for what in asks]
 
-    gathering = Gathering(answer)
+    gathering = Batcher(answer)
 
     async def one(what: int) -> int:
         await asyncio.sleep(what % 17 / 2000)
@@ -239,7 +239,7 @@ def test_each_event_loop_has_its_own_calls() -> None:
             await asyncio.sleep(60)
         return asks
 
-    gathering = Gathering(answer)
+    gathering = Batcher(answer)
 
     async def leave() -> None:
         asyncio.create_task(gathering.get(0))  # noqa: RUF006
@@ -273,7 +273,7 @@ async def test_a_call_that_fails_at_once_does_not_spin() -> None:
     async def fail(asks: list[int]) -> list[int]:
         raise OSError("down")
 
-    gathering = Gathering(fail)
+    gathering = Batcher(fail)
     for _ in range(3):
         with pytest.raises(OSError, match="down"):
             await gathering.get(1)

@@ -13,7 +13,7 @@ B = TypeVar("B")
 _MOST = 100
 
 
-class Gathering(Generic[A, B]):
+class Batcher(Generic[A, B]):
     """Answers many asks by one call: `answer(asks)` returns an answer to each, in their order.
 
     Nothing waits to be gathered. The first ask begins a call at once, with what else was asked in
@@ -47,7 +47,7 @@ class Gathering(Generic[A, B]):
         if current is None:
             current = rounds[group] = _Round()
             serve = self._serve(loop, group, current)
-            current.task = loop.create_task(serve, name="duetime-gathering")
+            current.task = loop.create_task(serve, name="duetime-batch")
         current.waiting.append(ask)
         try:
             return await asyncio.shield(ask.answer)

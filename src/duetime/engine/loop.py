@@ -24,10 +24,8 @@ from duetime.engine.executor import end_as_completed
 from duetime.engine.holdings import Holdings
 from duetime.engine.lanes import Lanes
 from duetime.engine.options import WorkerOptions
-from duetime.engine.planner import Planner
 from duetime.engine.runners import Runners
-from duetime.engine.service import OUTAGE_SECONDS, backoff
-from duetime.engine.ticker import Ticker
+from duetime.engine.services import OUTAGE_SECONDS, backoff
 from duetime.errors import (
     DatabaseUnreachable,
     DataRefused,
@@ -36,6 +34,8 @@ from duetime.errors import (
     StorageError,
     TransactionConflict,
 )
+from duetime.schedules.memory import MemorySchedules
+from duetime.schedules.planner import Planner
 from duetime.storage.schedules.rows import Declarer, NewSchedule
 from duetime.storage.store import LEAD, Exchange, Sleeper, Store
 from duetime.telemetry.events import Events
@@ -95,7 +95,7 @@ class Dispatcher:
             optional=options.schedule_fallback,
         )
         self._log_started = events.job_started(self.name)
-        self._ticker = Ticker(store)
+        self._ticker = MemorySchedules(store)
         self._applied = False
         self._fallen_back = False
         """The schedule tables failed: what the code declares ticks in memory."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from duetime.engine.loop_watch import LoopWatch
-from duetime.engine.service import OUTAGE_SECONDS
+from duetime.engine.services import OUTAGE_SECONDS
 from duetime.errors import DatabaseDamaged, StorageError
 from duetime.storage.store import Beat, Heart
 from duetime.telemetry.outage import Seldom

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from duetime.engine.runtime import COULD_NOT_START, DAMAGED, STOP_SIGNALS
+from duetime.engine.process import COULD_NOT_START, DAMAGED, STOP_SIGNALS
 
 log = logging.getLogger("duetime.runtime")
 
@@ -43,7 +43,7 @@ class Child:
             self.process.send_signal(number)
 
 
-class Processes:
+class Supervisor:
     """Runs `count` children until a signal; `command(n)` is the n-th one's command line."""
 
     def __init__(self, count: int, *, command: Callable[[int], Sequence[str]]) -> None:

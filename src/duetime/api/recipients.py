@@ -1,0 +1,105 @@
+"""`app.recipients`: how and when people are reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from duetime.domain.jobs.job import check_name, check_sought
+from duetime.domain.reminders.recipient import Recipient, make_recipient, parse_muted
+from duetime.errors import InvalidInput, RecipientNotFound
+from duetime.reminders.admission import perform
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+
+class Recipients:
+    """`app.recipients`: who is reminded, and how. One who is not here is reached by their ref."""
+
+    def __init__(self, app: Duetime) -> None:
+        self._app = app
+
+    async def put(
+        self,
+        ref: str,
+        *,
+        tz: str | None = None,
+        channels: Any = None,
+        quiet: str | None = None,
+        muted: Any = None,
+        most_per_hour: int | None = None,
+        by: str = "unknown",
+        tx: Any = None,
+    ) -> str:
+        """Add a recipient or change all of it; return `added`, `changed` or `same`.
+
+        `channels`: `{"push": "token", "email": "ann@example.org"}`, in the order in which they are
+        tried. `quiet`: "22:00-07:00" on the clock of `tz`, else on the subject's. `muted`: True, or
+        any of "scope:…", "subject:…", "channel:…", "rule:…". `most_per_hour`: what is more waits,
+        and goes out in one digest. Addresses that were disabled are tried again.
+        """
+        given = make_recipient(
+            ref, tz=tz, channels=channels, quiet=quiet, muted=muted, most_per_hour=most_per_hour
+        )
+        return await self._change(ref, lambda _: given, by, tx)
+
+    async def mute(self, ref: str, *what: str, by: str = "unknown", tx: Any = None) -> str:
+        """Send less: "all", or any of "scope:…", "subject:…", "channel:…", "rule:…"."""
+        added = parse_muted(_some(what))
+
+        def change(known: Recipient | None) -> Recipient:
+            before = known or Recipient(ref=check_name(ref, what="recipient"))
+            return msgspec.structs.replace(before, muted=parse_muted([*before.muted, *added]))
+
+        return await self._change(ref, change, by, tx)
+
+    async def unmute(self, ref: str, *what: str, by: str = "unknown", tx: Any = None) -> str:
+        """Take back what was muted, in the same words."""
+        removed = set(parse_muted(_some(what)))
+
+        def change(known: Recipient | None) -> Recipient:
+            if known is None:
+                raise RecipientNotFound(ref)
+            kept = tuple(one for one in known.muted if one not in removed)
+            return msgspec.structs.replace(known, muted=kept)
+
+        return await self._change(ref, change, by, tx)
+
+    async def get(self, ref: str) -> Recipient:
+        """Return the recipient; raise `RecipientNotFound`."""
+        check_sought(ref, what="recipient")
+        found: Recipient | None = await perform(self._app, lambda s: s.recipient(ref), reads=True)
+        if found is None:
+            raise RecipientNotFound(ref)
+        return found
+
+    async def find(self, *, after: str = "") -> list[Recipient]:
+        """Return recipients by reference, at most 1,000; `after` the last one for the next."""
+        found: list[Recipient] = await perform(
+            self._app, lambda s: s.recipients(after=after), reads=True
+        )
+        return found
+
+    async def delete(self, ref: str, *, by: str = "unknown", tx: Any = None) -> None:
+        """Forget all about a recipient, who is then reached as if never put."""
+        actor = check_name(by, what="actor (by=)")
+        if not await perform(self._app, lambda s: s.delete_recipient(ref, actor=actor), tx):
+            raise RecipientNotFound(ref)
+
+    async def _change(
+        self, ref: str, change: Callable[[Recipient | None], Recipient], by: str, tx: Any
+    ) -> str:
+        actor = check_name(by, what="actor (by=)")
+        answer: str = await perform(
+            self._app, lambda s: s.put_recipient(ref, change, actor=actor), tx
+        )
+        return answer
+
+
+def _some(what: tuple[str, ...]) -> tuple[str, ...]:
+    if not what:
+        raise InvalidInput("Say what: 'all', 'scope:guild:1', 'channel:email', …")
+    return what
