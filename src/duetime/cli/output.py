@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
+import msgspec
 
-from duetime.api.jobs import as_json
 from duetime.domain.text import escape_controls, escape_json
 
 _UNITS = (
@@ -44,6 +44,11 @@ def write_file(content: bytes) -> None:
         echo(content.decode(errors="replace").replace("\r\n", "\n").rstrip("\n"))
     else:
         _write(content)
+
+
+def as_json(value: Any) -> Any:
+    """Return a value, as plain data."""
+    return msgspec.to_builtins(value)
 
 
 def print_json(value: Any) -> None:

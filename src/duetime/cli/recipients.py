@@ -6,10 +6,18 @@ from typing import Any
 
 import click
 
-from duetime.api.jobs import as_json
 from duetime.app import Duetime
 from duetime.cli.number import Number
-from duetime.cli.output import confirm, echo, exact, one_line, print_facts, print_json, print_table
+from duetime.cli.output import (
+    as_json,
+    confirm,
+    echo,
+    exact,
+    one_line,
+    print_facts,
+    print_json,
+    print_table,
+)
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, target_of
 from duetime.domain.reminders.recipient import MOST_PER_HOUR, Recipient

@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 
 import click
 
-from duetime.api.jobs import as_json
 from duetime.app import Duetime
 from duetime.cli.deliveries import ack_command, deliveries_command, snooze_command
 from duetime.cli.moment import iso
 from duetime.cli.number import JOB_ID, Number
-from duetime.cli.output import confirm, echo, one_line, plural, print_json, print_table
+from duetime.cli.output import as_json, confirm, echo, one_line, plural, print_json, print_table
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, Target, target_of
 from duetime.domain.duration import format_duration

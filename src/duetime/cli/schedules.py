@@ -6,11 +6,10 @@ from datetime import datetime, timedelta
 
 import click
 
-from duetime.api.jobs import as_json
 from duetime.api.schedules import ScheduleHandle, ScheduleInfo, ticks_between
 from duetime.app import Duetime
 from duetime.cli.moment import MOMENT_OR_SPAN, ago, iso
-from duetime.cli.output import confirm, echo, exact, plural, print_json, print_table
+from duetime.cli.output import as_json, confirm, echo, exact, plural, print_json, print_table
 from duetime.cli.person import by_option
 from duetime.cli.schedule_history import audit_command, explain_command, history_command
 from duetime.cli.schedule_put import preview_command, put_command

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from duetime.api.jobs import as_json
 from duetime.app import Duetime
 from duetime.cli.moment import MOMENT, Moment, iso
 from duetime.cli.output import (
+    as_json,
     compact,
     confirm,
     echo,

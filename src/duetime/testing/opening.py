@@ -107,17 +107,17 @@ async def _open(
 @asynccontextmanager
 async def _database(app: Duetime, *, isolated: bool) -> AsyncIterator[None]:
     """Point the app at the world's database; its own connections wait untouched meanwhile."""
-    settings, stores, checked = app.settings, app._stores, app._checked
+    settings, stores, checked = app.settings, app._database.stores, app._database.checked
     with TemporaryDirectory(prefix="duetime-test-", ignore_cleanup_errors=True) as folder:
         app.settings = _settings(settings, isolated=isolated, folder=Path(folder))
-        app._stores = WeakKeyDictionary()
-        app._checked = False
+        app._database.stores = WeakKeyDictionary()
+        app._database.checked = False
         try:
             yield
         finally:
             await _close_stores(app)
             dropped, app.settings = app.settings, settings
-            app._stores, app._checked = stores, checked
+            app._database.stores, app._database.checked = stores, checked
             if isolated:
                 await asyncio.to_thread(_drop, dropped)
 
@@ -138,7 +138,7 @@ def _name_schema() -> str:
 async def _close_stores(app: Duetime) -> None:
     """Close what was opened in the world, on each event loop that still runs."""
     here = asyncio.get_running_loop()
-    for loop in list(app._stores):
+    for loop in list(app._database.stores):
         if loop is here:
             await app.close()
         elif loop.is_running():

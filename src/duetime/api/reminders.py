@@ -1,0 +1,145 @@
+"""`app.reminders`: what will be sent, what was, and why not."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from duetime.api.subjects import perform
+from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.jobs.job import check_name, check_sought
+from duetime.domain.reminders.delivery import Delivery
+from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Resent, explain_reminder
+from duetime.domain.reminders.rule import say_moment
+from duetime.errors import InvalidInput, ReminderNotFound
+from duetime.reminders.deliveries import acknowledge, find_deliveries, id_of, snooze
+from duetime.reminders.resending import find_ended, resend, resend_many
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+
+class Reminders:
+    """`app.reminders`: what will be sent, what was, and why not."""
+
+    def __init__(self, app: Duetime) -> None:
+        self._app = app
+
+    async def find(
+        self, *, subject: str | None = None, status: ReminderStatus | str | None = None
+    ) -> list[Reminder]:
+        """Return reminders, earliest first; at most 1,000.
+
+        If there are more, of those that are armed the next ones, else the newest.
+        """
+        if status is not None and status not in set(ReminderStatus):
+            raise InvalidInput(
+                f"There is no status {status!r}. There are: {', '.join(ReminderStatus)}."
+            )
+        if subject is not None:
+            check_sought(subject, what="subject")
+        found: list[Reminder] = await perform(
+            self._app, lambda s: s.find(subject=subject, status=status), reads=True
+        )
+        return found
+
+    async def preview(self, within: Duration = "7d") -> list[Reminder]:
+        """Return what is due in the next days, earliest first."""
+        until = await self._app.now() + parse_duration(within, name="within")
+        found: list[Reminder] = await perform(
+            self._app, lambda s: s.find(status="armed", until=until), reads=True
+        )
+        return found
+
+    async def explain(self, reminder: int | Reminder) -> str:
+        """Say what became of a reminder, and why. Raises `ReminderNotFound`."""
+        found = await self._get(id_of(reminder))
+        deliveries = await find_deliveries(self._app, found.id)
+        told = explain_reminder(found, deliveries, now=await self._app.now())
+        subject = await self._app.subjects.get(found.subject)
+        if subject.problem is not None:
+            told = f"{told} Of its row something cannot be used: {subject.problem}."
+        repeats = subject.repeats
+        if repeats is None:
+            return told
+        which = f"It is of the occurrence of {say_moment(found.due_at)}"
+        return f"{told} {which}; the subject repeats: {repeats.describe()}."
+
+    async def deliveries(self, reminder: int | Reminder) -> list[Delivery]:
+        """Return what each channel did with a reminder, in the order in which they were asked.
+
+        Raises `ReminderNotFound`.
+        """
+        reminder_id = id_of(reminder)
+        found = await find_deliveries(self._app, reminder_id)
+        if not found:
+            await self._get(reminder_id)
+        return found
+
+    async def acknowledge(
+        self, which: int | Reminder | str, *, by: str = "unknown", tx: Any = None
+    ) -> bool:
+        """Somebody has seen it: it escalates no more. Returns whether that was new.
+
+        `which`: the reminder or its id, or the id under which its receiver knows it, as text.
+        Raises `ReminderNotFound`, `DeliveryNotFound`, and `InvalidInput` if it was not sent.
+        """
+        known = which if isinstance(which, str) else id_of(which)
+        return await acknowledge(self._app, known, by=by, tx=tx)
+
+    async def snooze(
+        self, reminder: int | Reminder, span: Duration, *, by: str = "unknown", tx: Any = None
+    ) -> datetime:
+        """Send it again after a while, unless its subject moves or ends before; return when.
+
+        That is another message, with a key of its own. Until then it does not escalate. Raises
+        `ReminderNotFound`, and `InvalidInput` if it was not sent, is no longer true, or would
+        then be too late.
+        """
+        return await snooze(self._app, id_of(reminder), span, by=by, tx=tx)
+
+    async def resend(
+        self, reminder: int | Reminder, *, by: str = "unknown", tx: Any = None
+    ) -> Reminder:
+        """Send one now that has ended: it failed, expired, was skipped, or was sent. Return it.
+
+        Its key stays, so that a receiver who has it after all drops it; if a channel took it, it is
+        another message, as after a snooze. Expiry does not hold for it. Raises `ReminderNotFound`,
+        and `InvalidInput` if it is armed, or no longer true.
+        """
+        return await resend(self._app, id_of(reminder), by=by, tx=tx)
+
+    async def resend_many(
+        self,
+        *,
+        status: ReminderStatus | str = ReminderStatus.FAILED,
+        subject: str | None = None,
+        scope: str | None = None,
+        recipient: str | None = None,
+        within: Duration | None = None,
+        by: str = "unknown",
+    ) -> Resent:
+        """Send all reminders now that `failed` (or `expired`, or were `skipped`) and match.
+
+        `scope`: in it or inside it. `within`: ended in the last hours or days. Each is sent as
+        `resend` does it; returns which are, and which are not, such as those that are no longer
+        true. Raises `InvalidInput`.
+        """
+        actor = check_name(by, what="actor (by=)")
+        ids = await find_ended(
+            self._app,
+            status=status,
+            subject=subject,
+            scope=scope,
+            recipient=recipient,
+            within=within,
+        )
+        return await resend_many(self._app, ids, by=actor)
+
+    async def _get(self, reminder_id: int) -> Reminder:
+        found: list[Reminder] = await perform(
+            self._app, lambda s: s.find(ids=[reminder_id]), reads=True
+        )
+        if not found:
+            raise ReminderNotFound(reminder_id)
+        return found[0]

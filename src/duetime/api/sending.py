@@ -1,0 +1,164 @@
+"""What sends reminders: handlers, channels, templates; and the receipts of providers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from duetime.api.tasks import positive
+from duetime.channels.channel import Channel
+from duetime.domain.duration import Duration
+from duetime.domain.jobs.job import check_name
+from duetime.domain.jobs.rate import parse_rate
+from duetime.domain.jobs.retry import Exponential, check_max_attempts
+from duetime.domain.reminders.digest import DIGEST_TASK
+from duetime.domain.reminders.reminder import ESCALATE_TASK, REMIND_TASK
+from duetime.engine.handler_source import refuse_return_in_transaction
+from duetime.errors import InvalidInput
+from duetime.reminders.deliveries import receipt
+from duetime.reminders.handlers import context_name
+from duetime.reminders.send_attempt import ConfiguredChannel
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+_ONE_HANDLER = "An app has one: register a function that calls both."
+
+
+class Sending:
+    """`app.on_reminder`, `app.add_channel`, `app.template` and their siblings."""
+
+    def __init__(self, app: Duetime) -> None:
+        self._app = app
+
+    def on_reminder(self, *handler: Any, **options: Any) -> Any:
+        """Register what sends reminders: a function of the `Reminder` and, if it takes two
+        arguments, the `Context`. It returns `Sent(external_id=…)`, `Retry`, `Snooze`, `Skip`.
+
+        `@app.on_reminder`, or `@app.on_reminder(retry=…, timeout=…)` with the options of a task.
+        """
+
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            refuse_return_in_transaction(
+                function, context_name(function), what="The @app.on_reminder handler"
+            )
+            self._app._registrations.add("@app.on_reminder handler", function, advice=_ONE_HANDLER)
+            self._register_remind(**options)
+            self._app._sender.handler = function
+            return function
+
+        return register(*handler) if handler else register
+
+    def on_digest(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Register what sends digests: a function of the `Digest` and, if it takes two arguments,
+        the `Context`. It answers as that of `@app.on_reminder`.
+
+        A digest is what waited because its recipient gets at most so many in an hour.
+        """
+        refuse_return_in_transaction(
+            handler, context_name(handler), what="The @app.on_digest handler"
+        )
+        self._app._registrations.add("@app.on_digest handler", handler, advice=_ONE_HANDLER)
+        self._app._sender.digest_handler = handler
+        return handler
+
+    def add_channel(
+        self,
+        channel: Channel,
+        *,
+        tries: int | None = None,
+        rate: str | None = None,
+        retry_for: Duration | None = None,
+        replace: bool = False,
+        **options: Any,
+    ) -> None:
+        """Send reminders through a channel; several are tried in the order in which they came.
+
+        A failure that may pass is retried until the reminder expires, or for a day if it does
+        not. `retry_for`: at most so long. `tries`: at most so often. The next channel is asked
+        after so many tries, by default after as many as a reminder has attempts. `rate`: at most
+        so many messages over all workers, such as `"10/s"`. `replace`: it takes the place of the
+        one of its name, as a test wants it. The other options are a task's, for all reminders:
+        give each once.
+        """
+        if not all(hasattr(channel, part) for part in ("name", "send", "close")):
+            raise InvalidInput(
+                f"A channel is an object with a name, an async send(message) and an async close(), "
+                f"not {channel!r:.100}."
+            )
+        name = check_name(channel.name, what="channel")
+        configured = ConfiguredChannel(
+            channel,
+            None if tries is None else check_max_attempts(tries, name="tries"),
+            None if rate is None else parse_rate(rate),
+            None if retry_for is None else positive(retry_for, name="retry_for"),
+        )
+        self._app._registrations.add(
+            f"channel {name!r}",
+            channel,
+            replace=replace,
+            advice="Give one of them another name=, or pass replace=True.",
+        )
+        self._register_remind(replace=replace, **options)
+        self._app._sender.channels[name] = configured
+
+    def template(self, name: str, *, body: str, title: str | None = None) -> None:
+        """Add a text that rules use by its name: `{"rule": "-1h", "template": "soon"}`.
+
+        Raises `InvalidInput` with the line if it is not a template. Needs Jinja2.
+        """
+        self._app._sender.messages.add(name, body=body, title=title)
+
+    def template_folder(self, folder: str | Path) -> list[str]:
+        """Add every `NAME.txt` of a folder as the template NAME; return their names.
+
+        Its first line is the title, if an empty line follows; the rest is the body.
+        """
+        return self._app._sender.messages.add_folder(folder)
+
+    def digest_template(self, name: str) -> None:
+        """Have digests say what the template of this name says; it may be added later."""
+        self._app._sender.messages.use_for_digests(name)
+
+    async def receipt(
+        self,
+        external_id: str | None,
+        status: str,
+        *,
+        key: str | None = None,
+        reason: str | None = None,
+        channel: str | None = None,
+        by: str = "provider",
+        tx: Any = None,
+    ) -> int:
+        """Record what a provider tells later: `delivered`, `bounced`, `failed`, `acknowledged`.
+
+        Returns how many deliveries it told more of: 0 if that was known, or is late. After
+        `bounced` or `failed` the next channel is tried. `key`: the message's, if the provider
+        echoes it. By it a message is found whose send is not recorded: the provider was faster, or
+        its answer was lost. Then that channel is not asked again. Raises `DeliveryNotFound`.
+        """
+        return await receipt(
+            self._app, external_id, status, key=key, reason=reason, channel=channel, by=by, tx=tx
+        )
+
+    def _register_remind(self, *, replace: bool = False, **options: Any) -> None:
+        sender = self._app._sender
+        for name, value in options.items():
+            self._app._registrations.add(
+                f"option {name}= of reminders",
+                value,
+                replace=replace,
+                advice="It holds for all reminders: give it once.",
+            )
+        # Those of an earlier channel hold on.
+        sender.options |= options
+        own = sender.options | {"overrides_jobs": True}
+        self._app.task.register(sender.remind, name=REMIND_TASK, **own)
+        self._app.task.register(sender.digest, name=DIGEST_TASK, **own)
+        lane = {n: value for n, value in sender.options.items() if n in ("queue", "priority")}
+        patient = Exponential("1s", max="1m", max_attempts=100)
+        sender.escalation = self._app.task.register(
+            sender.escalate, name=ESCALATE_TASK, retry=patient, **lane
+        )

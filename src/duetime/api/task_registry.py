@@ -1,0 +1,175 @@
+"""`@app.task`: a function becomes a task."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from duetime.api.tasks import Task, first_delay, positive
+from duetime.domain.duration import Duration
+from duetime.domain.jobs.job import (
+    DEFAULT_PRIORITY,
+    DEFAULT_QUEUE,
+    NewJob,
+    check_priority,
+    check_queue,
+    check_task_not_reserved,
+)
+from duetime.domain.jobs.retry import (
+    Exponential,
+    RetryPolicy,
+    check_errors,
+    check_max_attempts,
+    check_policy,
+)
+from duetime.domain.jobs.task import TaskDefinition, TaskOptions
+from duetime.engine.context import Context
+from duetime.engine.handler_source import refuse_return_in_transaction
+from duetime.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskRegistry:
+    """`app.task`: `@app.task`, or `@app.task(queue="mail", …)`."""
+
+    def __init__(self, app: Duetime) -> None:
+        self._app = app
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], Awaitable[R]], /
+    ) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(
+        self,
+        *,
+        name: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        priority: int = DEFAULT_PRIORITY,
+        retry: RetryPolicy | None = None,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] = Exception,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
+        expires: Duration | None = None,
+        keep_result: bool = True,
+    ) -> Registrar: ...
+
+    def __call__(self, *function: Any, **options: Any) -> Any:
+        """Register a function as a task. Its name is `module.function` unless `name=` is given.
+
+        Raises `InvalidInput` if another function has that name; see `duetime.registration`.
+        `retry`: a policy such as `Exponential("60s")` or `Delays("0s", "30s", "5m")`.
+        `retry_on`: the errors that may pass; any other ends the job as dead.
+        """
+        if (name := options.get("name")) is not None:
+            check_task_not_reserved(name)
+        if not function:
+            return lambda function: self.register(function, **options)
+        return self.register(*function, **options)
+
+    def register(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        priority: int = DEFAULT_PRIORITY,
+        retry: RetryPolicy | None = None,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] = Exception,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
+        expires: Duration | None = None,
+        keep_result: bool = True,
+        overrides_jobs: bool = False,
+    ) -> Task[..., Any]:
+        if not inspect.isroutine(function):
+            raise InvalidInput(
+                f"A task must be a function, got {function!r:.100}. Write a function that calls it."
+            )
+        policy = (
+            Exponential(self._app.settings.retry_base, max_attempts=self._app.settings.max_attempts)
+            if retry is None
+            else check_policy(retry)
+        )
+        options = TaskOptions(
+            queue=check_queue(queue),
+            priority=check_priority(priority),
+            retry=policy,
+            retry_on=check_errors(retry_on),
+            max_attempts=check_max_attempts(
+                policy.max_attempts if max_attempts is None else max_attempts
+            ),
+            timeout=None if timeout is None else positive(timeout, name="timeout"),
+            expires=None if expires is None else positive(expires, name="expires"),
+            keep_result=keep_result,
+            max_args_bytes=self._app.settings.max_args_bytes,
+            overrides_jobs=overrides_jobs,
+        )
+        definition = TaskDefinition(
+            function,
+            name=f"{_module_of(function)}.{function.__qualname__}" if name is None else name,
+            options=options,
+            context_type=Context,
+        )
+        refuse_return_in_transaction(
+            function, definition.context_name, what=f"Task {definition.name!r}"
+        )
+        self._app._registrations.add(
+            f"task {definition.name!r}",
+            function,
+            advice="Give each function a name of its own with name=.",
+        )
+        self._app.tasks[definition.name] = definition
+        defaults = NewJob(
+            task=definition.name,
+            queue=options.queue,
+            priority=options.priority,
+            max_attempts=options.max_attempts,
+            timeout=options.timeout,
+            expires_after=options.expires,
+            delay=first_delay(policy),
+        )
+        return Task(self._app, definition, defaults)
+
+
+class Registrar(Protocol):
+    """`@app.task(…)`: keeps the function's signature."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], Awaitable[R]], /
+    ) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    """The module's name; of a script the one under which a worker imports it."""
+    module = function.__module__
+    # A spawned process runs the script under the second name.
+    if module in ("__main__", "__mp_main__"):
+        main = sys.modules[module]
+        spec = getattr(main, "__spec__", None)
+        if spec is not None:
+            return str(spec.name)
+        if file := getattr(main, "__file__", None):
+            return Path(file).stem
+    return module

@@ -1,0 +1,95 @@
+"""An app's way to its database: one store per event loop, opened on first use."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from duetime.api.portal import keep_inherited
+from duetime.settings import Settings
+from duetime.storage import transaction
+from duetime.storage.migrations import check_version, upgrade
+from duetime.storage.store import Dialect, Statements, Store
+from duetime.wiring import backend_of, make_migrator, make_store
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+
+class Database:
+    """Opens stores, checks the schema once, and runs statements."""
+
+    def __init__(self, app: Duetime) -> None:
+        self._app = app
+        self.stores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Store]] = (
+            WeakKeyDictionary()
+        )
+        self.checked = False
+        self._check_lock = threading.Lock()
+        self._text_store: tuple[Settings, Store] | None = None
+
+    async def store(self) -> Store:
+        """Return this event loop's store, opened."""
+        loop = asyncio.get_running_loop()
+        opening = self.stores.get(loop)
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception())):
+            opening = self.stores[loop] = asyncio.create_task(self._open_store())
+        return await asyncio.shield(opening)
+
+    async def close(self) -> None:
+        """Close this event loop's connections. It can be used again afterwards."""
+        opening = self.stores.pop(asyncio.get_running_loop(), None)
+        if opening is not None:
+            await (await opening).close()
+
+    def forget_parent(self) -> None:
+        """In a forked process: the connections are the parent's, and their loops are gone."""
+        keep_inherited(dict(self.stores))
+        self.stores = WeakKeyDictionary()
+        self._check_lock = threading.Lock()
+
+    async def perform(
+        self,
+        make: Callable[[Dialect], Statements],
+        tx: Any = None,
+        *,
+        reads: bool = False,
+        computes: bool = False,
+    ) -> Any:
+        """Run statements in a transaction of their own, or in the caller's. `reads`: they change
+        nothing, and are one statement. `computes`: they compute much between them."""
+        if tx is None:
+            store = await self.store()
+            return await store.transact(make(store.dialect), reads=reads, computes=computes)
+        store = self.unopened()
+        placeholder = store.capabilities.placeholder
+        return await transaction.run_async(tx, make(store.dialect), placeholder=placeholder)
+
+    def unopened(self) -> Store:
+        """A store for its statements alone: writing in the caller's transaction needs no
+        connection of ours, and must not wait for one."""
+        if self._text_store is None or self._text_store[0] is not self._app.settings:
+            self._text_store = (self._app.settings, make_store(self._app.settings))
+        return self._text_store[1]
+
+    async def _open_store(self) -> Store:
+        if not self.checked:
+            await asyncio.to_thread(self._check_schema)
+        # Off the loop: the driver is imported, and the statements are read.
+        store = await asyncio.to_thread(make_store, self._app.settings)
+        await store.open()
+        return store
+
+    def _check_schema(self) -> None:
+        with self._check_lock:
+            if self.checked:
+                return
+            migrator = make_migrator(self._app.settings)
+            migrate = self._app.settings.migrate
+            if migrate or (migrate is None and backend_of(self._app.settings.database) == "sqlite"):
+                upgrade(migrator)
+            check_version(migrator.version(), len(migrator.migrations))
+            self.checked = True
