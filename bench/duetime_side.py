@@ -13,7 +13,7 @@ from typing import Any
 from bench.child import Parent
 from bench.payload import note_for
 from duetime import Context, Duetime, Reminder
-from duetime.domain.jobs.job import ClaimedJob, EndedJob
+from duetime.domain.jobs.job import ClaimedJob, FinishedJob
 from duetime.telemetry.events import Events
 
 _SHARES = 1000
@@ -34,11 +34,11 @@ class Stopwatch(Events):
             self.first_claim = jobs[0].claimed_at.timestamp()
         super().jobs_claimed(worker, jobs)
 
-    def jobs_ended(self, worker: str, ended: Sequence[EndedJob]) -> None:
+    def jobs_finished(self, worker: str, ended: Sequence[FinishedJob]) -> None:
         if ended:
             self.last_end = time.time()
             self.ended += len(ended)
-        super().jobs_ended(worker, ended)
+        super().jobs_finished(worker, ended)
 
 
 class Bench:

@@ -87,9 +87,9 @@ async def show_retries() -> None:
     info = await handle.info()
     for attempt in info.history:
         outcome = attempt.error or result
-        say(f"{DIM}attempt {attempt.attempt}:{PLAIN} {attempt.ended_as}: {outcome}")
+        say(f"{DIM}attempt {attempt.attempt}:{PLAIN} {attempt.outcome}: {outcome}")
     check(
-        [attempt.ended_as for attempt in info.history] == ["retried", "retried", "completed"],
+        [attempt.outcome for attempt in info.history] == ["retried", "retried", "completed"],
         f"{result}, after {len(info.history)} attempts",
     )
 
@@ -111,7 +111,7 @@ async def show_rescue() -> None:
         waited = time.monotonic() - killed
     attempts = (await handle.info()).history
     check(
-        [attempt.ended_as for attempt in attempts] == ["lost", "completed"],
+        [attempt.outcome for attempt in attempts] == ["lost", "completed"],
         f"{result}: attempt 1 was lost, attempt 2 completed {waited:.1f} s later, "
         f"by {attempts[-1].worker}",
     )

@@ -15,7 +15,7 @@ DRIVERS = ("psycopg", "asyncpg")
 EMPTY_DUETIME = "truncate duetime.job, duetime.due, duetime.claim, duetime.attempt"
 _HISTORY = """
 select count(*), count(distinct job_id),
-    count(*) filter (where attempt = 1 and ended_as = 'completed')
+    count(*) filter (where attempt = 1 and outcome = 'completed')
 from duetime.attempt
 """
 

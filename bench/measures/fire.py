@@ -28,7 +28,7 @@ _DEADLOCKS = "select deadlocks from pg_stat_database where datname = current_dat
 _LEDGER = """
 select extract(epoch from tick)::float8, count(*),
     count(*) filter (where status = 'fired' and succeeded)
-from duetime.occurrence where job_id is not null group by tick
+from duetime.schedule_tick where job_id is not null group by tick
 """
 _WAITS = """
 select wait_event_type || ' ' || wait_event, count(*) from pg_stat_activity

@@ -17,7 +17,7 @@ from bench.reading import Reading, Wrong, alternate, medians
 
 _HISTORY = """
 select count(*), count(distinct job_id),
-    count(*) filter (where attempt = 1 and ended_as = 'completed')
+    count(*) filter (where attempt = 1 and outcome = 'completed')
 from duetime_attempt
 """
 

@@ -45,11 +45,11 @@ class Phone:
             answer = await self._client.post("/calls", json=order, headers=headers)
         except httpx2.TransportError as error:
             # Perhaps the phone rings already. The next try has the same key.
-            raise NotSent(f"no answer: {type(error).__name__}", passing=True) from None
+            raise NotSent(f"no answer: {type(error).__name__}", transient=True) from None
         if answer.status_code == 429 or answer.is_server_error:
-            raise NotSent(f"the provider answered {answer.status_code}", passing=True)
+            raise NotSent(f"the provider answered {answer.status_code}", transient=True)
         if not answer.is_success:
-            raise NotSent(f"the provider refused: {answer.text}", passing=False)
+            raise NotSent(f"the provider refused: {answer.text}", transient=False)
         return Sent(external_id=answer.json()["id"])
 
     async def close(self) -> None:

@@ -39,7 +39,7 @@ from duetime.domain.schedules.timetable import Spec
 from duetime.engine.options import WorkerOptions
 from duetime.engine.services import OUTAGE_SECONDS
 from duetime.engine.worker import Worker
-from duetime.errors import InvalidInput, PassingError
+from duetime.errors import InvalidInput, TransientError
 from duetime.reminders.rearm import rearm_task
 from duetime.reminders.sender import Sender
 from duetime.settings import Settings, load_settings
@@ -288,7 +288,7 @@ class Duetime:
                 running = asyncio.create_task(worker.run(), name="duetime-worker")
                 await _until_started(worker, running)
                 return worker, running
-            except PassingError as error:
+            except TransientError as error:
                 outage.failed("start", error, OUTAGE_SECONDS)
                 await asyncio.sleep(OUTAGE_SECONDS)
 

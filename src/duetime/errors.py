@@ -194,28 +194,28 @@ class StorageError(DuetimeError):
     """The database refused or failed."""
 
 
-class PassingError(StorageError):
+class TransientError(StorageError):
     """The database failed in a way that may pass: workers try again, and so may you."""
 
 
-class DataRefused(StorageError):
+class DataRejected(StorageError):
     """The database does not accept these values: a constraint, a type or a trigger is against
     them. Trying again with the same values is of no use."""
 
 
-class DatabaseUnreachable(PassingError):
+class DatabaseUnreachable(TransientError):
     """No connection could be made, or it broke off. What became of a commit is unknown."""
 
 
-class TransactionConflict(PassingError):
+class TransactionConflict(TransientError):
     """Another transaction was in the way, and the database undid this one. Nothing was changed."""
 
 
-class DatabaseDamaged(StorageError):
+class DatabaseCorrupted(StorageError):
     """The SQLite file is damaged, or is not a database. Its workers stop."""
 
 
-class BadDatabaseURL(StorageError, ValueError):
+class InvalidDatabaseURL(StorageError, ValueError):
     """The database URL cannot be understood."""
 
 

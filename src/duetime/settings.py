@@ -30,7 +30,7 @@ DEFAULT_RETENTION = {
     "expired": timedelta(days=30),
     "dead": timedelta(days=90),
     "parked": timedelta(days=90),
-    "occurrence": timedelta(days=90),
+    "tick": timedelta(days=90),
     "reminder": timedelta(days=90),
     "audit": timedelta(days=365),
 }

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from duetime.domain.urls import show_url
-from duetime.errors import BadDatabaseURL, InvalidInput
+from duetime.errors import InvalidDatabaseURL, InvalidInput
 from duetime.settings import Settings
 from duetime.storage.migrations import Migrator
 from duetime.storage.store import Store
@@ -81,7 +81,7 @@ def backend_of(url: str) -> str:
         return "postgres"
     if url.startswith("sqlite://"):
         return "sqlite"
-    raise BadDatabaseURL(
+    raise InvalidDatabaseURL(
         "The database URL must begin with postgresql:// or sqlite:///, "
         + (f"got {show_url(url)}." if "://" in url else "and this one has no scheme.")
     )
@@ -91,7 +91,7 @@ def sqlite_path(url: str) -> str:
     """`sqlite:///jobs.db` is relative, `sqlite:////var/jobs.db` absolute, as elsewhere."""
     path = url.partition("://")[2]
     if not path.startswith("/") or len(path) < 2:
-        raise BadDatabaseURL(
+        raise InvalidDatabaseURL(
             "A SQLite URL is sqlite:/// and a path, such as sqlite:///duetime.db, got "
             f"{show_url(url)}."
         )
@@ -103,6 +103,6 @@ def _need_psycopg() -> None:
         import psycopg  # noqa: F401
         import psycopg_pool  # noqa: F401
     except ImportError:
-        raise BadDatabaseURL(
+        raise InvalidDatabaseURL(
             "PostgreSQL needs its driver: pip install 'duetime[postgres]'."
         ) from None

@@ -100,7 +100,7 @@ async def check_restored(url: str) -> None:
             assert await app.jobs.result(new.job_id, timeout="10s") == 99
 
         held = await app.jobs.get(by_task["held"].id)
-        assert [attempt.ended_as for attempt in held.history] == ["lost", "completed"]
+        assert [attempt.outcome for attempt in held.history] == ["lost", "completed"]
         assert new.job_id > max(before)
         assert held.history[-1].token > max(tokens)
         assert restored.ran == [99]

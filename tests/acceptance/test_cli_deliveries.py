@@ -35,7 +35,7 @@ class Box:
 async def test_deliveries_are_shown_acknowledged_and_snoozed(
     backend: Backend, app: Duetime
 ) -> None:
-    app.add_channel(Box("push", NotSent("no such token", passing=False)))
+    app.add_channel(Box("push", NotSent("no such token", transient=False)))
     app.add_channel(Box("mail"))
     due = datetime.now(UTC) + timedelta(hours=1)
     rule = {"rule": "-2h", "past": "send_now"}
@@ -74,7 +74,7 @@ async def test_deliveries_are_shown_acknowledged_and_snoozed(
 
 @on_both
 async def test_a_reminder_that_failed_is_sent_again(backend: Backend, app: Duetime) -> None:
-    box = Box("mail", NotSent("no such address", passing=False))
+    box = Box("mail", NotSent("no such address", transient=False))
     app.add_channel(box)
     due = datetime.now(UTC) + timedelta(hours=1)
     rule = {"rule": "-2h", "past": "send_now"}
@@ -109,7 +109,7 @@ async def test_a_reminder_that_failed_is_sent_again(backend: Backend, app: Dueti
 async def test_reminders_that_failed_are_sent_again_by_a_filter(
     backend: Backend, app: Duetime
 ) -> None:
-    box = Box("mail", NotSent("no such address", passing=False))
+    box = Box("mail", NotSent("no such address", transient=False))
     app.add_channel(box)
     due = datetime.now(UTC) + timedelta(hours=1)
     rule = {"rule": "-2h", "past": "send_now"}

@@ -107,7 +107,7 @@ async def fill(app: Duetime) -> None:
     await app.queues.pause(f"q{ODD}", by=ODD, reason=ODD)
     await app.schedules.put(ODD, f"task{ODD}", "0 9 * * *", args={"a": ODD}, by=ODD)
     await app.schedules[ODD].pause(reason=ODD, by=ODD)
-    await app.schedules.put_template(ODD, "0 9 * * *", description=ODD)
+    await app.schedules.put_preset(ODD, "0 9 * * *", description=ODD)
     await app.scopes.put(ODD, remind=["-1h"], by=ODD)
     await app.subjects.put(ODD, scope=ODD, due=DUE, recipients=[ODD], data={"title": ODD}, by=ODD)
     await app.recipients.put(ODD, channels={"console": ODD}, by=ODD)
@@ -130,7 +130,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("schedules", "explain", ODD),
     ("schedules", "preview", ODD),
     ("schedules", "audit"),
-    ("schedules", "templates"),
+    ("schedules", "presets"),
     ("schedules", "pause", ODD, "--by", ODD),
     ("schedules", "show", f"no{ODD}"),
     ("scopes", "show", ODD),
@@ -184,7 +184,7 @@ async def test_an_ical_file_is_escaped_on_a_terminal_only(backend: Backend, app:
         (("subjects", "show", "nothing"), "subject_not_found", 1),
         (("jobs", "show", "x"), "usage", 2),
         (("jobs", "nothing"), "usage", 2),
-        (("jobs", "list", "--database", "mysql://ann:hunter2@db/x"), "bad_database_url", 1),
+        (("jobs", "list", "--database", "mysql://ann:hunter2@db/x"), "invalid_database_url", 1),
         (("jobs", "list", "--database", "sqlite:///none.db"), "schema_mismatch", 1),
         (("jobs", "list", "--database", "postgresql://127.0.0.1:1/"), "database_unreachable", 1),
         (("db", "downgrade", "--to", "0"), "not_confirmed", 1),

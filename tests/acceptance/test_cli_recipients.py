@@ -20,10 +20,10 @@ async def test_recipients_are_put_shown_listed_and_deleted(backend: Backend, app
     none = duetime(backend.url, "recipients")
     added = duetime(
         backend.url, *ANN, "--tz", "Europe/Berlin", "--channel", "push=t=7", "--channel", "email",
-        "--quiet", "22:00-7:00", "--most-per-hour", "5", "--mute", "rule:-60m", "--by", "bob",
+        "--quiet", "22:00-7:00", "--max-per-hour", "5", "--mute", "rule:-60m", "--by", "bob",
     )  # fmt: skip
     same = duetime(backend.url, *ANN, "--tz", "Europe/Berlin", "--channel", "push=t=7",
-                   "--channel", "email", "--quiet", "22:00-07:00", "--most-per-hour", "5",
+                   "--channel", "email", "--quiet", "22:00-07:00", "--max-per-hour", "5",
                    "--mute", "rule:-1h")  # fmt: skip
     stored = await app.recipients.get("ann")
     listed = duetime(backend.url, "recipients")
@@ -37,7 +37,7 @@ async def test_recipients_are_put_shown_listed_and_deleted(backend: Backend, app
     assert added.out.splitlines()[0] == "Recipient ann is added."
     assert same.out.splitlines()[0] == "Recipient ann is the same: nothing changed."
     assert stored.channels == (Route("push", "t=7"), Route("email", None))
-    assert (stored.most_per_hour, stored.muted) == (5, ("rule:-1h",))
+    assert (stored.max_per_hour, stored.muted) == (5, ("rule:-1h",))
     assert rows(listed)[1] == [
         "ann",
         "Europe/Berlin",
@@ -77,7 +77,7 @@ async def test_muting_changes_nothing_else(backend: Backend, app: Duetime) -> No
         (("put", "ann", "--tz", "Mars"), 1, "Mars"),
         (("put", "ann", "--quiet", "night"), 1, "Write them as '22:00-07:00'"),
         (("put", "ann", "--channel", "=x"), 1, "channel"),
-        (("put", "ann", "--most-per-hour", "0"), 2, "0 is not between 1 and 1,000"),
+        (("put", "ann", "--max-per-hour", "0"), 2, "0 is not between 1 and 1,000"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

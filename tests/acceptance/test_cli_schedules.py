@@ -156,7 +156,7 @@ async def test_a_schedule_is_put_with_every_option(backend: Backend, app: Duetim
         "put", "digest", "shop.clean", "30 9 * * 1-5", '{"every": "10h"}', "--by", "ann",
         "--args", '{"item_id": 7}', "--tz", "Europe/Berlin", "--exclude", "2026-12-25",
         "--exclude", "* * 1 1 *", "--start", "2026-01-01T00:00Z", "--end", "2999-01-01T00:00Z",
-        "--jitter", "1m", "--template", "daily at noon", "--queue", "mail", "--priority", "2",
+        "--jitter", "1m", "--preset", "daily at noon", "--queue", "mail", "--priority", "2",
         "--catch-up", "all", "--max-runs", "9", "--max-age", "2d", "--pace", "1s", "--grace", "1m",
         "--overlap", "buffer_one", "--max-concurrent-runs", "2", "--burst-allowed", "--after",
         "other", "--within", "3h", "--wait", "10m", "--pause-after", "3", "--expires", "5m",
@@ -272,21 +272,21 @@ async def test_a_schedule_is_deleted_only_when_confirmed(backend: Backend, app: 
 
 
 @on_both
-async def test_templates_are_kept(backend: Backend, app: Duetime) -> None:
-    put = ("templates", "put", "closing", "0 18 * * 1-5", "--tz", "Europe/Berlin")
+async def test_presets_are_kept(backend: Backend, app: Duetime) -> None:
+    put = ("presets", "put", "closing", "0 18 * * 1-5", "--tz", "Europe/Berlin")
 
     stored = schedules(backend.url, *put, "--description", "The shop closes")
-    table = schedules(backend.url, "templates")
-    plain = schedules(backend.url, "templates", "list", "--json")
-    deleted = schedules(backend.url, "templates", "delete", "closing")
-    again = schedules(backend.url, "templates", "delete", "closing")
+    table = schedules(backend.url, "presets")
+    plain = schedules(backend.url, "presets", "list", "--json")
+    deleted = schedules(backend.url, "presets", "delete", "closing")
+    again = schedules(backend.url, "presets", "delete", "closing")
 
-    assert stored.out == "Template closing is stored.\n"
+    assert stored.out == "Preset closing is stored.\n"
     assert table.out.splitlines()[-1].split()[-4:] == ["The", "shop", "closes", "own"]
     assert [one["name"] for one in plain.json if one["own"]] == ["closing"]
-    assert deleted.out == "Template closing is deleted.\n"
+    assert deleted.out == "Preset closing is deleted.\n"
     assert again.code == 1
-    assert "There is no template 'closing'" in again.error
+    assert "There is no preset 'closing'" in again.error
 
 
 # Preview
@@ -378,9 +378,9 @@ def test_wrong_command_line(
     [
         (("--spec", "0 9 * *"), "has 4 fields"),
         (("--spec", "@daily", "--tz", "Mars"), "There is no time zone 'Mars'"),
-        (("--template", "weekdays 9"), "Did you mean 'Weekdays 9 AM'"),
+        (("--preset", "weekdays 9"), "Did you mean 'Weekdays 9 AM'"),
     ],
-    ids=["cron", "zone", "template"],
+    ids=["cron", "zone", "preset"],
 )
 def test_a_spec_that_cannot_be_read(options: tuple[str, ...], message: str) -> None:
     answer = schedules(None, "preview", *options)

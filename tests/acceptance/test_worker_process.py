@@ -104,7 +104,7 @@ async def test_thread_that_does_not_end_is_left_behind(backend: Backend, app: Du
         process.signal()
 
         assert process.exit_code(8) == 0
-        assert process.logged("threads_left")
+        assert process.logged("threads_abandoned")
 
     assert (await app.jobs.get(job_id)).state is JobState.PENDING
 
@@ -270,4 +270,4 @@ async def test_signal_in_an_outage(own_postgres: PostgresServer, holds: bool) ->
         process.signal()
 
         assert process.exit_code(10) == (70 if holds else 0)
-        assert not process.logged("stop_overran")
+        assert not process.logged("stop_timed_out")

@@ -35,7 +35,7 @@ async def test_one_service_that_fails_fails_the_message(http: HttpServer) -> Non
     with pytest.raises(NotSent) as failure:
         await channel.send(message())
 
-    assert failure.value.passing
+    assert failure.value.transient
     assert "500" in str(failure.value)
     await channel.close()
 
@@ -76,7 +76,7 @@ async def test_an_address_is_of_a_service_that_was_named(http: HttpServer, addre
         await channel.send(message(address=address))
 
     # The first one is read as one address, which nobody answers; the second is never looked at.
-    assert failure.value.passing is address.startswith("json://")
+    assert failure.value.transient is address.startswith("json://")
     assert "dbus" not in str(failure.value) or address.strip().startswith("dbus")
     assert http.requests == []
     await channel.close()
@@ -86,7 +86,7 @@ async def test_no_service_at_all_lasts() -> None:
     with pytest.raises(NotSent, match="no URL") as failure:
         await Apprise().send(message())
 
-    assert not failure.value.passing
+    assert not failure.value.transient
 
 
 def test_a_url_that_apprise_cannot_read_is_told_without_its_token() -> None:

@@ -77,7 +77,7 @@ async def test_what_may_pass_is_told(receiver: Receiver) -> None:
     with pytest.raises(NotSent) as failure:
         await channel.send(message(address=address))
 
-    assert failure.value.passing
+    assert failure.value.transient
     assert not failure.value.disable
     assert str(failure.value).endswith(".")
     await channel.close()
@@ -90,7 +90,7 @@ async def test_what_lasts_is_told(receiver: Receiver) -> None:
     with pytest.raises(NotSent) as failure:
         await channel.send(message(address=address))
 
-    assert not failure.value.passing
+    assert not failure.value.transient
     assert failure.value.retry_after is None
     await channel.close()
 
@@ -104,7 +104,7 @@ async def test_silence_ends_with_the_time_out(receiver: Receiver) -> None:
         await channel.send(message(address=address))
 
     assert 0.25 < time.monotonic() - begun < 20
-    assert failure.value.passing
+    assert failure.value.transient
     await channel.close()
 
 
@@ -143,5 +143,5 @@ async def test_a_failure_leaves_the_channel_usable(receiver: Receiver) -> None:
         with pytest.raises(NotSent) as failure:
             await channel.send(message(address=address))
 
-        assert not failure.value.passing
+        assert not failure.value.transient
     await channel.close()

@@ -129,7 +129,7 @@ async def test_a_title_that_looks_like_an_encoded_word_stays_readable(smtp: Smtp
 async def test_what_is_not_one_address_is_refused(smtp: SmtpServer, address: str) -> None:
     failure = await refusal(email(smtp), address=address)
 
-    assert not failure.passing
+    assert not failure.transient
     assert smtp.envelopes == []
 
 
@@ -144,7 +144,7 @@ async def test_domains_of_every_script_are_reached(smtp: SmtpServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "reply", "passing"),
+    ("command", "reply", "transient"),
     [
         ("RCPT", "450 mailbox busy", True),
         ("RCPT", "452 too many", True),
@@ -157,20 +157,20 @@ async def test_domains_of_every_script_are_reached(smtp: SmtpServer) -> None:
     ],
 )
 async def test_the_servers_code_decides(
-    smtp: SmtpServer, command: str, reply: str, passing: bool
+    smtp: SmtpServer, command: str, reply: str, transient: bool
 ) -> None:
     smtp.replies[command] = reply
 
     failure = await refusal(email(smtp))
 
-    assert failure.passing is passing
+    assert failure.transient is transient
     assert reply in str(failure)
 
 
 async def test_a_server_that_is_not_there_may_pass() -> None:
     channel = Email("127.0.0.1", port=9, security="plain", sender="due@example.com")
 
-    assert (await refusal(channel)).passing
+    assert (await refusal(channel)).transient
 
 
 async def test_a_goodbye_that_fails_changes_nothing(smtp: SmtpServer) -> None:
@@ -198,9 +198,9 @@ async def test_starttls_is_checked_and_needed(certificate: Certificate) -> None:
         stripped = await refusal(email(plain, **options))
 
     assert len(server.mails) == 1
-    assert distrust.passing
+    assert distrust.transient
     assert "cannot be used" in str(distrust)
-    assert stripped.passing
+    assert stripped.transient
     assert plain.mails == []
 
 
@@ -216,7 +216,7 @@ async def test_login() -> None:
         failure = await refusal(email(server, username="due", password="hunter2"))
 
     assert len(server.mails) == 1
-    assert failure.passing, "a password is mended without touching the reminder"
+    assert failure.transient, "a password is mended without touching the reminder"
     assert "535" in str(failure)
     assert "hunter2" not in str(failure)
 

@@ -112,11 +112,11 @@ async def test_a_name_without_addresses_may_get_one() -> None:
     with pytest.raises(NotSent, match="no address") as failure:
         await Guard(resolve=nowhere).addresses_of("hooks.example", 443)
 
-    assert failure.value.passing
+    assert failure.value.transient
 
 
 async def test_a_name_too_long_to_be_one_lasts() -> None:
     with pytest.raises(NotSent) as failure:
         await Guard().addresses_of("a" * 64 + ".example", 443)
 
-    assert not failure.value.passing
+    assert not failure.value.transient

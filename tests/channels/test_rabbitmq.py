@@ -94,7 +94,7 @@ async def test_what_no_queue_takes_is_told_with_its_place(
 
     assert "'reminders'" in str(failure.value)
     assert "'invoice.due'" in str(failure.value)
-    assert not failure.value.passing
+    assert not failure.value.transient
 
 
 @pytest.mark.parametrize("exchange", ["reminders", "nowhere"])
@@ -106,7 +106,7 @@ async def test_what_no_queue_takes_may_pass_if_so_configured(
     with pytest.raises(NotSent) as failure:
         await channel.send(message(address="invoice.due"))
 
-    assert failure.value.passing
+    assert failure.value.transient
     await channel.close()
     with pytest.raises(InvalidInput, match="unroutable must be"):
         RabbitMQ(rabbitmq.url, unroutable="ignore")  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ async def test_an_exchange_that_is_not_there_is_named(rabbitmq: RabbitMQServer) 
         with pytest.raises(NotSent, match="no exchange 'nowhere'") as failure:
             await channel.send(message())
 
-        assert not failure.value.passing
+        assert not failure.value.transient
     await channel.close()
 
 
@@ -139,7 +139,7 @@ async def test_a_wrong_password_may_be_mended_and_is_not_told(rabbitmq: RabbitMQ
     with pytest.raises(NotSent) as failure:
         await channel.send(message())
 
-    assert failure.value.passing
+    assert failure.value.transient
     assert "hunter2" not in str(failure.value)
     await channel.close()
 
@@ -157,7 +157,7 @@ async def test_nobody_there_may_pass_and_leaves_nothing_behind() -> None:
     with pytest.raises(NotSent) as failure:
         await channel.send(message())
 
-    assert failure.value.passing
+    assert failure.value.transient
     await until_true(lambda: asyncio.all_tasks() == before)
 
 
@@ -210,7 +210,7 @@ async def test_a_broker_that_dies_loses_nothing(
     ids = Counter(event.message_id for event in events)
     assert len(sent) == len(set(sent)) == 900
     assert set(ids) == set(sent)
-    assert all(failure.passing for failure in failures)
+    assert all(failure.transient for failure in failures)
     bodies = {(event.message_id, event.body) for event in events}
     assert len(bodies) == len(ids), "a repetition says the same"
 

@@ -149,7 +149,7 @@ async def test_data_that_are_not_json_last(http: HttpServer, make: Make) -> None
     failure = await refusal(make(), http.url, data={"what": object()})
 
     assert "JSON" in str(failure)
-    assert not failure.passing
+    assert not failure.transient
     assert http.requests == []
 
 
@@ -184,7 +184,7 @@ async def test_these_may_pass(http: HttpServer, make: Make, status: int) -> None
 
     failure = await refusal(make(), http.url)
 
-    assert failure.passing
+    assert failure.transient
     assert str(failure) == f"127.0.0.1 answered {status}: busy[31m."
 
 
@@ -194,7 +194,7 @@ async def test_these_last(http: HttpServer, make: Make, status: int) -> None:
 
     failure = await refusal(make(), http.url)
 
-    assert not failure.passing
+    assert not failure.transient
     assert not failure.disable
 
 
@@ -204,7 +204,7 @@ async def test_410_disables(http: HttpServer, make: Make) -> None:
     failure = await refusal(make(), http.url)
 
     assert failure.disable
-    assert not failure.passing
+    assert not failure.transient
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -214,7 +214,7 @@ async def test_a_redirect_is_not_followed(http: HttpServer, make: Make, status: 
     failure = await refusal(make(), http.url)
 
     assert "redirect" in str(failure)
-    assert not failure.passing
+    assert not failure.transient
     assert [request.path for request in http.requests] == ["/hook"]
 
 
@@ -257,7 +257,7 @@ async def test_a_late_answer_is_a_time_out(http: HttpServer, make: Make) -> None
 
     failure = await refusal(make(read_timeout="100ms"), http.url)
 
-    assert failure.passing
+    assert failure.transient
     assert "too long" in str(failure)
 
 
@@ -279,7 +279,7 @@ async def test_a_head_that_drips_ends_with_the_whole_time_out(make: Make) -> Non
             make(timeout="200ms"), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         )
 
-    assert failure.passing
+    assert failure.transient
     assert time.monotonic() - begun < 20, "it would drip for minutes"
 
 
@@ -308,9 +308,9 @@ async def test_a_connection_that_is_cut_may_pass(make: Make) -> None:
     server = await asyncio.start_server(cut, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        assert (await refusal(make(), f"http://127.0.0.1:{port}/")).passing
+        assert (await refusal(make(), f"http://127.0.0.1:{port}/")).transient
     # Now nobody listens at all.
-    assert (await refusal(make(), f"http://127.0.0.1:{port}/")).passing
+    assert (await refusal(make(), f"http://127.0.0.1:{port}/")).transient
 
 
 async def test_a_connection_is_used_again(http: HttpServer, make: Make) -> None:
@@ -370,7 +370,7 @@ async def test_a_url_that_is_not_for_us_is_refused(make: Make, url: str) -> None
 
     failure = await refusal(make(resolve=never), url)
 
-    assert not failure.passing
+    assert not failure.transient
     assert "password" not in str(failure).replace("or a password", "")
 
 
@@ -406,7 +406,7 @@ async def test_no_spelling_of_this_machine_is_reached(
 ) -> None:
     failure = await refusal(make(allow=()), f"http://{host}:{http.port}/")
 
-    assert not failure.passing
+    assert not failure.transient
     assert "not a public address" in str(failure)
     assert http.connections == 0
 
@@ -450,7 +450,7 @@ async def test_a_name_that_changes_its_mind_gains_nothing(http: HttpServer, make
 
     failure = await refusal(channel, f"http://hooks.example:{http.port}/")
 
-    assert failure.passing, "the address was fine, but nobody listens there"
+    assert failure.transient, "the address was fine, but nobody listens there"
     assert names.asked == 1
     assert http.connections == 0
     assert "not a public address" in str(
@@ -532,7 +532,7 @@ async def test_a_name_that_is_not_found_may_be_found_later(make: Make) -> None:
 
     failure = await refusal(make(resolve=unknown), "https://hooks.example/")
 
-    assert failure.passing
+    assert failure.transient
     assert "cannot be resolved" in str(failure)
 
 
@@ -543,4 +543,4 @@ async def test_a_resolver_that_hangs_is_a_time_out(make: Make) -> None:
 
     failure = await refusal(make(resolve=hang, connect_timeout="100ms"), "https://hooks.example/")
 
-    assert failure.passing
+    assert failure.transient

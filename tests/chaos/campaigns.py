@@ -102,7 +102,7 @@ async def kill_workers(url: str, *, kills: int, jobs: int, seed: int = 0) -> Cou
             await start()
         await until(all_done, seconds=120)
     prefix = "duetime." if url.startswith("postgresql") else "duetime_"
-    ended = effects.run(url, f"select ended_as, count(*) from {prefix}attempt group by 1")
+    ended = effects.run(url, f"select outcome, count(*) from {prefix}attempt group by 1")
     await app.close()
 
     assert effects.doubled(url) == []

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob, Enqueued, JobInfo, NewJob
+from duetime.domain.jobs.job import (
+    AttemptOutcome,
+    ClaimedJob,
+    Enqueued,
+    FinishedJob,
+    JobInfo,
+    NewJob,
+)
 from duetime.storage.store import Exchange, Lane, Statements, Store
 
 FLOOR = datetime(1970, 1, 1, tzinfo=UTC)
@@ -33,7 +40,7 @@ class Hand:
 
     async def exchange(
         self,
-        *ended: EndedJob,
+        *ended: FinishedJob,
         want: int = 100,
         limited: Sequence[str] = (),
         look_ahead: bool = False,
@@ -68,7 +75,7 @@ class Hand:
         """Complete the jobs; return those refused."""
         return await self.end(*(ended(job) for job in jobs))
 
-    async def end(self, *ends: EndedJob) -> frozenset[int]:
+    async def end(self, *ends: FinishedJob) -> frozenset[int]:
         return (await self.exchange(*ends, want=0)).refused
 
     async def release(self, *jobs: ClaimedJob) -> None:
@@ -103,18 +110,18 @@ def lanes(*queues: str) -> list[Lane]:
 
 def ended(
     job: ClaimedJob,
-    ended_as: EndedAs = EndedAs.COMPLETED,
+    outcome: AttemptOutcome = AttemptOutcome.COMPLETED,
     *,
     again_after: timedelta | None = None,
     **more: Any,
-) -> EndedJob:
-    return EndedJob(job, ended_as, 1000, 2000, again_after, **more)
+) -> FinishedJob:
+    return FinishedJob(job, outcome, 1000, 2000, again_after, **more)
 
 
-def retried(job: ClaimedJob, after: timedelta) -> EndedJob:
+def retried(job: ClaimedJob, after: timedelta) -> FinishedJob:
     return ended(
         job,
-        EndedAs.RETRIED,
+        AttemptOutcome.RETRIED,
         again_after=after,
         error_code="Boom",
         error="it broke",

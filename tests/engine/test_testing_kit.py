@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from duetime import Cancel, Context, Delays, Discard, Duetime, Exponential, JobState, Snooze
-from duetime.domain.jobs.job import EndedAs
+from duetime.domain.jobs.job import AttemptOutcome
 from duetime.errors import DuetimeError, EndlessWork, InvalidInput, KeyConflict
 from duetime.settings import Settings
 from duetime.testing import World
@@ -63,7 +63,7 @@ async def test_retries_happen_at_the_moments_of_the_policy_and_end_dead(app: Due
         info = await job.info()
 
     assert after(world) == [("call", 0), ("call", 60), ("call", 180), ("call", 420)]
-    assert [run.ended_as for run in world.failed] == ["retried"] * 3 + ["dead"]
+    assert [run.outcome for run in world.failed] == ["retried"] * 3 + ["dead"]
     assert isinstance(world.failed[-1].exception, ConnectionError)
     assert info.state is JobState.DEAD
     assert [line.finished_at for line in info.history] == [run.at for run in world.ran]
@@ -79,7 +79,7 @@ async def test_a_table_of_delays_is_followed(app: Duetime) -> None:
         await world.advance("1h")
 
     assert after(world) == [("call", 0), ("call", 30), ("call", 330)]
-    assert world.ran[-1].ended_as is EndedAs.DEAD
+    assert world.ran[-1].outcome is AttemptOutcome.DEAD
 
 
 async def test_a_snooze_gives_the_attempt_back(app: Duetime) -> None:
@@ -258,12 +258,12 @@ async def test_outcomes_results_and_the_context_are_real(app: Duetime) -> None:
 
         assert await doubled.result() == 42
         assert (await committed.info()).state is JobState.COMPLETED
-    assert {run.task: run.ended_as for run in world.ran if run.task != "stop"} == {
+    assert {run.task: run.outcome for run in world.ran if run.task != "stop"} == {
         "double": "completed",
         "slow": "dead",
         "commit": "completed",
     }
-    assert [run.ended_as for run in world.ran if run.task == "stop"] == ["cancelled", "dead"]
+    assert [run.outcome for run in world.ran if run.task == "stop"] == ["cancelled", "dead"]
     assert {run.error for run in world.failed} == {
         "broken",
         "the handler was cancelled after 0.01 s",

@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
-from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob, NewJob
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob, NewJob
 from duetime.errors import UnsupportedTransaction
 from duetime.settings import Settings
 from duetime.storage import transaction
@@ -241,7 +241,7 @@ def test_finish_commits_with_the_caller_s_rows(
     library: tuple[str, type[Caller]], database: Database, name: str
 ) -> None:
     job = asyncio.run(claim(database, name))
-    ended = EndedJob(job, EndedAs.COMPLETED, 100, 200, result='"done %?"')
+    ended = FinishedJob(job, AttemptOutcome.COMPLETED, 100, 200, result='"done %?"')
     for expected in (0, 1):
         with library[1](database.url, database.store) as caller:
             caller.write(name)

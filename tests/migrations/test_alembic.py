@@ -10,7 +10,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 
-from duetime.errors import BadDatabaseURL, SchemaMismatch
+from duetime.errors import InvalidDatabaseURL, SchemaMismatch
 from duetime.storage.migrations import downgrade, upgrade
 from tests.conftest import Backend
 from tests.migrations.embedded import describe, execute_script, keep_apart, migrator, status, tables
@@ -207,7 +207,7 @@ def test_another_schema(project: Project) -> None:
 def test_reserved_schema_is_refused(project: Project) -> None:
     project.add("duetime.upgrade(op, schema='select', prefix='sqlite_')")
 
-    with pytest.raises(BadDatabaseURL):
+    with pytest.raises(InvalidDatabaseURL):
         project.upgrade()
 
 

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from duetime import Duetime, Exponential
-from duetime.errors import BadDatabaseURL, InvalidInput, SchemaMismatch
+from duetime.errors import InvalidDatabaseURL, InvalidInput, SchemaMismatch
 from duetime.settings import load_settings
 from duetime.storage.migrations import (
     Migrator,
@@ -325,14 +325,14 @@ async def test_two_schemas_in_one_database_are_apart(pg_url: str) -> None:
 def test_a_schema_name_that_needs_quoting_is_refused(pg_url: str, schema: str) -> None:
     settings = load_settings({"database": pg_url, "schema": schema}, environment={})
 
-    with pytest.raises(BadDatabaseURL, match="schema name"):
+    with pytest.raises(InvalidDatabaseURL, match="schema name"):
         make_migrator(settings)
 
 
 def test_a_reserved_word_is_refused(pg_url: str) -> None:
     settings = load_settings({"database": pg_url, "schema": "user"}, environment={})
 
-    with pytest.raises(BadDatabaseURL, match="reserved word"):
+    with pytest.raises(InvalidDatabaseURL, match="reserved word"):
         upgrade(make_migrator(settings))
     with psycopg.connect(pg_url) as connection:
         found = connection.execute("select 1 from pg_namespace where nspname = 'user'").fetchall()

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from duetime.domain.jobs.job import JobState, NewJob
-from duetime.errors import BadDatabaseURL, DatabaseUnreachable, SchemaMismatch, StorageError
+from duetime.errors import DatabaseUnreachable, InvalidDatabaseURL, SchemaMismatch, StorageError
 from duetime.storage.migrations import downgrade, read_status, upgrade
 from duetime.storage.sqlite.migrator import SqliteMigrator
 from duetime.storage.sqlite.store import SqliteStore
@@ -152,7 +152,7 @@ def test_tables_of_another_prefix_have_no_other_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "1a", "a-b", "A", "sqlite_x", "x" * 41, "a b", "a;"])
 def test_bad_prefix(tmp_path: Path, prefix: str) -> None:
-    with pytest.raises(BadDatabaseURL, match="prefix"):
+    with pytest.raises(InvalidDatabaseURL, match="prefix"):
         SqliteStore(str(tmp_path / "jobs.db"), prefix=prefix)
 
 
@@ -161,19 +161,19 @@ def test_bad_prefix(tmp_path: Path, prefix: str) -> None:
 
 @pytest.mark.parametrize("bad", ["", ":memory:", "file:x?mode=memory", "nul\x00"])
 def test_path_that_is_no_file(bad: str) -> None:
-    with pytest.raises(BadDatabaseURL):
+    with pytest.raises(InvalidDatabaseURL):
         SqliteStore(bad)
-    with pytest.raises(BadDatabaseURL):
+    with pytest.raises(InvalidDatabaseURL):
         SqliteMigrator(bad)
 
 
 def test_directory_in_place_of_a_file(tmp_path: Path) -> None:
-    with pytest.raises(BadDatabaseURL, match="is a directory"):
+    with pytest.raises(InvalidDatabaseURL, match="is a directory"):
         SqliteStore(str(tmp_path))
 
 
 def test_missing_directory(tmp_path: Path) -> None:
-    with pytest.raises(BadDatabaseURL, match="There is no directory"):
+    with pytest.raises(InvalidDatabaseURL, match="There is no directory"):
         SqliteStore(str(tmp_path / "none" / "jobs.db"))
 
 
@@ -591,7 +591,7 @@ async def test_cancel_by_another_process_is_told(
 
 async def test_end_in_another_process_is_told(store: SqliteStore, other: Other) -> None:
     job_id = await enqueue(store)
-    wait = asyncio.create_task(store.wait_ended(job_id, 10))
+    wait = asyncio.create_task(store.wait_finished(job_id, 10))
     await asyncio.sleep(0.05)
     other.send("drain", 10)
     taken = await other.answer()
@@ -639,7 +639,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connect
         select id, 'default', 5, 1000000 * id from duetime_job"""
     )
     connection.execute(
-        """insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at)
+        """insert into duetime_attempt (job_id, token, attempt, outcome, finished_at)
         select id, id, 1, iif(id % 1000, 'completed', 'dead'), id from duetime_job where id % 2"""
     )
     connection.execute("commit")
@@ -669,7 +669,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "get_job": {"job": 5},
     "get_history": {"job": 5},
     "ended_jobs": {"jobs": "[1, 2]"},
-    "old_jobs": {"ended_as": "completed", "before": 1, "batch": 1000},
+    "old_jobs": {"outcome": "completed", "before": 1, "batch": 1000},
     "requeue": {"jobs": "[1, 2]", "run_at": 0},
     "requeuable": {"jobs": "[1, 2]"},
     "take_keys": {"jobs": "[1, 2]", "now": 1},

@@ -83,7 +83,7 @@ def test_neither_how_jobs_ended_nor_a_ledger_is_walked(
 ) -> None:
     """All attempts that ended alike, and all ticks that a schedule ever had, are many."""
     for detail in _plan(connection, STATEMENTS[name]):
-        assert not re.search(r"attempt_ended \(ended_as=\?\)", detail)
+        assert not re.search(r"attempt_ended \(outcome=\?\)", detail)
         assert not re.search(r"(o|occurrence) USING PRIMARY KEY \(schedule_id=\?\)$", detail)
 
 

@@ -16,8 +16,8 @@ from duetime.errors import SettingsError
 from duetime.telemetry.events import Events
 from duetime.telemetry.logs import (
     ConsoleFormatter,
+    FallbackHandler,
     JsonFormatter,
-    LastResort,
     LogFormat,
     configure_logging,
 )
@@ -198,9 +198,9 @@ def test_unknown_format_and_level_are_refused() -> None:
 def test_without_logging_a_warning_is_told_with_its_fields(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert any(isinstance(one, LastResort) for one in logging.getLogger("duetime").handlers)
+    assert any(isinstance(one, FallbackHandler) for one in logging.getLogger("duetime").handlers)
     forget_logging()
-    logging.getLogger("duetime").addHandler(LastResort())
+    logging.getLogger("duetime").addHandler(FallbackHandler())
     log = logging.getLogger(EVENTS)
 
     log.warning("job_failed", extra={"duetime": {"job_id": 7, "error": "no answer"}})

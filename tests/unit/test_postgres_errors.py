@@ -7,17 +7,17 @@ import pytest
 
 from duetime.errors import (
     DatabaseUnreachable,
-    DataRefused,
-    PassingError,
+    DataRejected,
     StorageError,
     TransactionConflict,
+    TransientError,
 )
-from duetime.storage.postgres.connection import told_errors
+from duetime.storage.postgres.connection import translate_errors
 
 
 def told(sqlstate: str) -> type[BaseException]:
     error = psycopg.errors.lookup(sqlstate)("no")
-    with pytest.raises(StorageError) as caught, told_errors():
+    with pytest.raises(StorageError) as caught, translate_errors():
         raise error
     return caught.type
 
@@ -34,7 +34,7 @@ def told(sqlstate: str) -> type[BaseException]:
     ],
 )
 def test_what_is_about_the_values_is_refused_for_good(sqlstate: str) -> None:
-    assert told(sqlstate) is DataRefused
+    assert told(sqlstate) is DataRejected
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_is_about_the_values_is_refused_for_good(sqlstate: str) -> None:
     ],
 )
 def test_what_is_about_the_server_may_pass(sqlstate: str) -> None:
-    assert issubclass(told(sqlstate), PassingError)
+    assert issubclass(told(sqlstate), TransientError)
 
 
 @pytest.mark.parametrize("sqlstate", ["40001", "40P01", "55P03"])
@@ -63,11 +63,11 @@ def test_what_is_about_others_is_a_conflict(sqlstate: str) -> None:
 
 @pytest.mark.parametrize("sqlstate", ["42501", "42P01", "42703", "XX000", "XX001", "26000"])
 def test_the_rest_is_neither_final_nor_passes_by_itself(sqlstate: str) -> None:
-    assert not issubclass(told(sqlstate), (PassingError, DataRefused))
+    assert not issubclass(told(sqlstate), (TransientError, DataRejected))
 
 
 def test_a_read_only_database_is_named() -> None:
-    with pytest.raises(PassingError, match="read-only") as caught, told_errors():
+    with pytest.raises(TransientError, match="read-only") as caught, translate_errors():
         raise psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT")
 
     assert caught.type is not DatabaseUnreachable

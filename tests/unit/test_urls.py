@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from duetime.domain.urls import check_postgres_url, hide_passwords, show_url
-from duetime.errors import BadDatabaseURL, DuetimeError
+from duetime.errors import DuetimeError, InvalidDatabaseURL
 from duetime.settings import Settings, load_settings
 from duetime.storage.postgres.connection import make_dsn
 from duetime.wiring import backend_of, sqlite_path
@@ -46,7 +46,7 @@ def test_a_password_never_becomes_the_host_port_or_database(password: str) -> No
 
     try:
         read = conninfo_to_dict(make_dsn(f"postgresql://ann:{password}@127.0.0.1:1/shop"))
-    except BadDatabaseURL:
+    except InvalidDatabaseURL:
         return
     assert not [name for name in ("host", "port", "dbname", "user") if SECRET in str(read[name])]
 
@@ -85,7 +85,7 @@ def test_what_libpq_reads_is_accepted(url: str) -> None:
 
 
 def test_a_special_character_is_refused_with_the_way_to_write_it() -> None:
-    with pytest.raises(BadDatabaseURL, match="@ as %40"):
+    with pytest.raises(InvalidDatabaseURL, match="@ as %40"):
         make_dsn("postgresql://ann:p@ss@db/shop")
 
 

@@ -170,7 +170,7 @@ class Jobs:
             while job is None:
                 left = deadline - time.monotonic()
                 most = max(wait, self._awaited / _LOOKS_PER_SECOND)
-                job = await store.wait_ended(job_id, min(max(left, 0.0), most))
+                job = await store.wait_finished(job_id, min(max(left, 0.0), most))
                 if job is None and left <= 0:
                     raise ResultTimeout(job_id, seconds)
                 wait = min(wait * 2, 2.0)

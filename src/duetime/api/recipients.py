@@ -30,7 +30,7 @@ class Recipients:
         channels: Any = None,
         quiet: str | None = None,
         muted: Any = None,
-        most_per_hour: int | None = None,
+        max_per_hour: int | None = None,
         by: str = "unknown",
         tx: Any = None,
     ) -> str:
@@ -38,11 +38,11 @@ class Recipients:
 
         `channels`: `{"push": "token", "email": "ann@example.org"}`, in the order in which they are
         tried. `quiet`: "22:00-07:00" on the clock of `tz`, else on the subject's. `muted`: True, or
-        any of "scope:…", "subject:…", "channel:…", "rule:…". `most_per_hour`: what is more waits,
+        any of "scope:…", "subject:…", "channel:…", "rule:…". `max_per_hour`: what is more waits,
         and goes out in one digest. Addresses that were disabled are tried again.
         """
         given = make_recipient(
-            ref, tz=tz, channels=channels, quiet=quiet, muted=muted, most_per_hour=most_per_hour
+            ref, tz=tz, channels=channels, quiet=quiet, muted=muted, max_per_hour=max_per_hour
         )
         return await self._change(ref, lambda _: given, by, tx)
 

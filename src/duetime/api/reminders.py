@@ -10,7 +10,7 @@ from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.jobs.job import check_name, check_sought
 from duetime.domain.reminders.delivery import Delivery
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Resent, explain_reminder
-from duetime.domain.reminders.rule import say_moment
+from duetime.domain.reminders.rule import format_time
 from duetime.errors import InvalidInput, ReminderNotFound
 from duetime.reminders.deliveries import acknowledge, find_deliveries, id_of, snooze
 from duetime.reminders.resending import find_ended, resend, resend_many
@@ -62,7 +62,7 @@ class Reminders:
         repeats = subject.repeats
         if repeats is None:
             return told
-        which = f"It is of the occurrence of {say_moment(found.due_at)}"
+        which = f"It is of the occurrence of {format_time(found.due_at)}"
         return f"{told} {which}; the subject repeats: {repeats.describe()}."
 
     async def deliveries(self, reminder: int | Reminder) -> list[Delivery]:

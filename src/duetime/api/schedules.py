@@ -24,9 +24,10 @@ from duetime.domain.jobs.job import (
     check_task_not_reserved,
     check_text,
 )
-from duetime.domain.reminders.rule import say_moment
+from duetime.domain.reminders.rule import format_time
 from duetime.domain.schedules.explain import explain_schedule, explain_tick
 from duetime.domain.schedules.plan import stands_for
+from duetime.domain.schedules.presets import PRESETS, Preset, find_preset
 from duetime.domain.schedules.preview import PreviewRow, preview
 from duetime.domain.schedules.schedule import (
     CatchUp,
@@ -36,11 +37,10 @@ from duetime.domain.schedules.schedule import (
     TickStatus,
     make_policy,
 )
-from duetime.domain.schedules.templates import TEMPLATES, Template, find_template
 from duetime.domain.schedules.timetable import Spec, Timetable, timetable
 from duetime.errors import InvalidInput, InvalidSchedule, MissingPackage, ScheduleNotFound
 from duetime.storage.schedules.changes import ScheduleStatements
-from duetime.storage.schedules.rows import AuditEvent, Declarer, NewSchedule, OccurrenceInfo
+from duetime.storage.schedules.rows import AuditEvent, Declarer, NewSchedule, TickInfo
 from duetime.storage.store import Dialect, Statements
 
 if TYPE_CHECKING:
@@ -110,16 +110,17 @@ class Schedules:
         start: datetime | str | None = None,
         end: datetime | str | None = None,
         jitter: Duration | None = None,
-        template: str | None = None,
+        preset: str | None = None,
         queue: str | None = None,
         priority: int | None = None,
-        was: str | None = None,
+        renamed_from: str | None = None,
         stored: bool = True,
         **policy: Any,
     ) -> NewSchedule:
         """Return a schedule, checked and not stored: for `apply`. See `put` for the options.
 
-        `was`: the name that it had before. It keeps its ledger, its pause and what comes after it.
+        `renamed_from`: its previous name. It keeps its history, its pause, and the schedules that
+        depend on it.
 
         `stored=False`, for `@app.schedule` and `declare`: it ticks in the memory of each worker.
         """
@@ -127,16 +128,20 @@ class Schedules:
             raise InvalidSchedule(
                 f"A schedule in memory keeps no record, so it has no {refused[0]}. Store it."
             )
-        if template is not None:
-            specs = (*specs, find_template(template).spec)
+        if preset is not None:
+            specs = (*specs, find_preset(preset).spec)
         times = timetable(*specs, tz=tz, exclude=exclude, start=start, end=end, jitter=jitter)
         how = make_policy(policy)
         if how.after == name:
             raise InvalidSchedule(f"The schedule {name!r} would wait for itself: after={name!r}.")
         new = self._make(name, task, times, args, queue, priority, how)
-        if was is not None and check_name(was, what="schedule's former name") == name:
-            raise InvalidSchedule(f"The schedule {name!r} has this name already: was={was!r}.")
-        return msgspec.structs.replace(new, stored=stored, was=was)
+        if renamed_from is not None:
+            check_name(renamed_from, what="schedule's previous name")
+            if renamed_from == name:
+                raise InvalidSchedule(
+                    f"renamed_from={renamed_from!r} must differ from the name of the schedule."
+                )
+        return msgspec.structs.replace(new, stored=stored, renamed_from=renamed_from)
 
     def _make(
         self,
@@ -203,7 +208,7 @@ class Schedules:
         start: datetime | str | None = None,
         end: datetime | str | None = None,
         jitter: Duration | None = None,
-        template: str | None = None,
+        preset: str | None = None,
         queue: str | None = None,
         priority: int | None = None,
         catch_up: CatchUp = "latest",
@@ -218,13 +223,13 @@ class Schedules:
         `burst_allowed`. `after`, `within`, `wait`: only if another schedule succeeded.
         `pause_after`: failures in a row. `expires`: the latest start. `shadow`: only the ledger.
         """
-        if template is not None:
-            found = await self._template(template)
-            specs, template, tz = (*specs, *found["specs"]), None, tz or found["tz"]
+        if preset is not None:
+            found = await self._preset(preset)
+            specs, preset, tz = (*specs, *found["specs"]), None, tz or found["tz"]
         # Off the loop: some times are only found, or refused, after a long search.
         new = await asyncio.to_thread(
             self.define, name, task, *specs, args=args, tz=tz or "UTC", exclude=exclude,
-            start=start, end=end, jitter=jitter, template=template, queue=queue,
+            start=start, end=end, jitter=jitter, preset=preset, queue=queue,
             priority=priority, catch_up=catch_up, overlap=overlap, **policy,
         )  # fmt: skip
         answer = await self.apply([new], by=by, tx=tx)
@@ -288,36 +293,36 @@ class Schedules:
         )
         return events
 
-    # Templates
+    # Presets
 
-    async def templates(self) -> list[Template]:
+    async def presets(self) -> list[Preset]:
         """Return the named specs: those that come with Duetime, and your own."""
-        own = await self._do(lambda statements: statements.templates(), reads=True)
-        mine = [Template(name, _texts(value), description) for name, value, description in own]
-        return [*TEMPLATES, *mine]
+        own = await self._do(lambda statements: statements.presets(), reads=True)
+        mine = [Preset(name, _texts(value), description) for name, value, description in own]
+        return [*PRESETS, *mine]
 
-    async def _template(self, name: str) -> dict[str, Any]:
-        own = await self._do(lambda statements: statements.templates(), reads=True)
+    async def _preset(self, name: str) -> dict[str, Any]:
+        own = await self._do(lambda statements: statements.presets(), reads=True)
         for mine, value, _ in own:
             if mine.casefold() == name.casefold():
                 return dict(value)
-        return {"specs": [find_template(name).spec], "tz": "UTC"}
+        return {"specs": [find_preset(name).spec], "tz": "UTC"}
 
-    async def put_template(
+    async def put_preset(
         self, name: str, *specs: Spec, tz: str = "UTC", description: str = ""
     ) -> None:
         """Store specs under a name that people choose from; the name is taken anew."""
-        check_name(name, what="template's name")
-        if name.casefold() in {template.name.casefold() for template in TEMPLATES}:
-            raise InvalidInput(f"The template {name!r} comes with Duetime; choose another name.")
+        check_name(name, what="preset's name")
+        if name.casefold() in {preset.name.casefold() for preset in PRESETS}:
+            raise InvalidInput(f"The preset {name!r} comes with Duetime; choose another name.")
         times = timetable(*specs, tz=tz)
         check_text(description, what="the description")
-        await self._do(lambda statements: statements.put_template(name, times, description))
+        await self._do(lambda statements: statements.put_preset(name, times, description))
 
-    async def delete_template(self, name: str) -> None:
-        check_sought(name, what="template's name")
-        if not await self._do(lambda statements: statements.delete_template(name)):
-            raise InvalidInput(f"There is no template {name!r} of your own.")
+    async def delete_preset(self, name: str) -> None:
+        check_sought(name, what="preset's name")
+        if not await self._do(lambda statements: statements.delete_preset(name)):
+            raise InvalidInput(f"There is no preset {name!r} of your own.")
 
     # Pieces
 
@@ -345,7 +350,7 @@ class Schedules:
 
         answer = await self._app._perform(begin, tx, reads=reads, computes=True)
         for name, reason in statements[-1].set_aside.items():
-            self._app.events.schedule_set_aside(None, name, reason)
+            self._app.events.schedule_broken(None, name, reason)
         return answer
 
 
@@ -373,7 +378,7 @@ class ScheduleHandle:
         check_text(reason, what="the reason")
         at = None if until is None else await self._moment(until, name="until")
         if at is not None and at <= await self._app.now():
-            raise InvalidInput(f"until={say_moment(at)} is past: a pause ends later than now.")
+            raise InvalidInput(f"until={format_time(at)} is past: a pause ends later than now.")
         self._found(
             await self._do(
                 lambda s: s.pause(self.name, actor=_actor(by), reason=reason, until=at), tx
@@ -437,7 +442,7 @@ class ScheduleHandle:
         now = await self._app.now()
         if not start < end <= now:
             raise InvalidInput(
-                f"A backfill goes from an earlier to a later time, up to now ({say_moment(now)})."
+                f"A backfill goes from an earlier to a later time, up to now ({format_time(now)})."
             )
         ticks = await asyncio.to_thread(ticks_between, _timetable(schedule), start, end)
         count: int | None = await self._do(
@@ -467,7 +472,7 @@ class ScheduleHandle:
         before: datetime | None = None,
         status: TickStatus | str | None = None,
         limit: int = 50,
-    ) -> list[OccurrenceInfo]:
+    ) -> list[TickInfo]:
         """Return the ledger, newest first: what became of each tick, and why."""
         await self.get()
         if status is not None and status not in set(TickStatus):
@@ -476,7 +481,7 @@ class ScheduleHandle:
             )
         if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
             raise InvalidInput(f"limit must be 1 to 10,000, got {limit!r}.")
-        rows: list[OccurrenceInfo] = await self._do(
+        rows: list[TickInfo] = await self._do(
             lambda s: s.history(self.name, since=since, before=before, status=status, limit=limit),
             reads=True,
         )

@@ -12,10 +12,10 @@ from duetime.domain.jobs.job import check_name
 from duetime.domain.reminders.tracking import Track, check_columns, make_track
 from duetime.errors import (
     InvalidInput,
-    PassingError,
     SchemaMismatch,
     StorageError,
     TransactionConflict,
+    TransientError,
 )
 from duetime.reminders.rearm import rearm_stale
 from duetime.storage.reminders.tracking import TableInfo, TrackedInfo, TrackingStatements
@@ -105,7 +105,7 @@ class Tracking:
                 )
         try:
             await store.transact(store.triggers.check(track, info))
-        except PassingError:
+        except TransientError:
             raise
         except StorageError as error:
             # A column that is not there is one of the condition, not of our tables.

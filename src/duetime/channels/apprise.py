@@ -59,7 +59,7 @@ class Apprise:
         """Notify every service; one that fails fails the message."""
         urls = self._urls if message.address is None else (self._allow(message.address),)
         if not urls:
-            raise NotSent("The recipient has no URL, and the channel has none.", passing=False)
+            raise NotSent("The recipient has no URL, and the channel has none.", transient=False)
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._threads, "duetime-apprise")
         said: list[str] = []
@@ -73,12 +73,12 @@ class Apprise:
             raise NotSent(
                 f"Apprise did not come back within {format_duration(self._timeout)}; "
                 "it may still notify.",
-                passing=True,
+                transient=True,
             ) from None
         if not accepted:
             reason = hide_passwords(" ".join("; ".join(said).split()))[:_SHOWN].rstrip(". ")
             raise NotSent(
-                f"Apprise could not notify: {reason or 'it does not say why'}.", passing=True
+                f"Apprise could not notify: {reason or 'it does not say why'}.", transient=True
             )
         return Sent()
 
@@ -93,7 +93,7 @@ class Apprise:
             raise NotSent(
                 f"Addresses of the service {schema[:40]!r} are not accepted. "
                 "Name it in schemas= if recipients may choose it.",
-                passing=False,
+                transient=False,
             )
         return address
 
@@ -140,5 +140,5 @@ def _read(urls: Iterable[str]) -> apprise.Apprise:
         if not services.add([url]):
             # Not the URL itself: it holds tokens.
             schema = url.partition("://")[0][:40]
-            raise NotSent(f"Apprise cannot read the {schema!r} URL it was given.", passing=False)
+            raise NotSent(f"Apprise cannot read the {schema!r} URL it was given.", transient=False)
     return services

@@ -42,7 +42,7 @@ class Sent(msgspec.Struct, frozen=True):
 class NotSent(DuetimeError):
     """The message was not accepted, or nobody knows whether it was.
 
-    A `passing` failure may go away: send the same message again, not before `retry_after` if that
+    A `transient` failure may go away: send the same message again, not before `retry_after` if that
     is given. `disable` means that the receiver wants nothing more at this address.
     """
 
@@ -50,12 +50,12 @@ class NotSent(DuetimeError):
         self,
         message: str,
         *,
-        passing: bool,
+        transient: bool,
         retry_after: timedelta | None = None,
         disable: bool = False,
     ) -> None:
         super().__init__(message)
-        self.passing = passing
+        self.transient = transient
         self.retry_after = retry_after
         self.disable = disable
 
@@ -100,7 +100,7 @@ def encode(content: dict[str, Any]) -> bytes:
         return msgspec.json.encode(content)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise NotSent(
-            f"The message's data cannot be written as JSON: {error}.", passing=False
+            f"The message's data cannot be written as JSON: {error}.", transient=False
         ) from error
 
 

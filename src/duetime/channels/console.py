@@ -27,9 +27,9 @@ class Console:
             stream.write(line_of(message) + "\n")
             stream.flush()
         except OSError as error:
-            raise NotSent(f"The line cannot be written: {error}.", passing=True) from error
+            raise NotSent(f"The line cannot be written: {error}.", transient=True) from error
         except ValueError as error:
-            raise NotSent(f"The stream cannot be used: {error}.", passing=False) from error
+            raise NotSent(f"The stream cannot be used: {error}.", transient=False) from error
         return Sent(message.key)
 
     async def close(self) -> None:
@@ -58,7 +58,7 @@ class Log:
             raise NotSent(
                 f"The logger {self._logger.name!r} drops {logging.getLevelName(self._level)}: "
                 "turn that level on, or use another one.",
-                passing=False,
+                transient=False,
             )
         self._logger.log(
             self._level,

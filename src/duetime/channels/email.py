@@ -90,12 +90,12 @@ class Email:
             client.close()
             raise NotSent(
                 f"{self._host} did not accept the mail within {format_duration(self._timeout)}.",
-                passing=True,
+                transient=True,
             ) from None
         except BaseException:
             client.close()
             raise
-        await _say_goodbye(client)
+        await _quit(client)
         return Sent(str(mail["Message-ID"]))
 
     async def close(self) -> None:
@@ -103,7 +103,7 @@ class Email:
 
     def _make_mail(self, message: Message) -> EmailMessage:
         if message.address is None:
-            raise NotSent("The recipient has no email address.", passing=False)
+            raise NotSent("The recipient has no email address.", transient=False)
         mail = EmailMessage(policy=SMTP_POLICY)
         mail["From"] = self._sender
         mail["To"] = _read_address(message.address)
@@ -115,7 +115,7 @@ class Email:
         try:
             mail.set_content(message.body, cte="quoted-printable")
         except UnicodeEncodeError as error:
-            raise NotSent(f"The text cannot be written: {error}.", passing=False) from None
+            raise NotSent(f"The text cannot be written: {error}.", transient=False) from None
         return mail
 
     async def _connect(self, client: aiosmtplib.SMTP) -> None:
@@ -125,7 +125,7 @@ class Email:
             raise
         except (aiosmtplib.SMTPException, OSError) as error:
             raise NotSent(
-                f"{self._host}:{self._port} cannot be used: {_said(error)}.", passing=True
+                f"{self._host}:{self._port} cannot be used: {_said(error)}.", transient=True
             ) from error
 
     async def _hand_over(self, client: aiosmtplib.SMTP, mail: EmailMessage) -> None:
@@ -143,7 +143,7 @@ class Email:
                 isinstance(cause, aiosmtplib.SMTPResponseException) and cause.code >= 500
             )
             raise NotSent(
-                f"{self._host} did not accept the mail: {_said(cause)}.", passing=not lasting
+                f"{self._host} did not accept the mail: {_said(cause)}.", transient=not lasting
             ) from error
 
 
@@ -152,12 +152,12 @@ def _read_address(text: str) -> Address:
     name, address = parseaddr(text) if "<" in text else ("", text)
     match = _ADDRESS.fullmatch(address)
     if match is None or "=?" in address or not text.isprintable() or text.count("@") != 1:
-        raise NotSent(f"{text[:80]!r} is not an email address.", passing=False)
+        raise NotSent(f"{text[:80]!r} is not an email address.", transient=False)
     try:
         domain = match[2].encode("idna").decode("ascii")
         return Address(_header_text(name), match[1], domain)
     except (UnicodeError, ValueError) as error:
-        raise NotSent(f"{text[:80]!r} is not an email address: {error}.", passing=False) from None
+        raise NotSent(f"{text[:80]!r} is not an email address: {error}.", transient=False) from None
 
 
 def _header_text(text: str) -> str:
@@ -180,7 +180,7 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {_one_line(str(error))[:200]}".rstrip(". ")
 
 
-async def _say_goodbye(client: aiosmtplib.SMTP) -> None:
+async def _quit(client: aiosmtplib.SMTP) -> None:
     """The mail is accepted: whatever happens now changes nothing."""
     try:
         await client.quit(timeout=_GOODBYE_SECONDS)

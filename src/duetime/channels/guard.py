@@ -104,7 +104,7 @@ class Guard:
         if not fine:
             raise NotSent(
                 f"Requests to port {port} are not allowed. Use another port, or name it in ports=.",
-                passing=False,
+                transient=False,
             )
 
     async def addresses_of(self, host: str, port: int) -> list[str]:
@@ -113,11 +113,11 @@ class Guard:
         try:
             addresses = await self._resolve(host, port)
         except UnicodeError:
-            raise NotSent(f"{host[:80]!r} is not a host's name.", passing=False) from None
+            raise NotSent(f"{host[:80]!r} is not a host's name.", transient=False) from None
         except OSError as error:
-            raise NotSent(f"{host} cannot be resolved: {error}.", passing=True) from error
+            raise NotSent(f"{host} cannot be resolved: {error}.", transient=True) from error
         if not addresses:
-            raise NotSent(f"{host} has no address.", passing=True)
+            raise NotSent(f"{host} has no address.", transient=True)
         if not self._allow_private and host.lower().rstrip(".") not in self._hosts:
             self._check(host, addresses)
         return addresses
@@ -129,7 +129,7 @@ class Guard:
                 raise NotSent(
                     f"{host} is at {address}, which is not a public address. If requests may go "
                     "there, name the host or its network in allow=.",
-                    passing=False,
+                    transient=False,
                 )
 
     def _allow(self, entry: str) -> None:

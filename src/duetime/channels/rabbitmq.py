@@ -90,7 +90,7 @@ class RabbitMQ:
             raise NotSent(
                 f"RabbitMQ at {self._url.host} did not confirm the event within "
                 f"{format_duration(self._timeout)}.",
-                passing=True,
+                transient=True,
             ) from None
         return Sent(identity)
 
@@ -108,29 +108,29 @@ class RabbitMQ:
         except exceptions.PublishError as error:
             raise NotSent(
                 f"No queue takes what is published to the {place}. Bind one, or correct the two.",
-                passing=self._retries_unroutable,
+                transient=self._retries_unroutable,
             ) from error
         except exceptions.DeliveryError as error:
-            raise NotSent(f"RabbitMQ refused the event for the {place}.", passing=True) from error
+            raise NotSent(f"RabbitMQ refused the event for the {place}.", transient=True) from error
         except exceptions.ChannelClosed as error:
             raise NotSent(
                 f"RabbitMQ does not take events for the {place}: {error}.",
-                passing=self._may_pass(error),
+                transient=self._may_pass(error),
             ) from error
         except ValueError as error:
-            raise NotSent(f"The {place} cannot be used: {error}.", passing=False) from error
+            raise NotSent(f"The {place} cannot be used: {error}.", transient=False) from error
         except (exceptions.AMQPError, OSError, RuntimeError) as error:
             if isinstance(error, TimeoutError):
                 raise
             raise NotSent(
-                f"RabbitMQ at {self._url.host}: {type(error).__name__}: {error}.", passing=True
+                f"RabbitMQ at {self._url.host}: {type(error).__name__}: {error}.", transient=True
             ) from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # Nobody cancelled us: the library cancels what waits on a connection that it lost.
-            raise NotSent("RabbitMQ closed the connection.", passing=True) from error
+            raise NotSent("RabbitMQ closed the connection.", transient=True) from error
 
     def _may_pass(self, error: Exception) -> bool:
         if isinstance(error, exceptions.ChannelNotFoundEntity):

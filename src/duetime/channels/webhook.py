@@ -17,7 +17,7 @@ import msgspec
 from duetime.channels.channel import Message, NotSent, Sent, digest, encode, facts_of
 from duetime.channels.guard import Guard, Resolve, resolve
 from duetime.domain.duration import Duration, format_duration, parse_duration
-from duetime.domain.urls import say_unreadable
+from duetime.domain.urls import describe_parse_error
 from duetime.errors import InvalidInput
 
 try:
@@ -110,12 +110,12 @@ class Webhook:
                 answer = await self._open_pool().handle_async_request(request)
         except TimeoutError:
             raise NotSent(
-                f"{host} did not answer within {format_duration(self._timeout)}.", passing=True
+                f"{host} did not answer within {format_duration(self._timeout)}.", transient=True
             ) from None
         except httpcore2.TimeoutException as error:
-            raise NotSent(f"{host} took too long: {_name(error)}.", passing=True) from error
+            raise NotSent(f"{host} took too long: {_name(error)}.", transient=True) from error
         except _LOST as error:
-            raise NotSent(f"{host}: {_name(error)}: {error}.", passing=True) from error
+            raise NotSent(f"{host}: {_name(error)}: {error}.", transient=True) from error
         body = await self._read_body(answer, deadline)
         return self._judge(answer, body, host)
 
@@ -127,19 +127,19 @@ class Webhook:
     def _read_url(self, text: str | None) -> httpcore2.URL:
         """Take the URL apart, once: what is checked is what is used."""
         if text is None:
-            raise NotSent("The recipient has no URL, and the channel has none.", passing=False)
+            raise NotSent("The recipient has no URL, and the channel has none.", transient=False)
         try:
             url = httpx2.URL(text)
         except (httpx2.InvalidURL, TypeError) as error:
             raise NotSent(
-                f"The URL cannot be read: {say_unreadable(error)}.", passing=False
+                f"The URL cannot be read: {describe_parse_error(error)}.", transient=False
             ) from None
         if url.scheme not in ("http", "https") or not url.host:
             raise NotSent(
-                "The URL must begin with https:// or http:// and name a host.", passing=False
+                "The URL must begin with https:// or http:// and name a host.", transient=False
             )
         if url.userinfo:
-            raise NotSent("The URL must not hold a user or a password.", passing=False)
+            raise NotSent("The URL must not hold a user or a password.", transient=False)
         self._guard.check_port(url.port or (443 if url.scheme == "https" else 80))
         return httpcore2.URL(
             scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
@@ -186,7 +186,7 @@ class Webhook:
         try:
             signers = _signers(secrets)
         except InvalidInput as error:
-            raise NotSent(str(error), passing=False) from None
+            raise NotSent(str(error), transient=False) from None
         key = message.key
         identity = key if _PLAIN_ID.fullmatch(key) else f"msg_{digest(key)}"
         # The library takes any time for UTC.
@@ -233,15 +233,15 @@ class Webhook:
             raise NotSent(
                 f"{host} answered {status}, a redirect, which is not followed. "
                 "Set the URL that it leads to.",
-                passing=False,
+                transient=False,
             )
         said = _printable(body)
         reason = f"{host} answered {status}" + (f": {said}." if said else ".")
         if status in _PASSING or status >= 500:
-            raise NotSent(reason, passing=True, retry_after=self._retry_after(headers))
+            raise NotSent(reason, transient=True, retry_after=self._retry_after(headers))
         if status == _GONE:
-            raise NotSent(f"{reason} It wants nothing more.", passing=False, disable=True)
-        raise NotSent(reason, passing=False)
+            raise NotSent(f"{reason} It wants nothing more.", transient=False, disable=True)
+        raise NotSent(reason, transient=False)
 
     def _id_of(self, headers: Mapping[bytes, bytes], body: bytes) -> str | None:
         if self._id_header is not None and self._id_header in headers:

@@ -12,7 +12,7 @@ from duetime.app import Duetime
 from duetime.cli.moment import iso
 from duetime.cli.number import Number
 from duetime.cli.output import compact, echo, one_line, print_json, print_table
-from duetime.cli.reminders import say_rules
+from duetime.cli.reminders import format_rules
 from duetime.cli.target import Command, Target, target_of
 from duetime.domain.reminders.rule import Rule
 from duetime.storage.schedules.rows import AuditEvent
@@ -115,7 +115,7 @@ def _say(value: Any) -> str:
         case str():
             return value
         case [{"offset_us": _}, *_]:
-            return say_rules(map(Rule.from_json, value))
+            return format_rules(map(Rule.from_json, value))
         case list() if all(isinstance(one, str) for one in value):
             return ", ".join(value)
     return compact(value)

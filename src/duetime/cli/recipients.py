@@ -20,7 +20,7 @@ from duetime.cli.output import (
 )
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, target_of
-from duetime.domain.reminders.recipient import MOST_PER_HOUR, Recipient
+from duetime.domain.reminders.recipient import MAX_PER_HOUR, Recipient
 
 _MOST_SHOWN = 1000
 _WHAT = "all, scope:REF, subject:REF, channel:NAME or rule:RULE"
@@ -59,7 +59,7 @@ def list_command(context: click.Context, after: str) -> None:
                 one.tz,
                 ", ".join(route.channel for route in one.channels),
                 one.quiet,
-                one.most_per_hour,
+                one.max_per_hour,
                 ", ".join(one.muted),
             )
             for one in found
@@ -95,8 +95,8 @@ def show_command(context: click.Context, ref: str) -> None:
 @click.option("--quiet", metavar="HOURS", help="When not to disturb, such as 22:00-07:00.")
 @click.option("--mute", metavar="WHAT", multiple=True, help=f"Nothing of {_WHAT}. May be repeated.")
 @click.option(
-    "--most-per-hour",
-    type=Number(1, MOST_PER_HOUR),
+    "--max-per-hour",
+    type=Number(1, MAX_PER_HOUR),
     metavar="N",
     help="What is more waits, and goes out in one message.  [default: no limit]",
 )
@@ -109,14 +109,14 @@ def put_command(
     channels: tuple[str, ...],
     quiet: str | None,
     mute: tuple[str, ...],
-    most_per_hour: int | None,
+    max_per_hour: int | None,
     by: str,
 ) -> None:
     """Add the recipient REF, or change all of it. Left out is the default.
 
     \b
     duetime recipients put ann --tz Europe/Berlin --channel push=token --channel email=ann@x.org
-    duetime recipients put bob --quiet 22:00-07:00 --most-per-hour 5
+    duetime recipients put bob --quiet 22:00-07:00 --max-per-hour 5
 
     Addresses that were disabled are tried again.
     """
@@ -128,7 +128,7 @@ def put_command(
             channels=[_read_channel(text) for text in channels],
             quiet=quiet,
             muted=mute,
-            most_per_hour=most_per_hour,
+            max_per_hour=max_per_hour,
             by=by,
         )
         return result, await app.recipients.get(ref)
@@ -229,7 +229,7 @@ def _facts(recipient: Recipient) -> None:
             ),
             *([] if recipient.channels else [("channel", f"all, at {one_line(recipient.ref)}")]),
             ("quiet", recipient.quiet),
-            ("per hour", recipient.most_per_hour),
+            ("per hour", recipient.max_per_hour),
             *(("muted", one_line(muted)) for muted in recipient.muted),
             *(
                 (

@@ -238,7 +238,7 @@ def _when(reminder: Reminder) -> datetime:
 def _remarks(reminder: Reminder) -> str:
     if reminder.status is not ReminderStatus.SENT:
         return reminder.reason or ""
-    known = f", there {reminder.known_as}" if reminder.known_as else ""
+    known = f", there {reminder.provider_id}" if reminder.provider_id else ""
     told = f": {reminder.delivery}" if reminder.delivery not in (None, "sent") else ""
     return f"by {reminder.channel}{known}{told}" if reminder.channel else ""
 
@@ -288,14 +288,14 @@ def rules_json(rules: Iterable[Rule] | None) -> list[dict[str, Any]] | None:
     return None if rules is None else [{"rule": rule.text} | _options(rule) for rule in rules]
 
 
-def say_rules(rules: Iterable[Rule] | None) -> str:
+def format_rules(rules: Iterable[Rule] | None) -> str:
     """Rules for people."""
     if rules is None:
         return "inherited"
-    return ", ".join(map(_say_rule, rules)) or "none"
+    return ", ".join(map(_format_rule, rules)) or "none"
 
 
-def _say_rule(rule: Rule) -> str:
+def _format_rule(rule: Rule) -> str:
     options = "; ".join(f"{name} {_say(value)}" for name, value in _options(rule).items())
     return f"{rule.text} ({options})" if options else rule.text
 

@@ -21,7 +21,7 @@ from duetime.domain.jobs.explain import Explanation
 from duetime.domain.schedules.schedule import Policy, TickStatus
 from duetime.domain.schedules.timetable import Timetable
 from duetime.errors import InvalidInput
-from duetime.storage.schedules.rows import AuditEvent, OccurrenceInfo
+from duetime.storage.schedules.rows import AuditEvent, TickInfo
 
 _MOST = 10_000
 
@@ -54,7 +54,7 @@ def history_command(
 ) -> None:
     """Show what became of each tick, newest first, and why."""
 
-    async def look(app: Duetime) -> tuple[list[OccurrenceInfo], ScheduleInfo, datetime]:
+    async def look(app: Duetime) -> tuple[list[TickInfo], ScheduleInfo, datetime]:
         now = await app.now()
         rows = await app.schedules[name].history(
             since=ago(since, now), before=ago(before, now), status=status, limit=limit

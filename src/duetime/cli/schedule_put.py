@@ -18,9 +18,9 @@ from duetime.cli.output import echo, one_line, print_json
 from duetime.cli.person import by_option
 from duetime.cli.schedule_show import next_run, show_preview
 from duetime.cli.target import Command, Target, target_of
+from duetime.domain.schedules.presets import find_preset
 from duetime.domain.schedules.preview import MOST_ROWS, PreviewRow, preview
 from duetime.domain.schedules.schedule import CatchUp, Overlap
-from duetime.domain.schedules.templates import find_template
 from duetime.domain.schedules.timetable import Timetable, timetable
 from duetime.errors import ScheduleNotFound
 
@@ -119,7 +119,7 @@ def _policy_options(command: C) -> C:
 @click.option("--args", type=ObjectType(), metavar="JSON", help="The task's arguments.")
 @times_options
 @click.option("--jitter", metavar="SPAN", help="Each run starts up to so much later.")
-@click.option("--template", metavar="NAME", help="A spec by its name: `schedules templates`.")
+@click.option("--preset", metavar="NAME", help="A spec by its name: `schedules presets`.")
 @click.option("--queue", metavar="NAME", help="The runs' queue.  [default: the task's]")
 @click.option(
     "--priority", type=Number(0, 9), metavar="N", help="0 (first) to 9.  [default: the task's]"
@@ -133,7 +133,7 @@ def put_command(
     name: str,
     task: str,
     specs: tuple[Any, ...],
-    template: str | None,
+    preset: str | None,
     by: str,
     **options: Any,
 ) -> None:
@@ -149,8 +149,8 @@ def put_command(
 
     With --app, the arguments are checked, and the task's own options are the defaults.
     """
-    if not specs and template is None:
-        raise click.UsageError("When? Give a SPEC such as '0 9 * * *', or --template.")
+    if not specs and preset is None:
+        raise click.UsageError("When? Give a SPEC such as '0 9 * * *', or --preset.")
     given = {option: value for option, value in options.items() if value is not None}
 
     target = target_of(context)
@@ -159,7 +159,7 @@ def put_command(
     async def put(app: Duetime) -> tuple[str, bool, ScheduleInfo, datetime]:
         nonlocal unknown
         declared = await _is_declared(app, name)
-        result = await app.schedules.put(name, task, *specs, by=by, template=template, **given)
+        result = await app.schedules.put(name, task, *specs, by=by, preset=preset, **given)
         unknown = target.app is not None and task not in app.known_tasks
         return result, declared, await app.schedules.get(name), await app.now()
 
@@ -204,7 +204,7 @@ def _tell(result: str, declared: bool, info: ScheduleInfo, now: datetime) -> Non
 )
 @click.option("--after", type=MOMENT, metavar="TIME", help="From when on.  [default: now]")
 @click.option("--spec", "specs", type=SPEC, metavar="SPEC", multiple=True, help="Try this spec.")
-@click.option("--template", metavar="NAME", help="Try this template.")
+@click.option("--preset", metavar="NAME", help="Try this preset.")
 @times_options
 @click.pass_context
 def preview_command(
@@ -214,7 +214,7 @@ def preview_command(
     count: int,
     after: datetime | None,
     specs: tuple[Any, ...],
-    template: str | None,
+    preset: str | None,
     **times: Any,
 ) -> None:
     """Show the next ticks of a schedule; or of a spec, without a database.
@@ -226,17 +226,17 @@ def preview_command(
     duetime schedules preview --spec "30 2 * * *" --tz America/New_York --after 2026-03-07T00:00Z
     """
     target = target_of(context)
-    trying = bool(specs or template)
+    trying = bool(specs or preset)
     if trying == (name is not None):
-        raise click.UsageError("Give either a schedule's NAME, or --spec or --template to try.")
+        raise click.UsageError("Give either a schedule's NAME, or --spec or --preset to try.")
     given = {option: value for option, value in times.items() if value}
     if name is not None:
         if given:
             raise click.UsageError(f"--{min(given)} goes with --spec; a schedule has its own.")
         _preview_stored(target, name, count, after)
         return
-    if template is not None:
-        specs = (*specs, find_template(template).spec)
+    if preset is not None:
+        specs = (*specs, find_preset(preset).spec)
     times_read = timetable(*specs, **given)
     now = datetime.now(UTC)
     rows = preview(times_read, after or now, count)

@@ -24,7 +24,7 @@ from duetime.domain.schedules.cron import parse_zone
 from duetime.domain.schedules.preview import PreviewRow
 from duetime.domain.schedules.schedule import Policy, TickStatus
 from duetime.domain.schedules.timetable import Timetable
-from duetime.storage.schedules.rows import OccurrenceInfo
+from duetime.storage.schedules.rows import TickInfo
 
 _DEFAULTS = Policy()
 POLICIES = Policy.__struct_fields__
@@ -45,7 +45,7 @@ def schedule_row(info: ScheduleInfo, now: datetime) -> tuple[Any, ...]:
     )
 
 
-def show_schedule(info: ScheduleInfo, rows: Sequence[OccurrenceInfo], now: datetime) -> None:
+def show_schedule(info: ScheduleInfo, rows: Sequence[TickInfo], now: datetime) -> None:
     """Print everything that is known of it, and its last ticks."""
     echo(f"Schedule {one_line(info.name)}: {_state(info)}")
     print_facts(
@@ -79,7 +79,7 @@ def next_run(info: ScheduleInfo, now: datetime) -> str:
     return _there(info.next_run_at, info.tz, now) or "none: no tick lies ahead"
 
 
-def show_history(info: ScheduleInfo, rows: Sequence[OccurrenceInfo], now: datetime) -> None:
+def show_history(info: ScheduleInfo, rows: Sequence[TickInfo], now: datetime) -> None:
     """Print rows of the ledger. A tick is written as `explain` reads it."""
     local = info.tz != "UTC"
     timetable = Timetable.from_json(info.timetable)
@@ -203,7 +203,7 @@ def _wall(local: datetime, *, offset: bool = False) -> str:
     return f"{text} {local.isoformat()[-6:]}" if offset else text
 
 
-def _late(row: OccurrenceInfo) -> str:
+def _late(row: TickInfo) -> str:
     """From when it was due to its start. What is caught up was due at its tick."""
     started = row.started_at or row.claimed_at
     if started is None or row.status in _NOT_RUN:
@@ -212,7 +212,7 @@ def _late(row: OccurrenceInfo) -> str:
     return _span(started - due)
 
 
-def _result(row: OccurrenceInfo, timetable: Timetable, now: datetime) -> str:
+def _result(row: TickInfo, timetable: Timetable, now: datetime) -> str:
     """How it ended, or why it has not, and where it ran."""
     reason = row.reason or ""
     if row.status is TickStatus.ARMED:
@@ -234,7 +234,7 @@ def _result(row: OccurrenceInfo, timetable: Timetable, now: datetime) -> str:
     return reason or f"cancelled on {row.claimed_by}"
 
 
-def _due(row: OccurrenceInfo, timetable: Timetable, now: datetime) -> str:
+def _due(row: TickInfo, timetable: Timetable, now: datetime) -> str:
     due = f"due {relative(row.run_at, now)}"
     if row.reason is not None:
         return f"{due}; {row.reason}"

@@ -11,15 +11,15 @@ from duetime.app import Duetime
 from duetime.cli.moment import MOMENT_OR_SPAN, ago, iso
 from duetime.cli.output import as_json, confirm, echo, exact, plural, print_json, print_table
 from duetime.cli.person import by_option
+from duetime.cli.presets import presets
 from duetime.cli.schedule_history import audit_command, explain_command, history_command
 from duetime.cli.schedule_put import preview_command, put_command
 from duetime.cli.schedule_show import next_run, schedule_row, show_schedule
 from duetime.cli.target import Group, target_of
-from duetime.cli.templates import templates
 from duetime.domain.jobs.job import check_moment
 from duetime.domain.schedules.schedule import TickStatus
 from duetime.domain.schedules.timetable import Timetable
-from duetime.storage.schedules.rows import OccurrenceInfo
+from duetime.storage.schedules.rows import TickInfo
 
 _MOST = 10_000
 _SHOWN = 6
@@ -39,7 +39,7 @@ for command in (
     history_command,
     explain_command,
     audit_command,
-    templates,
+    presets,
 ):
     schedules.add_command(command)
 
@@ -71,7 +71,7 @@ def list_command(context: click.Context) -> None:
 def show_command(context: click.Context, name: str) -> None:
     """Show a schedule with its policies and its last ticks."""
 
-    async def look(app: Duetime) -> tuple[ScheduleInfo, list[OccurrenceInfo], datetime]:
+    async def look(app: Duetime) -> tuple[ScheduleInfo, list[TickInfo], datetime]:
         info = await app.schedules.get(name)
         return info, await app.schedules[name].history(limit=_SHOWN), await app.now()
 
@@ -167,7 +167,7 @@ def reschedule_command(
 ) -> None:
     """Move the next run to TIME, or to so long from now (30m). The runs after it stay."""
 
-    async def move(app: Duetime) -> tuple[datetime, OccurrenceInfo, datetime]:
+    async def move(app: Duetime) -> tuple[datetime, TickInfo, datetime]:
         tick = await app.schedules[name].reschedule(at, by=by)
         later = tick + timedelta(microseconds=1)
         [row] = await app.schedules[name].history(since=tick, before=later)

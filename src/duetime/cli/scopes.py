@@ -9,7 +9,7 @@ import click
 from duetime.app import Duetime
 from duetime.cli.output import echo, one_line, plural, print_json, print_table
 from duetime.cli.person import by_option
-from duetime.cli.reminders import read_rules, rule_options, rules_json, say_rules
+from duetime.cli.reminders import format_rules, read_rules, rule_options, rules_json
 from duetime.cli.target import Group, target_of
 from duetime.errors import InvalidInput
 from duetime.storage.reminders.reminders import ScopeInfo
@@ -115,7 +115,7 @@ def delete_command(context: click.Context, ref: str, by: str) -> None:
 def _say(scope: ScopeInfo) -> str:
     if scope.rules is None and scope.parent is None:
         return "none set"
-    return say_rules(scope.rules)
+    return format_rules(scope.rules)
 
 
 def _json(scope: ScopeInfo) -> dict[str, Any]:

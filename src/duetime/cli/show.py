@@ -53,7 +53,7 @@ def show_job(job: JobInfo, now: datetime) -> None:
 
 def _show_attempt(attempt: AttemptInfo, now: datetime, *, told: str | None) -> None:
     waited = attempt.claimed_at is None
-    echo(f"\n{'While it waited' if waited else f'Attempt {attempt.attempt}'}: {attempt.ended_as}")
+    echo(f"\n{'While it waited' if waited else f'Attempt {attempt.attempt}'}: {attempt.outcome}")
     took = None
     if attempt.started_at is not None:
         milliseconds = (attempt.finished_at - attempt.started_at).total_seconds() * 1000

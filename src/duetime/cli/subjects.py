@@ -24,11 +24,11 @@ from duetime.cli.output import (
 )
 from duetime.cli.person import by_option
 from duetime.cli.reminders import (
+    format_rules,
     read_rules,
     reminder_json,
     rule_options,
     rules_json,
-    say_rules,
     show_reminders,
     wall,
 )
@@ -46,7 +46,7 @@ from duetime.cli.subject_occurrences import (
 from duetime.cli.target import Group, target_of
 from duetime.domain.reminders.recurrence import Occurrence
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Subject
-from duetime.domain.reminders.rule import say_moment
+from duetime.domain.reminders.rule import format_time
 
 
 class Due(Moment):
@@ -119,7 +119,7 @@ def list_command(context: click.Context, scope: str | None, status: str | None) 
                 subject.status,
                 _when(subject),
                 subject.scope,
-                say_rules(subject.rules),
+                format_rules(subject.rules),
                 ", ".join(subject.recipients),
                 subject.repeats and subject.repeats.describe(),
             )[: 6 + again]
@@ -328,7 +328,7 @@ def _show(found: Found) -> None:
     subject = found.subject
     echo(f"Subject {one_line(subject.ref)}: {subject.status}")
     hidden = subject.rules is not None and found.source != subject.ref
-    own = f"{say_rules(subject.rules)}; they do not hold: a scope around it is locked"
+    own = f"{format_rules(subject.rules)}; they do not hold: a scope around it is locked"
     print_facts(
         [
             ("due", _due(found)),
@@ -354,7 +354,7 @@ def _when(subject: Subject) -> str | None:
     if subject.repeats is not None:
         return "repeats"
     due = subject.due_at
-    return None if due is None else say_moment(due.replace(microsecond=0))
+    return None if due is None else format_time(due.replace(microsecond=0))
 
 
 def _due(found: Found) -> str:
@@ -393,5 +393,5 @@ def _whose(found: Found) -> str:
         return "none: neither it nor a scope around it has any"
     own = found.source == found.subject.ref
     if own:
-        return f"{say_rules(found.subject.rules)}, its own"
+        return f"{format_rules(found.subject.rules)}, its own"
     return f"{', '.join(found.rules) or 'none'}, from {one_line(found.source)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from duetime.errors import BadDatabaseURL
+from duetime.errors import InvalidDatabaseURL
 
 _URL = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)\S*@")
@@ -58,7 +58,7 @@ def hide_passwords(text: str) -> str:
 
 
 def check_postgres_url(url: str) -> str:
-    """Return the URL; raise `BadDatabaseURL` if a special character in it is not encoded.
+    """Return the URL; raise `InvalidDatabaseURL` if a special character in it is not encoded.
 
     libpq would read such a URL in another way than it was meant: a part of the password would
     become the host or the port, and would appear in its errors.
@@ -72,14 +72,14 @@ def check_postgres_url(url: str) -> str:
         rest = after
     place = rest.partition("?")[0]
     if _NOT_ENCODED.search(url) or "@" in place or not _HOSTS.fullmatch(place.partition("/")[0]):
-        raise BadDatabaseURL(f"The database URL cannot be read. {HOW_TO_WRITE}")
+        raise InvalidDatabaseURL(f"The database URL cannot be read. {HOW_TO_WRITE}")
     return url
 
 
-def say_unreadable(error: Exception) -> str:
+def describe_parse_error(error: Exception) -> str:
     """Return what a library says about a URL, without what it quotes of it.
 
-    >>> say_unreadable(ValueError('invalid percent-encoded token: "secret%zz"'))
+    >>> describe_parse_error(ValueError('invalid percent-encoded token: "secret%zz"'))
     'invalid percent-encoded token'
     """
     return re.split(r"[\"']", str(error).strip(), maxsplit=1)[0].rstrip(" :.,")

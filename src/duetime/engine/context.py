@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import Any
 
-from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.reminders.keys import make_job_key
 from duetime.domain.schedules.schedule import read_run_key
 from duetime.engine.executor import write_json
@@ -167,15 +167,15 @@ class Context:
             raise ClaimLost(self.job.id, self.job.token)
         self.completed = True
 
-    def _completion(self, ended: EndedJob, result: Any) -> Statements:
+    def _completion(self, ended: FinishedJob, result: Any) -> Statements:
         if self.also is not None:
             yield from self.also(self._store.dialect, result)
         return (yield from self._store.finish_in(ended))
 
-    def _ended(self, result: Any) -> EndedJob:
-        return EndedJob(
+    def _ended(self, result: Any) -> FinishedJob:
+        return FinishedJob(
             self.job,
-            EndedAs.COMPLETED,
+            AttemptOutcome.COMPLETED,
             self._started_us,
             int((time.monotonic() - self._claimed) * 1e6),
             result=None if result is None else write_json(result, what="result"),

@@ -13,17 +13,17 @@ import msgspec
 
 from duetime.domain.duration import parse_duration
 from duetime.domain.finite import check_finite
-from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.outcome import Cancel, Completed, Discard, Retry, Snooze
 from duetime.domain.jobs.task import TaskDefinition
-from duetime.errors import InvalidArguments, InvalidInput, JobCancelled, PassingError
+from duetime.errors import InvalidArguments, InvalidInput, JobCancelled, TransientError
 
 log = logging.getLogger("duetime.worker")
 
 MAX_RESULT_BYTES = 64 * 1024
 _MAX_ERROR = 4_000
 _MAX_TRACEBACK = 20_000
-COMPLETED = EndedAs.COMPLETED
+COMPLETED = AttemptOutcome.COMPLETED
 """For the hot path: before Python 3.12 a look into an enumeration costs 0.1 µs."""
 
 
@@ -39,12 +39,12 @@ def end_with(
     started_us: int,
     finished_us: int,
     random: Random,
-) -> EndedJob:
+) -> FinishedJob:
     """Turn what a handler returned or raised into the record that the store sees."""
     try:
-        return _end_with(EndedJob(job, COMPLETED, started_us, finished_us), task, value, random)
+        return _end_with(FinishedJob(job, COMPLETED, started_us, finished_us), task, value, random)
     except BaseException as error:  # noqa: BLE001 - such as a `__class__` that raises
-        end = EndedJob(job, COMPLETED, started_us, finished_us)
+        end = FinishedJob(job, COMPLETED, started_us, finished_us)
         kind, why = type(value).__name__, type(error).__name__
         unreadable = f"an object of type {kind} that cannot be examined: {why}"
         if issubclass(type(value), BaseException):
@@ -60,11 +60,11 @@ def ignore_outcome(job: ClaimedJob, value: Any) -> None:
         _log_ignored(job, kind.__name__, _say(value))
 
 
-def end_as_completed(end: EndedJob) -> None:
+def end_as_completed(end: FinishedJob) -> None:
     """The database refused this end: the handler's own transaction had completed the job."""
-    if end.ended_as is not COMPLETED:
-        _log_ignored(end.job, end.error_code or end.ended_as, end.error)
-        end.ended_as, end.again_after = COMPLETED, None
+    if end.outcome is not COMPLETED:
+        _log_ignored(end.job, end.error_code or end.outcome, end.error)
+        end.outcome, end.again_after = COMPLETED, None
         end.error_code = end.error = end.traceback = None
 
 
@@ -81,44 +81,44 @@ def _log_ignored(job: ClaimedJob, outcome: str, error: str | None) -> None:
     )
 
 
-def _end_with(end: EndedJob, task: TaskDefinition, value: Any, random: Random) -> EndedJob:
+def _end_with(end: FinishedJob, task: TaskDefinition, value: Any, random: Random) -> FinishedJob:
     match value:
         case None:
             return end
         case Completed():
             return _completed(end, task, value.result)
         case Snooze():
-            end.ended_as = EndedAs.SNOOZED
+            end.outcome = AttemptOutcome.SNOOZED
             end.again_after = value.after
             end.error = _clean(_say(value), _MAX_ERROR)
         case Cancel():
-            end.ended_as = EndedAs.CANCELLED
+            end.outcome = AttemptOutcome.CANCELLED
             end.error = _clean(_say(value), _MAX_ERROR)
         case Discard():
-            end.ended_as = EndedAs.DEAD
+            end.outcome = AttemptOutcome.DEAD
             _describe(end, value, code="discarded")
         case Retry():
             _describe(end, value, code="retry")
             _again(end, task, value, random)
         case JobCancelled():
-            end.ended_as = EndedAs.CANCELLED
+            end.outcome = AttemptOutcome.CANCELLED
             end.error = _clean(str(value.reason), _MAX_ERROR)
         case InvalidArguments():
             # No later attempt can read what this one could not.
-            end.ended_as = EndedAs.DEAD
+            end.outcome = AttemptOutcome.DEAD
             _describe(end, value, code="invalid_arguments")
         case BaseException():
             _describe(end, value, code=_code_of(value))
             if _may_pass(value, task.options.retry_on):
                 _again(end, task, value, random)
             else:
-                end.ended_as = EndedAs.DEAD
+                end.outcome = AttemptOutcome.DEAD
         case _:
             return _completed(end, task, value)
     return end
 
 
-def _completed(end: EndedJob, task: TaskDefinition, result: Any) -> EndedJob:
+def _completed(end: FinishedJob, task: TaskDefinition, result: Any) -> FinishedJob:
     if result is None or not task.options.keep_result:
         return end
     try:
@@ -148,11 +148,11 @@ def write_json(value: Any, *, what: str) -> str:
     return text
 
 
-def _again(end: EndedJob, task: TaskDefinition, value: BaseException, random: Random) -> None:
+def _again(end: FinishedJob, task: TaskDefinition, value: BaseException, random: Random) -> None:
     if end.job.attempt >= end.job.max_attempts:
-        end.ended_as = EndedAs.DEAD
+        end.outcome = AttemptOutcome.DEAD
         return
-    end.ended_as = EndedAs.RETRIED
+    end.outcome = AttemptOutcome.RETRIED
     after = value.after if isinstance(value, Retry) else None
     if after is None:
         try:
@@ -160,7 +160,7 @@ def _again(end: EndedJob, task: TaskDefinition, value: BaseException, random: Ra
             after = parse_duration(wait, name="the retry's delay")
         except Exception as error:  # noqa: BLE001
             # A broken policy must neither lose the job nor spin on it.
-            end.ended_as = EndedAs.DEAD
+            end.outcome = AttemptOutcome.DEAD
             failed = f"its retry policy failed: {type(error).__name__}: {_say(error)}"
             end.error = _clean(f"{end.error}; and {failed}", _MAX_ERROR)
             return
@@ -172,7 +172,7 @@ def _may_pass(error: BaseException, retry_on: tuple[type[BaseException], ...]) -
         # Python sets it apart from errors. Here it is one: nobody has asked for it.
         return True
     # That the database was away is no verdict on the job, whatever the task lists.
-    return isinstance(error, (*retry_on, TimedOut, PassingError))
+    return isinstance(error, (*retry_on, TimedOut, TransientError))
 
 
 def _code_of(error: BaseException) -> str:
@@ -184,7 +184,7 @@ def _code_of(error: BaseException) -> str:
         return type(error).__name__
 
 
-def _describe(end: EndedJob, error: BaseException, *, code: str) -> None:
+def _describe(end: FinishedJob, error: BaseException, *, code: str) -> None:
     end.error_code = _clean(code, 200)
     end.error = _clean(_say(error), _MAX_ERROR)
     if error.__traceback__ is not None or error.__cause__ is not None:

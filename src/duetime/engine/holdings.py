@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from duetime.domain.jobs.job import ClaimedJob, EndedJob
+from duetime.domain.jobs.job import ClaimedJob, FinishedJob
 
 
 class Holdings:
@@ -16,7 +16,7 @@ class Holdings:
 
     def __init__(self) -> None:
         self._held: dict[int, dict[int, ClaimedJob]] = {}
-        self.ended: list[EndedJob] = []
+        self.ended: list[FinishedJob] = []
         self.closed: list[int] = []
 
     def __len__(self) -> int:
@@ -52,13 +52,13 @@ class Holdings:
             self.closed.append(job.token)
         return True
 
-    def take(self) -> tuple[list[EndedJob], list[int]]:
+    def take(self) -> tuple[list[FinishedJob], list[int]]:
         """Take what is to be sent."""
         ended, self.ended = self.ended, []
         closed, self.closed = self.closed, []
         return ended, closed
 
-    def put_back(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> None:
+    def put_back(self, ended: Sequence[FinishedJob], closed: Sequence[int]) -> None:
         """It could not be sent."""
         self.ended = [*ended, *self.ended]
         self.closed = [*closed, *self.closed]

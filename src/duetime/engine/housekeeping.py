@@ -9,7 +9,7 @@ from datetime import timedelta
 from random import uniform
 from typing import Protocol
 
-from duetime.domain.jobs.job import EndedAs
+from duetime.domain.jobs.job import AttemptOutcome
 from duetime.engine.services import repeat
 from duetime.storage.pruning import PruneStatements
 from duetime.storage.store import Store
@@ -66,9 +66,9 @@ async def keep_pruning(
 ) -> None:
     """Remove old history in small batches, so that no statement is long."""
     ages = dict(options.retention)
-    audit, ledger = ages.pop("audit", None), ages.pop("occurrence", None)
+    audit, ledger = ages.pop("audit", None), ages.pop("tick", None)
     reminders, parked = ages.pop("reminder", None), ages.pop("parked", None)
-    retention = {EndedAs(name): age for name, age in ages.items()}
+    retention = {AttemptOutcome(name): age for name, age in ages.items()}
     statements = PruneStatements(store.dialect)
     job = schedule = reminder = 0
     """After which of them to go on."""
@@ -79,7 +79,7 @@ async def keep_pruning(
         if retention:
             pruned, job = await store.prune(retention, after=job, batch=_PRUNE_BATCH)
         if parked is not None and (ended := await store.end_parked(parked, batch=_PRUNE_BATCH)):
-            log.error("parked_jobs_ended", extra={"count": len(ended), "jobs": ended[:10]})
+            log.error("parked_jobs_died", extra={"count": len(ended), "jobs": ended[:10]})
         if audit is not None:
             pruned = max(pruned, await store.transact(statements.prune_audit(audit)))
         if ledger is not None:

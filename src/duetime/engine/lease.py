@@ -14,9 +14,9 @@ from datetime import timedelta
 
 from duetime.engine.loop_watch import LoopWatch
 from duetime.engine.services import OUTAGE_SECONDS
-from duetime.errors import DatabaseDamaged, StorageError
+from duetime.errors import DatabaseCorrupted, StorageError
 from duetime.storage.store import Beat, Heart
-from duetime.telemetry.outage import Seldom
+from duetime.telemetry.outage import LogThrottle
 
 log = logging.getLogger("duetime.heartbeat")
 
@@ -38,7 +38,7 @@ class Heartbeat:
         beaten: Callable[[Beat], None],
         lost: Callable[[str], None],
         watch: LoopWatch | None = None,
-        damaged: Callable[[DatabaseDamaged], object] = lambda error: None,
+        damaged: Callable[[DatabaseCorrupted], object] = lambda error: None,
     ) -> None:
         self._heart = heart
         self._worker_id = worker_id
@@ -71,7 +71,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         failures = 0
-        seldom = Seldom()
+        seldom = LogThrottle()
         beat_at = time.monotonic()
         while not self._stop.wait(self._wait_until(beat_at)):
             sent = time.monotonic()
@@ -86,7 +86,7 @@ class Heartbeat:
                 continue
             try:
                 beat = self._heart.beat(self._worker_id, self._lease)
-            except DatabaseDamaged as error:
+            except DatabaseCorrupted as error:
                 self._heart.close()
                 self._damaged(error)
                 return
@@ -107,7 +107,7 @@ class Heartbeat:
                 beat_at = time.monotonic() + wait
                 continue
             failures = 0
-            seldom = Seldom()
+            seldom = LogThrottle()
             if self._stop.is_set():
                 break
             if not beat.alive:

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from random import uniform
 from typing import Any
 
-from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.domain.schedules.schedule import read_run_key
 from duetime.engine.clock import DatabaseClock
@@ -28,11 +28,11 @@ from duetime.engine.runners import Runners
 from duetime.engine.services import OUTAGE_SECONDS, backoff
 from duetime.errors import (
     DatabaseUnreachable,
-    DataRefused,
+    DataRejected,
     InvalidArguments,
-    PassingError,
     StorageError,
     TransactionConflict,
+    TransientError,
 )
 from duetime.schedules.memory import MemorySchedules
 from duetime.schedules.planner import Planner
@@ -177,7 +177,7 @@ class Dispatcher:
         except StorageError as error:
             self._unsure = True
             self._look = True
-            if isinstance(error, PassingError) or not await self._park_unreadable():
+            if isinstance(error, TransientError) or not await self._park_unreadable():
                 await self._back_off(error)
 
     async def _park_unreadable(self) -> bool:
@@ -353,8 +353,8 @@ class Dispatcher:
             if len(known) < len(mine):
                 self._park_soon([job for job in mine if job.task not in self._tasks])
 
-    def _skip(self, job: ClaimedJob, ended_as: EndedAs, reason: str) -> None:
-        self._job_ended(job, EndedJob(job, ended_as, 0, 0, error=reason))
+    def _skip(self, job: ClaimedJob, outcome: AttemptOutcome, reason: str) -> None:
+        self._job_ended(job, FinishedJob(job, outcome, 0, 0, error=reason))
 
     async def _after_look(
         self, answer: Exchange, claimed: int, want: int, *, looked_ahead: bool, early: bool
@@ -438,7 +438,7 @@ class Dispatcher:
         if job.key is not None:
             self._planner.began(job)
 
-    def _job_ended(self, job: ClaimedJob, end: EndedJob | None) -> None:
+    def _job_ended(self, job: ClaimedJob, end: FinishedJob | None) -> None:
         if job.id == self._quarantined:
             self._quarantine_next = True
             self._quarantined = None
@@ -449,13 +449,13 @@ class Dispatcher:
             ended.append(end)
         else:
             self._planner.ended([job])
-            self._events.jobs_ended(self.name, [] if end is None else [end])
+            self._events.jobs_finished(self.name, [] if end is None else [end])
         if job.limited:
             self._look = True
         if len(ended) <= 1:
             self._sleeper.interrupt()
 
-    def _report(self, ended: Sequence[EndedJob], answer: Exchange) -> None:
+    def _report(self, ended: Sequence[FinishedJob], answer: Exchange) -> None:
         refused = answer.refused
         for end in ended if refused else ():
             if end.completed_before and end.job.id in refused:
@@ -463,20 +463,20 @@ class Dispatcher:
         if answer.cancelled:
             for end in ended:
                 if end.job.id in answer.cancelled:
-                    end.ended_as, end.again_after = EndedAs.CANCELLED, None
+                    end.outcome, end.again_after = AttemptOutcome.CANCELLED, None
         self._planner.ended(
             [end.job for end in ended if end.job.key is not None and end.again_after is None]
         )
         if not refused:
-            self._events.jobs_ended(self.name, ended)
+            self._events.jobs_finished(self.name, ended)
             return
-        self._events.jobs_ended(
+        self._events.jobs_finished(
             self.name,
             [end for end in ended if end.completed_before or end.job.id not in refused],
         )
         for end in ended:
             if end.job.id in refused and not end.completed_before:
-                self._events.job_refused(self.name, end)
+                self._events.claim_lost(self.name, end)
 
     async def _flush(self) -> bool:
         """While it stops: record what ended. False: the database did not take it."""
@@ -525,10 +525,10 @@ class Dispatcher:
             self._unsure = False
             self._look_back_at = time.monotonic() + _LATE_SECONDS
 
-    async def _record(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> Exchange:
+    async def _record(self, ended: Sequence[FinishedJob], closed: Sequence[int]) -> Exchange:
         try:
             return await self._store.settle(ended, closed)
-        except PassingError:
+        except TransientError:
             raise
         except StorageError:
             if not ended:
@@ -539,7 +539,7 @@ class Dispatcher:
         for end in ended:
             try:
                 answers.append(await self._record_one(end))
-            except PassingError:
+            except TransientError:
                 raise
             except StorageError as error:
                 refusal = error
@@ -552,11 +552,11 @@ class Dispatcher:
             cancelled=frozenset().union(*(answer.cancelled for answer in answers)),
         )
 
-    async def _record_one(self, end: EndedJob) -> Exchange:
+    async def _record_one(self, end: FinishedJob) -> Exchange:
         """Record how one ended. If the database will never accept its values, without them."""
         try:
             return await self._store.settle([end], [])
-        except DataRefused as error:
+        except DataRejected as error:
             end.error_code, end.error = "not_stored", f"The database does not take its end: {error}"
             end.result = end.traceback = None
             return await self._store.settle([end], [])

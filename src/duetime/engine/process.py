@@ -23,7 +23,7 @@ from typing import Any, NoReturn, Protocol
 
 from duetime.engine.services import OUTAGE_SECONDS
 from duetime.engine.worker import Worker
-from duetime.errors import DatabaseDamaged, DuetimeError, PassingError
+from duetime.errors import DatabaseCorrupted, DuetimeError, TransientError
 from duetime.settings import Settings
 from duetime.storage.store import Store
 from duetime.telemetry.outage import Outage
@@ -100,7 +100,7 @@ class WorkerProcess:
         threads.shutdown(wait=False, cancel_futures=True)
         if left := await _threads_left():
             # A thread cannot be ended from outside; its job was given back.
-            log.warning("threads_left", extra={"threads": len(left)})
+            log.warning("threads_abandoned", extra={"threads": len(left)})
             leave_now(code)
         return code
 
@@ -108,7 +108,7 @@ class WorkerProcess:
         try:
             return await self._start()
         except Exception:
-            log.exception("worker_broke")
+            log.exception("worker_crashed")
             return BROKE
 
     async def _start(self) -> int:
@@ -117,14 +117,14 @@ class WorkerProcess:
         while not self._stopping.is_set():
             try:
                 return await self._run_once(outage)
-            except DatabaseDamaged as error:
+            except DatabaseCorrupted as error:
                 if self._worker is None or not self._worker.started.is_set():
-                    log.error("database_damaged", extra={"error": str(error)})
+                    log.error("database_corrupted", extra={"error": str(error)})
                 return DAMAGED
             except DuetimeError as error:
                 if self._worker is not None and self._worker.started.is_set():
                     raise
-                if not isinstance(error, PassingError):
+                if not isinstance(error, TransientError):
                     log.error("worker_cannot_start", extra={"error": str(error)})
                     return COULD_NOT_START
                 outage.failed("start", error, OUTAGE_SECONDS)
@@ -228,7 +228,7 @@ class Signals:
             left = min(max(deadline - time.monotonic(), 0.0), 3600.0)
             if not select.select([self._reader], [], [], left)[0]:
                 if time.monotonic() >= deadline:
-                    leave_now(128 + number, "stop_overran")
+                    leave_now(128 + number, "stop_timed_out")
                 continue
             number = os.read(self._reader, 1)[0]
             if not number:

@@ -20,7 +20,7 @@ from weakref import getweakrefcount
 
 import msgspec
 
-from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.engine.context import Context
 from duetime.engine.executor import COMPLETED, TimedOut, end_with, ignore_outcome
@@ -113,7 +113,7 @@ class Runners:
         store: Store,
         worker: str,
         concurrency: int,
-        ended: Callable[[ClaimedJob, EndedJob | None], None],
+        ended: Callable[[ClaimedJob, FinishedJob | None], None],
         started: Callable[[ClaimedJob], None],
         late: Callable[[ClaimedJob, float], None],
         stuck: Callable[[ClaimedJob, str, float, str], None],
@@ -235,7 +235,9 @@ class Runners:
                     del held[index]
                     at = int((time.monotonic() - received) * 1e6)
                     error = "cancelled before it began"
-                    self._ended(job, EndedJob(job, EndedAs.CANCELLED, at, at, error=error))
+                    self._ended(
+                        job, FinishedJob(job, AttemptOutcome.CANCELLED, at, at, error=error)
+                    )
                     return True
         for running in self.running:
             # The thread of an earlier attempt may still run.
@@ -289,7 +291,7 @@ class Runners:
         error = asyncio.CancelledError() if runner.cancelled() else runner.exception()
         in_hand = [running for running in self.running if running.runner is runner]
         if error is not None and (in_hand or not isinstance(error, asyncio.CancelledError)):
-            log.error("runner_ended", extra={"worker": self._worker}, exc_info=error)
+            log.error("runner_died", extra={"worker": self._worker}, exc_info=error)
         for running in in_hand:
             self.running.discard(running)
             if not running.is_given_up:
@@ -339,7 +341,7 @@ class Runners:
         if end is not None or not running.is_given_up:
             self._ended(running.job, end)
 
-    async def attempt(self, running: Running) -> EndedJob | None:
+    async def attempt(self, running: Running) -> FinishedJob | None:
         """Run the handler and return the record of how it ended; None if none is due.
 
         Whatever the handler does, returns or raises: it never raises.
@@ -351,7 +353,7 @@ class Runners:
             microseconds=started_us
         ):
             error = f"it was to start before {job.expires_at.isoformat()}"
-            return EndedJob(job, EndedAs.EXPIRED, started_us, started_us, error=error)
+            return FinishedJob(job, AttemptOutcome.EXPIRED, started_us, started_us, error=error)
         self._started(job)
         value: Any
         raised = True
@@ -402,14 +404,14 @@ class Runners:
         context = running.context
         if value is None and context is None and running.reason is None:
             # Nothing else can be said of most jobs.
-            return EndedJob(
+            return FinishedJob(
                 job, COMPLETED, started_us, int((running.ended - running.received) * 1e6)
             )
         if context is not None and context.committed:
             if running.reason is None and not running.timed_out:
                 ignore_outcome(job, value)
             finished_us = int((running.ended - running.received) * 1e6)
-            return EndedJob(job, COMPLETED, started_us, finished_us, recorded=True)
+            return FinishedJob(job, COMPLETED, started_us, finished_us, recorded=True)
         if running.recorded or (raised and running.reason in (LOST, STOPPING)):
             # Lost: not ours to record. Stopping: it will be given back.
             return None
@@ -418,11 +420,11 @@ class Runners:
             end.completed_before = True
         if running.reason == CANCELLED and end.again_after is not None:
             # It failed after it was told to stop: it does not run again.
-            end.ended_as = EndedAs.CANCELLED
+            end.outcome = AttemptOutcome.CANCELLED
             end.again_after = None
         return end
 
-    def _end_with(self, running: Running, value: Any) -> EndedJob:
+    def _end_with(self, running: Running, value: Any) -> FinishedJob:
         return end_with(
             running.job,
             running.task,

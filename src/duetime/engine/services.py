@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from duetime.errors import DatabaseDamaged, PassingError, TransactionConflict
+from duetime.errors import DatabaseCorrupted, TransactionConflict, TransientError
 from duetime.telemetry.outage import Outage
 
 log = logging.getLogger("duetime.engine")
@@ -49,10 +49,10 @@ async def repeat(
                 "transaction_conflict",
                 extra={"service": name, "error": str(error), "retry_in_s": wait},
             )
-        except PassingError as error:
+        except TransientError as error:
             wait = OUTAGE_SECONDS
             outage.failed(name, error, wait)
-        except DatabaseDamaged:
+        except DatabaseCorrupted:
             raise
         except Exception:
             failures += 1

@@ -17,7 +17,7 @@ from duetime.engine.loop import Dispatcher
 from duetime.engine.loop_watch import LoopWatch
 from duetime.engine.runners import LOST, STOPPING, Runners
 from duetime.engine.services import OUTAGE_SECONDS, end_all, repeat
-from duetime.errors import DatabaseDamaged, DatabaseUnreachable, PassingError, StorageError
+from duetime.errors import DatabaseCorrupted, DatabaseUnreachable, StorageError, TransientError
 from duetime.storage.store import Beat
 from duetime.telemetry.outage import Outage
 
@@ -36,19 +36,19 @@ _LAST_SECONDS = 0.25
 class Worker(Dispatcher):
     """One process's worker. `run` until `stop`; every job it holds is under its lease."""
 
-    _damage: DatabaseDamaged | None = None
+    _damage: DatabaseCorrupted | None = None
 
     async def run(self) -> None:
         """Work until `stop`. Returns when everything held has ended or was given back.
 
-        Raises `DatabaseDamaged` if the database is: then nothing can be recorded or given back.
+        Raises `DatabaseCorrupted` if the database is: then nothing can be recorded or given back.
         """
         self._loop = asyncio.get_running_loop()
         self._loop_watch = LoopWatch(
             limit=self._options.block_limit.total_seconds(),
             pulse_every=self._watch_every,
             blocked=partial(self._events.event_loop_blocked, self.name),
-            freed=partial(self._events.event_loop_freed, self.name),
+            freed=partial(self._events.event_loop_unblocked, self.name),
         )
         self._runners = Runners(
             self._tasks,
@@ -289,11 +289,11 @@ class Worker(Dispatcher):
     # A damaged database
 
     def _is_damage(self, error: BaseException) -> bool:
-        if not isinstance(error, DatabaseDamaged):
+        if not isinstance(error, DatabaseCorrupted):
             return False
         if self._damage is None:
             self._damage = error
-            self._events.database_damaged(self.name, str(error))
+            self._events.database_corrupted(self.name, str(error))
             self.stop(now=True)
         return True
 
@@ -334,15 +334,15 @@ class Worker(Dispatcher):
         try:
             await self._planner.apply(stored)
         except StorageError as error:
-            if not self._options.schedule_fallback or isinstance(error, PassingError):
+            if not self._options.schedule_fallback or isinstance(error, TransientError):
                 raise
             if not self._fallen_back:
-                self._events.schedules_in_memory(self.name, len(stored), str(error))
+                self._events.schedule_fallback_started(self.name, len(stored), str(error))
             self._fallen_back = True
             memory = list(self._declared)
         else:
             if self._fallen_back:
-                self._events.schedules_stored(self.name, len(stored))
+                self._events.schedule_fallback_ended(self.name, len(stored))
             self._fallen_back = False
         self._ticker.schedules = memory
 
@@ -351,7 +351,7 @@ class Worker(Dispatcher):
             try:
                 return await self._planner.repair()
             except StorageError as error:
-                if not self._options.schedule_fallback or isinstance(error, PassingError):
+                if not self._options.schedule_fallback or isinstance(error, TransientError):
                     raise
         await self._apply_declared()
         return _FALLBACK_SECONDS

@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 
-from duetime.errors import BadDatabaseURL
+from duetime.errors import InvalidDatabaseURL
 from duetime.settings import Settings
 from duetime.storage.migrations import Migration, plan_downgrade, plan_upgrade
 from duetime.storage.statements import load_statements
@@ -26,7 +26,7 @@ class EmbeddedSchema:
 
     def __init__(self, database: str, *, schema: str, prefix: str) -> None:
         if database not in ("postgresql", "sqlite"):
-            raise BadDatabaseURL(
+            raise InvalidDatabaseURL(
                 f"Duetime's tables cannot be made on {database}: use PostgreSQL or SQLite."
             )
         self._postgres = database == "postgresql"
@@ -78,7 +78,7 @@ class EmbeddedSchema:
         """Lock, make the table that holds the version, and return the version."""
         if self._postgres:
             if (yield self._filled("is_reserved", schema=self._schema), ()):
-                raise BadDatabaseURL(
+                raise InvalidDatabaseURL(
                     f"{self._schema!r} is a reserved word of SQL: choose another name."
                 )
             yield self._filled("lock_schema", schema=self._schema), ()

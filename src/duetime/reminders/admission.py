@@ -12,7 +12,13 @@ from duetime.domain.reminders.admission import Send, Wait, decide, routes_of
 from duetime.domain.reminders.recipient import Recipient, Route
 from duetime.domain.reminders.reminder import Reminder
 from duetime.reminders.batching import Batcher
-from duetime.storage.reminders.admissions import GONE, AdmissionStatements, Ask, Desk, said_after
+from duetime.storage.reminders.admissions import (
+    GONE,
+    AdmissionState,
+    AdmissionStatements,
+    Ask,
+    said_after,
+)
 from duetime.storage.store import Statements
 
 if TYPE_CHECKING:
@@ -55,36 +61,36 @@ async def admit(
     app: Duetime,
     admissions: Admissions,
     reminder: Reminder,
-    desk: Desk,
+    admission: AdmissionState,
     *,
     channels: list[str] | None,
     digests: bool,
 ) -> tuple[Reminder, Send] | Outcome:
     """Whether a due reminder goes out now: to whom and where, or what its job ends with.
 
-    `desk`: what is known of its recipient, read since it was claimed.
+    `admission`: what is known of its recipient, read since it was claimed.
     `channels`: those that the app has; None: a handler sends. `digests`: whether what waits for
     the recipient's limit can go out together. The reminder comes back with its recipient.
     """
     nobody = Recipient(ref=reminder.recipient)
-    if desk.recipient is None and desk.digest is None and desk.held is None:
+    if admission.recipient is None and admission.digest is None and admission.held is None:
         # As if never put: nothing is muted, quiet or limited.
         routes = routes_of(nobody, channels, reminder.rule)
         assert not isinstance(routes, str)
         return _sends(reminder, nobody, Send(routes))
-    recipient = desk.recipient or nobody
+    recipient = admission.recipient or nobody
     around: set[str] = set()
     if reminder.scope and any(muted.startswith("scope:") for muted in recipient.muted):
         scope = reminder.scope
         found = await perform(app, lambda s: s.around([scope]), reads=True)
         around = found.get(scope, set())
-    decision = decide(recipient, reminder, desk.now, around=around, channels=channels)
+    decision = decide(recipient, reminder, admission.now, around=around, channels=channels)
     if isinstance(decision, Outcome):
         return decision
-    if desk.digest is not None:
+    if admission.digest is not None:
         outcome: Outcome = await perform(app, lambda s: s.stay(reminder))
         return outcome
-    if isinstance(decision, Send) and recipient.most_per_hour and not reminder.rule.urgent:
+    if isinstance(decision, Send) and recipient.max_per_hour and not reminder.rule.urgent:
         answer = await admissions.admit(Ask(reminder, around, channels, digests))
         if isinstance(answer, Outcome):
             return answer
@@ -92,8 +98,8 @@ async def admit(
     elif isinstance(decision, Wait):
         waits = decision
         await perform(app, lambda s: s.hold(reminder, waits))
-        return Snooze(waits.until - desk.now, waits.reason)
-    elif desk.held is not None or decision.note is not None:
+        return Snooze(waits.until - admission.now, waits.reason)
+    elif admission.held is not None or decision.note is not None:
         note = decision.note or said_after(reminder)
         if not await perform(app, lambda s: s.note(reminder, note)):
             return GONE
@@ -102,7 +108,7 @@ async def admit(
 
 async def give_back(app: Duetime, reminder: Reminder) -> None:
     """A reminder that was let through was surely not sent: it leaves its place to another."""
-    if reminder.to is not None and reminder.to.most_per_hour and not reminder.rule.urgent:
+    if reminder.to is not None and reminder.to.max_per_hour and not reminder.rule.urgent:
         await perform(app, lambda s: s.give_back(reminder))
 
 

@@ -174,4 +174,4 @@ def _write_after(
         return
     [note] = attempt.notes
     for one in recorded:
-        yield from statements.known_as(one, note["external_id"])
+        yield from statements.provider_id(one, note["external_id"])

@@ -134,7 +134,7 @@ def _write_after(statements: DeliveryStatements, store: Store, record: Record) -
     for known in (yield from statements.deliveries(reminder.id)):
         if (known.channel, known.round) == (HANDLER, reminder.snoozes) and known.sent_at:
             [note] = record.sent.deliveries
-            yield from statements.known_as(known, note["external_id"])
+            yield from statements.provider_id(known, note["external_id"])
             return
     yield from _write(statements, store, [record])
 

@@ -19,12 +19,12 @@ from duetime.domain.reminders.delivery import (
     DeliveryStatus,
     clean_error,
     clean_external_id,
-    say_failures,
+    describe_failures,
     times,
 )
 from duetime.domain.reminders.recipient import Route
 from duetime.domain.reminders.reminder import REMIND_TASK
-from duetime.domain.reminders.rule import say_moment
+from duetime.domain.reminders.rule import format_time
 from duetime.engine.context import Context
 from duetime.errors import InvalidInput
 from duetime.reminders.deliveries import perform
@@ -142,7 +142,7 @@ class SendAttempt:
         if (taken := self.taken()) is not None:
             return taken
         if self.known(HANDLER).status.gave_up:
-            return Discard(say_failures(self._deliveries.values()))
+            return Discard(describe_failures(self._deliveries.values()))
         try:
             outcome = await call(handler, what, self._ctx)
         except Outcome as raised:
@@ -206,7 +206,7 @@ class SendAttempt:
 
     async def _wait_for_any(self, routes: Iterable[Route]) -> Outcome:
         """All were asked: wait for the first that may be asked again, if there is one."""
-        failures = say_failures(self._deliveries.values())
+        failures = describe_failures(self._deliveries.values())
         waits = [
             next_at
             for route in routes
@@ -232,7 +232,7 @@ class SendAttempt:
             failure = error
         except Exception as error:  # noqa: BLE001 A channel may raise anything: others are asked.
             said = f"{type(error).__name__}: {clean_error(error)}"
-            failure, broke = NotSent(said, passing=True), error
+            failure, broke = NotSent(said, transient=True), error
         else:
             answer = _read_answer(sent)
             answer = answer if isinstance(answer, Sent) else Sent()
@@ -242,7 +242,7 @@ class SendAttempt:
         if failure.disable:
             self.disabled.append((route, said))
         tried = self.known(name).attempts + 1
-        if failure.passing and tried < (configured.tries or tried + 1):
+        if failure.transient and tried < (configured.tries or tried + 1):
             wait, is_in_time = await self._next_try(configured, tried, failure)
             if wait is not None:
                 at = await self._app.now() + wait
@@ -262,7 +262,7 @@ class SendAttempt:
             return None
         at = await self._app.now() + wait
         self.note(channel, DeliveryStatus.PENDING, tried=0, next_at=at)
-        reason = f"{channel} takes {rate}: its next free place is at {say_moment(at)}"
+        reason = f"{channel} takes {rate}: its next free place is at {format_time(at)}"
         return Snooze(max(wait, timedelta(0)), reason)
 
     async def _next_try(

@@ -56,7 +56,7 @@ class Sender:
             self._app,
             self._admissions,
             ready.reminder,
-            ready.desk,
+            ready.admission,
             channels=list(self.channels) if self.handler is None else None,
             digests=self.handler is None or self.digest_handler is not None,
         )

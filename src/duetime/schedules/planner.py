@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.jobs.job import ClaimedJob, EndedAs
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob
 from duetime.domain.reminders.digest import DIGEST_TASK
 from duetime.domain.reminders.reminder import REMIND_TASK
 from duetime.domain.schedules.decide_run import Decision
 from duetime.domain.schedules.schedule import TickStatus, read_run_key
-from duetime.errors import DatabaseDamaged, OlderRelease, PassingError, StorageError
+from duetime.errors import DatabaseCorrupted, OlderRelease, StorageError, TransientError
 from duetime.storage.reminders.deliveries import DeliveryStatements
 from duetime.storage.reminders.digest_ends import DigestEnds
 from duetime.storage.reminders.rearm import RearmStatements
@@ -51,7 +51,7 @@ class Planner:
         worker: str,
         knows: Callable[[str], bool],
         run: Callable[[Sequence[ClaimedJob], float], None],
-        skip: Callable[[ClaimedJob, EndedAs, str], None],
+        skip: Callable[[ClaimedJob, AttemptOutcome, str], None],
         wait: Callable[[Sequence[ClaimedJob]], Awaitable[None]],
         declarer: Declarer | None = None,
         optional: bool = False,
@@ -94,7 +94,7 @@ class Planner:
                 computes=True,
             )
         except OlderRelease as error:
-            self._events.schedules_older(self._worker, error.service, error.release, error.newest)
+            self._events.outdated_release(self._worker, error.service, error.release, error.newest)
             return
         for name, change in answer.items():
             if change != "same":
@@ -107,7 +107,7 @@ class Planner:
             job.start_by = inf
         try:
             runs = await self._transact(self._statements.gate(list(claimed)), reads=True)
-        except PassingError:
+        except TransientError:
             raise
         except StorageError as error:
             if not self.optional:
@@ -181,7 +181,7 @@ class Planner:
             elif decision.action == "skip":
                 self._events.tick_skipped(self._worker, job, decision.status, decision.reason or "")
                 self._skip(
-                    job, _ENDS.get(decision.status, EndedAs.CANCELLED), decision.reason or ""
+                    job, _ENDS.get(decision.status, AttemptOutcome.CANCELLED), decision.reason or ""
                 )
             else:
                 job.run_at = decision.at or job.run_at
@@ -288,7 +288,7 @@ class Planner:
             # knows.
             self._begun = [*begun, *self._begun][:_MOST_KEPT]
             self._ended = [*ended, *self._ended][:_MOST_KEPT]
-            if not isinstance(error, DatabaseDamaged):
+            if not isinstance(error, DatabaseCorrupted):
                 log.warning("ledger_delayed", extra={"worker": self._worker, "error": str(error)})
         finally:
             self._keeping = None
@@ -300,7 +300,7 @@ class Planner:
         answer = await self._store.transact(statements, reads=reads, computes=computes)
         for planning in (self._schedules, self._statements):
             for name, reason in planning.set_aside.items():
-                self._events.schedule_set_aside(self._worker, name, reason)
+                self._events.schedule_broken(self._worker, name, reason)
             for name in planning.unreadable.keys() - self._unreadable:
                 self._events.schedule_unreadable(self._worker, name, planning.unreadable[name])
             self._unreadable |= planning.unreadable.keys()
@@ -321,8 +321,8 @@ def _decided(run: ClaimedRun, decision: Decision) -> ClaimedRun:
         run,
         status=decision.status,
         start_by=run.start_by if on_time else None,
-        was=run.status,
+        renamed_from=run.status,
     )
 
 
-_ENDS = {TickStatus.COALESCED: EndedAs.SUPERSEDED}
+_ENDS = {TickStatus.COALESCED: AttemptOutcome.SUPERSEDED}

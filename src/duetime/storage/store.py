@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from duetime.domain.jobs.job import (
+    AttemptOutcome,
     ClaimedJob,
-    EndedAs,
-    EndedJob,
     Enqueued,
+    FinishedJob,
     JobFilter,
     JobInfo,
     JobState,
@@ -142,10 +142,10 @@ class Rescued(msgspec.Struct, frozen=True):
     worker: str
 
 
-def rescued_state(ended_as: str, attempt: int) -> JobState:
-    """The state of a job that was rescued: `ended_as`, or given back after so many attempts."""
-    if ended_as in ("dead", "cancelled"):
-        return JobState(ended_as)
+def rescued_state(outcome: str, attempt: int) -> JobState:
+    """The state of a job that was rescued: `outcome`, or given back after so many attempts."""
+    if outcome in ("dead", "cancelled"):
+        return JobState(outcome)
     return JobState.RETRYING if attempt else JobState.PENDING
 
 
@@ -245,7 +245,7 @@ class Store(Protocol):
         self,
         worker_id: int,
         *,
-        ended: Sequence[EndedJob] = (),
+        ended: Sequence[FinishedJob] = (),
         closed: Sequence[int] = (),
         lanes: Sequence[Lane] = (),
         limited: Sequence[str] = (),
@@ -259,7 +259,7 @@ class Store(Protocol):
         With a `lead` also what falls due within so many seconds: the worker holds it until then.
         """
 
-    async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> Exchange:
+    async def settle(self, ended: Sequence[FinishedJob], closed: Sequence[int]) -> Exchange:
         """Finish again what may or may not have been finished (the answer was lost). Idempotent."""
 
     async def disown(self, worker_id: int, known: Sequence[int], *, lead: float = 0.0) -> int:
@@ -292,10 +292,10 @@ class Store(Protocol):
         wake nobody: the caller
         knows them and looks at once; another worker would only park them again."""
 
-    def finish_in(self, ended: EndedJob) -> Statements:
+    def finish_in(self, ended: FinishedJob) -> Statements:
         """The statements of a fenced finish in the caller's transaction; returns a bool."""
 
-    def finish_many_in(self, ended: Sequence[EndedJob]) -> Statements:
+    def finish_many_in(self, ended: Sequence[FinishedJob]) -> Statements:
         """Complete several, each fenced by itself; returns a bool for each."""
 
     async def transact(
@@ -331,7 +331,7 @@ class Store(Protocol):
         """
 
     async def prune(
-        self, retention: Mapping[EndedAs, timedelta], *, after: int, batch: int
+        self, retention: Mapping[AttemptOutcome, timedelta], *, after: int, batch: int
     ) -> tuple[int, int]:
         """Remove jobs that ended longer ago than that, with their history: about a `batch`.
 
@@ -377,6 +377,6 @@ class Store(Protocol):
 
     async def workers(self) -> list[WorkerInfo]: ...
 
-    async def wait_ended(self, job_id: int, seconds: float) -> JobInfo | None:
+    async def wait_finished(self, job_id: int, seconds: float) -> JobInfo | None:
         """Return the job once it has ended; None if it has not after about `seconds`. However many
         are waited for, what a worker asks of this store does not queue behind them."""

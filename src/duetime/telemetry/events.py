@@ -10,25 +10,25 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob, JobState
-from duetime.telemetry.logs import LastResort
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob, JobState
+from duetime.telemetry.logs import FallbackHandler
 
 if TYPE_CHECKING:
     from duetime.storage.store import Rescued
 
 log = logging.getLogger("duetime.events")
-logging.getLogger("duetime").addHandler(LastResort())
+logging.getLogger("duetime").addHandler(FallbackHandler())
 
 _LEVELS = {
-    EndedAs.COMPLETED: logging.INFO,
-    EndedAs.SNOOZED: logging.INFO,
-    EndedAs.CANCELLED: logging.INFO,
-    EndedAs.RETRIED: logging.WARNING,
-    EndedAs.EXPIRED: logging.WARNING,
-    EndedAs.DEAD: logging.ERROR,
+    AttemptOutcome.COMPLETED: logging.INFO,
+    AttemptOutcome.SNOOZED: logging.INFO,
+    AttemptOutcome.CANCELLED: logging.INFO,
+    AttemptOutcome.RETRIED: logging.WARNING,
+    AttemptOutcome.EXPIRED: logging.WARNING,
+    AttemptOutcome.DEAD: logging.ERROR,
 }
-_COMPLETED = EndedAs.COMPLETED
-_FAILED = frozenset({EndedAs.RETRIED, EndedAs.DEAD})
+_COMPLETED = AttemptOutcome.COMPLETED
+_FAILED = frozenset({AttemptOutcome.RETRIED, AttemptOutcome.DEAD})
 
 
 class Events:
@@ -56,17 +56,17 @@ class Events:
             traceback=stack,
         )
 
-    def event_loop_freed(self, worker: str, seconds: float) -> None:
+    def event_loop_unblocked(self, worker: str, seconds: float) -> None:
         self._say(
-            logging.WARNING, "event_loop_freed", worker_id=worker, blocked_s=round(seconds, 1)
+            logging.WARNING, "event_loop_unblocked", worker_id=worker, blocked_s=round(seconds, 1)
         )
 
     def woken(self, worker: str, reason: str) -> None:
         if log.isEnabledFor(logging.DEBUG):
             self._say(logging.DEBUG, "worker_woken", worker_id=worker, reason=reason)
 
-    def database_damaged(self, worker: str, error: str) -> None:
-        self._say(logging.ERROR, "database_damaged", worker_id=worker, error=error)
+    def database_corrupted(self, worker: str, error: str) -> None:
+        self._say(logging.ERROR, "database_corrupted", worker_id=worker, error=error)
 
     def transaction_conflict(self, worker: str, error: str, wait: float) -> None:
         self._say(
@@ -102,12 +102,12 @@ class Events:
 
         return started
 
-    def jobs_ended(self, worker: str, ended: Sequence[EndedJob]) -> None:
+    def jobs_finished(self, worker: str, ended: Sequence[FinishedJob]) -> None:
         if not log.isEnabledFor(logging.INFO):
             # Of most there is nothing to say. A look into the table costs 0.2 µs.
-            ended = [end for end in ended if end.ended_as is not _COMPLETED]
+            ended = [end for end in ended if end.outcome is not _COMPLETED]
         for end in ended:
-            level = _LEVELS.get(end.ended_as, logging.INFO)
+            level = _LEVELS.get(end.outcome, logging.INFO)
             if not log.isEnabledFor(level):
                 continue
             fields = {
@@ -118,7 +118,7 @@ class Events:
                 "worker_id": worker,
                 "duration_ms": round((end.finished_us - end.started_us) / 1000, 3),
             }
-            if end.ended_as in _FAILED:
+            if end.outcome in _FAILED:
                 again = None if end.again_after is None else end.again_after.total_seconds()
                 fields |= {
                     "error_code": end.error_code,
@@ -129,7 +129,7 @@ class Events:
                 }
                 self._say(level, "job_failed", **fields)
             else:
-                self._say(level, f"job_{end.ended_as}", **fields, reason=end.error)
+                self._say(level, f"job_{end.outcome}", **fields, reason=end.error)
 
     def job_stuck(
         self, worker: str, job: ClaimedJob, reason: str, seconds: float, stack: str
@@ -146,10 +146,10 @@ class Events:
             traceback=stack,
         )
 
-    def job_refused(self, worker: str, end: EndedJob) -> None:
+    def claim_lost(self, worker: str, end: FinishedJob) -> None:
         self._say(
             logging.WARNING,
-            "job_refused",
+            "claim_lost",
             job_id=end.job.id,
             task=end.job.task,
             token=end.job.token,
@@ -194,9 +194,9 @@ class Events:
         level = logging.WARNING if change == "paused" else logging.INFO
         self._say(level, f"schedule_{change}", schedule=schedule, worker_id=worker)
 
-    def schedule_set_aside(self, worker: str | None, schedule: str, reason: str) -> None:
+    def schedule_broken(self, worker: str | None, schedule: str, reason: str) -> None:
         where = {} if worker is None else {"worker_id": worker}
-        self._say(logging.ERROR, "schedule_set_aside", schedule=schedule, reason=reason, **where)
+        self._say(logging.ERROR, "schedule_broken", schedule=schedule, reason=reason, **where)
 
     def schedule_unreadable(self, worker: str, schedule: str, reason: str) -> None:
         self._say(
@@ -207,21 +207,23 @@ class Events:
             worker_id=worker,
         )
 
-    def schedules_older(self, worker: str, service: str, release: str, newest: str) -> None:
+    def outdated_release(self, worker: str, service: str, release: str, newest: str) -> None:
         self._say(
             logging.WARNING,
-            "schedules_older",
+            "outdated_release",
             service=service,
             release=release,
             newest=newest,
             worker_id=worker,
         )
 
-    def schedules_in_memory(self, worker: str, count: int, error: str) -> None:
-        self._say(logging.ERROR, "schedules_in_memory", worker_id=worker, count=count, error=error)
+    def schedule_fallback_started(self, worker: str, count: int, error: str) -> None:
+        self._say(
+            logging.ERROR, "schedule_fallback_started", worker_id=worker, count=count, error=error
+        )
 
-    def schedules_stored(self, worker: str, count: int) -> None:
-        self._say(logging.WARNING, "schedules_stored", worker_id=worker, count=count)
+    def schedule_fallback_ended(self, worker: str, count: int) -> None:
+        self._say(logging.WARNING, "schedule_fallback_ended", worker_id=worker, count=count)
 
     def _say(self, level: int, event: str, **fields: object) -> None:
         try:

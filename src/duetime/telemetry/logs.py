@@ -136,7 +136,7 @@ class _Handler(logging.StreamHandler[TextIO]):
     """Ours, so that `configure_logging` finds it again."""
 
 
-class LastResort(logging.Handler):
+class FallbackHandler(logging.Handler):
     """For who has not set up logging. Python would print an event's name alone, as `job_failed`;
     this prints the line with its fields. It is silent as soon as anybody else listens."""
 

@@ -11,7 +11,7 @@ log = logging.getLogger("duetime.events")
 _AGAIN_SECONDS = 30.0
 
 
-class Seldom:
+class LogThrottle:
     """Lets the first of many equal log lines pass, and then one every so many seconds."""
 
     def __init__(self, seconds: float = _AGAIN_SECONDS) -> None:
@@ -34,13 +34,13 @@ class Outage:
         self._worker = worker
         self._failing: set[str] = set()
         self._since = 0.0
-        self._seldom = Seldom()
+        self._seldom = LogThrottle()
 
     def failed(self, service: str, error: Exception, wait: float) -> None:
         """`service` could not do its work, and tries again after `wait` seconds."""
         if not self._failing:
             self._since = time.monotonic()
-            self._seldom = Seldom()
+            self._seldom = LogThrottle()
         self._failing.add(service)
         if self._seldom.passes():
             self._say(
@@ -49,14 +49,14 @@ class Outage:
                 error=str(error),
                 service=service,
                 retry_in_s=wait,
-                away_s=self._away,
+                outage_s=self._away,
             )
 
     def worked(self, service: str) -> None:
         """`service` did its work. If it had failed, the outage is over."""
         if service in self._failing:
             self._failing.clear()
-            self._say(logging.WARNING, "database_back", away_s=self._away)
+            self._say(logging.WARNING, "database_reconnected", outage_s=self._away)
 
     @property
     def _away(self) -> float:

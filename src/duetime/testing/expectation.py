@@ -66,7 +66,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
         return all(_same(actual[name], value) for name, value in self.args.items())
 
 
-def tell_difference(
+def describe_difference(
     expected: Expected,
     *,
     found: Sequence[JobInfo],

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from duetime.app import Duetime
-from duetime.domain.jobs.job import LAST_PRIORITY, ClaimedJob, EndedAs, EndedJob
+from duetime.domain.jobs.job import LAST_PRIORITY, AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.schedules.schedule import read_run_key
 from duetime.engine.executor import TimedOut, end_as_completed
 from duetime.engine.runners import Runners, Running
@@ -26,7 +26,7 @@ _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _LEASE = timedelta(days=36525)
 """However far the clock is moved, the jobs are held."""
 _THREADS = 64
-_FAILED = (EndedAs.RETRIED, EndedAs.DEAD)
+_FAILED = (AttemptOutcome.RETRIED, AttemptOutcome.DEAD)
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,14 +38,14 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     at: datetime
     """What the world's clock showed."""
-    ended_as: EndedAs
+    outcome: AttemptOutcome
     error: str | None = None
     exception: BaseException | None = None
     """What a failed attempt raised."""
 
     @property
     def failed(self) -> bool:
-        return self.ended_as in _FAILED
+        return self.outcome in _FAILED
 
 
 class SoloWorker:
@@ -54,11 +54,11 @@ class SoloWorker:
     def __init__(self, app: Duetime, store: Store) -> None:
         self._app = app
         self._store = store
-        self._overran: dict[int, EndedJob] = {}
+        self._overran: dict[int, FinishedJob] = {}
         self._claiming = asyncio.Lock()
         self._ticker = MemorySchedules(store)
         self._admitted: list[ClaimedJob] = []
-        self._skipped: list[EndedJob] = []
+        self._skipped: list[FinishedJob] = []
         self._log_started = app.events.job_started(_NAME)
         self._planner = Planner(
             store,
@@ -66,8 +66,8 @@ class SoloWorker:
             worker=_NAME,
             knows=app.known_tasks.__contains__,
             run=lambda jobs, _: self._admitted.extend(jobs),
-            skip=lambda job, ended_as, reason: self._skipped.append(
-                EndedJob(job, ended_as, 0, 0, error=reason)
+            skip=lambda job, outcome, reason: self._skipped.append(
+                FinishedJob(job, outcome, 0, 0, error=reason)
             ),
             wait=store.release,
             declarer=Declarer(app.settings.service, app.settings.release),
@@ -186,7 +186,7 @@ class SoloWorker:
         answer = await self._store.exchange(
             self._worker_id, ended=[end] if end and not end.recorded else [], closed=[job.token]
         )
-        ended_as = self._tell(end, refused=job.id in answer.refused)
+        outcome = self._tell(end, refused=job.id in answer.refused)
         if end is None or end.again_after is None:
             self._planner.ended([job])
         # That it began is kept, too, also if it will be tried again.
@@ -197,28 +197,28 @@ class SoloWorker:
             args=msgspec.json.decode(job.args or await self._store.args_of(job.id)),
             attempt=job.attempt,
             at=now,
-            ended_as=ended_as,
+            outcome=outcome,
             error=None if end is None else end.error,
-            exception=_exception(end, running.value) if ended_as in _FAILED else None,
+            exception=_exception(end, running.value) if outcome in _FAILED else None,
         )
 
     def _started(self, job: ClaimedJob) -> None:
         self._log_started(job)
         self._planner.began(job)
 
-    def _tell(self, end: EndedJob | None, *, refused: bool) -> EndedAs:
+    def _tell(self, end: FinishedJob | None, *, refused: bool) -> AttemptOutcome:
         if end is None:
             # The handler's own transaction completed it.
-            return EndedAs.COMPLETED
+            return AttemptOutcome.COMPLETED
         if refused and not end.completed_before:
-            self._app.events.job_refused(_NAME, end)
-            return EndedAs.LOST
+            self._app.events.claim_lost(_NAME, end)
+            return AttemptOutcome.LOST
         if refused:
             end_as_completed(end)
-        self._app.events.jobs_ended(_NAME, [end])
-        return end.ended_as
+        self._app.events.jobs_finished(_NAME, [end])
+        return end.outcome
 
-    def _overrun(self, job: ClaimedJob, end: EndedJob | None) -> None:
+    def _overrun(self, job: ClaimedJob, end: FinishedJob | None) -> None:
         """A handler in a thread was out of time; its end is known before the thread's."""
         if end is not None:
             self._overran[job.token] = end
@@ -229,7 +229,7 @@ class SoloWorker:
         await self._store.park([job], reason)
 
 
-def _exception(end: EndedJob | None, value: Any) -> BaseException | None:
+def _exception(end: FinishedJob | None, value: Any) -> BaseException | None:
     if end is not None and end.error_code == "timed_out":
         return TimedOut(end.error)
     return value if isinstance(value, BaseException) else None

@@ -14,8 +14,8 @@ from duetime.api.tasks import Task
 from duetime.app import Duetime
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.jobs.job import (
+    AttemptOutcome,
     ClaimedJob,
-    EndedAs,
     Enqueued,
     JobFilter,
     JobInfo,
@@ -26,7 +26,7 @@ from duetime.domain.jobs.job import (
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import DuetimeError, EndlessWork, InvalidInput, JobFailed, UnknownTask
 from duetime.storage.store import Store
-from duetime.testing.expectation import Expected, tell_difference
+from duetime.testing.expectation import Expected, describe_difference
 from duetime.testing.solo import Ran, SoloWorker
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class World:
     @property
     def completed(self) -> list[Ran]:
         """The attempts that completed their job."""
-        return [ran for ran in self.ran if ran.ended_as is EndedAs.COMPLETED]
+        return [ran for ran in self.ran if ran.outcome is AttemptOutcome.COMPLETED]
 
     @property
     def failed(self) -> list[Ran]:
@@ -162,7 +162,7 @@ class World:
             return found
         wanted = {None: "a job", 0: "no job", 1: "1 job"}.get(count, f"{count} jobs")
         raise AssertionError(
-            tell_difference(
+            describe_difference(
                 expected,
                 found=found,
                 wanted=wanted,
@@ -297,4 +297,4 @@ def read_moment(value: datetime | str, *, name: str) -> datetime:
 
 def _raise_failure(ran: Ran) -> None:
     if ran.failed:
-        raise ran.exception or JobFailed(ran.job_id, state=ran.ended_as, error=ran.error)
+        raise ran.exception or JobFailed(ran.job_id, state=ran.outcome, error=ran.error)

@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob, JobState
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob, JobState
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, seconds
 from tests.conformance.hand import Hand, answer, ended, enqueue, enqueue_many, get, ids, retried
 
 
-def snoozed(job: ClaimedJob) -> EndedJob:
-    return ended(job, EndedAs.SNOOZED, again_after=seconds(0))
+def snoozed(job: ClaimedJob) -> FinishedJob:
+    return ended(job, AttemptOutcome.SNOOZED, again_after=seconds(0))
 
 
-def retried_now(job: ClaimedJob) -> EndedJob:
+def retried_now(job: ClaimedJob) -> FinishedJob:
     return retried(job, seconds(0))
 
 
@@ -40,7 +40,7 @@ async def test_an_attempt_that_would_run_again_ends_a_cancelled_job(
     assert was is JobState.RUNNING
     assert (told.refused, told.cancelled) == (frozenset(), frozenset({job_id}))
     [record] = (await get(store, job_id)).history
-    assert (record.ended_as, record.attempt) == ("cancelled", 1)
+    assert (record.outcome, record.attempt) == ("cancelled", 1)
     await is_over(store, hand, job_id)
 
 
@@ -66,17 +66,17 @@ async def test_a_settled_attempt_that_would_run_again_ends_a_cancelled_job(
     await is_over(store, hand, job_id)
 
 
-@pytest.mark.parametrize("ended_as", [EndedAs.COMPLETED, EndedAs.DEAD])
+@pytest.mark.parametrize("outcome", [AttemptOutcome.COMPLETED, AttemptOutcome.DEAD])
 async def test_an_attempt_that_ends_its_job_counts_as_it_is(
-    store: Store, clock: Clock, hand: Hand, ended_as: EndedAs
+    store: Store, clock: Clock, hand: Hand, outcome: AttemptOutcome
 ) -> None:
     job_id = await enqueue(store, key="k")
     job = await hand.claim_one()
     await store.cancel(job_id, reason="no")
-    told = await hand.exchange(ended(job, ended_as), want=0)
+    told = await hand.exchange(ended(job, outcome), want=0)
 
     assert told.cancelled == frozenset()
-    assert (await get(store, job_id)).state.value == ended_as.value
+    assert (await get(store, job_id)).state.value == outcome.value
 
 
 async def test_a_cancelled_job_that_is_given_back_ends(
@@ -91,7 +91,7 @@ async def test_a_cancelled_job_that_is_given_back_ends(
     [again] = await hand.claim()
     assert (again.id, again.attempt) == (other, 1)
     [record] = (await get(store, job_id)).history
-    assert (record.ended_as, record.attempt, record.worker) == ("cancelled", 1, "hand")
+    assert (record.outcome, record.attempt, record.worker) == ("cancelled", 1, "hand")
     assert record.started_at is None
     await is_over(store, hand, job_id)
 
@@ -135,14 +135,14 @@ async def reason_of(store: Store, job_id: int) -> str | None:
 @pytest.mark.parametrize(
     "end",
     [
-        lambda job: ended(job, EndedAs.CANCELLED, error="cancelled"),
-        lambda job: ended(job, EndedAs.CANCELLED, error="cancelled before it began"),
+        lambda job: ended(job, AttemptOutcome.CANCELLED, error="cancelled"),
+        lambda job: ended(job, AttemptOutcome.CANCELLED, error="cancelled before it began"),
         retried_now,
         snoozed,
     ],
 )
 async def test_the_reason_is_kept_by_the_attempt_that_is_stopped(
-    store: Store, clock: Clock, hand: Hand, end: Callable[[ClaimedJob], EndedJob]
+    store: Store, clock: Clock, hand: Hand, end: Callable[[ClaimedJob], FinishedJob]
 ) -> None:
     _, job_id, _ = await enqueue_many(store, 3)
     jobs = await hand.claim()
@@ -193,6 +193,8 @@ async def test_without_a_reason_the_attempt_says_what_it_was(
     job_id = await enqueue(store)
     job = await hand.claim_one()
     await store.cancel(job_id, reason="cancelled")
-    await hand.exchange(ended(job, EndedAs.CANCELLED, error="cancelled before it began"), want=0)
+    await hand.exchange(
+        ended(job, AttemptOutcome.CANCELLED, error="cancelled before it began"), want=0
+    )
 
     assert await reason_of(store, job_id) == "cancelled before it began"

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from duetime.domain.jobs.job import EndedAs, JobState, NewJob
+from duetime.domain.jobs.job import AttemptOutcome, JobState, NewJob
 from duetime.errors import InvalidInput
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
@@ -251,12 +251,14 @@ async def test_keyed_and_plain_jobs_in_one_call_answer_in_order(store: Store) ->
     assert [one.outcome for one in given] == ["created"] * 3 + ["existing", "created"]
 
 
-@pytest.mark.parametrize("ended_as", [EndedAs.COMPLETED, EndedAs.DEAD, EndedAs.EXPIRED])
+@pytest.mark.parametrize(
+    "outcome", [AttemptOutcome.COMPLETED, AttemptOutcome.DEAD, AttemptOutcome.EXPIRED]
+)
 async def test_key_is_free_when_its_job_ended(
-    store: Store, clock: Clock, hand: Hand, ended_as: EndedAs
+    store: Store, clock: Clock, hand: Hand, outcome: AttemptOutcome
 ) -> None:
     first = await answer(store, key="k")
-    await hand.end(ended(await hand.claim_one(), ended_as))
+    await hand.end(ended(await hand.claim_one(), outcome))
     second = await answer(store, key="k", on_conflict="reject")
 
     assert second.outcome == "created"
@@ -296,7 +298,7 @@ async def test_hold_keeps_the_key_after_completion(store: Store, clock: Clock, h
 
 async def test_hold_ends_with_a_job_that_failed(store: Store, clock: Clock, hand: Hand) -> None:
     await answer(store, key="k", hold=seconds(60))
-    await hand.end(ended(await hand.claim_one(), EndedAs.DEAD))
+    await hand.end(ended(await hand.claim_one(), AttemptOutcome.DEAD))
 
     assert (await answer(store, key="k")).outcome == "created"
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from duetime.domain.jobs.job import EndedAs, EndedJob, JobState
+from duetime.domain.jobs.job import AttemptOutcome, FinishedJob, JobState
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, seconds
 from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids, retried
@@ -19,14 +19,14 @@ async def test_completed_job_is_in_the_history(
     job_id = await enqueue(store)
     job = await hand.claim_one()
     await clock.advance("1s")
-    refused = await hand.end(EndedJob(job, EndedAs.COMPLETED, 1500, 2_000_000))
+    refused = await hand.end(FinishedJob(job, AttemptOutcome.COMPLETED, 1500, 2_000_000))
     info = await get(store, job_id)
     [attempt] = info.history
 
     assert refused == frozenset()
     assert (info.state, info.attempts, info.run_at) == (JobState.COMPLETED, 1, None)
     assert (attempt.token, attempt.attempt, attempt.worker) == (job.token, 1, "left")
-    assert (attempt.ended_as, attempt.error, attempt.result) == ("completed", None, None)
+    assert (attempt.outcome, attempt.error, attempt.result) == ("completed", None, None)
     assert attempt.claimed_at == job.claimed_at
     assert attempt.started_at == job.claimed_at + timedelta(microseconds=1500)
     assert attempt.finished_at == info.finished_at == job.claimed_at + seconds(2)
@@ -35,7 +35,7 @@ async def test_completed_job_is_in_the_history(
 async def test_an_attempt_may_last_for_days(store: Store, clock: Clock, hand: Hand) -> None:
     job_id = await enqueue(store)
     job = await hand.claim_one()
-    await hand.end(EndedJob(job, EndedAs.COMPLETED, 1, 3 * 86_400_000_000))
+    await hand.end(FinishedJob(job, AttemptOutcome.COMPLETED, 1, 3 * 86_400_000_000))
 
     assert (await get(store, job_id)).finished_at == clock.after("3d")
 
@@ -48,20 +48,20 @@ async def test_result_is_stored(store: Store, clock: Clock, hand: Hand) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ended_as", "state"),
+    ("outcome", "state"),
     [
-        (EndedAs.DEAD, JobState.DEAD),
-        (EndedAs.CANCELLED, JobState.CANCELLED),
-        (EndedAs.EXPIRED, JobState.EXPIRED),
-        (EndedAs.SUPERSEDED, JobState.SUPERSEDED),
+        (AttemptOutcome.DEAD, JobState.DEAD),
+        (AttemptOutcome.CANCELLED, JobState.CANCELLED),
+        (AttemptOutcome.EXPIRED, JobState.EXPIRED),
+        (AttemptOutcome.SUPERSEDED, JobState.SUPERSEDED),
     ],
 )
 async def test_job_that_ended_without_success_tells_why(
-    store: Store, clock: Clock, hand: Hand, ended_as: EndedAs, state: JobState
+    store: Store, clock: Clock, hand: Hand, outcome: AttemptOutcome, state: JobState
 ) -> None:
     job_id = await enqueue(store)
     job = await hand.claim_one()
-    await hand.end(ended(job, ended_as, error_code="E", error="why", traceback="where"))
+    await hand.end(ended(job, outcome, error_code="E", error="why", traceback="where"))
     info = await get(store, job_id)
 
     assert (info.state, info.error_code, info.error) == (state, "E", "why")
@@ -88,13 +88,13 @@ async def test_retried_job_waits_and_counts_its_attempts(
     assert early == []
     assert (again.attempt, again.priority) == (2, 2)
     assert [one.attempt for one in done.history] == [1, 2]
-    assert [one.ended_as for one in done.history] == ["retried", "completed"]
+    assert [one.outcome for one in done.history] == ["retried", "completed"]
     assert (done.state, done.attempts, done.error) == (JobState.COMPLETED, 2, None)
 
 
 async def test_snoozed_job_gets_its_attempt_back(store: Store, clock: Clock, hand: Hand) -> None:
     job_id = await enqueue(store)
-    await hand.end(ended(await hand.claim_one(), EndedAs.SNOOZED, again_after=seconds(5)))
+    await hand.end(ended(await hand.claim_one(), AttemptOutcome.SNOOZED, again_after=seconds(5)))
     waiting = await get(store, job_id)
     await clock.advance("5s")
     again = await hand.claim_one()
@@ -110,8 +110,8 @@ async def test_one_exchange_ends_jobs_in_every_way(store: Store, clock: Clock, h
     refused = await hand.end(
         ended(jobs[0]),
         retried(jobs[1], seconds(1)),
-        ended(jobs[2], EndedAs.SNOOZED, again_after=seconds(1)),
-        ended(jobs[3], EndedAs.DEAD, error="no"),
+        ended(jobs[2], AttemptOutcome.SNOOZED, again_after=seconds(1)),
+        ended(jobs[3], AttemptOutcome.DEAD, error="no"),
     )
     states = [(await get(store, job_id)).state for job_id in given]
 
@@ -127,7 +127,7 @@ async def test_finish_twice_is_refused(store: Store, clock: Clock, hand: Hand) -
     job, _ = await hand.claim()
     accepted = await hand.finish(job)
     # The other job of the batch is still held: the token alone must not suffice.
-    refused = await hand.end(ended(job, EndedAs.DEAD, error="too late"))
+    refused = await hand.end(ended(job, AttemptOutcome.DEAD, error="too late"))
 
     assert accepted == frozenset()
     assert refused == {first}
@@ -157,13 +157,13 @@ async def test_finish_after_a_rescue_is_refused(
     await store.rescue()
     refused_before = await stalled.finish(job)
     again = await other.claim_one()
-    refused_after = await stalled.end(ended(job, EndedAs.DEAD))
+    refused_after = await stalled.end(ended(job, AttemptOutcome.DEAD))
     accepted = await other.finish(again)
 
     assert refused_before == refused_after == {job_id}
     assert accepted == frozenset()
     assert again.token > job.token
-    assert [one.ended_as for one in (await get(store, job_id)).history] == ["lost", "completed"]
+    assert [one.outcome for one in (await get(store, job_id)).history] == ["lost", "completed"]
 
 
 async def test_finish_under_the_token_of_an_earlier_attempt_is_refused(
@@ -234,7 +234,7 @@ async def test_settle_tells_two_tokens_of_one_job_apart(store: Store, hand: Hand
     """The first try's retry was recorded, its answer lost; the second try's end is not yet."""
     job_id = await enqueue(store)
     first = await hand.claim_one()
-    retried = ended(first, EndedAs.RETRIED, again_after=timedelta(0))
+    retried = ended(first, AttemptOutcome.RETRIED, again_after=timedelta(0))
     await hand.end(retried)
     second = await hand.claim_one()
     told = await store.settle([retried, ended(second)], [first.token, second.token])
@@ -255,7 +255,7 @@ async def test_settle_finishes_what_was_not_finished(
     history = [(await get(store, job_id)).history for job_id in given]
 
     assert first.refused == second.refused == frozenset()
-    assert [[one.ended_as for one in attempts] for attempts in history] == [
+    assert [[one.outcome for one in attempts] for attempts in history] == [
         ["retried"],
         ["completed"],
     ]

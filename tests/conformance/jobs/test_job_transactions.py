@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from duetime.domain.jobs.job import EndedAs, Enqueued, JobState, NewJob
+from duetime.domain.jobs.job import AttemptOutcome, Enqueued, JobState, NewJob
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, seconds
 from tests.conformance.hand import Hand, answer, drive, ended, enqueue, get, ids
@@ -244,5 +244,5 @@ async def test_finish_after_the_finish_in_a_transaction_is_refused(
         second = await drive(connection, store.finish_in(ended(job)))
 
     assert (first, second) == (True, False)
-    assert await hand.end(ended(job, EndedAs.DEAD)) == {job_id}
+    assert await hand.end(ended(job, AttemptOutcome.DEAD)) == {job_id}
     assert (await get(store, job_id)).state is JobState.COMPLETED

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from duetime.domain.jobs.job import EndedAs, JobFilter, JobState
+from duetime.domain.jobs.job import AttemptOutcome, JobFilter, JobState
 from duetime.domain.jobs.queue import Limits
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, seconds
@@ -23,7 +23,7 @@ async def test_cancel_of_a_waiting_job_ends_it(store: Store, clock: Clock, hand:
 
     assert was is JobState.PENDING
     assert (job.state, job.error, job.finished_at) == (JobState.CANCELLED, "not wanted", clock.now)
-    assert (record.ended_as, record.worker, record.attempt) == ("cancelled", None, 0)
+    assert (record.outcome, record.worker, record.attempt) == ("cancelled", None, 0)
     assert await hand.claim() == []
 
 
@@ -58,7 +58,7 @@ async def test_cancel_of_a_running_job_asks_its_worker(
     assert was is JobState.RUNNING
     assert beat.cancelled == (job_id,)
     assert (await get(store, job_id)).state is JobState.RUNNING
-    assert await hand.end(ended(job, EndedAs.CANCELLED)) == frozenset()
+    assert await hand.end(ended(job, AttemptOutcome.CANCELLED)) == frozenset()
     assert (await get(store, job_id)).state is JobState.CANCELLED
 
 
@@ -125,7 +125,7 @@ async def test_requeued_job_has_a_fresh_set_of_attempts(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
     job_id = await enqueue(store, max_attempts=1, expires_at=clock.after("1m"))
-    await hand.end(ended(await hand.claim_one(), EndedAs.DEAD, error="no"))
+    await hand.end(ended(await hand.claim_one(), AttemptOutcome.DEAD, error="no"))
     requeued = await store.requeue(JobFilter(ids=(job_id,)), run_at=None)
     waiting = await get(store, job_id)
     again = await hand.claim_one()
@@ -143,9 +143,9 @@ async def test_requeue_takes_only_what_ended_without_success(
     jobs = await hand.claim(5)
     await hand.end(
         ended(jobs[0]),
-        ended(jobs[1], EndedAs.DEAD),
-        ended(jobs[2], EndedAs.EXPIRED),
-        ended(jobs[3], EndedAs.CANCELLED),
+        ended(jobs[1], AttemptOutcome.DEAD),
+        ended(jobs[2], AttemptOutcome.EXPIRED),
+        ended(jobs[3], AttemptOutcome.CANCELLED),
     )
     requeued = await store.requeue(JobFilter(ids=tuple(given)), run_at=clock.after("1h"))
 
@@ -157,7 +157,7 @@ async def test_requeue_by_filter(store: Store, clock: Clock, make_hand: MakeHand
     hand = await make_hand("a", "b")
     mine = await enqueue(store, queue="a")
     await enqueue(store, queue="b")
-    await hand.end(*(ended(job, EndedAs.DEAD) for job in await hand.claim()))
+    await hand.end(*(ended(job, AttemptOutcome.DEAD) for job in await hand.claim()))
     which = JobFilter(states=(JobState.DEAD,), queue="a")
 
     assert (await store.requeue(which, run_at=None)).jobs == [mine]
@@ -179,7 +179,9 @@ async def test_find_newest_first_page_by_page(store: Store) -> None:
 async def test_find_by_state(store: Store, clock: Clock, hand: Hand) -> None:
     completed, dead, retrying, parked, running, pending = await enqueue_many(store, 6)
     jobs = await hand.claim(5)
-    await hand.end(ended(jobs[0]), ended(jobs[1], EndedAs.DEAD), retried(jobs[2], seconds(60)))
+    await hand.end(
+        ended(jobs[0]), ended(jobs[1], AttemptOutcome.DEAD), retried(jobs[2], seconds(60))
+    )
     await hand.park(jobs[3])
     cancelled = await enqueue(store)
     await store.cancel(cancelled, reason="no")
@@ -206,7 +208,7 @@ async def test_requeued_job_is_no_longer_found_as_dead(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
     job_id = await enqueue(store)
-    await hand.end(ended(await hand.claim_one(), EndedAs.DEAD))
+    await hand.end(ended(await hand.claim_one(), AttemptOutcome.DEAD))
     await store.requeue(JobFilter(ids=(job_id,)), run_at=None)
 
     assert await store.find(JobFilter(states=(JobState.DEAD,))) == []
@@ -273,9 +275,12 @@ async def test_old_jobs_are_pruned_by_how_they_ended(
     done, dead = await enqueue_many(store, 2)
     jobs = await hand.claim()
     await store.set_progress(jobs[0], "1")
-    await hand.end(ended(jobs[0]), ended(jobs[1], EndedAs.DEAD))
+    await hand.end(ended(jobs[0]), ended(jobs[1], AttemptOutcome.DEAD))
     await clock.advance("2d")
-    retention = {EndedAs.COMPLETED: seconds(86_400), EndedAs.DEAD: seconds(7 * 86_400)}
+    retention = {
+        AttemptOutcome.COMPLETED: seconds(86_400),
+        AttemptOutcome.DEAD: seconds(7 * 86_400),
+    }
     pruned, _ = await store.prune(retention, after=0, batch=100)
 
     assert pruned == 1
@@ -291,10 +296,10 @@ async def test_what_is_not_old_or_not_ended_is_kept(
     given = await enqueue_many(store, 4)
     # Each in a claim of its own: what is in a claim is kept for that alone.
     jobs = [await hand.claim_one() for _ in range(3)]
-    await hand.end(ended(jobs[0], EndedAs.DEAD), retried(jobs[1], seconds(10 * 86_400)))
+    await hand.end(ended(jobs[0], AttemptOutcome.DEAD), retried(jobs[1], seconds(10 * 86_400)))
     await store.requeue(JobFilter(ids=(given[0],)), run_at=clock.after("10d"))
     await clock.advance("5d")
-    retention = dict.fromkeys(EndedAs, seconds(86_400))
+    retention = dict.fromkeys(AttemptOutcome, seconds(86_400))
 
     assert await store.prune(retention, after=0, batch=100) == (0, 0)
     states = [(await get(store, job_id)).state for job_id in given]
@@ -326,7 +331,7 @@ async def test_prune_goes_in_batches(store: Store, clock: Clock, hand: Hand) -> 
     await enqueue_many(store, 5)
     await hand.finish(*await hand.claim())
     await clock.advance("2d")
-    retention = {EndedAs.COMPLETED: seconds(86_400)}
+    retention = {AttemptOutcome.COMPLETED: seconds(86_400)}
 
     pruned, after = [], 0
     for _ in range(4):
@@ -341,10 +346,13 @@ async def test_prune_goes_past_old_jobs_that_are_kept(
 ) -> None:
     await enqueue_many(store, 25)
     *kept, last = await hand.claim(25)
-    await hand.end(*(ended(job, EndedAs.DEAD) for job in kept), ended(last))
+    await hand.end(*(ended(job, AttemptOutcome.DEAD) for job in kept), ended(last))
     await clock.advance("2d")
     await enqueue(store)
-    retention = {EndedAs.COMPLETED: seconds(86_400), EndedAs.DEAD: seconds(7 * 86_400)}
+    retention = {
+        AttemptOutcome.COMPLETED: seconds(86_400),
+        AttemptOutcome.DEAD: seconds(7 * 86_400),
+    }
     pruned, after = await store.prune(retention, after=0, batch=1)
     looks = 1
     while after:
@@ -368,9 +376,12 @@ async def test_prune_goes_past_a_job_that_was_made_while_the_clock_was_wrong(
     await clock.set(clock.before("365d"))
     done = await enqueue(store)
     *kept, last = await hand.claim()
-    await hand.end(*(ended(job, EndedAs.DEAD) for job in kept), ended(last))
+    await hand.end(*(ended(job, AttemptOutcome.DEAD) for job in kept), ended(last))
     await clock.advance("2d")
-    retention = {EndedAs.COMPLETED: seconds(86_400), EndedAs.DEAD: seconds(7 * 86_400)}
+    retention = {
+        AttemptOutcome.COMPLETED: seconds(86_400),
+        AttemptOutcome.DEAD: seconds(7 * 86_400),
+    }
     pruned, after = await store.prune(retention, after=0, batch=1)
     while after:
         count, after = await store.prune(retention, after=after, batch=1)
@@ -386,7 +397,7 @@ async def test_ids_of_pruned_jobs_are_not_given_again(
     job_id = await enqueue(store)
     await hand.finish(await hand.claim_one())
     await clock.advance("2d")
-    await store.prune({EndedAs.COMPLETED: seconds(86_400)}, after=0, batch=10)
+    await store.prune({AttemptOutcome.COMPLETED: seconds(86_400)}, after=0, batch=10)
 
     assert await enqueue(store) > job_id
 
@@ -397,7 +408,7 @@ async def test_hold_outlives_the_job_that_was_pruned(
     job_id = await enqueue(store, key="k", hold=seconds(5 * 86_400))
     await hand.finish(await hand.claim_one())
     await clock.advance("2d")
-    await store.prune({EndedAs.COMPLETED: seconds(86_400)}, after=0, batch=10)
+    await store.prune({AttemptOutcome.COMPLETED: seconds(86_400)}, after=0, batch=10)
     held = await enqueue(store, key="k")
     await clock.advance("4d")
 
@@ -414,7 +425,7 @@ async def test_names_of_old_workers_are_pruned(
     await hand.finish(await hand.claim_one())
     await store.remove_worker(hand.id)
     await clock.advance("2d" if with_history else "20d")
-    retention = {EndedAs.COMPLETED: seconds(10 * 86_400)}
+    retention = {AttemptOutcome.COMPLETED: seconds(10 * 86_400)}
     await store.prune(retention, after=0, batch=10)
     job = await store.get(job_id)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from duetime.domain.jobs.job import ClaimedJob, EndedAs, JobState, NewJob
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, JobState, NewJob
 from duetime.domain.jobs.queue import Limits
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
@@ -64,7 +64,7 @@ async def test_every_way_out_frees_the_room(store: Store, clock: Clock, hand: Ha
             case "finish":
                 await hand.finish(job)
             case "dead":
-                await hand.end(ended(job, EndedAs.DEAD))
+                await hand.end(ended(job, AttemptOutcome.DEAD))
             case "retry":
                 await hand.end(retried(job, seconds(60)))
             case "release":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from duetime.domain.jobs.job import EndedAs, JobFilter, JobState
+from duetime.domain.jobs.job import AttemptOutcome, JobFilter, JobState
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, OpenStore, seconds
 from tests.conformance.hand import Hand, answer, ended, enqueue, get
@@ -14,7 +14,7 @@ from tests.conformance.hand import Hand, answer, ended, enqueue, get
 async def dead(store: Store, hand: Hand, **options: Any) -> int:
     """A job that ended as dead; return its id."""
     job_id = await enqueue(store, **options)
-    await hand.end(ended(await hand.claim_one(), EndedAs.DEAD))
+    await hand.end(ended(await hand.claim_one(), AttemptOutcome.DEAD))
     return job_id
 
 

@@ -108,7 +108,7 @@ async def test_lost_job_waits_again(store: Store, clock: Clock, make_hand: MakeH
     assert rescued == [Rescued(job_id, "noop", 1, JobState.RETRYING, "dead")]
     assert (waiting.state, waiting.attempts, waiting.priority) == (JobState.RETRYING, 1, 2)
     assert (waiting.run_at, waiting.error_code) == (clock.now, "worker_lost")
-    assert (lost.ended_as, lost.worker, lost.finished_at) == ("lost", "dead", clock.now)
+    assert (lost.outcome, lost.worker, lost.finished_at) == ("lost", "dead", clock.now)
     assert lost.started_at is None
     assert (again.id, again.attempt) == (job_id, 2)
 

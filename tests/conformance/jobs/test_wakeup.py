@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from duetime.domain.jobs.job import EndedAs, NewJob
+from duetime.domain.jobs.job import AttemptOutcome, NewJob
 from duetime.domain.jobs.queue import Limits
 from duetime.storage.store import Sleeper, Store
 from tests.conformance.conftest import MakeHand, OpenStore, seconds
@@ -266,14 +266,14 @@ async def test_wait_ends_with_the_job(
     waiter = await open_store()
     job_id = await enqueue(store)
     job = await hand.claim_one() if how != "cancel" else None
-    wait = asyncio.create_task(waiter.wait_ended(job_id, LONG))
+    wait = asyncio.create_task(waiter.wait_finished(job_id, LONG))
     await asyncio.sleep(0.1)
     waited = not wait.done()
     if job is None:
         await store.cancel(job_id, reason="test")
     else:
-        ended_as = EndedAs.COMPLETED if how == "finish" else EndedAs.DEAD
-        await hand.end(ended(job, ended_as))
+        outcome = AttemptOutcome.COMPLETED if how == "finish" else AttemptOutcome.DEAD
+        await hand.end(ended(job, outcome))
 
     assert waited
     await asyncio.wait_for(wait, SOON)
@@ -283,12 +283,12 @@ async def test_wait_for_a_job_that_has_ended_returns(store: Store, hand: Hand) -
     job_id = await enqueue(store)
     await hand.finish(await hand.claim_one())
 
-    await asyncio.wait_for(store.wait_ended(job_id, LONG), SOON)
+    await asyncio.wait_for(store.wait_finished(job_id, LONG), SOON)
 
 
 async def test_wait_gives_up_in_time(store: Store) -> None:
     job_id = await enqueue(store)
     began = time.monotonic()
-    await store.wait_ended(job_id, 0.05)
+    await store.wait_finished(job_id, 0.05)
 
     assert time.monotonic() - began < SOON

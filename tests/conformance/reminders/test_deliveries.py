@@ -20,8 +20,8 @@ from tests.conftest import Backend
 START = datetime(2026, 3, 2, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
-PASSES = NotSent("no answer", passing=True)
-LASTS = NotSent("no such number", passing=False)
+PASSES = NotSent("no answer", transient=True)
+LASTS = NotSent("no such number", transient=False)
 
 
 class Box:
@@ -158,7 +158,7 @@ async def test_when_all_have_failed_the_reminder_says_how(app: Duetime) -> None:
 
 
 async def test_a_try_that_would_come_too_late_is_made_elsewhere(app: Duetime) -> None:
-    slow = NotSent("overloaded", passing=True, retry_after=2 * HOUR)
+    slow = NotSent("overloaded", transient=True, retry_after=2 * HOUR)
     push, mail = Box(app, "push", slow), Box(app, "mail")
     async with app.testing(now=START) as world:
         await put(app, "ann")
@@ -169,7 +169,7 @@ async def test_a_try_that_would_come_too_late_is_made_elsewhere(app: Duetime) ->
 
 
 async def test_the_time_that_a_provider_asks_for_is_kept(app: Duetime) -> None:
-    push = Box(app, "push", NotSent("busy", passing=True, retry_after=7 * MINUTE))
+    push = Box(app, "push", NotSent("busy", transient=True, retry_after=7 * MINUTE))
     async with app.testing(now=START) as world:
         await put(app, "ann")
         await world.advance("2h")
@@ -278,7 +278,7 @@ async def test_a_channels_rate_is_kept_and_nobody_is_lost(app: Duetime) -> None:
     for start in push.times:
         assert sum(start <= at < start + 1 for at in push.times) <= 2
     assert len(world.ran) == 7 + 5, "each waits once"
-    assert {ran.ended_as for ran in world.ran} == {"completed", "snoozed"}
+    assert {ran.outcome for ran in world.ran} == {"completed", "snoozed"}
 
 
 async def test_who_waits_for_a_place_says_so(app: Duetime) -> None:
@@ -898,7 +898,7 @@ async def test_what_was_told_later_is_explained_once(app: Duetime) -> None:
 async def test_a_failure_that_was_told_has_no_traceback_and_a_broken_channel_has(
     app: Duetime,
 ) -> None:
-    told = NotSent("no answer", passing=True)
+    told = NotSent("no answer", transient=True)
     told.__cause__ = OSError("connection refused")
     Box(app, "push", told, RuntimeError("broken"))
     async with app.testing(now=START) as world:

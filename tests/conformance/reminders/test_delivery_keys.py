@@ -13,7 +13,7 @@ from tests.conformance.reminders.test_deliveries import HOUR, START, Box, only, 
 from tests.conftest import Backend
 
 PLAIN = re.compile(r"[a-z0-9_]{8,60}", re.ASCII)
-LOST = NotSent("no answer", passing=True)
+LOST = NotSent("no answer", transient=True)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def test_keys_are_short_plain_and_name_nobody(app: Duetime) -> None:
 
     who = "Jürgen | " + "x" * 150
     async with app.testing(now=START) as world:
-        await app.recipients.put(who, most_per_hour=1)
+        await app.recipients.put(who, max_per_hour=1)
         for n in range(4):
             await put(app, who, ref=f"Spiel {n} für Jürgen", remind={"rule": "-2h"})
         await world.advance("5h")
@@ -198,7 +198,7 @@ async def test_an_early_receipt_holds_against_the_expiry(app: Duetime) -> None:
         async def send(self, message: Message) -> Sent:
             self.asked.append(message)
             await app.receipt("call-1", "delivered", key=message.key, channel=self.name)
-            raise NotSent("no answer", passing=True, retry_after=HOUR)
+            raise NotSent("no answer", transient=True, retry_after=HOUR)
 
     box = Fast(app, "phone")
     async with app.testing(now=START) as world:
@@ -219,7 +219,7 @@ async def test_a_late_receipt_settles_all_of_a_digest_that_failed(app: Duetime) 
 
     box = Lossy(app, "phone", *[LOST] * 99, tries=2)
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         for n in range(4):
             await put(app, "ann", ref=f"game:{n}", remind="-2h")
         await world.advance("6h")

@@ -47,7 +47,7 @@ async def test_what_is_sent_again_takes_another_place(
     app: Duetime, mail: Mailbox, verb: str
 ) -> None:
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=2)
+        await app.recipients.put("ann", max_per_hour=2)
         await put_games(app, 2)
         await world.advance("1h1m")
         assert len(mail.messages) == 2
@@ -66,7 +66,7 @@ async def test_what_is_sent_again_takes_another_place(
 
 async def test_an_hour_of_the_limit_has_60_minutes(app: Duetime, mail: Mailbox) -> None:
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         for name, after in {"first": 1.0, "waits": 1.9, "at once": 3.1}.items():
             await app.subjects.put(
                 name, due=START + after * HOUR, remind=["0s"], recipients=["ann"]
@@ -81,7 +81,7 @@ async def test_what_is_more_than_the_limit_goes_out_in_one_digest(
     app: Duetime, mail: Mailbox
 ) -> None:
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=2, channels={"mail": "ann@x.org"})
+        await app.recipients.put("ann", max_per_hour=2, channels={"mail": "ann@x.org"})
         await put_games(app, 6, data={"title": "Catan"})
         await world.advance("1h30m")
         waits = await explain(app, "game:5")
@@ -120,7 +120,7 @@ async def test_a_digest_has_a_template_of_its_own(app: Duetime, mail: Mailbox) -
         "{{ one.text }};{% endfor %}{{ text }}",
     )
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1, tz="Asia/Tokyo")
+        await app.recipients.put("ann", max_per_hour=1, tz="Asia/Tokyo")
         await put_games(app, 3, data={"n": 7})
         await world.advance("3h")
 
@@ -145,7 +145,7 @@ async def test_a_digest_whose_template_cannot_be_filled_fails_at_once(
     if body is not None:
         app.template("all", body=body)
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 3)
         await world.advance("3h")
         found = await app.reminders.find(status="failed")
@@ -185,7 +185,7 @@ async def test_a_digest_counts_as_one_and_others_wait_for_the_next(
     app: Duetime, mail: Mailbox
 ) -> None:
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 3)
         for n in range(2):
             await app.subjects.put(
@@ -200,7 +200,7 @@ async def test_a_digest_counts_as_one_and_others_wait_for_the_next(
 async def test_who_waits_goes_before_a_newcomer(app: Duetime, mail: Mailbox) -> None:
     """A place that frees is the digest's, also if another reminder is due just then."""
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 3)
         await world.outage("2h1m")
         # Sent late, at 14:01; then all is due at once again, at 15:01.
@@ -215,7 +215,7 @@ async def test_who_waits_goes_before_a_newcomer(app: Duetime, mail: Mailbox) -> 
 
 async def test_what_was_withdrawn_is_not_in_the_digest(app: Duetime, mail: Mailbox) -> None:
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 5)
         await world.advance("1h30m")
         await app.subjects.complete("game:2")
@@ -229,7 +229,7 @@ async def test_what_was_withdrawn_is_not_in_the_digest(app: Duetime, mail: Mailb
 async def test_a_stale_reminder_is_not_in_the_digest(app: Duetime, mail: Mailbox) -> None:
     """Its subject has changed, and a worker is yet to arm it again."""
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 4)
         await world.advance("1h30m")
         store = await app.store()
@@ -268,7 +268,7 @@ def _mark_stale(store: Store, subject: str, *, after: int) -> Statements:
 async def test_what_expired_is_not_in_the_digest(app: Duetime, mail: Mailbox) -> None:
     """No worker was there in time."""
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 3)
         soon = {"rule": "0s", "expires": "20m"}
         await app.subjects.put("soon over", due=START + HOUR, remind=[soon], recipients=["ann"])
@@ -281,7 +281,7 @@ async def test_what_expired_is_not_in_the_digest(app: Duetime, mail: Mailbox) ->
 
 async def test_the_only_one_left_goes_as_itself(app: Duetime, mail: Mailbox) -> None:
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 3)
         await world.advance("1h30m")
         await app.subjects.complete("game:2")
@@ -295,7 +295,7 @@ async def test_the_only_one_left_goes_as_itself(app: Duetime, mail: Mailbox) -> 
 
 async def test_a_digest_goes_out_before_one_of_it_would_expire(app: Duetime, mail: Mailbox) -> None:
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 4, "-30m")
         await world.advance("5h")
         found = await app.reminders.find()
@@ -309,7 +309,7 @@ async def test_a_digest_goes_out_before_one_of_it_would_expire(app: Duetime, mai
 
 async def test_urgent_ones_are_neither_limited_nor_counted(app: Duetime, mail: Mailbox) -> None:
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 4, {"rule": "0s", "urgent": True})
         await app.subjects.put("plain", due=START + 1.5 * HOUR, remind=["0s"], recipients=["ann"])
         await world.advance("1h45m")
@@ -321,10 +321,10 @@ async def test_a_digest_that_fails_is_tried_again_with_the_same_key(
     app: Duetime, mail: Mailbox
 ) -> None:
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 4)
         await world.advance("1h30m")
-        mail.failures = [NotSent("busy", passing=True, retry_after=10 * MINUTE)]
+        mail.failures = [NotSent("busy", transient=True, retry_after=10 * MINUTE)]
         await world.advance("3h")
 
     assert mail.tried[1] == mail.tried[2]
@@ -337,10 +337,10 @@ async def test_a_digest_that_fails_for_good_fails_all_that_is_in_it(
     app: Duetime, mail: Mailbox
 ) -> None:
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 4)
         await world.advance("1h30m")
-        mail.failures = [NotSent("no such address", passing=False)] * 9
+        mail.failures = [NotSent("no such address", transient=False)] * 9
         await world.advance("3h")
         found = await app.reminders.find(status="failed")
         why = await explain(app, "game:2")
@@ -361,12 +361,12 @@ LADDER = {"rule": "0s", "escalate": "10m"}
 
 async def _fail_a_digest(app: Duetime, mail: Mailbox, world: World, count: int = 3) -> None:
     """Games of ann, then bob: ann is told the first one, and sees it; the others fail."""
-    await app.recipients.put("ann", most_per_hour=1)
+    await app.recipients.put("ann", max_per_hour=1)
     await put_games(app, count, LADDER, recipients=["ann", "bob"])
     await world.advance("1h1m")
     [first, *_] = await app.reminders.find(subject="game:0")
     await app.reminders.acknowledge(first)
-    mail.failures = [NotSent("no such address", passing=False)]
+    mail.failures = [NotSent("no such address", transient=False)]
     await world.advance("1h")
 
 
@@ -405,11 +405,11 @@ async def test_a_digest_whose_job_is_taken_away_ends_with_it(
 ) -> None:
     """While it waits to be tried again: any worker finds it, whoever took it away."""
     async with app.testing(now=START, isolated=False) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 3, LADDER, recipients=["ann", "bob"])
         await world.advance("1h30m")
         told = len(mail.messages)
-        mail.failures = [NotSent("busy", passing=True, retry_after=10 * MINUTE)]
+        mail.failures = [NotSent("busy", transient=True, retry_after=10 * MINUTE)]
         await world.advance("31m")
         [job] = await app.jobs.find(task="duetime.digest")
         if lost:
@@ -447,10 +447,10 @@ async def test_of_workers_that_end_a_digest_at_once_one_escalates(
     app: Duetime, mail: Mailbox, backend: Backend
 ) -> None:
     async with app.testing(now=START, isolated=False) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 4, LADDER, recipients=["ann", "bob"])
         await world.advance("1h30m")
-        mail.failures = [NotSent("busy", passing=True, retry_after=10 * MINUTE)]
+        mail.failures = [NotSent("busy", transient=True, retry_after=10 * MINUTE)]
         await world.advance("31m")
         [job] = await app.jobs.find(task="duetime.digest")
         forget(backend, job.id)
@@ -484,7 +484,7 @@ async def test_of_workers_that_end_a_digest_at_once_one_escalates(
 
 async def test_a_limit_that_is_taken_back_lets_all_out(app: Duetime, mail: Mailbox) -> None:
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 4)
         await world.advance("1h30m")
         await app.recipients.put("ann")
@@ -497,7 +497,7 @@ async def test_a_limit_that_is_taken_back_lets_all_out(app: Duetime, mail: Mailb
 
 async def test_muting_all_ends_what_waits_in_a_digest(app: Duetime, mail: Mailbox) -> None:
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 4)
         await world.advance("1h30m")
         await app.recipients.mute("ann", "all")
@@ -556,7 +556,7 @@ async def test_a_handler_is_told_the_recipient_with_the_channels_it_may_use(app:
 async def test_a_handler_of_digests_gets_what_waited(app: Duetime) -> None:
     handler = Handler(app, digests=True)
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=2, quiet="13:10-16:00")
+        await app.recipients.put("ann", max_per_hour=2, quiet="13:10-16:00")
         await put_games(app, 5)
         await world.advance("9h")
         found = await app.reminders.find()
@@ -578,7 +578,7 @@ async def test_a_handler_of_digests_can_retry_and_skip(app: Duetime) -> None:
 
     handler.answer = answer
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=2)
+        await app.recipients.put("ann", max_per_hour=2)
         await put_games(app, 5)
         await world.advance("9h")
         found = await app.reminders.find(status="skipped")
@@ -597,7 +597,7 @@ async def test_what_a_handler_of_digests_skips_escalates(app: Duetime) -> None:
 
     handler.answer = answer
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 3, LADDER, recipients=["ann", "bob"])
         await world.advance("2h5m")
         skipped = await app.reminders.find(status="skipped")
@@ -610,7 +610,7 @@ async def test_what_a_handler_of_digests_skips_escalates(app: Duetime) -> None:
 async def test_without_a_handler_of_digests_each_waits_for_a_place(app: Duetime) -> None:
     handler = Handler(app, digests=False)
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=2)
+        await app.recipients.put("ann", max_per_hour=2)
         await put_games(app, 5)
         await world.advance("1h30m")
         waits = await explain(app, "game:4")
@@ -628,7 +628,7 @@ async def test_what_a_handler_skips_takes_no_place(app: Duetime) -> None:
 
     handler.answer = answer
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 2)
         await world.advance("1h30m")
         found = await app.reminders.find(status="sent")
@@ -641,7 +641,7 @@ async def test_what_does_not_fit_into_a_digest_goes_in_the_next(
 ) -> None:
     monkeypatch.setattr("duetime.storage.reminders.digests.MOST_REMINDERS", 3)
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 9)
         await world.advance("9h")
 
@@ -652,7 +652,7 @@ async def test_what_does_not_fit_into_a_digest_goes_in_the_next(
 
 async def test_an_escalating_rule_goes_on_after_a_digest(app: Duetime, mail: Mailbox) -> None:
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 3, {"rule": "0s", "escalate": "10m"}, recipients=["ann", "bob"])
         await world.advance("9h")
 
@@ -664,7 +664,7 @@ async def test_a_digest_keeps_to_the_rate_of_its_channel(app: Duetime) -> None:
     mail = Mailbox(app, "mail")
     app.add_channel(mail, rate="1/2h")
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 3)
         await world.advance("9h")
 
@@ -686,7 +686,7 @@ async def test_an_hour_is_sixty_minutes(app: Duetime) -> None:
 
     second = timedelta(seconds=1)
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         for ref, due in (
             ("first", START + HOUR),
             ("too early", START + 2 * HOUR - second),
@@ -704,7 +704,7 @@ async def test_a_digest_waits_for_the_quiet_hours_of_its_recipients_clock(
 ) -> None:
     """13:00 UTC is 22:00 in Tokyo, where ann is, and noon where the games are."""
     async with app.testing(now=START) as world:
-        await app.recipients.put("ann", most_per_hour=1, quiet="22:30-07:00", tz="Asia/Tokyo")
+        await app.recipients.put("ann", max_per_hour=1, quiet="22:30-07:00", tz="Asia/Tokyo")
         await put_games(app, 4, tz="Europe/London")
         await world.advance("24h")
 
@@ -746,7 +746,7 @@ async def test_a_stale_reminder_is_left_out_of_a_digest(
     app: Duetime, mail: Mailbox, backend: Backend
 ) -> None:
     async with app.testing(now=START, isolated=False) as world:
-        await app.recipients.put("ann", most_per_hour=1)
+        await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 4)
         await world.advance("1h59m59s900ms")
         # Just now: nobody looks after a lost job so soon.

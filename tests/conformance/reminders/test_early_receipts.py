@@ -45,7 +45,7 @@ class Hasty(Box):
             self.id, self.tells, key=message.key, reason="told early", channel=self.name
         )
         if self.lost:
-            raise NotSent("the line went dead", passing=True)
+            raise NotSent("the line went dead", transient=True)
         return Sent(self.id)
 
 
@@ -250,7 +250,7 @@ class HastyWithDigests(Hasty):
 
 async def put_four(app: Duetime, **more: Any) -> None:
     """One goes alone at 01:00, the others in a digest at 02:00."""
-    await app.recipients.put("ann", most_per_hour=1)
+    await app.recipients.put("ann", max_per_hour=1)
     for n in range(4):
         await put(app, f"game:{n}", **({"due": START + 3 * HOUR, "remind": "-2h"} | more))
 

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from duetime import Duetime, Snooze
-from duetime.domain.jobs.job import EndedAs
+from duetime.domain.jobs.job import AttemptOutcome
 from duetime.domain.reminders.reminder import REARM_TASK
 from duetime.reminders.rearm import rearm_stale
 from duetime.storage.reminders.rearm import RearmStatements
@@ -236,7 +236,7 @@ async def _lose(app: Duetime, database: Database, how: str) -> None:
     else:
         store = await app.store()
         hand = await Hand.register(store, ("default",), timedelta(seconds=30), "hand")
-        await hand.end(ended(await hand.claim_one(), EndedAs.DEAD, error="it broke"))
+        await hand.end(ended(await hand.claim_one(), AttemptOutcome.DEAD, error="it broke"))
 
 
 @pytest.mark.parametrize("how", ["cancelled", "deleted", "dead"])
@@ -285,7 +285,7 @@ async def test_a_job_that_lives_is_not_doubled(app: Duetime, database: Database)
     hand = await Hand.register(store, ("default",), timedelta(seconds=30), "hand")
     job = await hand.claim_one()
     running = await store.transact(statements.repair())
-    await hand.end(ended(job, EndedAs.CANCELLED))
+    await hand.end(ended(job, AttemptOutcome.CANCELLED))
     await store.transact(statements.ask_rearm(datetime.now(UTC) + timedelta(minutes=1)))
     gone = await store.transact(statements.repair())
 

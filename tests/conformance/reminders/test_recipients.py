@@ -32,7 +32,7 @@ async def test_put_get_find_and_delete(app: Duetime) -> None:
             await app.recipients.put("ann", tz="Europe/Berlin", by="bob"),
             await app.recipients.put("ann", tz="Europe/Berlin", by="bob"),
             await app.recipients.put("ann", quiet="22:00-7:00", by="eve"),
-            await app.recipients.put("bob", channels=[("push", "t-1"), "mail"], most_per_hour=3),
+            await app.recipients.put("bob", channels=[("push", "t-1"), "mail"], max_per_hour=3),
         ]
         ann, bob = await app.recipients.get("ann"), await app.recipients.get("bob")
         found = await app.recipients.find()
@@ -77,7 +77,7 @@ async def test_one_who_was_never_put_is_reached_at_their_reference(
 
 async def test_channels_are_tried_in_the_recipients_order_at_their_addresses(app: Duetime) -> None:
     mail, push, call = (Mailbox(app, name) for name in ("mail", "push", "call"))
-    push.failures = [NotSent("no such token", passing=False)] * 1
+    push.failures = [NotSent("no such token", transient=False)] * 1
     async with app.testing(now=START) as world:
         await app.recipients.put(
             "ann", channels={"push": "token", "mail": "ann@example.org", "call": "+1"}
@@ -110,7 +110,7 @@ async def test_an_address_that_wants_nothing_more_is_not_tried_until_put_again(
     app: Duetime, mail: Mailbox, known: bool
 ) -> None:
     push = Mailbox(app, "push")
-    mail.failures = [NotSent("410 Gone", passing=False, disable=True)]
+    mail.failures = [NotSent("410 Gone", transient=False, disable=True)]
     options: dict[str, Any] = {"channels": {"mail": "ann@x.org", "push": "token"}}
     async with app.testing(now=START) as world:
         if known:
@@ -135,7 +135,7 @@ async def test_an_address_that_wants_nothing_more_is_not_tried_until_put_again(
 
 
 async def test_all_addresses_disabled_is_a_skip_that_says_so(app: Duetime, mail: Mailbox) -> None:
-    mail.failures = [NotSent("410 Gone", passing=False, disable=True)]
+    mail.failures = [NotSent("410 Gone", transient=False, disable=True)]
     async with app.testing(now=START) as world:
         await put_games(app, 1)
         await world.advance("2h")

@@ -276,7 +276,7 @@ async def test_what_is_not_a_channel_is_refused(app: Duetime) -> None:
 
 
 async def test_channels_are_tried_in_turn_and_receipts_come_back(app: Duetime) -> None:
-    push, mail = Mailbox("push", NotSent("no token", passing=False)), Mailbox("mail")
+    push, mail = Mailbox("push", NotSent("no token", transient=False)), Mailbox("mail")
     app.add_channel(push)
     app.add_channel(mail)
     async with app.testing(now=START) as world:

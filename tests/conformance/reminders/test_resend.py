@@ -54,7 +54,7 @@ async def test_a_failed_reminder_is_sent_again_under_its_key(app: Duetime) -> No
 
 
 async def test_one_that_failed_has_all_its_tries_again(app: Duetime) -> None:
-    passes = NotSent("no answer", passing=True)
+    passes = NotSent("no answer", transient=True)
     box = Box(app, "push", *[passes] * 3, tries=2, max_attempts=5)
     async with app.testing(now=START) as world:
         await put(app, remind={"rule": "-1h", "expires": "never"})

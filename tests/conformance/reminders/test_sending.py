@@ -50,7 +50,7 @@ def app(backend: Backend) -> Duetime:
 
 async def put_four(app: Duetime) -> None:
     """One goes alone at 01:00, the others in a digest at 02:00."""
-    await app.recipients.put("ann", most_per_hour=1)
+    await app.recipients.put("ann", max_per_hour=1)
     for n in range(4):
         await app.subjects.put(f"game:{n}", due=START + 3 * HOUR, remind="-2h", recipients=["ann"])
 
@@ -244,7 +244,7 @@ async def test_whatever_a_handler_returns_it_is_not_called_again(
 async def test_whatever_a_channel_says_of_a_failure_the_next_one_sends_once(
     app: Duetime, text: str
 ) -> None:
-    gone = NotSent(text, passing=False, disable=True)
+    gone = NotSent(text, transient=False, disable=True)
     push, mail = Box(app, "push", gone), Box(app, "mail")
     async with app.testing(now=START) as world:
         await put(app, "ann")
@@ -307,7 +307,7 @@ async def test_a_receipt_may_say_anything(app: Duetime) -> None:
 
 async def test_a_failure_that_passes_is_retried_until_the_reminder_expires(app: Duetime) -> None:
     """Three attempts are over after three minutes; the outage lasts longer."""
-    down = NotSent("the broker is away", passing=True)
+    down = NotSent("the broker is away", transient=True)
     broker = Box(app, "broker", *[down] * 5)
     async with app.testing(now=START) as world:
         await put(app, "ann")
@@ -321,7 +321,7 @@ async def test_a_failure_that_passes_is_retried_until_the_reminder_expires(app: 
 
 async def test_a_wait_that_is_too_long_is_cut_to_what_is_left(app: Duetime) -> None:
     """After 31 minutes the next wait would be 32, with 29 left."""
-    down = NotSent("the broker is away", passing=True)
+    down = NotSent("the broker is away", transient=True)
     broker = Box(app, "broker", *[down] * 6)
     async with app.testing(now=START) as world:
         await put(app, "ann")
@@ -335,7 +335,7 @@ async def test_a_wait_that_is_too_long_is_cut_to_what_is_left(app: Duetime) -> N
 async def test_what_never_expires_is_retried_for_a_day_or_as_long_as_its_channel_says(
     app: Duetime,
 ) -> None:
-    down = [NotSent("the broker is away", passing=True)] * 10_000
+    down = [NotSent("the broker is away", transient=True)] * 10_000
     box = Box(app, "broker", *down)
     async with app.testing(now=START) as world:
         await put(app, "ann", remind={"rule": "-1h", "expires": "never"})
@@ -357,7 +357,7 @@ async def test_what_never_expires_is_retried_for_a_day_or_as_long_as_its_channel
 async def test_while_one_channel_is_down_the_next_is_asked_and_the_first_not_forgotten(
     app: Duetime,
 ) -> None:
-    down, busy = NotSent("down", passing=True), NotSent("busy", passing=True)
+    down, busy = NotSent("down", transient=True), NotSent("busy", transient=True)
     push, mail = Box(app, "push", *[down] * 4), Box(app, "mail", *[busy] * 99)
     async with app.testing(now=START) as world:
         await put(app, "ann")
@@ -378,7 +378,7 @@ async def test_a_digest_waits_for_a_channel_that_is_down_and_records_what_failed
                 return await super().send(message)
             return Sent("alone")
 
-    down = NotSent("the broker is away", passing=True)
+    down = NotSent("the broker is away", transient=True)
     broker = Broker(app, "broker", *[down] * 5, tries=6)
     mail = Box(app, "mail")
     async with app.testing(now=START) as world:
@@ -407,7 +407,7 @@ async def test_a_digest_obeys_the_tries_of_its_channels(app: Duetime) -> None:
                 return await super().send(message)
             return Sent("alone")
 
-    down = NotSent("the broker is away", passing=True)
+    down = NotSent("the broker is away", transient=True)
     broker, mail = Broker(app, "broker", *[down] * 99, tries=2), Box(app, "mail")
     async with app.testing(now=START) as world:
         await put_four(app)

@@ -21,7 +21,7 @@ from duetime.api.schedules import ScheduleInfo
 from duetime.domain.schedules.plan import ARMED_AHEAD
 from duetime.domain.schedules.schedule import TickStatus, read_run_key
 from duetime.errors import InvalidInput
-from duetime.storage.schedules.rows import OccurrenceInfo
+from duetime.storage.schedules.rows import TickInfo
 from duetime.testing import World
 from tests.conftest import Backend
 
@@ -382,7 +382,7 @@ class Model:
 
     # What must be so
 
-    async def ledger(self) -> list[OccurrenceInfo]:
+    async def ledger(self) -> list[TickInfo]:
         return await self.app.schedules["s"].history(limit=10_000)
 
     async def check(self) -> None:
@@ -404,7 +404,7 @@ class Model:
             most = {"skip": 0, "latest": self.gaps}.get(self.policy["catch_up"], len(rows))
             assert caught_up <= most
 
-    def _check_row(self, row: OccurrenceInfo, *, excluded: bool) -> None:
+    def _check_row(self, row: TickInfo, *, excluded: bool) -> None:
         run = self.runs.get(row.tick)
         assert (run is not None) == (row.status in RAN)
         # A run that was moved forward has run before its tick came to be excluded.
@@ -450,7 +450,7 @@ class Model:
                 if tick > max(since, self.touched_at) and row.run_at <= self.now and not excluded:
                     self._check_on_time(row, rows)
 
-    def _check_armed(self, rows: dict[datetime, OccurrenceInfo], info: ScheduleInfo) -> None:
+    def _check_armed(self, rows: dict[datetime, TickInfo], info: ScheduleInfo) -> None:
         waiting = [row for row in rows.values() if row.status in OPEN]
         assert all(row.run_at > self.now for row in waiting if row.status is TickStatus.ARMED)
         if self.paused_at is not None:
@@ -460,7 +460,7 @@ class Model:
         assert len(ahead) >= ARMED_AHEAD
         assert info.next_run_at == min(ahead)
 
-    def _check_on_time(self, row: OccurrenceInfo, rows: dict[datetime, OccurrenceInfo]) -> None:
+    def _check_on_time(self, row: TickInfo, rows: dict[datetime, TickInfo]) -> None:
         """A run that had its place to itself began at its very time."""
         if row.tick in self.added or row.tick in self.moved:
             return

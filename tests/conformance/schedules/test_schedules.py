@@ -231,7 +231,7 @@ async def test_a_failed_run_is_retried_under_the_same_tick(app: Duetime, tasks: 
         await world.advance("75m")
         [row] = await app.schedules["s"].history(status="fired")
 
-    assert [run.ended_as for run in world.ran] == ["retried", "completed"]
+    assert [run.outcome for run in world.ran] == ["retried", "completed"]
     assert row.succeeded
     assert row.tick == START + HOUR
 
@@ -718,7 +718,7 @@ async def test_a_schedule_that_is_set_aside_is_an_error_event(
         info = await app.schedules.get("s")
 
     assert info.broken is not None
-    [record] = [r for r in caplog.records if r.message == "schedule_set_aside"]
+    [record] = [r for r in caplog.records if r.message == "schedule_broken"]
     assert record.levelname == "ERROR"
     assert "Mars/Base" in record.duetime["reason"]  # type: ignore[attr-defined]
 

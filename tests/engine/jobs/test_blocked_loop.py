@@ -98,4 +98,4 @@ async def test_a_worker_whose_loop_was_blocked_begins_anew(
 
     assert await asyncio.to_thread(host) == "back"
     assert events(caplog, "worker_fenced") != []
-    assert events(caplog, "event_loop_freed") != []
+    assert events(caplog, "event_loop_unblocked") != []

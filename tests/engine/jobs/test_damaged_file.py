@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from duetime import Duetime
-from duetime.errors import DatabaseDamaged
+from duetime.errors import DatabaseCorrupted
 from duetime.telemetry.events import log as events_log
 from tests.acceptance.command import worker
 from tests.waiting import until_true
@@ -64,11 +64,11 @@ async def test_a_damaged_file_stops_the_worker(
 
     damage(path, table)
 
-    with pytest.raises(DatabaseDamaged, match="restore a backup"):
+    with pytest.raises(DatabaseCorrupted, match="restore a backup"):
         await asyncio.wait_for(running, 15)
     troubles = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [(record.name, record.getMessage()) for record in troubles] == [
-        (events_log.name, "database_damaged")
+        (events_log.name, "database_corrupted")
     ]
 
 
@@ -81,7 +81,7 @@ async def test_a_damaged_file_ends_the_process(path: Path, options: tuple[str, .
         assert process.exit_code(20) == EXIT_CODE
 
         troubles = [line for line in process.lines if line["level"] in ("warning", "error")]
-        assert {line["event"] for line in troubles} == {"database_damaged"}
+        assert {line["event"] for line in troubles} == {"database_corrupted"}
         assert len(troubles) <= (2 if options else 1)
 
 
@@ -91,4 +91,4 @@ def test_a_file_that_is_damaged_from_the_start(path: Path) -> None:
         assert process.exit_code(30) == EXIT_CODE
 
         troubles = [line for line in process.lines if line["level"] in ("warning", "error")]
-        assert [line["event"] for line in troubles] == ["database_damaged"]
+        assert [line["event"] for line in troubles] == ["database_corrupted"]

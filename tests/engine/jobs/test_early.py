@@ -141,7 +141,7 @@ async def test_a_fenced_worker_does_not_start_what_it_held(
         await until_true(lambda: datetime.now(UTC) > moment + timedelta(seconds=0.1))
     history = (await handle.info()).history
 
-    assert [attempt.ended_as for attempt in history] == ["completed"]
+    assert [attempt.outcome for attempt in history] == ["completed"]
     assert len(notes.at) == 1
 
 

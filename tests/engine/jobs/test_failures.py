@@ -96,7 +96,7 @@ async def test_crash_and_reclaim(url: str) -> None:
     await app.close()
 
     assert killed == [2]
-    assert [attempt.ended_as for attempt in job.history] == ["lost", "completed"]
+    assert [attempt.outcome for attempt in job.history] == ["lost", "completed"]
     assert job.history[0].error_code == "worker_lost"
     assert took < 1 + 5, "within the lease and five seconds"
 
@@ -133,7 +133,7 @@ async def test_a_stalled_worker_that_wakes_is_refused(url: str) -> None:
     await app.close()
 
     assert effects.doubled(url) == []
-    assert [attempt.ended_as for attempt in job.history] == ["lost", "completed"]
+    assert [attempt.outcome for attempt in job.history] == ["lost", "completed"]
 
 
 async def test_a_poison_job_ends_dead_and_costs_others_nothing(url: str) -> None:

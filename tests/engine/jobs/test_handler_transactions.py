@@ -92,7 +92,7 @@ async def test_the_job_is_not_completed_if_the_writes_cannot_be_committed(
         await handle.result("10s")
     history = (await handle.info()).history
 
-    assert [attempt.ended_as for attempt in history] == ["retried", "completed"]
+    assert [attempt.outcome for attempt in history] == ["retried", "completed"]
     assert query(backend, "select n from note") == [(2,)]
 
 
@@ -230,7 +230,7 @@ async def test_an_error_after_the_job_was_completed_is_no_failed_job(
     job = await handle.info()
 
     assert (job.state, job.attempts) == (JobState.COMPLETED, 1)
-    assert messages(caplog, "job_failed", "job_refused") == []
+    assert messages(caplog, "job_failed", "claim_lost") == []
     assert messages(caplog, "outcome_ignored") == ["outcome_ignored"]
 
 
@@ -273,8 +273,8 @@ async def test_a_connection_that_breaks_in_the_block_is_retried(pg_app: Duetime,
         await handle.result("10s")
     [first, second] = (await handle.info()).history
 
-    assert (first.ended_as, first.error_code) == ("retried", "database_unreachable")
-    assert second.ended_as == "completed"
+    assert (first.outcome, first.error_code) == ("retried", "database_unreachable")
+    assert second.outcome == "completed"
 
 
 async def test_the_callers_own_errors_pass_as_they_are(pg_app: Duetime) -> None:

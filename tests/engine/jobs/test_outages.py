@@ -71,13 +71,13 @@ async def test_work_resumes_soon_after_an_outage_however_long_it_was(
         back = time.monotonic()
         query(Backend("postgres15", url), f"select duetime.enqueue('{note.name}')")
         await until_true(lambda: len(ran) == 2)
-        await until_true(lambda: bool(said(caplog, "database_back")))
+        await until_true(lambda: bool(said(caplog, "database_reconnected")))
     await app.close()
 
     assert ran[1] - back < 3
     assert len(said(caplog, "database_unreachable")) == 1
-    [returned] = said(caplog, "database_back")
-    assert 1 < returned["away_s"] < 10
+    [returned] = said(caplog, "database_reconnected")
+    assert 1 < returned["outage_s"] < 10
     assert not any(line.name == "psycopg.pool" for line in caplog.records)
 
 
@@ -117,7 +117,7 @@ async def test_a_fenced_worker_pauses_between_its_attempts_to_come_back(
         lines = [line for line in caplog.records if line.levelno >= logging.WARNING]
         attempts = worker._failures
         own_postgres.start()
-        await until_true(lambda: bool(said(caplog, "database_back")))
+        await until_true(lambda: bool(said(caplog, "database_reconnected")))
     await app.close()
 
     assert len(lines) <= 3, [line.message for line in lines]
@@ -177,5 +177,5 @@ async def test_an_embedded_worker_waits_for_a_database_that_is_away(
     own_postgres.start()
 
     assert await asyncio.wait_for(serving, 15) == "ran"
-    assert len(said(caplog, "database_back")) == 1
+    assert len(said(caplog, "database_reconnected")) == 1
     await app.close()

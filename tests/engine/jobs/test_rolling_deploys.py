@@ -71,7 +71,7 @@ async def test_an_older_release_does_not_write_its_declarations_back(
     await restart(old)
 
     assert after == await stored(old) == {"s": "cron 0 0 * * * (UTC)"}
-    [event, _] = [record for record in caplog.records if record.message == "schedules_older"]
+    [event, _] = [record for record in caplog.records if record.message == "outdated_release"]
     assert event.levelname == "WARNING"
     told = event.duetime  # type: ignore[attr-defined]
     assert (told["service"], told["release"], told["newest"]) == ("shop", "9", "10")
@@ -134,7 +134,7 @@ async def test_a_renamed_schedule_keeps_its_ledger_its_pause_and_what_comes_afte
         await old.schedules["nightly"].trigger()
         await until(lambda: succeeded(old, "nightly"))
     await old.schedules["nightly"].pause(reason="holiday")
-    new = deploy(release="2", export={"spec": "@daily", "was": "nightly"})
+    new = deploy(release="2", export={"spec": "@daily", "renamed_from": "nightly"})
     await restart(new)
     await restart(old)
     await restart(new)
@@ -155,7 +155,7 @@ async def succeeded(app: Duetime, name: str) -> bool:
 
 async def test_a_renamed_schedule_is_armed_under_its_new_name(deploy: Deploy) -> None:
     await restart(deploy(release="1", nightly="@daily"))
-    new = deploy(release="2", export={"spec": "@hourly", "was": "nightly"})
+    new = deploy(release="2", export={"spec": "@hourly", "renamed_from": "nightly"})
     await restart(new)
     jobs = await new.jobs.find(task="work", state="pending")
     info = await new.schedules.get("export")
@@ -170,16 +170,16 @@ async def test_the_old_name_is_removed_if_both_are_there(deploy: Deploy) -> None
     """Code renamed it without saying so first."""
     await restart(deploy(release="1", nightly="@daily"))
     await restart(deploy(release="2", export="@daily"))
-    new = deploy(release="3", export={"spec": "@daily", "was": "nightly"})
+    new = deploy(release="3", export={"spec": "@daily", "renamed_from": "nightly"})
     await restart(new)
 
     assert set(await stored(new)) == {"export"}
 
 
 async def test_a_former_name_cannot_be_the_name_of_another(deploy: Deploy) -> None:
-    app = deploy(nightly="@daily", export={"spec": "@daily", "was": "nightly"})
+    app = deploy(nightly="@daily", export={"spec": "@daily", "renamed_from": "nightly"})
 
-    with pytest.raises(InvalidInput, match="Remove was="):
+    with pytest.raises(InvalidInput, match="Remove renamed_from="):
         await restart(app)
 
 

@@ -257,7 +257,7 @@ async def test_a_handler_that_ignores_its_time_out_is_reported_and_its_job_goes_
     stuck = next(record for record in caplog.records if record.message == "job_stuck")
 
     assert attempts == [1, 2]
-    assert [attempt.ended_as for attempt in history] == ["retried", "completed"]
+    assert [attempt.outcome for attempt in history] == ["retried", "completed"]
     assert history[0].error_code == "timed_out"
     assert stuck.levelno == logging.ERROR
     assert stuck.duetime["job_id"] == handle.id  # type: ignore[attr-defined]

@@ -64,7 +64,7 @@ async def test_happy_path(app: Duetime) -> None:
     assert result == 42
     assert job.state is JobState.COMPLETED
     assert job.attempts == 1
-    assert [attempt.ended_as for attempt in job.history] == ["completed"]
+    assert [attempt.outcome for attempt in job.history] == ["completed"]
 
 
 async def test_a_job_with_large_arguments_gets_them(app: Duetime) -> None:
@@ -248,7 +248,7 @@ async def test_a_failing_job_is_retried_and_then_dead_with_its_errors(app: Dueti
         await reaches(app, handle.id, JobState.DEAD)
     job = await handle.info()
 
-    assert [attempt.ended_as for attempt in job.history] == ["retried", "retried", "dead"]
+    assert [attempt.outcome for attempt in job.history] == ["retried", "retried", "dead"]
     assert {attempt.error_code for attempt in job.history} == {"ValueError"}
     assert "broken pipe dream" in (job.history[0].traceback or "")
     with pytest.raises(JobFailed, match="broken pipe dream"):
@@ -412,7 +412,7 @@ async def test_a_cancelled_error_that_nobody_asked_for_is_a_failure(
         history = (await handle.info()).history
 
     assert (result, tries) == ("done", [1, 2])
-    assert (history[0].ended_as, history[0].error_code) == ("retried", "CancelledError")
+    assert (history[0].outcome, history[0].error_code) == ("retried", "CancelledError")
 
 
 async def test_a_cancelled_error_is_permanent_if_the_task_names_what_may_pass(
@@ -840,7 +840,7 @@ async def test_a_transaction_of_the_handler_commits_with_the_job(
             count = (await row if hasattr(row, "__await__") else row)[0]
 
     assert count == 1
-    assert [attempt.ended_as for attempt in (await handle.info()).history] == [
+    assert [attempt.outcome for attempt in (await handle.info()).history] == [
         "retried",
         "completed",
     ]
@@ -990,13 +990,13 @@ async def test_process_twice_changes_nothing(app: Duetime) -> None:
         await handle.result("5s")
     store = await app.store()
     job = await handle.info()
-    from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob
+    from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 
     claimed = ClaimedJob(
         handle.id, job.history[0].token, job.task, job.queue, job.priority, "{}", 1, 3,
         datetime.now(UTC), datetime.now(UTC),
     )  # fmt: skip
-    told = await store.settle([EndedJob(claimed, EndedAs.DEAD, 0, 1)], [claimed.token])
+    told = await store.settle([FinishedJob(claimed, AttemptOutcome.DEAD, 0, 1)], [claimed.token])
 
     assert told.refused == frozenset(), "already recorded under this token"
     assert (await handle.info()).state is JobState.COMPLETED

@@ -193,7 +193,7 @@ async def test_a_failed_send_escalates_once_whoever_settles_it(
     backend: Backend, app: Duetime
 ) -> None:
     ledger = Ledger()
-    ledger.failure = NotSent("no such number", passing=False)
+    ledger.failure = NotSent("no such number", transient=False)
     people = ["ann", "bob", "cy", "dan"]
     async with fleet(backend, ledger):
         for n in range(10):
@@ -365,7 +365,7 @@ async def test_a_snooze_and_a_change_at_the_same_moment(backend: Backend, app: D
 @on_both
 async def test_retries_of_a_channel_count_across_workers(backend: Backend, app: Duetime) -> None:
     ledger, backup = Ledger(), Ledger()
-    ledger.failure = NotSent("no answer", passing=True)
+    ledger.failure = NotSent("no answer", transient=True)
     backup.name = "call"
     async with fleet(backend, ledger, backup, tries=5, retry=Constant("50ms")):
         await app.subjects.put("game", due=soon(), remind="0s", recipients=["ann"])

@@ -82,7 +82,7 @@ async def fleet(backend: Backend, mail: Mail, workers: int = WORKERS) -> AsyncIt
 
 
 async def put_games(app: Duetime, count: int = GAMES) -> None:
-    await app.recipients.put("ann", most_per_hour=MOST)
+    await app.recipients.put("ann", max_per_hour=MOST)
     due = datetime.now(UTC) + timedelta(milliseconds=500)
     games = [
         app.subjects.define(f"game:{n}", due=due, remind=["0s"], recipients=["ann"])
@@ -114,7 +114,7 @@ async def until_all_sent(backend: Backend, app: Duetime) -> None:
 async def until_or_tell(backend: Backend, condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait; if that is in vain, say what became of the reminders and of their jobs."""
     state = "select status, held, reason, count(*) from duetime.reminder group by 1, 2, 3"
-    ends = "select ended_as, error, count(*) from duetime.attempt group by 1, 2"
+    ends = "select outcome, error, count(*) from duetime.attempt group by 1, 2"
     due = "select priority, attempt, min(run_at), max(run_at) from duetime.due group by 1, 2"
     try:
         await until(condition, seconds=30)
@@ -163,7 +163,7 @@ async def test_exactly_the_limit_goes_alone_and_the_rest_in_one_digest(
         first = list(mail.messages)
         an_hour_later(backend)
         # A change of the recipient has what is held looked at again.
-        await app.recipients.put("ann", most_per_hour=MOST, muted=["subject:other"])
+        await app.recipients.put("ann", max_per_hour=MOST, muted=["subject:other"])
         await until_all_sent(backend, app)
     print(f"\n{backend.name}: {GAMES} admitted or held in {took * 1000:.0f} ms after the put")
 
@@ -179,7 +179,7 @@ async def test_who_lets_a_message_through_holds_the_recipients_row(
     """Else two workers at once would count the same messages, and let one too many through."""
     mail = Mail()
     pg_app.add_channel(mail)
-    await pg_app.recipients.put("ann", most_per_hour=1)
+    await pg_app.recipients.put("ann", max_per_hour=1)
 
     async with await psycopg.AsyncConnection.connect(pg_url) as other, pg_app.worker():
         await other.execute("select from duetime.recipient where ref = 'ann' for update")
@@ -223,7 +223,7 @@ async def test_one_that_is_being_changed_does_not_hold_up_those_admitted_with_it
     mail = Mail()
     app.add_channel(mail)
     await put_games(app)
-    await app.recipients.put("ann", most_per_hour=GAMES)
+    await app.recipients.put("ann", max_per_hour=GAMES)
     async with await psycopg.AsyncConnection.connect(backend.url) as other:
         await other.execute(b"select from duetime.reminder order by id limit 1 for no key update")
         async with app.worker(concurrency=GAMES):
@@ -241,14 +241,14 @@ async def test_a_digest_whose_send_fails_is_sent_again_whole(
     """The receiver took it, and the answer was lost: it comes again, under the same key."""
     mail = Mail()
     mail.failures = [
-        NotSent("no answer", passing=True, retry_after=timedelta(milliseconds=50)),
+        NotSent("no answer", transient=True, retry_after=timedelta(milliseconds=50)),
         ConnectionError("reset"),
     ]
     async with fleet(backend, mail):
         await put_games(app)
         await until_held(backend)
         an_hour_later(backend)
-        await app.recipients.put("ann", most_per_hour=MOST, muted=["subject:other"])
+        await app.recipients.put("ann", max_per_hour=MOST, muted=["subject:other"])
         await until_all_sent(backend, app)
 
     assert len(mail.digests) == 3
@@ -270,7 +270,7 @@ async def test_a_worker_that_dies_while_it_sends_a_digest_loses_nothing(
             await put_games(app)
             await until_held(backend)
             an_hour_later(backend)
-            await app.recipients.put("ann", most_per_hour=MOST, muted=["subject:other"])
+            await app.recipients.put("ann", max_per_hour=MOST, muted=["subject:other"])
             await until_true(lambda: victim.poll() is not None, seconds=20)
         finally:
             victim.kill()
@@ -301,7 +301,7 @@ async def test_withdrawals_race_with_the_digest(backend: Backend, app: Duetime) 
             await app.subjects.complete(f"game:{n}")
 
         await asyncio.gather(
-            app.recipients.put("ann", most_per_hour=MOST, muted=["subject:other"]),
+            app.recipients.put("ann", max_per_hour=MOST, muted=["subject:other"]),
             *(close(n) for n in range(GAMES)),
         )
         await until_all_sent(backend, app)

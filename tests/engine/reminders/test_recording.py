@@ -42,7 +42,7 @@ def written(backend: Backend, ref: str) -> list[int]:
     of = "(select r.{} from duetime.reminder as r join duetime.subject as s"
     of += f" on s.id = r.subject_id where s.ref = '{ref}')"
     is_sent = f"entity = 'subject:{ref}' and action = 'reminder.sent'"
-    has_ended = f"job_id in {of.format('job_id')} and ended_as = 'completed'"
+    has_ended = f"job_id in {of.format('job_id')} and outcome = 'completed'"
     texts = (
         f"select count(*) from duetime.delivery where reminder_id in {of.format('id')}",
         f"select count(*) from duetime.audit where {is_sent}",
@@ -213,7 +213,7 @@ async def test_who_waits_for_the_job_is_told(backend: Backend, app: Duetime) -> 
         await choir.gather(app)
         [reminder] = await app.reminders.find(subject="s7")
         assert reminder.job_id is not None
-        waiting = asyncio.create_task(store.wait_ended(reminder.job_id, 30))
+        waiting = asyncio.create_task(store.wait_finished(reminder.job_id, 30))
         await asyncio.sleep(0.2)
         assert not waiting.done()
         choir.go.set()
@@ -222,6 +222,6 @@ async def test_who_waits_for_the_job_is_told(backend: Backend, app: Duetime) -> 
 
 
 def _completed(backend: Backend) -> int:
-    text = "select count(*) from duetime.attempt where ended_as = 'completed'"
+    text = "select count(*) from duetime.attempt where outcome = 'completed'"
     count: int = query(backend, text)[0][0]
     return count

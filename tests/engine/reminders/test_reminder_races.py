@@ -961,7 +961,7 @@ insert into duetime.job (id, task, queue, priority, args, max_attempts)
     select job_id, 'duetime.remind', 'default', 5, '{{}}', 3 from duetime.reminder;
 insert into duetime.due (queue, priority, run_at, job_id)
     select 'default', 5, run_at, job_id from duetime.reminder where status = 'armed';
-insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at)
+insert into duetime.attempt (job_id, token, attempt, outcome, finished_at)
     select job_id, job_id, 1, 'completed', now() from duetime.reminder where status = 'sent';
 """
 NOW = 1_900_000_000_000_000
@@ -983,7 +983,7 @@ insert into duetime_job (id, task, queue, priority, args, max_attempts, created_
     select job_id, 'duetime.remind', 'default', 5, '{{}}', 3, {now} from duetime_reminder;
 insert into duetime_due (job_id, queue, priority, run_at)
     select job_id, 'default', 5, run_at from duetime_reminder where status = 'armed';
-insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at)
+insert into duetime_attempt (job_id, token, attempt, outcome, finished_at)
     select job_id, job_id, 1, 'completed', {now} from duetime_reminder where status = 'sent';
 """
 SOME = list(range(1, 51))

@@ -22,7 +22,7 @@ import pytest
 from duetime import Constant, Context, Duetime, JobState, Task
 from duetime.domain.jobs.job import NewJob
 from duetime.domain.schedules.schedule import TickStatus
-from duetime.storage.schedules.rows import OccurrenceInfo
+from duetime.storage.schedules.rows import TickInfo
 from duetime.storage.schedules.runs import RunStatements
 from duetime.storage.store import Statements
 from tests import effects, workload
@@ -122,22 +122,22 @@ async def soon(app: Duetime, *seconds: float) -> list[datetime]:
     return [now + number * SECOND for number in seconds]
 
 
-async def ledger(app: Duetime, name: str = "s") -> list[OccurrenceInfo]:
+async def ledger(app: Duetime, name: str = "s") -> list[TickInfo]:
     """Oldest first."""
     return (await app.schedules[name].history(limit=1000))[::-1]
 
 
-async def closed(app: Duetime, count: int, name: str = "s") -> list[OccurrenceInfo]:
+async def closed(app: Duetime, count: int, name: str = "s") -> list[TickInfo]:
     """Wait until so many ticks are recorded with their end; return the ledger."""
 
-    async def recorded() -> list[OccurrenceInfo]:
+    async def recorded() -> list[TickInfo]:
         rows = await ledger(app, name)
         return rows if sum(row.finished_at is not None for row in rows) >= count else []
 
     return await until(recorded, seconds=15)
 
 
-def statuses(rows: Sequence[OccurrenceInfo]) -> list[str]:
+def statuses(rows: Sequence[TickInfo]) -> list[str]:
     return [row.status.value for row in rows]
 
 
@@ -730,7 +730,7 @@ async def test_a_run_that_finds_no_runner_gives_its_place_back(
     assert notes.ticks == [tick]
 
 
-async def let_start(app: Duetime) -> OccurrenceInfo | None:
+async def let_start(app: Duetime) -> TickInfo | None:
     [row] = await ledger(app)
     return row if row.status is TickStatus.CAUGHT_UP else None
 

@@ -63,11 +63,11 @@ class Twins:
             "pause_reason, paused_until, failures, broken, revision, plain, at_once, grace "
             "from duetime.schedule where name = %s",
             "ledger": "select tick, run_at, status, runs_as, o.reason, enqueued_at, finished_at "
-            "from duetime.occurrence as o join duetime.schedule as s on s.id = o.schedule_id "
+            "from duetime.schedule_tick as o join duetime.schedule as s on s.id = o.schedule_id "
             "where name = %s order by tick",
             "jobs": "select j.task, j.queue, j.priority, j.args, replace(j.key, name, ''), j.hold, "
             "j.max_attempts, j.timeout, j.expires_at, d.run_at "
-            "from duetime.occurrence as o join duetime.schedule as s on s.id = o.schedule_id "
+            "from duetime.schedule_tick as o join duetime.schedule as s on s.id = o.schedule_id "
             "join duetime.job as j on j.id = o.job_id join duetime.due as d on d.job_id = j.id "
             "where name = %s order by tick",
             "audit": "select actor, action, before, after, reason from duetime.audit "

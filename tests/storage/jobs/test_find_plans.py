@@ -29,7 +29,7 @@ FILL = """
 insert into duetime.job (task, queue, priority, args, key, max_attempts)
     select case when n % 10000 = 0 then 'rare' else 'noop' end, 'default', 5, '{{}}',
         case when n % 1000 = 0 then 'key-' || n end, 3 from generate_series(1, {rows}) as n;
-insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at)
+insert into duetime.attempt (job_id, token, attempt, outcome, finished_at)
     select id, id, 1, case when id % 2000 = 0 then 'dead' else 'completed' end, clock_timestamp()
     from duetime.job;
 insert into duetime.subject (ref, due_at) values ('subject', now());

@@ -27,7 +27,7 @@ insert into duetime.job (task, queue, priority, args, max_attempts)
     select 'noop', 'default', 5, '{}', 3 from generate_series(1, %(rows)s);
 insert into duetime.due (queue, priority, run_at, job_id)
     select 'default', 5, clock_timestamp() + (id - 1000) * interval '1 second', id from duetime.job;
-insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at)
+insert into duetime.attempt (job_id, token, attempt, outcome, finished_at)
     select id, id, 1, case when id %% 1000 = 0 then 'dead' else 'completed' end, clock_timestamp()
     from duetime.job where id <= %(rows)s / 2;
 insert into duetime.job_key (task, key, job_id, hold)
@@ -127,7 +127,7 @@ def ending_fully(jobs: list[int]) -> dict[str, Any]:
     names = ("again", "codes", "errors", "tracebacks", "results")
     return (
         ending(jobs)
-        | {"ended_as": "{" + ",".join("completed" for _ in jobs) + "}"}
+        | {"outcome": "{" + ",".join("completed" for _ in jobs) + "}"}
         | dict.fromkeys(names, nothing)
     )
 

@@ -11,8 +11,8 @@ import pytest
 from duetime import Duetime, JobState
 from duetime.domain.jobs.job import JobFilter, NewJob
 from duetime.engine.services import repeat
-from duetime.errors import DatabaseUnreachable, PassingError, StorageError, TransactionConflict
-from duetime.storage.postgres.connection import told_errors
+from duetime.errors import DatabaseUnreachable, StorageError, TransactionConflict, TransientError
+from duetime.storage.postgres.connection import translate_errors
 from duetime.storage.postgres.store import PostgresStore
 from duetime.telemetry.outage import Outage
 from tests.waiting import until
@@ -60,11 +60,15 @@ async def test_a_deadlock_is_told_as_one(pg_url: str) -> None:
 @pytest.mark.parametrize("code", ["40001", "40P01", "55P03"])
 def test_conflicts_are_no_lost_connections(pg_url: str, code: str) -> None:
     raises = f"do $$ begin raise exception 'no' using errcode = '{code}'; end $$"
-    with psycopg.connect(pg_url) as connection, pytest.raises(StorageError) as told, told_errors():
+    with (
+        psycopg.connect(pg_url) as connection,
+        pytest.raises(StorageError) as told,
+        translate_errors(),
+    ):
         connection.execute(raises)
 
     assert isinstance(told.value, TransactionConflict)
-    assert isinstance(told.value, PassingError)
+    assert isinstance(told.value, TransientError)
     assert not isinstance(told.value, DatabaseUnreachable)
 
 
@@ -72,11 +76,11 @@ def test_a_connection_that_breaks_off_is_unreachable(pg_url: str) -> None:
     with (
         pytest.raises(DatabaseUnreachable) as told,
         psycopg.connect(pg_url) as connection,
-        told_errors(),
+        translate_errors(),
     ):
         connection.execute("select pg_terminate_backend(pg_backend_pid())")
 
-    assert isinstance(told.value, PassingError)
+    assert isinstance(told.value, TransientError)
 
 
 async def fail_once(url: str, table: str) -> None:
@@ -108,7 +112,7 @@ async def test_a_worker_tries_again(
     await app.close()
 
     assert ran == [1]
-    assert [record.ended_as for record in job.history] == ["completed"]
+    assert [record.outcome for record in job.history] == ["completed"]
     assert "transaction_conflict" in caplog.messages
     assert "database_unreachable" not in caplog.messages
 
@@ -145,4 +149,4 @@ async def test_schedules_do_not_fall_back_to_memory_for_a_conflict(
 
     assert len(stored) == 1
     assert "database_unreachable" in caplog.messages, "it was tried again"
-    assert "schedules_in_memory" not in caplog.messages
+    assert "schedule_fallback_started" not in caplog.messages

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from duetime import Duetime, JobState
-from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob, JobFilter, NewJob
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob, JobFilter, NewJob
 from duetime.domain.jobs.queue import Limits
 from duetime.storage import transaction
 from duetime.storage.migrations import upgrade
@@ -63,7 +63,7 @@ async def test_a_release_waits_for_a_completion_in_the_handlers_transaction(
     [given] = await store.enqueue([NewJob(task="noop")])
     [job] = await claim(store, await worker(store))
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
-        finish = store.finish_in(EndedJob(job, EndedAs.COMPLETED, 0, 1))
+        finish = store.finish_in(FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1))
         assert await transaction.run_async(connection, finish, placeholder="%s")
         releasing = asyncio.create_task(store.release([job]))
         await until(lambda: blocked(pg_url))
@@ -107,7 +107,7 @@ async def test_a_requeue_that_waited_looks_again(store: PostgresStore, pg_url: s
     ids = [given.job_id for given in await store.enqueue([NewJob(task="noop")] * 2)]
     worker_id = await worker(store)
     jobs = await claim(store, worker_id)
-    ends = [EndedJob(job, EndedAs.DEAD, 0, 1) for job in jobs]
+    ends = [FinishedJob(job, AttemptOutcome.DEAD, 0, 1) for job in jobs]
     await store.exchange(worker_id, ended=ends, closed=[jobs[0].token])
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         await connection.execute("select from duetime.job where id = %s for update", (ids[0],))
@@ -122,7 +122,7 @@ async def test_a_requeue_that_waited_looks_again(store: PostgresStore, pg_url: s
     assert requeued.jobs == [ids[0]]
     assert found is not None
     assert found.state is JobState.RUNNING
-    again = EndedJob(running, EndedAs.RETRIED, 0, 1, again_after=timedelta(0))
+    again = FinishedJob(running, AttemptOutcome.RETRIED, 0, 1, again_after=timedelta(0))
     assert (await store.exchange(worker_id, ended=[again])).refused == frozenset()
 
 
@@ -130,7 +130,7 @@ async def test_a_prune_leaves_what_ended_again_since_it_looked(store: PostgresSt
     [given] = await store.enqueue([NewJob(task="noop")])
     worker_id = await worker(store)
     [job] = await claim(store, worker_id)
-    done = EndedJob(job, EndedAs.COMPLETED, 0, 1)
+    done = FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1)
     await store.exchange(worker_id, ended=[done], closed=[job.token])
 
     async def prune(age: timedelta) -> int:
@@ -146,14 +146,16 @@ async def test_a_prune_leaves_what_is_being_requeued(store: PostgresStore, pg_ur
     [given] = await store.enqueue([NewJob(task="noop")])
     worker_id = await worker(store)
     [job] = await claim(store, worker_id)
-    await store.exchange(worker_id, ended=[EndedJob(job, EndedAs.DEAD, 0, 1)], closed=[job.token])
+    await store.exchange(
+        worker_id, ended=[FinishedJob(job, AttemptOutcome.DEAD, 0, 1)], closed=[job.token]
+    )
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         await connection.execute("select from duetime.job where id = %s for update", (job.id,))
-        pruned, _ = await store.prune({EndedAs.DEAD: timedelta(0)}, after=0, batch=10)
+        pruned, _ = await store.prune({AttemptOutcome.DEAD: timedelta(0)}, after=0, batch=10)
     await store.requeue(JobFilter(ids=(given.job_id,)), run_at=None)
 
     assert pruned == 0
-    assert await store.prune({EndedAs.DEAD: timedelta(0)}, after=0, batch=10) == (0, 0)
+    assert await store.prune({AttemptOutcome.DEAD: timedelta(0)}, after=0, batch=10) == (0, 0)
     assert [claimed.id for claimed in await claim(store, worker_id)] == [given.job_id]
 
 
@@ -204,7 +206,7 @@ async def test_an_open_enqueue_with_a_held_key_does_not_hold_up_the_end_of_its_j
         statements = store.enqueue_in([NewJob(task="noop", key="k")])
         [existing] = await transaction.run_async(connection, statements, placeholder="%s")
         async with asyncio.timeout(5):
-            ended = EndedJob(job, EndedAs.COMPLETED, 0, 1)
+            ended = FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1)
             answer = await store.exchange(worker_id, ended=[ended], closed=[job.token])
 
     assert existing.outcome == "existing"
@@ -254,7 +256,7 @@ async def test_a_cancel_that_meets_the_end_of_an_attempt_wins(
     worker_id = await worker(store)
     jobs = await claim(store, worker_id)
     [job] = [one for one in jobs if one.key is not None]
-    again = EndedJob(job, EndedAs.RETRIED, 0, 1, again_after=timedelta(0))
+    again = FinishedJob(job, AttemptOutcome.RETRIED, 0, 1, again_after=timedelta(0))
     async with await psycopg.AsyncConnection.connect(pg_url) as barrier:
         # Whoever puts a job back waits for this, all written and nothing committed.
         await barrier.execute(
@@ -293,7 +295,7 @@ async def test_the_end_of_an_attempt_waits_for_a_cancel_in_flight(
     await store.enqueue([NewJob(task="noop")])
     worker_id = await worker(store)
     [job] = await claim(store, worker_id)
-    again = EndedJob(job, EndedAs.SNOOZED, 0, 1, again_after=timedelta(0))
+    again = FinishedJob(job, AttemptOutcome.SNOOZED, 0, 1, again_after=timedelta(0))
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         cursor = await connection.execute(
             store._sql["cancel_running"], {"job": job.id, "reason": "cancelled"}
@@ -352,7 +354,7 @@ async def test_a_rescuer_leaves_alone_what_a_finish_in_flight_holds(
     """It neither waits for the finish nor takes its job; the rest is rescued afterwards."""
     finished, left = await store.enqueue([NewJob(task="noop"), NewJob(task="noop")])
     jobs = {job.id: job for job in await claim(store, await worker(store))}
-    end = EndedJob(jobs[finished.job_id], EndedAs.COMPLETED, 0, 1, result=result)
+    end = FinishedJob(jobs[finished.job_id], AttemptOutcome.COMPLETED, 0, 1, result=result)
     [(name, parameters)] = _finishes([end], [], careful=False)
     await end_leases(pg_url)
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
@@ -380,7 +382,7 @@ async def test_a_finish_waits_for_a_rescuer_and_is_refused(
     async with await psycopg.AsyncConnection.connect(pg_url) as rescuer:
         dead = await rescuer.execute(store._sql["lock_dead_claims"], {"sparing": 0})
         tokens = array(row[0] for row in await dead.fetchall())
-        end = EndedJob(job, EndedAs.COMPLETED, 0, 1, result=result)
+        end = FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1, result=result)
         finishing = asyncio.create_task(store.exchange(0, ended=[end], closed=[job.token]))
         await until(lambda: blocked(pg_url))
         await rescuer.execute(store._sql["rescue"], {"tokens": tokens, "lead": timedelta()})
@@ -390,4 +392,4 @@ async def test_a_finish_waits_for_a_rescuer_and_is_refused(
 
     assert answer.refused == {job.id}
     assert found is not None
-    assert [attempt.ended_as for attempt in found.history] == ["lost"]
+    assert [attempt.outcome for attempt in found.history] == ["lost"]

@@ -178,7 +178,7 @@ class Half:
             " r.rule::jsonb, r.time, r.recipient, r.revision, r.run_at, r.status, r.reason,"
             " r.ended_at, r.job_id is not null, j.task, j.queue, j.priority, j.expires_at,"
             " j.max_attempts, j.key = r.key, d.run_at, d.queue,"
-            " d.priority, a.ended_as, a.error"
+            " d.priority, a.outcome, a.error"
             " from duetime.subject as s left join duetime.reminder as r on r.subject_id = s.id"
             " left join duetime.job as j on j.id = r.job_id"
             " left join duetime.due as d on d.job_id = r.job_id"

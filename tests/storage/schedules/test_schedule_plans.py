@@ -46,18 +46,18 @@ insert into duetime.schedule (name, target, timetable, plain, at_once, grace, pl
     select 's' || n, 'noop', '{{"specs": ["@hourly"]}}', true, 1, interval '10 s',
         now() + interval '2 hours', now() + interval '1 hour'
     from generate_series(1, {schedules}) as n;
-insert into duetime.occurrence (schedule_id, tick, run_at, status, job_id, begun_at, finished_at)
+insert into duetime.schedule_tick (schedule_id, tick, run_at, status, job_id, begun_at, finished_at)
     select s.id, t.tick, t.tick, case when n <= 2 then 'armed' else 'fired' end,
         s.id * {ticks} + n, case when n > 2 then t.tick end,
         case when n > 3 or n = 3 and s.id % 10 <> 0 then t.tick end
     from duetime.schedule as s cross join generate_series(1, {ticks}) as n
     cross join lateral (select now() + (3 - n) * interval '1 hour' as tick) as t;
 insert into duetime.job (id, task, queue, priority, args, max_attempts)
-    select job_id, 'noop', 'default', 5, '{{}}', 3 from duetime.occurrence;
+    select job_id, 'noop', 'default', 5, '{{}}', 3 from duetime.schedule_tick;
 insert into duetime.due (queue, priority, run_at, job_id)
-    select 'default', 5, run_at, job_id from duetime.occurrence where status = 'armed';
-insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at)
-    select job_id, job_id, 1, 'completed', now() from duetime.occurrence
+    select 'default', 5, run_at, job_id from duetime.schedule_tick where status = 'armed';
+insert into duetime.attempt (job_id, token, attempt, outcome, finished_at)
+    select job_id, job_id, 1, 'completed', now() from duetime.schedule_tick
     where finished_at is not null;
 """
 
@@ -120,8 +120,8 @@ def some_runs() -> list[int]:
 def test_gate(session: Session) -> None:
     plan, pages = session.plan("schedule_gate", some_runs())
 
-    assert "on occurrence_job" in plan or "using occurrence_job" in plan
-    assert "using occurrence_open" in plan
+    assert "on schedule_tick_job" in plan or "using schedule_tick_job" in plan
+    assert "using schedule_tick_open" in plan
     assert scanned(plan) == set()
     assert discarded(plan) < 100
     assert pages < 50 * 40
@@ -144,7 +144,7 @@ def test_open(session: Session) -> None:
         "schedule_open", [{"id": schedule, "after": after} for schedule in range(1, 51)]
     )
 
-    assert "occurrence_open" in plan
+    assert "schedule_tick_open" in plan
     assert scanned(plan) == set()
     assert discarded(plan) < 100
     assert pages < 50 * 40
@@ -170,7 +170,7 @@ def test_next(session: Session) -> None:
 def test_settle(session: Session) -> None:
     plan, pages = session.plan("schedule_settle", some_runs())
 
-    assert "occurrence_job" in plan
+    assert "schedule_tick_job" in plan
     assert scanned(plan) == set()
     assert discarded(plan) < 100, "what is settled, and not all that is open"
     assert pages < 50 * 60
@@ -179,7 +179,7 @@ def test_settle(session: Session) -> None:
 def test_unsettled(session: Session) -> None:
     plan, pages = session.plan("schedule_unsettled", {})
 
-    assert "occurrence_open" in plan
+    assert "schedule_tick_open" in plan
     assert scanned(plan) == set()
     assert pages < 2 * SCHEDULES * 3, "the open runs, and not the ledger"
 
@@ -218,21 +218,21 @@ insert into duetime_schedule (id, name, target, timetable, plain, at_once, grace
     select n, 's' || n, 'noop', '{{}}', 1, 1, 10000000, {now} + 7200000000, {now} + 3600000000,
         {now}, {now} from n;
 with recursive n(n) as (select 1 union all select n + 1 from n where n < {ticks})
-insert into duetime_occurrence (schedule_id, tick, run_at, status, job_id, begun_at, finished_at)
+insert into duetime_schedule_tick (schedule_id, tick, run_at, status, job_id, begun_at, finished_at)
     select s.id, {now} + (3 - n) * 3600000000, {now} + (3 - n) * 3600000000,
         iif(n <= 2, 'armed', 'fired'), s.id * {ticks} + n, iif(n > 2, {now}, null),
         iif(n > 3 or n = 3 and s.id % 10 <> 0, {now}, null)
     from duetime_schedule as s cross join n;
 with recursive n(n) as (select 1 union all select n + 1 from n where n < 20 * {ticks})
-insert into duetime_occurrence (schedule_id, tick, run_at, status, job_id, begun_at, finished_at)
+insert into duetime_schedule_tick (schedule_id, tick, run_at, status, job_id, begun_at, finished_at)
     select {long}, {now} - n * 7000000, {now} - n * 7000000, 'fired', 9000000 + n, {now}, {now}
     from n;
 insert into duetime_job (id, task, queue, priority, args, max_attempts, created_at)
-    select job_id, 'noop', 'default', 5, '{{}}', 3, {now} from duetime_occurrence;
+    select job_id, 'noop', 'default', 5, '{{}}', 3, {now} from duetime_schedule_tick;
 insert into duetime_due (job_id, queue, priority, run_at)
-    select job_id, 'default', 5, run_at from duetime_occurrence where status = 'armed';
-insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at)
-    select job_id, job_id, 1, 'completed', {now} from duetime_occurrence
+    select job_id, 'default', 5, run_at from duetime_schedule_tick where status = 'armed';
+insert into duetime_attempt (job_id, token, attempt, outcome, finished_at)
+    select job_id, job_id, 1, 'completed', {now} from duetime_schedule_tick
     where finished_at is not null;
 """
 

@@ -19,14 +19,14 @@ import psycopg
 import pytest
 
 from duetime import Constant, Context, Duetime
-from duetime.domain.jobs.job import ClaimedJob, EndedAs
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob
 from duetime.domain.schedules.schedule import TickStatus, make_policy
 from duetime.domain.schedules.timetable import timetable
 from duetime.errors import DatabaseUnreachable
 from duetime.settings import Settings
 from duetime.storage.migrations import upgrade
 from duetime.storage.schedules.changes import ScheduleStatements
-from duetime.storage.schedules.rows import ClaimedRun, NewSchedule, OccurrenceInfo
+from duetime.storage.schedules.rows import ClaimedRun, NewSchedule, TickInfo
 from duetime.storage.schedules.runs import RunStatements
 from duetime.storage.store import Statements, Store
 from duetime.wiring import make_migrator, make_store
@@ -102,7 +102,7 @@ class Planner:
                 job.run_at = decision.at
                 waiting.append(job)
             elif decision is not None and decision.action == "skip":
-                ends.append(ended(job, EndedAs.CANCELLED, error=decision.reason))
+                ends.append(ended(job, AttemptOutcome.CANCELLED, error=decision.reason))
             else:
                 ends.append(ended(job))
         if runs:
@@ -137,9 +137,9 @@ class Fleet:
         tables = {name: f"{self._tables}{name}" for name in TABLES}
         return effects.run(self.url, statement.format(**tables))
 
-    async def ledger(self, name: str) -> list[OccurrenceInfo]:
+    async def ledger(self, name: str) -> list[TickInfo]:
         """Oldest first."""
-        rows: list[OccurrenceInfo] = await self.first.do(
+        rows: list[TickInfo] = await self.first.do(
             self.first.statements.history(name, since=None, before=None, status=None, limit=9999),
             reads=True,
         )
@@ -273,7 +273,7 @@ async def test_of_two_ticks_claimed_at_once_by_two_workers_one_runs(fleet: Fleet
 
         assert (first, second) == ("run", "skip")
         await one.hand.finish(early)
-        await two.hand.end(ended(late, EndedAs.CANCELLED, error="overlap"))
+        await two.hand.end(ended(late, AttemptOutcome.CANCELLED, error="overlap"))
         await one.settle([early.id])
         await two.settle([late.id])
 
@@ -377,7 +377,7 @@ async def test_ten_settle_the_same_runs_and_failures_count_once(fleet: Fleet) ->
     await fleet.move(MINUTE)
     jobs, runs = await fleet.first.claim()
     await fleet.first.advance(runs)
-    await fleet.first.hand.end(*(ended(job, EndedAs.DEAD, error="broken") for job in jobs))
+    await fleet.first.hand.end(*(ended(job, AttemptOutcome.DEAD, error="broken") for job in jobs))
     order = count()
 
     async def settle(planner: Planner) -> None:
@@ -399,7 +399,7 @@ async def test_a_pause_after_failures_is_made_once(fleet: Fleet) -> None:
     await fleet.move(MINUTE)
     jobs, runs = await fleet.first.claim()
     await fleet.first.advance(runs)
-    await fleet.first.hand.end(ended(jobs[0], EndedAs.DEAD, error="broken"))
+    await fleet.first.hand.end(ended(jobs[0], AttemptOutcome.DEAD, error="broken"))
 
     paused = await fleet.together(lambda planner: planner.settle([jobs[0].id]))
 
@@ -478,7 +478,7 @@ async def test_everything_at_once_loses_and_doubles_no_tick(fleet: Fleet) -> Non
     ran = Counter(
         dict(
             fleet.query(
-                "select job_id, count(*) from {attempt} where ended_as = 'completed' group by 1"
+                "select job_id, count(*) from {attempt} where outcome = 'completed' group by 1"
             )
         )
     )
@@ -494,7 +494,7 @@ async def test_everything_at_once_loses_and_doubles_no_tick(fleet: Fleet) -> Non
             seen += expected
     doubled = fleet.query(
         "select j.key from {job} as j join {attempt} as a on a.job_id = j.id"
-        " where a.ended_as = 'completed' group by j.key having count(*) > 1"
+        " where a.outcome = 'completed' group by j.key having count(*) > 1"
     )
     assert doubled == []
     assert 0 < seen <= ran.total()
@@ -863,7 +863,7 @@ async def test_a_worker_killed_right_after_its_claim_costs_no_tick(
     assert [row.tick for row in rows] == ticks
     assert [row.status for row in rows] == [TickStatus.FIRED] * 3
     assert all(row.succeeded and row.claimed_by == "another" for row in rows)
-    assert [attempt.ended_as for attempt in jobs[0].history] == ["lost", "completed"]
+    assert [attempt.outcome for attempt in jobs[0].history] == ["lost", "completed"]
 
 
 @on_both
@@ -911,10 +911,10 @@ async def test_a_run_that_ended_unrecorded_is_settled_by_the_next_worker(
     await until(lambda: passed(app, tick))
     hand = await Hand.register(await app.store(), ["default"], MINUTE, "gone")
     [job] = await hand.claim()
-    await hand.end(ended(job, EndedAs.DEAD, error="broken"))
+    await hand.end(ended(job, AttemptOutcome.DEAD, error="broken"))
     [before] = await app.schedules["s"].history()
 
-    async def recorded() -> list[OccurrenceInfo]:
+    async def recorded() -> list[TickInfo]:
         return [row for row in await app.schedules["s"].history() if row.finished_at]
 
     async with app.worker():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.engine.holdings import Holdings
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -14,8 +14,8 @@ def job(number: int, token: int = 1) -> ClaimedJob:
     return ClaimedJob(number, token, "noop", "default", 5, "{}", 1, 3, NOON, NOON)
 
 
-def end(job: ClaimedJob) -> EndedJob:
-    return EndedJob(job, EndedAs.COMPLETED, 0, 1)
+def end(job: ClaimedJob) -> FinishedJob:
+    return FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1)
 
 
 def test_a_token_is_closed_with_its_last_job() -> None:

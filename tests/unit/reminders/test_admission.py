@@ -128,7 +128,7 @@ def test_quiet_hours_are_on_the_recipients_clock_else_on_the_subjects() -> None:
 
 
 def test_urgent_ignores_quiet_hours_and_the_limit() -> None:
-    to = ann(quiet="22:00-07:00", most_per_hour=1)
+    to = ann(quiet="22:00-07:00", max_per_hour=1)
     urgent = reminder({"rule": "0s", "urgent": True})
 
     assert decide(to, urgent, NIGHT, channels=["a"], uses=Uses(9)) == Send((Route("a", "ann"),))
@@ -152,7 +152,7 @@ def test_what_would_expire_in_quiet_hours_is_sent_and_says_so() -> None:
      (Uses(5, NOON + MINUTE, admitted=True), True)],
 )  # fmt: skip
 def test_the_limit_counts_what_others_used(uses: Uses, sent: bool) -> None:
-    decision = decide(ann(most_per_hour=5), reminder(), NOON, channels=["a"], uses=uses)
+    decision = decide(ann(max_per_hour=5), reminder(), NOON, channels=["a"], uses=uses)
 
     assert isinstance(decision, Send) is sent
     if isinstance(decision, Wait):
@@ -160,7 +160,7 @@ def test_the_limit_counts_what_others_used(uses: Uses, sent: bool) -> None:
 
 
 def test_a_place_that_frees_in_quiet_hours_is_used_after_them() -> None:
-    to = ann(most_per_hour=1, quiet="12:30-15:00")
+    to = ann(max_per_hour=1, quiet="12:30-15:00")
     decision = decide(to, reminder(), NOON, channels=["a"], uses=Uses(1, NOON + HOUR))
 
     assert isinstance(decision, Wait)
@@ -168,7 +168,7 @@ def test_a_place_that_frees_in_quiet_hours_is_used_after_them() -> None:
 
 
 def test_a_digest_waits_for_a_place_but_goes_before_one_would_expire() -> None:
-    to = ann(most_per_hour=1)
+    to = ann(max_per_hour=1)
     lasting = reminder()
     soon = reminder("-30m", due=NOON + 30 * MINUTE)
     full = Uses(1, NOON + HOUR)
@@ -230,9 +230,9 @@ def test_a_digest_lists_what_is_due_first() -> None:
         ({"muted": ["scope:"]}, "scope"),
         ({"muted": ["rule:soon"]}, "soon"),
         ({"muted": 7}, "list"),
-        ({"most_per_hour": 0}, "1 to 1000"),
-        ({"most_per_hour": True}, "1 to 1000"),
-        ({"most_per_hour": "5"}, "1 to 1000"),
+        ({"max_per_hour": 0}, "1 to 1000"),
+        ({"max_per_hour": True}, "1 to 1000"),
+        ({"max_per_hour": "5"}, "1 to 1000"),
     ],
 )
 def test_bad_recipients_are_refused(options: dict[str, Any], message: str) -> None:
@@ -257,7 +257,7 @@ def test_a_digest_waits_for_quiet_hours_on_the_recipients_clock_else_on_the_subj
 
 def test_a_digest_that_the_hour_lets_go_in_quiet_hours_waits_for_their_end() -> None:
     before = datetime(2026, 3, 2, 21, 30, tzinfo=UTC)
-    to = ann(quiet="22:00-07:00", tz="UTC", most_per_hour=1)
+    to = ann(quiet="22:00-07:00", tz="UTC", max_per_hour=1)
     full = Uses(1, frees_at=before + 45 * MINUTE)
 
     assert digest_time(to, [reminder()], before, full) == datetime(2026, 3, 3, 7, tzinfo=UTC)

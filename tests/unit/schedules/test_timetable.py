@@ -16,8 +16,8 @@ from dateutil.rrule import rrulestr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from duetime.domain.schedules.presets import PRESETS, find_preset
 from duetime.domain.schedules.preview import preview
-from duetime.domain.schedules.templates import TEMPLATES, find_template
 from duetime.domain.schedules.timetable import Timetable, timetable
 from duetime.errors import InvalidInput, InvalidSchedule
 from tests.waiting import cpu_at_most
@@ -502,11 +502,11 @@ def test_a_preview_has_a_bounded_number_of_rows(n: Any) -> None:
         preview(timetable("@daily"), MARCH, n)
 
 
-def test_templates_are_timetables_and_found_by_name() -> None:
-    assert all(timetable(template.spec) for template in TEMPLATES)
-    assert len({template.name.casefold() for template in TEMPLATES}) == len(TEMPLATES)
-    assert find_template("  EVERY  15 minutes ").spec == "*/15 * * * *"
+def test_presets_are_timetables_and_found_by_name() -> None:
+    assert all(timetable(preset.spec) for preset in PRESETS)
+    assert len({preset.name.casefold() for preset in PRESETS}) == len(PRESETS)
+    assert find_preset("  EVERY  15 minutes ").spec == "*/15 * * * *"
     with pytest.raises(InvalidSchedule, match="'Weekdays 9 AM'"):
-        find_template("weekday 9am")
-    with pytest.raises(InvalidSchedule, match="no template"):
-        find_template("x" * 10_000)
+        find_preset("weekday 9am")
+    with pytest.raises(InvalidSchedule, match="no preset"):
+        find_preset("x" * 10_000)

@@ -116,7 +116,7 @@ class ClaimedJob(msgspec.Struct, gc=False):
     """A start after this monotonic time is late, which its schedule has to decide on."""
 
 
-class EndedAs(StrEnum):
+class AttemptOutcome(StrEnum):
     """How an attempt ended, as its history row says."""
 
     COMPLETED = "completed"
@@ -129,11 +129,11 @@ class EndedAs(StrEnum):
     LOST = "lost"
 
 
-class EndedJob(msgspec.Struct, gc=False):
+class FinishedJob(msgspec.Struct, gc=False):
     """The record of one ended attempt. `again_after` puts the job back into `due`."""
 
     job: ClaimedJob
-    ended_as: EndedAs
+    outcome: AttemptOutcome
     started_us: int
     finished_us: int
     again_after: timedelta | None = None
@@ -153,7 +153,7 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     token: int
     attempt: int
     worker: str | None
-    ended_as: str
+    outcome: str
     claimed_at: datetime | None
     started_at: datetime | None
     finished_at: datetime

@@ -10,7 +10,7 @@ from duetime.domain.jobs.outcome import Skip
 from duetime.domain.reminders.quiet import defer
 from duetime.domain.reminders.recipient import Recipient, Route
 from duetime.domain.reminders.reminder import Reminder
-from duetime.domain.reminders.rule import Rule, say_moment
+from duetime.domain.reminders.rule import Rule, format_time
 from duetime.domain.schedules.cron import parse_zone
 
 HOUR = timedelta(hours=1)
@@ -81,17 +81,17 @@ def decide(
             return Wait(until, reason, "quiet")
         note = (
             f"it was sent in the quiet hours {quiet.text} of {recipient.ref}: it would have "
-            f"expired at {say_moment(expires_at)}"
+            f"expired at {format_time(expires_at)}"
         )
-    if uses is None or recipient.most_per_hour is None or uses.admitted:
+    if uses is None or recipient.max_per_hour is None or uses.admitted:
         return Send(routes, note)
-    if uses.taken < recipient.most_per_hour:
+    if uses.taken < recipient.max_per_hour:
         return Send(routes, note)
     free = max(now, uses.frees_at or now)
     until = free if quiet is None else defer(free, quiet)
     reason = (
-        f"it waits until {say_moment(until)}: {recipient.ref} gets at most "
-        f"{recipient.most_per_hour} in an hour"
+        f"it waits until {format_time(until)}: {recipient.ref} gets at most "
+        f"{recipient.max_per_hour} in an hour"
     )
     return Wait(until, reason, "limit")
 
@@ -159,7 +159,7 @@ def digest_time(
     first of it would expire.
     """
     members = list(waiting)
-    most = recipient.most_per_hour
+    most = recipient.max_per_hour
     full = most is not None and uses.taken >= most and not uses.admitted
     at = max(now, uses.frees_at or now) if full else now
     quiet = recipient.quiet_hours(members[0].tz if members else "UTC")

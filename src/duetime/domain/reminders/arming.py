@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from duetime.domain.jobs.job import check_moment
-from duetime.domain.reminders.rule import Rule, rule_times, say_moment
+from duetime.domain.reminders.rule import Rule, format_time, rule_times
 
 
 class Level(NamedTuple):
@@ -98,13 +98,13 @@ def _arm_rule(
     newest = max((time for time in times if time < now), default=None)
     for time in times:
         expires_at = rule.expires_at(time, due)
-        late = f"its time {say_moment(time)} was past when the subject was put"
+        late = f"its time {format_time(time)} was past when the subject was put"
         if time >= now:
             yield Armed(rule, time, time, "armed", None, expires_at)
         elif rule.past == "skip":
             yield Armed(rule, time, None, "skipped", late, expires_at)
         elif expires_at is not None and expires_at <= now:
-            reason = f"{late}, and it was to start before {say_moment(expires_at)}"
+            reason = f"{late}, and it was to start before {format_time(expires_at)}"
             yield Armed(rule, time, None, "expired", reason, expires_at)
         elif time != newest:
             reason = f"{late}, and a later time of the rule is sent in its place"

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from duetime.domain.reminders.rule import say_moment
+from duetime.domain.reminders.rule import format_time
 from duetime.errors import InvalidInput
 
 HANDLER = "handler"
@@ -130,10 +130,10 @@ def comes_after(status: DeliveryStatus, known: DeliveryStatus) -> bool:
     return _ORDER[status] > _ORDER[known]
 
 
-def say_failure(delivery: Delivery) -> str:
+def describe_failure(delivery: Delivery) -> str:
     """Say how often a channel failed, and how the last time.
 
-    >>> say_failure(Delivery(id=1, reminder_id=1, round=0, channel="push", key="k", attempts=3,
+    >>> describe_failure(Delivery(id=1, reminder_id=1, round=0, channel="push", key="k", attempts=3,
     ...     status=DeliveryStatus.FAILED, external_id=None, error="no answer.", next_at=None,
     ...     sent_at=None, updated_at=datetime.min))
     'push failed 3 times: no answer'
@@ -149,25 +149,25 @@ def say_failure(delivery: Delivery) -> str:
     return f"{delivery.channel} failed{times(failures)}{why}"
 
 
-def say_told(channel: str, status: DeliveryStatus) -> str:
+def describe_receipt(channel: str, status: DeliveryStatus) -> str:
     """Say what a provider told later, as the reason to try another channel."""
     how = "bounced" if status is DeliveryStatus.BOUNCED else "failed"
     return f"{channel} told that it {how}"
 
 
-def say_failures(deliveries: Iterable[Delivery]) -> str:
+def describe_failures(deliveries: Iterable[Delivery]) -> str:
     """Say it of all that did."""
     return "; ".join(
-        say_failure(delivery)
+        describe_failure(delivery)
         for delivery in deliveries
         if delivery.error is not None or delivery.status.gave_up
     )
 
 
-def say_wait(deliveries: Sequence[Delivery], now: datetime) -> str:
+def describe_wait(deliveries: Sequence[Delivery], now: datetime) -> str:
     """Say which channel is asked again, and when; nothing if none waits."""
     return "; ".join(
-        f"{delivery.channel} is asked again at {say_moment(delivery.next_at)}"
+        f"{delivery.channel} is asked again at {format_time(delivery.next_at)}"
         for delivery in deliveries
         if delivery.status is DeliveryStatus.PENDING
         and delivery.next_at is not None

@@ -9,7 +9,7 @@ import msgspec
 
 from duetime.domain.reminders.recipient import Recipient
 from duetime.domain.reminders.reminder import Reminder
-from duetime.domain.reminders.rule import say_moment
+from duetime.domain.reminders.rule import format_time
 from duetime.domain.schedules.cron import parse_zone
 
 DIGEST_TASK = "duetime.digest"
@@ -49,7 +49,7 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
             "reminders": [
                 {
                     "subject": reminder.subject,
-                    "due_at": say_moment(reminder.due_at),
+                    "due_at": format_time(reminder.due_at),
                     "rule": reminder.rule.text,
                     "key": reminder.key,
                     "data": reminder.data,

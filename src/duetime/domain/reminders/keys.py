@@ -10,7 +10,7 @@ import hashlib
 import re
 from datetime import datetime
 
-from duetime.domain.reminders.rule import say_moment
+from duetime.domain.reminders.rule import format_time
 
 REMINDER_PREFIX = "dtr_"
 DIGEST_PREFIX = "dtd_"
@@ -39,7 +39,7 @@ def make_reminder_key(
     >>> make_reminder_key("9f1c2d3e4b5a4c6d", "game:42", due, "-1h", due, "Jürgen")
     'dtr_f5e71003bad16311c3019e5bfe231336'
     """
-    parts = (installation, subject, say_moment(due_at), rule_id, say_moment(time), recipient)
+    parts = (installation, subject, format_time(due_at), rule_id, format_time(time), recipient)
     return REMINDER_PREFIX + _digest("|".join(parts))
 
 

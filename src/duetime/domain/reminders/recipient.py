@@ -16,7 +16,7 @@ from duetime.errors import InvalidInput
 
 MOST_CHANNELS = 20
 MOST_MUTED = 1000
-MOST_PER_HOUR = 1000
+MAX_PER_HOUR = 1000
 _LONGEST_ADDRESS = 2000
 _KINDS = ("scope", "subject", "channel", "rule")
 
@@ -49,7 +49,7 @@ class Recipient(msgspec.Struct, frozen=True, kw_only=True):
     quiet: str | None = None
     """The hours in which nothing is sent, such as 22:00-07:00, on their clock."""
     muted: tuple[str, ...] = ()
-    most_per_hour: int | None = None
+    max_per_hour: int | None = None
     disabled: tuple[Disabled, ...] = ()
 
     def address(self, channel: str) -> str | None:
@@ -75,7 +75,7 @@ def make_recipient(
     channels: Any = None,
     quiet: str | None = None,
     muted: Any = None,
-    most_per_hour: int | None = None,
+    max_per_hour: int | None = None,
 ) -> Recipient:
     """Return a recipient, checked, or raise `InvalidInput`.
 
@@ -83,13 +83,13 @@ def make_recipient(
     >>> ann.quiet, ann.address("push"), ann.address("call")
     ('22:00-07:00', 't-1', None)
     """
-    if most_per_hour is not None and (
-        not isinstance(most_per_hour, int)
-        or isinstance(most_per_hour, bool)
-        or not 1 <= most_per_hour <= MOST_PER_HOUR
+    if max_per_hour is not None and (
+        not isinstance(max_per_hour, int)
+        or isinstance(max_per_hour, bool)
+        or not 1 <= max_per_hour <= MAX_PER_HOUR
     ):
         raise InvalidInput(
-            f"most_per_hour is 1 to {MOST_PER_HOUR}, got {most_per_hour!r:.40}. Leave it out for "
+            f"max_per_hour is 1 to {MAX_PER_HOUR}, got {max_per_hour!r:.40}. Leave it out for "
             "no limit; mute the recipient to send nothing."
         )
     zone = None if tz is None else parse_zone(tz).key
@@ -99,7 +99,7 @@ def make_recipient(
         channels=parse_channels(channels),
         quiet=None if quiet is None else parse_quiet(quiet, zone or "UTC").text,
         muted=parse_muted(muted),
-        most_per_hour=most_per_hour,
+        max_per_hour=max_per_hour,
     )
 
 

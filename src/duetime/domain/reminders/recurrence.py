@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from duetime.domain import effort
-from duetime.domain.reminders.rule import read_moment, say_moment
+from duetime.domain.reminders.rule import format_time, read_moment
 from duetime.domain.schedules.timetable import (
     EPOCH,
     Interval,
@@ -111,9 +111,9 @@ class Recurrence(msgspec.Struct, frozen=True):
         for original, due in (self.exceptions or {}).items():
             if due == moment and self.has(original):
                 return original
-        near = [say_moment(due) for due, _ in islice(self.occurrences(moment), 2)]
+        near = [format_time(due) for due, _ in islice(self.occurrences(moment), 2)]
         raise InvalidInput(
-            f"There is no occurrence at {say_moment(moment)}. "
+            f"There is no occurrence at {format_time(moment)}. "
             + (f"The next ones are {' and '.join(near)}." if near else "It ends before.")
         )
 
@@ -154,7 +154,7 @@ class Recurrence(msgspec.Struct, frozen=True):
             case None:
                 return "the subject does not repeat then any more"
             case exception:
-                return say_exception(exception)
+                return describe_exception(exception)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads, without the zone: that is the subject's."""
@@ -162,10 +162,10 @@ class Recurrence(msgspec.Struct, frozen=True):
         del value["tz"]
         if value.pop("end", None) is not None:
             assert self.timetable.end is not None
-            value["until"] = say_moment(self.timetable.end - _MOMENT)
+            value["until"] = format_time(self.timetable.end - _MOMENT)
         if self.exceptions:
             value["exceptions"] = {
-                say_moment(at): say_moment(one) if isinstance(one, datetime) else one
+                format_time(at): format_time(one) if isinstance(one, datetime) else one
                 for at, one in sorted(self.exceptions.items())
             }
         return value
@@ -183,7 +183,7 @@ class Recurrence(msgspec.Struct, frozen=True):
         """
         end, count = self.timetable.end, len(self.exceptions or ())
         phrase = msgspec.structs.replace(self.timetable, end=None).describe()
-        phrase += f", until {say_moment(end - _MOMENT)}" if end else ""
+        phrase += f", until {format_time(end - _MOMENT)}" if end else ""
         return phrase + (f", with {count} exception{'s'[: count > 1]}" if count else "")
 
 
@@ -219,11 +219,11 @@ def parse_repeats(value: Any, tz: str = "UTC") -> Recurrence:
         for name in ("start", "until")
     )
     if start is not None and start.microsecond:
-        raise InvalidInput(f"A recurrence starts at a whole second, not at {say_moment(start)}.")
+        raise InvalidInput(f"A recurrence starts at a whole second, not at {format_time(start)}.")
     if start is not None and until is not None and until < start:
         raise InvalidInput(
-            f"A recurrence ends before it starts: until {say_moment(until)}, "
-            f"start {say_moment(start)}."
+            f"A recurrence ends before it starts: until {format_time(until)}, "
+            f"start {format_time(start)}."
         )
     made = timetable(
         *specs,
@@ -239,10 +239,10 @@ def parse_repeats(value: Any, tz: str = "UTC") -> Recurrence:
     return Recurrence(made, None if exceptions is None else _read_exceptions(exceptions))
 
 
-def say_exception(exception: Exception_) -> str:
+def describe_exception(exception: Exception_) -> str:
     """Say what became of an occurrence."""
     if isinstance(exception, datetime):
-        return f"this occurrence moved to {say_moment(exception)}"
+        return f"this occurrence moved to {format_time(exception)}"
     return SKIPPED if exception == "skip" else COMPLETED
 
 

@@ -9,11 +9,16 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.reminders.delivery import Delivery, say_failures, say_told, say_wait
+from duetime.domain.reminders.delivery import (
+    Delivery,
+    describe_failures,
+    describe_receipt,
+    describe_wait,
+)
 from duetime.domain.reminders.keys import key_of_round
 from duetime.domain.reminders.recipient import Recipient
 from duetime.domain.reminders.recurrence import Recurrence
-from duetime.domain.reminders.rule import Rule, say_moment
+from duetime.domain.reminders.rule import Rule, format_time
 
 REMIND_TASK = "duetime.remind"
 MOST_RECIPIENTS = 1000
@@ -106,7 +111,7 @@ class Reminder(msgspec.Struct, frozen=True, kw_only=True):
         return key_of_round(self.first_key, self.snoozes)
 
     @property
-    def known_as(self) -> str | None:
+    def provider_id(self) -> str | None:
         """The id under which its receiver knows it, if that is not our own key."""
         return None if self.external_id == self.key else self.external_id
 
@@ -119,11 +124,11 @@ def explain_reminder(
     what += f", to {reminder.recipient})" if reminder.recipient else ")"
     again = " again" if reminder.snoozes else ""
     mine = [one for one in deliveries if one.round == reminder.snoozes]
-    failures, wait = say_failures(mine), say_wait(mine, now)
+    failures, wait = describe_failures(mine), describe_wait(mine, now)
     match reminder.status:
         case ReminderStatus.ARMED if reminder.run_at is not None and reminder.run_at > now:
             text = (
-                f"{what} is due{again} at {say_moment(reminder.run_at)}, as job {reminder.job_id}"
+                f"{what} is due{again} at {format_time(reminder.run_at)}, as job {reminder.job_id}"
             )
             return _sentences(text, _own_reason(reminder, mine), failures, wait)
         case ReminderStatus.ARMED:
@@ -133,30 +138,32 @@ def explain_reminder(
             )
             return _sentences(text, failures, wait)
         case ReminderStatus.SENT:
-            return _sentences(_say_sent(what, reminder, mine), *_say_after(reminder, mine))
+            return _sentences(
+                _describe_sent(what, reminder, mine), *_describe_after(reminder, mine)
+            )
         case status:
             text = f"{what} was not sent{again}: {status}, {reminder.reason or 'without a reason'}"
             told = None if status is ReminderStatus.FAILED else failures
             return _sentences(text, told)
 
 
-def _say_sent(what: str, reminder: Reminder, deliveries: Sequence[Delivery]) -> str:
+def _describe_sent(what: str, reminder: Reminder, deliveries: Sequence[Delivery]) -> str:
     by = f" by {reminder.channel}" if reminder.channel else ""
-    known = f", there known as {reminder.known_as}" if reminder.known_as else ""
+    known = f", there known as {reminder.provider_id}" if reminder.provider_id else ""
     sent_at = next((one.sent_at for one in deliveries if one.status.accepted), reminder.ended_at)
-    at = say_moment(sent_at) if sent_at else "an unknown time"
+    at = format_time(sent_at) if sent_at else "an unknown time"
     return f"{what} was sent{by} at {at}{known}"
 
 
-def _say_after(reminder: Reminder, deliveries: Sequence[Delivery]) -> list[str]:
+def _describe_after(reminder: Reminder, deliveries: Sequence[Delivery]) -> list[str]:
     """What failed before it was sent, and what was told since."""
     reason = _own_reason(reminder, deliveries)
     found = [reason] if reason else []
-    if failures := say_failures(deliveries):
+    if failures := describe_failures(deliveries):
         accepted = any(one.status.accepted for one in deliveries)
         found.append(f"Before that, {failures}" if accepted else failures)
     if reminder.acknowledged_at is not None:
-        at = say_moment(reminder.acknowledged_at)
+        at = format_time(reminder.acknowledged_at)
         found.append(f"It was acknowledged by {reminder.acknowledged_by} at {at}")
     elif reminder.delivery == "delivered":
         found.append("It was delivered")
@@ -165,7 +172,7 @@ def _say_after(reminder: Reminder, deliveries: Sequence[Delivery]) -> list[str]:
 
 def _own_reason(reminder: Reminder, deliveries: Sequence[Delivery]) -> str | None:
     """Its reason, unless that repeats what is said of a delivery."""
-    told = {say_told(one.channel, one.status) for one in deliveries}
+    told = {describe_receipt(one.channel, one.status) for one in deliveries}
     return None if reminder.reason in told else reminder.reason
 
 

@@ -88,7 +88,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         '-1d at 09:00'
         """
         if self.at is not None:
-            return f"at {say_moment(self.at)}"
+            return f"at {format_time(self.at)}"
         if self.every is not None and self.within is not None:
             every, within = format_duration(self.every), format_duration(self.within)
             return f"every {every} within the last {within}"
@@ -114,7 +114,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             "id": self.id,
             "offset_us": _us(self.offset),
             "wall_us": _us(wall),
-            "at": None if self.at is None else say_moment(self.at),
+            "at": None if self.at is None else format_time(self.at),
             "every_us": _us(self.every),
             "within_us": _us(self.within),
             "past": self.past,
@@ -223,13 +223,13 @@ def read_moment(value: datetime) -> datetime:
     return check_moment(check_moment(value, name="at").astimezone(UTC), name="at")
 
 
-def say_moment(moment: datetime) -> str:
+def format_time(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _times_id(rule: Rule) -> str:
     if rule.at is not None:
-        return "at-" + say_moment(rule.at).replace("-", "").replace(":", "")
+        return "at-" + format_time(rule.at).replace("-", "").replace(":", "")
     if rule.every is not None and rule.within is not None:
         return f"every-{format_duration(rule.every)}-in-last-{format_duration(rule.within)}"
     side = "before" if rule.offset < _NONE else "after"

@@ -15,7 +15,7 @@ from duetime.domain import effort
 from duetime.domain.duration import format_duration
 from duetime.domain.jobs.job import LONGEST_NAME
 from duetime.domain.reminders.recurrence import parse_repeats
-from duetime.domain.reminders.rule import Rule, rule_times, say_moment
+from duetime.domain.reminders.rule import Rule, format_time, rule_times
 from duetime.domain.reminders.rule_text import MOST_RULES, parse_rule
 from duetime.errors import InvalidInput
 from duetime.integrations.ical.library import icalendar
@@ -115,7 +115,7 @@ def _read_group(uid: str, group: Sequence[Any], default: str) -> Iterator[Event]
     if not series:
         for event in single:
             original = instant(_one(event, "RECURRENCE-ID").dt, _zone(event, default))
-            yield _read_event(f"{uid}@{say_moment(original)}", event, default)
+            yield _read_event(f"{uid}@{format_time(original)}", event, default)
         return
     # Of several versions, the last one holds.
     newest = max(series, key=lambda event: int(event.get("SEQUENCE", 0)))
@@ -174,10 +174,10 @@ def _read_repeats(event: Any, due: datetime, zone: str) -> dict[str, Any] | None
             return read
     if not rules and not more:
         return None
-    specs: list[Any] = [{"rrule": rule, "start": say_moment(due)} for rule in rules]
+    specs: list[Any] = [{"rrule": rule, "start": format_time(due)} for rule in rules]
     if not rules or not parse_repeats({"specs": specs}, zone).has(due):
-        specs.append({"at": say_moment(due)})  # The start counts, also if the rule misses it.
-    specs += [{"at": say_moment(at)} for at in dict.fromkeys(more) if at != due]
+        specs.append({"at": format_time(due)})  # The start counts, also if the rule misses it.
+    specs += [{"at": format_time(at)} for at in dict.fromkeys(more) if at != due]
     skipped = list(_moments(event, "EXDATE"))
     timed = isinstance(_one(event, "DTSTART").dt, datetime)
     days = [day for day in skipped if timed and not isinstance(day, datetime)]
@@ -185,7 +185,7 @@ def _read_repeats(event: Any, due: datetime, zone: str) -> dict[str, Any] | None
     repeats: dict[str, Any] = {"specs": specs} if len(specs) > 1 else dict(specs[0])
     if "at" in repeats:
         return None
-    exceptions: dict[str, Any] = {say_moment(instant(at, zone)): "skip" for at in times}
+    exceptions: dict[str, Any] = {format_time(instant(at, zone)): "skip" for at in times}
     exclude = {"exclude": [day.isoformat() for day in days]} if days else {}
     return repeats | exclude | {"exceptions": exceptions}
 
@@ -209,12 +209,12 @@ def _overrides(events: Sequence[Any], zone: str) -> Iterator[tuple[str, str]]:
             raise InvalidInput("it changes this and all future occurrences (RANGE): not supported")
         at = instant(original.dt, zone_of(original, zone))
         if str(event.get("STATUS", "")).upper() == "CANCELLED":
-            yield say_moment(at), "skip"
+            yield format_time(at), "skip"
             continue
         start = _one(event, "DTSTART")
         moved = instant(start.dt, zone_of(start, zone))
         if moved != at:
-            yield say_moment(at), say_moment(moved)
+            yield format_time(at), format_time(moved)
 
 
 def _zone(event: Any, default: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from duetime.domain.urls import HOW_TO_WRITE, check_postgres_url, say_unreadable
+from duetime.domain.urls import HOW_TO_WRITE, check_postgres_url, describe_parse_error
 from duetime.errors import InvalidInput
 from duetime.wiring import backend_of, sqlite_path
 
@@ -69,7 +69,7 @@ def _read_postgres(url: str, queries: Mapping[str, str]) -> dict[str, list[dict[
         dsn = make_conninfo(check_postgres_url(url), connect_timeout=_SECONDS)
     except psycopg.ProgrammingError as error:
         raise InvalidInput(
-            f"The database URL cannot be read: {say_unreadable(error)}. {HOW_TO_WRITE}"
+            f"The database URL cannot be read: {describe_parse_error(error)}. {HOW_TO_WRITE}"
         ) from None
     rows: dict[str, list[dict[str, Any]] | None] = {}
     try:

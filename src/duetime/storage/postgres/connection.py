@@ -12,16 +12,16 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
 
-from duetime.domain.urls import HOW_TO_WRITE, check_postgres_url, say_unreadable
+from duetime.domain.urls import HOW_TO_WRITE, check_postgres_url, describe_parse_error
 from duetime.errors import (
-    BadDatabaseURL,
     DatabaseUnreachable,
-    DataRefused,
+    DataRejected,
+    InvalidDatabaseURL,
     InvalidInput,
-    PassingError,
     SchemaMismatch,
     StorageError,
     TransactionConflict,
+    TransientError,
 )
 from duetime.storage.store import Row
 
@@ -66,7 +66,7 @@ _CHECK_URL = (
 def check_schema_name(schema: str) -> str:
     """Return `schema` if it can be written in SQL as it is."""
     if not _SCHEMA.fullmatch(schema):
-        raise BadDatabaseURL(
+        raise InvalidDatabaseURL(
             f"The schema name {schema[:60]!r} cannot be used: write 1 to 40 lower-case letters, "
             "digits and underscores, not beginning with a digit."
         )
@@ -83,8 +83,8 @@ def make_dsn(url: str) -> str:
     try:
         given = conninfo_to_dict(check_postgres_url(url))
     except psycopg.ProgrammingError as error:
-        raise BadDatabaseURL(
-            f"The database URL cannot be read: {say_unreadable(error)}. {HOW_TO_WRITE}"
+        raise InvalidDatabaseURL(
+            f"The database URL cannot be read: {describe_parse_error(error)}. {HOW_TO_WRITE}"
         ) from None
     return make_conninfo(**_DEFAULTS | {k: str(v) for k, v in given.items() if v is not None})
 
@@ -114,8 +114,8 @@ async def shares_sessions(dsn: str) -> bool:
 
 
 @contextmanager
-def told_errors(*, rights: str = _RIGHTS) -> Iterator[None]:
-    """Raise the driver's errors as ours; one that may pass as a `PassingError`.
+def translate_errors(*, rights: str = _RIGHTS) -> Iterator[None]:
+    """Raise the driver's errors as ours; one that may pass as a `TransientError`.
 
     `rights`: what a role needs for this, if it has to be told.
     """
@@ -149,24 +149,24 @@ def told_errors(*, rights: str = _RIGHTS) -> Iterator[None]:
     except psycopg.errors.InsufficientPrivilege as error:
         raise StorageError(f"PostgreSQL refused: {first_line(error)}. {rights}") from error
     except psycopg.errors.ReadOnlySqlTransaction as error:
-        raise PassingError(
+        raise TransientError(
             f"The database is read-only at the moment ({first_line(error)}): it is a standby, or "
             "default_transaction_read_only is on. Nothing was changed. Try again after the "
             "failover, or check which server the URL names."
         ) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         if _is_about_values(error):
-            raise DataRefused(f"PostgreSQL refused: {first_line(error)}") from error
+            raise DataRejected(f"PostgreSQL refused: {first_line(error)}") from error
         # Only a connection that was never made comes with its error.
         hint = f". {_CHECK_URL}" if error.pgconn is not None else ""
         raise DatabaseUnreachable(
             f"PostgreSQL cannot be reached or broke off: {first_line(error)}{hint}"
         ) from error
     except psycopg.Error as error:
-        refusal = DataRefused if _is_about_values(error) else StorageError
+        refusal = DataRejected if _is_about_values(error) else StorageError
         if (error.sqlstate or "").startswith("25"):
             # Time-outs that end an idle session or a long transaction, and their like.
-            refusal = PassingError
+            refusal = TransientError
         raise refusal(f"PostgreSQL refused: {first_line(error)}") from error
     except (UnicodeDecodeError, OverflowError) as error:
         # The driver could not read what it was sent.
@@ -180,7 +180,7 @@ def _is_about_values(error: psycopg.Error) -> bool:
 @asynccontextmanager
 async def limited_to(seconds: float) -> AsyncIterator[None]:
     """Give up on the database after `seconds`."""
-    with told_errors():
+    with translate_errors():
         async with asyncio.timeout(seconds):
             yield
 

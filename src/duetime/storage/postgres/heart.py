@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from duetime.storage.postgres.connection import told_errors
+from duetime.storage.postgres.connection import translate_errors
 from duetime.storage.store import Beat
 
 
@@ -19,7 +19,7 @@ class PostgresHeart:
         self._connection: psycopg.Connection[Any] | None = None
 
     def beat(self, worker_id: int, lease: timedelta) -> Beat:
-        with told_errors():
+        with translate_errors():
             try:
                 if self._connection is None:
                     self._connection = psycopg.connect(

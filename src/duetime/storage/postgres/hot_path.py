@@ -11,10 +11,10 @@ from typing import Any, cast
 import msgspec
 import psycopg
 
-from duetime.domain.jobs.job import PARKED_CODE, UNREADABLE, ClaimedJob, EndedAs, EndedJob
+from duetime.domain.jobs.job import PARKED_CODE, UNREADABLE, AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.reminders.keys import shorten_installation
-from duetime.errors import JobNotFound, PassingError, StorageError
-from duetime.storage.postgres.connection import array, told_errors
+from duetime.errors import JobNotFound, StorageError, TransientError
+from duetime.storage.postgres.connection import array, translate_errors
 from duetime.storage.postgres.heart import PostgresHeart
 from duetime.storage.postgres.sessions import Sessions, Statement
 from duetime.storage.postgres.sleeper import PostgresSleeper
@@ -32,7 +32,7 @@ from duetime.storage.store import (
 _LONGEST_SHORT_US = 2**31 - 1
 _LOOK = 5
 """The pruner looks at so many times as many jobs as it removes at most."""
-_COMPLETED = EndedAs.COMPLETED
+_COMPLETED = AttemptOutcome.COMPLETED
 _OPEN_AT = ClaimedJob.__struct_fields__.index("limited")
 """`claim_limited` has one more column than a claim."""
 _TASK, _PRIORITY, _RUN_AT, _EXPIRES_AT = 1, 3, 7, 11
@@ -97,7 +97,7 @@ class HotPath(Sessions):
             notify=self._notify,
             poll=self._poll_seconds,
         )
-        with told_errors():
+        with translate_errors():
             await sleeper.open()
         return sleeper
 
@@ -108,7 +108,7 @@ class HotPath(Sessions):
         self,
         worker_id: int,
         *,
-        ended: Sequence[EndedJob] = (),
+        ended: Sequence[FinishedJob] = (),
         closed: Sequence[int] = (),
         lanes: Sequence[Lane] = (),
         limited: Sequence[str] = (),
@@ -131,7 +131,7 @@ class HotPath(Sessions):
     async def _exchange(
         self,
         worker_id: int,
-        ended: Sequence[EndedJob],
+        ended: Sequence[FinishedJob],
         closed: Sequence[int],
         lanes: Sequence[Lane],
         limited: Sequence[str],
@@ -183,7 +183,7 @@ class HotPath(Sessions):
             next_run_at = min([next_run_at, *opens] if next_run_at else opens)
         return Exchange(now, refused, cancelled, claimed, next_run_at, lease_lost=not alive)
 
-    async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> Exchange:
+    async def settle(self, ended: Sequence[FinishedJob], closed: Sequence[int]) -> Exchange:
         async with self._connection(hasty=True) as connection, connection.transaction():
             before = await self._on(
                 connection,
@@ -263,7 +263,7 @@ class HotPath(Sessions):
         for row in await self._rows("due_ids", queues=list(queues), most=most):
             try:
                 await self._rows("read_due", job=row[0])
-            except PassingError:
+            except TransientError:
                 raise
             except StorageError as error:
                 reason = f"{UNREADABLE}: {error}"
@@ -279,10 +279,10 @@ class HotPath(Sessions):
         )
         return cast("int", rows[0][0])
 
-    def finish_in(self, ended: EndedJob) -> Statements:
+    def finish_in(self, ended: FinishedJob) -> Statements:
         return (yield from self.finish_many_in([ended]))[0]
 
-    def finish_many_in(self, ended: Sequence[EndedJob]) -> Statements:
+    def finish_many_in(self, ended: Sequence[FinishedJob]) -> Statements:
         # Claims are locked in the order of their tokens, as elsewhere: no deadlock.
         places = sorted(range(len(ended)), key=lambda place: ended[place].job.token)
         body = [_completion(ended[place]) for place in places]
@@ -308,15 +308,15 @@ class HotPath(Sessions):
                 )
             await self._on(connection, "bury_workers")
         return [
-            Rescued(job_id, task, attempt, rescued_state(ended_as, attempt), worker)
-            for job_id, task, attempt, ended_as, worker in rows
+            Rescued(job_id, task, attempt, rescued_state(outcome, attempt), worker)
+            for job_id, task, attempt, outcome, worker in rows
         ]
 
     async def prune(
-        self, retention: Mapping[EndedAs, timedelta], *, after: int, batch: int
+        self, retention: Mapping[AttemptOutcome, timedelta], *, after: int, batch: int
     ) -> tuple[int, int]:
         ages = {
-            "outcomes": [ended_as.value for ended_as in retention],
+            "outcomes": [outcome.value for outcome in retention],
             "ages": list(retention.values()),
         }
         pruned = 0
@@ -338,7 +338,7 @@ class HotPath(Sessions):
 
 
 def _finishes(
-    ended: Sequence[EndedJob], closed: Sequence[int], *, careful: bool
+    ended: Sequence[FinishedJob], closed: Sequence[int], *, careful: bool
 ) -> list[Statement]:
     """`finish` for the plainly completed, `finish_fully` for the rest or if `careful`.
 
@@ -354,7 +354,7 @@ def _finishes(
         statements.append(("finish", parameters))
     if full:
         parameters = _parameters(full, closed) | {
-            "ended_as": [end.ended_as.value for end in full],
+            "outcome": [end.outcome.value for end in full],
             "again": [end.again_after for end in full],
             "codes": [end.error_code for end in full],
             "errors": [end.error for end in full],
@@ -365,7 +365,7 @@ def _finishes(
     return statements
 
 
-def _completion(end: EndedJob) -> dict[str, Any]:
+def _completion(end: FinishedJob) -> dict[str, Any]:
     return {
         "job": end.job.id,
         "token": end.job.token,
@@ -375,10 +375,10 @@ def _completion(end: EndedJob) -> dict[str, Any]:
     }
 
 
-def _is_plain(end: EndedJob) -> bool:
+def _is_plain(end: FinishedJob) -> bool:
     job = end.job
     return (
-        end.ended_as is _COMPLETED
+        end.outcome is _COMPLETED
         and end.result is None
         and end.error_code is None
         and job.key is None
@@ -388,7 +388,7 @@ def _is_plain(end: EndedJob) -> bool:
     )
 
 
-def _parameters(ended: Sequence[EndedJob], closed: Sequence[int]) -> dict[str, Any]:
+def _parameters(ended: Sequence[FinishedJob], closed: Sequence[int]) -> dict[str, Any]:
     jobs = [end.job for end in ended]
     tokens = [job.token for job in jobs]
     return {

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.pq import PGnotify
 
 from duetime.storage.postgres.connection import first_line, rows_of
-from duetime.telemetry.outage import Seldom
+from duetime.telemetry.outage import LogThrottle
 
 log = logging.getLogger("duetime.listener")
 
@@ -130,7 +130,7 @@ class Listener:
     async def _reconnect(self, old: psycopg.AsyncConnection[Any]) -> None:
         with contextlib.suppress(psycopg.Error, OSError):
             await old.close()
-        seldom = Seldom()
+        seldom = LogThrottle()
         for attempt in range(10**9):
             await asyncio.sleep(_BACKOFF[min(attempt, len(_BACKOFF) - 1)])
             try:

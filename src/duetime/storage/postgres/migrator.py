@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import psycopg
 
-from duetime.errors import BadDatabaseURL
+from duetime.errors import InvalidDatabaseURL
 from duetime.storage.migrations import Migration, load_functions, load_migrations
 from duetime.storage.postgres.connection import (
     RIGHTS_TO_MIGRATE,
     check_schema_name,
     in_schema,
     make_dsn,
-    told_errors,
+    translate_errors,
 )
 from duetime.storage.statements import load_statements
 
@@ -29,18 +29,18 @@ class PostgresMigrator:
         self._sql = load_statements("duetime.storage.postgres", self._rename)
 
     def version(self) -> int:
-        with told_errors(), psycopg.connect(self._dsn) as connection:
+        with translate_errors(), psycopg.connect(self._dsn) as connection:
             return _Session(connection, self._sql).version()
 
     def installed_functions(self) -> str:
-        with told_errors(), psycopg.connect(self._dsn) as connection:
+        with translate_errors(), psycopg.connect(self._dsn) as connection:
             session = _Session(connection, self._sql)
             return session.functions() if session.version() else ""
 
     @contextmanager
     def session(self) -> Iterator[_Session]:
         with (
-            told_errors(rights=RIGHTS_TO_MIGRATE),
+            translate_errors(rights=RIGHTS_TO_MIGRATE),
             psycopg.connect(self._dsn) as connection,
         ):
             # Once the lock is ours, we must see what the migrator before us has made.
@@ -60,7 +60,7 @@ class _Session:
 
     def prepare(self, schema: str) -> None:
         if self._rows("is_reserved", schema=schema):
-            raise BadDatabaseURL(
+            raise InvalidDatabaseURL(
                 f"{schema!r} is a reserved word of SQL: choose another name for the schema."
             )
         # One migrator at a time; the lock goes with the transaction.

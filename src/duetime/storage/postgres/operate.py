@@ -15,7 +15,7 @@ from duetime.domain.jobs.job import AttemptInfo, JobFilter, JobInfo, JobState, R
 from duetime.domain.jobs.queue import Limits, QueueInfo
 from duetime.errors import JobNotFound, StorageError
 from duetime.storage.jobs.find import find_jobs
-from duetime.storage.postgres.connection import array, told_errors
+from duetime.storage.postgres.connection import array, translate_errors
 from duetime.storage.postgres.listener import Listener
 from duetime.storage.postgres.pool import Connection
 from duetime.storage.postgres.sessions import Sessions
@@ -80,7 +80,7 @@ class Operations(Sessions):
         for _ in range(_CANCEL_TRIES):
             state = await self._state(connection, job_id)
             if await self._on(
-                connection, "cancel_waiting", job=job_id, reason=reason, ended_as="cancelled"
+                connection, "cancel_waiting", job=job_id, reason=reason, outcome="cancelled"
             ):
                 return JobState.PENDING if state is None or state.ended else state
             held = await self._on(connection, "lock_claims_of", jobs=array([job_id]))
@@ -155,11 +155,13 @@ class Operations(Sessions):
             for row in await self._rows("workers")
         ]
 
-    async def wait_ended(self, job_id: int, seconds: float) -> JobInfo | None:
+    async def wait_finished(self, job_id: int, seconds: float) -> JobInfo | None:
         async with self._opening:
             if self._results is None and self._notify:
-                listener = Listener(self.listen_dsn, [f"{self.schema}.ended"], self._heard_ended)
-                with told_errors():
+                listener = Listener(
+                    self.listen_dsn, [f"{self.schema}.ended"], self._on_finished_notification
+                )
+                with translate_errors():
                     await listener.open()
                 self._results = listener
         event = asyncio.Event()
@@ -189,7 +191,7 @@ class Operations(Sessions):
         job = _job_info(rows[0])
         return await self._with_history(rows[0]) if job.state.ended else None
 
-    def _heard_ended(self, channel: str, payload: str) -> None:
+    def _on_finished_notification(self, channel: str, payload: str) -> None:
         # Whoever is woken reads the job again. Without a payload we have reconnected.
         jobs = list(self._watched)
         if payload:

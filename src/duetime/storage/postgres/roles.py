@@ -8,7 +8,12 @@ from importlib.resources import files
 import psycopg
 
 from duetime.errors import InvalidInput
-from duetime.storage.postgres.connection import check_schema_name, in_schema, make_dsn, told_errors
+from duetime.storage.postgres.connection import (
+    check_schema_name,
+    in_schema,
+    make_dsn,
+    translate_errors,
+)
 
 _PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 _RIGHTS = (
@@ -32,7 +37,7 @@ class PostgresRoles:
 
     def script(self) -> str:
         """Return the statements; before there are tables, those that prepare for them."""
-        with told_errors(), psycopg.connect(self._dsn) as connection:
+        with translate_errors(), psycopg.connect(self._dsn) as connection:
             [there] = connection.execute(
                 "select to_regclass(%s) is not null", [f"{self._schema}.migration"]
             ).fetchall()[0]
@@ -42,7 +47,7 @@ class PostgresRoles:
 
     def apply(self) -> None:
         """Run the statements, all or none."""
-        with told_errors(rights=_RIGHTS), psycopg.connect(self._dsn) as connection:
+        with translate_errors(rights=_RIGHTS), psycopg.connect(self._dsn) as connection:
             connection.execute(self.script())
 
     def _rename(self, text: str) -> str:

@@ -18,7 +18,7 @@ from duetime.storage.postgres.connection import (
     make_dsn,
     rows_of,
     shares_sessions,
-    told_errors,
+    translate_errors,
 )
 from duetime.storage.postgres.dialect import PostgresDialect
 from duetime.storage.postgres.pool import Connection, Pool
@@ -50,7 +50,7 @@ def _told_if_broken(
     try:
         yield
     except psycopg.Error:
-        with told_errors() if connection.broken else nullcontext():
+        with translate_errors() if connection.broken else nullcontext():
             raise
 
 
@@ -89,7 +89,7 @@ class Sessions:
 
     async def open(self) -> None:
         """Connect; a wrong password or host is told at once."""
-        with told_errors():
+        with translate_errors():
             probe = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True)
             await probe.close()
         self._pool = self._make_pool("calls", self._configure_ours)
@@ -99,7 +99,7 @@ class Sessions:
         """Raise `SettingsError` if a worker cannot work through the pooler that is in between."""
         if self._checked_pooler:
             return
-        with told_errors():
+        with translate_errors():
             is_pooled = await shares_sessions(self.dsn)
             listens_pooled = is_pooled
             if self._notify and self.listen_dsn != self.dsn:
@@ -169,14 +169,14 @@ class Sessions:
     def transaction_sync(
         self, *, before_commit: Callable[[Any], None] | None = None
     ) -> Iterator[psycopg.Connection[Any]]:
-        with told_errors():
+        with translate_errors():
             connection = psycopg.connect(self.dsn, prepare_threshold=None)
         with closing(connection):
             # As in `transaction`, whatever the database's default.
             connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             with _told_if_broken(connection):
                 yield connection
-            with told_errors():
+            with translate_errors():
                 if before_commit is not None:
                     # Of what the caller does, only a lock can make our statement wait.
                     limit = f"{self._call_seconds * 1000:.0f}"
@@ -231,7 +231,7 @@ class Sessions:
     @asynccontextmanager
     async def _lasting_connection(self) -> AsyncIterator[Connection]:
         """One whose user bounds each statement, not the whole."""
-        with told_errors():
+        with translate_errors():
             async with self._open_pool().connection(self._call_seconds) as connection:
                 yield connection
 

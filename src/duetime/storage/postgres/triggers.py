@@ -25,9 +25,10 @@ _TEXTS = {"text", "character varying", "character", "json"}
 OWN_TABLES = frozenset(
     {
         "attempt", "audit", "channel_rate", "channel_use", "claim", "delivery", "digest", "due",
-        "installation", "job", "job_key", "migration", "occurrence", "parked", "progress", "queue",
-        "rate_use", "recipient", "recipient_use", "reminder", "schedule", "schedule_template",
-        "scope", "service", "subject", "task", "tracked", "waiter", "worker", "worker_name", "zone",
+        "installation", "job", "job_key", "migration", "parked", "progress", "queue",
+        "rate_use", "recipient", "recipient_use", "reminder", "schedule", "schedule_preset",
+        "schedule_tick", "scope", "service", "subject", "task", "tracked", "waiter", "worker",
+        "worker_name", "zone",
     }
 )  # fmt: skip
 _NAMES = ("ref", "scope", "due", "local_due", "zone", "recipients", "data", "open")

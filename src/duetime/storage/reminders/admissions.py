@@ -27,7 +27,7 @@ _SOON = timedelta(seconds=1)
 GONE = Skip("it was sent or withdrawn just now")
 
 
-class Desk(NamedTuple):
+class AdmissionState(NamedTuple):
     """What is known when a reminder is due. No recipient: it was never put."""
 
     now: datetime
@@ -78,10 +78,10 @@ class Hour:
 class AdmissionStatements(RecipientStatements):
     """Every method is one transaction."""
 
-    def desks(self, reminder_ids: Sequence[int]) -> Statements:
-        """Return what is known about the recipients of reminders, `{id: Desk}`. Reads only."""
+    def admissions(self, reminder_ids: Sequence[int]) -> Statements:
+        """Return what is known about the recipients of reminders, by reminder id. Reads only."""
         rows = yield from self._dialect.run("admission_read", list(reminder_ids))
-        return {row[12]: read_desk(self._dialect, row) for row in rows}
+        return {row[12]: read_admission_state(self._dialect, row) for row in rows}
 
     def around(self, scopes: Sequence[str]) -> Statements:
         """Return `{scope: {itself and all around it}}`. Reads only, in one statement."""
@@ -119,7 +119,7 @@ class AdmissionStatements(RecipientStatements):
         if len(asks) > 1:
             # Who holds several and waits for none of them cannot deadlock.
             ids = [row[0] for row in (yield from self._dialect.run("reminder_free", ids))]
-        desks = yield from self.desks(ids)
+        admissions = yield from self.admissions(ids)
         free = [ask for ask in asks if ask.reminder.id in set(ids)]
         hour = yield from self._hour(recipient, [use_of(ask.reminder) for ask in free])
         rows = yield from self._dialect.run("digest_open", {"ref": ref})
@@ -130,7 +130,7 @@ class AdmissionStatements(RecipientStatements):
         joining: list[tuple[Reminder, Uses]] = []
         for ask in free:
             reminder = ask.reminder
-            if (gone := _look(desks.get(reminder.id))) is not None:
+            if (gone := _look(admissions.get(reminder.id))) is not None:
                 answers[reminder.id] = gone
                 continue
             uses = hour.beside(use_of(reminder))
@@ -182,21 +182,21 @@ class AdmissionStatements(RecipientStatements):
     def stay(self, reminder: Reminder) -> Statements:
         """It is in a digest that was not sent yet: wait for it."""
         recipient = yield from self.lock_recipient(reminder.recipient)
-        desk = (yield from self.desks([reminder.id])).get(reminder.id)
-        if desk is None or desk.status != ReminderStatus.ARMED:
+        admission = (yield from self.admissions([reminder.id])).get(reminder.id)
+        if admission is None or admission.status != ReminderStatus.ARMED:
             return GONE
-        if desk.digest is None:
+        if admission.digest is None:
             return Snooze(timedelta(0), "its digest is gone")
-        if desk.digest_status == "waiting":
+        if admission.digest_status == "waiting":
             recipient = recipient or Recipient(ref=reminder.recipient)
-            what = use_of_digest(desk.digest)
+            what = use_of_digest(admission.digest)
             hour = yield from self._hour(recipient, [what])
             joining = [(reminder, hour.beside(what))]
             hold, waits = yield from self._join(recipient, joining, hour.now)
             yield from self._hold_all({reminder.id: hold})
             return waits
         # Should it fail for good, whoever settles its job ends this one too.
-        return Snooze(_AFTER_DIGEST, f"digest {desk.digest}, in which it is, is being sent")
+        return Snooze(_AFTER_DIGEST, f"digest {admission.digest}, in which it is, is being sent")
 
     def _join(
         self, recipient: Recipient, joining: Sequence[tuple[Reminder, Uses]], now: datetime
@@ -224,7 +224,7 @@ class AdmissionStatements(RecipientStatements):
             settled = bool(moved)
         else:
             at = moment(rows[0][2])
-        most = recipient.most_per_hour
+        most = recipient.max_per_hour
         limit = "" if most is None else f": {recipient.ref} gets at most {most} in an hour"
         reason = f"it waits for digest {rows[0][0]}{limit}"
         hold = {"run_at": at, "reason": reason, "held": "limit", "digest": rows[0][0]}
@@ -235,7 +235,7 @@ class AdmissionStatements(RecipientStatements):
         self, recipient: Recipient, whats: Sequence[str]
     ) -> Generator[Statement, list[Row], Hour]:
         """What the recipient got in the last hour; `whats`: which of these."""
-        asked = {"ref": recipient.ref, "whats": list(whats), "most": recipient.most_per_hour or 1}
+        asked = {"ref": recipient.ref, "whats": list(whats), "most": recipient.max_per_hour or 1}
         [(now, taken, oldest, among)] = yield from self._dialect.run("use_read", asked)
         moment = self._dialect.moment
         frees_at = None if oldest is None else moment(oldest) + HOUR
@@ -252,20 +252,20 @@ class AdmissionStatements(RecipientStatements):
         return {row[0] for row in (yield from self._dialect.run("admission_hold", given))}
 
 
-def read_desk(dialect: Dialect, row: Row) -> Desk:
+def read_admission_state(dialect: Dialect, row: Row) -> AdmissionState:
     """From the columns of `admission_read`."""
     recipient = None if row[1] is None else read_recipient(row[1:8])
     status, held, digest, digest_status = row[8:12]
-    return Desk(dialect.moment(row[0]), recipient, status, held, digest, digest_status)
+    return AdmissionState(dialect.moment(row[0]), recipient, status, held, digest, digest_status)
 
 
-def _look(desk: Desk | None) -> Outcome | None:
+def _look(admission: AdmissionState | None) -> Outcome | None:
     """What became of a reminder since its job asked, if it is not to be admitted."""
-    if desk is None or desk.status != ReminderStatus.ARMED:
+    if admission is None or admission.status != ReminderStatus.ARMED:
         return GONE
-    if desk.digest is not None:
+    if admission.digest is not None:
         # Another worker, which got the job after us, has put it there.
-        return Snooze(timedelta(0), f"it is in digest {desk.digest}")
+        return Snooze(timedelta(0), f"it is in digest {admission.digest}")
     return None
 
 

@@ -9,10 +9,15 @@ from typing import Any
 import msgspec
 
 from duetime.domain.reminders.arming import Armed, resolve_rules
-from duetime.domain.reminders.delivery import Delivery, DeliveryStatus, comes_after, say_told
+from duetime.domain.reminders.delivery import (
+    Delivery,
+    DeliveryStatus,
+    comes_after,
+    describe_receipt,
+)
 from duetime.domain.reminders.digest import Digest
 from duetime.domain.reminders.reminder import REMIND_TASK, Reminder, ReminderStatus, Subject
-from duetime.domain.reminders.rule import Rule, say_moment
+from duetime.domain.reminders.rule import Rule, format_time
 from duetime.errors import DeliveryNotFound, InvalidInput, ReminderNotFound
 from duetime.storage.reminders.reminders import _chain, _reminder_document, _scope
 from duetime.storage.reminders.sends import SendStatements, SentReminder
@@ -90,13 +95,13 @@ class DeliveryStatements(SendStatements):
         expires_at = rule.expires_at(reminder.time, reminder.due_at)
         if expires_at is not None and run_at >= expires_at:
             raise InvalidInput(
-                f"Reminder {reminder.id} cannot be snoozed until {say_moment(run_at)}: it is too "
-                f"late from {say_moment(expires_at)} on. Snooze it for less."
+                f"Reminder {reminder.id} cannot be snoozed until {format_time(run_at)}: it is too "
+                f"late from {format_time(expires_at)} on. Snooze it for less."
             )
         yield from self._send_again(
             reminder, run_at, f"snoozed by {actor}", rule, snoozes=reminder.snoozes + 1
         )
-        yield from self._tell(actor, "reminder.snoozed", reminder, {"until": say_moment(run_at)})
+        yield from self._tell(actor, "reminder.snoozed", reminder, {"until": format_time(run_at)})
         return run_at
 
     def receipt(
@@ -216,7 +221,7 @@ class DeliveryStatements(SendStatements):
         expires_at = rule.expires_at(reminder.time, reminder.due_at)
         armed = Armed(rule, reminder.time, now, "armed", why, expires_at)
         if expires_at is not None and expires_at <= now:
-            late = f"{why}, and it was to start before {say_moment(expires_at)}"
+            late = f"{why}, and it was to start before {format_time(expires_at)}"
             armed = Armed(rule, reminder.time, None, "expired", late, expires_at)
         installation = yield from self._dialect.installation()
         document = _reminder_document(installation, subject, reminder.due_at, following, armed)
@@ -295,7 +300,7 @@ class DeliveryStatements(SendStatements):
             for other in map(self._delivery, others)
         ):
             return
-        why = say_told(delivery.channel, status)
+        why = describe_receipt(delivery.channel, status)
         yield from self._send_again(reminder, now, why, rule, snoozes=reminder.snoozes)
 
     def _send_again(

@@ -35,12 +35,12 @@ class DigestEnds(DeliveryStatements):
         if not rows:
             # Its job was enqueued again meanwhile.
             return False
-        _, ended_as, error = rows[0]
+        _, outcome, error = rows[0]
         # As it is with a reminder whose own job ended so.
-        skipped = ended_as in ("cancelled", "completed")
+        skipped = outcome in ("cancelled", "completed")
         status = ReminderStatus.SKIPPED if skipped else ReminderStatus.FAILED
-        how = "was cancelled" if ended_as == "cancelled" else "failed"
-        why = error or ("its job is gone" if ended_as is None else f"its job is {ended_as}")
+        how = "was cancelled" if outcome == "cancelled" else "failed"
+        why = error or ("its job is gone" if outcome is None else f"its job is {outcome}")
         reason = f"it was to go out in digest {digest_id}, which {how}: {why}"
         return (yield from self._end_some(digest_id, status, reason))
 

@@ -53,7 +53,7 @@ class DigestStatements(AdmissionStatements):
             ids = [member.id for member in members]
             yield from self._dialect.run("digest_close", {"id": digest_id, "members": ids})
         yield from self._dialect.run("use_write", {"ref": ref, "whats": [what]})
-        most = recipient.most_per_hour
+        most = recipient.max_per_hour
         beyond = most is not None and uses.taken >= most and not uses.admitted
         return Digest(
             id=digest_id,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from duetime.domain.reminders.recurrence import Exception_, say_exception
+from duetime.domain.reminders.recurrence import Exception_, describe_exception
 from duetime.domain.reminders.reminder import Subject
-from duetime.domain.reminders.rule import say_moment
+from duetime.domain.reminders.rule import format_time
 from duetime.errors import InvalidInput, SubjectNotFound
 from duetime.storage.reminders.reminders import (
     ReminderStatements,
@@ -52,14 +52,14 @@ class OccurrenceStatements(ReminderStatements):
                 "subject_update",
                 [subject_document(subject) | {"id": subject.id, "revision": subject.revision}],
             )
-            why = None if exception is None else say_exception(exception)
+            why = None if exception is None else describe_exception(exception)
             yield from self._rearm([subject], why)
             done = "moved" if isinstance(exception, datetime) else _ACTIONS.get(str(exception))
             yield from self._audit(
                 actor,
                 f"occurrence.{done or 'restored'}",
                 f"subject:{ref}",
-                before | {"occurrence": say_moment(original)},
+                before | {"occurrence": format_time(original)},
                 subject_summary(subject),
             )
             return

@@ -71,12 +71,12 @@ class ReceiptStatements(DeliveryStatements):
         changed, last = 0, sent[-1].channel
         ids: dict[str, None] = {}
         for one in [one for one in sent if one.channel == last]:
-            known_as = one.external_id or external_id or key
-            ids[known_as] = None
-            yield from self.known_as(one, known_as)
-        for known_as in ids:
+            provider_id = one.external_id or external_id or key
+            ids[provider_id] = None
+            yield from self.provider_id(one, provider_id)
+        for provider_id in ids:
             changed += yield from self.receipt(
-                known_as, status, reason=reason, channel=last, actor=actor
+                provider_id, status, reason=reason, channel=last, actor=actor
             )
         return changed
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.reminders.recipient import Disabled, Recipient, Route
-from duetime.domain.reminders.rule import say_moment
+from duetime.domain.reminders.rule import format_time
 from duetime.storage.reminders.reminders import ReminderStatements
 from duetime.storage.store import Row, Statement, Statements
 
@@ -121,14 +121,14 @@ class RecipientStatements(ReminderStatements):
 
 
 def read_recipient(row: Row) -> Recipient:
-    """Return the recipient of (ref, tz, channels, quiet, muted, most_per_hour, disabled)."""
+    """Return the recipient of (ref, tz, channels, quiet, muted, max_per_hour, disabled)."""
     return Recipient(
         ref=row[0],
         tz=row[1],
         channels=msgspec.json.decode(row[2], type=tuple[Route, ...]),
         quiet=row[3],
         muted=msgspec.json.decode(row[4], type=tuple[str, ...]),
-        most_per_hour=row[5],
+        max_per_hour=row[5],
         disabled=msgspec.json.decode(row[6], type=tuple[Disabled, ...]),
     )
 
@@ -143,13 +143,13 @@ def recipient_json(recipient: Recipient) -> dict[str, Any]:
         ],
         "quiet": recipient.quiet,
         "muted": list(recipient.muted),
-        "most_per_hour": recipient.most_per_hour,
+        "max_per_hour": recipient.max_per_hour,
         "disabled": [
             {
                 "channel": off.channel,
                 "address": off.address,
                 "reason": off.reason,
-                "at": say_moment(off.at),
+                "at": format_time(off.at),
             }
             for off in recipient.disabled
         ],

@@ -18,7 +18,7 @@ from duetime.domain.reminders.reminder import (
     ReminderStatus,
     Subject,
 )
-from duetime.domain.reminders.rule import Rule, say_moment
+from duetime.domain.reminders.rule import Rule, format_time
 from duetime.errors import InvalidInput
 from duetime.storage.reminders.recurring import (
     SHARED_FROM,
@@ -548,7 +548,7 @@ def _withdrawal(subject: Subject, place: tuple[Any, ...], why: str | None) -> tu
     if subject.due_at is None and subject.repeats is None:
         return ReminderStatus.SUPERSEDED, "the subject has no due time any more"
     if subject.due_at is not None and subject.due_at != place[0]:
-        return ReminderStatus.SUPERSEDED, f"the subject moved to {say_moment(subject.due_at)}"
+        return ReminderStatus.SUPERSEDED, f"the subject moved to {format_time(subject.due_at)}"
     if place[3] and place[3] not in subject.recipients:
         return ReminderStatus.SUPERSEDED, "the recipient is no longer one of the subject's"
     return ReminderStatus.SUPERSEDED, why or "its rule no longer holds"
@@ -629,7 +629,7 @@ def subject_summary(subject: Subject) -> dict[str, Any]:
     rules = subject.rules
     return {
         "scope": subject.scope,
-        "due_at": subject.due_at and say_moment(subject.due_at),
+        "due_at": subject.due_at and format_time(subject.due_at),
         "tz": subject.tz,
         "status": subject.status,
         "rules": None if rules is None else [rule.text for rule in rules],

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.reminders.reminder import REMIND_TASK, Reminder, ReminderStatus
-from duetime.domain.reminders.rule import say_moment
+from duetime.domain.reminders.rule import format_time
 from duetime.errors import InvalidInput, ReminderNotFound
 from duetime.storage.reminders.deliveries import DeliveryStatements
 from duetime.storage.store import Statements
@@ -71,7 +71,7 @@ class ResendStatements(DeliveryStatements):
 
 def _check_ended(reminder: Reminder) -> None:
     if reminder.status is ReminderStatus.ARMED:
-        at = "" if reminder.run_at is None else f" at {say_moment(reminder.run_at)}"
+        at = "" if reminder.run_at is None else f" at {format_time(reminder.run_at)}"
         raise InvalidInput(
             f"Reminder {reminder.id} is armed: it is sent{at}, as job {reminder.job_id}."
         )

@@ -11,13 +11,13 @@ import msgspec
 from duetime.domain.jobs.rate import Rate
 from duetime.domain.reminders.delivery import Delivery, DeliveryStatus
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus
-from duetime.storage.reminders.admissions import Desk, read_desk
+from duetime.storage.reminders.admissions import AdmissionState, read_admission_state
 from duetime.storage.reminders.reminders import ReminderStatements
 from duetime.storage.store import Row, Statements, run_many
 
 _SLACK = timedelta(seconds=1)
 """How late those may come who were promised a place."""
-_TWIN, _DELIVERIES, _DESK = 26, 27, 28
+_TWIN, _DELIVERIES, _ADMISSION = 26, 27, 28
 """Where the columns of `reminder_ready` begin that `reminder_get` has not."""
 
 
@@ -29,12 +29,12 @@ class Ready(NamedTuple):
     """Another reminder of the same place, which was `sent`, or which a worker is `sending`."""
     deliveries: dict[str, Delivery]
     """What each channel did with it, in this round."""
-    desk: Desk
+    admission: AdmissionState
     """What decides whether it goes to its recipient now."""
 
     @property
     def now(self) -> datetime:
-        return self.desk.now
+        return self.admission.now
 
 
 class SentReminder(NamedTuple):
@@ -92,7 +92,7 @@ class SendStatements(ReminderStatements):
         ]
         yield from run_many(self._dialect, "delivery_write", documents)
 
-    def known_as(self, delivery: Delivery, external_id: str | None) -> Statements:
+    def provider_id(self, delivery: Delivery, external_id: str | None) -> Statements:
         """Record the receiver's id of a delivery, if it is not known yet."""
         if external_id is not None:
             yield from self._dialect.run(
@@ -150,7 +150,7 @@ class SendStatements(ReminderStatements):
             self._reminder(row),
             (state, int(other)) if state else None,
             {delivery.channel: delivery for delivery in known},
-            read_desk(self._dialect, row[_DESK:]),
+            read_admission_state(self._dialect, row[_ADMISSION:]),
         )
 
     def _delivery(self, row: Row) -> Delivery:

@@ -34,8 +34,8 @@ from duetime.storage.schedules.rows import (
     AuditEvent,
     Declarer,
     NewSchedule,
-    read_occurrence,
     read_schedule,
+    read_tick,
     schedule_document,
     summary,
     wanted,
@@ -75,7 +75,9 @@ class ScheduleStatements(Planning):
             yield from self._enter_release(declarer)
             new = [_owned(given, declarer) for given in new]
         names = [given.name for given in new]
-        old_names = {given.was: given.name for given in new if given.was is not None}
+        old_names = {
+            given.renamed_from: given.name for given in new if given.renamed_from is not None
+        }
         gone: list[str] = []
         if prune and declarer is not None:
             rows = yield from self._dialect.run("schedule_find", {"names": None})
@@ -227,7 +229,7 @@ class ScheduleStatements(Planning):
             "schedule_history",
             {"name": name, "since": since, "before": before, "status": status, "most": limit},
         )
-        return [read_occurrence(row, self._dialect.moment) for row in rows]
+        return [read_tick(row, self._dialect.moment) for row in rows]
 
     def audit(self, entity: str | None, *, before_id: int | None) -> Statements:
         rows = yield from self._dialect.run(
@@ -241,18 +243,18 @@ class ScheduleStatements(Planning):
             for row in rows
         ]  # fmt: skip
 
-    def put_template(self, name: str, timetable: Timetable, description: str) -> Statements:
+    def put_preset(self, name: str, timetable: Timetable, description: str) -> Statements:
         yield from self._dialect.run(
-            "template_put",
+            "preset_put",
             {"name": name, "timetable": timetable.to_json(), "description": description},
         )
 
-    def delete_template(self, name: str) -> Statements:
-        return bool((yield from self._dialect.run("template_delete", {"name": name})))
+    def delete_preset(self, name: str) -> Statements:
+        return bool((yield from self._dialect.run("preset_delete", {"name": name})))
 
-    def templates(self) -> Statements:
+    def presets(self) -> Statements:
         """Return (name, timetable as JSON, description)."""
-        rows = yield from self._dialect.run("template_find", {})
+        rows = yield from self._dialect.run("preset_find", {})
         return [(row[0], msgspec.json.decode(row[1]), row[2]) for row in rows]
 
     # Pieces
@@ -415,11 +417,11 @@ def _check_names(given: Sequence[NewSchedule]) -> None:
     names = [schedule.name for schedule in given]
     if twice := {name for name in names if names.count(name) > 1}:
         raise InvalidInput(f"The schedule {min(twice)!r} is given twice; names are unique.")
-    former = [schedule.was for schedule in given if schedule.was is not None]
+    former = [schedule.renamed_from for schedule in given if schedule.renamed_from is not None]
     if taken := {name for name in former if name in names or former.count(name) > 1}:
         raise InvalidInput(
-            f"A schedule was {min(taken)!r} before, and another one is or was, too. Remove was= "
-            "from one of them."
+            f"Two schedules use the name {min(taken)!r}, one of them as renamed_from=. Remove "
+            "renamed_from= from one of them."
         )
 
 

@@ -52,7 +52,7 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
     declared: bool = False
     owner: str | None = None
     """The service whose code declares it."""
-    was: str | None = None
+    renamed_from: str | None = None
     """The name that it had before."""
     stored: bool = True
     """False: it lives in the memory of each worker, and only its jobs are stored."""
@@ -65,7 +65,7 @@ class Declarer(msgspec.Struct, frozen=True):
     release: str = ""
 
 
-class OccurrenceInfo(msgspec.Struct, frozen=True, kw_only=True):
+class TickInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the ledger as people see it."""
 
     schedule: str
@@ -131,12 +131,12 @@ def read_schedule(row: Row, moment: Moment) -> Schedule:
     )  # fmt: skip
 
 
-def read_occurrence(row: Row, moment: Moment) -> OccurrenceInfo:
+def read_tick(row: Row, moment: Moment) -> TickInfo:
     def maybe(value: Any) -> datetime | None:
         return None if value is None else moment(value)
 
     started, finished = maybe(row[10]), maybe(row[11])
-    return OccurrenceInfo(
+    return TickInfo(
         schedule=row[0], tick=moment(row[1]), run_at=moment(row[2]),
         status=TickStatus(row[3]), reason=row[5], job_id=row[6], enqueued_at=maybe(row[7]),
         claimed_at=maybe(row[8]), claimed_by=row[9], started_at=started, finished_at=finished,

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from duetime.errors import InvalidInput, StorageError
-from duetime.storage.sqlite.connection import check_path, connect, told_errors
+from duetime.storage.sqlite.connection import check_path, connect, translate_errors
 
 
 class Backup(msgspec.Struct, frozen=True):
@@ -46,8 +46,11 @@ def back_up(source: str, target: str) -> Backup:
 
 
 def _copy(source: str, target: str) -> None:
-    with told_errors(source), closing(connect(source)) as original:
-        with told_errors(target), closing(sqlite3.connect(target, isolation_level=None)) as copy:
+    with translate_errors(source), closing(connect(source)) as original:
+        with (
+            translate_errors(target),
+            closing(sqlite3.connect(target, isolation_level=None)) as copy,
+        ):
             # In one step, from one snapshot: in smaller ones it would begin anew with every write.
             original.backup(copy)
             # A single file, which needs no log beside it.

@@ -12,10 +12,10 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from duetime.errors import (
-    BadDatabaseURL,
-    DatabaseDamaged,
+    DatabaseCorrupted,
     DatabaseUnreachable,
-    DataRefused,
+    DataRejected,
+    InvalidDatabaseURL,
     SchemaMismatch,
     StorageError,
 )
@@ -37,7 +37,7 @@ _OURS = re.compile(r"\bduetime_")
 def check_prefix(prefix: str) -> str:
     """Return `prefix` if it can begin the names of tables."""
     if not _PREFIX.fullmatch(prefix) or prefix.startswith("sqlite_"):
-        raise BadDatabaseURL(
+        raise InvalidDatabaseURL(
             f"The table prefix {prefix[:60]!r} cannot be used: write 1 to 40 lower-case letters, "
             "digits and underscores, beginning with a letter and not with 'sqlite_'."
         )
@@ -52,19 +52,19 @@ def with_prefix(text: str, prefix: str) -> str:
 def check_path(path: str) -> str:
     """Return the absolute path of the database file; the file itself need not be there."""
     if not path or "\x00" in path:
-        raise BadDatabaseURL(
+        raise InvalidDatabaseURL(
             "The path of the SQLite file is empty. Write sqlite:///path/to/file.db."
         )
     if path == ":memory:" or path.startswith("file:"):
-        raise BadDatabaseURL(
+        raise InvalidDatabaseURL(
             f"{path!r} cannot be used: jobs outlive the process, so SQLite needs a plain file. "
             "Write sqlite:///path/to/file.db."
         )
     file = Path(path).resolve()
     if file.is_dir():
-        raise BadDatabaseURL(f"{path!r} is a directory. Name a file in it: {path}/duetime.db.")
+        raise InvalidDatabaseURL(f"{path!r} is a directory. Name a file in it: {path}/duetime.db.")
     if not file.parent.is_dir():
-        raise BadDatabaseURL(f"There is no directory {str(file.parent)!r}. Create it first.")
+        raise InvalidDatabaseURL(f"There is no directory {str(file.parent)!r}. Create it first.")
     return str(file)
 
 
@@ -124,8 +124,8 @@ def _is_locked(error: sqlite3.Error) -> bool:
 
 
 @contextmanager
-def told_errors(path: str) -> Iterator[None]:
-    """Raise the driver's errors as ours; a passing one as `DatabaseUnreachable`."""
+def translate_errors(path: str) -> Iterator[None]:
+    """Raise the driver's errors as ours; a transient one as `DatabaseUnreachable`."""
     try:
         yield
     except sqlite3.Error as error:
@@ -149,12 +149,12 @@ def tell(error: sqlite3.Error, path: str) -> StorageError:
             "Let this user write to it and to its directory."
         )
     if name.startswith("SQLITE_CANTOPEN") or name == "SQLITE_PERM":
-        return BadDatabaseURL(
+        return InvalidDatabaseURL(
             f"{path}: the file cannot be opened ({text}). "
             "Check the path, and that this user may read and write it and its directory."
         )
     if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_IOERR_SHORT_READ")):
-        return DatabaseDamaged(
+        return DatabaseCorrupted(
             f"{path}: this is not an SQLite database, or it is damaged ({text}). "
             "Check the path. If it is right, stop all workers and restore a backup, or try "
             "`sqlite3 FILE .recover`."
@@ -167,5 +167,5 @@ def tell(error: sqlite3.Error, path: str) -> StorageError:
             found=0,
             expected=0,
         )
-    refusal = DataRefused if name.startswith(_ABOUT_VALUES) else StorageError
+    refusal = DataRejected if name.startswith(_ABOUT_VALUES) else StorageError
     return refusal(f"SQLite refused: {text}")

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.jobs.job import ClaimedJob, EndedAs, EndedJob
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.storage.sqlite.claim import decode, encode_ids
 from duetime.storage.sqlite.moment import span_to_us, to_us
 from duetime.storage.sqlite.transaction import Transaction
 from duetime.storage.store import Exchange, Statements
 
 
-def finish(tx: Transaction, ended: Sequence[EndedJob]) -> tuple[frozenset[int], frozenset[int]]:
+def finish(tx: Transaction, ended: Sequence[FinishedJob]) -> tuple[frozenset[int], frozenset[int]]:
     """Record what ended and is still held under its token.
 
     Returns the ids of the others, and of those that were to run again and had been cancelled:
@@ -43,11 +43,13 @@ def finish(tx: Transaction, ended: Sequence[EndedJob]) -> tuple[frozenset[int], 
     return refused, cancelled
 
 
-def _stopped(end: EndedJob) -> EndedJob:
-    return msgspec.structs.replace(end, ended_as=EndedAs.CANCELLED, again_after=None)
+def _stopped(end: FinishedJob) -> FinishedJob:
+    return msgspec.structs.replace(end, outcome=AttemptOutcome.CANCELLED, again_after=None)
 
 
-def _let_go(tx: Transaction, ended: Sequence[EndedJob], body: str, accepted: int) -> frozenset[int]:
+def _let_go(
+    tx: Transaction, ended: Sequence[FinishedJob], body: str, accepted: int
+) -> frozenset[int]:
     """End the claims of what was accepted, last of all: the claim is the fence."""
     refused: frozenset[int] = frozenset()
     if accepted < len(ended):
@@ -66,7 +68,7 @@ def _let_go(tx: Transaction, ended: Sequence[EndedJob], body: str, accepted: int
     return refused
 
 
-def settle(tx: Transaction, ended: Sequence[EndedJob]) -> Exchange:
+def settle(tx: Transaction, ended: Sequence[FinishedJob]) -> Exchange:
     """Finish what was not finished before."""
     before = {
         tuple(pair) for pair in decode(tx.value("finished_before", ended=_encode_plain(ended)))
@@ -114,7 +116,7 @@ def disown(tx: Transaction, worker_id: int, known: Sequence[int], lead: int) -> 
     return len(rows) - cancelled
 
 
-def complete(sql: Mapping[str, str], end: EndedJob, now: int) -> Statements:
+def complete(sql: Mapping[str, str], end: FinishedJob, now: int) -> Statements:
     """Complete a held job in the caller's own transaction: its writes and the finish commit
     together, or not at all. Returns False if the claim is gone; roll back."""
     job_id, token = end.job.id, end.job.token
@@ -133,9 +135,9 @@ def complete(sql: Mapping[str, str], end: EndedJob, now: int) -> Statements:
     return True
 
 
-def _is_plain(end: EndedJob) -> bool:
+def _is_plain(end: FinishedJob) -> bool:
     return (
-        end.ended_as is EndedAs.COMPLETED
+        end.outcome is AttemptOutcome.COMPLETED
         and end.result is None
         and end.error_code is None
         and end.job.key is None
@@ -143,7 +145,7 @@ def _is_plain(end: EndedJob) -> bool:
     )
 
 
-def _encode_plain(ended: Sequence[EndedJob]) -> str:
+def _encode_plain(ended: Sequence[FinishedJob]) -> str:
     return (
         "["
         + ",".join(
@@ -153,7 +155,7 @@ def _encode_plain(ended: Sequence[EndedJob]) -> str:
     )
 
 
-def _encode_full(ended: Sequence[EndedJob]) -> str:
+def _encode_full(ended: Sequence[FinishedJob]) -> str:
     return msgspec.json.encode(
         [
             (
@@ -161,7 +163,7 @@ def _encode_full(ended: Sequence[EndedJob]) -> str:
                 end.job.token,
                 end.started_us,
                 end.finished_us,
-                end.ended_as.value,
+                end.outcome.value,
                 None if end.again_after is None else span_to_us(end.again_after),
                 end.error_code,
                 end.error,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duetime.domain.jobs.job import EndedJob
+from duetime.domain.jobs.job import FinishedJob
 from duetime.storage.sqlite.claim import claim, claim_limited, first_due, holds_lease
 from duetime.storage.sqlite.finish import finish
 from duetime.storage.sqlite.moment import from_us
@@ -16,7 +16,7 @@ def exchange(
     tx: Transaction,
     worker_id: int,
     *,
-    ended: Sequence[EndedJob],
+    ended: Sequence[FinishedJob],
     lanes: Sequence[Lane],
     limited: Sequence[str],
     want: int,

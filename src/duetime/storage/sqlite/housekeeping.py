@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.jobs.job import PARKED_CODE, ClaimedJob, EndedAs
+from duetime.domain.jobs.job import PARKED_CODE, AttemptOutcome, ClaimedJob
 from duetime.storage.sqlite.claim import decode, encode_set
 from duetime.storage.sqlite.moment import maybe_to_us, span_to_us
 from duetime.storage.sqlite.transaction import Transaction
@@ -105,25 +105,25 @@ def rescue(tx: Transaction, sparing: int) -> list[Rescued]:
     recorded, again, freed, rescued = [], [], [], []
     for (
         job_id, token, attempt, worker_id, claimed_at, task, queue, priority, partition,
-        ended_as, times, worker, is_limited, reason,
+        outcome, times, worker, is_limited, reason,
     ) in lost:  # fmt: skip
-        if ended_as == "given back":
+        if outcome == "given back":
             lane = _QUARANTINE if times >= 2 else priority
             run_at = max(tx.now, min(claimed_at, tx.now) + _LEAD_US)
             attempt -= 1
             again.append((job_id, queue, lane, run_at, attempt, partition))
             tx.wake(queue)
-            rescued.append(Rescued(job_id, task, attempt, rescued_state(ended_as, attempt), worker))
+            rescued.append(Rescued(job_id, task, attempt, rescued_state(outcome, attempt), worker))
             continue
-        if ended_as == "cancelled":
+        if outcome == "cancelled":
             code, error = None, f"{reason}; its worker was lost"
         else:
             code = "worker_lost"
             error = "its worker was lost: the lease ran out before the job ended"
         recorded.append(
-            (job_id, token, attempt, worker_id, ended_as, claimed_at, tx.now, code, error)
+            (job_id, token, attempt, worker_id, outcome, claimed_at, tx.now, code, error)
         )
-        if ended_as == "lost":
+        if outcome == "lost":
             wait = min(2 ** (times - 1), 60) * _SECOND if times else 0
             lane = _QUARANTINE if times else priority
             run_at = max(tx.now + wait, min(claimed_at, tx.now) + _LEAD_US)
@@ -131,9 +131,9 @@ def rescue(tx: Transaction, sparing: int) -> list[Rescued]:
         else:
             freed.append((job_id,))
             tx.ended.append(job_id)
-        if is_limited or ended_as == "lost":
+        if is_limited or outcome == "lost":
             tx.wake(queue)
-        rescued.append(Rescued(job_id, task, attempt, rescued_state(ended_as, attempt), worker))
+        rescued.append(Rescued(job_id, task, attempt, rescued_state(outcome, attempt), worker))
     tx.run_many("record_lost", recorded)
     tx.run_many("return_lost", again)
     tx.run_many("free_key", freed)
@@ -142,10 +142,8 @@ def rescue(tx: Transaction, sparing: int) -> list[Rescued]:
     return rescued
 
 
-def prune(tx: Transaction, ended_as: EndedAs, age: timedelta, batch: int) -> int:
-    jobs = tx.value(
-        "old_jobs", ended_as=ended_as.value, before=tx.now - span_to_us(age), batch=batch
-    )
+def prune(tx: Transaction, outcome: AttemptOutcome, age: timedelta, batch: int) -> int:
+    jobs = tx.value("old_jobs", outcome=outcome.value, before=tx.now - span_to_us(age), batch=batch)
     if not decode(jobs):
         return 0
     tx.run("prune_attempts", jobs=jobs)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 
-from duetime.storage.sqlite.connection import connect, persist, told_errors
+from duetime.storage.sqlite.connection import connect, persist, translate_errors
 from duetime.storage.sqlite.turn import Turn
 
 
@@ -74,7 +74,7 @@ class Lender:
 
     def _begin(self) -> sqlite3.Connection:
         try:
-            with told_errors(self._path):
+            with translate_errors(self._path):
                 connection = connect(self._path)
                 try:
                     persist(lambda: connection.execute("begin immediate"), self._lock_seconds)
@@ -88,7 +88,7 @@ class Lender:
 
     def _commit(self, connection: sqlite3.Connection) -> None:
         try:
-            with told_errors(self._path):
+            with translate_errors(self._path):
                 try:
                     if connection.in_transaction:
                         connection.execute("commit")

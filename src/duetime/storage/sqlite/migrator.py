@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from duetime.errors import BadDatabaseURL
+from duetime.errors import InvalidDatabaseURL
 from duetime.storage.migrations import NO_FUNCTIONS, Migration, load_migrations
 from duetime.storage.sqlite.connection import (
     DEFAULT_PREFIX,
@@ -18,7 +18,7 @@ from duetime.storage.sqlite.connection import (
     check_prefix,
     connect,
     persist,
-    told_errors,
+    translate_errors,
     with_prefix,
 )
 from duetime.storage.statements import load_statements
@@ -38,7 +38,7 @@ class SqliteMigrator:
     def version(self) -> int:
         if not Path(self.path).exists():
             return 0
-        with told_errors(self.path), closing(connect(self.path)) as connection:
+        with translate_errors(self.path), closing(connect(self.path)) as connection:
             return persist(_Session(connection, self._sql).version, _LOCK_SECONDS)
 
     def installed_functions(self) -> str:
@@ -46,7 +46,7 @@ class SqliteMigrator:
 
     @contextmanager
     def session(self) -> Iterator[_Session]:
-        with told_errors(self.path):
+        with translate_errors(self.path):
             _make_file(self.path)
             with closing(connect(self.path)) as connection:
                 persist(lambda: connection.execute("pragma journal_mode = wal"), _LOCK_SECONDS)
@@ -71,7 +71,7 @@ def _make_file(path: str) -> None:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
-        raise BadDatabaseURL(
+        raise InvalidDatabaseURL(
             f"{path} cannot be made ({error.strerror}). "
             "Let this user write to it and to its directory, or name another file."
         ) from error

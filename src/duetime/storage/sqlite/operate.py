@@ -101,7 +101,7 @@ def cancel(tx: Transaction, job_id: int, reason: str) -> JobState | None:
             job=job_id,
             token=tx.value("next_token"),
             attempt=attempt,
-            ended_as="cancelled",
+            outcome="cancelled",
             now=tx.now,
             reason=reason,
         )
@@ -212,7 +212,7 @@ def _attempt(row: Row) -> AttemptInfo:
         token=row[0],
         attempt=row[1],
         worker=row[2],
-        ended_as=row[3],
+        outcome=row[3],
         claimed_at=maybe_from_us(row[4]),
         started_at=maybe_from_us(row[5]),
         finished_at=from_us(row[6]),

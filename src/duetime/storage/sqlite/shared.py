@@ -23,11 +23,11 @@ class Asleep(Protocol):
     def wake(self) -> None:
         """May be called from any thread."""
 
-    def tell_cancelled(self, jobs: Iterable[int]) -> None:
+    def notify_cancelled(self, jobs: Iterable[int]) -> None:
         """May be called from any thread."""
 
-    def see_cancelled(self, jobs: Iterable[int]) -> None:
-        """As `tell_cancelled`, with all that the database knows: the new ones are told."""
+    def sync_cancelled(self, jobs: Iterable[int]) -> None:
+        """As `notify_cancelled`, with all that the database knows: the new ones are told."""
 
 
 class Shared:
@@ -64,10 +64,10 @@ class Shared:
             if any(sleeper.awaits(queue) for queue in queues):
                 sleeper.wake()
 
-    def tell_cancelled(self, worker_id: int, job_id: int) -> None:
+    def notify_cancelled(self, worker_id: int, job_id: int) -> None:
         for sleeper in self.sleepers:
             if sleeper.worker_id == worker_id:
-                sleeper.tell_cancelled([job_id])
+                sleeper.notify_cancelled([job_id])
 
     # Who waits for a job's end
 
@@ -94,7 +94,7 @@ class Shared:
             else:
                 self._waiting.pop(job_id, None)
 
-    def tell_ended(self, jobs: Iterable[int]) -> None:
+    def notify_finished(self, jobs: Iterable[int]) -> None:
         if not self._waiting:
             return
         with self._lock:

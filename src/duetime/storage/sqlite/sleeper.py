@@ -72,19 +72,19 @@ class SqliteSleeper:
     def wake(self) -> None:
         call_soon(self._loop, self._wake_for, "notified")
 
-    def tell_cancelled(self, jobs: Iterable[int]) -> None:
+    def notify_cancelled(self, jobs: Iterable[int]) -> None:
         new = tuple(jobs)
         self._told |= set(new)
-        call_soon(self._loop, self._hear_cancelled, new)
+        call_soon(self._loop, self._on_cancelled, new)
 
-    def see_cancelled(self, jobs: Iterable[int]) -> None:
+    def sync_cancelled(self, jobs: Iterable[int]) -> None:
         """These are cancelled, as the database says: tell those that are new."""
         cancelled = frozenset(jobs)
         new, self._told = cancelled - self._told, cancelled
         if new:
-            self.tell_cancelled(sorted(new))
+            self.notify_cancelled(sorted(new))
 
-    def _hear_cancelled(self, jobs: tuple[int, ...]) -> None:
+    def _on_cancelled(self, jobs: tuple[int, ...]) -> None:
         self._cancelled += jobs
         self._wake_for("cancelled")
 

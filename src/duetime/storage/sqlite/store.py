@@ -12,10 +12,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from duetime.domain.jobs.job import (
+    AttemptOutcome,
     ClaimedJob,
-    EndedAs,
-    EndedJob,
     Enqueued,
+    FinishedJob,
     JobFilter,
     JobInfo,
     JobState,
@@ -37,7 +37,7 @@ from duetime.storage.sqlite.connection import (
     check_path,
     check_prefix,
     check_version,
-    told_errors,
+    translate_errors,
     with_prefix,
 )
 from duetime.storage.sqlite.dialect import SqliteDialect
@@ -103,7 +103,7 @@ class SqliteStore:
 
     async def open(self) -> None:
         """Open the file; one that is missing, damaged or read-only is told at once."""
-        with told_errors(self.path):
+        with translate_errors(self.path):
             await asyncio.to_thread(self._thread.start)
 
     async def close(self) -> None:
@@ -171,7 +171,7 @@ class SqliteStore:
         self,
         worker_id: int,
         *,
-        ended: Sequence[EndedJob] = (),
+        ended: Sequence[FinishedJob] = (),
         closed: Sequence[int] = (),
         lanes: Sequence[Lane] = (),
         limited: Sequence[str] = (),
@@ -203,7 +203,7 @@ class SqliteStore:
             work,
         )
 
-    async def settle(self, ended: Sequence[EndedJob], closed: Sequence[int]) -> Exchange:
+    async def settle(self, ended: Sequence[FinishedJob], closed: Sequence[int]) -> Exchange:
         return await self._thread.write(lambda tx: finish.settle(tx, ended))
 
     async def disown(self, worker_id: int, known: Sequence[int], *, lead: float = 0.0) -> int:
@@ -236,10 +236,10 @@ class SqliteStore:
     ) -> int:
         return await self._thread.write(lambda tx: housekeeping.unpark(tx, tasks, queues, sparing))
 
-    def finish_in(self, ended: EndedJob) -> Statements:
+    def finish_in(self, ended: FinishedJob) -> Statements:
         return (yield from finish.complete(self._sql, ended, self._shared.now_us()))
 
-    def finish_many_in(self, ended: Sequence[EndedJob]) -> Statements:
+    def finish_many_in(self, ended: Sequence[FinishedJob]) -> Statements:
         accepted = [False] * len(ended)
         for place, end in enumerate(ended):
             accepted[place] = yield from self.finish_in(end)
@@ -287,10 +287,10 @@ class SqliteStore:
         )
 
     async def prune(
-        self, retention: Mapping[EndedAs, timedelta], *, after: int, batch: int
+        self, retention: Mapping[AttemptOutcome, timedelta], *, after: int, batch: int
     ) -> tuple[int, int]:
         # An index has them in the order of their ends: there is nothing to go on after.
-        found = [await self._prune(ended_as, age, batch) for ended_as, age in retention.items()]
+        found = [await self._prune(outcome, age, batch) for outcome, age in retention.items()]
         oldest = max(retention.values())
         await self._thread.write(lambda tx: housekeeping.prune_leftovers(tx, oldest))
         return sum(found), 0
@@ -301,8 +301,8 @@ class SqliteStore:
             lambda tx: housekeeping.end_parked(tx, age, batch),
         )
 
-    async def _prune(self, ended_as: EndedAs, age: timedelta, batch: int) -> int:
-        return await self._thread.write(lambda tx: housekeeping.prune(tx, ended_as, age, batch))
+    async def _prune(self, outcome: AttemptOutcome, age: timedelta, batch: int) -> int:
+        return await self._thread.write(lambda tx: housekeeping.prune(tx, outcome, age, batch))
 
     # Operate
 
@@ -349,7 +349,7 @@ class SqliteStore:
     async def workers(self) -> list[WorkerInfo]:
         return await self._thread.read(operate.workers)
 
-    async def wait_ended(self, job_id: int, seconds: float) -> JobInfo | None:
+    async def wait_finished(self, job_id: int, seconds: float) -> JobInfo | None:
         event = asyncio.Event()
         self._shared.watch(job_id, event)
         try:
@@ -375,7 +375,7 @@ class SqliteStore:
         """Another connection has written: tell those whom it concerns. Runs on the thread."""
         for sleeper in self._shared.sleepers:
             cancelled = tx.rows("cancelled_of", worker=sleeper.worker_id)
-            sleeper.see_cancelled(row[0] for row in cancelled)
+            sleeper.sync_cancelled(row[0] for row in cancelled)
             if queues := sorted(sleeper.queues):
                 left = sleeper.until - time.monotonic()
                 first = first_due(tx, queues, queues, overdue=True)
@@ -383,4 +383,4 @@ class SqliteStore:
                     sleeper.wake()
         if watched := self._shared.watched:
             rows = tx.rows("ended_jobs", jobs=encode_ids(watched))
-            self._shared.tell_ended(row[0] for row in rows)
+            self._shared.notify_finished(row[0] for row in rows)

@@ -13,12 +13,12 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from duetime.errors import DatabaseDamaged, DatabaseUnreachable, InvalidInput
+from duetime.errors import DatabaseCorrupted, DatabaseUnreachable, InvalidInput
 from duetime.storage.sqlite.connection import connect, persist, tell
 from duetime.storage.sqlite.shared import Shared, call_soon
 from duetime.storage.sqlite.transaction import Transaction
 from duetime.storage.sqlite.turn import Turn
-from duetime.telemetry.outage import Seldom
+from duetime.telemetry.outage import LogThrottle
 
 log = logging.getLogger("duetime.sqlite")
 
@@ -76,7 +76,7 @@ class StoreThread:
         self._connection: sqlite3.Connection | None = None
         self._version = 0
         self._polled = 0.0
-        self._seldom = Seldom()
+        self._seldom = LogThrottle()
         self._written = 0.0
         """When something was written that no checkpoint has moved yet; 0: nothing."""
 
@@ -249,9 +249,9 @@ class StoreThread:
         if transaction.queues:
             self._shared.wake(transaction.queues)
         if transaction.ended:
-            self._shared.tell_ended(transaction.ended)
+            self._shared.notify_finished(transaction.ended)
         for worker_id, job_id in transaction.cancelled:
-            self._shared.tell_cancelled(worker_id, job_id)
+            self._shared.notify_cancelled(worker_id, job_id)
 
     def _rest(self, connection: sqlite3.Connection) -> None:
         """Nothing to do: look for changes; move the log into the file."""
@@ -261,7 +261,7 @@ class StoreThread:
             try:
                 connection.execute("pragma wal_checkpoint(passive)").fetchall()
             except sqlite3.Error as error:
-                if isinstance(tell(error, self._path), DatabaseDamaged):
+                if isinstance(tell(error, self._path), DatabaseCorrupted):
                     return
                 if self._seldom.passes():
                     log.warning("checkpoint_failed", extra={"error": str(error)})
@@ -282,7 +282,7 @@ class StoreThread:
                 self._version = version
         except sqlite3.Error as error:
             # Of a damaged file the workers say so themselves.
-            damaged = isinstance(tell(error, self._path), DatabaseDamaged)
+            damaged = isinstance(tell(error, self._path), DatabaseCorrupted)
             if not damaged and self._seldom.passes():
                 log.warning("poll_failed", extra={"error": str(error)})
 

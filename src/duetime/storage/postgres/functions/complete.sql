@@ -13,7 +13,7 @@ begin
     if not found then
         return false;
     end if;
-    insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+    insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                  started_at, finished_at, result)
     values (of_job, of_token, held.attempt, held.worker_id, 'completed', held.claimed_at,
             held.claimed_at + (finish ->> 'started')::bigint * interval '1 microsecond',

@@ -321,7 +321,7 @@ with recursive subject as materialized (
     delete from duetime.parked as p using gone as g where p.job_id = g.job_id
     returning p.job_id, p.attempt, g.reason
 ), ended as (
-    insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at, error)
+    insert into duetime.attempt (job_id, token, attempt, outcome, finished_at, error)
     select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'superseded', moment, l.reason
     from (select * from left_due union all select * from unparked) as l
 ), given as materialized (

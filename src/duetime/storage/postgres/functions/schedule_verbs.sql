@@ -9,7 +9,7 @@ create or replace function duetime.supersede_runs(doc json) returns setof bigint
     with input as materialized (
         select supersede_runs.doc as doc
     ), armed as materialized (
-        select o.schedule_id, o.tick, o.job_id from duetime.occurrence as o cross join input as i
+        select o.schedule_id, o.tick, o.job_id from duetime.schedule_tick as o cross join input as i
         where o.schedule_id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
           and o.job_id is not null and o.finished_at is null and o.begun_at is null
           and o.runs_as = 'fired'
@@ -21,7 +21,7 @@ create or replace function duetime.supersede_runs(doc json) returns setof bigint
         delete from duetime.parked where job_id in (select job_id from armed) and attempt = 0
         returning job_id
     ), ended as (
-        insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at, error)
+        insert into duetime.attempt (job_id, token, attempt, outcome, finished_at, error)
         select g.job_id, nextval('duetime.claim_token_seq'), 0, 'superseded', duetime.now(),
             i.doc ->> 'reason'
         from (select job_id from gone union all select job_id from unparked) as g, input as i
@@ -29,17 +29,17 @@ create or replace function duetime.supersede_runs(doc json) returns setof bigint
     ), freed as (
         delete from duetime.job_key where job_id in (select job_id from ended)
     ), past as (
-        update duetime.occurrence as o
+        update duetime.schedule_tick as o
         set status = 'skipped', reason = i.doc ->> 'reason', finished_at = duetime.now()
         from armed as a, input as i
         where o.schedule_id = a.schedule_id and o.tick = a.tick and o.tick <= duetime.now()
           and a.job_id in (select job_id from ended)
     ), ahead as (
-        delete from duetime.occurrence as o using armed as a
+        delete from duetime.schedule_tick as o using armed as a
         where o.schedule_id = a.schedule_id and o.tick = a.tick and o.tick > duetime.now()
           and a.job_id in (select job_id from ended)
     ), masked as (
-        delete from duetime.occurrence as o using input as i
+        delete from duetime.schedule_tick as o using input as i
         where o.schedule_id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
           and o.tick > duetime.now() and o.job_id is null
     )
@@ -56,12 +56,12 @@ begin
             schedule_id bigint, tick timestamptz, run_at timestamptz, expires_at timestamptz)
     ), moved as (
         update duetime.due as d set run_at = g.run_at
-        from duetime.occurrence as o, given as g
+        from duetime.schedule_tick as o, given as g
         where o.schedule_id = g.schedule_id and o.tick = g.tick and d.job_id = o.job_id
           and d.attempt = 0
         returning d.job_id, d.queue
     ), noted as (
-        update duetime.occurrence as o set run_at = g.run_at from given as g, moved as m
+        update duetime.schedule_tick as o set run_at = g.run_at from given as g, moved as m
         where o.job_id = m.job_id
     ), expiring as (
         update duetime.job as j set expires_at = g.expires_at from moved as m, given as g
@@ -73,7 +73,7 @@ begin
 end $$;
 
 -- A moment as reasons, keys and the audit have it.
-create or replace function duetime.say_moment(moment timestamptz) returns text
+create or replace function duetime.format_time(moment timestamptz) returns text
     language sql stable set search_path = pg_catalog, pg_temp as $$
     select replace(to_char(moment at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '.000000', '')
 $$;
@@ -100,8 +100,8 @@ create or replace function duetime.pause_summary(
     paused_at timestamptz, paused_by text, reason text, until timestamptz) returns json
     language sql stable set search_path = pg_catalog, pg_temp as $$
     select json_build_object(
-        'paused_at', duetime.say_moment(paused_at), 'paused_by', paused_by,
-        'reason', reason, 'until', duetime.say_moment(until))
+        'paused_at', duetime.format_time(paused_at), 'paused_by', paused_by,
+        'reason', reason, 'until', duetime.format_time(until))
 $$;
 
 create or replace function duetime.paused_reason(paused_by text, reason text) returns text
@@ -121,7 +121,7 @@ declare
 begin
     select * into strict known from duetime.schedule as s where s.id = locked_id;
     if until <= now then
-        raise exception 'duetime: until % is past: a pause ends later than now', duetime.say_moment(until)
+        raise exception 'duetime: until % is past: a pause ends later than now', duetime.format_time(until)
             using errcode = '22023';
     end if;
     update duetime.schedule as s
@@ -157,10 +157,10 @@ begin
         return;
     end if;
     if not missed then
-        insert into duetime.occurrence (schedule_id, tick, run_at, status, runs_as, reason, finished_at)
+        insert into duetime.schedule_tick (schedule_id, tick, run_at, status, runs_as, reason, finished_at)
         values (known.id, known.planned_until, known.planned_until, 'skipped', 'fired',
                 duetime.paused_reason(known.paused_by, known.pause_reason) || '; the same goes for all ticks up to '
-                || duetime.say_moment(now), now)
+                || duetime.format_time(now), now)
         on conflict do nothing;
     end if;
     update duetime.schedule as s
@@ -192,21 +192,21 @@ begin
     select * into defaults from duetime.api.tasks as t where t.name = known.target;
     loop
         insert into duetime.job_key as k (task, key, job_id, hold)
-        select known.target, 'tick:' || known.name || '@' || duetime.say_moment(at_tick),
+        select known.target, 'tick:' || known.name || '@' || duetime.format_time(at_tick),
             nextval('duetime.job_id_seq'), interval '1 hour'
-        where not exists (select from duetime.occurrence as o
+        where not exists (select from duetime.schedule_tick as o
                           where o.schedule_id = known.id and o.tick = at_tick)
         on conflict do nothing
         returning k.job_id into job;
         exit when job is not null;
         at_tick := at_tick + interval '1 microsecond';
     end loop;
-    insert into duetime.occurrence (schedule_id, tick, run_at, status, runs_as, reason, job_id, enqueued_at)
+    insert into duetime.schedule_tick (schedule_id, tick, run_at, status, runs_as, reason, job_id, enqueued_at)
     values (known.id, at_tick, now, 'armed', 'triggered', 'by ' || actor, job, now);
     insert into duetime.job (id, task, queue, priority, args, key, hold, max_attempts, timeout, expires_at)
     values (job, known.target, coalesce(known.queue, defaults.queue, 'default'),
             coalesce(known.priority, defaults.priority, 5), known.args,
-            'tick:' || known.name || '@' || duetime.say_moment(at_tick), interval '1 hour',
+            'tick:' || known.name || '@' || duetime.format_time(at_tick), interval '1 hour',
             coalesce(known.max_attempts, defaults.max_attempts, 3),
             coalesce(known.timeout, defaults.timeout),
             now + coalesce((known.policy ->> 'expires')::interval, defaults.expires))
@@ -245,10 +245,10 @@ begin
             update duetime.schedule as s set next_run_at = now where s.id = known.id;
             insert into duetime.audit (actor, action, entity, before, after)
             values (actor, 'schedule.reschedule', 'schedule:' || known.name,
-                    json_build_object('tick', duetime.say_moment(run.tick),
-                                      'run_at', duetime.say_moment(run.run_at)),
-                    json_build_object('tick', duetime.say_moment(run.tick),
-                                      'run_at', duetime.say_moment(moves_to)));
+                    json_build_object('tick', duetime.format_time(run.tick),
+                                      'run_at', duetime.format_time(run.run_at)),
+                    json_build_object('tick', duetime.format_time(run.tick),
+                                      'run_at', duetime.format_time(moves_to)));
             return run.tick;
         end if;
     end loop;

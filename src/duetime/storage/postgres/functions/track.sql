@@ -373,7 +373,7 @@ begin
                 'status', s.status, 'recipients', s.recipients)
         from duetime.subject as s where s.id = any (ids)
     )
-    insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at, error)
+    insert into duetime.attempt (job_id, token, attempt, outcome, finished_at, error)
     select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'superseded', moment,
         'the subject was deleted'
     from (select * from left_due union all select * from unparked) as l;

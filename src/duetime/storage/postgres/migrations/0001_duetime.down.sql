@@ -5,7 +5,7 @@ do $$ begin
             using errcode = '22023';
     end if;
 end $$;
-drop view duetime.reminders, duetime.occurrences, duetime.schedules, duetime.open_run, duetime.jobs;
+drop view duetime.reminders, duetime.schedule_ticks, duetime.schedules, duetime.open_run, duetime.jobs;
 -- The clock last: columns have it as their default. The others first: some may name a table's row.
 do $$
 declare
@@ -23,7 +23,7 @@ drop table duetime.zone, duetime.tracked,
     duetime.channel_use, duetime.channel_rate, duetime.delivery,
     duetime.digest, duetime.recipient_use, duetime.recipient,
     duetime.reminder, duetime.subject, duetime.scope,
-    duetime.audit, duetime.schedule_template, duetime.service, duetime.occurrence, duetime.schedule,
+    duetime.audit, duetime.schedule_preset, duetime.service, duetime.schedule_tick, duetime.schedule,
     duetime.waiter, duetime.progress, duetime.parked, duetime.rate_use, duetime.queue,
     duetime.job_key, duetime.task, duetime.worker_name, duetime.worker, duetime.attempt,
     duetime.claim, duetime.due, duetime.job, duetime.installation;

@@ -36,16 +36,16 @@ grant execute on all functions in schema "duetime" to duetime_worker;
 -- reminders, recipients. They cannot act as a worker, nor erase what was done.
 grant select on all tables in schema "duetime" to duetime_operator;
 grant insert on duetime.job, duetime.due, duetime.parked, duetime.attempt, duetime.job_key, duetime.queue,
-    duetime.schedule, duetime.occurrence, duetime.schedule_template, duetime.service, duetime.audit, duetime.scope,
+    duetime.schedule, duetime.schedule_tick, duetime.schedule_preset, duetime.service, duetime.audit, duetime.scope,
     duetime.subject, duetime.reminder, duetime.recipient, duetime.recipient_use, duetime.digest,
     duetime.delivery, duetime.channel_rate, duetime.channel_use, duetime.zone, duetime.waiter
     to duetime_operator;
 grant update on duetime.job, duetime.due, duetime.parked, duetime.claim, duetime.job_key, duetime.queue,
-    duetime.schedule, duetime.occurrence, duetime.schedule_template, duetime.service, duetime.scope, duetime.subject,
+    duetime.schedule, duetime.schedule_tick, duetime.schedule_preset, duetime.service, duetime.scope, duetime.subject,
     duetime.reminder, duetime.recipient, duetime.recipient_use, duetime.digest, duetime.delivery,
     duetime.channel_rate to duetime_operator;
 grant delete on duetime.due, duetime.parked, duetime.job_key, duetime.queue, duetime.schedule,
-    duetime.occurrence, duetime.schedule_template, duetime.scope, duetime.subject, duetime.reminder,
+    duetime.schedule_tick, duetime.schedule_preset, duetime.scope, duetime.subject, duetime.reminder,
     duetime.recipient, duetime.recipient_use, duetime.digest, duetime.channel_use, duetime.waiter
     to duetime_operator;
 grant usage on all sequences in schema "duetime" to duetime_operator;

@@ -73,7 +73,7 @@ create table duetime_attempt (
     token       integer not null,
     attempt     integer not null,
     worker_id   integer,
-    ended_as    text not null,
+    outcome    text not null,
     claimed_at  integer,
     started_at  integer,
     finished_at integer not null,
@@ -83,7 +83,7 @@ create table duetime_attempt (
     result      text,
     primary key (job_id, token)
 ) strict, without rowid;
-create index duetime_attempt_ended on duetime_attempt (ended_as, finished_at);
+create index duetime_attempt_ended on duetime_attempt (outcome, finished_at);
 
 create table duetime_worker (
     id          integer primary key,
@@ -175,7 +175,7 @@ select j.id, j.task, j.queue, coalesce(d.priority, j.priority) as priority,
         when d.job_id is not null then iif(d.attempt > 0, 'retrying', 'pending')
         when p.job_id is not null then 'parked'
         when c.job_id is not null then 'running'
-        when a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired') then a.ended_as
+        when a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired') then a.outcome
         else 'pending'
     end as state,
     j.args,
@@ -235,7 +235,7 @@ create index duetime_schedule_next on duetime_schedule (next_run_at)
     where paused_at is null and broken is null;
 create index duetime_schedule_paused on duetime_schedule (paused_until) where paused_until is not null;
 
-create table duetime_occurrence (
+create table duetime_schedule_tick (
     schedule_id integer not null references duetime_schedule (id) on delete cascade,
     tick        integer not null,
     run_at      integer not null,
@@ -252,11 +252,11 @@ create table duetime_occurrence (
     error       text,
     primary key (schedule_id, tick)
 ) strict, without rowid;
-create index duetime_occurrence_waiting on duetime_occurrence (schedule_id, tick)
+create index duetime_schedule_tick_waiting on duetime_schedule_tick (schedule_id, tick)
     where status = 'waiting' and job_id is not null and finished_at is null;
-create unique index duetime_occurrence_job on duetime_occurrence (job_id) where job_id is not null;
+create unique index duetime_schedule_tick_job on duetime_schedule_tick (job_id) where job_id is not null;
 -- The runs that have not ended: a few of each schedule.
-create index duetime_occurrence_open on duetime_occurrence (schedule_id, tick)
+create index duetime_schedule_tick_open on duetime_schedule_tick (schedule_id, tick)
     where job_id is not null and finished_at is null;
 
 -- The services that declare schedules, each with its newest release: an older one declares nothing.
@@ -266,7 +266,7 @@ create table duetime_service (
     updated_at integer not null
 ) strict, without rowid;
 
-create table duetime_schedule_template (
+create table duetime_schedule_preset (
     name        text primary key,
     timetable   text not null,
     description text not null default '',
@@ -296,13 +296,13 @@ select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id,
        and not exists (select 1 from duetime_parked as p where p.job_id = o.job_id and p.attempt = 0)
         as begun,
     o.begun_at
-from duetime_occurrence as o indexed by duetime_occurrence_open
+from duetime_schedule_tick as o indexed by duetime_schedule_tick_open
 where o.job_id is not null and o.finished_at is null
   and exists (select 1 from duetime_job as j where j.id = o.job_id)
   and not exists (
     select 1 from duetime_attempt as a
     where a.job_id = o.job_id
-      and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired'));
+      and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired'));
 
 -- Schedules as people see them.
 create view duetime_schedules as
@@ -313,11 +313,11 @@ select s.name, s.kind, s.target, s.args, s.timetable, s.policy,
 from duetime_schedule as s;
 
 -- The ledger as people see it.
-create view duetime_occurrences as
+create view duetime_schedule_ticks as
 select s.name as schedule, o.tick, o.run_at, o.status, o.reason, o.job_id, o.enqueued_at,
     o.begun_at as claimed_at, o.worker as claimed_by, o.started_at, o.finished_at,
     o.finished_at - o.started_at as duration, o.succeeded, o.error
-from duetime_occurrence as o join duetime_schedule as s on s.id = o.schedule_id;
+from duetime_schedule_tick as o join duetime_schedule as s on s.id = o.schedule_id;
 
 -- Reminders. A subject has a due time; the rules of its scopes say when to remind of it. Each
 -- reminder owns one job. What a change makes untrue is superseded in the transaction of the change.
@@ -402,7 +402,7 @@ create table duetime_recipient (
     channels      text not null default '[]',
     quiet         text,
     muted         text not null default '[]',
-    most_per_hour integer,
+    max_per_hour integer,
     disabled      text not null default '[]',
     updated_at    integer not null
 ) strict, without rowid;

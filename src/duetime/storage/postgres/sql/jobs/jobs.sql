@@ -30,7 +30,7 @@ select id, task, queue, priority, state, args, attempts, max_attempts, run_at, c
 from duetime.jobs where id = %(job)s;
 
 -- name: get_history
-select a.token, a.attempt, coalesce(n.name, a.worker_id::text), a.ended_as, a.claimed_at,
+select a.token, a.attempt, coalesce(n.name, a.worker_id::text), a.outcome, a.claimed_at,
     a.started_at, a.finished_at, a.error_code, a.error, a.traceback, a.result
 from duetime.attempt as a left join duetime.worker_name as n on n.id = a.worker_id
 where a.job_id = %(job)s order by a.token;
@@ -87,7 +87,7 @@ order by u.id desc limit %(page)s;
 -- name: completed_ids
 -- Served by attempt_pkey: jobs that wait have no attempt, or an early one.
 select a.job_id from duetime.attempt as a
-where a.job_id < %(before)s::bigint and a.ended_as = 'completed'
+where a.job_id < %(before)s::bigint and a.outcome = 'completed'
 order by a.job_id desc, a.token desc limit %(page)s;
 
 -- name: troubled_ids
@@ -96,7 +96,7 @@ select t.job_id
 from unnest(%(states)s::text[]) as s(state)
 cross join lateral (
     select a.job_id from duetime.attempt as a
-    where a.ended_as = s.state and a.ended_as <> 'completed' and a.job_id < %(before)s::bigint
+    where a.outcome = s.state and a.outcome <> 'completed' and a.job_id < %(before)s::bigint
     order by a.job_id desc limit %(page)s
 ) as t
 order by t.job_id desc limit %(page)s;
@@ -114,8 +114,8 @@ with gone as (
 ), unparked as (
     delete from duetime.parked where job_id = %(job)s returning job_id, attempt
 ), ended as (
-    insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at, error)
-    select g.job_id, nextval('duetime.claim_token_seq'), g.attempt, %(ended_as)s, duetime.now(), %(reason)s
+    insert into duetime.attempt (job_id, token, attempt, outcome, finished_at, error)
+    select g.job_id, nextval('duetime.claim_token_seq'), g.attempt, %(outcome)s, duetime.now(), %(reason)s
     from (select * from gone union all select * from unparked) as g
     returning job_id
 ), freed as (

@@ -185,7 +185,7 @@ with ended as not materialized (
 ), mine as (
     select h.token, h.worker_id, h.claimed_at, unnest(h.job_ids) as job_id from held as h
 ), accepted as (
-    insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+    insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                  started_at, finished_at)
     select e.job_id, e.token, e.attempt, m.worker_id, 'completed', m.claimed_at,
            m.claimed_at + e.started * interval '1 microsecond',
@@ -220,10 +220,10 @@ from woken cross join sleepers left join lateral (
 -- `share` makes a cancel wait for us, and us for it.
 with ended as materialized (
     select * from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[], %(attempts)s::smallint[],
-                         %(started)s::bigint[], %(finished)s::bigint[], %(ended_as)s::text[],
+                         %(started)s::bigint[], %(finished)s::bigint[], %(outcome)s::text[],
                          %(again)s::interval[], %(codes)s::text[], %(errors)s::text[],
                          %(tracebacks)s::text[], %(results)s::text[])
-        as e(job_id, token, attempt, started, finished, ended_as, again, code, error, traceback,
+        as e(job_id, token, attempt, started, finished, outcome, again, code, error, traceback,
              result)
 ), held as materialized (
     select c.token, c.worker_id, c.claimed_at, c.job_ids, c.cancelled, c.cancel_reasons
@@ -234,29 +234,29 @@ with ended as materialized (
            unnest(h.job_ids) as job_id
     from held as h
 ), accepted as (
-    insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+    insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                  started_at, finished_at, error_code, error, traceback, result)
     select e.job_id, e.token, e.attempt, m.worker_id,
            case when e.again is not null and e.job_id = any (m.cancelled) then 'cancelled'
-                else e.ended_as end,
+                else e.outcome end,
            m.claimed_at,
            m.claimed_at + e.started * interval '1 microsecond',
            m.claimed_at + e.finished * interval '1 microsecond',
            e.code,
-           case when e.ended_as = 'cancelled' or e.again is not null
+           case when e.outcome = 'cancelled' or e.again is not null
                 then coalesce(m.cancel_reasons[array_position(m.cancelled, e.job_id)], e.error)
                 else e.error end,
            e.traceback, e.result::json
     from ended as e join mine as m on m.job_id = e.job_id and m.token = e.token
     on conflict (job_id, token) do nothing
-    returning job_id, token, ended_as
+    returning job_id, token, outcome
 ), again as (
     insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
     select j.queue, j.priority, duetime.now() + e.again, j.id,
-           e.attempt - (e.ended_as = 'snoozed')::integer, j.partition
+           e.attempt - (e.outcome = 'snoozed')::integer, j.partition
     from accepted as a join ended as e on e.job_id = a.job_id and e.token = a.token
     cross join lateral (select * from duetime.job where job.id = a.job_id offset 0) as j
-    where e.again is not null and a.ended_as <> 'cancelled'
+    where e.again is not null and a.outcome <> 'cancelled'
     on conflict (job_id) do nothing
     returning queue, run_at
 ), closed as (
@@ -266,12 +266,12 @@ with ended as materialized (
     returning queue
 ), freed as (
     delete from duetime.job_key as k using accepted as a
-    where k.job_id = a.job_id and a.ended_as not in ('retried', 'snoozed')
-      and (k.hold is null or a.ended_as <> 'completed')
+    where k.job_id = a.job_id and a.outcome not in ('retried', 'snoozed')
+      and (k.hold is null or a.outcome <> 'completed')
 ), kept as (
     update duetime.job_key as k set held_until = duetime.now() + k.hold
     from accepted as a
-    where k.job_id = a.job_id and a.ended_as = 'completed' and k.hold is not null
+    where k.job_id = a.job_id and a.outcome = 'completed' and k.hold is not null
 ), woken as materialized (
     select count(pg_notify('duetime.ended', a.job_id::text))
     from accepted as a where exists (select from duetime.waiter as w where w.job_id = a.job_id)
@@ -291,7 +291,7 @@ from woken cross join sleepers left join lateral (
       and not exists (select from accepted as a where a.job_id = e.job_id and a.token = e.token)
     union all
     select a.job_id, a.token, true from accepted as a
-    where a.ended_as = 'cancelled'
+    where a.outcome = 'cancelled'
       and a.job_id in (select unnest(h.cancelled) from held as h)
 ) as r on true;
 
@@ -331,7 +331,7 @@ with leaving as (
       and not exists (select from duetime.attempt as a
                       where a.job_id = u.job_id and a.token = l.token)
 ), ended as (
-    insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+    insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                  finished_at, error)
     select g.job_id, g.token, g.attempt, g.worker_id, 'cancelled', g.claimed_at, duetime.now(),
            coalesce(g.reason, 'cancelled') || '; its worker gave it back'
@@ -354,7 +354,7 @@ delete from duetime.claim where token = any (%(tokens)s::bigint[]) and job_ids =
 insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
 select j.queue,
     case when (select count(*) from duetime.attempt as a
-               where a.job_id = j.id and a.ended_as = 'lost') >= 2 then 10 else j.priority end,
+               where a.job_id = j.id and a.outcome = 'lost') >= 2 then 10 else j.priority end,
     r.run_at, j.id, r.attempt, j.partition
 from unnest(%(jobs)s::bigint[], %(run_ats)s::timestamptz[], %(attempts)s::smallint[])
     as r(job_id, run_at, attempt)
@@ -432,7 +432,7 @@ with held as (
     where not exists (select from duetime.attempt as a
                       where a.job_id = u.job_id and a.token = h.token)
 ), ended as (
-    insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+    insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                  finished_at, error)
     select g.job_id, g.token, g.attempt, g.worker_id, 'cancelled', g.claimed_at, duetime.now(),
            coalesce(g.reason, 'cancelled') || '; its worker gave it back'
@@ -444,7 +444,7 @@ with held as (
     insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
     select j.queue,
         case when (select count(*) from duetime.attempt as a
-                   where a.job_id = j.id and a.ended_as = 'lost') >= 2 then 10 else j.priority end,
+                   where a.job_id = j.id and a.outcome = 'lost') >= 2 then 10 else j.priority end,
         -- It may have been claimed ahead of its time, and must not be early now.
         greatest(least(g.claimed_at, duetime.now()) + make_interval(secs => %(lead)s), duetime.now()),
         j.id, g.attempt - 1, j.partition
@@ -494,7 +494,7 @@ with held as (
         not exists (select from duetime.worker as w
                     where w.id = h.worker_id and w.lease_until > h.claimed_at) as too_late,
         (select count(*) from duetime.attempt as a
-         where a.job_id = u.job_id and a.ended_as = 'lost') as times
+         where a.job_id = u.job_id and a.outcome = 'lost') as times
     from held as h cross join lateral unnest(h.job_ids, h.attempts) as u(job_id, attempt)
     where not exists (select from duetime.attempt as a
                       where a.job_id = u.job_id and a.token = h.token)
@@ -503,44 +503,44 @@ with held as (
         case when l.cancelled then 'cancelled'
              when l.too_late then 'given back'
              when l.attempt >= coalesce(t.max_attempts, j.max_attempts) then 'dead'
-             else 'lost' end as ended_as
+             else 'lost' end as outcome
     from lost as l join duetime.job as j on j.id = l.job_id
     -- Reminders may be armed before a worker ever said how many attempts they have.
     left join duetime.task as t on t.name = j.task
         and j.task in ('duetime' || '.remind', 'duetime' || '.digest')
 ), recorded as (
-    insert into duetime.attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+    insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                  finished_at, error_code, error)
-    select f.job_id, f.token, f.attempt, f.worker_id, f.ended_as, f.claimed_at, duetime.now(),
-           case when f.ended_as <> 'cancelled' then 'worker_lost' end,
-           case when f.ended_as = 'cancelled' then coalesce(f.reason, 'cancelled') || '; its worker was lost'
+    select f.job_id, f.token, f.attempt, f.worker_id, f.outcome, f.claimed_at, duetime.now(),
+           case when f.outcome <> 'cancelled' then 'worker_lost' end,
+           case when f.outcome = 'cancelled' then coalesce(f.reason, 'cancelled') || '; its worker was lost'
                 else 'its worker was lost: the lease ran out before the job ended' end
-    from fate as f where f.ended_as <> 'given back'
+    from fate as f where f.outcome <> 'given back'
 ), again as (
     insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
     select f.queue,
-        case when f.times + (f.ended_as = 'lost')::integer >= 2 then 10 else f.priority end,
+        case when f.times + (f.outcome = 'lost')::integer >= 2 then 10 else f.priority end,
         -- It may have been claimed ahead of its time, and must not be early now.
         greatest(least(f.claimed_at, duetime.now()) + %(lead)s::interval,
-                 duetime.now() + case when f.times = 0 or f.ended_as = 'given back'
+                 duetime.now() + case when f.times = 0 or f.outcome = 'given back'
                                       then interval '0'
                                       else least(power(2, f.times - 1), 60) * interval '1 second' end),
-        f.job_id, f.attempt - (f.ended_as = 'given back')::integer, f.partition
-    from fate as f where f.ended_as in ('lost', 'given back')
+        f.job_id, f.attempt - (f.outcome = 'given back')::integer, f.partition
+    from fate as f where f.outcome in ('lost', 'given back')
     on conflict (job_id) do nothing
 ), freed as (
     delete from duetime.job_key as k using fate as f
-    where k.job_id = f.job_id and f.ended_as in ('dead', 'cancelled')
+    where k.job_id = f.job_id and f.outcome in ('dead', 'cancelled')
 ), woken as materialized (
     select count(duetime.wake(q.queue)) from (
         select queue from fate union select queue from held where queue is not null
         order by 1) as q
 ), told as materialized (
     select count(pg_notify('duetime.ended', f.job_id::text)) from fate as f
-    where f.ended_as in ('dead', 'cancelled')
+    where f.outcome in ('dead', 'cancelled')
       and exists (select from duetime.waiter as w where w.job_id = f.job_id)
 )
-select f.job_id, f.task, f.attempt - (f.ended_as = 'given back')::integer, f.ended_as,
+select f.job_id, f.task, f.attempt - (f.outcome = 'given back')::integer, f.outcome,
     coalesce(n.name, f.worker_id::text)
 from fate as f left join duetime.worker_name as n on n.id = f.worker_id, woken, told;
 
@@ -558,15 +558,15 @@ delete from duetime.worker where id in (
 -- keys: an index on the time of the end would cost every completion, and the few that are kept
 -- for long would make it useless.
 with ages as materialized (
-    select ended_as, age from unnest(%(outcomes)s::text[], %(ages)s::interval[]) as g(ended_as, age)
+    select outcome, age from unnest(%(outcomes)s::text[], %(ages)s::interval[]) as g(outcome, age)
 ), page as materialized (
     select j.id, j.created_at < (select duetime.now() - min(age) from ages) as old
     from duetime.job as j where j.id > %(after)s order by j.id limit %(look)s
 ), ended as materialized (
     select p.id from page as p
-    cross join lateral (select a.ended_as, a.finished_at from duetime.attempt as a
+    cross join lateral (select a.outcome, a.finished_at from duetime.attempt as a
                         where a.job_id = p.id order by a.token desc limit 1) as a
-    join ages as g on g.ended_as = a.ended_as
+    join ages as g on g.outcome = a.outcome
     where p.old and a.finished_at < (select duetime.now()) - g.age
     order by p.id limit %(batch)s
 ), last as (
@@ -588,9 +588,9 @@ select id from duetime.job where id = any (%(jobs)s::bigint[]) order by id for u
 
 -- name: prune
 with ages as materialized (
-    select ended_as, age from unnest(%(outcomes)s::text[], %(ages)s::interval[]) as g(ended_as, age)
+    select outcome, age from unnest(%(outcomes)s::text[], %(ages)s::interval[]) as g(outcome, age)
 ), old as materialized (
-    select a.job_id from duetime.attempt as a join ages as g on g.ended_as = a.ended_as
+    select a.job_id from duetime.attempt as a join ages as g on g.outcome = a.outcome
     where a.job_id = any (%(jobs)s::bigint[])
       and a.finished_at < (select duetime.now()) - g.age
       and not exists (select from duetime.attempt as b
@@ -619,7 +619,7 @@ with old as materialized (
     delete from duetime.parked as p using old as o where p.job_id = o.job_id
     returning p.job_id, p.attempt, p.reason
 ), ended as (
-    insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at, error_code, error)
+    insert into duetime.attempt (job_id, token, attempt, outcome, finished_at, error_code, error)
     select g.job_id, nextval('duetime.claim_token_seq'), g.attempt, 'dead', duetime.now(),
         %(code)s, 'it was parked for too long: ' || g.reason
     from gone as g

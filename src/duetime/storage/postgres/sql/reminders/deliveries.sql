@@ -20,7 +20,7 @@ select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_
                 and exists (select from duetime.job as j where j.id = o.job_id)
                 and not exists (
                     select from duetime.attempt as a where a.job_id = o.job_id
-                      and a.ended_as in
+                      and a.outcome in
                           ('completed', 'dead', 'cancelled', 'superseded', 'expired'))))
      order by o.status = 'sent' or o.snoozes > 0 desc, o.id
      limit 1),
@@ -28,7 +28,7 @@ select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_
          d.id, d.reminder_id, d.round, d.channel, d.key, d.status, d.attempts, d.external_id,
          d.error, d.next_at, d.sent_at, d.updated_at) order by d.id)::text
      from duetime.delivery as d where d.reminder_id = r.id and d.round = r.snoozes),
-    duetime.now(), p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.most_per_hour,
+    duetime.now(), p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.max_per_hour,
     p.disabled::text, r.status, r.held, g.id, g.status
 from duetime.reminder as r
 join duetime.subject as s on s.id = r.subject_id

@@ -74,10 +74,10 @@ with input as materialized (
               case when json_typeof(doc -> 'jobs') = 'array' then doc -> 'jobs' end as jobs
           from (select %s::json as doc) as given) as g
 )
-select d.id, a.ended_as, a.error
+select d.id, a.outcome, a.error
 from duetime.digest as d cross join input as i
 left join lateral (
-    select a.ended_as, a.error, a.finished_at from duetime.attempt as a where a.job_id = d.job_id
+    select a.outcome, a.error, a.finished_at from duetime.attempt as a where a.job_id = d.job_id
     order by a.token desc limit 1
 ) as a on true
 where d.status = 'sending' and (i.id is null or d.id = i.id)
@@ -89,7 +89,7 @@ where d.status = 'sending' and (i.id is null or d.id = i.id)
       where d.job_id = any (c.job_ids)
         and not exists (select from duetime.attempt as o
                         where o.job_id = d.job_id and o.token = c.token))
-  and (a.ended_as is distinct from 'completed'
+  and (a.outcome is distinct from 'completed'
        or a.finished_at <= (select duetime.now()) - interval '10 seconds')
 order by d.id;
 
@@ -131,7 +131,7 @@ with input as materialized (
 ), unparked as (
     delete from duetime.parked where job_id in (select job_id from mine) returning job_id, attempt
 ), ended as (
-    insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at)
+    insert into duetime.attempt (job_id, token, attempt, outcome, finished_at)
     select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'completed', duetime.now()
     from (select * from left_due union all select * from unparked) as l
 )

@@ -50,7 +50,7 @@ with input as materialized (
 ), unparked as (
     delete from duetime.parked where job_id in (select job_id from told) returning job_id, attempt
 ), ended as (
-    insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at)
+    insert into duetime.attempt (job_id, token, attempt, outcome, finished_at)
     select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'completed', duetime.now()
     from (select * from left_due union all select * from unparked) as l
 )

@@ -2,13 +2,13 @@
 -- same, and give the same columns.
 
 -- name: recipient_put
-insert into duetime.recipient (ref, tz, channels, quiet, muted, most_per_hour, disabled)
-select g.ref, g.tz, g.channels, g.quiet, g.muted, g.most_per_hour, g.disabled
+insert into duetime.recipient (ref, tz, channels, quiet, muted, max_per_hour, disabled)
+select g.ref, g.tz, g.channels, g.quiet, g.muted, g.max_per_hour, g.disabled
 from json_to_record(%s::json) as g(
-    ref text, tz text, channels json, quiet text, muted json, most_per_hour integer, disabled json)
+    ref text, tz text, channels json, quiet text, muted json, max_per_hour integer, disabled json)
 on conflict (ref) do update
-    set (tz, channels, quiet, muted, most_per_hour, disabled, updated_at)
-    = (excluded.tz, excluded.channels, excluded.quiet, excluded.muted, excluded.most_per_hour,
+    set (tz, channels, quiet, muted, max_per_hour, disabled, updated_at)
+    = (excluded.tz, excluded.channels, excluded.quiet, excluded.muted, excluded.max_per_hour,
        excluded.disabled, duetime.now());
 
 -- name: recipient_delete
@@ -20,17 +20,17 @@ with input as (
 delete from duetime.recipient where ref = (select ref from input) returning ref;
 
 -- name: recipient_find
-select p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.most_per_hour, p.disabled::text
+select p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.max_per_hour, p.disabled::text
 from duetime.recipient as p cross join (select %s::json as doc) as i
 where p.ref > (i.doc ->> 'after') order by p.ref limit 1000;
 
 -- name: recipient_get
-select p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.most_per_hour, p.disabled::text
+select p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.max_per_hour, p.disabled::text
 from duetime.recipient as p where p.ref = %s::json ->> 'ref';
 
 -- name: recipient_lock
 -- Whoever lets a message through holds the row: the count of the last hour is exact.
-select p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.most_per_hour, p.disabled::text
+select p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.max_per_hour, p.disabled::text
 from duetime.recipient as p where p.ref = %s::json ->> 'ref' for update;
 
 -- name: recipient_zones
@@ -97,7 +97,7 @@ select c.scope, c.ref from chain as c;
 
 -- name: admission_read
 -- What the admission of reminders asks, in one read by keys.
-select duetime.now(), p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.most_per_hour,
+select duetime.now(), p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.max_per_hour,
     p.disabled::text, r.status, r.held, d.id, d.status, r.id
 from duetime.reminder as r
 left join duetime.recipient as p on p.ref = r.recipient

@@ -209,7 +209,7 @@ with input as materialized (
 ), unparked as (
     delete from duetime.parked where job_id in (select job_id from gone) returning job_id, attempt
 ), ended as (
-    insert into duetime.attempt (job_id, token, attempt, ended_as, finished_at, error)
+    insert into duetime.attempt (job_id, token, attempt, outcome, finished_at, error)
     select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'superseded', duetime.now(),
         (select reason from input)
     from (select * from left_due union all select * from unparked) as l
@@ -297,14 +297,14 @@ update duetime.reminder as r
 set status = case when exists (select from duetime.delivery as d
                                where d.reminder_id = r.id and d.round = r.snoozes
                                  and d.status in ('sent', 'delivered', 'acknowledged')) then 'sent'
-                  when a.ended_as = 'expired' then 'expired'
-                  when a.ended_as in ('completed', 'cancelled') then 'skipped'
+                  when a.outcome = 'expired' then 'expired'
+                  when a.outcome in ('completed', 'cancelled') then 'skipped'
                   else 'failed' end,
     reason = coalesce(a.error, r.reason), ended_at = a.finished_at
 from duetime.attempt as a
 where r.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
   and coalesce(r.status, '') = 'armed' and a.job_id = r.job_id
-  and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+  and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
   and not exists (select from duetime.attempt as b where b.job_id = a.job_id and b.token > a.token)
   and not exists (select from duetime.due as d where d.job_id = r.job_id)
 returning r.id, r.status, r.rule ->> 'escalate_us';
@@ -319,7 +319,7 @@ select r.job_id from past as r
 where true
   and exists (select from duetime.attempt as a
               where a.job_id = r.job_id
-                and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
+                and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
   and not exists (select from duetime.due as d where d.job_id = r.job_id)
   and %s::json is not null
 limit 500;

@@ -7,7 +7,7 @@
 -- have begun. All go by the same order, so of two workers that look at once one gives way. A run
 -- that ended before was requeued by a person; one that only the ledger has ended (`over`) was
 -- skipped by a worker that died right after. `unbegun`: it has not begun, even if its job was
--- claimed before. `start_by`: until then its start is on time. Served by occurrence_job and occurrence_open.
+-- claimed before. `start_by`: until then its start is on time. Served by schedule_tick_job and schedule_tick_open.
 select o.job_id, s.id, o.tick,
     not l.over and coalesce(
         o.runs_as = 'triggered' or o.finished_at is not null or o.begun_at is not null
@@ -24,13 +24,13 @@ select o.job_id, s.id, o.tick,
     o.status,
     case when o.runs_as = 'fired' and o.begun_at is null and o.finished_at is null
         then o.run_at + s.grace end as start_by
-from duetime.occurrence as o join duetime.schedule as s on s.id = o.schedule_id
+from duetime.schedule_tick as o join duetime.schedule as s on s.id = o.schedule_id
 cross join lateral (
     -- With a limit, so that attempts are looked for by their job, and not hashed.
     select o.finished_at is not null and (
         select a.job_id from duetime.attempt as a
         where a.job_id = o.job_id
-          and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+          and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
         limit 1) is null as over) as l
 where o.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)));
 
@@ -100,7 +100,7 @@ select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id, false, fa
 from given as g
 cross join lateral (
     -- With an order and a limit, so that it is the key that is searched.
-    select * from duetime.occurrence as o where o.schedule_id = g.id and o.tick > g.after
+    select * from duetime.schedule_tick as o where o.schedule_id = g.id and o.tick > g.after
     order by o.tick limit 100000) as o
 order by 2;
 
@@ -110,7 +110,7 @@ order by 2;
 select g.schedule_id, max(p.run_at)
 from json_to_recordset(%s::json) as g(schedule_id bigint, before timestamptz)
 cross join lateral (
-    select o.run_at, o.status, o.runs_as from duetime.occurrence as o
+    select o.run_at, o.status, o.runs_as from duetime.schedule_tick as o
     where o.schedule_id = g.schedule_id and o.tick < coalesce(g.before, 'infinity')
     order by o.tick desc limit 100) as p
 where p.status = 'caught_up' or p.runs_as = 'caught_up' and p.status in ('armed', 'waiting')
@@ -130,7 +130,7 @@ with input as materialized (
 ), wanted as materialized (
     select g.*, s.target from given as g join duetime.schedule as s on s.id = g.schedule_id
     where not exists (
-        select from duetime.occurrence as o
+        select from duetime.schedule_tick as o
         where o.schedule_id = g.schedule_id and o.tick = g.tick
           and not (g.runs_as = 'backfilled'
                    and (o.status in ('skipped', 'coalesced')
@@ -144,7 +144,7 @@ with input as materialized (
     where k.held_until <= duetime.now()
     returning k.task, k.key, k.job_id, k.hold
 ), fresh as (
-    insert into duetime.occurrence as o (schedule_id, tick, run_at, status, runs_as, reason,
+    insert into duetime.schedule_tick as o (schedule_id, tick, run_at, status, runs_as, reason,
                                          job_id, enqueued_at, finished_at)
     select w.schedule_id, w.tick, w.run_at, w.status, w.runs_as, w.reason,
         coalesce(k.job_id, held.job_id),
@@ -198,7 +198,7 @@ select f.schedule_id, f.tick, f.job_id from woken join fresh as f on true;
 -- name: schedule_mark
 -- What became of ticks whose jobs were claimed. `expect`: only if the tick still stands so;
 -- `held_by`: only if that worker was the last to decide on it, and it has not begun.
-update duetime.occurrence as o
+update duetime.schedule_tick as o
 set status = coalesce(m.status, o.runs_as), reason = coalesce(m.reason, o.reason), runs_as = coalesce(m.runs_as, o.runs_as),
     run_at = coalesce(m.run_at, o.run_at), worker = coalesce(m.worker, o.worker),
     begun_at = case when m.begun then coalesce(o.begun_at, duetime.now()) else o.begun_at end,
@@ -214,12 +214,12 @@ where o.schedule_id = m.schedule_id and o.tick = m.tick
 select job_id from duetime.supersede_runs(%s::json) as job_id;
 
 -- name: schedule_unsettled
-select o.job_id from duetime.occurrence as o
+select o.job_id from duetime.schedule_tick as o
 where o.job_id is not null and o.finished_at is null and o.run_at <= (select duetime.now())
   and exists (
     select from duetime.attempt as a
     where a.job_id = o.job_id
-      and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
+      and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
   and not exists (select from duetime.due as d where d.job_id = o.job_id)
   and %s::json is not null
 limit 500;
@@ -231,38 +231,38 @@ limit 500;
 with named as materialized (
     -- By their jobs alone: a plan made for an empty ledger would walk all that is open.
     select o.schedule_id, o.tick, o.job_id, o.finished_at, o.succeeded
-    from duetime.occurrence as o
+    from duetime.schedule_tick as o
     where o.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
 ), ended as materialized (
-    select s.schedule_id, s.tick, a.ended_as, a.claimed_at, a.started_at, a.finished_at, a.error,
+    select s.schedule_id, s.tick, a.outcome, a.claimed_at, a.started_at, a.finished_at, a.error,
         n.name as worker, s.finished_at is null as is_first
     from named as s
     cross join lateral (
         select a.* from duetime.attempt as a
         where a.job_id = s.job_id
-          and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+          and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
         order by a.token desc limit 1) as a
     left join duetime.worker_name as n on n.id = a.worker_id
     where not exists (select from duetime.due as d where d.job_id = s.job_id)
       and (s.finished_at is null
-           or a.ended_as = 'completed' and s.succeeded is not true
-           or a.ended_as = 'dead' and (s.succeeded is null or a.finished_at > s.finished_at))
+           or a.outcome = 'completed' and s.succeeded is not true
+           or a.outcome = 'dead' and (s.succeeded is null or a.finished_at > s.finished_at))
 ), settled as (
-    update duetime.occurrence as o
-    set status = case when e.ended_as = 'expired' then 'skipped'
+    update duetime.schedule_tick as o
+    set status = case when e.outcome = 'expired' then 'skipped'
                       when not e.is_first and o.status in ('skipped', 'coalesced') then o.runs_as
                       when o.status not in ('armed', 'waiting') then o.status
-                      when e.ended_as in ('cancelled', 'superseded')
+                      when e.outcome in ('cancelled', 'superseded')
                            and o.begun_at is null then 'skipped'
                       else o.runs_as end,
-        reason = case when e.ended_as = 'expired' then 'too late: ' || e.error
+        reason = case when e.outcome = 'expired' then 'too late: ' || e.error
                       when o.status in ('armed', 'waiting') and o.begun_at is null
-                           and e.ended_as in ('cancelled', 'superseded') then e.error
+                           and e.outcome in ('cancelled', 'superseded') then e.error
                       else o.reason end,
         begun_at = coalesce(o.begun_at, e.claimed_at), worker = coalesce(e.worker, o.worker),
         started_at = e.started_at, finished_at = e.finished_at,
-        succeeded = case e.ended_as when 'completed' then true when 'dead' then false end,
-        error = case when e.ended_as = 'dead' then e.error end
+        succeeded = case e.outcome when 'completed' then true when 'dead' then false end,
+        error = case when e.outcome = 'dead' then e.error end
     from ended as e where o.schedule_id = e.schedule_id and o.tick = e.tick
       and (not e.is_first or o.finished_at is null)
     returning o.schedule_id, o.started_at, o.succeeded, e.is_first
@@ -280,7 +280,7 @@ with named as materialized (
     -- Only as many as there are places: the others would come, look, and go back. One that was
     -- moved comes at its time.
     select o.job_id, s.at_once, row_number() over (partition by s.id order by o.tick) as place
-    from duetime.occurrence as o join duetime.schedule as s on s.id = o.schedule_id
+    from duetime.schedule_tick as o join duetime.schedule as s on s.id = o.schedule_id
     where o.status = 'waiting' and o.job_id is not null and o.finished_at is null
       and o.run_at <= duetime.now()
       and (s.id in (select id from counted)
@@ -307,7 +307,7 @@ with free as materialized (
     where s.id = any (array(select value::bigint from json_array_elements_text(%s::json)))
 ), waiting as materialized (
     select o.job_id, f.places, row_number() over (partition by f.id order by o.tick) as place
-    from duetime.occurrence as o join free as f on f.id = o.schedule_id
+    from duetime.schedule_tick as o join free as f on f.id = o.schedule_id
     where o.status = 'waiting' and left(o.reason, 8) = 'overlap:'
       and o.job_id is not null and o.finished_at is null and o.run_at <= duetime.now()
 ), moved as (
@@ -381,12 +381,12 @@ delete from duetime.schedule where id = any (array(select value::bigint from jso
 select s.name, greatest(
     -- The last ticks: one that failed may have succeeded later, when it was requeued.
     (select max(o.finished_at) from (
-        select o.finished_at from duetime.occurrence as o
+        select o.finished_at from duetime.schedule_tick as o
         where o.schedule_id = s.id and o.succeeded order by o.tick desc limit 100) as o),
-    (select max(a.finished_at) from duetime.occurrence as o
+    (select max(a.finished_at) from duetime.schedule_tick as o
      join duetime.attempt as a on a.job_id = o.job_id
      where o.schedule_id = s.id and o.job_id is not null and o.finished_at is null
-       and a.ended_as = 'completed'))
+       and a.outcome = 'completed'))
 from duetime.schedule as s
 where s.name = any (array(select value from json_array_elements_text(%s::json)));
 
@@ -397,7 +397,7 @@ from (select * from json_to_record(%s::json) as g(
         name text, since timestamptz, before timestamptz, status text, most integer)) as g
 join duetime.schedule as s on s.name = g.name
 cross join lateral (
-    select * from duetime.occurrence as o
+    select * from duetime.schedule_tick as o
     where o.schedule_id = s.id and (g.before is null or o.tick < g.before)
       and (g.since is null or o.tick >= g.since)
       and (g.status is null or o.status = g.status)
@@ -422,27 +422,27 @@ with input as materialized (
 ), old as materialized (
     select o.schedule_id, o.tick
     from input as i cross join lateral unnest(i.ids) as s(id) cross join lateral (
-        select o.schedule_id, o.tick from duetime.occurrence as o
+        select o.schedule_id, o.tick from duetime.schedule_tick as o
         where o.schedule_id = s.id and o.tick < i.before and o.finished_at < i.before
         order by o.tick limit i.most
     ) as o
     limit (select most from input)
 )
-delete from duetime.occurrence as o using old
+delete from duetime.schedule_tick as o using old
 where o.schedule_id = old.schedule_id and o.tick = old.tick
 returning 1;
 
--- name: template_put
-insert into duetime.schedule_template (name, timetable, description)
+-- name: preset_put
+insert into duetime.schedule_preset (name, timetable, description)
 select * from json_to_record(%s::json) as g(name text, timetable json, description text)
 on conflict (name) do update set (timetable, description, updated_at)
     = (excluded.timetable, excluded.description, duetime.now());
 
--- name: template_delete
-delete from duetime.schedule_template where name = %s::json ->> 'name' returning name;
+-- name: preset_delete
+delete from duetime.schedule_preset where name = %s::json ->> 'name' returning name;
 
--- name: template_find
-select name, timetable::text, description from duetime.schedule_template
+-- name: preset_find
+select name, timetable::text, description from duetime.schedule_preset
 where %s::json is not null order by name;
 
 -- name: audit_write

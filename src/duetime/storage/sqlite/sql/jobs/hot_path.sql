@@ -117,7 +117,7 @@ insert into duetime_rate_use (queue, at, used) values (:queue, :now, :used);
 
 -- name: finish
 -- Accepts an ended job only if it is still held under its token (the fence).
-insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                        started_at, finished_at)
 select c.job_id, c.token, c.attempt, c.worker_id, 'completed', c.claimed_at,
     c.claimed_at + json_extract(e.value, '$[2]'), c.claimed_at + json_extract(e.value, '$[3]')
@@ -126,7 +126,7 @@ from json_each(:ended) as e cross join duetime_claim as c
 
 -- name: finish_fully
 -- As `finish`, with an outcome, an error or a result.
-insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, ended_as, claimed_at,
+insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                        started_at, finished_at, error_code, error, traceback, result)
 select c.job_id, c.token, c.attempt, c.worker_id, json_extract(e.value, '$[4]'), c.claimed_at,
     c.claimed_at + json_extract(e.value, '$[2]'), c.claimed_at + json_extract(e.value, '$[3]'),
@@ -193,7 +193,7 @@ where c.cancelled is not null;
 
 -- name: end_cancelled
 -- What is to be given back, and was cancelled, ends so.
-insert into duetime_attempt (job_id, token, attempt, worker_id, ended_as, claimed_at, finished_at,
+insert into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at, finished_at,
                              error)
 select c.job_id, c.token, c.attempt, c.worker_id, 'cancelled', c.claimed_at, :now,
     coalesce(c.cancel_reason, 'cancelled') || '; its worker gave it back'
@@ -207,7 +207,7 @@ returning job_id;
 insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
 select j.id, j.queue,
     case when (select count(*) from duetime_attempt as a
-               where a.job_id = j.id and +a.ended_as = 'lost') >= 2 then 10 else j.priority end,
+               where a.job_id = j.id and +a.outcome = 'lost') >= 2 then 10 else j.priority end,
     json_extract(e.value, '$[2]'), c.attempt - 1, j.partition
 from json_each(:ended) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
@@ -232,7 +232,7 @@ where c.worker_id = :worker and c.token not in (select value from json_each(:kno
 delete from duetime_claim where job_id = ? and token = ? returning attempt, worker_id, claimed_at;
 
 -- name: complete_attempt
-insert into duetime_attempt (job_id, token, attempt, worker_id, ended_as, claimed_at, started_at,
+insert into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at, started_at,
                              finished_at, result)
 values (?, ?, ?, ?, 'completed', ?, ?, ?, ?);
 

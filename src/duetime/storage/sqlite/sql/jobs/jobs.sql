@@ -7,7 +7,7 @@ select id, task, queue, priority, state, args, attempts, max_attempts, run_at, c
 from duetime_jobs where id = :job;
 
 -- name: get_history
-select a.token, a.attempt, coalesce(n.name, cast(a.worker_id as text)), a.ended_as, a.claimed_at,
+select a.token, a.attempt, coalesce(n.name, cast(a.worker_id as text)), a.outcome, a.claimed_at,
     a.started_at, a.finished_at, a.error_code, a.error, a.traceback, a.result
 from duetime_attempt as a left join duetime_worker_name as n on n.id = a.worker_id
 where a.job_id = :job order by a.token;
@@ -52,13 +52,13 @@ order by c.job_id desc limit :page;
 -- name: completed_ids
 -- By the primary key: jobs that wait have no attempt, or an early one.
 select a.job_id from duetime_attempt as a
-where a.job_id < :before and +a.ended_as = 'completed'
+where a.job_id < :before and +a.outcome = 'completed'
 order by a.job_id desc, a.token desc limit :page;
 
 -- name: troubled_ids
 -- Served by attempt_ended.
 select a.job_id from duetime_attempt as a indexed by duetime_attempt_ended
-where a.ended_as in (select value from json_each(:states) where value <> 'completed')
+where a.outcome in (select value from json_each(:states) where value <> 'completed')
   and a.job_id < :before
 order by a.job_id desc limit :page;
 
@@ -81,8 +81,8 @@ delete from duetime_due where job_id = :job returning attempt;
 delete from duetime_parked where job_id = :job returning attempt;
 
 -- name: end_waiting
-insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at, error)
-values (:job, :token, :attempt, :ended_as, :now, :reason);
+insert into duetime_attempt (job_id, token, attempt, outcome, finished_at, error)
+values (:job, :token, :attempt, :outcome, :now, :reason);
 
 -- name: cancel_running
 -- Ask the worker that holds the job to stop it; its sleeper or its heartbeat finds it.

@@ -79,7 +79,7 @@ select c.job_id, c.token, c.attempt, c.worker_id, c.claimed_at, j.task, j.queue,
     case when c.cancelled is not null then 'cancelled'
          when w.id is null or w.lease_until <= c.claimed_at then 'given back'
          when c.attempt >= coalesce(t.max_attempts, j.max_attempts) then 'dead' else 'lost' end,
-    (select count(*) from duetime_attempt as a where a.job_id = c.job_id and +a.ended_as = 'lost'),
+    (select count(*) from duetime_attempt as a where a.job_id = c.job_id and +a.outcome = 'lost'),
     coalesce(n.name, cast(c.worker_id as text)), c.queue is not null,
     coalesce(c.cancel_reason, 'cancelled')
 from duetime_claim as c
@@ -97,7 +97,7 @@ select exists (select 1 from duetime_worker where lease_until <= :now)
     or exists (select 1 from duetime_claim where worker_id not in (select id from duetime_worker));
 
 -- name: record_lost
-insert into duetime_attempt (job_id, token, attempt, worker_id, ended_as, claimed_at, finished_at,
+insert into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at, finished_at,
                              error_code, error)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
@@ -121,7 +121,7 @@ delete from duetime_worker where lease_until <= :now
 -- Served by attempt_ended.
 select json_group_array(job_id) from (
     select a.job_id from duetime_attempt as a indexed by duetime_attempt_ended
-    where a.ended_as = :ended_as and a.finished_at < :before
+    where a.outcome = :outcome and a.finished_at < :before
       and not exists (select 1 from duetime_attempt as b
                       where b.job_id = a.job_id and b.token > a.token)
       and not exists (select 1 from duetime_due as d where d.job_id = a.job_id)
@@ -138,7 +138,7 @@ order by job_id limit :batch;
 -- name: end_parked
 -- Jobs that no worker could run for so long end as dead: they are seen, can be requeued, and are
 -- pruned as such.
-insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at, error_code, error)
+insert into duetime_attempt (job_id, token, attempt, outcome, finished_at, error_code, error)
 values (:job, :token, :attempt, 'dead', :now, :code, :reason);
 
 -- name: prune_attempts

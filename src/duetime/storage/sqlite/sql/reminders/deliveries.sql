@@ -20,7 +20,7 @@ select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.
                 and exists (select 1 from duetime_job as j where j.id = o.job_id)
                 and not exists (
                     select 1 from duetime_attempt as a where a.job_id = o.job_id
-                      and a.ended_as in
+                      and a.outcome in
                           ('completed', 'dead', 'cancelled', 'superseded', 'expired'))))
      order by o.status = 'sent' or o.snoozes > 0 desc, o.id
      limit 1),
@@ -29,7 +29,7 @@ select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.
          d.error, d.next_at, d.sent_at, d.updated_at))
      from (select * from duetime_delivery as n
            where n.reminder_id = r.id and n.round = r.snoozes order by n.id) as d),
-    json_extract(i.doc, '$.now'), p.ref, p.tz, p.channels, p.quiet, p.muted, p.most_per_hour,
+    json_extract(i.doc, '$.now'), p.ref, p.tz, p.channels, p.quiet, p.muted, p.max_per_hour,
     p.disabled, r.status, r.held, g.id, g.status
 from input as i cross join json_each(i.doc, '$.doc') as e
 cross join duetime_reminder as r on r.id = e.value

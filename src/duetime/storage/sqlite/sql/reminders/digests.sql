@@ -81,7 +81,7 @@ where id = (select json_extract(doc, '$.doc.id') from input);
 -- Digests that were closed and not sent, and whose job has ended, or is nowhere any more: one, those
 -- of jobs, or all; and how it ended. What has just completed may be about to be recorded.
 with input(doc) as (select ?)
-select d.id, a.ended_as, a.error
+select d.id, a.outcome, a.error
 from input as i cross join duetime_digest as d indexed by duetime_digest_sending
 left join duetime_attempt as a on a.job_id = d.job_id
     and a.token = (select max(o.token) from duetime_attempt as o where o.job_id = d.job_id)
@@ -92,7 +92,7 @@ where d.status = 'sending'
   and not exists (select 1 from duetime_due as q where q.job_id = d.job_id)
   and not exists (select 1 from duetime_parked as k where k.job_id = d.job_id)
   and not exists (select 1 from duetime_claim as c where c.job_id = d.job_id)
-  and (a.ended_as is not 'completed'
+  and (a.outcome is not 'completed'
        or a.finished_at <= json_extract(i.doc, '$.now') - 10000000)
 order by d.id;
 
@@ -114,7 +114,7 @@ where status <> 'sent'
 
 -- name: digest_sent_2
 with input(doc) as (select ?)
-insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at)
+insert into duetime_attempt (job_id, token, attempt, outcome, finished_at)
 select d.job_id,
     (select value from duetime_counter where name = 'token') + row_number() over (order by d.job_id),
     d.attempt, 'completed', json_extract(i.doc, '$.now')

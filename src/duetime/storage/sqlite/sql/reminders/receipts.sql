@@ -58,7 +58,7 @@ where id = (select json_extract(doc, '$.doc.id') from input) and status <> 'sent
 
 -- name: reminder_told_3
 with input(doc) as (select ?)
-insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at)
+insert into duetime_attempt (job_id, token, attempt, outcome, finished_at)
 select d.job_id, (select value from duetime_counter where name = 'token'), d.attempt, 'completed',
     json_extract(i.doc, '$.now')
 from input as i

@@ -4,16 +4,16 @@
 
 -- name: recipient_put
 with input(doc) as (select ?)
-insert into duetime_recipient (ref, tz, channels, quiet, muted, most_per_hour, disabled, updated_at)
+insert into duetime_recipient (ref, tz, channels, quiet, muted, max_per_hour, disabled, updated_at)
 select json_extract(doc, '$.doc.ref'), json_extract(doc, '$.doc.tz'),
     json_extract(doc, '$.doc.channels'), json_extract(doc, '$.doc.quiet'),
-    json_extract(doc, '$.doc.muted'), json_extract(doc, '$.doc.most_per_hour'),
+    json_extract(doc, '$.doc.muted'), json_extract(doc, '$.doc.max_per_hour'),
     json_extract(doc, '$.doc.disabled'), json_extract(doc, '$.now')
 from input
 where true
 on conflict (ref) do update
-    set (tz, channels, quiet, muted, most_per_hour, disabled, updated_at)
-    = (excluded.tz, excluded.channels, excluded.quiet, excluded.muted, excluded.most_per_hour,
+    set (tz, channels, quiet, muted, max_per_hour, disabled, updated_at)
+    = (excluded.tz, excluded.channels, excluded.quiet, excluded.muted, excluded.max_per_hour,
        excluded.disabled, excluded.updated_at);
 
 -- name: recipient_delete
@@ -28,18 +28,18 @@ returning ref;
 
 -- name: recipient_find
 with input(doc) as (select ?)
-select p.ref, p.tz, p.channels, p.quiet, p.muted, p.most_per_hour, p.disabled
+select p.ref, p.tz, p.channels, p.quiet, p.muted, p.max_per_hour, p.disabled
 from duetime_recipient as p
 where p.ref > (select json_extract(doc, '$.doc.after') from input) order by p.ref limit 1000;
 
 -- name: recipient_get
 with input(doc) as (select ?)
-select p.ref, p.tz, p.channels, p.quiet, p.muted, p.most_per_hour, p.disabled
+select p.ref, p.tz, p.channels, p.quiet, p.muted, p.max_per_hour, p.disabled
 from duetime_recipient as p where p.ref = (select json_extract(doc, '$.doc.ref') from input);
 
 -- name: recipient_lock
 with input(doc) as (select ?)
-select p.ref, p.tz, p.channels, p.quiet, p.muted, p.most_per_hour, p.disabled
+select p.ref, p.tz, p.channels, p.quiet, p.muted, p.max_per_hour, p.disabled
 from duetime_recipient as p where p.ref = (select json_extract(doc, '$.doc.ref') from input);
 
 -- name: recipient_zones
@@ -104,7 +104,7 @@ select c.scope, c.ref from chain as c;
 -- name: admission_read
 -- What the admission of reminders asks, in one read by keys.
 with input(doc) as (select ?)
-select json_extract(i.doc, '$.now'), p.ref, p.tz, p.channels, p.quiet, p.muted, p.most_per_hour,
+select json_extract(i.doc, '$.now'), p.ref, p.tz, p.channels, p.quiet, p.muted, p.max_per_hour,
     p.disabled, r.status, r.held, d.id, d.status, r.id
 from input as i cross join json_each(i.doc, '$.doc') as e
 cross join duetime_reminder as r on r.id = e.value

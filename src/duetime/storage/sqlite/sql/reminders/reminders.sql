@@ -229,7 +229,7 @@ returning value;
 -- Reminders that are no longer true end, with their jobs; one that is being sent is told by its
 -- status, which its sender asks for right before. One that was snoozed has been sent.
 with input(doc) as (select ?)
-insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at, error)
+insert into duetime_attempt (job_id, token, attempt, outcome, finished_at, error)
 select d.job_id,
     (select value from duetime_counter where name = 'token') + row_number() over (order by d.job_id),
     d.attempt, 'superseded', json_extract(i.doc, '$.now'), json_extract(i.doc, '$.doc.reason')
@@ -346,14 +346,14 @@ update duetime_reminder as r
 set status = case when exists (select 1 from duetime_delivery as d
                                where d.reminder_id = r.id and d.round = r.snoozes
                                  and d.status in ('sent', 'delivered', 'acknowledged')) then 'sent'
-                  when a.ended_as = 'expired' then 'expired'
-                  when a.ended_as in ('completed', 'cancelled') then 'skipped'
+                  when a.outcome = 'expired' then 'expired'
+                  when a.outcome in ('completed', 'cancelled') then 'skipped'
                   else 'failed' end,
     reason = coalesce(a.error, r.reason), ended_at = a.finished_at
 from duetime_attempt as a
 where r.job_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
   and r.status = 'armed' and a.job_id = r.job_id
-  and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+  and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
   and a.token = (select max(last.token) from duetime_attempt as last where last.job_id = r.job_id)
   and not exists (select 1 from duetime_due as d where d.job_id = r.job_id)
 returning id, status, json_extract(rule, '$.escalate_us');
@@ -364,6 +364,6 @@ select r.job_id from input as i cross join duetime_reminder as r
 where r.status = 'armed' and r.run_at <= json_extract(i.doc, '$.now')
   and exists (select 1 from duetime_attempt as a
               where a.job_id = r.job_id
-                and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
+                and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
   and not exists (select 1 from duetime_due as d where d.job_id = r.job_id)
 limit 500;

@@ -14,9 +14,9 @@ looked as (
         o.finished_at is not null and not exists (
             select 1 from duetime_attempt as a
             where a.job_id = o.job_id
-              and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')) as over
+              and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')) as over
     from input as i cross join json_each(i.doc, '$.doc') as e
-    cross join duetime_occurrence as o on o.job_id = e.value
+    cross join duetime_schedule_tick as o on o.job_id = e.value
     cross join duetime_schedule as s on s.id = o.schedule_id
 )
 select o.job_id, o.schedule_id, o.tick,
@@ -99,7 +99,7 @@ where r.schedule_id in (
 union all
 select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id, false, false, null
 from input as i cross join json_each(i.doc, '$.doc') as e
-cross join duetime_occurrence as o
+cross join duetime_schedule_tick as o
     on o.schedule_id = json_extract(e.value, '$.id') and o.tick > json_extract(e.value, '$.after')
 order by 2;
 
@@ -109,7 +109,7 @@ order by 2;
 with input(doc) as (select ?)
 select g.schedule_id, (
     select max(p.run_at) from (
-        select o.run_at, o.status, o.runs_as from duetime_occurrence as o
+        select o.run_at, o.status, o.runs_as from duetime_schedule_tick as o
         where o.schedule_id = g.schedule_id and o.tick < g.before
         order by o.tick desc limit 100) as p
     where p.status = 'caught_up' or p.runs_as = 'caught_up' and p.status in ('armed', 'waiting'))
@@ -128,7 +128,7 @@ select s.target, json_extract(e.value, '$.key'),
 from input as i cross join json_each(i.doc, '$.doc.ticks') as e
 cross join duetime_schedule as s on s.id = json_extract(e.value, '$.schedule_id')
 where json_extract(e.value, '$.has_job') and not exists (
-    select 1 from duetime_occurrence as o
+    select 1 from duetime_schedule_tick as o
     where o.schedule_id = s.id and o.tick = json_extract(e.value, '$.tick')
       and not (json_extract(e.value, '$.runs_as') = 'backfilled'
                and (o.status in ('skipped', 'coalesced')
@@ -140,7 +140,7 @@ where held_until <= (select json_extract(doc, '$.now') from input);
 
 -- name: schedule_write_2
 with input(doc) as (select ?)
-insert into duetime_occurrence (schedule_id, tick, run_at, status, runs_as, reason, job_id,
+insert into duetime_schedule_tick (schedule_id, tick, run_at, status, runs_as, reason, job_id,
                                 enqueued_at, finished_at)
 select json_extract(e.value, '$.schedule_id'), json_extract(e.value, '$.tick'),
     json_extract(e.value, '$.run_at'), json_extract(e.value, '$.status'),
@@ -177,7 +177,7 @@ select o.job_id, s.target, coalesce(s.queue, t.queue, 'default'),
              json_extract(e.value, '$.expires_from') + t.expires),
     json_extract(i.doc, '$.now')
 from input as i cross join json_each(i.doc, '$.doc.ticks') as e
-cross join duetime_occurrence as o
+cross join duetime_schedule_tick as o
     on o.schedule_id = json_extract(e.value, '$.schedule_id')
     and o.tick = json_extract(e.value, '$.tick')
 cross join duetime_schedule as s on s.id = o.schedule_id
@@ -188,7 +188,7 @@ where o.job_id > (select value from duetime_counter where name = 'job');
 with input(doc) as (select ?)
 insert into duetime_due (job_id, queue, priority, run_at)
 select j.id, j.queue, j.priority, o.run_at
-from duetime_job as j cross join duetime_occurrence as o on o.job_id = j.id cross join input
+from duetime_job as j cross join duetime_schedule_tick as o on o.job_id = j.id cross join input
 where j.id > (select value from duetime_counter where name = 'job');
 
 -- name: schedule_write_5
@@ -218,7 +218,7 @@ where s.id = n.id;
 with input(doc) as (select ?)
 select o.schedule_id, o.tick, o.job_id
 from input as i cross join json_each(i.doc, '$.doc.ticks') as e
-cross join duetime_occurrence as o
+cross join duetime_schedule_tick as o
     on o.schedule_id = json_extract(e.value, '$.schedule_id')
     and o.tick = json_extract(e.value, '$.tick')
 where o.job_id > (select value from duetime_counter where name = 'job')
@@ -240,7 +240,7 @@ with input(doc) as (select ?), m as materialized (
         json_extract(i.doc, '$.now') as now
     from input as i cross join json_each(i.doc, '$.doc') as e
 )
-update duetime_occurrence as o
+update duetime_schedule_tick as o
 set status = coalesce(m.status, o.runs_as), reason = coalesce(m.reason, o.reason), runs_as = coalesce(m.runs_as, o.runs_as),
     run_at = coalesce(m.run_at, o.run_at), worker = coalesce(m.worker, o.worker),
     begun_at = iif(m.begun, coalesce(o.begun_at, m.now), o.begun_at),
@@ -253,14 +253,14 @@ where o.schedule_id = m.schedule_id and o.tick = m.tick
 -- name: schedule_supersede
 -- The armed runs of schedules end: they are paused or changed, or (`all`) removed. Ticks that lie
 -- ahead leave the ledger, so that they can be planned anew. What is due, or claimed, goes on.
--- `+a.ended_as` keeps SQLite from the index of how attempts ended, where most are of others.
+-- `+a.outcome` keeps SQLite from the index of how attempts ended, where most are of others.
 with input(doc) as (select ?)
-insert into duetime_attempt (job_id, token, attempt, ended_as, finished_at, error)
+insert into duetime_attempt (job_id, token, attempt, outcome, finished_at, error)
 select o.job_id,
     (select value from duetime_counter where name = 'token') + row_number() over (order by o.job_id),
     0, 'superseded', json_extract(i.doc, '$.now'), json_extract(i.doc, '$.doc.reason')
 from input as i cross join json_each(i.doc, '$.doc.ids') as e
-cross join duetime_occurrence as o indexed by duetime_occurrence_open on o.schedule_id = e.value
+cross join duetime_schedule_tick as o indexed by duetime_schedule_tick_open on o.schedule_id = e.value
 where o.job_id is not null and o.finished_at is null and o.begun_at is null
   and o.runs_as = 'fired'
   and (o.tick > json_extract(i.doc, '$.now') or json_extract(i.doc, '$.doc.all'))
@@ -277,61 +277,61 @@ where name = 'token' and (select 1 from input);
 with input(doc) as (select ?)
 delete from duetime_due where job_id in (
     select o.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
-    cross join duetime_occurrence as o indexed by duetime_occurrence_open
+    cross join duetime_schedule_tick as o indexed by duetime_schedule_tick_open
         on o.schedule_id = e.value and o.job_id is not null and o.finished_at is null
-    cross join duetime_attempt as a on a.job_id = o.job_id and +a.ended_as = 'superseded');
+    cross join duetime_attempt as a on a.job_id = o.job_id and +a.outcome = 'superseded');
 
 -- name: schedule_supersede_4
 with input(doc) as (select ?)
 delete from duetime_parked where job_id in (
     select o.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
-    cross join duetime_occurrence as o indexed by duetime_occurrence_open
+    cross join duetime_schedule_tick as o indexed by duetime_schedule_tick_open
         on o.schedule_id = e.value and o.job_id is not null and o.finished_at is null
-    cross join duetime_attempt as a on a.job_id = o.job_id and +a.ended_as = 'superseded');
+    cross join duetime_attempt as a on a.job_id = o.job_id and +a.outcome = 'superseded');
 
 -- name: schedule_supersede_5
 with input(doc) as (select ?)
 delete from duetime_job_key where job_id in (
     select o.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
-    cross join duetime_occurrence as o indexed by duetime_occurrence_open
+    cross join duetime_schedule_tick as o indexed by duetime_schedule_tick_open
         on o.schedule_id = e.value and o.job_id is not null and o.finished_at is null
-    cross join duetime_attempt as a on a.job_id = o.job_id and +a.ended_as = 'superseded');
+    cross join duetime_attempt as a on a.job_id = o.job_id and +a.outcome = 'superseded');
 
 -- name: schedule_supersede_6
 with input(doc) as (select ?)
-delete from duetime_occurrence
+delete from duetime_schedule_tick
 where schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
   and tick > (select json_extract(doc, '$.now') from input)
   and job_id is not null and finished_at is null
   and exists (select 1 from duetime_attempt as a
-              where a.job_id = duetime_occurrence.job_id and +a.ended_as = 'superseded');
+              where a.job_id = duetime_schedule_tick.job_id and +a.outcome = 'superseded');
 
 -- name: schedule_supersede_7
 with input(doc) as (select ?)
-delete from duetime_occurrence
+delete from duetime_schedule_tick
 where schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
   and tick > (select json_extract(doc, '$.now') from input) and job_id is null;
 
 -- name: schedule_supersede_8
 with input(doc) as (select ?)
-update duetime_occurrence indexed by duetime_occurrence_open
+update duetime_schedule_tick indexed by duetime_schedule_tick_open
 set status = 'skipped', reason = (select json_extract(doc, '$.doc.reason') from input),
     finished_at = (select json_extract(doc, '$.now') from input)
 where schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
   and job_id is not null and finished_at is null
   and exists (select 1 from duetime_attempt as a
-              where a.job_id = duetime_occurrence.job_id and +a.ended_as = 'superseded')
+              where a.job_id = duetime_schedule_tick.job_id and +a.outcome = 'superseded')
 returning job_id;
 
 -- name: schedule_unsettled
 with input(doc) as (select ?)
-select o.job_id from duetime_occurrence as o indexed by duetime_occurrence_open
+select o.job_id from duetime_schedule_tick as o indexed by duetime_schedule_tick_open
 cross join input as i
 where o.job_id is not null and o.finished_at is null and o.run_at <= json_extract(i.doc, '$.now')
   and exists (
     select 1 from duetime_attempt as a
     where a.job_id = o.job_id
-      and a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
+      and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
   and not exists (select 1 from duetime_due as d where d.job_id = o.job_id)
 limit 500;
 
@@ -343,19 +343,19 @@ with input(doc) as (select ?),
 seen as (
     select o.schedule_id, o.job_id, o.finished_at, o.succeeded
     from input as i cross join json_each(i.doc, '$.doc') as e
-    cross join duetime_occurrence as o on o.job_id = e.value
+    cross join duetime_schedule_tick as o on o.job_id = e.value
 ), ended as (
-    select s.schedule_id, a.ended_as, a.started_at, s.finished_at is null as is_first
+    select s.schedule_id, a.outcome, a.started_at, s.finished_at is null as is_first
     from seen as s cross join duetime_attempt as a on a.job_id = s.job_id
-    where a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+    where a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
       and a.token = (select max(last.token) from duetime_attempt as last where last.job_id = s.job_id)
       and not exists (select 1 from duetime_due as d where d.job_id = s.job_id)
       and (s.finished_at is null
-           or a.ended_as = 'completed' and s.succeeded is not true
-           or a.ended_as = 'dead' and (s.succeeded is null or a.finished_at > s.finished_at))
+           or a.outcome = 'completed' and s.succeeded is not true
+           or a.outcome = 'dead' and (s.succeeded is null or a.finished_at > s.finished_at))
 ), counted as (
-    select schedule_id, max(started_at) as started_at, sum(ended_as = 'completed') as good,
-        sum(ended_as = 'dead' and is_first) as bad
+    select schedule_id, max(started_at) as started_at, sum(outcome = 'completed') as good,
+        sum(outcome = 'dead' and is_first) as bad
     from ended group by schedule_id
 )
 update duetime_schedule as s
@@ -369,13 +369,13 @@ with input(doc) as (select ?),
 seen as (
     select o.schedule_id, o.job_id, o.finished_at, o.succeeded
     from input as i cross join json_each(i.doc, '$.doc') as e
-    cross join duetime_occurrence as o on o.job_id = e.value
+    cross join duetime_schedule_tick as o on o.job_id = e.value
 ), ended as (
     select distinct n.id, n.name
     from seen cross join duetime_attempt as a on a.job_id = seen.job_id
     cross join duetime_schedule as n on n.id = seen.schedule_id
-    where a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
-      and (seen.finished_at is null or a.ended_as = 'completed' and seen.succeeded is not true)
+    where a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+      and (seen.finished_at is null or a.outcome = 'completed' and seen.succeeded is not true)
 )
 update duetime_due set run_at = (select json_extract(doc, '$.now') from input)
 where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
@@ -383,7 +383,7 @@ where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
     -- moved comes at its time.
     select w.job_id from (
         select o.job_id, s.at_once, row_number() over (partition by s.id order by o.tick) as place
-        from duetime_occurrence as o indexed by duetime_occurrence_waiting
+        from duetime_schedule_tick as o indexed by duetime_schedule_tick_waiting
         cross join duetime_schedule as s on s.id = o.schedule_id
         where o.status = 'waiting' and o.job_id is not null and o.finished_at is null
           and o.run_at <= (select json_extract(doc, '$.now') from input)
@@ -397,33 +397,33 @@ with input(doc) as (select ?),
 seen as (
     select o.schedule_id, o.tick, o.job_id, o.finished_at, o.succeeded
     from input as i cross join json_each(i.doc, '$.doc') as e
-    cross join duetime_occurrence as o on o.job_id = e.value
+    cross join duetime_schedule_tick as o on o.job_id = e.value
 ), ended as materialized (
     select s.schedule_id, s.tick, a.*, n.name as worker, s.finished_at is null as is_first
     from seen as s cross join duetime_attempt as a on a.job_id = s.job_id
     left join duetime_worker_name as n on n.id = a.worker_id
-    where a.ended_as in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+    where a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
       and a.token = (select max(last.token) from duetime_attempt as last where last.job_id = s.job_id)
       and not exists (select 1 from duetime_due as d where d.job_id = s.job_id)
       and (s.finished_at is null
-           or a.ended_as = 'completed' and s.succeeded is not true
-           or a.ended_as = 'dead' and (s.succeeded is null or a.finished_at > s.finished_at))
+           or a.outcome = 'completed' and s.succeeded is not true
+           or a.outcome = 'dead' and (s.succeeded is null or a.finished_at > s.finished_at))
 )
-update duetime_occurrence as o
-set status = case when e.ended_as = 'expired' then 'skipped'
+update duetime_schedule_tick as o
+set status = case when e.outcome = 'expired' then 'skipped'
                   when not e.is_first and o.status in ('skipped', 'coalesced') then o.runs_as
                   when o.status not in ('armed', 'waiting') then o.status
-                  when e.ended_as in ('cancelled', 'superseded')
+                  when e.outcome in ('cancelled', 'superseded')
                        and o.begun_at is null then 'skipped'
                   else o.runs_as end,
-    reason = case when e.ended_as = 'expired' then 'too late: ' || e.error
+    reason = case when e.outcome = 'expired' then 'too late: ' || e.error
                   when o.status in ('armed', 'waiting') and o.begun_at is null
-                       and e.ended_as in ('cancelled', 'superseded') then e.error
+                       and e.outcome in ('cancelled', 'superseded') then e.error
                   else o.reason end,
     begun_at = coalesce(o.begun_at, e.claimed_at), worker = coalesce(e.worker, o.worker),
     started_at = e.started_at, finished_at = e.finished_at,
-    succeeded = case e.ended_as when 'completed' then 1 when 'dead' then 0 end,
-    error = iif(e.ended_as = 'dead', e.error, null)
+    succeeded = case e.outcome when 'completed' then 1 when 'dead' then 0 end,
+    error = iif(e.outcome = 'dead', e.error, null)
 from ended as e where +e.schedule_id = o.schedule_id and +e.tick = o.tick
 returning schedule_id, (select s.failures from duetime_schedule as s where s.id = schedule_id);
 
@@ -442,7 +442,7 @@ where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
                   as places
               from input as i cross join json_each(i.doc, '$.doc') as e
               cross join duetime_schedule as s on s.id = e.value) as f
-        cross join duetime_occurrence as o indexed by duetime_occurrence_open
+        cross join duetime_schedule_tick as o indexed by duetime_schedule_tick_open
             on o.schedule_id = f.id
         where o.status = 'waiting' and substr(o.reason, 1, 8) = 'overlap:'
           and o.job_id is not null and o.finished_at is null
@@ -538,23 +538,23 @@ where name = (select json_extract(doc, '$.doc.name') from input);
 -- name: schedule_move
 -- Another time for an armed run: its tick, and so its key, stay. Zero rows: it has begun.
 with input(doc) as (select ?)
-update duetime_occurrence set run_at = (select json_extract(doc, '$.doc.run_at') from input)
+update duetime_schedule_tick set run_at = (select json_extract(doc, '$.doc.run_at') from input)
 where schedule_id = (select json_extract(doc, '$.doc.schedule_id') from input)
   and tick = (select json_extract(doc, '$.doc.tick') from input)
   and exists (select 1 from duetime_due as d
-              where d.job_id = duetime_occurrence.job_id and d.attempt = 0);
+              where d.job_id = duetime_schedule_tick.job_id and d.attempt = 0);
 
 -- name: schedule_move_2
 with input(doc) as (select ?)
 update duetime_job set expires_at = (select json_extract(doc, '$.doc.expires_at') from input)
-where id in (select o.job_id from input as i cross join duetime_occurrence as o
+where id in (select o.job_id from input as i cross join duetime_schedule_tick as o
              on o.schedule_id = json_extract(i.doc, '$.doc.schedule_id')
              and o.tick = json_extract(i.doc, '$.doc.tick'));
 
 -- name: schedule_move_3
 with input(doc) as (select ?)
 update duetime_due set run_at = (select json_extract(doc, '$.doc.run_at') from input)
-where attempt = 0 and job_id in (select o.job_id from input as i cross join duetime_occurrence as o
+where attempt = 0 and job_id in (select o.job_id from input as i cross join duetime_schedule_tick as o
     on o.schedule_id = json_extract(i.doc, '$.doc.schedule_id')
     and o.tick = json_extract(i.doc, '$.doc.tick'))
 returning job_id;
@@ -562,7 +562,7 @@ returning job_id;
 -- name: schedule_delete
 -- SQLite minds foreign keys only if it is told to: the ledger goes first.
 with input(doc) as (select ?)
-delete from duetime_occurrence
+delete from duetime_schedule_tick
 where schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
 
 -- name: schedule_delete_2
@@ -576,13 +576,13 @@ with input(doc) as (select ?)
 select s.name, nullif(max(coalesce(
     -- The last ticks: one that failed may have succeeded later, when it was requeued.
     (select max(o.finished_at) from (
-        select o.finished_at from duetime_occurrence as o
+        select o.finished_at from duetime_schedule_tick as o
         where o.schedule_id = s.id and o.succeeded order by o.tick desc limit 100) as o), 0),
     coalesce((select max(a.finished_at)
-     from duetime_occurrence as o indexed by duetime_occurrence_open
+     from duetime_schedule_tick as o indexed by duetime_schedule_tick_open
      cross join duetime_attempt as a on a.job_id = o.job_id
      where o.schedule_id = s.id and o.job_id is not null and o.finished_at is null
-       and +a.ended_as = 'completed'), 0)), 0)
+       and +a.outcome = 'completed'), 0)), 0)
 from duetime_schedule as s
 where s.name in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
 
@@ -591,7 +591,7 @@ with input(doc) as (select ?)
 select s.name, o.tick, o.run_at, o.status, o.runs_as, o.reason, o.job_id, o.enqueued_at,
     o.begun_at, o.worker, o.started_at, o.finished_at, o.succeeded, o.error
 from input as i cross join duetime_schedule as s on s.name = json_extract(i.doc, '$.doc.name')
-cross join duetime_occurrence as o on o.schedule_id = s.id
+cross join duetime_schedule_tick as o on o.schedule_id = s.id
 where (json_extract(i.doc, '$.doc.before') is null or o.tick < json_extract(i.doc, '$.doc.before'))
   and (json_extract(i.doc, '$.doc.since') is null or o.tick >= json_extract(i.doc, '$.doc.since'))
   and (json_extract(i.doc, '$.doc.status') is null or o.status = json_extract(i.doc, '$.doc.status'))
@@ -608,34 +608,34 @@ order by s.id limit (select json_extract(doc, '$.doc.most') from input);
 -- Of each schedule, from where its ledger begins until the first tick that is young; what has not
 -- ended long ago stays.
 with input(doc) as (select ?)
-delete from duetime_occurrence where (schedule_id, tick) in (
+delete from duetime_schedule_tick where (schedule_id, tick) in (
     select o.schedule_id, o.tick
     from (select doc, json_extract(doc, '$.now') - json_extract(doc, '$.doc.age') as before
           from input) as i
     cross join json_each(i.doc, '$.doc.ids') as e
-    cross join duetime_occurrence as o on o.schedule_id = e.value and o.tick < i.before
+    cross join duetime_schedule_tick as o on o.schedule_id = e.value and o.tick < i.before
     where o.finished_at < i.before
     limit (select json_extract(doc, '$.doc.most') from input))
 returning 1;
 
--- name: template_put
+-- name: preset_put
 with input(doc) as (select ?)
-insert into duetime_schedule_template (name, timetable, description, updated_at)
+insert into duetime_schedule_preset (name, timetable, description, updated_at)
 select json_extract(doc, '$.doc.name'), json_extract(doc, '$.doc.timetable'),
     json_extract(doc, '$.doc.description'), json_extract(doc, '$.now')
 from input where true
 on conflict (name) do update set (timetable, description, updated_at)
     = (excluded.timetable, excluded.description, excluded.updated_at);
 
--- name: template_delete
+-- name: preset_delete
 with input(doc) as (select ?)
-delete from duetime_schedule_template
+delete from duetime_schedule_preset
 where name = (select json_extract(doc, '$.doc.name') from input) returning name;
 
--- name: template_find
+-- name: preset_find
 with input(doc) as (select ?)
 select t.name, t.timetable, t.description
-from duetime_schedule_template as t cross join input order by t.name;
+from duetime_schedule_preset as t cross join input order by t.name;
 
 -- name: audit_write
 with input(doc) as (select ?)

@@ -1,4 +1,4 @@
-"""`duetime schedules templates`: specs under names that people choose from."""
+"""`duetime schedules presets`: specs under names that people choose from."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from duetime.app import Duetime
 from duetime.cli.output import echo, print_json, print_table
 from duetime.cli.schedule_put import SPEC
 from duetime.cli.target import Group, target_of
-from duetime.domain.schedules.templates import TEMPLATES, Template
+from duetime.domain.schedules.presets import PRESETS, Preset
 
 
-@click.group("templates", cls=Group, invoke_without_command=True)
+@click.group("presets", cls=Group, invoke_without_command=True)
 @click.pass_context
-def templates(context: click.Context) -> None:
+def presets(context: click.Context) -> None:
     """Named specs: those that come with Duetime, and your own. Without a command, list them."""
     if context.invoked_subcommand is None:
         context.invoke(list_command)
 
 
-@templates.command("list")
+@presets.command("list")
 @click.pass_context
 def list_command(context: click.Context) -> None:
-    """List the templates."""
+    """List the presets."""
 
-    async def look(app: Duetime) -> list[Template]:
-        return await app.schedules.templates()
+    async def look(app: Duetime) -> list[Preset]:
+        return await app.schedules.presets()
 
     target = target_of(context)
     found = target.run(look)
     if target.json:
-        print_json([_plain(template) for template in found])
+        print_json([_plain(preset) for preset in found])
         return
     print_table(
         ("NAME", "SPEC", "DESCRIPTION", "OWN"),
         [
             (
-                template.name,
-                template.spec,
-                template.description,
-                "" if _is_ours(template) else "own",
+                preset.name,
+                preset.spec,
+                preset.description,
+                "" if _is_ours(preset) else "own",
             )
-            for template in found
+            for preset in found
         ],
     )
 
 
-@templates.command("put")
+@presets.command("put")
 @click.argument("name")
 @click.argument("specs", metavar="SPEC...", type=SPEC, nargs=-1, required=True)
 @click.option("--tz", metavar="ZONE", default="UTC", help="Such as Europe/Berlin.  [default: UTC]")
@@ -57,44 +57,44 @@ def list_command(context: click.Context) -> None:
 def put_command(
     context: click.Context, name: str, specs: tuple[Any, ...], tz: str, description: str
 ) -> None:
-    """Store SPECs as the template NAME, or replace it. Existing schedules do not change."""
+    """Store SPECs as the preset NAME, or replace it. Existing schedules do not change."""
 
     async def put(app: Duetime) -> None:
-        await app.schedules.put_template(name, *specs, tz=tz, description=description)
+        await app.schedules.put_preset(name, *specs, tz=tz, description=description)
 
     target = target_of(context)
     target.run(put)
     if target.json:
-        print_json({"template": name, "stored": True})
+        print_json({"preset": name, "stored": True})
     else:
-        echo(f"Template {name} is stored.")
+        echo(f"Preset {name} is stored.")
 
 
-@templates.command("delete")
+@presets.command("delete")
 @click.argument("name")
 @click.pass_context
 def delete_command(context: click.Context, name: str) -> None:
-    """Delete a template of your own. Existing schedules do not change."""
+    """Delete a preset of your own. Existing schedules do not change."""
 
     async def delete(app: Duetime) -> None:
-        await app.schedules.delete_template(name)
+        await app.schedules.delete_preset(name)
 
     target = target_of(context)
     target.run(delete)
     if target.json:
-        print_json({"template": name, "deleted": True})
+        print_json({"preset": name, "deleted": True})
     else:
-        echo(f"Template {name} is deleted.")
+        echo(f"Preset {name} is deleted.")
 
 
-def _is_ours(template: Template) -> bool:
-    return template in TEMPLATES
+def _is_ours(preset: Preset) -> bool:
+    return preset in PRESETS
 
 
-def _plain(template: Template) -> dict[str, Any]:
+def _plain(preset: Preset) -> dict[str, Any]:
     return {
-        "name": template.name,
-        "spec": template.spec,
-        "description": template.description,
-        "own": not _is_ours(template),
+        "name": preset.name,
+        "spec": preset.spec,
+        "description": preset.description,
+        "own": not _is_ours(preset),
     }
