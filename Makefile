@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench chaos mutants docs lock clean
+.PHONY: help setup demo fast test check format bench chaos mutants docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -27,7 +27,11 @@ TIMED := $(addprefix tests/engine/,test_short_campaigns.py jobs/test_failures.py
 	jobs/test_limits_under_races.py jobs/test_pgbouncer.py jobs/test_worker.py \
 	schedules/test_memory_schedules.py schedules/test_running_schedules.py)
 
-test: $(DEV) ## Run every test but the chaos, on SQLite and two versions of PostgreSQL
+fast: $(DEV) ## Run the unit tests, and the conformance suite on SQLite
+	@$(PYTEST) tests/unit tests/conformance -n 3 --dist worksteal \
+		-k "not postgres15 and not postgres18 and not on_postgres" $(PYTEST_ARGS)
+
+test: check ## Check, then run every test but the chaos, on SQLite and two versions of PostgreSQL
 	@$(BIN)/python -m tests.setup_servers
 	@$(PYTEST) -m "not chaos" -n 3 --dist worksteal $(addprefix --ignore ,$(TIMED)) $(PYTEST_ARGS)
 	@$(PYTEST) -m "not chaos" $(TIMED) $(PYTEST_ARGS)

@@ -19,8 +19,8 @@ from duetime.channels.rabbitmq import RabbitMQ
 from duetime.errors import InvalidInput
 from tests.channels.messages import message
 from tests.channels.receivers import silent_port, take_all
+from tests.integration.test_servers import is_running, wait_until
 from tests.rabbitmq import RabbitMQServer
-from tests.unit.test_servers import is_running, wait_until
 from tests.waiting import until_true
 
 ROOT = Path(__file__).parents[2]
