@@ -5,7 +5,7 @@ import asyncio
 from duetime import Constant, Context, Duetime, Reminder, Sent
 
 # DUETIME_DATABASE says where. A demo is impatient: a dead worker is noticed after 2 s, not 30 s.
-app = Duetime(lease="2s", heartbeat="500ms", rescue_every="500ms")
+app = Duetime(lease="2s")
 
 
 @app.task

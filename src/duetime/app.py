@@ -17,42 +17,38 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from duetime.api.jobs import Jobs
+from duetime.api.lazy import lazy
 from duetime.api.portal import Portal
-from duetime.api.queues import Queues
-from duetime.api.recipients import Recipients
 from duetime.api.registration import Registrations
-from duetime.api.reminders import Reminders
-from duetime.api.schedules import Schedules
-from duetime.api.scopes import Scopes
 from duetime.api.sending import Sending
-from duetime.api.subjects import Subjects
-from duetime.api.tables import Tracking
 from duetime.api.task_registry import TaskRegistry
 from duetime.api.tasks import JobHandle, Task
-from duetime.api.worker_thread import WorkerThread
 from duetime.database import Database
 from duetime.domain.jobs.job import Enqueued, NewJob, check_name, check_queue
 from duetime.domain.jobs.task import TaskDefinition
-from duetime.domain.reminders.reminder import REARM_TASK
-from duetime.domain.schedules.timetable import Spec
-from duetime.engine.options import WorkerOptions
-from duetime.engine.services import OUTAGE_SECONDS
-from duetime.engine.worker import Worker
 from duetime.errors import InvalidInput, TransientError
-from duetime.reminders.rearm import rearm_task
-from duetime.reminders.sender import Sender
-from duetime.settings import Settings, load_settings
-from duetime.storage import transaction
-from duetime.storage.reminders.tracking import TrackedInfo
-from duetime.storage.schedules.changes import ScheduleStatements
-from duetime.storage.schedules.rows import AuditEvent
-from duetime.storage.store import Store, WorkerInfo
+from duetime.settings import Settings, change_settings, load_settings
 from duetime.telemetry.events import Events
-from duetime.telemetry.outage import Outage
 from duetime.wiring import backend_of
 
+# `import duetime` is quick: each part is imported when it is first used.
 if TYPE_CHECKING:
+    from duetime.api.jobs import Jobs
+    from duetime.api.queues import Queues
+    from duetime.api.recipients import Recipients
+    from duetime.api.reminders import Reminders
+    from duetime.api.schedules import Schedules
+    from duetime.api.scopes import Scopes
+    from duetime.api.subjects import Subjects
+    from duetime.api.tables import Tracking
+    from duetime.api.worker_thread import WorkerThread
+    from duetime.domain.schedules.timetable import Spec
+    from duetime.engine.options import WorkerOptions
+    from duetime.engine.worker import Worker
+    from duetime.reminders.sender import Sender
+    from duetime.storage.reminders.tracking import TrackedInfo
+    from duetime.storage.schedules.rows import AuditEvent
+    from duetime.storage.store import Store, WorkerInfo
     from duetime.testing import Opening
 
 T = TypeVar("T")
@@ -73,14 +69,6 @@ class Duetime:
         self.tasks: dict[str, TaskDefinition] = {}
         self.task = TaskRegistry(self)
         self._registrations = Registrations()
-        self.jobs = Jobs(self)
-        self.queues = Queues(self)
-        self.schedules = Schedules(self)
-        self.scopes = Scopes(self)
-        self.subjects = Subjects(self)
-        self.recipients = Recipients(self)
-        self.reminders = Reminders(self)
-        self._sender = Sender(self)
         sending = Sending(self)
         self.on_reminder = sending.on_reminder
         self.on_digest = sending.on_digest
@@ -89,8 +77,6 @@ class Duetime:
         self.template_folder = sending.template_folder
         self.digest_template = sending.digest_template
         self.receipt = sending.receipt
-        self._own_tasks = {REARM_TASK: rearm_task(self)}
-        self._tracking = Tracking(self)
         self.events = Events()
         self._database = Database(self)
         self.store = self._database.store
@@ -98,6 +84,76 @@ class Duetime:
         self._unopened = self._database.unopened
         self._portal = Portal(self.close, self._database.forget_parent)
         self._inline: Callable[[Sequence[NewJob]], Awaitable[list[Enqueued]]] | None = None
+
+    # Parts
+
+    @lazy
+    def jobs(self) -> Jobs:
+        """Inspect and change jobs."""
+        from duetime.api.jobs import Jobs
+
+        return Jobs(self)
+
+    @lazy
+    def queues(self) -> Queues:
+        """Inspect, pause and limit queues."""
+        from duetime.api.queues import Queues
+
+        return Queues(self)
+
+    @lazy
+    def schedules(self) -> Schedules:
+        """Declare, change and inspect schedules."""
+        from duetime.api.schedules import Schedules
+
+        return Schedules(self)
+
+    @lazy
+    def scopes(self) -> Scopes:
+        """Levels that carry rules, which those inside inherit."""
+        from duetime.api.scopes import Scopes
+
+        return Scopes(self)
+
+    @lazy
+    def subjects(self) -> Subjects:
+        """What people are reminded of."""
+        from duetime.api.subjects import Subjects
+
+        return Subjects(self)
+
+    @lazy
+    def recipients(self) -> Recipients:
+        """Who is reminded, where and when."""
+        from duetime.api.recipients import Recipients
+
+        return Recipients(self)
+
+    @lazy
+    def reminders(self) -> Reminders:
+        """Inspect, acknowledge, snooze and resend reminders."""
+        from duetime.api.reminders import Reminders
+
+        return Reminders(self)
+
+    @lazy
+    def _sender(self) -> Sender:
+        from duetime.reminders.sender import Sender
+
+        return Sender(self)
+
+    @lazy
+    def _tracking(self) -> Tracking:
+        from duetime.api.tables import Tracking
+
+        return Tracking(self)
+
+    @lazy
+    def _own_tasks(self) -> dict[str, TaskDefinition]:
+        from duetime.domain.reminders.reminder import REARM_TASK
+        from duetime.reminders.rearm import rearm_task
+
+        return {REARM_TASK: rearm_task(self)}
 
     # Tasks
 
@@ -194,6 +250,8 @@ class Duetime:
             return await self._inline(jobs)
         if tx is None:
             return await (await self.store()).enqueue(jobs)
+        from duetime.storage import transaction
+
         store = self._unopened()
         answer: list[Enqueued] = await transaction.run_async(
             tx, store.enqueue_in(jobs), placeholder=store.capabilities.placeholder
@@ -204,6 +262,8 @@ class Duetime:
         """`enqueue_jobs` for sync code."""
         if tx is None or self._inline is not None:
             return self.sync(self.enqueue_jobs(jobs))
+        from duetime.storage import transaction
+
         _check_jobs(jobs)
         store = self._unopened()
         answer: list[Enqueued] = transaction.run(
@@ -230,6 +290,8 @@ class Duetime:
         if not isinstance(entity, str) or entity.partition(":")[0] not in AUDITED:
             known = ", ".join(f"{kind}:…" for kind in AUDITED)
             raise InvalidInput(f"The audit has no {entity!r:.60}. It has {known}.")
+        from duetime.storage.schedules.changes import ScheduleStatements
+
         store = await self.store()
         statements = ScheduleStatements(store.dialect)
         events: list[AuditEvent] = await store.transact(
@@ -241,25 +303,33 @@ class Duetime:
 
     def make_worker(self, store: Store, **options: Any) -> Worker:
         """Return a worker with the app's settings, changed by `options`."""
-        merged = load_settings(
-            _given(self.settings) | {k: v for k, v in options.items() if k != "name"}
-        )
-        values = {
-            field: getattr(merged, field)
-            for field in WorkerOptions.__struct_fields__
-            if field != "name"
-        }
-        for queue in merged.queues:
-            check_queue(queue)
-        if options.get("name") is not None:
-            check_name(options["name"], what="worker's name")
+        from duetime.engine.worker import Worker
+
         return Worker(
             store,
             self.known_tasks,
-            WorkerOptions(**values, name=options.get("name")),
+            self._worker_options(options),
             self.events,
             self.schedules.declared,
         )
+
+    def _worker_options(self, options: Mapping[str, Any]) -> WorkerOptions:
+        from duetime.engine.options import WorkerOptions
+
+        known = WorkerOptions.__struct_fields__
+        if unknown := sorted(set(options) - set(known)):
+            raise InvalidInput(
+                f"A worker has no option {unknown[0]!r}. It has: {', '.join(known)}."
+            )
+        name = options.get("name")
+        if name is not None:
+            check_name(name, what="worker's name")
+        changes = {option: value for option, value in options.items() if option != "name"}
+        settings = change_settings(self.settings, changes)
+        for queue in settings.queues:
+            check_queue(queue)
+        values = {field: getattr(settings, field) for field in known if field != "name"}
+        return WorkerOptions(**values, name=name)
 
     @asynccontextmanager
     async def worker(self, **options: Any) -> AsyncIterator[Worker]:
@@ -280,6 +350,10 @@ class Duetime:
 
         A database that is away is waited for.
         """
+        from duetime.engine.services import OUTAGE_SECONDS
+        from duetime.telemetry.outage import Outage
+
+        self._worker_options(options)
         outage = Outage(options.get("name"))
         while True:
             try:
@@ -294,6 +368,8 @@ class Duetime:
 
     def worker_thread(self, **options: Any) -> WorkerThread:
         """Start a worker on a background thread, for hosts without an event loop."""
+        from duetime.api.worker_thread import WorkerThread
+
         return WorkerThread(self, options)
 
     def lifespan(
@@ -334,8 +410,9 @@ class Duetime:
     async def close(self) -> None:
         """Close this event loop's connections. The app can be used again afterwards."""
         await self._database.close()
-        for configured in self._sender.channels.values():
-            await configured.channel.close()
+        if "_sender" in vars(self):
+            for configured in self._sender.channels.values():
+                await configured.channel.close()
 
 
 async def _until_started(worker: Worker, running: asyncio.Task[None]) -> None:
@@ -356,7 +433,3 @@ def _check_jobs(jobs: Sequence[NewJob]) -> None:
     for job in jobs:
         if not isinstance(job, NewJob):
             raise InvalidInput(f"enqueue_many takes jobs made by task.job(…), got {job!r}.")
-
-
-def _given(settings: Settings) -> dict[str, Any]:
-    return {field: getattr(settings, field) for field in settings.__struct_fields__}

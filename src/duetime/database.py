@@ -10,13 +10,11 @@ from weakref import WeakKeyDictionary
 
 from duetime.api.portal import keep_inherited
 from duetime.settings import Settings
-from duetime.storage import transaction
-from duetime.storage.migrations import check_version, upgrade
-from duetime.storage.store import Dialect, Statements, Store
 from duetime.wiring import backend_of, make_migrator, make_store
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
+    from duetime.storage.store import Dialect, Statements, Store
 
 
 class Database:
@@ -64,6 +62,8 @@ class Database:
         if tx is None:
             store = await self.store()
             return await store.transact(make(store.dialect), reads=reads, computes=computes)
+        from duetime.storage import transaction
+
         store = self.unopened()
         placeholder = store.capabilities.placeholder
         return await transaction.run_async(tx, make(store.dialect), placeholder=placeholder)
@@ -84,6 +84,8 @@ class Database:
         return store
 
     def _check_schema(self) -> None:
+        from duetime.storage.migrations import check_version, upgrade
+
         with self._check_lock:
             if self.checked:
                 return

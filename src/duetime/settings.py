@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -12,15 +11,21 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.duration import parse_duration
+from duetime.domain.duration import format_duration, parse_duration, read_duration
 from duetime.domain.jobs.retry import MOST_ATTEMPTS
 from duetime.domain.urls import show_url
 from duetime.errors import InvalidInput, SettingsError
 
+DEFAULT_LEASE = timedelta(seconds=30)
 DEFAULT_DATABASE = "sqlite:///duetime.db"
 _LONGEST_POLL = timedelta(minutes=10)
 _MOST = {"concurrency": 10_000, "batch": 1000, "pool_size": 1000, "max_attempts": MOST_ATTEMPTS}
+_GREATER_THAN_ZERO = (
+    "lease", "heartbeat", "block_limit", "rescue_every", "prune_every", "database_timeout", "poll"
+)  # fmt: skip
 _LONGEST_LABEL = 200
+_FOLLOWS_LEASE = {"heartbeat": timedelta(seconds=10), "rescue_every": timedelta(seconds=2)}
+"""By default a third of the lease, and at most this."""
 _WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
 
 DEFAULT_RETENTION = {
@@ -50,7 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...] = ("default",)
     concurrency: int = 50
     batch: int = 1000
-    lease: timedelta = timedelta(seconds=30)
+    lease: timedelta = DEFAULT_LEASE
     heartbeat: timedelta = timedelta(seconds=10)
     block_limit: timedelta = timedelta(seconds=10)
     poll: timedelta = timedelta(seconds=1)
@@ -104,11 +109,27 @@ def load_settings(
             )
         if value is not None:
             values[name] = (value, f"{name}=")
-    return _check(
-        Settings(
-            **{name: _convert(name, value, source) for name, (value, source) in values.items()}
-        )
-    )
+    given = {name: _convert(name, value, source) for name, (value, source) in values.items()}
+    return _check(Settings(**_follow_lease(given)))
+
+
+def change_settings(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """Return the settings with these changed; None changes nothing.
+
+    With another lease, a heartbeat that had its default follows.
+    """
+    given = {
+        name: _convert(name, value, f"{name}=")
+        for name, value in changes.items()
+        if value is not None
+    }
+    kept = msgspec.structs.asdict(settings)
+    if "lease" in given:
+        defaults = _follow_lease({"lease": settings.lease})
+        for name in _FOLLOWS_LEASE:
+            if kept[name] == defaults[name]:
+                del kept[name]
+    return _check(Settings(**_follow_lease(kept | given)))
 
 
 def read_whole_number(text: str) -> int | None:
@@ -121,6 +142,8 @@ def read_whole_number(text: str) -> int | None:
 
 
 def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
+    import tomllib
+
     try:
         with path.open("rb") as file:
             content = tomllib.load(file)
@@ -156,8 +179,15 @@ def _convert(name: str, value: Any, source: str) -> Any:
     return str(value).strip()
 
 
+def _follow_lease(given: dict[str, Any]) -> dict[str, Any]:
+    lease = given.get("lease", DEFAULT_LEASE)
+    return {name: min(lease / 3, most) for name, most in _FOLLOWS_LEASE.items()} | given
+
+
 def _duration(value: Any, source: str) -> timedelta:
     try:
+        if isinstance(value, str):
+            return read_duration(value.strip(), name=source)
         return parse_duration(value, name=source)
     except InvalidInput as error:
         raise SettingsError(str(error)) from None
@@ -210,9 +240,9 @@ def _check(settings: Settings) -> Settings:
     for name in ("concurrency", "batch", "pool_size", "max_attempts", "max_args_bytes"):
         if getattr(settings, name) < 1:
             raise SettingsError(f"{name} must be at least 1, got {getattr(settings, name)}.")
-    for name in ("heartbeat", "block_limit", "rescue_every", "prune_every", "database_timeout"):
+    for name in _GREATER_THAN_ZERO:
         if not getattr(settings, name):
-            raise SettingsError(f"{name} must be longer than nothing.")
+            raise SettingsError(f"{name} must be greater than zero.")
     for name, most in _MOST.items():
         if getattr(settings, name) > most:
             raise SettingsError(f"{name} must be at most {most}, got {getattr(settings, name)}.")
@@ -224,10 +254,12 @@ def _check(settings: Settings) -> Settings:
         raise SettingsError("service must not be empty.")
     if not settings.queues:
         raise SettingsError("queues must name at least one queue.")
-    if settings.poll > _LONGEST_POLL or not settings.poll:
-        raise SettingsError("poll must be longer than nothing and at most 10m.")
+    if settings.poll > _LONGEST_POLL:
+        raise SettingsError(f"poll must be at most 10m, got {format_duration(settings.poll)}.")
     if settings.heartbeat * 2 > settings.lease:
         raise SettingsError(
-            "heartbeat must be at most half of the lease, so that one lost beat costs nothing."
+            f"heartbeat ({format_duration(settings.heartbeat)}) must be at most half of the lease "
+            f"({format_duration(settings.lease)}), so that one lost heartbeat costs nothing. Leave "
+            "it out: then it follows from the lease."
         )
     return settings

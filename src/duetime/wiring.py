@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from duetime.domain.urls import show_url
 from duetime.errors import InvalidDatabaseURL, InvalidInput
 from duetime.settings import Settings
-from duetime.storage.migrations import Migrator
-from duetime.storage.store import Store
 
 if TYPE_CHECKING:
+    from duetime.storage.migrations import Migrator
     from duetime.storage.postgres.roles import PostgresRoles
     from duetime.storage.sqlite.backup import Backup
+    from duetime.storage.store import Store
 
 
 def make_store(settings: Settings) -> Store:

@@ -177,7 +177,7 @@ def test_wrong_command_line(command: str, tmp_path: Path) -> None:
         (("--concurrency", "\u0663"), "must be a whole number"),
         (("--concurrency", "99999999999"), "concurrency must be at most 10000"),
         (("--lease", "999999d"), "at most 100 years: write '36525d' or less"),
-        (("--lease", "5"), "is not a duration"),
+        (("--lease", "5 s"), "is not a duration"),
         (("--lease", "-5s"), "is not a duration"),
         (("--lease", "5s"), "heartbeat must be at most half of the lease"),
         (("--queues", ","), "at least one queue"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duetime.domain.duration import format_duration, parse_duration
+from duetime.domain.duration import format_duration, parse_duration, read_duration
 from duetime.errors import InvalidInput
 
 SPANS = st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=36_525))
@@ -42,8 +42,13 @@ def test_units_add_up(text: str, seconds: float) -> None:
     assert parse_duration(text) == timedelta(seconds=seconds)
 
 
+@given(st.integers(0, 36_525 * 86_400) | st.floats(0, 36_525 * 86_400))
+def test_a_number_is_seconds(number: float) -> None:
+    assert parse_duration(number) == timedelta(seconds=number)
+
+
 @pytest.mark.parametrize(
-    "text", ["", "s", "5", "5 m", " 5m", "5m ", "-5m", "+5m", "5M", "5y", "1h,5m", "1e3s", ".5s"]
+    "text", ["", "s", "5 m", " 5m", "5m ", "-5m", "+5m", "5M", "5y", "1h,5m", "1e3s", ".5s"]
 )
 def test_anything_else_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"delay .* is not a duration"):
@@ -59,21 +64,45 @@ def test_no_text_breaks_the_parser(text: str) -> None:
     assert timedelta(0) <= span <= timedelta(days=36_525)
 
 
-@pytest.mark.parametrize("value", [5, 0.5, True, None, b"5s", ["5s"]])
-def test_a_bare_number_has_no_unit(value: Any) -> None:
-    with pytest.raises(InvalidInput, match="lease must be a timedelta or a string"):
+@pytest.mark.parametrize("value", [True, False, None, b"5s", ["5s"], 5j])
+def test_what_is_no_duration_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidInput, match="lease must be a number of seconds, a string such as"):
         parse_duration(value, name="lease")
+
+
+@pytest.mark.parametrize("text", ["5", "1.5", "٥"])
+def test_a_string_needs_a_unit(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"delay '.*' (has no unit. Write '.*s'|is not a dur)"):
+        parse_duration(text, name="delay")
+
+
+def test_a_variable_or_an_option_may_be_a_number_of_seconds() -> None:
+    assert read_duration("2", name="lease") == timedelta(seconds=2)
+    assert read_duration("0.25", name="lease") == timedelta(milliseconds=250)
+    assert read_duration("5m", name="lease") == timedelta(minutes=5)
+    for text in ("-2", "1e3", "nan", "inf", "1_000", "٥", ""):
+        with pytest.raises(InvalidInput, match="is not a duration"):
+            read_duration(text, name="lease")
+    with pytest.raises(InvalidInput, match="at most 100 years"):
+        read_duration("9" * 30, name="lease")
 
 
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
         (timedelta(seconds=-1), "must not be negative"),
+        (-1, "must not be negative, got -1"),
+        (-0.5, "must not be negative"),
+        (float("-inf"), "must not be negative"),
+        (-(10**400), "must not be negative"),
+        (float("nan"), "must be a number of seconds, got nan"),
+        (float("inf"), r"at most 100 years: write '36525d' or less"),
+        (10**400, r"at most 100 years: write '36525d' or less"),
         (timedelta.max, r"at most 100 years: write '36525d' or less"),
         ("36526d", r"at most 100 years: write '36525d' or less"),
         ("9" * 30 + "w", r"at most 100 years: write '36525d' or less"),
     ],
 )
-def test_out_of_range(value: str | timedelta, reason: str) -> None:
+def test_out_of_range(value: str | timedelta | float, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         parse_duration(value)

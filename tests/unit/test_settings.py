@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from duetime.errors import SettingsError
-from duetime.settings import DEFAULT_RETENTION, Settings, load_settings
+from duetime import Duetime
+from duetime.errors import InvalidInput, SettingsError
+from duetime.settings import DEFAULT_RETENTION, Settings, change_settings, load_settings
 
 
 def load(environment: dict[str, str] | None = None, **arguments: Any) -> Settings:
@@ -97,6 +98,60 @@ def test_a_pyproject_has_a_table_of_ours(tmp_path: Path) -> None:
     assert settings.retention["completed"] == timedelta(days=2)
 
 
+def test_a_number_is_seconds_wherever_it_comes_from(tmp_path: Path) -> None:
+    file = tmp_path / "duetime.toml"
+    file.write_text("poll = 0.5\n[retention]\ncompleted = 3600\n")
+    environment = {"DUETIME_CONFIG": str(file), "DUETIME_LEASE": "2.5", "DUETIME_BLOCK_LIMIT": "5"}
+
+    settings = load(environment, grace=10)
+
+    assert settings.poll == timedelta(milliseconds=500)
+    assert settings.retention["completed"] == timedelta(hours=1)
+    assert settings.lease == timedelta(seconds=2.5)
+    assert settings.block_limit == timedelta(seconds=5)
+    assert settings.grace == timedelta(seconds=10)
+
+
+@pytest.mark.parametrize(
+    ("lease", "heartbeat", "rescue_every"),
+    [("30s", 10, 2), ("5m", 10, 2), ("3s", 1, 1), ("6s", 2, 2), ("300ms", 0.1, 0.1)],
+)
+def test_heartbeat_and_rescue_follow_the_lease(
+    lease: str, heartbeat: float, rescue_every: float
+) -> None:
+    settings = load(lease=lease)
+
+    assert settings.heartbeat == timedelta(seconds=heartbeat)
+    assert settings.rescue_every == timedelta(seconds=rescue_every)
+
+
+def test_what_is_given_does_not_follow_the_lease() -> None:
+    settings = load({"DUETIME_HEARTBEAT": "500ms"}, lease="3s", rescue_every="5s")
+
+    assert settings.heartbeat == timedelta(milliseconds=500)
+    assert settings.rescue_every == timedelta(seconds=5)
+
+
+def test_another_lease_takes_the_default_heartbeat_with_it() -> None:
+    changed = change_settings(load(), {"lease": "3s", "grace": None})
+
+    assert (changed.heartbeat, changed.rescue_every) == (timedelta(seconds=1), timedelta(seconds=1))
+    assert changed.grace == Settings().grace
+
+
+def test_another_lease_leaves_the_given_heartbeat() -> None:
+    with pytest.raises(SettingsError, match=r"heartbeat \(5s\) must be at most half of the lease"):
+        change_settings(load(heartbeat="5s"), {"lease": "3s"})
+
+
+@pytest.mark.parametrize("option", ["queue", "database", "pool_size"])
+def test_a_worker_refuses_an_option_that_it_would_not_use(option: str) -> None:
+    app = Duetime("sqlite:///never.db")
+
+    with pytest.raises(InvalidInput, match=f"A worker has no option '{option}'. It has: queues, "):
+        app.worker_thread(**{option: "mail"})
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("name", "value", "reason"),
@@ -113,16 +168,19 @@ class TestRefused:
             ("pool_size", -1, "pool_size must be at least 1"),
             ("max_attempts", 0, "max_attempts must be at least 1"),
             ("max_args_bytes", 0, "max_args_bytes must be at least 1"),
-            ("lease", 30, "lease= must be a timedelta or a string"),
+            ("lease", True, "lease= must be a number of seconds, a string such as"),
             ("lease", "soon", "lease= 'soon' is not a duration"),
-            ("lease", "19s", "heartbeat must be at most half of the lease"),
-            ("heartbeat", "0s", "heartbeat must be longer than nothing"),
-            ("block_limit", "0s", "block_limit must be longer than nothing"),
-            ("rescue_every", "0s", "rescue_every must be longer than nothing"),
-            ("prune_every", "0s", "prune_every must be longer than nothing"),
-            ("database_timeout", "0s", "database_timeout must be longer than nothing"),
-            ("poll", "11m", "poll must be longer than nothing and at most 10m"),
-            ("poll", "0s", "poll must be longer than nothing"),
+            ("lease", -2, "lease= must not be negative, got -2"),
+            ("lease", float("nan"), "lease= must be a number of seconds, got nan"),
+            ("lease", 0, "lease must be greater than zero"),
+            ("heartbeat", "16s", "heartbeat (16s) must be at most half of the lease (30s)"),
+            ("heartbeat", "0s", "heartbeat must be greater than zero"),
+            ("block_limit", "0s", "block_limit must be greater than zero"),
+            ("rescue_every", "0s", "rescue_every must be greater than zero"),
+            ("prune_every", "0s", "prune_every must be greater than zero"),
+            ("database_timeout", "0s", "database_timeout must be greater than zero"),
+            ("poll", "11m", "poll must be at most 10m, got 11m"),
+            ("poll", "0s", "poll must be greater than zero"),
             ("queues", "", "queues must name at least one queue"),
             ("queues", [], "queues must name at least one queue"),
             ("queues", 5, "queues= must be names, or one text with commas, got 5"),
@@ -148,7 +206,8 @@ class TestRefused:
         [
             (b"lease = ", "is not TOML"),
             (b'lease = "\xff"', "is not TOML"),
-            (b"lease = 30", "duetime.toml: lease must be a timedelta or a string"),
+            (b"lease = true", "duetime.toml: lease must be a number of seconds, a string"),
+            (b"lease = nan", "duetime.toml: lease must be a number of seconds, got nan"),
             (b"leese = '1m'", "there is no setting 'leese'"),
             (b"[tool.duetime]\nleese = '1m'", "there is no setting 'leese'"),
             (b"tool = 5", "the table tool.duetime"),

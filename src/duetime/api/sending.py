@@ -6,22 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duetime.api.tasks import positive
-from duetime.channels.channel import Channel
-from duetime.domain.duration import Duration
+from duetime.domain.duration import Duration, parse_positive_duration
 from duetime.domain.jobs.job import check_name
-from duetime.domain.jobs.rate import parse_rate
 from duetime.domain.jobs.retry import Exponential, check_max_attempts
-from duetime.domain.reminders.digest import DIGEST_TASK
-from duetime.domain.reminders.reminder import ESCALATE_TASK, REMIND_TASK
-from duetime.engine.handler_source import refuse_return_in_transaction
 from duetime.errors import InvalidInput
-from duetime.reminders.deliveries import receipt
-from duetime.reminders.handlers import context_name
-from duetime.reminders.send_attempt import ConfiguredChannel
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
+    from duetime.channels.channel import Channel
 
 _ONE_HANDLER = "An app has one: register a function that calls both."
 
@@ -38,6 +30,9 @@ class Sending:
 
         `@app.on_reminder`, or `@app.on_reminder(retry=…, timeout=…)` with the options of a task.
         """
+
+        from duetime.engine.handler_source import refuse_return_in_transaction
+        from duetime.reminders.handlers import context_name
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             refuse_return_in_transaction(
@@ -56,6 +51,9 @@ class Sending:
 
         A digest is what waited because its recipient gets at most so many in an hour.
         """
+        from duetime.engine.handler_source import refuse_return_in_transaction
+        from duetime.reminders.handlers import context_name
+
         refuse_return_in_transaction(
             handler, context_name(handler), what="The @app.on_digest handler"
         )
@@ -82,6 +80,9 @@ class Sending:
         one of its name, as a test wants it. The other options are a task's, for all reminders:
         give each once.
         """
+        from duetime.domain.jobs.rate import parse_rate
+        from duetime.reminders.send_attempt import ConfiguredChannel
+
         if not all(hasattr(channel, part) for part in ("name", "send", "close")):
             raise InvalidInput(
                 f"A channel is an object with a name, an async send(message) and an async close(), "
@@ -92,7 +93,7 @@ class Sending:
             channel,
             None if tries is None else check_max_attempts(tries, name="tries"),
             None if rate is None else parse_rate(rate),
-            None if retry_for is None else positive(retry_for, name="retry_for"),
+            None if retry_for is None else parse_positive_duration(retry_for, name="retry_for"),
         )
         self._app._registrations.add(
             f"channel {name!r}",
@@ -139,11 +140,16 @@ class Sending:
         echoes it. By it a message is found whose send is not recorded: the provider was faster, or
         its answer was lost. Then that channel is not asked again. Raises `DeliveryNotFound`.
         """
+        from duetime.reminders.deliveries import receipt
+
         return await receipt(
             self._app, external_id, status, key=key, reason=reason, channel=channel, by=by, tx=tx
         )
 
     def _register_remind(self, *, replace: bool = False, **options: Any) -> None:
+        from duetime.domain.reminders.digest import DIGEST_TASK
+        from duetime.domain.reminders.reminder import ESCALATE_TASK, REMIND_TASK
+
         sender = self._app._sender
         for name, value in options.items():
             self._app._registrations.add(

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from duetime.api.tasks import Task, first_delay, positive
-from duetime.domain.duration import Duration
+from duetime.api.tasks import Task, first_delay
+from duetime.domain.duration import Duration, parse_positive_duration
 from duetime.domain.jobs.job import (
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
@@ -26,12 +26,11 @@ from duetime.domain.jobs.retry import (
     check_policy,
 )
 from duetime.domain.jobs.task import TaskDefinition, TaskOptions
-from duetime.engine.context import Context
-from duetime.engine.handler_source import refuse_return_in_transaction
 from duetime.errors import InvalidInput
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
+    from duetime.engine.context import Context
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,6 +95,9 @@ class TaskRegistry:
         keep_result: bool = True,
         overrides_jobs: bool = False,
     ) -> Task[..., Any]:
+        from duetime.engine.context import Context
+        from duetime.engine.handler_source import refuse_return_in_transaction
+
         if not inspect.isroutine(function):
             raise InvalidInput(
                 f"A task must be a function, got {function!r:.100}. Write a function that calls it."
@@ -113,8 +115,8 @@ class TaskRegistry:
             max_attempts=check_max_attempts(
                 policy.max_attempts if max_attempts is None else max_attempts
             ),
-            timeout=None if timeout is None else positive(timeout, name="timeout"),
-            expires=None if expires is None else positive(expires, name="expires"),
+            timeout=None if timeout is None else parse_positive_duration(timeout, name="timeout"),
+            expires=None if expires is None else parse_positive_duration(expires, name="expires"),
             keep_result=keep_result,
             max_args_bytes=self._app.settings.max_args_bytes,
             overrides_jobs=overrides_jobs,

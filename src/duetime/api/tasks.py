@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 import msgspec
 
-from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.duration import Duration, parse_duration, parse_positive_duration
 from duetime.domain.jobs.job import (
     Enqueued,
     JobInfo,
@@ -149,12 +149,12 @@ class Task(Generic[P, R]):
         if max_attempts is not None:
             changes["max_attempts"] = check_max_attempts(max_attempts)
         if timeout is not None:
-            changes["timeout"] = positive(timeout, name="timeout")
+            changes["timeout"] = parse_positive_duration(timeout, name="timeout")
         if isinstance(expires, datetime):
             moment = check_moment(expires, name="expires")
             changes |= {"expires_at": moment, "expires_after": None}
         elif expires is not None:
-            changes["expires_after"] = positive(expires, name="expires")
+            changes["expires_after"] = parse_positive_duration(expires, name="expires")
         return BoundTask(self._app, self.definition, replace(self._defaults, changes), tx)
 
 
@@ -194,13 +194,6 @@ class BoundTask(Generic[P, R]):
 
 def replace(job: NewJob, changes: dict[str, Any]) -> NewJob:
     return msgspec.structs.replace(job, **changes)
-
-
-def positive(value: Duration, *, name: str) -> timedelta:
-    span = parse_duration(value, name=name)
-    if not span:
-        raise InvalidInput(f"{name} must be longer than nothing.")
-    return span
 
 
 def first_delay(retry: Any) -> timedelta | None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
 
 from duetime.channels.channel import Message, NotSent, Sent
-from duetime.domain.duration import Duration, format_duration, parse_duration
+from duetime.domain.duration import Duration, format_duration, parse_positive_duration
 from duetime.domain.urls import hide_passwords
 from duetime.errors import InvalidInput
 
@@ -46,7 +46,7 @@ class Apprise:
         if isinstance(schemas, str):
             raise InvalidInput(f"schemas= is a list of schemas: write schemas=[{schemas!r:.60}].")
         self._schemas = {schema.lower() for schema in schemas}
-        self._timeout = parse_duration(timeout, name="timeout")
+        self._timeout = parse_positive_duration(timeout, name="timeout")
         self._threads = threads
         self._executor: ThreadPoolExecutor | None = None
         self._urls = urls

@@ -13,7 +13,7 @@ from email.utils import format_datetime, parseaddr
 from typing import Literal
 
 from duetime.channels.channel import Message, NotSent, Sent, digest
-from duetime.domain.duration import Duration, format_duration, parse_duration
+from duetime.domain.duration import Duration, format_duration, parse_positive_duration
 from duetime.errors import InvalidInput
 
 try:
@@ -62,7 +62,7 @@ class Email:
         self._security = security
         self._username = username
         self._password = password
-        self._timeout = parse_duration(timeout, name="timeout")
+        self._timeout = parse_positive_duration(timeout, name="timeout")
         self._ssl_context = ssl_context
         try:
             self._sender = _read_address(sender)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Literal
 
 from duetime.channels.channel import DUE, Message, NotSent, Sent, digest, encode, facts_of
-from duetime.domain.duration import Duration, format_duration, parse_duration
+from duetime.domain.duration import Duration, format_duration, parse_positive_duration
 from duetime.domain.jobs.job import check_name
 from duetime.domain.urls import show_url
 from duetime.errors import InvalidInput
@@ -63,7 +63,7 @@ class RabbitMQ:
         self._exchange = exchange
         self._event = check_name(event, what="event")
         self._routing_key = event if routing_key is None else routing_key
-        self._timeout = parse_duration(timeout, name="timeout")
+        self._timeout = parse_positive_duration(timeout, name="timeout")
         self._connecting = asyncio.Lock()
         self._connection: aio_pika.abc.AbstractConnection | None = None
         self._channel: aio_pika.abc.AbstractChannel | None = None

@@ -16,7 +16,12 @@ import msgspec
 
 from duetime.channels.channel import Message, NotSent, Sent, digest, encode, facts_of
 from duetime.channels.guard import Guard, Resolve, resolve
-from duetime.domain.duration import Duration, format_duration, parse_duration
+from duetime.domain.duration import (
+    Duration,
+    format_duration,
+    parse_duration,
+    parse_positive_duration,
+)
 from duetime.domain.urls import describe_parse_error
 from duetime.errors import InvalidInput
 
@@ -84,9 +89,9 @@ class Webhook:
             _signers(secrets)
         self._headers = _checked_headers(headers or {})
         self._id_header = None if id_header is None else id_header.lower().encode("ascii")
-        self._connect_timeout = parse_duration(connect_timeout, name="connect_timeout")
-        self._read_timeout = parse_duration(read_timeout, name="read_timeout")
-        self._timeout = parse_duration(timeout, name="timeout")
+        self._connect_timeout = parse_positive_duration(connect_timeout, name="connect_timeout")
+        self._read_timeout = parse_positive_duration(read_timeout, name="read_timeout")
+        self._timeout = parse_positive_duration(timeout, name="timeout")
         self._max_answer_bytes = max_answer_bytes
         self._max_retry_after = parse_duration(max_retry_after, name="max_retry_after")
         self._guard = Guard(allow_private=allow_private, allow=allow, ports=ports, resolve=resolve)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import click
 
 from duetime.app import Duetime
-from duetime.cli.moment import iso
+from duetime.cli.moment import SPAN, iso
 from duetime.cli.number import JOB_ID
 from duetime.cli.output import echo, print_json, print_table
 from duetime.cli.person import by_option
@@ -86,10 +86,10 @@ def ack_command(
 
 @click.command("snooze", cls=Command)
 @click.argument("reminder_id", metavar="ID", type=JOB_ID)
-@click.argument("span", metavar="SPAN")
+@click.argument("span", type=SPAN, metavar="SPAN")
 @by_option
 @click.pass_context
-def snooze_command(context: click.Context, reminder_id: int, span: str, by: str) -> None:
+def snooze_command(context: click.Context, reminder_id: int, span: timedelta, by: str) -> None:
     """Send a reminder again after a SPAN such as 10m, unless its subject moves or ends before."""
 
     async def snooze(app: Duetime) -> datetime:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from datetime import timedelta
 
 import click
 import msgspec
 
+from duetime.cli.moment import SPAN
 from duetime.cli.output import print_json, print_table
 from duetime.cli.target import Command, target_of
-from duetime.domain.duration import parse_duration
 from duetime.engine.process import leave_now
 from duetime.health import check_health
 
@@ -30,6 +31,7 @@ _EXIT_CODES = {"database": 3, "schema": 4, "worker": 5}
 @click.option("--no-worker", is_flag=True, help="Check the database and its schema only.")
 @click.option(
     "--timeout",
+    type=SPAN,
     metavar="SPAN",
     default="10s",
     help="How long the database may take to answer.  [default: 10s]",
@@ -41,7 +43,7 @@ def health(
     name: str | None,
     here: bool,
     no_worker: bool,
-    timeout: str,
+    timeout: timedelta,
 ) -> None:
     """Check that the database answers, its schema is current, and a live worker is registered.
 
@@ -60,12 +62,13 @@ def health(
     target = target_of(context)
     app = target.load()
     app.settings = msgspec.structs.replace(app.settings, migrate=False)
-    span = parse_duration(timeout, name="timeout")
     workers = socket.gethostname() if here else name
 
     # Not `asyncio.run`: it would wait for a thread that still tries to connect.
     loop = asyncio.new_event_loop()
-    found = loop.run_until_complete(check_health(app, workers=workers, queues=queues, timeout=span))
+    found = loop.run_until_complete(
+        check_health(app, workers=workers, queues=queues, timeout=timeout)
+    )
     checks = [one for one in found if not (no_worker and one.name == "worker")]
     failed = next((one for one in checks if not one.ok), None)
     if target.json:

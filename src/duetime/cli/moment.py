@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from duetime.domain.duration import TooLong, parse_duration
+from duetime.domain.duration import TooLong, read_duration
 from duetime.domain.jobs.job import check_moment
 from duetime.errors import InvalidInput
 
@@ -40,7 +40,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
         if not self._or_span:
             self.fail(f"{text[:40]!r} is not a time {example}.", param, ctx)
         try:
-            return parse_duration(text, name="A span")
+            return read_duration(text, name="A span")
         except TooLong as error:
             self.fail(str(error), param, ctx)
         except InvalidInput:
@@ -49,6 +49,21 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
             )
 
 
+class Span(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A duration, such as 30m; a number is seconds."""
+
+    name = "span"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return read_duration(value.strip(), name="The span")
+        except InvalidInput as error:
+            self.fail(str(error), param, ctx)
+
+
+SPAN = Span()
 MOMENT = Moment()
 MOMENT_OR_SPAN = Moment(or_span=True)
 

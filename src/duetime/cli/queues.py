@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import getpass
 import socket
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import click
 
 from duetime.app import Duetime
+from duetime.cli.moment import SPAN
 from duetime.cli.number import Number
 from duetime.cli.output import echo, plural, print_json, print_table, relative
 from duetime.cli.target import Group, target_of
@@ -112,7 +113,7 @@ def resume_command(context: click.Context, queue: str) -> None:
 @click.option(
     "--rate", type=Number(1), metavar="N", help="How many jobs may start in each --period."
 )
-@click.option("--period", metavar="SPAN", help="The period of --rate, such as 1m.")
+@click.option("--period", type=SPAN, metavar="SPAN", help="The period of --rate, such as 1m.")
 @click.option("--none", "lift", is_flag=True, help="Remove every limit.")
 @click.pass_context
 def limit_command(
@@ -121,7 +122,7 @@ def limit_command(
     running: int | None,
     per_partition: int | None,
     rate: int | None,
-    period: str | None,
+    period: timedelta | None,
     lift: bool,
 ) -> None:
     """Set the limits of QUEUE, over all workers. What you leave out is not limited."""

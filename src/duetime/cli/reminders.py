@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import click
 
 from duetime.app import Duetime
 from duetime.cli.deliveries import ack_command, deliveries_command, snooze_command
-from duetime.cli.moment import iso
+from duetime.cli.moment import SPAN, iso
 from duetime.cli.number import JOB_ID, Number
 from duetime.cli.output import as_json, confirm, echo, one_line, plural, print_json, print_table
 from duetime.cli.person import by_option
@@ -122,7 +122,7 @@ def explain_command(context: click.Context, reminder_id: int) -> None:
 @click.option("--subject", metavar="REF", help="All of this subject; failed ones, unless --status.")
 @click.option("--scope", metavar="REF", help="All in this scope, or inside it.")
 @click.option("--recipient", metavar="REF", help="All to this recipient.")
-@click.option("--within", metavar="SPAN", help="All that ended in the last 2h, 1d, …")
+@click.option("--within", type=SPAN, metavar="SPAN", help="All that ended in the last 2h, 1d, …")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @by_option
 @click.pass_context
@@ -133,7 +133,7 @@ def resend_command(
     subject: str | None,
     scope: str | None,
     recipient: str | None,
-    within: str | None,
+    within: timedelta | None,
     yes: bool,
     by: str,
 ) -> None:

@@ -12,7 +12,7 @@ import click
 
 from duetime.api.schedules import ScheduleInfo
 from duetime.app import Duetime
-from duetime.cli.moment import MOMENT, iso
+from duetime.cli.moment import MOMENT, SPAN, iso
 from duetime.cli.number import Number
 from duetime.cli.output import echo, one_line, print_json
 from duetime.cli.person import by_option
@@ -86,7 +86,7 @@ def times_options(command: C) -> C:
 
 def _policy_options(command: C) -> C:
     """Add an option for each policy; what is left out is the library's default."""
-    span, many = {"metavar": "SPAN"}, {"metavar": "N", "type": Number(1, 1_000_000)}
+    span, many = {"metavar": "SPAN", "type": SPAN}, {"metavar": "N", "type": Number(1, 1_000_000)}
     catch_up, overlap = get_args(CatchUp), get_args(Overlap)
     options: list[tuple[str, dict[str, Any]]] = [
         ("--catch-up", {"metavar": "HOW", "type": click.Choice(catch_up),
@@ -118,7 +118,7 @@ def _policy_options(command: C) -> C:
 @click.argument("specs", metavar="SPEC...", type=SPEC, nargs=-1)
 @click.option("--args", type=ObjectType(), metavar="JSON", help="The task's arguments.")
 @times_options
-@click.option("--jitter", metavar="SPAN", help="Each run starts up to so much later.")
+@click.option("--jitter", type=SPAN, metavar="SPAN", help="Each run starts up to so much later.")
 @click.option("--preset", metavar="NAME", help="A spec by its name: `schedules presets`.")
 @click.option("--queue", metavar="NAME", help="The runs' queue.  [default: the task's]")
 @click.option(

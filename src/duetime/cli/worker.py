@@ -8,7 +8,6 @@ import sys
 from typing import Any, cast
 
 import click
-import msgspec
 
 from duetime.app import Duetime
 from duetime.cli.number import Number
@@ -16,7 +15,7 @@ from duetime.cli.target import Command, Target, target_of
 from duetime.domain.urls import show_url
 from duetime.engine.process import run_worker
 from duetime.engine.supervisor import Supervisor
-from duetime.settings import load_settings
+from duetime.settings import change_settings
 from duetime.telemetry.logs import LEVELS, LogFormat, configure_logging
 
 log = logging.getLogger("duetime.cli")
@@ -42,7 +41,11 @@ log = logging.getLogger("duetime.cli")
     metavar="SPAN",
     help="After this silence a worker's jobs are rescued.  [default: 30s]",
 )
-@click.option("--heartbeat", metavar="SPAN", help="How often the lease is renewed.  [default: 10s]")
+@click.option(
+    "--heartbeat",
+    metavar="SPAN",
+    help="How often the lease is renewed.  [default: a third of it, at most 10s]",
+)
 @click.option(
     "--poll", metavar="SPAN", help="How often to look for jobs if nothing wakes it.  [default: 1s]"
 )
@@ -91,7 +94,7 @@ def worker(
         raise click.UsageError("Which app? Give --app MODULE:APP, or set DUETIME_APP.")
     log_format = log_format or ("json" if target.json else "console")
     app = target.load()
-    app.settings = load_settings(msgspec.structs.asdict(app.settings) | _given(options))
+    app.settings = change_settings(app.settings, options)
     configure_logging(cast("LogFormat", log_format), log_level)
 
     def greet() -> None:

@@ -1,13 +1,15 @@
-"""Durations as people write them: `"30s"`, `"1h30m"`, `"7d"`."""
+"""Durations as people give them: `"1h30m"`, `timedelta(hours=1)`, or a number of seconds."""
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
 
 from duetime.errors import InvalidInput
 
-Duration = str | timedelta
+Duration = str | timedelta | float
+"""A number is seconds; a string has units (`"250ms"`, `"30s"`, `"1h30m"`, `"7d"`)."""
 
 _UNITS = {
     "ms": "milliseconds",
@@ -18,6 +20,7 @@ _UNITS = {
     "w": "weeks",
 }
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
+_NUMBER = re.compile(r"\d{1,40}(?:\.\d{1,40})?", re.ASCII)
 _LONGEST = timedelta(days=36525)
 
 
@@ -27,32 +30,52 @@ class TooLong(InvalidInput):
     def __init__(self, name: str, value: Duration) -> None:
         most = format_duration(_LONGEST)
         super().__init__(
-            f"{name} must be at most 100 years: write {most!r} or less, got {str(value)!r}."
+            f"{name} must be at most 100 years: write {most!r} or less, got {str(value)[:60]!r}."
         )
 
 
 def parse_duration(value: Duration, *, name: str = "duration") -> timedelta:
-    """Return `value` as a `timedelta`; it must not be negative.
+    """Return `value` as a `timedelta`; raise `InvalidInput` if it is negative or not a duration.
 
     >>> parse_duration("1h30m")
     datetime.timedelta(seconds=5400)
-    >>> parse_duration("250ms")
-    datetime.timedelta(microseconds=250000)
+    >>> parse_duration(1.5)
+    datetime.timedelta(seconds=1, microseconds=500000)
     """
     if isinstance(value, timedelta):
         parsed = value
     elif isinstance(value, str):
         parsed = _parse(value, name)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        parsed = _seconds(value, name)
     else:
         raise InvalidInput(
-            f"{name} must be a timedelta or a string such as '30s', '5m' or '1h30m', "
-            f"not {value!r}: a bare number has no unit."
+            f"{name} must be a number of seconds, a string such as '30s', '5m' or '1h30m', or a "
+            f"timedelta, got {value!r:.60}."
         )
     if parsed < timedelta(0):
-        raise InvalidInput(f"{name} must not be negative, got {value!r}.")
+        raise _negative(name, value)
     if parsed > _LONGEST:
         raise TooLong(name, value)
     return parsed
+
+
+def parse_positive_duration(value: Duration, *, name: str) -> timedelta:
+    """`parse_duration`, for what must be greater than zero."""
+    parsed = parse_duration(value, name=name)
+    if not parsed:
+        raise InvalidInput(f"{name} must be greater than zero.")
+    return parsed
+
+
+def read_duration(text: str, *, name: str) -> timedelta:
+    """Return the duration that a command line or an environment variable gives, where a number
+    of seconds is text as well.
+
+    >>> read_duration("2.5", name="lease"), read_duration("1m", name="lease")
+    (datetime.timedelta(seconds=2, microseconds=500000), datetime.timedelta(seconds=60))
+    """
+    return parse_duration(float(text) if _NUMBER.fullmatch(text) else text, name=name)
 
 
 def format_duration(value: timedelta) -> str:
@@ -77,9 +100,28 @@ def format_duration(value: timedelta) -> str:
     return "".join(parts)
 
 
+def _seconds(value: float, name: str) -> timedelta:
+    if value > _LONGEST.total_seconds():
+        raise TooLong(name, value)
+    if value < 0:
+        raise _negative(name, value)
+    if math.isnan(value):
+        raise InvalidInput(f"{name} must be a number of seconds, got {value!r}.")
+    return timedelta(seconds=value)
+
+
+def _negative(name: str, value: Duration) -> InvalidInput:
+    return InvalidInput(f"{name} must not be negative, got {value!s:.60}.")
+
+
 def _parse(text: str, name: str) -> timedelta:
     parts = _PART.findall(text)
     if not parts or len(text) > 40 or "".join(number + unit for number, unit in parts) != text:
+        if _NUMBER.fullmatch(text):
+            raise InvalidInput(
+                f"{name} {text[:40]!r} has no unit. Write '{text[:40]}s', or pass a number of "
+                "seconds."
+            )
         raise InvalidInput(
             f"{name} {text[:40]!r} is not a duration. "
             "Write numbers with units ms, s, m, h, d or w: '30s', '1h30m', '7d'."

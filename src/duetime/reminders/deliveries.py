@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.duration import Duration, parse_positive_duration
 from duetime.domain.jobs.job import check_name, check_sought
 from duetime.domain.reminders.delivery import (
     HANDLER,
@@ -61,9 +61,7 @@ async def snooze(
 ) -> datetime:
     """See `app.reminders.snooze`."""
     _check_id(reminder_id)
-    wait = parse_duration(span, name="The time to snooze")
-    if wait <= timedelta(0):
-        raise InvalidInput("The time to snooze must be longer than nothing.")
+    wait = parse_positive_duration(span, name="The time to snooze")
     actor = check_name(by, what="actor (by=)")
     at: datetime = await perform(app, lambda s: s.snooze(reminder_id, wait, actor=actor), tx)
     return at

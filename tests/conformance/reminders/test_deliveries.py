@@ -687,7 +687,7 @@ async def test_what_cannot_be_snoozed_says_why(app: Duetime) -> None:
     async with app.testing(now=START) as world:
         reminder = await sent(app, world)
         for span, message in (
-            ("0s", "longer than nothing"),
+            ("0s", "greater than zero"),
             ("1h", "too late from 2026-03-02T02:00:00Z on"),
             ("soon", "soon"),
         ):

@@ -937,9 +937,9 @@ async def test_bad_options_change_nothing(app: Duetime) -> None:
         note.using(at=datetime.now(UTC), delay="1s")
     with pytest.raises(InvalidInput, match="argument 'n'"):
         await note.enqueue(n="seven")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="expires must be longer than nothing"):
+    with pytest.raises(InvalidInput, match="expires must be greater than zero"):
         note.using(expires="0s")
-    with pytest.raises(InvalidInput, match="expires must be longer than nothing"):
+    with pytest.raises(InvalidInput, match="expires must be greater than zero"):
         app.task(expires=timedelta(0))(plain)
     strange: Any
     for strange in (functools.partial(int, "7"), 5, note, object()):

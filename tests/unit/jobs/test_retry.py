@@ -81,7 +81,7 @@ def test_custom_sees_the_attempt_and_the_error() -> None:
     ("make", "reason"),
     [
         (lambda: Exponential("-1s"), "base"),
-        (lambda: Exponential(60), "base must be a timedelta or a string"),  # type: ignore[arg-type]
+        (lambda: Exponential(float("nan")), "base must be a number of seconds, got nan"),
         (lambda: Exponential(max="soon"), "max 'soon' is not a duration"),
         (lambda: Exponential(factor=0.5), "factor must be between 1 and 100"),
         (lambda: Exponential(factor=float("nan")), "factor must be between 1 and 100"),
@@ -89,7 +89,7 @@ def test_custom_sees_the_attempt_and_the_error() -> None:
         (lambda: Exponential(max_attempts=0), "max_attempts must be between 1 and 10,000"),
         (lambda: Exponential(max_attempts=True), "max_attempts must be between"),
         (lambda: Constant("5s", max_attempts=10_001), "max_attempts must be between"),
-        (lambda: Constant(None), "wait must be a timedelta or a string"),  # type: ignore[arg-type]
+        (lambda: Constant(None), "wait must be a number of seconds, a string"),  # type: ignore[arg-type]
         (lambda: Custom("5s"), "Custom takes a function"),  # type: ignore[arg-type]
         (lambda: Delays(), "at least one wait"),
         (lambda: Delays("0s", "later"), "delay 'later' is not a duration"),
@@ -102,7 +102,7 @@ def test_nonsense_is_refused_when_the_policy_is_made(
         make()
 
 
-@pytest.mark.parametrize("answer", [5, None, "-5s"])
+@pytest.mark.parametrize("answer", ["5", None, "-5s", float("nan")])
 def test_a_custom_policy_must_answer_with_a_duration(answer: Any) -> None:
     with pytest.raises(InvalidInput, match="the custom retry's delay"):
         Custom(lambda attempt, error: answer).delay(1, None, Random(0))

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.duration import Duration, parse_positive_duration
 from duetime.domain.jobs.job import check_queue
 from duetime.errors import InvalidInput
 
@@ -66,7 +66,9 @@ def make_limits(
             )
     if (rate is None) != (period is None):
         raise InvalidInput(f"A rate limit of queue {queue!r} needs both rate= and period=.")
-    span = None if period is None else parse_duration(period, name="period")
-    if span is not None and not span:
-        raise InvalidInput(f"period of queue {queue!r} must be longer than nothing.")
+    span = (
+        None
+        if period is None
+        else parse_positive_duration(period, name=f"period of queue {queue!r}")
+    )
     return Limits(running=running, per_partition=per_partition, rate=rate, period=span)
