@@ -7,13 +7,14 @@ import os
 import signal
 
 from duetime import Duetime
+from duetime.telemetry.logs import event_of
 
 app = Duetime()
 
 
 class StopAtStart(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage() == "starting":
+        if event_of(record) == "starting":
             os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import duetime
 from duetime.errors import SettingsError
-from duetime.telemetry.events import Events
+from duetime.telemetry.events import Events, log_event
 from duetime.telemetry.logs import (
     ConsoleFormatter,
     FallbackHandler,
@@ -28,6 +31,9 @@ EVENTS = "duetime.events"
 def record(
     message: str, *, name: str = EVENTS, level: int = logging.INFO, error: Any = None, **extra: Any
 ) -> logging.LogRecord:
+    """An event's record if it has fields in `duetime`, else one of an application."""
+    if "duetime" in extra:
+        extra["event"], message = message, f"The sentence of {message}."
     logger = logging.getLogger(name)
     return logger.makeRecord(name, level, "file.py", 1, message, (), error, extra=extra)
 
@@ -203,14 +209,42 @@ def test_without_logging_a_warning_is_told_with_its_fields(
     logging.getLogger("duetime").addHandler(FallbackHandler())
     log = logging.getLogger(EVENTS)
 
-    log.warning("job_failed", extra={"duetime": {"job_id": 7, "error": "no answer"}})
-    log.info("job_started", extra={"duetime": {"job_id": 8}})
+    def tell(level: int, event: str, **fields: Any) -> None:
+        log_event(log, level, event, "Job %(job_id)s failed.", **fields)
+
+    tell(logging.WARNING, "job_failed", job_id=7, error="no answer")
+    tell(logging.INFO, "job_started", job_id=8)
     alone = capsys.readouterr().err
     listener = logging.StreamHandler(io.StringIO())
     logging.getLogger().addHandler(listener)
-    log.warning("job_failed", extra={"duetime": {"job_id": 9}})
+    tell(logging.WARNING, "job_failed", job_id=9)
 
     assert alone.endswith('WARNING job_failed       job_id=7 error="no answer"\n')
     assert alone.count("\n") == 1
     assert capsys.readouterr().err == ""
-    assert listener.stream.getvalue() == "job_failed\n"
+    assert listener.stream.getvalue() == "Job 9 failed.\n"
+
+
+def test_every_event_has_a_sentence() -> None:
+    """A record whose message is the event's name alone is of no use to who reads plain logs."""
+    source = Path(duetime.__file__).parent
+    nameless = re.compile(r"\blog\.(?:debug|info|warning|error|exception|critical|log)\(")
+    found = [file.name for file in source.rglob("*.py") if nameless.search(file.read_text())]
+
+    assert found == []
+
+
+def test_a_failing_filter_of_the_application_does_not_stop_the_work(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(_: logging.LogRecord) -> bool:
+        raise ZeroDivisionError
+
+    log = logging.getLogger("duetime.test")
+    log.addFilter(fail)
+    try:
+        log_event(log, logging.WARNING, "some_event", "Something happened.")
+    finally:
+        log.removeFilter(fail)
+
+    assert "ZeroDivisionError" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from duetime.domain.urls import show_url
 from duetime.engine.process import run_worker
 from duetime.engine.supervisor import Supervisor
 from duetime.settings import change_settings
+from duetime.telemetry.events import log_event
 from duetime.telemetry.logs import LEVELS, LogFormat, configure_logging
 
 log = logging.getLogger("duetime.cli")
@@ -119,9 +120,23 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 def _greet(target: Target, app: Duetime) -> None:
     """Say what runs where, without the password."""
     where = show_url(app.settings.database)
-    log.info("starting", extra={"app": target.app, "tasks": len(app.tasks), "database": where})
+    log_event(
+        log,
+        logging.INFO,
+        "starting",
+        "A worker of %(app)s starts on %(database)s, with %(tasks)s tasks.",
+        app=target.app,
+        tasks=len(app.tasks),
+        database=where,
+    )
     if not app.tasks:
-        log.warning("no_tasks", extra={"hint": "import the modules that define them in the app's"})
+        log_event(
+            log,
+            logging.WARNING,
+            "no_tasks",
+            "The app has no tasks: %(hint)s.",
+            hint="import the modules that define them in the app's",
+        )
 
 
 def _child_command(target: Target, options: dict[str, Any]) -> list[str]:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import traceback as tracebacks
 from random import Random
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.outcome import Cancel, Completed, Discard, Retry, Snooze
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import InvalidArguments, InvalidInput, JobCancelled, TransientError
+from duetime.telemetry.events import handler_frames, log_event
 
 log = logging.getLogger("duetime.worker")
 
@@ -65,19 +65,20 @@ def end_as_completed(end: FinishedJob) -> None:
     if end.outcome is not COMPLETED:
         _log_ignored(end.job, end.error_code or end.outcome, end.error)
         end.outcome, end.again_after = COMPLETED, None
-        end.error_code = end.error = end.traceback = None
+        end.error_code = end.error = end.traceback = end.exception = None
 
 
 def _log_ignored(job: ClaimedJob, outcome: str, error: str | None) -> None:
-    log.warning(
+    log_event(
+        log,
+        logging.WARNING,
         "outcome_ignored",
-        extra={
-            "job_id": job.id,
-            "task": job.task,
-            "outcome": outcome,
-            "error": error,
-            "reason": "the handler's own transaction had completed the job",
-        },
+        "Job %(job_id)s of task %(task)s ended with %(outcome)s, which has no effect: %(reason)s.",
+        job_id=job.id,
+        task=job.task,
+        outcome=outcome,
+        error=error,
+        reason="the handler's own transaction had completed the job",
     )
 
 
@@ -185,12 +186,13 @@ def _code_of(error: BaseException) -> str:
 
 
 def _describe(end: FinishedJob, error: BaseException, *, code: str) -> None:
+    end.exception = error
     end.error_code = _clean(code, 200)
     end.error = _clean(_say(error), _MAX_ERROR)
     if error.__traceback__ is not None or error.__cause__ is not None:
         try:
             lines = tracebacks.format_exception(
-                type(error), error, _of_handler(error.__traceback__)
+                type(error), error, handler_frames(error.__traceback__)
             )
         except Exception:  # noqa: BLE001
             return
@@ -202,16 +204,6 @@ def _say(error: BaseException) -> str:
         return str(error) or type(error).__name__
     except Exception:  # noqa: BLE001 - an error may fail to describe itself
         return f"{type(error).__name__} (it cannot be shown as text)"
-
-
-def _of_handler(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback without the engine's own frames at its top."""
-    inner = traceback
-    while inner is not None and inner.tb_frame.f_globals.get("__name__", "").startswith(
-        "duetime.engine."
-    ):
-        inner = inner.tb_next
-    return inner or traceback
 
 
 def _clean(text: str, most: int) -> str:

@@ -13,7 +13,7 @@ from duetime.domain.jobs.job import AttemptOutcome
 from duetime.engine.services import repeat
 from duetime.storage.pruning import PruneStatements
 from duetime.storage.store import Store
-from duetime.telemetry.events import Events
+from duetime.telemetry.events import Events, log_event
 from duetime.telemetry.outage import Outage
 
 log = logging.getLogger("duetime.worker")
@@ -79,7 +79,14 @@ async def keep_pruning(
         if retention:
             pruned, job = await store.prune(retention, after=job, batch=_PRUNE_BATCH)
         if parked is not None and (ended := await store.end_parked(parked, batch=_PRUNE_BATCH)):
-            log.error("parked_jobs_died", extra={"count": len(ended), "jobs": ended[:10]})
+            log_event(
+                log,
+                logging.ERROR,
+                "parked_jobs_died",
+                "%(count)s parked jobs, which no worker could run, are dead now: %(jobs)s",
+                count=len(ended),
+                jobs=ended[:10],
+            )
         if audit is not None:
             pruned = max(pruned, await store.transact(statements.prune_audit(audit)))
         if ledger is not None:

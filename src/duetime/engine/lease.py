@@ -16,6 +16,7 @@ from duetime.engine.loop_watch import LoopWatch
 from duetime.engine.services import OUTAGE_SECONDS
 from duetime.errors import DatabaseCorrupted, StorageError
 from duetime.storage.store import Beat, Heart
+from duetime.telemetry.events import log_event
 from duetime.telemetry.outage import LogThrottle
 
 log = logging.getLogger("duetime.heartbeat")
@@ -90,14 +91,18 @@ class Heartbeat:
                 self._heart.close()
                 self._damaged(error)
                 return
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 if self._stop.is_set():
                     break
                 failures += 1
                 if seldom.passes():
-                    log.warning(
+                    log_event(
+                        log,
+                        logging.WARNING,
                         "heartbeat_failed",
-                        extra={"error": str(error) or repr(error), "failures": failures},
+                        "The heartbeat failed %(failures)s times in a row: %(error)s",
+                        error=str(error) or repr(error),
+                        failures=failures,
                         exc_info=None if isinstance(error, StorageError) else error,
                     )
                 if self.seconds_left <= self._every / 4:

@@ -38,7 +38,7 @@ from duetime.schedules.memory import MemorySchedules
 from duetime.schedules.planner import Planner
 from duetime.storage.schedules.rows import Declarer, NewSchedule
 from duetime.storage.store import LEAD, Exchange, Sleeper, Store
-from duetime.telemetry.events import Events
+from duetime.telemetry.events import Events, log_event
 from duetime.telemetry.outage import Outage
 
 log = logging.getLogger("duetime.worker")
@@ -191,7 +191,15 @@ class Dispatcher:
         except StorageError:
             return False
         for job_id, reason in parked.items():
-            log.error("job_unreadable", extra={"worker": self.name, "job": job_id, "error": reason})
+            log_event(
+                log,
+                logging.ERROR,
+                "job_unreadable",
+                "Job %(job)s cannot be read and was parked: %(error)s",
+                worker=self.name,
+                job=job_id,
+                error=reason,
+            )
         return bool(parked)
 
     async def _linger(self, size: int) -> None:
@@ -217,7 +225,14 @@ class Dispatcher:
         if not flushing.cancelled() and (error := flushing.exception()) is not None:
             self._unsure = True
             if not self._is_damage(error):
-                log.warning("finish_failed", extra={"worker": self.name, "error": str(error)})
+                log_event(
+                    log,
+                    logging.WARNING,
+                    "finish_failed",
+                    "Worker %(worker)s could not record finished jobs and tries again: %(error)s",
+                    worker=self.name,
+                    error=str(error),
+                )
 
     async def _await_flush(self) -> None:
         if self._flushing is not None:
@@ -485,7 +500,14 @@ class Dispatcher:
                 await self._settle()
         except StorageError as error:
             if not self._is_damage(error):
-                log.warning("flush_failed", extra={"worker": self.name, "error": str(error)})
+                log_event(
+                    log,
+                    logging.WARNING,
+                    "flush_failed",
+                    "Worker %(worker)s could not record finished jobs while it stops: %(error)s",
+                    worker=self.name,
+                    error=str(error),
+                )
             return False
         return True
 
@@ -643,9 +665,14 @@ class Dispatcher:
         self._unsure = True
         if self._is_damage(error):
             return
-        log.warning(
+        log_event(
+            log,
+            logging.WARNING,
             "give_back_failed",
-            extra={"worker": self.name, "jobs": len(jobs), "error": str(error) or repr(error)},
+            "Worker %(worker)s could not give back %(jobs)s jobs: %(error)s",
+            worker=self.name,
+            jobs=len(jobs),
+            error=str(error) or repr(error),
             exc_info=None if isinstance(error, StorageError) else error,
         )
 

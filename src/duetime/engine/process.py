@@ -26,6 +26,7 @@ from duetime.engine.worker import Worker
 from duetime.errors import DatabaseCorrupted, DuetimeError, TransientError
 from duetime.settings import Settings
 from duetime.storage.store import Store
+from duetime.telemetry.events import log_event
 from duetime.telemetry.outage import Outage
 
 log = logging.getLogger("duetime.runtime")
@@ -42,6 +43,10 @@ _BEYOND_GRACE_SECONDS = 10.0
 """What a stop may take beyond the grace time."""
 _THREAD_SECONDS = 0.5
 _THREADS = ("duetime-task", "duetime-loop")
+_LEAVING = {
+    "stop_timed_out": "The worker did not stop in time; it is ended with exit code %(exit_code)s.",
+    "forced_exit": "A third %(signal)s ends the process with exit code %(exit_code)s.",
+}
 
 
 class Host(Protocol):
@@ -100,15 +105,27 @@ class WorkerProcess:
         threads.shutdown(wait=False, cancel_futures=True)
         if left := await _threads_left():
             # A thread cannot be ended from outside; its job was given back.
-            log.warning("threads_abandoned", extra={"threads": len(left)})
+            log_event(
+                log,
+                logging.WARNING,
+                "threads_abandoned",
+                "The process ends without waiting for %(threads)s threads that still run.",
+                threads=len(left),
+            )
             leave_now(code)
         return code
 
     async def _work(self) -> int:
         try:
             return await self._start()
-        except Exception:
-            log.exception("worker_crashed")
+        except Exception as error:  # noqa: BLE001
+            log_event(
+                log,
+                logging.ERROR,
+                "worker_crashed",
+                "The worker failed with an unexpected error.",
+                exc_info=error,
+            )
             return BROKE
 
     async def _start(self) -> int:
@@ -119,13 +136,25 @@ class WorkerProcess:
                 return await self._run_once(outage)
             except DatabaseCorrupted as error:
                 if self._worker is None or not self._worker.started.is_set():
-                    log.error("database_corrupted", extra={"error": str(error)})
+                    log_event(
+                        log,
+                        logging.ERROR,
+                        "database_corrupted",
+                        "The worker cannot start, as its database is damaged: %(error)s",
+                        error=str(error),
+                    )
                 return DAMAGED
             except DuetimeError as error:
                 if self._worker is not None and self._worker.started.is_set():
                     raise
                 if not isinstance(error, TransientError):
-                    log.error("worker_cannot_start", extra={"error": str(error)})
+                    log_event(
+                        log,
+                        logging.ERROR,
+                        "worker_cannot_start",
+                        "The worker cannot start: %(error)s",
+                        error=str(error),
+                    )
                     return COULD_NOT_START
                 outage.failed("start", error, OUTAGE_SECONDS)
                 await self._unless_stopped(asyncio.sleep(OUTAGE_SECONDS))
@@ -253,7 +282,7 @@ def leave_now(code: int, event: str | None = None, **fields: Any) -> NoReturn:
     """End the process, whatever its threads do. Log lines are written first."""
     try:
         if event is not None:
-            log.error(event, extra={"exit_code": code, **fields})
+            log_event(log, logging.ERROR, event, _LEAVING[event], exit_code=code, **fields)
         logging.shutdown()
         sys.stdout.flush()
     finally:
@@ -273,5 +302,11 @@ async def _threads_left() -> list[str]:
 def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_SECONDS)
-    log.warning("parent_died", extra={"parent": parent})
+    log_event(
+        log,
+        logging.WARNING,
+        "parent_died",
+        "The parent process %(parent)s has died: the worker stops.",
+        parent=parent,
+    )
     os.kill(os.getpid(), signal.SIGTERM)

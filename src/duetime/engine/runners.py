@@ -27,6 +27,8 @@ from duetime.engine.executor import COMPLETED, TimedOut, end_with, ignore_outcom
 from duetime.engine.stacks import stack_of_task, stack_of_thread
 from duetime.errors import JobCancelled
 from duetime.storage.store import Store
+from duetime.telemetry.events import log_event
+from duetime.telemetry.job_labels import current_job, label_records
 
 log = logging.getLogger("duetime.worker")
 
@@ -141,6 +143,7 @@ class Runners:
         self.running: set[Running] = set()
         self._runners: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
+        label_records()
         for _ in range(concurrency):
             self._start_runner()
 
@@ -291,7 +294,14 @@ class Runners:
         error = asyncio.CancelledError() if runner.cancelled() else runner.exception()
         in_hand = [running for running in self.running if running.runner is runner]
         if error is not None and (in_hand or not isinstance(error, asyncio.CancelledError)):
-            log.error("runner_died", extra={"worker": self._worker}, exc_info=error)
+            log_event(
+                log,
+                logging.ERROR,
+                "runner_died",
+                "A runner of worker %(worker)s ended unexpectedly and was replaced.",
+                worker=self._worker,
+                exc_info=error,
+            )
         for running in in_hand:
             self.running.discard(running)
             if not running.is_given_up:
@@ -336,7 +346,9 @@ class Runners:
 
     async def _run_one(self, running: Running) -> None:
         self.running.add(running)
+        label = current_job.set(running.job)
         end = await self.attempt(running)
+        current_job.reset(label)
         self.running.discard(running)
         if end is not None or not running.is_given_up:
             self._ended(running.job, end)
@@ -447,7 +459,13 @@ class Runners:
                 if self._closing:
                     raise
                 # By a stranger, and a thread cannot be cancelled: it still runs.
-                log.warning("cancel_ignored", extra={"job_id": running.job.id})
+                log_event(
+                    log,
+                    logging.WARNING,
+                    "cancel_ignored",
+                    "Job %(job_id)s runs in a thread: the cancellation of its task has no effect.",
+                    job_id=running.job.id,
+                )
         value, error = future.result()
         if error is not None:
             raise error

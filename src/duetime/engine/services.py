@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from duetime.errors import DatabaseCorrupted, TransactionConflict, TransientError
+from duetime.telemetry.events import log_event
 from duetime.telemetry.outage import Outage
 
 log = logging.getLogger("duetime.engine")
@@ -45,19 +46,32 @@ async def repeat(
             outage.worked(name)
         except TransactionConflict as error:
             wait = OUTAGE_SECONDS
-            log.warning(
+            log_event(
+                log,
+                logging.WARNING,
                 "transaction_conflict",
-                extra={"service": name, "error": str(error), "retry_in_s": wait},
+                "The %(service)s service tries again in %(retry_in_s)g s: %(error)s",
+                service=name,
+                error=str(error),
+                retry_in_s=wait,
             )
         except TransientError as error:
             wait = OUTAGE_SECONDS
             outage.failed(name, error, wait)
         except DatabaseCorrupted:
             raise
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - no error ends the loop
             failures += 1
             wait = backoff(failures)
-            log.exception("service_failed", extra={"service": name, "retry_in_s": wait})
+            log_event(
+                log,
+                logging.ERROR,
+                "service_failed",
+                "The %(service)s service failed and tries again in %(retry_in_s)g s.",
+                service=name,
+                retry_in_s=wait,
+                exc_info=error,
+            )
 
 
 async def _stopped(stopping: asyncio.Event, seconds: float) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from duetime.engine.process import COULD_NOT_START, DAMAGED, STOP_SIGNALS
+from duetime.telemetry.events import log_event
 
 log = logging.getLogger("duetime.runtime")
 
@@ -36,7 +37,14 @@ class Child:
         # once. Else one key press would count as two signals.
         self.process = subprocess.Popen(command, process_group=0)
         self.began = time.monotonic()
-        log.info("process_started", extra={"number": self.number, "pid": self.process.pid})
+        log_event(
+            log,
+            logging.INFO,
+            "process_started",
+            "Worker process %(number)s started with the process id %(pid)s.",
+            number=self.number,
+            pid=self.process.pid,
+        )
 
     def send(self, number: int) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -110,13 +118,25 @@ class Supervisor:
         wait = _BACKOFF[min(child.failures, len(_BACKOFF)) - 1]
         child.start_at = time.monotonic() + wait
         if child.could_not_start:
-            log.warning(
-                "process_cannot_start", extra={"number": child.number, "restart_in_s": wait}
+            log_event(
+                log,
+                logging.WARNING,
+                "process_cannot_start",
+                "Worker process %(number)s could not start. It is started again in "
+                "%(restart_in_s)g s.",
+                number=child.number,
+                restart_in_s=wait,
             )
             return
-        log.error(
+        log_event(
+            log,
+            logging.ERROR,
             "process_died",
-            extra={"number": child.number, "exit_code": code, "restart_in_s": wait},
+            "Worker process %(number)s died with exit code %(exit_code)s. It is started again in "
+            "%(restart_in_s)g s.",
+            number=child.number,
+            exit_code=code,
+            restart_in_s=wait,
         )
 
     def _received(self, number: int, _frame: FrameType | None) -> None:

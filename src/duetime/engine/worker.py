@@ -19,6 +19,7 @@ from duetime.engine.runners import LOST, STOPPING, Runners
 from duetime.engine.services import OUTAGE_SECONDS, end_all, repeat
 from duetime.errors import DatabaseCorrupted, DatabaseUnreachable, StorageError, TransientError
 from duetime.storage.store import Beat
+from duetime.telemetry.events import log_event
 from duetime.telemetry.outage import Outage
 
 log = logging.getLogger("duetime.worker")
@@ -233,7 +234,14 @@ class Worker(Dispatcher):
                 async with self._in_time():
                     await self._store.remove_worker(self._worker_id)
         except StorageError as error:
-            log.warning("worker_not_removed", extra={"worker": self.name, "error": str(error)})
+            log_event(
+                log,
+                logging.WARNING,
+                "worker_not_removed",
+                "Worker %(worker)s could not remove its row as it stopped: %(error)s",
+                worker=self.name,
+                error=str(error),
+            )
         await self._sleeper.close()
         await self._runners.close()
         self._events.worker_stopped(self.name, given_back=given_back)

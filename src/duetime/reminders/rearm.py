@@ -20,6 +20,7 @@ from duetime.errors import InvalidInput
 from duetime.storage.reminders.rearm import RearmStatements
 from duetime.storage.reminders.tracking import ChangeStatements
 from duetime.storage.store import Store
+from duetime.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -84,5 +85,12 @@ async def _rearm_these(store: Store, statements: RearmStatements, ids: Sequence[
                 await _rearm_these(store, statements, [one])
             return
         # One that cannot be read must not hold up the others for ever.
-        log.error("rearm_failed", extra={"subject_id": ids[0], "error": str(error)})
+        log_event(
+            log,
+            logging.ERROR,
+            "rearm_failed",
+            "The reminders of subject %(subject_id)s cannot be computed: %(error)s",
+            subject_id=ids[0],
+            error=str(error),
+        )
         await store.transact(statements.give_up(ids[0], str(error)))

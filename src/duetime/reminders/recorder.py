@@ -16,6 +16,7 @@ from duetime.reminders.deliveries import perform
 from duetime.storage.reminders.deliveries import DeliveryStatements
 from duetime.storage.reminders.sends import SentReminder
 from duetime.storage.store import Dialect, Statements, Store
+from duetime.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -93,9 +94,15 @@ async def record_surely(ctx: Context, record: Callable[[], Awaitable[None]]) -> 
         except ClaimLost:
             raise
         except Exception as error:  # noqa: BLE001 -- whatever it is, the message is out.
-            log.warning(
+            log_event(
+                log,
+                logging.WARNING,
                 "send_not_recorded",
-                extra={"job_id": ctx.job.id, "task": ctx.job.task, "error": str(error)},
+                "Job %(job_id)s of task %(task)s sent its message, but could not record that "
+                "and tries again: %(error)s",
+                job_id=ctx.job.id,
+                task=ctx.job.task,
+                error=str(error),
             )
         await asyncio.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)

@@ -29,7 +29,7 @@ from duetime.storage.schedules.changes import ScheduleStatements
 from duetime.storage.schedules.rows import ClaimedRun, Declarer, NewSchedule
 from duetime.storage.schedules.runs import RunStatements
 from duetime.storage.store import Statements, Store
-from duetime.telemetry.events import Events
+from duetime.telemetry.events import Events, log_event
 
 log = logging.getLogger("duetime.planner")
 
@@ -112,7 +112,14 @@ class Planner:
         except StorageError as error:
             if not self.optional:
                 raise
-            log.warning("ledger_delayed", extra={"worker": self._worker, "error": str(error)})
+            log_event(
+                log,
+                logging.WARNING,
+                "ledger_delayed",
+                "What follows a run could not be written at once: %(error)s",
+                worker=self._worker,
+                error=str(error),
+            )
             runs = []
         # What this worker does not know it does not decide on: it is parked.
         runs = [run for run in runs if self._knows(claimed[run.job_id].task)]
@@ -217,7 +224,14 @@ class Planner:
         if await self._transact(self._statements.due(), reads=True):
             planned = await self._transact(self._statements.repair(), computes=True)
             if planned:
-                log.info("schedules_repaired", extra={"worker": self._worker, "count": planned})
+                log_event(
+                    log,
+                    logging.INFO,
+                    "schedules_repaired",
+                    "Worker %(worker)s planned %(count)s schedules that were overdue.",
+                    worker=self._worker,
+                    count=planned,
+                )
                 # There may be more: a long outage is planned in parts.
                 return 0.01
         if self._repairs % _UNSETTLED_EVERY == 0:
@@ -243,7 +257,13 @@ class Planner:
         if await self._store.transact(self._marks.overdue(), reads=True) and (
             await self._store.transact(self._marks.repair())
         ):
-            log.info("rearm_repaired", extra={"worker": self._worker})
+            log_event(
+                log,
+                logging.INFO,
+                "rearm_repaired",
+                "Worker %(worker)s enqueued a lost job that arms reminders again.",
+                worker=self._worker,
+            )
 
     async def next_repair(self) -> datetime | None:
         """When `repair` has something to do, if nothing is claimed before."""
@@ -289,7 +309,14 @@ class Planner:
             self._begun = [*begun, *self._begun][:_MOST_KEPT]
             self._ended = [*ended, *self._ended][:_MOST_KEPT]
             if not isinstance(error, DatabaseCorrupted):
-                log.warning("ledger_delayed", extra={"worker": self._worker, "error": str(error)})
+                log_event(
+                    log,
+                    logging.WARNING,
+                    "ledger_delayed",
+                    "What follows a run could not be written at once: %(error)s",
+                    worker=self._worker,
+                    error=str(error),
+                )
         finally:
             self._keeping = None
 

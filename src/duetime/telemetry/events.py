@@ -1,6 +1,7 @@
-"""What happens, told once: each event is a structured log line.
+"""What happens in the engine, as log records: a readable sentence each, with the event's name in
+`record.event` and its fields in `record.duetime`.
 
-INFO: begun and completed. WARNING: retried, lost, rescued. ERROR: dead. DEBUG: contention.
+INFO: started and completed. WARNING: retried, lost, rescued. ERROR: dead. DEBUG: contention.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob, JobState
 from duetime.telemetry.logs import FallbackHandler
@@ -29,27 +31,83 @@ _LEVELS = {
 }
 _COMPLETED = AttemptOutcome.COMPLETED
 _FAILED = frozenset({AttemptOutcome.RETRIED, AttemptOutcome.DEAD})
+_JOB = "Job %(job_id)s of task %(task)s"
+
+
+def log_event(
+    logger: logging.Logger,
+    level: int,
+    event: str,
+    sentence: str,
+    *,
+    exc_info: Any = None,
+    **fields: object,
+) -> None:
+    """Log an event. `sentence` is the record's message, with fields as `%(name)s`.
+
+    A filter or handler of the application's that fails does not stop the work.
+    """
+    if not logger.isEnabledFor(level):
+        return
+    extra = {"event": event, "duetime": fields}
+    args = (fields,) if fields else ()
+    try:
+        logger.log(level, sentence, *args, extra=extra, exc_info=exc_info, stacklevel=2)
+    except Exception:  # noqa: BLE001
+        if logging.raiseExceptions:
+            traceback.print_exc()
 
 
 class Events:
-    """The engine tells it; whoever listens, listens to the logger `duetime.events`."""
+    """The engine reports to it; applications read the logger `duetime.events`."""
 
     def worker_started(self, worker: str, worker_id: int, queues: Sequence[str]) -> None:
-        self._say(logging.INFO, "worker_started", worker_id=worker, queues=list(queues))
+        self._say(
+            logging.INFO,
+            "worker_started",
+            "Worker %(worker_id)s started on the queues %(queues)s.",
+            worker_id=worker,
+            queues=list(queues),
+        )
 
     def worker_stopping(self, worker: str, *, running: int) -> None:
-        self._say(logging.INFO, "worker_stopping", worker_id=worker, running=running)
+        self._say(
+            logging.INFO,
+            "worker_stopping",
+            "Worker %(worker_id)s is stopping; %(running)s jobs are running.",
+            worker_id=worker,
+            running=running,
+        )
 
     def worker_stopped(self, worker: str, *, given_back: int) -> None:
-        self._say(logging.INFO, "worker_stopped", worker_id=worker, given_back=given_back)
+        self._say(
+            logging.INFO,
+            "worker_stopped",
+            "Worker %(worker_id)s stopped; %(given_back)s unfinished jobs were given back.",
+            worker_id=worker,
+            given_back=given_back,
+        )
 
     def worker_fenced(self, worker: str, reason: str, *, held: int) -> None:
-        self._say(logging.WARNING, "worker_fenced", worker_id=worker, reason=reason, held=held)
+        self._say(
+            logging.WARNING,
+            "worker_fenced",
+            "Worker %(worker_id)s lost its lease and stopped its %(held)s jobs: %(reason)s.",
+            worker_id=worker,
+            reason=reason,
+            held=held,
+        )
 
     def event_loop_blocked(self, worker: str, seconds: float, stack: str, given_up: bool) -> None:
         self._say(
             logging.ERROR if given_up else logging.WARNING,
             "event_loop_blocked",
+            "The event loop of worker %(worker_id)s has been blocked for %(blocked_s)s s"
+            + (
+                ", and its lease is no longer renewed. It is here:\n%(traceback)s"
+                if given_up
+                else ". It is here:\n%(traceback)s"
+            ),
             worker_id=worker,
             blocked_s=round(seconds, 1),
             lease_renewed=not given_up,
@@ -58,19 +116,40 @@ class Events:
 
     def event_loop_unblocked(self, worker: str, seconds: float) -> None:
         self._say(
-            logging.WARNING, "event_loop_unblocked", worker_id=worker, blocked_s=round(seconds, 1)
+            logging.WARNING,
+            "event_loop_unblocked",
+            "The event loop of worker %(worker_id)s runs again after %(blocked_s)s s.",
+            worker_id=worker,
+            blocked_s=round(seconds, 1),
         )
 
     def woken(self, worker: str, reason: str) -> None:
         if log.isEnabledFor(logging.DEBUG):
-            self._say(logging.DEBUG, "worker_woken", worker_id=worker, reason=reason)
+            self._say(
+                logging.DEBUG,
+                "worker_woken",
+                "Worker %(worker_id)s woke up: %(reason)s.",
+                worker_id=worker,
+                reason=reason,
+            )
 
     def database_corrupted(self, worker: str, error: str) -> None:
-        self._say(logging.ERROR, "database_corrupted", worker_id=worker, error=error)
+        self._say(
+            logging.ERROR,
+            "database_corrupted",
+            "Worker %(worker_id)s stops, as its database is damaged: %(error)s",
+            worker_id=worker,
+            error=error,
+        )
 
     def transaction_conflict(self, worker: str, error: str, wait: float) -> None:
         self._say(
-            logging.WARNING, "transaction_conflict", worker_id=worker, error=error, retry_in_s=wait
+            logging.WARNING,
+            "transaction_conflict",
+            "Worker %(worker_id)s tries again in %(retry_in_s).3g s: %(error)s",
+            worker_id=worker,
+            error=error,
+            retry_in_s=wait,
         )
 
     def jobs_claimed(self, worker: str, jobs: Sequence[ClaimedJob]) -> None:
@@ -79,6 +158,7 @@ class Events:
                 self._say(
                     logging.DEBUG,
                     "job_claimed",
+                    f"{_JOB} was claimed for attempt %(attempt)s by worker %(worker_id)s.",
                     job_id=job.id,
                     task=job.task,
                     queue=job.queue,
@@ -94,6 +174,7 @@ class Events:
                 self._say(
                     logging.INFO,
                     "job_started",
+                    f"{_JOB} started attempt %(attempt)s.",
                     job_id=job.id,
                     task=job.task,
                     attempt=job.attempt,
@@ -107,29 +188,40 @@ class Events:
             # Of most there is nothing to say. A look into the table costs 0.2 µs.
             ended = [end for end in ended if end.outcome is not _COMPLETED]
         for end in ended:
-            level = _LEVELS.get(end.outcome, logging.INFO)
-            if not log.isEnabledFor(level):
-                continue
-            fields = {
-                "job_id": end.job.id,
-                "task": end.job.task,
-                "queue": end.job.queue,
-                "attempt": end.job.attempt,
-                "worker_id": worker,
-                "duration_ms": round((end.finished_us - end.started_us) / 1000, 3),
-            }
             if end.outcome in _FAILED:
-                again = None if end.again_after is None else end.again_after.total_seconds()
-                fields |= {
-                    "error_code": end.error_code,
-                    "error": end.error,
-                    "will_retry": again is not None,
-                    "retry_in_s": again,
-                    "traceback": end.traceback,
-                }
-                self._say(level, "job_failed", **fields)
+                self._job_failed(worker, end)
             else:
-                self._say(level, f"job_{end.outcome}", **fields, reason=end.error)
+                self._job_ended(worker, end)
+
+    def _job_ended(self, worker: str, end: FinishedJob) -> None:
+        what = f"{_JOB} was {end.outcome} on attempt %(attempt)s after %(duration_ms)s ms"
+        self._say(
+            _LEVELS.get(end.outcome, logging.INFO),
+            f"job_{end.outcome}",
+            f"{what}: %(reason)s" if end.error else f"{what}.",
+            **_fields_of(worker, end),
+            reason=end.error,
+        )
+
+    def _job_failed(self, worker: str, end: FinishedJob) -> None:
+        again = None if end.again_after is None else end.again_after.total_seconds()
+        # The frames of an exception may lead back to this record, which the garbage collector
+        # does not look into.
+        exception, end.exception = end.exception, None
+        self._say(
+            _LEVELS[end.outcome],
+            "job_failed",
+            f"{_JOB} failed on attempt %(attempt)s of {end.job.max_attempts} and "
+            + ("will not be retried" if again is None else "will be retried in %(retry_in_s)g s")
+            + ": %(error_code)s: %(error)s",
+            **_fields_of(worker, end),
+            error_code=end.error_code,
+            error=end.error,
+            will_retry=again is not None,
+            retry_in_s=again,
+            traceback=end.traceback,
+            exc_info=None if exception is None else exception_info(exception),
+        )
 
     def job_stuck(
         self, worker: str, job: ClaimedJob, reason: str, seconds: float, stack: str
@@ -137,6 +229,8 @@ class Events:
         self._say(
             logging.ERROR,
             "job_stuck",
+            f"{_JOB} still runs after %(running_s)s s, although it was told to stop: %(reason)s. "
+            "It is here:\n%(traceback)s",
             job_id=job.id,
             task=job.task,
             attempt=job.attempt,
@@ -147,9 +241,11 @@ class Events:
         )
 
     def claim_lost(self, worker: str, end: FinishedJob) -> None:
+        end.exception = None
         self._say(
             logging.WARNING,
             "claim_lost",
+            f"{_JOB} was lost to another worker: what became of it here was not recorded.",
             job_id=end.job.id,
             task=end.job.task,
             token=end.job.token,
@@ -161,6 +257,7 @@ class Events:
         self._say(
             logging.ERROR if rescued.state is JobState.DEAD else logging.WARNING,
             "job_rescued",
+            f"{_JOB} was rescued from worker %(lost_by)s, which was lost; it is %(state)s now.",
             job_id=rescued.job_id,
             task=rescued.task,
             attempt=rescued.attempt,
@@ -173,6 +270,7 @@ class Events:
             self._say(
                 logging.WARNING,
                 "job_parked",
+                f"{_JOB} was parked: %(reason)s.",
                 job_id=job.id,
                 task=job.task,
                 worker_id=worker,
@@ -183,6 +281,7 @@ class Events:
         self._say(
             logging.INFO,
             f"tick_{status}",
+            f"{_JOB} does not run, its tick was {status}: %(reason)s.",
             job_id=job.id,
             key=job.key,
             task=job.task,
@@ -191,17 +290,32 @@ class Events:
         )
 
     def schedule_changed(self, worker: str, schedule: str, change: str) -> None:
-        level = logging.WARNING if change == "paused" else logging.INFO
-        self._say(level, f"schedule_{change}", schedule=schedule, worker_id=worker)
+        self._say(
+            logging.WARNING if change == "paused" else logging.INFO,
+            f"schedule_{change}",
+            f"Schedule %(schedule)s was {change}.",
+            schedule=schedule,
+            worker_id=worker,
+        )
 
     def schedule_broken(self, worker: str | None, schedule: str, reason: str) -> None:
         where = {} if worker is None else {"worker_id": worker}
-        self._say(logging.ERROR, "schedule_broken", schedule=schedule, reason=reason, **where)
+        self._say(
+            logging.ERROR,
+            "schedule_broken",
+            "Schedule %(schedule)s cannot be read, and does not run until it is put again: "
+            "%(reason)s",
+            schedule=schedule,
+            reason=reason,
+            **where,
+        )
 
     def schedule_unreadable(self, worker: str, schedule: str, reason: str) -> None:
         self._say(
             logging.WARNING,
             "schedule_unreadable",
+            "Worker %(worker_id)s cannot read schedule %(schedule)s and leaves it to others: "
+            "%(reason)s",
             schedule=schedule,
             reason=reason,
             worker_id=worker,
@@ -211,6 +325,8 @@ class Events:
         self._say(
             logging.WARNING,
             "outdated_release",
+            "The schedules of worker %(worker_id)s were not stored: release %(release)s of "
+            "%(service)s is older than %(newest)s.",
             service=service,
             release=release,
             newest=newest,
@@ -219,15 +335,50 @@ class Events:
 
     def schedule_fallback_started(self, worker: str, count: int, error: str) -> None:
         self._say(
-            logging.ERROR, "schedule_fallback_started", worker_id=worker, count=count, error=error
+            logging.ERROR,
+            "schedule_fallback_started",
+            "The schedule tables fail, and %(count)s schedules run from memory: %(error)s",
+            worker_id=worker,
+            count=count,
+            error=error,
         )
 
     def schedule_fallback_ended(self, worker: str, count: int) -> None:
-        self._say(logging.WARNING, "schedule_fallback_ended", worker_id=worker, count=count)
+        self._say(
+            logging.WARNING,
+            "schedule_fallback_ended",
+            "The schedule tables work again, and %(count)s schedules were stored.",
+            worker_id=worker,
+            count=count,
+        )
 
-    def _say(self, level: int, event: str, **fields: object) -> None:
-        try:
-            log.log(level, event, extra={"duetime": fields})
-        except Exception:  # noqa: BLE001 - a filter or handler of the application's
-            if logging.raiseExceptions:
-                traceback.print_exc()
+    def _say(
+        self, level: int, event: str, sentence: str, *, exc_info: Any = None, **fields: object
+    ) -> None:
+        log_event(log, level, event, sentence, exc_info=exc_info, **fields)
+
+
+def exception_info(error: BaseException) -> tuple[Any, ...]:
+    """What logging takes as `exc_info`: the exception, without the engine's own frames."""
+    return type(error), error, handler_frames(error.__traceback__)
+
+
+def handler_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """The traceback without the engine's own frames at its top."""
+    inner = traceback
+    while inner is not None and inner.tb_frame.f_globals.get("__name__", "").startswith(
+        "duetime.engine."
+    ):
+        inner = inner.tb_next
+    return inner or traceback
+
+
+def _fields_of(worker: str, end: FinishedJob) -> dict[str, Any]:
+    return {
+        "job_id": end.job.id,
+        "task": end.job.task,
+        "queue": end.job.queue,
+        "attempt": end.job.attempt,
+        "worker_id": worker,
+        "duration_ms": round((end.finished_us - end.started_us) / 1000, 3),
+    }

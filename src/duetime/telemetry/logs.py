@@ -7,12 +7,13 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO, cast
+from typing import Any, Literal, TextIO
 
 import msgspec
 
 from duetime.domain.text import escape_controls, escape_json
 from duetime.errors import SettingsError
+from duetime.telemetry.job_labels import LABELS
 
 LogFormat = Literal["console", "json"]
 
@@ -21,6 +22,7 @@ LEVELS = ("debug", "info", "warning", "error")
 _NOT_EXTRA = frozenset(logging.makeLogRecord({}).__dict__) | {
     "asctime",
     "duetime",
+    *LABELS,
     "message",
     "taskName",
 }
@@ -78,13 +80,14 @@ class JsonFormatter(logging.Formatter):
         line: dict[str, Any] = {
             "time": _moment(record).isoformat(timespec="microseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
-            "event": record.getMessage(),
+            "event": event_of(record),
         }
         if not record.name.startswith("duetime"):
             line["logger"] = record.name
         for name, value in fields_of(record).items():
             line[f"{name}_" if name in line else name] = value
-        if trace := self._trace(record):
+        # An event may have a shorter one: without the engine's own frames.
+        if not line.get("traceback") and (trace := self._trace(record)):
             line["traceback"] = trace
         try:
             return escape_json(msgspec.json.encode(line, enc_hook=str).decode())
@@ -108,7 +111,7 @@ class ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = {name: value for name, value in fields_of(record).items() if value is not None}
         trace = fields.pop("traceback", None)
-        event = escape_controls(record.getMessage(), keep="\n\t")
+        event = escape_controls(event_of(record), keep="\n\t")
         if not record.name.startswith("duetime"):
             event = f"{record.name}: {event}"
         elif not event.startswith("worker_"):
@@ -122,7 +125,7 @@ class ConsoleFormatter(logging.Formatter):
         lines = [f"{self._paint(_DIM, moment)} {level} {event}"]
         if isinstance(trace, str):
             lines.append(_indent(trace))
-        if record.exc_info:
+        elif record.exc_info:
             lines.append(_indent(self.formatException(record.exc_info)))
         if record.stack_info:
             lines.append(_indent(record.stack_info))
@@ -137,8 +140,8 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 class FallbackHandler(logging.Handler):
-    """For who has not set up logging. Python would print an event's name alone, as `job_failed`;
-    this prints the line with its fields. It is silent as soon as anybody else listens."""
+    """For programs that have not set up logging: it prints warnings and errors as console lines,
+    with their fields. It is silent as soon as any other handler is there."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -160,14 +163,27 @@ class FallbackHandler(logging.Handler):
         return False
 
 
+def event_of(record: logging.LogRecord) -> str:
+    """Return the event's name; of a record that is not one of our events, its message."""
+    return str(record.__dict__["event"]) if _is_event(record) else record.getMessage()
+
+
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Return what was logged beside the message: an event's fields, or plain extras."""
-    given = record.__dict__.get("duetime")
-    fields = dict(cast("dict[str, Any]", given)) if isinstance(given, dict) else {}
+    """Return what was logged beside the message: an event's fields, plain extras, and the job in
+    whose handler it was logged."""
+    own = _is_event(record)
+    fields = dict(record.__dict__["duetime"]) if own else {}
     for name, value in record.__dict__.items():
-        if name not in _NOT_EXTRA:
+        if name not in _NOT_EXTRA and not (own and name == "event"):
             fields.setdefault(name, value)
+    if "job_id" not in fields and "duetime_job_id" in record.__dict__:
+        for name, label in LABELS.items():
+            fields.setdefault(label, record.__dict__[name])
     return fields
+
+
+def _is_event(record: logging.LogRecord) -> bool:
+    return "event" in record.__dict__ and isinstance(record.__dict__.get("duetime"), dict)
 
 
 def _moment(record: logging.LogRecord) -> datetime:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 import time
 
+from duetime.telemetry.events import log_event
+
 log = logging.getLogger("duetime.events")
 
 _AGAIN_SECONDS = 30.0
@@ -44,8 +46,9 @@ class Outage:
         self._failing.add(service)
         if self._seldom.passes():
             self._say(
-                logging.WARNING,
                 "database_unreachable",
+                "The database cannot be reached; %(service)s tries again in %(retry_in_s)g s: "
+                "%(error)s",
                 error=str(error),
                 service=service,
                 retry_in_s=wait,
@@ -56,11 +59,15 @@ class Outage:
         """`service` did its work. If it had failed, the outage is over."""
         if service in self._failing:
             self._failing.clear()
-            self._say(logging.WARNING, "database_reconnected", outage_s=self._away)
+            self._say(
+                "database_reconnected",
+                "The database is back after %(outage_s)g s.",
+                outage_s=self._away,
+            )
 
     @property
     def _away(self) -> float:
         return round(time.monotonic() - self._since, 3)
 
-    def _say(self, level: int, event: str, **fields: object) -> None:
-        log.log(level, event, extra={"duetime": {"worker_id": self._worker} | fields})
+    def _say(self, event: str, sentence: str, **fields: object) -> None:
+        log_event(log, logging.WARNING, event, sentence, worker_id=self._worker, **fields)

@@ -20,6 +20,7 @@ from duetime.schedules.memory import MemorySchedules
 from duetime.schedules.planner import REPAIR_SECONDS, Planner
 from duetime.storage.schedules.rows import Declarer
 from duetime.storage.store import Lane, Store
+from duetime.telemetry.job_labels import current_job
 
 _NAME = "test world"
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -173,7 +174,9 @@ class SoloWorker:
         assert me is not None
         before = me.cancelling()
         running = Running(job, self._app.known_tasks[job.task], time.monotonic(), me)
+        label = current_job.set(job)
         end = await self._runners.attempt(running)
+        current_job.reset(label)
         if me.cancelling() > before:
             if not running.timed_out:
                 # Not the handler was cancelled, but whoever runs it.

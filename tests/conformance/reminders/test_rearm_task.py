@@ -22,6 +22,7 @@ from duetime.storage.reminders.reminders import ReminderStatements
 from duetime.storage.store import Statements
 from tests.conformance.hand import Hand, ended
 from tests.conftest import Backend
+from tests.log_events import events_of
 from tests.waiting import until, waits
 
 DUE = datetime(2035, 6, 1, 18, tzinfo=UTC)
@@ -153,7 +154,7 @@ async def test_a_subject_that_cannot_be_read_does_not_hold_up_the_others(
     assert odd.reason.startswith("its reminders cannot be computed: ")
     [event, *_] = await app.audit("subject:game:1")
     assert (event.action, event.reason) == ("subject.not_armed", odd.reason)
-    assert [record.message for record in caplog.records] == ["rearm_failed"]
+    assert events_of(caplog) == ["rearm_failed"]
 
 
 async def test_two_at_once_arm_each_subject_once(app: Duetime, database: Database) -> None:

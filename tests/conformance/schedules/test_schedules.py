@@ -26,6 +26,7 @@ from duetime.storage.schedules.rows import NewSchedule
 from duetime.testing import World
 from tests.conftest import Backend
 from tests.counting import Counted
+from tests.log_events import event_of, events_of
 from tests.waiting import until
 
 START = datetime(2026, 3, 2, tzinfo=UTC)  # a Monday
@@ -700,7 +701,7 @@ async def test_a_worker_leaves_to_others_what_it_lacks_a_package_for(
         "schedule.pause",
         "schedule.resume",
     }
-    assert [record.message for record in caplog.records] == ["schedule_unreadable"]
+    assert events_of(caplog) == ["schedule_unreadable"]
 
 
 async def test_a_schedule_that_is_set_aside_is_an_error_event(
@@ -718,7 +719,7 @@ async def test_a_schedule_that_is_set_aside_is_an_error_event(
         info = await app.schedules.get("s")
 
     assert info.broken is not None
-    [record] = [r for r in caplog.records if r.message == "schedule_broken"]
+    [record] = [r for r in caplog.records if event_of(r) == "schedule_broken"]
     assert record.levelname == "ERROR"
     assert "Mars/Base" in record.duetime["reason"]  # type: ignore[attr-defined]
 

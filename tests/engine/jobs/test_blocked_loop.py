@@ -12,6 +12,7 @@ import pytest
 
 from duetime import Constant, Context, Duetime
 from tests.conftest import Backend
+from tests.log_events import event_of
 from tests.waiting import until_true
 
 pytestmark = pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
@@ -27,7 +28,7 @@ def blocked(backend: Backend) -> Iterator[threading.Event]:
 
 
 def events(caplog: pytest.LogCaptureFixture, name: str) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.message == name]
+    return [record for record in caplog.records if event_of(record) == name]
 
 
 async def test_what_waits_behind_a_blocked_loop_is_rescued(

@@ -16,6 +16,7 @@ from duetime import Duetime
 from duetime.errors import DatabaseCorrupted
 from duetime.telemetry.events import log as events_log
 from tests.acceptance.command import worker
+from tests.log_events import event_of, events_of
 from tests.waiting import until_true
 
 EXIT_CODE = 74
@@ -60,14 +61,14 @@ async def test_a_damaged_file_stops_the_worker(
 ) -> None:
     caplog.set_level(logging.INFO)
     running = asyncio.create_task(app.make_worker(await app.store()).run())
-    await until_true(lambda: "worker_started" in caplog.text)
+    await until_true(lambda: "worker_started" in events_of(caplog))
 
     damage(path, table)
 
     with pytest.raises(DatabaseCorrupted, match="restore a backup"):
         await asyncio.wait_for(running, 15)
     troubles = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [(record.name, record.getMessage()) for record in troubles] == [
+    assert [(record.name, event_of(record)) for record in troubles] == [
         (events_log.name, "database_corrupted")
     ]
 

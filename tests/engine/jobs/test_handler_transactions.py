@@ -15,6 +15,7 @@ from duetime.domain.jobs.outcome import Outcome
 from duetime.engine.handler_source import refuse_return_in_transaction
 from duetime.errors import DatabaseUnreachable, InvalidInput
 from tests.conftest import Backend, query
+from tests.log_events import event_of
 from tests.waiting import until, until_true
 
 TWO = pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
@@ -43,7 +44,7 @@ async def reaches(app: Duetime, job_id: int, state: JobState) -> None:
 
 
 def messages(caplog: pytest.LogCaptureFixture, *names: str) -> list[str]:
-    return [record.message for record in caplog.records if record.message in names]
+    return [event_of(record) for record in caplog.records if event_of(record) in names]
 
 
 # One commit
@@ -192,11 +193,11 @@ async def test_an_outcome_after_the_commit_is_reported_as_ignored(
             handle = await late.enqueue(how)
             await reaches(app, handle.id, JobState.COMPLETED)
             await until_true(lambda: messages(caplog, "outcome_ignored"))
-            record = next(r for r in caplog.records if r.message == "outcome_ignored")
+            record = next(r for r in caplog.records if event_of(r) == "outcome_ignored")
             caplog.clear()
 
-            assert record.error == "too late"  # type: ignore[attr-defined]
-            assert record.job_id == handle.id  # type: ignore[attr-defined]
+            assert record.duetime["error"] == "too late"  # type: ignore[attr-defined]
+            assert record.duetime["job_id"] == handle.id  # type: ignore[attr-defined]
 
 
 @TWO

@@ -18,6 +18,7 @@ from duetime.engine.lease import Heartbeat
 from duetime.errors import JobFailed
 from duetime.storage.store import Beat
 from tests.conftest import Backend, query
+from tests.log_events import events_of
 from tests.waiting import until, until_true
 
 SHORT = {"lease": "1s", "heartbeat": "200ms", "rescue_every": "100ms"}
@@ -54,7 +55,7 @@ def _locked(backend: Backend) -> Iterator[None]:
 
 
 def count(caplog: pytest.LogCaptureFixture, event: str) -> int:
-    return [record.message for record in caplog.records].count(event)
+    return events_of(caplog).count(event)
 
 
 async def test_a_claim_that_waited_past_its_lease_takes_nothing(

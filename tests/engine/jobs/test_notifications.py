@@ -12,6 +12,7 @@ from duetime.domain.jobs.job import JobState
 from duetime.storage.postgres.listener import Listener
 from tests.conftest import fresh_database
 from tests.engine.jobs.test_worker import reaches
+from tests.log_events import events_of
 from tests.servers import PostgresServer
 from tests.waiting import until_true
 
@@ -140,7 +141,7 @@ async def test_a_handler_that_raises_does_not_fail_the_session(
     await listener.close()
 
     assert rows == [(1,)]
-    assert "notification_failed" in caplog.text
+    assert "notification_failed" in events_of(caplog)
 
 
 async def test_a_real_cancel_is_found_by_its_poke(pg_app: Duetime) -> None:

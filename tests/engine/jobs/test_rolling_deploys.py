@@ -13,6 +13,7 @@ from duetime import Context, Duetime, JobState
 from duetime.domain.schedules.schedule import TickStatus
 from duetime.errors import InvalidInput, InvalidSchedule, OlderRelease
 from tests.conftest import Backend
+from tests.log_events import event_of
 from tests.waiting import until
 
 SECOND = timedelta(seconds=1)
@@ -71,7 +72,7 @@ async def test_an_older_release_does_not_write_its_declarations_back(
     await restart(old)
 
     assert after == await stored(old) == {"s": "cron 0 0 * * * (UTC)"}
-    [event, _] = [record for record in caplog.records if record.message == "outdated_release"]
+    [event, _] = [record for record in caplog.records if event_of(record) == "outdated_release"]
     assert event.levelname == "WARNING"
     told = event.duetime  # type: ignore[attr-defined]
     assert (told["service"], told["release"], told["newest"]) == ("shop", "9", "10")
@@ -275,7 +276,7 @@ async def test_a_worker_does_not_take_up_again_and_again_what_it_cannot_use(
         job = await first_job(app, JobState.PARKED)
 
     assert job is not None
-    [event] = [record for record in caplog.records if record.message == "job_parked"]
+    [event] = [record for record in caplog.records if event_of(record) == "job_parked"]
     reason = event.duetime["reason"]  # type: ignore[attr-defined]
     assert "cannot use its arguments" in reason
     assert "region" in reason

@@ -14,6 +14,7 @@ import pytest
 from duetime import Constant, Context, Duetime, JobState
 from duetime.engine import runners
 from tests.conftest import Backend, query
+from tests.log_events import event_of
 from tests.waiting import until, until_true
 
 ENDED = {JobState.COMPLETED, JobState.DEAD, JobState.CANCELLED}
@@ -250,11 +251,11 @@ async def test_a_handler_that_ignores_its_time_out_is_reported_and_its_job_goes_
 
     async with app.worker(concurrency=2):
         handle = await task.enqueue()
-        await until_true(lambda: any(r.message == "job_stuck" for r in caplog.records))
+        await until_true(lambda: any(event_of(r) == "job_stuck" for r in caplog.records))
         await handle.result("5s")
         over.set()
     history = (await handle.info()).history
-    stuck = next(record for record in caplog.records if record.message == "job_stuck")
+    stuck = next(record for record in caplog.records if event_of(record) == "job_stuck")
 
     assert attempts == [1, 2]
     assert [attempt.outcome for attempt in history] == ["retried", "completed"]

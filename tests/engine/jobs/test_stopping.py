@@ -15,13 +15,14 @@ from duetime import Context, Duetime, JobState
 from duetime.storage.postgres.store import PostgresStore
 from duetime.storage.store import Beat, Exchange
 from tests.conftest import Backend, query
+from tests.log_events import event_of
 from tests.servers import PostgresServer
 from tests.waiting import until, until_true, waits
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
-        f"{record.name}: {record.getMessage()}"
+        f"{record.name}: {event_of(record)}"
         for record in caplog.records
         if record.levelno >= logging.WARNING
     ]

@@ -35,6 +35,7 @@ from duetime.errors import (
     ResultTimeout,
 )
 from tests.conftest import Backend, query
+from tests.log_events import events_of
 from tests.waiting import until, until_true
 
 
@@ -844,7 +845,7 @@ async def test_a_transaction_of_the_handler_commits_with_the_job(
         "retried",
         "completed",
     ]
-    assert [record.message for record in caplog.records if record.message.startswith("job_")] == [
+    assert [event for event in events_of(caplog) if event.startswith("job_")] == [
         "job_started",
         "job_failed",
         "job_started",

@@ -33,6 +33,7 @@ from duetime.storage.sqlite.migrator import SqliteMigrator
 from duetime.storage.sqlite.store import SqliteStore
 from duetime.storage.store import Statements
 from tests.conftest import Backend, fresh_database, query
+from tests.log_events import events_of
 from tests.servers import PostgresServer
 from tests.waiting import until, until_true
 
@@ -859,7 +860,7 @@ async def test_a_record_whose_session_is_killed_is_tried_again(
     )
     async with app.worker():
         await app.subjects.put("game", due=soon(), remind=["0s"])
-        await until_true(lambda: "send_not_recorded" in caplog.messages, seconds=15)
+        await until_true(lambda: "send_not_recorded" in events_of(caplog), seconds=15)
         query(backend, "drop trigger killer on duetime.audit")
         await until(lambda: settled(backend), seconds=15)
     [reminder] = await app.reminders.find()
@@ -928,7 +929,7 @@ async def test_the_mark_of_a_sent_reminder_rolls_back_with_its_audit(
     break_audit(backend, "reminder.sent")
     async with app.worker():
         await app.subjects.put("game", due=soon(), remind=["0s"])
-        await until_true(lambda: "send_not_recorded" in caplog.messages)
+        await until_true(lambda: "send_not_recorded" in events_of(caplog))
         seen.extend(query(backend, "select status from duetime.reminder"))
         seen.extend(query(backend, "select count(*) from duetime.delivery"))
         seen.extend(query(backend, "select count(*) from duetime.attempt"))

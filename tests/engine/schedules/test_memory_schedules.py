@@ -15,6 +15,7 @@ from duetime.domain.duration import parse_duration
 from duetime.errors import InvalidInput, InvalidSchedule
 from duetime.schedules.memory import MemorySchedules
 from tests.conftest import Backend
+from tests.log_events import events_of
 from tests.waiting import until, until_true
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
@@ -128,11 +129,11 @@ async def test_declared_schedules_fall_back_to_memory_and_return(
         await until_true(lambda: len(ran) >= 2)
         await asyncio.to_thread(move_table, pg_url, "schedule", "schedule_away")
         broken = time.monotonic()
-        await until_true(lambda: "schedule_fallback_started" in caplog.messages, seconds=20)
+        await until_true(lambda: "schedule_fallback_started" in events_of(caplog), seconds=20)
         count = len(ran)
         await until_true(lambda: len(ran) >= count + 3)
         await asyncio.to_thread(move_table, pg_url, "schedule_away", "schedule")
-        await until_true(lambda: "schedule_fallback_ended" in caplog.messages, seconds=20)
+        await until_true(lambda: "schedule_fallback_ended" in events_of(caplog), seconds=20)
         count = len(ran)
         await until_true(lambda: len(ran) >= count + 3)
     await app.close()

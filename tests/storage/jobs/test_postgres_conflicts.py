@@ -15,6 +15,7 @@ from duetime.errors import DatabaseUnreachable, StorageError, TransactionConflic
 from duetime.storage.postgres.connection import translate_errors
 from duetime.storage.postgres.store import PostgresStore
 from duetime.telemetry.outage import Outage
+from tests.log_events import events_of
 from tests.waiting import until
 
 FAIL_ONCE = """
@@ -113,8 +114,8 @@ async def test_a_worker_tries_again(
 
     assert ran == [1]
     assert [record.outcome for record in job.history] == ["completed"]
-    assert "transaction_conflict" in caplog.messages
-    assert "database_unreachable" not in caplog.messages
+    assert "transaction_conflict" in events_of(caplog)
+    assert "database_unreachable" not in events_of(caplog)
 
 
 async def test_a_service_tries_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,7 +130,7 @@ async def test_a_service_tries_again(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(asyncio.CancelledError):
         await repeat("any", work, stopping=asyncio.Event(), outage=Outage("w"))
 
-    assert caplog.messages == ["transaction_conflict"]
+    assert events_of(caplog) == ["transaction_conflict"]
     assert caplog.records[0].levelno == logging.WARNING
 
 
@@ -148,5 +149,5 @@ async def test_schedules_do_not_fall_back_to_memory_for_a_conflict(
     await app.close()
 
     assert len(stored) == 1
-    assert "database_unreachable" in caplog.messages, "it was tried again"
-    assert "schedule_fallback_started" not in caplog.messages
+    assert "database_unreachable" in events_of(caplog), "it was tried again"
+    assert "schedule_fallback_started" not in events_of(caplog)

@@ -145,6 +145,8 @@ class FinishedJob(msgspec.Struct, gc=False):
     """The handler completed the job in a transaction of its own: being refused is no loss."""
     recorded: bool = False
     """It did so by `ctx.transaction()`, and that is committed: there is nothing to send."""
+    exception: BaseException | None = None
+    """What a failed attempt raised, until it is logged. It is not stored."""
 
 
 class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import psycopg
 from psycopg.pq import PGnotify
 
 from duetime.storage.postgres.connection import first_line, rows_of
+from duetime.telemetry.events import log_event
 from duetime.telemetry.outage import LogThrottle
 
 log = logging.getLogger("duetime.listener")
@@ -114,16 +115,28 @@ class Listener:
         )
         try:
             self._heard(channel, payload)
-        except Exception:
-            log.exception(
-                "notification_failed", extra={"channel": channel, "payload": payload[:200]}
+        except Exception as error:  # noqa: BLE001
+            log_event(
+                log,
+                logging.ERROR,
+                "notification_failed",
+                "What the notification %(payload)r on %(channel)s asked for failed.",
+                channel=channel,
+                payload=payload[:200],
+                exc_info=error,
             )
 
     def _lost(self, error: BaseException) -> None:
         connection, self._connection = self._connection, None
         if connection is None or self._closed:
             return
-        log.warning("listener_lost", extra={"error": first_line(error)})
+        log_event(
+            log,
+            logging.WARNING,
+            "listener_lost",
+            "The listening connection was lost; the worker polls until it is back: %(error)s",
+            error=first_line(error),
+        )
         asyncio.get_running_loop().remove_reader(self._fd)
         self._reconnecting = asyncio.ensure_future(self._reconnect(connection))
 
@@ -138,8 +151,20 @@ class Listener:
                     await self._connect()
             except (psycopg.Error, OSError, TimeoutError) as error:
                 if seldom.passes():
-                    log.warning("listener_reconnect_failed", extra={"error": first_line(error)})
+                    log_event(
+                        log,
+                        logging.WARNING,
+                        "listener_reconnect_failed",
+                        "The listening connection could not be opened again: %(error)s",
+                        error=first_line(error),
+                    )
                 continue
-            log.info("listener_reconnected", extra={"attempt": attempt + 1})
+            log_event(
+                log,
+                logging.INFO,
+                "listener_reconnected",
+                "The listening connection is back after %(attempt)s attempts.",
+                attempt=attempt + 1,
+            )
             self._heard("", "")
             return

@@ -18,6 +18,7 @@ from duetime.storage.sqlite.connection import connect, persist, tell
 from duetime.storage.sqlite.shared import Shared, call_soon
 from duetime.storage.sqlite.transaction import Transaction
 from duetime.storage.sqlite.turn import Turn
+from duetime.telemetry.events import log_event
 from duetime.telemetry.outage import LogThrottle
 
 log = logging.getLogger("duetime.sqlite")
@@ -264,7 +265,13 @@ class StoreThread:
                 if isinstance(tell(error, self._path), DatabaseCorrupted):
                     return
                 if self._seldom.passes():
-                    log.warning("checkpoint_failed", extra={"error": str(error)})
+                    log_event(
+                        log,
+                        logging.WARNING,
+                        "checkpoint_failed",
+                        "A checkpoint of the SQLite file failed and is tried again: %(error)s",
+                        error=str(error),
+                    )
 
     def _is_time_to_poll(self) -> bool:
         return time.monotonic() - self._polled > self._poll_seconds
@@ -284,7 +291,13 @@ class StoreThread:
             # Of a damaged file the workers say so themselves.
             damaged = isinstance(tell(error, self._path), DatabaseCorrupted)
             if not damaged and self._seldom.passes():
-                log.warning("poll_failed", extra={"error": str(error)})
+                log_event(
+                    log,
+                    logging.WARNING,
+                    "poll_failed",
+                    "The SQLite file could not be polled for changes: %(error)s",
+                    error=str(error),
+                )
 
     def _data_version(self, connection: sqlite3.Connection) -> int:
         return int(connection.execute("pragma data_version").fetchone()[0])

@@ -1,0 +1,56 @@
+"""Which job a log record was made in: its id, task, key, attempt and queue."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from typing import Any
+
+from duetime.domain.jobs.job import ClaimedJob
+
+current_job: ContextVar[ClaimedJob | None] = ContextVar("duetime_job", default=None)
+"""The job whose handler runs in this context. Tasks and threads of the handler inherit it."""
+
+LABELS = {
+    "duetime_job_id": "job_id",
+    "duetime_task": "task",
+    "duetime_key": "key",
+    "duetime_attempt": "attempt",
+    "duetime_queue": "queue",
+}
+"""The attributes of a record that is made inside a handler, and their names in our log lines.
+
+They have a prefix of their own: `extra={"task": …}` of the application raises an error if the
+record has an attribute of that name.
+"""
+
+_is_installed = False
+
+
+def label_records() -> None:
+    """Label every log record of this process that is made inside a handler, from now on.
+
+    Filters cannot do it: those of a logger do not see the records of the loggers below it.
+    """
+    global _is_installed  # noqa: PLW0603
+    if not _is_installed:
+        _is_installed = True
+        logging.setLogRecordFactory(_Labelling(logging.getLogRecordFactory()))
+
+
+class _Labelling:
+    """A record factory around the one that was set before."""
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record: logging.LogRecord = self._make(*args, **kwargs)
+        job = current_job.get()
+        if job is not None:
+            record.duetime_job_id = job.id
+            record.duetime_task = job.task
+            record.duetime_key = job.key
+            record.duetime_attempt = job.attempt
+            record.duetime_queue = job.queue
+        return record
