@@ -100,11 +100,15 @@ def _become(arguments: list[str], environment: dict[str, str], cwd: str, files: 
 
 
 if __name__ == "__main__":
+    import click
     import psycopg  # noqa: F401 - what every command on PostgreSQL imports
     import psycopg_pool  # noqa: F401
 
-    from duetime.cli import main
+    from duetime.cli import cli, main
 
+    root = click.Context(cli)
+    for name in cli.list_commands(root):
+        cli.get_command(root, name)  # Imported once, here.
     gc.freeze()
     _serve(socket.socket(fileno=int(sys.argv[1])))
     main()

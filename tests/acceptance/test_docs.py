@@ -109,6 +109,9 @@ def command_words(command: click.Command) -> list[str]:
         for name in parameter.opts
     ]
     if isinstance(command, click.Group):
-        for name, inner in command.commands.items():
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
             words += [name, *command_words(inner)]
     return words

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from typing import Any
 
+import click
+
+from duetime.cli import cli
+
 _IMPORT = """
 import json, sys, time
 began = time.process_time()
@@ -39,6 +43,29 @@ def test_import_costs_less_than_that_of_asyncio_and_msgspec() -> None:
     # About 0.4 of it: 15 of 50 ms on a machine of its own. CPU time, so that load costs little.
     assert best["ours"] < 0.8 * best["libraries"]
     assert best["ours"] < 0.3
+
+
+def test_help_imports_no_command_and_tells_what_each_says_of_itself() -> None:
+    loaded = run(
+        "import contextlib, io, json, sys\n"
+        "from duetime.cli import cli\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        "    cli.main(['--help'], standalone_mode=False)\n"
+        "print(json.dumps([out.getvalue(), sorted(m for m in sys.modules if 'duetime.' in m)]))"
+    )
+    shown, modules = " ".join(loaded[0].split()), loaded[1]
+    root = click.Context(cli)
+    commands = {name: cli.get_command(root, name) for name in cli.list_commands(root)}
+
+    assert [name for name in modules if name.startswith("duetime.cli.")] == [
+        "duetime.cli.output",
+        "duetime.cli.target",
+    ]
+    assert len(commands) > 10
+    for name, command in commands.items():
+        assert command is not None
+        assert command.name == name
+        assert f"{name} {command.get_short_help_str(limit=500)}" in shown
 
 
 def test_parts_are_made_once_and_show_in_dir() -> None:

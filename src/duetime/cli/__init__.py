@@ -14,27 +14,42 @@ from typing import NoReturn
 import click
 
 from duetime import __version__
-from duetime.cli.audit import audit
-from duetime.cli.db import db
-from duetime.cli.health import health
-from duetime.cli.importing import importing
-from duetime.cli.jobs import jobs
 from duetime.cli.output import ReaderGone, echo, print_json
-from duetime.cli.queues import queues
-from duetime.cli.recipients import recipients
-from duetime.cli.reminders import reminders
-from duetime.cli.schedules import schedules
-from duetime.cli.scopes import scopes
-from duetime.cli.subjects import subjects
-from duetime.cli.target import Group
-from duetime.cli.tracking import track, tracked, untrack
-from duetime.cli.worker import worker
-from duetime.cli.workers import workers
+from duetime.cli.target import RootGroup
 from duetime.domain.urls import hide_passwords
 from duetime.errors import DuetimeError
 
+# Where each command is, and its summary. It is imported when it is used.
+_COMMANDS = {
+    "audit": ("audit:audit", "Show who changed ENTITY, newest first."),
+    "db": ("db:db", "Create, upgrade, inspect and back up Duetime's tables."),
+    "health": (
+        "health:health",
+        "Check that the database answers, its schema is current, and a live worker is registered.",
+    ),
+    "import": ("importing:importing", "Import schedules from other schedulers."),
+    "jobs": ("jobs:jobs", "List, inspect and change jobs."),
+    "queues": ("queues:queues", "List, pause and limit queues."),
+    "recipients": ("recipients:recipients", "Show and change how people are reached."),
+    "reminders": ("reminders:reminders", "Show reminders: due, sent, or why not."),
+    "schedules": ("schedules:schedules", "List, create and change schedules."),
+    "scopes": ("scopes:scopes", "Show and change scopes, whose rules subjects inherit."),
+    "subjects": ("subjects:subjects", "Show and change what people are reminded of."),
+    "track": ("tracking:track", "Have reminders follow the rows of TABLE, by triggers on it."),
+    "tracked": ("tracking:tracked", "List the tracked tables, and what is wrong with them."),
+    "untrack": (
+        "tracking:untrack",
+        (
+            "Stop following the table tracked as NAME: its triggers, subjects and reminders are "
+            "removed."
+        ),
+    ),
+    "worker": ("worker:worker", "Run jobs until SIGTERM or SIGINT (Ctrl-C)."),
+    "workers": ("workers:workers", "List the workers."),
+}
 
-@click.group(cls=Group, app_from_environment=True)
+
+@click.group(cls=RootGroup, commands_at=_COMMANDS)
 @click.version_option(__version__, prog_name="duetime", message="%(prog)s %(version)s")
 def cli() -> None:
     """Durable reminders, schedules and jobs on the database that you already have.
@@ -42,27 +57,6 @@ def cli() -> None:
     It uses the database that --database names, else the app's own, else DUETIME_DATABASE, else
     sqlite:///duetime.db.
     """
-
-
-for command in (
-    worker,
-    jobs,
-    schedules,
-    reminders,
-    subjects,
-    scopes,
-    track,
-    untrack,
-    tracked,
-    recipients,
-    audit,
-    queues,
-    workers,
-    health,
-    db,
-    importing,
-):
-    cli.add_command(command)
 
 
 def main() -> NoReturn:

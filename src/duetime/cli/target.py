@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -69,9 +69,38 @@ class Group(click.Group):
     command_class = Command
     group_class = type
 
-    def __init__(self, *args: Any, app_from_environment: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, app_variable: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params += _shared_options(app_variable="DUETIME_APP" if app_from_environment else None)
+        self.params += _shared_options(app_variable)
+
+
+class RootGroup(Group):
+    """The command `duetime`: it imports a command when that is used, and none for its help.
+
+    `commands_at`: for each name the module and variable of the command, and its summary.
+    """
+
+    def __init__(
+        self, *args: Any, commands_at: Mapping[str, tuple[str, str]], **kwargs: Any
+    ) -> None:
+        super().__init__(*args, app_variable="DUETIME_APP", **kwargs)
+        self._commands_at = commands_at
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self._commands_at)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._commands_at:
+            return None
+        module, _, variable = self._commands_at[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"duetime.cli.{module}"), variable)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, self._commands_at[name][1]) for name in self.list_commands(ctx)]
+            )
 
 
 def target_of(context: click.Context) -> Target:
