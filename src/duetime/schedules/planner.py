@@ -158,7 +158,7 @@ class Planner:
     async def withdraw(self, jobs: Sequence[ClaimedJob]) -> None:
         """These are given back before they began: to be decided on again."""
         runs = [self._admitted[job.id] for job in jobs if job.id in self._admitted]
-        if decided := [run for run in runs if run.was is not None]:
+        if decided := [run for run in runs if run.previous_status is not None]:
             await self._transact(self._statements.withdraw(decided, self._worker))
         self.forget(jobs)
 
@@ -348,7 +348,7 @@ def _decided(run: ClaimedRun, decision: Decision) -> ClaimedRun:
         run,
         status=decision.status,
         start_by=run.start_by if on_time else None,
-        renamed_from=run.status,
+        previous_status=run.status,
     )
 
 

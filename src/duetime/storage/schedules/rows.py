@@ -32,7 +32,7 @@ class ClaimedRun(msgspec.Struct, frozen=True):
     status: TickStatus = TickStatus.ARMED
     start_by: datetime | None = None
     """Until when its start is on time."""
-    was: TickStatus | None = None
+    previous_status: TickStatus | None = None
     """Its status before `decide` let it start."""
 
 

@@ -117,7 +117,7 @@ class RunStatements(Planning):
                     "schedule_id": run.schedule_id,
                     "tick": run.tick,
                     "expect": run.status,
-                    "status": run.was,
+                    "status": run.previous_status,
                     "held_by": worker,
                 }
                 for run in runs
