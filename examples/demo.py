@@ -59,7 +59,7 @@ def start_worker(queue: str) -> subprocess.Popen[bytes]:
 
 async def wait_until(handle: JobHandle[Any], truth: Callable[[JobInfo], bool]) -> JobInfo:
     deadline = time.monotonic() + 15
-    while not truth(info := await handle.info()) and time.monotonic() < deadline:  # noqa: ASYNC110
+    while not truth(info := await handle.get()) and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     return info
 
@@ -74,7 +74,7 @@ async def show_timers() -> None:
     ]
     for due, handle in zip(dues, handles, strict=True):
         text = await handle.result(timeout="10s")
-        [attempt] = (await handle.info()).history
+        [attempt] = (await handle.get()).history
         assert attempt.started_at is not None
         late = (attempt.started_at - due) / timedelta(milliseconds=1)
         check(0 <= late < 500, f"{text}: due {due:%H:%M:%S.%f}"[:-3] + f", {late:.1f} ms late")
@@ -84,7 +84,7 @@ async def show_retries() -> None:
     heading("2. Retried: a payment that fails twice")
     handle = await charge.enqueue(order=42)
     result = await handle.result(timeout="15s")
-    info = await handle.info()
+    info = await handle.get()
     for attempt in info.history:
         outcome = attempt.error or result
         say(f"{DIM}attempt {attempt.attempt}:{PLAIN} {attempt.outcome}: {outcome}")
@@ -109,7 +109,7 @@ async def show_rescue() -> None:
     async with app.worker(queues=["reports"], name="rescuer"):
         result = await handle.result(timeout="20s")
         waited = time.monotonic() - killed
-    attempts = (await handle.info()).history
+    attempts = (await handle.get()).history
     check(
         [attempt.outcome for attempt in attempts] == ["lost", "completed"],
         f"{result}: attempt 1 was lost, attempt 2 completed {waited:.1f} s later, "
@@ -122,7 +122,7 @@ async def show_cancel() -> None:
     handle = await export_everything.enqueue()
     await wait_until(handle, lambda job: job.state is JobState.RUNNING)
     asked = time.monotonic()
-    await handle.cancel("changed my mind")
+    await handle.cancel(reason="changed my mind")
     info = await wait_until(handle, lambda job: job.state.ended)
     took = (time.monotonic() - asked) * 1000
     check(
@@ -195,7 +195,7 @@ async def tell() -> None:
             except DuetimeError as error:
                 check(False, str(error))
     heading("What the database remembers")
-    for job in reversed(await app.jobs.find()):
+    for job in reversed(await app.jobs.list()):
         tries = f"{job.attempts} of {job.max_attempts}"
         say(f"{job.id:>2}  {job.task:<26} {job.state.value:<10} {tries}")
     await app.close()

@@ -51,7 +51,7 @@ async def main() -> None:
         for reminder in await app.reminders.find(subject=game):
             print(" ", await app.reminders.explain(reminder.id))
     print("\nWho changed game:go:")
-    for event in reversed(await app.audit("subject:game:go")):
+    for event in reversed(await app.audit.list(entity="subject:game:go")):
         print(f"  {event.action} by {event.actor}")
     for game in GAMES:
         await app.subjects.delete(game)

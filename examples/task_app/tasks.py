@@ -156,7 +156,7 @@ async def get_history(task_id: int) -> dict[str, list[dict[str, Any]]]:
     Of a task that was deleted, the audit stays.
     """
     ref = f"tasks:{task_id}"
-    events = await app.audit(f"subject:{ref}")
+    events = await app.audit.list(entity=f"subject:{ref}")
     reminders = await app.reminders.find(subject=ref)
     return {
         "audit": [{"at": one.at, "action": one.action, "by": one.actor} for one in events],

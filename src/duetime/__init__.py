@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from duetime.api.tasks import JobHandle, Task
+    from duetime.api.jobs import JobHandle
+    from duetime.api.tasks import Task
     from duetime.app import Duetime
     from duetime.channels.channel import Sent
     from duetime.domain.jobs.job import JobInfo, JobState
@@ -57,7 +58,7 @@ _HOMES = {
     "Duetime": "duetime.app",
     "DuetimeError": "duetime.errors",
     "Exponential": "duetime.domain.jobs.retry",
-    "JobHandle": "duetime.api.tasks",
+    "JobHandle": "duetime.api.jobs",
     "JobInfo": "duetime.domain.jobs.job",
     "JobState": "duetime.domain.jobs.job",
     "Recipient": "duetime.domain.reminders.recipient",

@@ -22,7 +22,7 @@ from duetime.api.portal import Portal
 from duetime.api.registration import Registrations
 from duetime.api.sending import Sending
 from duetime.api.task_registry import TaskRegistry
-from duetime.api.tasks import JobHandle, Task
+from duetime.api.tasks import Task
 from duetime.database import Database
 from duetime.domain.jobs.job import Enqueued, NewJob, check_name, check_queue
 from duetime.domain.jobs.task import TaskDefinition
@@ -33,7 +33,8 @@ from duetime.wiring import backend_of
 
 # `import duetime` is quick: each part is imported when it is first used.
 if TYPE_CHECKING:
-    from duetime.api.jobs import Jobs
+    from duetime.api.audit import Audit
+    from duetime.api.jobs import JobHandle, Jobs
     from duetime.api.queues import Queues
     from duetime.api.recipients import Recipients
     from duetime.api.reminders import Reminders
@@ -47,12 +48,10 @@ if TYPE_CHECKING:
     from duetime.engine.worker import Worker
     from duetime.reminders.sender import Sender
     from duetime.storage.reminders.tracking import TrackedInfo
-    from duetime.storage.schedules.rows import AuditEvent
     from duetime.storage.store import Store, WorkerInfo
     from duetime.testing import Opening
 
 T = TypeVar("T")
-AUDITED = ("subject", "scope", "recipient", "schedule", "table")
 TaskT = TypeVar("TaskT", bound=Task[..., Any])
 
 
@@ -135,6 +134,13 @@ class Duetime:
         from duetime.api.reminders import Reminders
 
         return Reminders(self)
+
+    @lazy
+    def audit(self) -> Audit:
+        """See who changed what."""
+        from duetime.api.audit import Audit
+
+        return Audit(self)
 
     @lazy
     def _sender(self) -> Sender:
@@ -238,7 +244,8 @@ class Duetime:
         given = list(jobs)
         enqueued = await self.enqueue_jobs(given, tx=tx)
         return [
-            JobHandle(self, job.task, answer) for job, answer in zip(given, enqueued, strict=True)
+            self.jobs.enqueued(job.task, answer)
+            for job, answer in zip(given, enqueued, strict=True)
         ]
 
     async def enqueue_jobs(self, jobs: Sequence[NewJob], *, tx: Any = None) -> list[Enqueued]:
@@ -284,20 +291,6 @@ class Duetime:
     async def now(self) -> datetime:
         """The database's clock."""
         return await (await self.store()).now()
-
-    async def audit(self, entity: str, *, before_id: int | None = None) -> list[AuditEvent]:
-        """Return who changed what, newest first: of `subject:game:42`, `schedule:nightly`, …"""
-        if not isinstance(entity, str) or entity.partition(":")[0] not in AUDITED:
-            known = ", ".join(f"{kind}:…" for kind in AUDITED)
-            raise InvalidInput(f"The audit has no {entity!r:.60}. It has {known}.")
-        from duetime.storage.schedules.changes import ScheduleStatements
-
-        store = await self.store()
-        statements = ScheduleStatements(store.dialect)
-        events: list[AuditEvent] = await store.transact(
-            statements.audit(entity, before_id=before_id), reads=True
-        )
-        return events
 
     # Work
 

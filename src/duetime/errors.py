@@ -60,6 +60,16 @@ class JobNotFound(DuetimeError, LookupError):
         self.job_id = job_id
 
 
+class QueueNotFound(DuetimeError, LookupError):
+    """No job, worker, pause or limit names that queue."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(
+            f"There is no queue {queue!r:.200}: no job, worker, pause or limit names it."
+        )
+        self.queue = queue
+
+
 class ScheduleNotFound(DuetimeError, LookupError):
     """No schedule has that name."""
 
@@ -81,6 +91,32 @@ class OlderRelease(DuetimeError):
         self.service = service
         self.release = release
         self.newest = newest
+
+
+class PresetNotFound(DuetimeError, LookupError):
+    """No preset of a schedule's times has that name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"There is no preset {name!r:.200}. `duetime schedules presets` lists them."
+        )
+        self.name = name
+
+
+class ScopeNotFound(DuetimeError, LookupError):
+    """No scope has that reference."""
+
+    def __init__(self, ref: str) -> None:
+        super().__init__(f"There is no scope {ref!r:.200}. `duetime scopes` lists them.")
+        self.ref = ref
+
+
+class TableNotFound(DuetimeError, LookupError):
+    """No table is tracked under that name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"No table is tracked as {name!r:.200}. `duetime tables` lists them.")
+        self.name = name
 
 
 class SubjectNotFound(DuetimeError, LookupError):

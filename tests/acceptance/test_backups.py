@@ -53,8 +53,8 @@ class Shop:
         await self.app.enqueue_jobs([NewJob(task="later", delay=timedelta(days=90))])
 
         async def filled() -> bool:
-            done = await self.app.jobs.find(state="completed", limit=100)
-            running = await self.app.jobs.find(state="running")
+            done = await self.app.jobs.list(state="completed", limit=100)
+            running = await self.app.jobs.list(state="running")
             return len(done) == BATCH and bool(running)
 
         await until(filled)
@@ -83,7 +83,7 @@ async def check_restored(url: str) -> None:
     async with shop_on(url) as restored:
         app = restored.app
         restored.hold.set()
-        before = {job.id: job for job in await app.jobs.find(limit=10_000)}
+        before = {job.id: job for job in await app.jobs.list(limit=10_000)}
         by_task = {job.task: job for job in before.values()}
         assert by_task["held"].state is JobState.RUNNING
         assert by_task["later"].state is JobState.PENDING

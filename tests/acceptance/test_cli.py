@@ -20,7 +20,7 @@ async def dead_jobs(app: Duetime, count: int) -> list[int]:
     async with app.worker():
 
         async def all_dead() -> bool:
-            return len(await app.jobs.find(state="dead")) == count
+            return len(await app.jobs.list(state="dead")) == count
 
         await until(all_dead)
     return ids
@@ -90,7 +90,9 @@ async def test_jobs_are_listed_newest_first_and_filtered(backend: Backend, app: 
 
     table = duetime(backend.url, "jobs", "list")
     mail = duetime(backend.url, "jobs", "list", "--queue", "mail", "--json")
-    page = duetime(backend.url, "--json", "jobs", "list", "--before", str(second))
+    newest = duetime(backend.url, "--json", "jobs", "list", "--limit", "1")
+    more = newest.err.removeprefix("More: ").split()
+    page = duetime(backend.url, "--json", "jobs", "list", *more)
     none = duetime(backend.url, "jobs", "list", "--state", "dead")
 
     heading, row2, row1 = table.out.splitlines()
@@ -101,7 +103,9 @@ async def test_jobs_are_listed_newest_first_and_filtered(backend: Backend, app: 
     assert row1.split()[:5] == [str(first), "pending", "shop.send", "default", "0/3"]
     assert [job["id"] for job in mail.json] == [second]
     assert mail.json[0]["args"] == {"seconds": 1}
+    assert [job["id"] for job in newest.json] == [second]
     assert [job["id"] for job in page.json] == [first]
+    assert page.err == ""
     assert none.out == "No jobs match.\n"
     assert {answer.code for answer in (table, mail, page, none)} == {0}
 
@@ -176,7 +180,7 @@ async def test_many_are_requeued_only_when_confirmed(backend: Backend, app: Duet
 
     refused = duetime(backend.url, *requeue, given="n\n")
     unanswered = duetime(backend.url, *requeue)
-    still = len(await app.jobs.find(state="dead"))
+    still = len(await app.jobs.list(state="dead"))
     done = duetime(backend.url, *requeue, given="y\n")
     nothing = duetime(backend.url, *requeue, "--yes", "--json")
 
@@ -185,7 +189,7 @@ async def test_many_are_requeued_only_when_confirmed(backend: Backend, app: Duet
     assert still == 3
     assert done.out == "3 jobs requeued.\n"
     assert nothing.json == {"requeued": 0, "conflicts": {}}
-    assert len(await app.jobs.find(state="pending")) == 3
+    assert len(await app.jobs.list(state="pending")) == 3
 
 
 async def test_a_job_is_explained(backend: Backend, app: Duetime) -> None:

@@ -55,7 +55,7 @@ async def test_deliveries_are_shown_acknowledged_and_snoozed(
     again = duetime(backend.url, "reminders", "ack", "--external", "mail-ann", "--json")
     snoozed = duetime(backend.url, "reminders", "snooze", ids["bob"], "10m", "--by", "bob")
     preview = duetime(backend.url, "reminders", "preview")
-    events = [(event.action, event.actor) for event in await app.audit("subject:game")]
+    events = [(event.action, event.actor) for event in await app.audit.list(entity="subject:game")]
 
     assert rows(table)[0] == ["CHANNEL", "STATUS", "ATTEMPTS", "AT", "THERE", "REMARKS"]
     assert [row[:3] for row in rows(table)[1:]] == [
@@ -94,7 +94,7 @@ async def test_a_reminder_that_failed_is_sent_again(backend: Backend, app: Dueti
         await until(lambda: is_there("sent"))
     again = duetime(backend.url, "reminders", "resend", str(failed.id), "--json")
     completed = duetime(backend.url, "subjects", "complete", "game", "--reason", "over")
-    [event, *_] = await app.audit("subject:game")
+    [event, *_] = await app.audit.list(entity="subject:game")
 
     assert requeued.code == 1
     assert f"`duetime reminders resend {failed.id}`" in requeued.err

@@ -104,7 +104,7 @@ async def test_what_is_applied_is_the_same_afterwards(folder: Path, app: Duetime
     info = await app.schedules.get("backup.sh")
     assert (info.target, info.args) == ("run_command", {"command": "/usr/local/bin/backup.sh"})
     assert (info.when, info.revision) == ("cron 0 0 * * * (Europe/Berlin)", 1)
-    assert {event.actor for event in await app.schedules.audit()} == {"ann"}
+    assert {event.actor for event in await app.audit.list(kind="schedule")} == {"ann"}
 
 
 async def test_without_a_task_the_plan_says_how_to_write_one(folder: Path, app: Duetime) -> None:

@@ -98,7 +98,7 @@ async def fill(app: Duetime) -> None:
     async with app.worker(name=f"worker{ODD}"):
 
         async def ended() -> bool:
-            return bool(await app.jobs.find(state="dead"))
+            return bool(await app.jobs.list(state="dead"))
 
         await until(ended)
     await enqueue(
@@ -129,7 +129,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("schedules", "history", ODD),
     ("schedules", "explain", ODD),
     ("schedules", "preview", ODD),
-    ("schedules", "audit"),
+    ("audit", "list"),
     ("schedules", "presets"),
     ("schedules", "pause", ODD, "--by", ODD),
     ("schedules", "show", f"no{ODD}"),
@@ -144,8 +144,8 @@ COMMANDS: list[tuple[str, ...]] = [
     ("recipients",),
     ("recipients", "show", ODD),
     ("recipients", "delete", ODD),
-    ("audit", f"subject:{ODD}"),
-    ("audit", f"recipient:{ODD}"),
+    ("audit", "list", f"subject:{ODD}"),
+    ("audit", "list", f"recipient:{ODD}"),
     ("track", f"no{ODD}", "--ref", ODD, "--due", ODD),
     ("jobs", ODD),
     ("jobs", "show", ODD),

@@ -31,7 +31,7 @@ async def test_recipients_are_put_shown_listed_and_deleted(backend: Backend, app
     after = duetime(backend.url, "recipients", "list", "--after", "ann", "--json")
     kept = duetime(backend.url, "recipients", "delete", "ann", given="n\n")
     gone = duetime(backend.url, "recipients", "delete", "ann", "--yes", "--json")
-    [event, *_] = await app.audit("recipient:ann")
+    [event, *_] = await app.audit.list(entity="recipient:ann")
 
     assert none.out.startswith("No recipients are stored.")
     assert added.out.splitlines()[0] == "Recipient ann is added."

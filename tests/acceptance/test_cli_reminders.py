@@ -91,7 +91,7 @@ async def test_scopes_are_put_and_listed(backend: Backend, app: Duetime) -> None
         [],
         [{"rule": "-2h", "past": "send_now", "expires": "never", "channels": ["mail"]}],
     ]
-    assert (await app.audit("scope:guild:1"))[0].actor == "ann"
+    assert (await app.audit.list(entity="scope:guild:1"))[0].actor == "ann"
     assert [r.rule.text for r in await app.reminders.find(status="armed")] == ["-1d", "-1h"]
 
 
@@ -133,7 +133,7 @@ async def test_a_subject_is_put_moved_and_shown(backend: Backend, app: Duetime) 
     assert explained.out.endswith(
         "was not sent: superseded, the subject moved to 2999-12-25T18:00:00Z.\n"
     )
-    assert {event.actor for event in await app.audit("subject:game:42")} == {"cem"}
+    assert {event.actor for event in await app.audit.list(entity="subject:game:42")} == {"cem"}
 
 
 @on_sqlite
@@ -200,19 +200,24 @@ async def test_the_audit_says_who_changed_what(backend: Backend, app: Duetime) -
     await app.subjects.put("game:42", due=DUE, scope="guild:1", recipients=["ann"], by="ann")
     await app.subjects.put("game:42", due=DUE, scope="guild:1", recipients=["ann", "bob"], by="cem")
 
-    scope = duetime(backend.url, "audit", "scope:guild:1")
-    game = duetime(backend.url, "audit", "subject:game:42")
-    last = duetime(backend.url, "audit", "subject:game:42", "--limit", "1", "--json")
-    nothing = duetime(backend.url, "audit", "subject:gone")
-    unknown = duetime(backend.url, "audit", "game:42")
+    scope = duetime(backend.url, "audit", "list", "scope:guild:1")
+    game = duetime(backend.url, "audit", "list", "subject:game:42")
+    last = duetime(backend.url, "audit", "list", "subject:game:42", "--limit", "1", "--json")
+    nothing = duetime(backend.url, "audit", "list", "subject:gone")
+    unknown = duetime(backend.url, "audit", "list", "game:42")
 
-    assert rows(scope)[1][2:] == ["ann", "scope.put", "ref: guild:1; rules: -1d, -1h (urgent True)"]
+    assert rows(scope)[1][2:] == [
+        "ann",
+        "scope.put",
+        "scope:guild:1",
+        "ref: guild:1; rules: -1d, -1h (urgent True)",
+    ]
     assert [row[2:4] for row in rows(game)[1:]] == [["cem", "subject.put"], ["ann", "subject.put"]]
-    assert rows(game)[1][4] == "recipients: ann, bob (was ann)"
+    assert rows(game)[1][5] == "recipients: ann, bob (was ann)"
     assert [event["actor"] for event in last.json] == ["cem"]
     assert nothing.out == "There are no audit events for subject:gone.\n"
     assert unknown.code == 1
-    assert unknown.error.startswith("The audit has no 'game:42'. It has subject:\u2026, scope:")
+    assert unknown.error.startswith("The audit has no 'game:42'. It has job:\u2026, queue:")
 
 
 @on_both
@@ -282,7 +287,7 @@ async def test_a_subject_is_completed_and_deleted(backend: Backend, app: Duetime
     assert "Delete the subject game:42 with 2 reminders?" in refused.err
     assert (refused.code, untouched) == (1, "done")
     assert gone.json == {"subject": "game:42", "deleted": True, "reminders": 2}
-    deleted, completed, _ = await app.audit("subject:game:42")
+    deleted, completed, _ = await app.audit.list(entity="subject:game:42")
     assert (deleted.action, completed.actor) == ("subject.deleted", "ann")
 
 

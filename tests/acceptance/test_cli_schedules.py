@@ -128,23 +128,23 @@ async def test_the_audit_says_who_changed_what(backend: Backend, app: Duetime) -
     await poll.delete(by="fay", reason="not wanted")
 
     table = schedules(backend.url, "audit", "poll")
-    page = schedules(backend.url, "audit", "--limit", "1", "--json")
+    page = schedules(backend.url, "audit", "poll", "--limit", "1", "--json")
     nothing = schedules(backend.url, "audit", "else")
 
     told = [line.split(maxsplit=5)[2:] for line in table.out.splitlines()]
     assert told == [
-        ["BY", "ACTION", "SCHEDULE", "WHAT"],
-        ["fay", "delete", "poll", "not wanted; shop.clean, every 9h"],
-        ["eve", "trigger", "poll", "a look"],
-        ["dan", "resume", "poll", "with what was missed"],
-        ["cem", "pause", "poll", "holiday; until 2999-12-24T00:00:00Z"],
-        ["bob", "change", "poll",
+        ["BY", "ACTION", "ENTITY", "WHAT"],
+        ["fay", "schedule.delete", "schedule:poll", "not wanted; shop.clean, every 9h"],
+        ["eve", "schedule.trigger", "schedule:poll", "a look"],
+        ["dan", "schedule.resume", "schedule:poll", "with what was missed"],
+        ["cem", "schedule.pause", "schedule:poll", "holiday; until 2999-12-24T00:00:00Z"],
+        ["bob", "schedule.change", "schedule:poll",
          ("when: every 10h → every 9h; catch-up: latest → skip; max-runs: 3 → none; "
           "max-age: 2h → 3h")],
-        ["ann", "add", "poll", "shop.clean, every 10h"],
+        ["ann", "schedule.add", "schedule:poll", "shop.clean, every 10h"],
     ]  # fmt: skip
     assert [event["actor"] for event in page.json] == ["fay"]
-    assert nothing.out == "There are no audit events for else.\n"
+    assert nothing.out == "There are no audit events for schedule:else.\n"
 
 
 # Change

@@ -137,7 +137,7 @@ async def test_two_processes_work_and_a_killed_one_is_replaced(
     with worker(backend.url, *options) as parent:
 
         async def both_work() -> bool:
-            jobs = await app.jobs.find(state="running")
+            jobs = await app.jobs.list(state="running")
             return {job.worker for job in jobs} == {"w-1", "w-2"}
 
         await until(both_work, seconds=STARTS)

@@ -74,13 +74,13 @@ async def kill_workers(url: str, *, kills: int, jobs: int, seed: int = 0) -> Cou
         more += count
 
     async def is_busy(process: subprocess.Popen[str]) -> bool:
-        if not await app.jobs.find(state="pending", limit=1):
+        if not await app.jobs.list(state="pending", limit=1):
             await enqueue(50)
         mine = [one for one in await app.workers() if f":{process.pid}:" in one.name]
         return any(worker.running for worker in mine)
 
     async def all_done() -> bool:
-        left = await app.jobs.find(state=["pending", "retrying", "running", "parked"], limit=1)
+        left = await app.jobs.list(state=["pending", "retrying", "running", "parked"], limit=1)
         return not left
 
     with ExitStack() as stack:

@@ -55,7 +55,7 @@ async def test_a_result_and_progress_are_not_made_null(backend: Backend) -> None
     async with app.worker():
         job = await mean.enqueue()
         assert await job.result() is None
-        info = await job.info()
+        info = await job.get()
     await app.close()
 
     assert refused == [

@@ -14,9 +14,9 @@ from tests.conftest import Backend
 Look = Callable[[Duetime, Any], Awaitable[Any]]
 
 BY_NAME: dict[str, Look] = {
-    "jobs of a queue": lambda app, name: app.jobs.find(queue=name),
-    "jobs of a task": lambda app, name: app.jobs.find(task=name),
-    "jobs with a key": lambda app, name: app.jobs.find(key=name),
+    "jobs of a queue": lambda app, name: app.jobs.list(queue=name),
+    "jobs of a task": lambda app, name: app.jobs.list(task=name),
+    "jobs with a key": lambda app, name: app.jobs.list(key=name),
     "requeue a queue": lambda app, name: app.jobs.requeue_many(queue=name),
     "queue": lambda app, name: app.queues.get(name),
     "schedule": lambda app, name: app.schedules.get(name),
@@ -63,7 +63,7 @@ async def test_what_is_no_reason_is_refused(app: Duetime, reason: str) -> None:
 
 
 async def test_a_key_longer_than_a_name_may_be_looked_for(app: Duetime) -> None:
-    assert await app.jobs.find(key="schedule:" + "n" * 200 + ":2030") == []
+    assert await app.jobs.list(key="schedule:" + "n" * 200 + ":2030") == []
 
 
 async def test_what_was_stored_under_blanks_can_be_removed(app: Duetime) -> None:
@@ -74,7 +74,7 @@ async def test_what_was_stored_under_blanks_can_be_removed(app: Duetime) -> None
     await app.queues.resume("  ")
 
     assert paused.paused_by == "ann"
-    assert await app.queues.all() == []
+    assert await app.queues.list() == []
     with pytest.raises(ScheduleNotFound):
         await app.schedules["  "].delete()
 

@@ -69,7 +69,7 @@ async def test_an_error_between_statements_undoes_them(backend: Backend) -> None
     with pytest.raises(InvalidSchedule, match="too long"):
         await store.transact(work(), computes=True)
 
-    assert await app.audit("schedule:s") == []
+    assert await app.audit.list(entity="schedule:s") == []
     await app.close()
 
 

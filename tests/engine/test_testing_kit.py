@@ -60,7 +60,7 @@ async def test_retries_happen_at_the_moments_of_the_policy_and_end_dead(app: Due
     async with app.testing(now=START) as world:
         job = await call.enqueue()
         await world.advance("1d")
-        info = await job.info()
+        info = await job.get()
 
     assert after(world) == [("call", 0), ("call", 60), ("call", 180), ("call", 420)]
     assert [run.outcome for run in world.failed] == ["retried"] * 3 + ["dead"]
@@ -109,7 +109,7 @@ async def test_a_job_too_late_to_start_expires(app: Duetime) -> None:
         assert await world.advance("2h") == 0
         await app.queues.resume("default")
         await world.drain()
-        states = [(await job.info()).state for job in (late, in_time)]
+        states = [(await job.get()).state for job in (late, in_time)]
 
     assert states == [JobState.EXPIRED, JobState.COMPLETED]
 
@@ -257,7 +257,7 @@ async def test_outcomes_results_and_the_context_are_real(app: Duetime) -> None:
         await world.drain()
 
         assert await doubled.result() == 42
-        assert (await committed.info()).state is JobState.COMPLETED
+        assert (await committed.get()).state is JobState.COMPLETED
     assert {run.task: run.outcome for run in world.ran if run.task != "stop"} == {
         "double": "completed",
         "slow": "dead",
@@ -280,7 +280,7 @@ async def test_a_thread_that_overruns_is_recorded(app: Duetime) -> None:
         job = await slow.enqueue()
         await world.drain()
 
-        assert (await job.info()).state is JobState.DEAD
+        assert (await job.get()).state is JobState.DEAD
     assert world.failed[0].exception is not None
 
 
@@ -292,7 +292,7 @@ async def test_an_unknown_task_is_parked_until_it_is_known(app: Duetime) -> None
         definition = app.tasks.pop("later")
         job = await later.enqueue()
         assert await world.drain() == 0
-        assert (await job.info()).state is JobState.PARKED
+        assert (await job.get()).state is JobState.PARKED
         app.tasks["later"] = definition
 
         assert await world.drain() == 1
@@ -338,7 +338,7 @@ async def test_inline_runs_at_once_in_the_caller(app: Duetime) -> None:
         handle = await outer.enqueue(at=START)
         later = await inner.using(delay="1h").enqueue(n=0)
         assert await handle.result() == "done"
-        assert (await later.info()).state is JobState.PENDING
+        assert (await later.get()).state is JobState.PENDING
         await world.assert_enqueued(inner, delay="1h", count=1)
         await world.advance("1h")
 

@@ -396,7 +396,7 @@ async def test_importing_again_changes_only_what_has_changed(app: Duetime) -> No
         changed = await app.subjects.import_ical(moved)
         one, daily = await app.subjects.get("one"), await app.subjects.get("daily")
         gone = await app.reminders.find(subject="one", status="superseded")
-        [event_of] = [e for e in await app.audit("subject:one") if e.before is None]
+        [event_of] = [e for e in await app.audit.list(entity="subject:one") if e.before is None]
 
     assert tried.results == done.results == {"one": "added", "daily": "added"}
     assert same.results == kept.results == {"one": "same", "daily": "same"}

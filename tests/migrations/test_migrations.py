@@ -313,7 +313,7 @@ async def test_two_schemas_in_one_database_are_apart(pg_url: str) -> None:
 
         async with app.worker():
             results.append(await (await who.enqueue()).result("5s"))
-    jobs = [len(await app.jobs.find()) for app in (first, second)]
+    jobs = [len(await app.jobs.list()) for app in (first, second)]
     for app in (first, second):
         await app.close()
 

@@ -276,7 +276,7 @@ async def test_an_operator_operates_and_cannot_act_as_a_worker(granted: str) -> 
         due = await ops.now() + timedelta(days=1)
         await ops.subjects.put("game:1", scope="guild:1", due=due, recipients=["ann"], by="ops")
         await ops.subjects.delete("game:1", by="ops")
-        found = {job.state for job in await ops.jobs.find()}
+        found = {job.state for job in await ops.jobs.list()}
         await ops.close()
         ran = refused(
             url,
@@ -319,9 +319,9 @@ async def test_a_reader_sees_everything_and_changes_nothing(granted: str) -> Non
     await app.schedules.put("s", work, "0 3 * * *")
     with login(granted, "looks", "duetime_reader") as url:
         reader = Duetime(url)
-        states = [found.state for found in await reader.jobs.find()]
+        states = [found.state for found in await reader.jobs.list()]
         sentence = (await reader.jobs.explain(job.id)).sentence
-        queues = await reader.queues.all()
+        queues = await reader.queues.list()
         schedules = [one.name for one in await reader.schedules.all()]
         await reader.close()
         rights = {right for _, right in rights_of(granted, "looks")}
@@ -406,7 +406,7 @@ def test_a_role_that_may_not_make_the_tables_is_told_so(postgres15: PostgresServ
 async def test_a_role_without_rights_is_told_what_to_grant(granted: str) -> None:
     with login(granted, "poor") as url:
         with pytest.raises(StorageError) as caught:
-            await Duetime(url).jobs.find()
+            await Duetime(url).jobs.list()
 
     assert "permission denied for schema duetime" in str(caught.value)
     assert "duetime db roles" in str(caught.value)

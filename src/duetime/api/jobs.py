@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
+from duetime.api.handle import Handle, bound, iterated
+from duetime.domain.audit import AuditEvent, check_actor
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.jobs.explain import Explanation, explain_job
 from duetime.domain.jobs.job import (
+    Enqueued,
     JobFilter,
     JobInfo,
     JobState,
+    KeyOutcome,
     Requeued,
     check_job_id,
     check_moment,
@@ -22,6 +26,7 @@ from duetime.domain.jobs.job import (
     check_sought,
     check_text,
 )
+from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
 from duetime.domain.reminders.reminder import REMIND_TASK
 from duetime.domain.schedules.schedule import read_run_key
 from duetime.errors import (
@@ -37,6 +42,8 @@ from duetime.storage.schedules.changes import ScheduleStatements
 if TYPE_CHECKING:
     from duetime.app import Duetime
 
+R = TypeVar("R")
+
 _REQUEUABLE = (JobState.DEAD, JobState.CANCELLED, JobState.EXPIRED, JobState.SUPERSEDED)
 _REQUEUE_PAGE = 500
 
@@ -46,12 +53,19 @@ _LOOKS_PER_SECOND = 1000
 
 
 class Jobs:
-    """`app.jobs`."""
+    """`app.jobs`. `app.jobs[42]` is one of them."""
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
         self._awaited = 0
         """Results that are awaited now."""
+
+    def __getitem__(self, job_id: int) -> JobHandle[Any]:
+        return JobHandle(self, check_job_id(job_id))
+
+    def enqueued(self, task: str, enqueued: Enqueued) -> JobHandle[Any]:
+        """Return the handle of a job that was enqueued."""
+        return JobHandle(self, enqueued.job_id, task=task, outcome=enqueued.outcome)
 
     async def get(self, job_id: int) -> JobInfo:
         """Return the job with its history; raise `JobNotFound`."""
@@ -61,23 +75,34 @@ class Jobs:
             raise JobNotFound(job_id)
         return job
 
-    async def find(
+    async def list(
         self,
         *,
         state: JobState | str | Sequence[JobState | str] = (),
         queue: str | None = None,
         task: str | None = None,
         key: str | None = None,
-        before_id: int | None = None,
-        limit: int = 50,
-    ) -> list[JobInfo]:
-        """Return jobs that match, newest first; `before_id` pages on."""
-        which = self._filter(
-            state=state, queue=queue, task=task, key=key, before_id=before_id, limit=limit
+        limit: int = DEFAULT_LIMIT,
+        after: str | None = None,
+    ) -> Page[JobInfo]:
+        """Return jobs that match, newest first. `after`: the `next` of the page before."""
+        position = read_cursor(after, order="jobs", shape=tuple[Id])
+        which = _filter(
+            state=state,
+            queue=queue,
+            task=task,
+            key=key,
+            before_id=None if position is None else position[0],
+            limit=check_limit(limit) + 1,
         )
-        return await (await self._app.store()).find(which)
+        found = await (await self._app.store()).find(which)
+        return make_page(found, limit=limit, order="jobs", position=lambda job: (job.id,))
 
-    async def cancel(self, job_id: int, *, reason: str = "cancelled") -> JobState:
+    iterate = iterated(list)
+
+    async def cancel(
+        self, job_id: int, *, reason: str = "cancelled", by: str = "unknown"
+    ) -> JobState:
         """Cancel a job that waits, or ask the worker that runs it to stop it.
 
         Returns the state that it was in. An async handler gets `CancelledError`; one in a thread
@@ -85,30 +110,35 @@ class Jobs:
         """
         check_job_id(job_id)
         check_text(reason, what="the reason")
-        state = await (await self._app.store()).cancel(job_id, reason=reason)
+        actor = check_actor(by)
+        state = await (await self._app.store()).cancel(job_id, reason=reason, by=actor)
         return self._moved(job_id, state, "cancelled", also=(JobState.RUNNING, JobState.CANCELLED))
 
-    async def reschedule(self, job_id: int, at: datetime) -> None:
+    async def reschedule(self, job_id: int, at: datetime, *, by: str = "unknown") -> None:
         """Move a job that waits to another time; a schedule's run, as its `reschedule` does."""
         check_job_id(job_id)
         check_moment(at, name="at")
+        actor = check_actor(by)
         store = await self._app.store()
         job = await store.get(job_id)
         if job is not None and read_run_key(job.key) is not None:
-            move = ScheduleStatements(store.dialect).reschedule_job(job_id, at, actor="unknown")
+            move = ScheduleStatements(store.dialect).reschedule_job(job_id, at, actor=actor)
             if await store.transact(move):
                 return
-        state = await store.reschedule(job_id, at)
+        state = await store.reschedule(job_id, at, by=actor)
         self._moved(job_id, state, "rescheduled")
 
-    async def reprioritise(self, job_id: int, priority: int) -> None:
+    async def reprioritise(self, job_id: int, priority: int, *, by: str = "unknown") -> None:
         """Change the priority of a job that waits."""
         check_job_id(job_id)
         check_priority(priority)
-        state = await (await self._app.store()).reprioritise(job_id, priority)
+        actor = check_actor(by)
+        state = await (await self._app.store()).reprioritise(job_id, priority, by=actor)
         self._moved(job_id, state, "reprioritised")
 
-    async def requeue(self, job_id: int, *, at: datetime | None = None) -> None:
+    async def requeue(
+        self, job_id: int, *, at: datetime | None = None, by: str = "unknown"
+    ) -> None:
         """Give a dead, cancelled or expired job a fresh set of attempts, and its key.
 
         Raises `KeyConflict` if another job holds the key: nothing is changed. The job of a
@@ -120,7 +150,7 @@ class Jobs:
                 f"Job {job_id} is of a reminder, which has ended. Send that again: "
                 f"`duetime reminders resend {job.args['reminder']}`."
             )
-        requeued = await self._requeue([job_id], at)
+        requeued = await self._requeue([job_id], at, check_actor(by))
         if holder := requeued.conflicts.get(job_id):
             raise KeyConflict(task=job.task, key=job.key or "", job_id=holder, requeued=job_id)
         if not requeued.jobs:
@@ -134,6 +164,7 @@ class Jobs:
         queue: str | None = None,
         task: str | None = None,
         at: datetime | None = None,
+        by: str = "unknown",
     ) -> Requeued:
         """Requeue all that match; return which, and which could not be: another job holds their
         key. Of several with one key the newest is requeued. Jobs of reminders are left out."""
@@ -142,7 +173,8 @@ class Jobs:
                 "Jobs of reminders are not requeued. Send a reminder again with "
                 "app.reminders.resend, or `duetime reminders resend ID`."
             )
-        which = self._filter(
+        actor = check_actor(by)
+        which = _filter(
             state=state, queue=queue, task=task, but_task=REMIND_TASK, limit=_REQUEUE_PAGE
         )
         if bad := [state for state in which.states if state not in _REQUEUABLE]:
@@ -151,7 +183,7 @@ class Jobs:
         requeued = Requeued([], {})
         while found := await store.find(which):
             ids = [job.id for job in found]
-            page = await self._requeue(ids, at)
+            page = await self._requeue(ids, at, actor)
             requeued.jobs.extend(page.jobs)
             requeued.conflicts.update(page.conflicts)
             which = msgspec.structs.replace(which, before_id=ids[-1])
@@ -199,6 +231,13 @@ class Jobs:
             now=await store.now(),
         )
 
+    async def audit(
+        self, job_id: int, *, limit: int = DEFAULT_LIMIT, after: str | None = None
+    ) -> Page[AuditEvent]:
+        """Return who changed the job, newest first. It outlives the job itself."""
+        entity = f"job:{check_job_id(job_id)}"
+        return await self._app.audit.list(entity=entity, limit=limit, after=after)
+
     def _moved(
         self,
         job_id: int,
@@ -214,25 +253,64 @@ class Jobs:
             raise IllegalTransition(job_id, state=state, action=action)
         return state
 
-    async def _requeue(self, ids: Sequence[int], at: datetime | None) -> Requeued:
+    async def _requeue(self, ids: Sequence[int], at: datetime | None, actor: str) -> Requeued:
         if at is not None:
             check_moment(at, name="at")
         which = JobFilter(ids=tuple(ids), states=_REQUEUABLE, limit=len(ids))
-        return await (await self._app.store()).requeue(which, run_at=at)
+        return await (await self._app.store()).requeue(which, run_at=at, by=actor)
 
-    def _filter(self, *, state: Any, **fields: Any) -> JobFilter:
-        given = [state] if isinstance(state, str) else list(state)
-        try:
-            states = tuple(JobState(item) for item in given)
-        except ValueError:
-            known = ", ".join(JobState)
-            raise InvalidInput(f"There is no state {given!r}. There are: {known}.") from None
-        if fields.get("before_id") is not None:
-            check_job_id(fields["before_id"])
-        for name in ("queue", "task", "key"):
-            if fields.get(name) is not None:
-                check_sought(fields[name], what=name)
-        limit = fields.get("limit", 50)
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
-            raise InvalidInput(f"limit must be 1 to 10,000, got {limit!r}.")
-        return JobFilter(states=states, **fields)
+
+class JobHandle(Handle[Jobs, int], Generic[R]):
+    """One job: what `enqueue` returns, and `app.jobs[42]`."""
+
+    __slots__ = ("outcome", "task")
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        job_id: int,
+        *,
+        task: str | None = None,
+        outcome: KeyOutcome | None = None,
+    ) -> None:
+        super().__init__(jobs, job_id)
+        self.task = task
+        """The task's name, if the job was enqueued here."""
+        self.outcome = outcome
+        """Of an enqueue: `created`; or for a held key `existing`, `replaced` or `rejected`."""
+
+    @property
+    def id(self) -> int:
+        return self._ref
+
+    @property
+    def created(self) -> bool:
+        return self.outcome == "created"
+
+    get = bound(Jobs.get)
+    cancel = bound(Jobs.cancel)
+    reschedule = bound(Jobs.reschedule)
+    reprioritise = bound(Jobs.reprioritise)
+    requeue = bound(Jobs.requeue)
+    explain = bound(Jobs.explain)
+    audit = bound(Jobs.audit)
+
+    async def result(self, timeout: Duration = "60s") -> R:
+        """Wait for the job to complete and return what its handler returned.
+
+        Raises `JobFailed` if it ended otherwise, `ResultTimeout` if it has not ended in time.
+        """
+        return cast("R", await self._noun.result(self._ref, timeout=timeout))
+
+
+def _filter(*, state: Any, **fields: Any) -> JobFilter:
+    given = [state] if isinstance(state, str) else list(state)
+    try:
+        states = tuple(JobState(item) for item in given)
+    except ValueError:
+        known = ", ".join(JobState)
+        raise InvalidInput(f"There is no state {given!r}. There are: {known}.") from None
+    for name in ("queue", "task", "key"):
+        if fields.get(name) is not None:
+            check_sought(fields[name], what=name)
+    return JobFilter(states=states, **fields)

@@ -4,47 +4,65 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from duetime.api.handle import Handle, bound, iterated
+from duetime.domain.audit import AuditEvent, check_actor
 from duetime.domain.duration import Duration
-from duetime.domain.jobs.job import check_name, check_queue, check_sought, check_text
+from duetime.domain.jobs.job import check_queue, check_sought, check_text
 from duetime.domain.jobs.queue import QueueInfo, make_limits
-from duetime.errors import InvalidInput
+from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
+from duetime.errors import QueueNotFound
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
 
 
 class Queues:
-    """`app.queues`."""
+    """`app.queues`. `app.queues["mail"]` is one of them."""
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
 
-    async def all(self) -> list[QueueInfo]:
-        """Return every queue that has jobs, a worker, a pause or a limit."""
-        return await (await self._app.store()).queues()
+    def __getitem__(self, queue: str) -> QueueHandle:
+        return QueueHandle(self, check_sought(queue, what="queue"))
 
     async def get(self, queue: str) -> QueueInfo:
-        """Return one queue."""
+        """Return one queue; raise `QueueNotFound` if no job, worker, pause or limit names it."""
         check_sought(queue, what="queue")
-        for info in await self.all():
+        for info in await (await self._app.store()).queues():
             if info.name == queue:
                 return info
-        raise InvalidInput(f"There is no queue {queue!r}: no job, worker, pause or limit names it.")
+        raise QueueNotFound(queue)
 
-    async def pause(self, queue: str, *, by: str = "unknown", reason: str = "") -> None:
+    async def list(
+        self, *, limit: int = DEFAULT_LIMIT, after: str | None = None
+    ) -> Page[QueueInfo]:
+        """Return the queues that have jobs, a worker, a pause or a limit, by name.
+
+        `after`: the `next` of the page before.
+        """
+        position = read_cursor(after, order="queues", shape=tuple[str])
+        found = await (await self._app.store()).queues(
+            after=None if position is None else position[0], limit=check_limit(limit) + 1
+        )
+        return make_page(found, limit=limit, order="queues", position=lambda queue: (queue.name,))
+
+    iterate = iterated(list)
+
+    async def pause(self, queue: str, *, reason: str = "", by: str = "unknown") -> None:
         """Start no more jobs of this queue, on any worker, from the next claim on.
 
         What runs goes on. Pausing twice keeps the first time and the last reason.
         """
         check_queue(queue)
         check_text(reason, what="the reason")
-        await (await self._app.store()).pause_queue(
-            queue, by=check_name(by, what="actor (by=)"), reason=reason
-        )
+        actor = check_actor(by)
+        await (await self._app.store()).pause_queue(queue, by=actor, reason=reason)
 
-    async def resume(self, queue: str) -> None:
+    async def resume(self, queue: str, *, by: str = "unknown") -> None:
         """Let the queue go on; its workers are woken. Resuming twice changes nothing."""
-        await (await self._app.store()).resume_queue(check_sought(queue, what="queue"))
+        check_sought(queue, what="queue")
+        actor = check_actor(by)
+        await (await self._app.store()).resume_queue(queue, by=actor)
 
     async def limit(
         self,
@@ -54,6 +72,7 @@ class Queues:
         per_partition: int | None = None,
         rate: int | None = None,
         period: Duration | None = None,
+        by: str = "unknown",
     ) -> None:
         """Set the queue's limits, over all workers; what is left out is unlimited.
 
@@ -63,4 +82,28 @@ class Queues:
         limits = make_limits(
             queue, running=running, per_partition=per_partition, rate=rate, period=period
         )
-        await (await self._app.store()).limit_queue(queue, limits)
+        actor = check_actor(by)
+        await (await self._app.store()).limit_queue(queue, limits, by=actor)
+
+    async def audit(
+        self, queue: str, *, limit: int = DEFAULT_LIMIT, after: str | None = None
+    ) -> Page[AuditEvent]:
+        """Return who paused, resumed or limited the queue, newest first."""
+        entity = f"queue:{check_sought(queue, what='queue')}"
+        return await self._app.audit.list(entity=entity, limit=limit, after=after)
+
+
+class QueueHandle(Handle[Queues, str]):
+    """One queue, by its name."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return self._ref
+
+    get = bound(Queues.get)
+    pause = bound(Queues.pause)
+    resume = bound(Queues.resume)
+    limit = bound(Queues.limit)
+    audit = bound(Queues.audit)

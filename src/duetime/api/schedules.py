@@ -12,6 +12,7 @@ import msgspec
 
 from duetime.api.registration import Registrations
 from duetime.api.tasks import Task
+from duetime.domain.audit import AuditEvent
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.finite import check_finite
 from duetime.domain.jobs.explain import Explanation
@@ -24,6 +25,7 @@ from duetime.domain.jobs.job import (
     check_task_not_reserved,
     check_text,
 )
+from duetime.domain.page import DEFAULT_LIMIT, Page
 from duetime.domain.reminders.rule import format_time
 from duetime.domain.schedules.explain import explain_schedule, explain_tick
 from duetime.domain.schedules.plan import stands_for
@@ -40,7 +42,7 @@ from duetime.domain.schedules.schedule import (
 from duetime.domain.schedules.timetable import Spec, Timetable, timetable
 from duetime.errors import InvalidInput, InvalidSchedule, MissingPackage, ScheduleNotFound
 from duetime.storage.schedules.changes import ScheduleStatements
-from duetime.storage.schedules.rows import AuditEvent, Declarer, NewSchedule, TickInfo
+from duetime.storage.schedules.rows import Declarer, NewSchedule, TickInfo
 from duetime.storage.store import Dialect, Statements
 
 if TYPE_CHECKING:
@@ -283,15 +285,11 @@ class Schedules:
         return _info(await self._find(name))
 
     async def audit(
-        self, name: str | None = None, *, before_id: int | None = None
-    ) -> list[AuditEvent]:
-        """Return who changed what, newest first, of one schedule or of all."""
-        known = None if name is None else check_sought(name, what="schedule's name")
-        entity = "schedule:%" if known is None else f"schedule:{known}"
-        events: list[AuditEvent] = await self._do(
-            lambda statements: statements.audit(entity, before_id=before_id), reads=True
-        )
-        return events
+        self, name: str, *, limit: int = DEFAULT_LIMIT, after: str | None = None
+    ) -> Page[AuditEvent]:
+        """Return who changed the schedule, newest first. It outlives the schedule itself."""
+        known = check_sought(name, what="schedule's name")
+        return await self._app.audit.list(entity=f"schedule:{known}", limit=limit, after=after)
 
     # Presets
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import msgspec
 
 from duetime.domain.duration import Duration, parse_duration, parse_positive_duration
 from duetime.domain.jobs.job import (
     Enqueued,
-    JobInfo,
-    JobState,
     NewJob,
     OnConflict,
     check_key,
@@ -25,47 +23,13 @@ from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import InvalidInput, KeyConflict
 
 if TYPE_CHECKING:
+    from duetime.api.jobs import JobHandle
     from duetime.app import Duetime
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _POLICIES = ("reject", "return", "replace")
-
-
-class JobHandle(Generic[R]):
-    """An enqueued job."""
-
-    __slots__ = ("_app", "id", "outcome", "task")
-
-    def __init__(self, app: Duetime, task: str, enqueued: Enqueued) -> None:
-        self._app = app
-        self.id = enqueued.job_id
-        self.task = task
-        self.outcome = enqueued.outcome
-        """`created`; or for a held key `existing`, `replaced` or `rejected`."""
-
-    def __repr__(self) -> str:
-        return f"<job {self.id} {self.task} {self.outcome}>"
-
-    @property
-    def created(self) -> bool:
-        return self.outcome == "created"
-
-    async def info(self) -> JobInfo:
-        """Return the job as it is now; raise `JobNotFound` if it was pruned."""
-        return await self._app.jobs.get(self.id)
-
-    async def cancel(self, reason: str = "cancelled") -> JobState:
-        """Cancel it, waiting or running. See `app.jobs.cancel`."""
-        return await self._app.jobs.cancel(self.id, reason=reason)
-
-    async def result(self, timeout: Duration = "60s") -> R:
-        """Wait for the job to complete and return what its handler returned.
-
-        Raises `JobFailed` if it ended otherwise, `ResultTimeout` if it has not ended in time.
-        """
-        return cast("R", await self._app.jobs.result(self.id, timeout=timeout))
 
 
 class Task(Generic[P, R]):
@@ -189,7 +153,7 @@ class BoundTask(Generic[P, R]):
     def _handle(self, job: NewJob, enqueued: Enqueued) -> JobHandle[R]:
         if enqueued.outcome == "rejected":
             raise KeyConflict(task=job.task, key=job.key or "", job_id=enqueued.job_id)
-        return JobHandle(self._app, job.task, enqueued)
+        return self._app.jobs.enqueued(job.task, enqueued)
 
 
 def replace(job: NewJob, changes: dict[str, Any]) -> NewJob:

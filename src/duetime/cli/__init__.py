@@ -21,7 +21,7 @@ from duetime.errors import DuetimeError
 
 # Where each command is, and its summary. It is imported when it is used.
 _COMMANDS = {
-    "audit": ("audit:audit", "Show who changed ENTITY, newest first."),
+    "audit": ("audit:audit", "Show who changed what. Without a command, list it."),
     "db": ("db:db", "Create, upgrade, inspect and back up Duetime's tables."),
     "health": (
         "health:health",

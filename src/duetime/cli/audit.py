@@ -2,86 +2,87 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from duetime.app import Duetime
 from duetime.cli.moment import iso
-from duetime.cli.number import Number
 from duetime.cli.output import compact, echo, one_line, print_json, print_table
+from duetime.cli.paging import paged, show_next
 from duetime.cli.reminders import format_rules
-from duetime.cli.target import Command, Target, target_of
+from duetime.cli.schedule_audit import describe_schedule_event
+from duetime.cli.target import Command, Group, Target, target_of
+from duetime.domain.audit import KINDS, AuditEvent, AuditKind
+from duetime.domain.page import Page
 from duetime.domain.reminders.rule import Rule
-from duetime.storage.schedules.rows import AuditEvent
 
 _NOTHING: tuple[Any, ...] = (None, False, [], {})
-_BEFORE = click.option("--before", type=Number(1, 2**63 - 1), metavar="ID", help="Only older ones.")
-_LIMIT = click.option(
-    "--limit",
-    type=Number(1, 1000),
-    default=20,
-    metavar="N",
-    help="How many, at most 1,000.  [default: 20]",
-)
 
 
-def paged(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command of the audit its page: `--before` an event, `--limit`."""
-    return _BEFORE(_LIMIT(command))
+def audit_command(kind: AuditKind, argument: str, *, type: Any = None) -> click.Command:  # noqa: A002
+    """Return the command `audit` of a noun."""
+
+    @click.command("audit", cls=Command, help=f"Show who changed {argument}, newest first.")
+    @click.argument("ref", metavar=argument, type=type)
+    @paged()
+    @click.pass_context
+    def command(context: click.Context, ref: Any, limit: int, after: str | None) -> None:
+        list_events(target_of(context), entity=f"{kind}:{ref}", limit=limit, after=after)
+
+    return command
 
 
-def show_events(
-    target: Target,
-    events: Sequence[AuditEvent],
-    limit: int,
-    *,
-    nothing: str,
-    headings: Sequence[str],
-    row: Callable[[AuditEvent], tuple[Any, ...]],
-) -> None:
-    """Print one page of the audit, and where the next one begins."""
-    if target.json:
-        print_json(events)
-        return
-    if not events:
-        echo(nothing)
-        return
-    print_table(headings, [row(event) for event in events], right=(0,))
-    if len(events) == limit and sys.stdout.isatty():
-        echo(f"More: --before {events[-1].id}")
-
-
-@click.command(cls=Command)
-@click.argument("entity")
-@paged
+@click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
-def audit(context: click.Context, entity: str, before: int | None, limit: int) -> None:
-    """Show who changed ENTITY, newest first.
+def audit(context: click.Context) -> None:
+    """Show who changed what. Without a command, list it."""
+    if context.invoked_subcommand is None:
+        context.invoke(list_command)
+
+
+@audit.command("list")
+@click.argument("entity", required=False)
+@click.option("--kind", type=click.Choice(KINDS), metavar="KIND", help=f"Only {', '.join(KINDS)}.")
+@click.option("--by", metavar="NAME", help="Only changes that NAME made.")
+@paged()
+@click.pass_context
+def list_command(
+    context: click.Context,
+    entity: str | None,
+    kind: AuditKind | None,
+    by: str | None,
+    limit: int,
+    after: str | None,
+) -> None:
+    """List changes, newest first: those of ENTITY, or all.
 
     \b
-    duetime audit subject:game:42
-    duetime audit scope:guild:1
-    duetime audit recipient:ann
+    duetime audit list job:42
+    duetime audit list --kind schedule --by ann
 
-    ENTITY is subject:REF, scope:REF, recipient:REF, schedule:NAME or table:NAME. What is deleted
-    is still there.
+    ENTITY is a kind and a name: job:ID, queue:NAME, schedule:NAME, preset:NAME, scope:REF,
+    subject:REF, recipient:REF or table:NAME. What is deleted is still there.
     """
+    list_events(target_of(context), entity=entity, kind=kind, by=by, limit=limit, after=after)
 
-    async def look(app: Duetime) -> list[AuditEvent]:
-        return (await app.audit(entity, before_id=before))[:limit]
 
-    target = target_of(context)
-    show_events(
-        target,
-        target.run(look),
-        limit,
-        nothing=f"There are no audit events for {one_line(entity)}.",
-        headings=("ID", "AT", "BY", "ACTION", "WHAT"),
-        row=_row,
-    )
+def list_events(target: Target, *, entity: str | None = None, **filters: Any) -> None:
+    """Print one page of the audit."""
+
+    async def look(app: Duetime) -> Page[AuditEvent]:
+        return await app.audit.list(entity=entity, **filters)
+
+    page = target.run(look)
+    if target.json:
+        print_json(page)
+    elif not page:
+        of = "" if entity is None else f" for {one_line(entity)}"
+        echo(f"There are no audit events{of}.")
+    else:
+        headings = ("ID", "AT", "BY", "ACTION", "ENTITY", "WHAT")
+        print_table(headings, [_row(event) for event in page], right=(0,))
+    show_next(page)
 
 
 def _row(event: AuditEvent) -> tuple[Any, ...]:
@@ -91,8 +92,15 @@ def _row(event: AuditEvent) -> tuple[Any, ...]:
         iso(event.at.replace(microsecond=0)),
         event.actor,
         event.action,
-        "; ".join([*said, *_changes(event.before, event.after)]),
+        event.entity,
+        "; ".join([*said, *_what(event)]),
     )
+
+
+def _what(event: AuditEvent) -> list[str]:
+    if event.entity.startswith("schedule:"):
+        return describe_schedule_event(event)
+    return _changes(event.before, event.after)
 
 
 def _changes(before: Any, after: Any) -> list[str]:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import click
 
 from duetime.app import Duetime
+from duetime.cli.audit import audit_command
+from duetime.cli.moment import MOMENT_OR_SPAN
 from duetime.cli.number import JOB_ID, Number
-from duetime.cli.output import confirm, echo, one_line, plural, print_facts, print_json, print_table
+from duetime.cli.output import (
+    confirm,
+    echo,
+    exact,
+    one_line,
+    plural,
+    print_facts,
+    print_json,
+    print_table,
+)
+from duetime.cli.paging import paged, show_next
+from duetime.cli.person import by_option
 from duetime.cli.show import job_row, show_job
 from duetime.cli.target import Group, Target, target_of
 from duetime.domain.jobs.explain import Explanation
 from duetime.domain.jobs.job import JobInfo, JobState, Requeued
+from duetime.domain.page import MAX_LIMIT, Page
 from duetime.errors import DuetimeError, IllegalTransition
-
-_MOST = 10_000
 
 
 @click.group(cls=Group)
@@ -38,14 +50,7 @@ def jobs() -> None:
 @click.option("--queue", metavar="NAME", help="Only jobs of this queue.")
 @click.option("--task", metavar="NAME", help="Only jobs of this task.")
 @click.option("--key", metavar="KEY", help="Only the jobs with this key.")
-@click.option("--before", type=JOB_ID, metavar="ID", help="Only older jobs: the next page.")
-@click.option(
-    "--limit",
-    type=Number(1, _MOST),
-    default=20,
-    metavar="N",
-    help="How many, at most 10,000.  [default: 20]",
-)
+@paged()
 @click.pass_context
 def list_command(
     context: click.Context,
@@ -53,32 +58,31 @@ def list_command(
     queue: str | None,
     task: str | None,
     key: str | None,
-    before: int | None,
     limit: int,
+    after: str | None,
 ) -> None:
     """List jobs, newest first."""
 
-    async def look(app: Duetime) -> tuple[list[JobInfo], datetime]:
-        found = await app.jobs.find(
-            state=states, queue=queue, task=task, key=key, before_id=before, limit=limit
+    async def look(app: Duetime) -> tuple[Page[JobInfo], datetime]:
+        found = await app.jobs.list(
+            state=states, queue=queue, task=task, key=key, limit=limit, after=after
         )
         return found, await app.now()
 
     target = target_of(context)
     found, now = target.run(look)
+    show_next(found)
     if target.json:
         print_json(found)
         return
     if not found:
-        echo("No jobs match." if states or queue or task or key or before else "No jobs.")
+        echo("No jobs match." if states or queue or task or key or after else "No jobs.")
         return
     print_table(
         ("ID", "STATE", "TASK", "QUEUE", "TRIES", "WHEN", "REMARKS"),
         [job_row(job, now) for job in found],
         right=(0, 4),
     )
-    if len(found) == limit and sys.stdout.isatty():
-        echo(f"More: --before {found[-1].id}")
 
 
 @jobs.command("show")
@@ -123,12 +127,13 @@ def explain_command(context: click.Context, job_id: int) -> None:
 @jobs.command("cancel")
 @click.argument("job_ids", metavar="ID...", type=JOB_ID, nargs=-1, required=True)
 @click.option("--reason", default="cancelled", help="The reason, for people to read.")
+@by_option
 @click.pass_context
-def cancel_command(context: click.Context, job_ids: tuple[int, ...], reason: str) -> None:
+def cancel_command(context: click.Context, job_ids: tuple[int, ...], reason: str, by: str) -> None:
     """Cancel jobs that wait; ask the workers of running ones to stop them."""
 
     async def cancel(app: Duetime, job_id: int) -> str:
-        match await app.jobs.cancel(job_id, reason=reason):
+        match await app.jobs.cancel(job_id, reason=reason, by=by):
             case JobState.RUNNING:
                 return "is running: its worker was asked to stop it"
             case JobState.CANCELLED:
@@ -140,13 +145,14 @@ def cancel_command(context: click.Context, job_ids: tuple[int, ...], reason: str
 
 @jobs.command("retry")
 @click.argument("job_ids", metavar="ID...", type=JOB_ID, nargs=-1, required=True)
+@by_option
 @click.pass_context
-def retry_command(context: click.Context, job_ids: tuple[int, ...]) -> None:
+def retry_command(context: click.Context, job_ids: tuple[int, ...], by: str) -> None:
     """Run pending or retrying jobs now, instead of when they are due."""
 
     async def retry(app: Duetime, job_id: int) -> str:
         try:
-            await app.jobs.reschedule(job_id, await app.now())
+            await app.jobs.reschedule(job_id, await app.now(), by=by)
         except IllegalTransition as error:
             hint = (
                 f" `duetime jobs requeue {job_id}` gives it fresh attempts."
@@ -157,6 +163,42 @@ def retry_command(context: click.Context, job_ids: tuple[int, ...]) -> None:
         return "is due now"
 
     _each(context, job_ids, retry)
+
+
+@jobs.command("reschedule")
+@click.argument("job_id", metavar="ID", type=JOB_ID)
+@click.argument("at", metavar="TIME", type=MOMENT_OR_SPAN)
+@by_option
+@click.pass_context
+def reschedule_command(
+    context: click.Context, job_id: int, at: datetime | timedelta, by: str
+) -> None:
+    """Move a job that waits to TIME, or to so long from now (30m)."""
+
+    async def reschedule(app: Duetime, job_id: int) -> str:
+        moment = at if isinstance(at, datetime) else await app.now() + at
+        await app.jobs.reschedule(job_id, moment, by=by)
+        return f"is due {exact(moment, await app.now())}"
+
+    _each(context, [job_id], reschedule)
+
+
+@jobs.command("reprioritise")
+@click.argument("job_id", metavar="ID", type=JOB_ID)
+@click.argument("priority", type=Number(1, 9))
+@by_option
+@click.pass_context
+def reprioritise_command(context: click.Context, job_id: int, priority: int, by: str) -> None:
+    """Change the priority of a job that waits: 1 is served first, 9 last."""
+
+    async def reprioritise(app: Duetime, job_id: int) -> str:
+        await app.jobs.reprioritise(job_id, priority, by=by)
+        return f"has priority {priority}"
+
+    _each(context, [job_id], reprioritise)
+
+
+jobs.add_command(audit_command("job", "ID", type=JOB_ID))
 
 
 @jobs.command("requeue")
@@ -172,6 +214,7 @@ def retry_command(context: click.Context, job_ids: tuple[int, ...]) -> None:
 @click.option("--queue", metavar="NAME", help="All of this queue; dead ones, unless --state.")
 @click.option("--task", metavar="NAME", help="All of this task; dead ones, unless --state.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@by_option
 @click.pass_context
 def requeue_command(
     context: click.Context,
@@ -180,6 +223,7 @@ def requeue_command(
     queue: str | None,
     task: str | None,
     yes: bool,
+    by: str,
 ) -> None:
     """Give dead, cancelled or expired jobs a fresh set of attempts: those named, or all that match.
 
@@ -190,28 +234,34 @@ def requeue_command(
     if bool(job_ids) == bool(states or queue or task):
         raise click.UsageError("Give either the jobs' ids, or --state, --queue or --task.")
     if job_ids:
-        _each(context, job_ids, _requeue)
+        _each(context, job_ids, partial(_requeue, by=by))
     else:
-        _requeue_all(target_of(context), states or ("dead",), queue, task, sure=yes)
+        _requeue_all(target_of(context), states or ("dead",), queue, task, sure=yes, by=by)
 
 
-async def _requeue(app: Duetime, job_id: int) -> str:
-    await app.jobs.requeue(job_id)
+async def _requeue(app: Duetime, job_id: int, *, by: str) -> str:
+    await app.jobs.requeue(job_id, by=by)
     return "is pending again"
 
 
 def _requeue_all(
-    target: Target, states: Sequence[str], queue: str | None, task: str | None, *, sure: bool
+    target: Target,
+    states: Sequence[str],
+    queue: str | None,
+    task: str | None,
+    *,
+    sure: bool,
+    by: str,
 ) -> None:
     async def count(app: Duetime) -> int:
-        return len(await app.jobs.find(state=states, queue=queue, task=task, limit=_MOST))
+        return len(await app.jobs.list(state=states, queue=queue, task=task, limit=MAX_LIMIT))
 
     async def requeue(app: Duetime) -> Requeued:
-        return await app.jobs.requeue_many(state=states, queue=queue, task=task)
+        return await app.jobs.requeue_many(state=states, queue=queue, task=task, by=by)
 
     which = " or ".join(states)
     if not sure and (found := target.run(count)):
-        number = f"{_MOST:,} or more jobs" if found >= _MOST else plural(found, "job")
+        number = f"{MAX_LIMIT:,} or more jobs" if found >= MAX_LIMIT else plural(found, "job")
         of = "".join([f" of queue {queue}" if queue else "", f" of task {task}" if task else ""])
         confirm(f"Requeue {number}{of}, {which}?")
     answer = target.run(requeue)

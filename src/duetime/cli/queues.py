@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from datetime import datetime, timedelta
 
 import click
 
 from duetime.app import Duetime
+from duetime.cli.audit import audit_command
 from duetime.cli.moment import SPAN
 from duetime.cli.number import Number
 from duetime.cli.output import echo, plural, print_json, print_table, relative
+from duetime.cli.paging import paged, show_next
+from duetime.cli.person import by_option
 from duetime.cli.target import Group, target_of
 from duetime.domain.duration import format_duration
 from duetime.domain.jobs.queue import Limits, QueueInfo
+from duetime.domain.page import Page
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -26,15 +28,17 @@ def queues(context: click.Context) -> None:
 
 
 @queues.command("list")
+@paged(default=100)
 @click.pass_context
-def list_command(context: click.Context) -> None:
+def list_command(context: click.Context, limit: int, after: str | None) -> None:
     """List every queue that has jobs, a worker, a pause or a limit."""
 
-    async def look(app: Duetime) -> tuple[list[QueueInfo], datetime]:
-        return await app.queues.all(), await app.now()
+    async def look(app: Duetime) -> tuple[Page[QueueInfo], datetime]:
+        return await app.queues.list(limit=limit, after=after), await app.now()
 
     target = target_of(context)
     found, now = target.run(look)
+    show_next(found)
     if target.json:
         print_json(found)
         return
@@ -62,13 +66,13 @@ def list_command(context: click.Context) -> None:
 @queues.command("pause")
 @click.argument("queue")
 @click.option("--reason", default="", help="The reason, for people to read.")
-@click.option("--by", default=None, help="Who makes the change.  [default: you]")
+@by_option
 @click.pass_context
-def pause_command(context: click.Context, queue: str, reason: str, by: str | None) -> None:
+def pause_command(context: click.Context, queue: str, reason: str, by: str) -> None:
     """Pause QUEUE: no worker starts another job of it. Running jobs go on."""
 
     async def pause(app: Duetime) -> QueueInfo:
-        await app.queues.pause(queue, by=by or _me(), reason=reason)
+        await app.queues.pause(queue, by=by, reason=reason)
         return await app.queues.get(queue)
 
     target = target_of(context)
@@ -82,13 +86,14 @@ def pause_command(context: click.Context, queue: str, reason: str, by: str | Non
 
 @queues.command("resume")
 @click.argument("queue")
+@by_option
 @click.pass_context
-def resume_command(context: click.Context, queue: str) -> None:
+def resume_command(context: click.Context, queue: str, by: str) -> None:
     """Resume QUEUE."""
 
     async def resume(app: Duetime) -> tuple[QueueInfo, bool]:
         before = await app.queues.get(queue)
-        await app.queues.resume(queue)
+        await app.queues.resume(queue, by=by)
         return before, before.paused_at is not None
 
     target = target_of(context)
@@ -115,6 +120,7 @@ def resume_command(context: click.Context, queue: str) -> None:
 )
 @click.option("--period", type=SPAN, metavar="SPAN", help="The period of --rate, such as 1m.")
 @click.option("--none", "lift", is_flag=True, help="Remove every limit.")
+@by_option
 @click.pass_context
 def limit_command(
     context: click.Context,
@@ -124,6 +130,7 @@ def limit_command(
     rate: int | None,
     period: timedelta | None,
     lift: bool,
+    by: str,
 ) -> None:
     """Set the limits of QUEUE, over all workers. What you leave out is not limited."""
     given = [item for item in (running, per_partition, rate, period) if item is not None]
@@ -134,7 +141,7 @@ def limit_command(
 
     async def limit(app: Duetime) -> Limits:
         await app.queues.limit(
-            queue, running=running, per_partition=per_partition, rate=rate, period=period
+            queue, running=running, per_partition=per_partition, rate=rate, period=period, by=by
         )
         limited = await (await app.store()).limited_queues()
         return limited.get(queue, Limits())
@@ -145,6 +152,9 @@ def limit_command(
         print_json({"queue": queue, "limits": limits})
     else:
         echo(f"Queue {queue}: {_limits(limits) or 'no limits'}.")
+
+
+queues.add_command(audit_command("queue", "QUEUE"))
 
 
 def _remarks(queue: QueueInfo, now: datetime) -> str:
@@ -166,10 +176,3 @@ def _limits(limits: Limits) -> str:
     if limits.rate is not None and limits.period is not None:
         parts.append(f"{limits.rate} per {format_duration(limits.period)}")
     return ", ".join(parts)
-
-
-def _me() -> str:
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):
-        return socket.gethostname()

@@ -8,11 +8,12 @@ import click
 
 from duetime.api.schedules import ScheduleHandle, ScheduleInfo, ticks_between
 from duetime.app import Duetime
+from duetime.cli.audit import audit_command
 from duetime.cli.moment import MOMENT_OR_SPAN, ago, iso
 from duetime.cli.output import as_json, confirm, echo, exact, plural, print_json, print_table
 from duetime.cli.person import by_option
 from duetime.cli.presets import presets
-from duetime.cli.schedule_history import audit_command, explain_command, history_command
+from duetime.cli.schedule_history import explain_command, history_command
 from duetime.cli.schedule_put import preview_command, put_command
 from duetime.cli.schedule_show import next_run, schedule_row, show_schedule
 from duetime.cli.target import Group, target_of
@@ -38,7 +39,7 @@ for command in (
     preview_command,
     history_command,
     explain_command,
-    audit_command,
+    audit_command("schedule", "NAME"),
     presets,
 ):
     schedules.add_command(command)

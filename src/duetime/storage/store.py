@@ -341,37 +341,46 @@ class Store(Protocol):
     async def end_parked(self, age: timedelta, *, batch: int) -> list[int]:
         """End jobs that have been parked for longer than that as dead, a `batch` at most."""
 
-    # Operate
+    # Operate. What changes something is in the audit, in the same transaction.
 
     async def get(self, job_id: int) -> JobInfo | None: ...
 
     async def find(self, which: JobFilter) -> list[JobInfo]:
         """Newest first."""
 
-    async def cancel(self, job_id: int, *, reason: str) -> JobState | None:
+    async def cancel(self, job_id: int, *, reason: str, by: str = "unknown") -> JobState | None:
         """Cancel a job that waits, or ask its worker to stop it. Returns the state it was in.
 
         Either way it does not run again: an attempt that still ends may complete it, no more.
         """
 
     async def cancel_many(self, job_ids: Sequence[int], *, reason: str) -> None:
-        """Cancel several, in one transaction."""
+        """Cancel several, in one transaction. For the engine: it is not in the audit."""
 
-    async def reschedule(self, job_id: int, run_at: datetime) -> JobState | None: ...
+    async def reschedule(
+        self, job_id: int, run_at: datetime, *, by: str = "unknown"
+    ) -> JobState | None: ...
 
-    async def reprioritise(self, job_id: int, priority: int) -> JobState | None: ...
+    async def reprioritise(
+        self, job_id: int, priority: int, *, by: str = "unknown"
+    ) -> JobState | None: ...
 
-    async def requeue(self, which: JobFilter, *, run_at: datetime | None) -> Requeued:
+    async def requeue(
+        self, which: JobFilter, *, run_at: datetime | None, by: str = "unknown"
+    ) -> Requeued:
         """Give dead, cancelled or expired jobs a fresh set of attempts. They take their keys
         again; of several with one key the newest does."""
 
     async def pause_queue(self, queue: str, *, by: str, reason: str) -> None: ...
 
-    async def resume_queue(self, queue: str) -> None: ...
+    async def resume_queue(self, queue: str, *, by: str = "unknown") -> None: ...
 
-    async def limit_queue(self, queue: str, limits: Limits) -> None: ...
+    async def limit_queue(self, queue: str, limits: Limits, *, by: str = "unknown") -> None: ...
 
-    async def queues(self) -> list[QueueInfo]: ...
+    async def queues(
+        self, *, after: str | None = None, limit: int | None = None
+    ) -> list[QueueInfo]:
+        """By name: those after one of them."""
 
     async def limited_queues(self) -> dict[str, Limits]: ...
 

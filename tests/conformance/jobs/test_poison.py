@@ -206,7 +206,7 @@ async def test_numbers_that_are_no_time_hold_up_nobody(backend: Backend) -> None
         lite.commit()
     async with app.worker():
         await until_true(lambda: sorted(ran) == [0, 1, 2], seconds=10)
-    states = {job.state for job in await app.jobs.find()}
+    states = {job.state for job in await app.jobs.list()}
     await app.close()
 
     assert states == {JobState.COMPLETED}

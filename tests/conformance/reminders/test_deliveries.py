@@ -84,7 +84,7 @@ async def told(app: Duetime, recipient: str | None = None) -> list[tuple[Any, ..
 
 
 async def actions(app: Duetime) -> list[tuple[str, str]]:
-    events = await app.audit("subject:game")
+    events = await app.audit.list(entity="subject:game")
     return [(event.action.partition(".")[2], event.actor) for event in reversed(events)]
 
 

@@ -133,8 +133,8 @@ async def test_a_late_receipt_settles_a_reminder_whose_answers_were_lost(
         after = await only(app)
         asked = len(box.asked)
         await world.advance("3h")
-        jobs = await app.jobs.find(task="duetime.remind", state=["pending", "retrying"])
-        audit = [event.action for event in await app.audit("subject:game")]
+        jobs = await app.jobs.list(task="duetime.remind", state=["pending", "retrying"])
+        audit = [event.action for event in await app.audit.list(entity="subject:game")]
 
     assert before.status in ("failed", "armed")
     assert changed == 1

@@ -89,7 +89,7 @@ async def test_what_is_more_than_the_limit_goes_out_in_one_digest(
         why = await explain(app, "game:5")
         found = await app.reminders.find(status="sent")
         deliveries = [one for game in found for one in await app.reminders.deliveries(game.id)]
-        audit = await app.audit("subject:game:5")
+        audit = await app.audit.list(entity="subject:game:5")
         jobs = [await app.jobs.get(one.job_id) for one in found if one.job_id]
 
     digest = mail.messages[2]
@@ -376,7 +376,7 @@ async def test_what_is_in_a_digest_that_fails_escalates_at_once(
     async with app.testing(now=START) as world:
         await _fail_a_digest(app, mail, world)
         ann, bob = await app.reminders.find(subject="game:2")
-        audit = [event.action for event in await app.audit("subject:game:2")]
+        audit = [event.action for event in await app.audit.list(entity="subject:game:2")]
 
     assert [(m.recipient, m.subject) for m in mail.messages] == [
         ("ann", "game:0"), ("bob", "game:1"), ("bob", "game:2"),
@@ -411,7 +411,7 @@ async def test_a_digest_whose_job_is_taken_away_ends_with_it(
         told = len(mail.messages)
         mail.failures = [NotSent("busy", transient=True, retry_after=10 * MINUTE)]
         await world.advance("31m")
-        [job] = await app.jobs.find(task="duetime.digest")
+        [job] = await app.jobs.list(task="duetime.digest")
         if lost:
             forget(backend, job.id)
         else:
@@ -452,7 +452,7 @@ async def test_of_workers_that_end_a_digest_at_once_one_escalates(
         await world.advance("1h30m")
         mail.failures = [NotSent("busy", transient=True, retry_after=10 * MINUTE)]
         await world.advance("31m")
-        [job] = await app.jobs.find(task="duetime.digest")
+        [job] = await app.jobs.list(task="duetime.digest")
         forget(backend, job.id)
         others = [Duetime(backend.url) for _ in range(3)]
 
@@ -467,11 +467,11 @@ async def test_of_workers_that_end_a_digest_at_once_one_escalates(
         for one in others:
             await one.close()
         bob = await app.reminders.find(status="armed")
-        left = await app.jobs.find(task="duetime.digest", state="pending")
+        left = await app.jobs.list(task="duetime.digest", state="pending")
         escalated = [
             event.action
             for n in (1, 2, 3)
-            for event in await app.audit(f"subject:game:{n}")
+            for event in await app.audit.list(entity=f"subject:game:{n}")
             if event.action == "reminder.escalated"
         ]
 

@@ -99,7 +99,7 @@ async def test_an_early_failure_is_kept_and_the_next_channel_is_asked(
         first, second = await app.reminders.deliveries(reminder)
         again = await app.receipt("call-1", told)
         late = await app.receipt("call-1", "delivered")
-        audit = [event.action for event in await app.audit("subject:game")]
+        audit = [event.action for event in await app.audit.list(entity="subject:game")]
 
     assert (len(box.asked), len(push.messages)) == (1, 1)
     assert (first.status, first.external_id, first.error) == (told, "call-1", "told early")
@@ -116,7 +116,7 @@ async def test_an_early_failure_of_the_only_channel_fails_and_escalates(app: Due
         await put(app, remind={"rule": "-1h", "escalate": "10m"}, recipients=["ann", "bob"])
         await world.advance("61m")
         ann, bob = await app.reminders.find()
-        jobs = await app.jobs.find(task="duetime.remind", state=["pending", "retrying"])
+        jobs = await app.jobs.list(task="duetime.remind", state=["pending", "retrying"])
 
     assert [message.recipient for message in box.asked] == ["ann", "bob"]
     assert (ann.status, bob.status) == ("failed", "failed")
@@ -274,7 +274,7 @@ async def test_a_receipt_before_the_record_of_a_digest_is_kept(
         reminders = await in_digest(app)
         deliveries = [one for r in reminders for one in await app.reminders.deliveries(r)]
         late = await app.receipt("call-1", "delivered", key=box.digests[0].key)
-        jobs = await app.jobs.find(state=["pending", "retrying"])
+        jobs = await app.jobs.list(state=["pending", "retrying"])
 
     assert [len(message.data["reminders"]) for message in box.digests] == [3]
     assert {(one.status.value, one.external_id) for one in deliveries} == {(told, "call-1")}
@@ -298,7 +298,7 @@ async def test_an_early_failure_of_a_digest_has_the_next_channel_asked(
         await world.advance("6h")
         reminders = await in_digest(app)
         first, second = await app.reminders.deliveries(reminders[0])
-        events = await app.audit(f"subject:{reminders[0].subject}")
+        events = await app.audit.list(entity=f"subject:{reminders[0].subject}")
 
     [digest] = push.messages
     assert len(box.digests) == 1
@@ -318,7 +318,7 @@ async def test_an_early_failure_of_the_only_channel_of_a_digest_fails_all_of_it(
         await put_four(app, remind={"rule": "-1h", "expires": "never"})
         await world.advance("12h")
         reminders = await in_digest(app)
-        jobs = await app.jobs.find(state=["pending", "retrying"])
+        jobs = await app.jobs.list(state=["pending", "retrying"])
 
     assert len(box.digests) == 1
     assert [one.status for one in reminders] == ["failed"] * 3

@@ -152,7 +152,7 @@ async def test_a_subject_that_cannot_be_read_does_not_hold_up_the_others(
     assert odd.status == "superseded"
     assert odd.reason is not None
     assert odd.reason.startswith("its reminders cannot be computed: ")
-    [event, *_] = await app.audit("subject:game:1")
+    [event, *_] = await app.audit.list(entity="subject:game:1")
     assert (event.action, event.reason) == ("subject.not_armed", odd.reason)
     assert events_of(caplog) == ["rearm_failed"]
 
@@ -228,7 +228,7 @@ async def test_one_that_is_marked_again_meanwhile_stays_marked(
 
 async def _lose(app: Duetime, database: Database, how: str) -> None:
     """Its job ends before it has done anything."""
-    [job] = await app.jobs.find(task=REARM_TASK)
+    [job] = await app.jobs.list(task=REARM_TASK)
     if how == "cancelled":
         await app.jobs.cancel(job.id)
     elif how == "deleted":
@@ -273,7 +273,7 @@ async def test_of_workers_that_repair_at_once_one_does(
         await one.close()
 
     assert sorted(repaired) == [False] * 11 + [True]
-    assert len(await app.jobs.find(task=REARM_TASK)) == 1
+    assert len(await app.jobs.list(task=REARM_TASK)) == 1
 
 
 async def test_a_job_that_lives_is_not_doubled(app: Duetime, database: Database) -> None:

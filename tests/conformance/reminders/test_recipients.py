@@ -42,8 +42,8 @@ async def test_put_get_find_and_delete(app: Duetime) -> None:
             await app.recipients.get("bob")
         with pytest.raises(RecipientNotFound):
             await app.recipients.delete("bob")
-        events = await app.audit("recipient:ann")
-        deleted = await app.audit("recipient:bob")
+        events = await app.audit.list(entity="recipient:ann")
+        deleted = await app.audit.list(entity="recipient:bob")
 
     assert results == ["added", "same", "changed", "added"]
     assert (ann.tz, ann.quiet) == (None, "22:00-07:00")
@@ -119,7 +119,7 @@ async def test_an_address_that_wants_nothing_more_is_not_tried_until_put_again(
         await world.advance("2h")
         tried = len(mail.tried)
         [off] = (await app.recipients.get("ann")).disabled
-        events = await app.audit("recipient:ann")
+        events = await app.audit.list(entity="recipient:ann")
         await app.recipients.put("ann", **(options if known else {}))
         again = (await app.recipients.get("ann")).disabled
         await put_games(app, 1, due=START + 3 * HOUR)
@@ -236,7 +236,7 @@ async def test_muted_reminders_are_skipped_and_say_why(app: Duetime, mail: Mailb
         found = await app.reminders.find(status="skipped")
         reasons = {one.subject: one.reason for one in found if one.recipient == "ann"}
         why = await app.reminders.explain(found[0].id)
-        [event] = await app.audit("recipient:ann")
+        [event] = await app.audit.list(entity="recipient:ann")
         result = await app.recipients.unmute("ann", "subject:b")
         left = (await app.recipients.get("ann")).muted
         with pytest.raises(RecipientNotFound):
@@ -341,7 +341,7 @@ async def test_a_put_in_a_transaction_that_rolls_back_changes_nothing(pg_url: st
         await app.recipients.put("ann", tz="Asia/Tokyo", tx=connection)
         await connection.commit()
     done = await times_of(app, "ann")
-    events = await app.audit("recipient:ann")
+    events = await app.audit.list(entity="recipient:ann")
     await app.close()
 
     assert undone == ([], ["06 09:00"])

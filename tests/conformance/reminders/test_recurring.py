@@ -147,7 +147,7 @@ async def test_single_occurrences_are_skipped_moved_and_completed(
         told = [await app.reminders.explain(one.id) for one in found if one.status != "armed"]
         next_ones = await app.subjects.occurrences("standup", 3)
         await world.advance("5d")
-        audit = [event.action for event in await app.audit("subject:standup")]
+        audit = [event.action for event in await app.audit.list(entity="subject:standup")]
 
     assert times(sent) == ["02T08:50", "04T14:50", "06T08:50"]
     assert [say.partition("not sent: ")[2].partition(". ")[0] for say in told] == [

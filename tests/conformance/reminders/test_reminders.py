@@ -295,7 +295,7 @@ async def test_every_change_and_every_send_is_audited(app: Duetime, outbox: Outb
         await app.subjects.put("game", due=START + HOUR, remind=["-30m"], by="ann")
         await app.subjects.put("game", due=START + 2 * HOUR, remind=["-30m"], by="bob")
         await world.advance("3h")
-        events = await app.audit("subject:game")
+        events = await app.audit.list(entity="subject:game")
 
     assert [(event.action, event.actor) for event in reversed(events)] == [
         ("subject.put", "ann"),
@@ -374,7 +374,7 @@ async def test_trees_of_scopes_that_are_too_deep_together_are_not_joined(app: Du
 
         assert "'below:0' would be at level 61, with 39 levels inside it" in str(refused.value)
         assert await app.scopes.all() == before
-        assert len(await app.audit("scope:below:0")) == 1
+        assert len(await app.audit.list(entity="scope:below:0")) == 1
         await app.scopes.put("below:0", parent="above:58")
         # What is as deep as can be is still changed in place.
         await app.scopes.put("below:0", parent="above:58", remind="-1h")
@@ -393,7 +393,7 @@ async def test_why_a_subject_was_closed_is_told(app: Duetime, outbox: Outbox, ve
         [armed] = await app.reminders.find(subject="game")
         assert armed.job_id is not None
         await getattr(app.subjects, verb)("game", reason="too few players", by="bob")
-        [event, *_] = await app.audit("subject:game")
+        [event, *_] = await app.audit.list(entity="subject:game")
         job = await app.jobs.get(armed.job_id)
         found = await app.reminders.find(subject="game")
 
@@ -440,7 +440,7 @@ async def test_an_explanation_does_not_repeat_our_own_key(app: Duetime) -> None:
 async def test_the_audit_names_what_it_has(app: Duetime) -> None:
     for entity in ("game:1", "game", ""):
         with pytest.raises(InvalidInput, match="subject:…, scope:…, recipient:…"):
-            await app.audit(entity)
+            await app.audit.list(entity=entity)
 
 
 async def test_subjects_are_listed_by_scope_with_all_inside_it(app: Duetime) -> None:
@@ -481,7 +481,7 @@ async def test_a_scope_is_deleted_only_when_nothing_is_inside_it(app: Duetime) -
         assert await app.scopes.delete("guild:1")
         assert not await app.scopes.delete("guild:1")
         assert await app.scopes.all() == []
-        [deleted, _] = await app.audit("scope:channel:9")
+        [deleted, _] = await app.audit.list(entity="scope:channel:9")
 
     assert (deleted.actor, deleted.action) == ("ann", "scope.deleted")
 
@@ -505,7 +505,7 @@ async def test_many_subjects_are_put_by_few_statements(
         ran_to_move = counted.ran()
         found = await app.reminders.find(subject="game:0001")
         still = await app.reminders.find(subject="game:1098")
-        trail = await app.audit("subject:game:0001")
+        trail = await app.audit.list(entity="subject:game:0001")
 
     assert set(added.values()) == {"added"}
     assert moved == {f"game:{n:04}": "changed" if n % 2 else "same" for n in range(many)}

@@ -42,7 +42,9 @@ async def test_a_failed_reminder_is_sent_again_under_its_key(app: Duetime) -> No
         await world.advance("1s")
         sent = await only(app)
         [delivery] = await app.reminders.deliveries(sent)
-        [event] = [e for e in await app.audit("subject:game") if e.action == "reminder.resent"]
+        [event] = [
+            e for e in await app.audit.list(entity="subject:game") if e.action == "reminder.resent"
+        ]
 
     assert (failed.status, armed.status, sent.status) == ("failed", "armed", "sent")
     assert armed.job_id != failed.job_id
@@ -247,7 +249,9 @@ async def test_many_are_sent_again_by_what_they_have_in_common(app: Duetime) -> 
         none = await app.reminders.resend_many()
         await world.advance("1m")
         statuses = {one.subject: one.status.value for one in await app.reminders.find()}
-        [event, *_] = [e for e in await app.audit("subject:a") if e.action == "reminder.resent"]
+        [event, *_] = [
+            e for e in await app.audit.list(entity="subject:a") if e.action == "reminder.resent"
+        ]
         with pytest.raises(InvalidInput, match="only if they are failed, expired, skipped"):
             await app.reminders.resend_many(status="sent")
 

@@ -68,7 +68,7 @@ async def test_the_handlers_transaction_records_the_reminder(app: Duetime) -> No
             pass
         now = await only(app)
         deliveries = await app.reminders.deliveries(now)
-        escalations = await app.jobs.find(task="duetime.escalate")
+        escalations = await app.jobs.list(task="duetime.escalate")
         seen.append((now.status.value, len(deliveries), bool(escalations)))
         raise RuntimeError("the worker dies here")
 
@@ -76,7 +76,7 @@ async def test_the_handlers_transaction_records_the_reminder(app: Duetime) -> No
         await put(app, "ann", "bob", remind={"rule": "-1h", "escalate": "10m"})
         await world.advance("61m")
         reminder = await only(app, "ann")
-        audit = [event.action for event in await app.audit("subject:game")]
+        audit = [event.action for event in await app.audit.list(entity="subject:game")]
 
     assert seen == [("sent", 1, True)]
     assert reminder.status == "sent"
@@ -103,7 +103,7 @@ async def test_what_the_handler_rolls_back_was_not_sent(app: Duetime) -> None:
         between, tried = await only(app), await told(app)
         await world.advance("5m")
         reminder, deliveries = await only(app), await told(app)
-        audit = [event.action for event in await app.audit("subject:game")]
+        audit = [event.action for event in await app.audit.list(entity="subject:game")]
 
     assert (between.status, tried) == ("armed", [("handler", "pending", 1)])
     assert calls == ["failed", "sent"]
@@ -125,7 +125,7 @@ async def test_a_handler_may_tell_the_receivers_id_as_it_completes(app: Duetime)
     async with app.testing(now=START) as world:
         await put(app, "ann")
         await world.advance("65m")
-        audit = await app.audit("subject:game")
+        audit = await app.audit.list(entity="subject:game")
 
     assert seen == ["call-1"]
     assert [e.after["external_id"] for e in audit if e.action == "reminder.sent"] == ["call-1"]

@@ -203,7 +203,7 @@ async def test_a_deleted_row_leaves_nothing_that_waits(app: Duetime, games: Tabl
         "select count(*) from duetime.due as d join duetime.job as j on j.id = d.job_id"
         " where j.task = 'duetime' || '.remind'"
     ) == [(1,)]
-    [event, *_] = await app.audit("subject:games:1")
+    [event, *_] = await app.audit.list(entity="subject:games:1")
     assert (event.action, event.actor.split(":")[0]) == ("subject.deleted", "trigger")
 
 
@@ -663,7 +663,7 @@ async def test_a_role_with_few_rights_tracks_its_own_table(
 
         assert (await reminders(app, "orders:1"))[-1] == (23.0, "armed")
         assert await reminders(app, "orders:2") == [(-1.0, "armed")]
-        [event, *_] = await app.audit("subject:orders:2")
+        [event, *_] = await app.audit.list(entity="subject:orders:2")
         assert event.actor == f"trigger: {writer}"
         assert await theirs.untrack("orders") == 2
     finally:

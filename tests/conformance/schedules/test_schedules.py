@@ -956,7 +956,7 @@ async def test_a_changed_spec_changes_the_next_run(app: Duetime, tasks: Recorder
         changed = await app.schedules.put("s", tasks.note, "30 * * * *", args={"n": 2})
         info = await app.schedules.get("s")
         await world.advance("1h")
-        states = [job.state for job in await app.jobs.find(task="note")]
+        states = [job.state for job in await app.jobs.list(task="note")]
 
     assert (first, same, changed) == ("added", "same", "changed")
     assert info.next_run_at == START + 30 * MINUTE
@@ -1041,8 +1041,8 @@ async def test_many_schedules_are_applied_by_few_statements(
         changed = await app.schedules.apply(define(10, many - 1), by="ann")
         ran_to_change = counted.ran()
         next_runs = {schedule.next_run_at for schedule in await app.schedules.all()}
-        armed = await app.jobs.find(state=JobState.PENDING, limit=5 * many)
-        trail = await app.audit("schedule:s0")
+        armed = await app.jobs.list(state=JobState.PENDING, limit=5 * many)
+        trail = await app.audit.list(entity="schedule:s0")
 
     assert set(added.values()) == {"added"}
     assert changed == {f"s{n}": "changed" if n < many - 1 else "same" for n in range(many)}

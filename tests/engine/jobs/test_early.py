@@ -81,7 +81,7 @@ async def test_the_databases_clock_jumps_between_the_look_at_it_and_the_claim(
         moment = soon()
         handle = await notes.task.using(at=moment).enqueue()
         await reaches(app, handle.id, JobState.COMPLETED)
-    [attempt] = (await handle.info()).history
+    [attempt] = (await handle.get()).history
 
     assert looks, "it was claimed ahead"
     assert 0 <= notes.at[0] - moment.timestamp() < 1.0
@@ -104,7 +104,7 @@ async def test_a_worker_whose_estimate_of_the_clock_is_a_moment_ahead_still_clai
         moment = soon()
         handle = await notes.task.using(at=moment).enqueue()
         await reaches(app, handle.id, JobState.COMPLETED)
-    [attempt] = (await handle.info()).history
+    [attempt] = (await handle.get()).history
 
     assert attempt.claimed_at is not None
     assert moment - attempt.claimed_at > timedelta(seconds=0.3), "long before it was due"
@@ -124,7 +124,7 @@ async def test_a_loop_that_is_blocked_past_the_due_time_runs_it_once_it_is_free(
 
     assert len(notes.at) == 1
     assert moment.timestamp() <= notes.at[0] <= free
-    assert (await handle.info()).attempts == 1
+    assert (await handle.get()).attempts == 1
 
 
 async def test_a_fenced_worker_does_not_start_what_it_held(
@@ -139,7 +139,7 @@ async def test_a_fenced_worker_does_not_start_what_it_held(
         query(backend, f"update duetime.worker set lease_until = {never}")
         await reaches(app, handle.id, JobState.COMPLETED)
         await until_true(lambda: datetime.now(UTC) > moment + timedelta(seconds=0.1))
-    history = (await handle.info()).history
+    history = (await handle.get()).history
 
     assert [attempt.outcome for attempt in history] == ["completed"]
     assert len(notes.at) == 1
@@ -181,7 +181,7 @@ async def test_a_quarantined_job_whose_claim_was_not_answered_is_not_held_for_ev
         await reaches(app, handle.id, JobState.COMPLETED)
 
     assert len(notes.at) == 1
-    assert (await handle.info()).attempts == 1
+    assert (await handle.get()).attempts == 1
 
 
 def lose_one_answer(monkeypatch: pytest.MonkeyPatch, store: Store, method: str) -> None:

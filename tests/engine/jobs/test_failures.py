@@ -39,7 +39,7 @@ def more_than(url: str, count: int) -> bool:
 
 
 async def all_completed(app: Duetime) -> bool:
-    waiting = await app.jobs.find(state=["pending", "retrying", "running", "parked"], limit=1)
+    waiting = await app.jobs.list(state=["pending", "retrying", "running", "parked"], limit=1)
     return not waiting
 
 
@@ -92,7 +92,7 @@ async def test_crash_and_reclaim(url: str) -> None:
         async with app.worker():
             await handle.result("10s")
         took = time.monotonic() - died
-    job = await handle.info()
+    job = await handle.get()
     await app.close()
 
     assert killed == [2]
@@ -109,14 +109,14 @@ async def test_a_stalled_worker_that_wakes_is_refused(url: str) -> None:
         handle = await effect.enqueue(n=1, seconds=0.3)
 
         async def running() -> bool:
-            return (await handle.info()).state is JobState.RUNNING
+            return (await handle.get()).state is JobState.RUNNING
 
         await until(running)
         os.kill(stalled.pid, signal.SIGSTOP)
         async with app.worker():
 
             async def completed() -> bool:
-                return (await handle.info()).state is JobState.COMPLETED
+                return (await handle.get()).state is JobState.COMPLETED
 
             await until(completed, seconds=15)
             os.kill(stalled.pid, signal.SIGCONT)
@@ -129,7 +129,7 @@ async def test_a_stalled_worker_that_wakes_is_refused(url: str) -> None:
                 return bool(alive) and all(w.running == 0 for w in alive)
 
             await until(back, seconds=15)
-    job = await handle.info()
+    job = await handle.get()
     await app.close()
 
     assert effects.doubled(url) == []
@@ -152,7 +152,7 @@ async def test_a_poison_job_ends_dead_and_costs_others_nothing(url: str) -> None
 
             await until(crashed_or_done, seconds=30)
             crashes += process.poll() == 99
-    dead = await app.jobs.find(state="dead")
+    dead = await app.jobs.list(state="dead")
     await app.close()
 
     assert crashes == 3
@@ -221,7 +221,7 @@ async def test_a_worker_that_cannot_renew_its_lease_stops_its_handlers(
 
         async def done() -> bool:
             try:
-                return (await handle.info()).state is JobState.COMPLETED
+                return (await handle.get()).state is JobState.COMPLETED
             except StorageError:
                 return False
 

@@ -68,7 +68,7 @@ async def test_writes_are_not_committed_if_the_completion_is_refused(
         handle = await write.enqueue()
         await reaches(app, handle.id, JobState.DEAD)
 
-    assert (await handle.info()).error_code == "claim_lost"
+    assert (await handle.get()).error_code == "claim_lost"
     assert count(backend) == 0
 
 
@@ -91,7 +91,7 @@ async def test_the_job_is_not_completed_if_the_writes_cannot_be_committed(
     async with app.worker():
         handle = await write.enqueue()
         await handle.result("10s")
-    history = (await handle.info()).history
+    history = (await handle.get()).history
 
     assert [attempt.outcome for attempt in history] == ["retried", "completed"]
     assert query(backend, "select n from note") == [(2,)]
@@ -228,7 +228,7 @@ async def test_an_error_after_the_job_was_completed_is_no_failed_job(
     async with app.worker():
         handle = await complete.enqueue()
         await until_true(lambda: messages(caplog, "job_completed"))
-    job = await handle.info()
+    job = await handle.get()
 
     assert (job.state, job.attempts) == (JobState.COMPLETED, 1)
     assert messages(caplog, "job_failed", "claim_lost") == []
@@ -272,7 +272,7 @@ async def test_a_connection_that_breaks_in_the_block_is_retried(pg_app: Duetime,
     async with pg_app.worker():
         handle = await task.enqueue()
         await handle.result("10s")
-    [first, second] = (await handle.info()).history
+    [first, second] = (await handle.get()).history
 
     assert (first.outcome, first.error_code) == ("retried", "database_unreachable")
     assert second.outcome == "completed"
@@ -332,7 +332,7 @@ async def test_the_blocks_own_statements_have_the_time_limit_of_every_call(
         await until(gave_up, seconds=5)
         await other.rollback()
         await handle.result("10s")
-    history = (await handle.info()).history
+    history = (await handle.get()).history
     await app.close()
 
     assert history[0].error_code == "database_unreachable"

@@ -33,7 +33,7 @@ async def test_a_worker_prunes_what_is_older_than_its_retention(backend: Backend
         query(backend, "update duetime.attempt set finished_at = finished_at - 7200000000")
 
     async def is_gone() -> bool:
-        return [job.id for job in await app.jobs.find()] == [kept.id]
+        return [job.id for job in await app.jobs.list()] == [kept.id]
 
     async with app.worker():
         await until(is_gone)

@@ -172,7 +172,7 @@ async def pay() -> None:
 async def main() -> None:
     async with app.worker():
         job = await pay.enqueue()
-        while (await job.info()).state != "dead":
+        while (await job.get()).state != "dead":
             await asyncio.sleep(0.01)
     await app.close()
 asyncio.run(main())
@@ -229,4 +229,4 @@ async def test_an_exception_is_freed_once_its_attempt_is_recorded(
 
         await until_true(is_freed)
 
-    assert (await job.info()).state == "dead"
+    assert (await job.get()).state == "dead"

@@ -138,7 +138,7 @@ async def test_lifting_a_limit_takes_effect(app: Duetime) -> None:
         await until_true(lambda: gauge.done == 20)
 
     assert gauge.most["all"] > 1
-    assert [queue.limits.any for queue in await app.queues.all() if queue.name == "narrow"] in (
+    assert [queue.limits.any for queue in await app.queues.list() if queue.name == "narrow"] in (
         [],
         [False],
     )

@@ -73,7 +73,7 @@ async def test_a_claim_that_waited_past_its_lease_takes_nothing(
             await until_true(lambda: count(caplog, "worker_fenced") == 1)
 
         assert await handle.result("10s") == "ran"
-    assert [attempt.outcome for attempt in (await handle.info()).history] == ["completed"]
+    assert [attempt.outcome for attempt in (await handle.get()).history] == ["completed"]
 
 
 async def test_what_waits_for_a_runner_when_the_lease_is_lost_is_given_back(
@@ -132,7 +132,7 @@ async def test_a_fenced_worker_does_not_start_what_a_late_answer_brings(
         await handle.result("10s")
 
     assert fenced == [None]
-    assert [attempt.outcome for attempt in (await handle.info()).history] == ["completed"]
+    assert [attempt.outcome for attempt in (await handle.get()).history] == ["completed"]
 
 
 async def waits_for_advisory_lock(admin: psycopg.AsyncConnection[Any]) -> bool:
@@ -317,7 +317,7 @@ async def test_a_job_that_expires_while_it_waits_for_a_runner_does_not_start(app
             await second.result("10s")
 
     assert ran == ["first"]
-    assert (await second.info()).state is JobState.EXPIRED
+    assert (await second.get()).state is JobState.EXPIRED
 
 
 async def test_a_claim_that_came_back_short_forgets_where_it_began(

@@ -42,7 +42,7 @@ async def test_connections_that_the_server_cut_are_replaced_before_they_are_used
     for _ in range(8):
         await note.enqueue()
     took = time.monotonic() - began
-    jobs = await pg_app.jobs.find(limit=100)
+    jobs = await pg_app.jobs.list(limit=100)
 
     assert cut is not None
     assert cut[0] >= 2
@@ -97,7 +97,7 @@ async def test_callers_wait_for_a_database_that_restarts(own_postgres: PostgresS
         await asyncio.wait_for(asyncio.shield(enqueueing), 1.0)
     own_postgres.start()
     await asyncio.wait_for(enqueueing, 10)
-    jobs = await app.jobs.find()
+    jobs = await app.jobs.list()
     await app.close()
 
     assert len(jobs) == 2

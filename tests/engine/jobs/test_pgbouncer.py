@@ -38,7 +38,7 @@ async def test_jobs_run_behind_a_transaction_pooler(pg_url: str, pooled: str) ->
         await app.enqueue_many(double.job(n=n) for n in range(50))
         handle = await double.enqueue(n=21)
         await handle.result("10s")
-    jobs = await app.jobs.find(limit=100)
+    jobs = await app.jobs.list(limit=100)
     await app.close()
 
     assert len(jobs) == 51

@@ -47,12 +47,12 @@ async def test_the_outcome_stands_and_the_worker_goes_on(app: Duetime, backend: 
         late = await tell.enqueue("late")
         assert await late.result("10s") == "late"
         await until_true(lambda: query(backend, "select count(*) from duetime.attempt") == [(23,)])
-        infos = [await handle.info() for handle in (result, error)]
+        infos = [await handle.get() for handle in (result, error)]
 
     assert [info.state for info in infos] == [JobState.COMPLETED, JobState.DEAD]
     assert [info.error_code for info in infos] == ["not_stored", "not_stored"]
     assert all("not in this house" in (info.error or "") for info in infos)
-    done = await app.jobs.find(state="completed", limit=100)
+    done = await app.jobs.list(state="completed", limit=100)
     assert len(done) == 22
 
 
@@ -105,7 +105,7 @@ async def test_a_result_outlives_a_read_only_moment(own_postgres: PostgresServer
         query(backend, "select pg_reload_conf()")
 
         assert await handle.result("10s") == "kept"
-        assert (await handle.info()).error_code is None
+        assert (await handle.get()).error_code is None
     await app.close()
 
 
@@ -135,7 +135,7 @@ async def test_results_and_policies_that_cannot_be_told(app: Duetime) -> None:
     async with app.worker(concurrency=1):
         first, second = await broken.enqueue(), await raw.enqueue()
         assert await (await plain.enqueue()).result("10s") == "still here"
-        infos = [await first.info(), await second.info()]
+        infos = [await first.get(), await second.get()]
 
     assert [info.state for info in infos] == [JobState.DEAD, JobState.COMPLETED]
     assert "its retry policy failed: Shy" in (infos[0].error or "")

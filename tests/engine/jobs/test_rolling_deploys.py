@@ -158,7 +158,7 @@ async def test_a_renamed_schedule_is_armed_under_its_new_name(deploy: Deploy) ->
     await restart(deploy(release="1", nightly="@daily"))
     new = deploy(release="2", export={"spec": "@hourly", "renamed_from": "nightly"})
     await restart(new)
-    jobs = await new.jobs.find(task="work", state="pending")
+    jobs = await new.jobs.list(task="work", state="pending")
     info = await new.schedules.get("export")
 
     assert {(job.key or "").partition("@")[0] for job in jobs} == {"tick:export"}
@@ -249,7 +249,7 @@ async def test_an_old_worker_parks_a_run_whose_arguments_it_cannot_use(deploy: D
 
 
 async def first_job(app: Duetime, state: JobState) -> Any:
-    jobs = await app.jobs.find(task="report", state=state)
+    jobs = await app.jobs.list(task="report", state=state)
     return jobs[0] if jobs else None
 
 

@@ -104,7 +104,7 @@ async def test_no_handler_can_end_its_runner(app: Duetime) -> None:
         for handler, (state, code) in HOSTILE.items():
             handle = await hostile[handler].enqueue()
             await until(lambda job_id=handle.id: has_ended(app, job_id))  # type: ignore[misc]
-            job = await handle.info()
+            job = await handle.get()
 
             assert (job.state, job.error_code) == (state, code), handler.__name__
             assert await (await plain.enqueue()).result("5s") == "still here"
@@ -254,7 +254,7 @@ async def test_a_handler_that_ignores_its_time_out_is_reported_and_its_job_goes_
         await until_true(lambda: any(event_of(r) == "job_stuck" for r in caplog.records))
         await handle.result("5s")
         over.set()
-    history = (await handle.info()).history
+    history = (await handle.get()).history
     stuck = next(record for record in caplog.records if event_of(record) == "job_stuck")
 
     assert attempts == [1, 2]
@@ -283,7 +283,7 @@ async def test_a_worker_stops_although_a_handler_swallows_its_cancel(app: Duetim
         async with app.worker(concurrency=1, grace="0s"):
             handle = await deaf.enqueue()
             await begun.wait()
-    state = (await handle.info()).state
+    state = (await handle.get()).state
     over.set()
 
     assert state is JobState.PENDING

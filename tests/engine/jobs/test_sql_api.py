@@ -53,7 +53,7 @@ async def test_what_sql_does_not_name_comes_from_the_task(pg_app: Duetime) -> No
     url = pg_app.settings.database
     await asyncio.to_thread(psql, url, """select duetime.enqueue('slow', '{"note": null}')""")
     await asyncio.to_thread(psql, url, "select duetime.enqueue('slow', queue => 'default')")
-    own, plain = await pg_app.jobs.find()
+    own, plain = await pg_app.jobs.list()
 
     assert (plain.queue, plain.priority, plain.max_attempts) == ("heavy", 2, 9)
     assert plain.timeout == timedelta(seconds=5)
@@ -79,7 +79,7 @@ async def test_a_trigger_enqueues_in_the_transaction_of_its_row(pg_app: Duetime)
         connection.execute("insert into orders values (1)")
         with connection.transaction(force_rollback=True):
             connection.execute("insert into orders values (2)")
-    jobs = await pg_app.jobs.find(task="ship")
+    jobs = await pg_app.jobs.list(task="ship")
 
     assert [job.args for job in jobs] == [{"order": 1}]
 
@@ -123,7 +123,7 @@ async def test_bad_input_is_refused_in_words(pg_app: Duetime, call: str, message
 
     assert done.returncode != 0
     assert message in done.stderr
-    assert await pg_app.jobs.find() == []
+    assert await pg_app.jobs.list() == []
 
 
 async def test_a_held_key_rejects_with_the_holder(pg_app: Duetime) -> None:
@@ -154,7 +154,7 @@ async def test_50_clients_race_for_one_key(pg_app: Duetime, policy: str) -> None
             return row[0], row[1]
 
     answers = await asyncio.gather(*(enqueue(number) for number in range(50)))
-    jobs = await pg_app.jobs.find()
+    jobs = await pg_app.jobs.list()
 
     assert len(jobs) == 1
     assert {job_id for job_id, _ in answers} == {jobs[0].id}

@@ -263,4 +263,4 @@ async def test_a_worker_that_is_fenced_claims_no_quarantined_job(
     worker.stop()
     await running
 
-    assert (await handle.info()).attempts == 1
+    assert (await handle.get()).attempts == 1

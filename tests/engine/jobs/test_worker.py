@@ -60,7 +60,7 @@ async def test_happy_path(app: Duetime) -> None:
     async with app.worker():
         handle = await double.enqueue(n=21)
         result = await handle.result("5s")
-    job = await handle.info()
+    job = await handle.get()
 
     assert result == 42
     assert job.state is JobState.COMPLETED
@@ -173,7 +173,7 @@ async def test_what_is_claimed_ahead_starts_on_time_and_says_so(app: Duetime) ->
         await reaches(app, handle.id, JobState.RUNNING)
         before = time.time() - moment.timestamp()
         await reaches(app, handle.id, JobState.COMPLETED)
-    [attempt] = (await handle.info()).history
+    [attempt] = (await handle.get()).history
 
     assert before < 0, "it was claimed before it was due"
     assert 0 <= late[0] < 0.1
@@ -214,7 +214,7 @@ async def test_what_is_claimed_ahead_is_given_back_by_a_worker_that_stops(app: D
         await reaches(app, handle.id, JobState.RUNNING)
     async with app.worker(name="second"):
         await reaches(app, handle.id, JobState.COMPLETED)
-    job = await handle.info()
+    job = await handle.get()
 
     assert len(ran) == 1
     assert job.attempts == 1, "what was given back is no attempt"
@@ -247,7 +247,7 @@ async def test_a_failing_job_is_retried_and_then_dead_with_its_errors(app: Dueti
     async with app.worker():
         handle = await fail.enqueue()
         await reaches(app, handle.id, JobState.DEAD)
-    job = await handle.info()
+    job = await handle.get()
 
     assert [attempt.outcome for attempt in job.history] == ["retried", "retried", "dead"]
     assert {attempt.error_code for attempt in job.history} == {"ValueError"}
@@ -307,8 +307,8 @@ async def test_permanent_errors_are_not_retried(app: Duetime) -> None:
         await reaches(app, permanent.id, JobState.DEAD)
         await reaches(app, passing.id, JobState.DEAD)
 
-    assert (await permanent.info()).attempts == 1
-    assert (await passing.info()).attempts == 3
+    assert (await permanent.get()).attempts == 1
+    assert (await passing.get()).attempts == 3
 
 
 @pytest.mark.parametrize("raised", [True, False])
@@ -339,9 +339,9 @@ async def test_outcomes_are_values_or_exceptions(app: Duetime, raised: bool) -> 
         snoozed = await decide.enqueue("snooze")
         await reaches(app, snoozed.id, JobState.COMPLETED)
 
-    assert (await handles["retry"].info()).attempts == 2
+    assert (await handles["retry"].get()).attempts == 2
     assert seen == [1, 1, 1], "a snooze gives the attempt back"
-    assert (await snoozed.info()).attempts == 1
+    assert (await snoozed.get()).attempts == 1
 
 
 class Unspeakable(Exception):
@@ -368,8 +368,8 @@ async def test_what_cannot_be_described_costs_no_runner(app: Duetime) -> None:
         result = await (await plain.enqueue()).result("5s")
 
     assert result == "still here"
-    assert "cannot be shown" in ((await error.info()).error or "")
-    assert (await knot.info()).error_code == "result_not_stored"
+    assert "cannot be shown" in ((await error.get()).error or "")
+    assert (await knot.get()).error_code == "result_not_stored"
 
 
 class Codeless(Exception):
@@ -410,7 +410,7 @@ async def test_a_cancelled_error_that_nobody_asked_for_is_a_failure(
     async with app.worker(concurrency=1):
         handle = await task.enqueue()
         result = await handle.result("5s")
-        history = (await handle.info()).history
+        history = (await handle.get()).history
 
     assert (result, tries) == ("done", [1, 2])
     assert (history[0].outcome, history[0].error_code) == ("retried", "CancelledError")
@@ -437,7 +437,7 @@ async def test_an_error_whose_code_cannot_be_read_costs_no_runner(app: Duetime) 
         handle = await task.enqueue()
         await reaches(app, handle.id, JobState.DEAD)
 
-    assert (await handle.info()).error_code == "Codeless"
+    assert (await handle.get()).error_code == "Codeless"
 
 
 async def test_a_handler_that_fails_after_its_cancel_is_not_retried(app: Duetime) -> None:
@@ -495,7 +495,7 @@ async def test_a_time_out_cancels_an_async_handler(app: Duetime) -> None:
         await reaches(app, handle.id, JobState.DEAD)
 
     assert cancelled == [True]
-    assert (await handle.info()).error_code == "timed_out"
+    assert (await handle.get()).error_code == "timed_out"
 
 
 async def test_a_time_out_flags_a_thread_and_reports_it(app: Duetime) -> None:
@@ -512,7 +512,7 @@ async def test_a_time_out_flags_a_thread_and_reports_it(app: Duetime) -> None:
         await reaches(app, handle.id, JobState.DEAD)
         await until_true(lambda: bool(flagged))
 
-    assert (await handle.info()).error_code == "timed_out"
+    assert (await handle.get()).error_code == "timed_out"
 
 
 async def test_a_job_too_late_to_start_expires(app: Duetime) -> None:
@@ -538,12 +538,12 @@ async def test_cancel_of_a_waiting_job(app: Duetime) -> None:
         raise AssertionError
 
     handle = await never.using(delay="1h").enqueue()
-    was = await handle.cancel("no longer wanted")
+    was = await handle.cancel(reason="no longer wanted")
     again = await handle.cancel()
 
     assert was is JobState.PENDING
     assert again is JobState.CANCELLED
-    assert (await handle.info()).error == "no longer wanted"
+    assert (await handle.get()).error == "no longer wanted"
 
 
 async def test_cancel_reaches_a_running_handler_before_the_next_heartbeat(app: Duetime) -> None:
@@ -617,7 +617,7 @@ async def test_reschedule_and_reprioritise_take_effect(app: Duetime) -> None:
         await app.jobs.reschedule(far.id, datetime.now(UTC))
         await until_true(lambda: ran == ["far"])
 
-    assert (await far.info()).priority == 2
+    assert (await far.get()).priority == 2
 
 
 async def test_dead_letters_are_listed_and_requeued(app: Duetime) -> None:
@@ -633,7 +633,7 @@ async def test_dead_letters_are_listed_and_requeued(app: Duetime) -> None:
         handles = [await flaky.enqueue(n) for n in range(5)]
         for handle in handles:
             await reaches(app, handle.id, JobState.DEAD)
-        dead = await app.jobs.find(state="dead")
+        dead = await app.jobs.list(state="dead")
         broken = False
         await app.jobs.requeue(handles[0].id)
         requeued = await app.jobs.requeue_many(state="dead", task=flaky.name)
@@ -713,7 +713,7 @@ async def test_keys(app: Duetime) -> None:
     assert first.created
     assert (same.id, same.outcome) == (first.id, "existing")
     assert (moved.id, moved.outcome) == (first.id, "replaced")
-    assert (await moved.info()).args == {"n": 3}
+    assert (await moved.get()).args == {"n": 3}
     with pytest.raises(KeyConflict, match=f"Job {first.id} of task") as caught:
         await note.using(key="a", on_conflict="reject").enqueue(4)
     assert caught.value.job_id == first.id
@@ -767,7 +767,7 @@ async def test_progress_is_seen_while_the_job_runs(app: Duetime) -> None:
         handle = await long.enqueue()
 
         async def half() -> bool:
-            return (await handle.info()).progress == {"done": 0.5}
+            return (await handle.get()).progress == {"done": 0.5}
 
         await until(half)
         go_on.set()
@@ -841,7 +841,7 @@ async def test_a_transaction_of_the_handler_commits_with_the_job(
             count = (await row if hasattr(row, "__await__") else row)[0]
 
     assert count == 1
-    assert [attempt.outcome for attempt in (await handle.info()).history] == [
+    assert [attempt.outcome for attempt in (await handle.get()).history] == [
         "retried",
         "completed",
     ]
@@ -872,7 +872,7 @@ async def test_a_second_transaction_of_a_handler_is_refused_in_words(app: Duetim
         await until_true(lambda: bool(told))
 
     assert "There is one for a job" in told[0]
-    assert (await handle.info()).state is JobState.COMPLETED
+    assert (await handle.get()).state is JobState.COMPLETED
 
 
 async def test_graceful_stop_gives_back_what_did_not_end(app: Duetime) -> None:
@@ -889,7 +889,7 @@ async def test_graceful_stop_gives_back_what_did_not_end(app: Duetime) -> None:
         await started.wait()
 
     for handle in (first, second):
-        job = await handle.info()
+        job = await handle.get()
         assert (job.state, job.attempts) == (JobState.PENDING, 0)
     assert await app.workers() == []
 
@@ -957,8 +957,8 @@ async def test_bad_options_change_nothing(app: Duetime) -> None:
     with pytest.raises(InvalidInput, match=r"running of queue .* must be a whole number from 1 to"):
         await app.queues.limit("default", running=2**31)
 
-    assert await app.jobs.find() == []
-    assert await app.queues.all() == []
+    assert await app.jobs.list() == []
+    assert await app.queues.list() == []
 
 
 async def test_job_by_what_is_not_an_id_is_refused(app: Duetime) -> None:
@@ -972,7 +972,7 @@ async def test_job_by_what_is_not_an_id_is_refused(app: Duetime) -> None:
             app.jobs.requeue(bad),
             app.jobs.result(bad),
             app.jobs.explain(bad),
-            app.jobs.find(before_id=bad),
+            app.jobs.audit(bad),
         ):
             with pytest.raises(InvalidInput, match="A job's id is a whole number from 1 on"):
                 await call
@@ -990,7 +990,7 @@ async def test_process_twice_changes_nothing(app: Duetime) -> None:
         handle = await note.enqueue(1)
         await handle.result("5s")
     store = await app.store()
-    job = await handle.info()
+    job = await handle.get()
     from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 
     claimed = ClaimedJob(
@@ -1000,7 +1000,7 @@ async def test_process_twice_changes_nothing(app: Duetime) -> None:
     told = await store.settle([FinishedJob(claimed, AttemptOutcome.DEAD, 0, 1)], [claimed.token])
 
     assert told.refused == frozenset(), "already recorded under this token"
-    assert (await handle.info()).state is JobState.COMPLETED
+    assert (await handle.get()).state is JobState.COMPLETED
     assert ran == [1]
 
 
@@ -1046,10 +1046,10 @@ async def test_a_reason_that_no_database_can_store_does_not_stop_the_worker(
         handle = await answer.enqueue()
 
         async def ended() -> bool:
-            return bool((await handle.info()).history)
+            return bool((await handle.get()).history)
 
         await until(ended)
         await reaches(app, (await note.enqueue()).id, JobState.COMPLETED)
-    [attempt] = (await handle.info()).history
+    [attempt] = (await handle.get()).history
 
     assert attempt.error in ("a\\0b", "a\\ud800b")

@@ -97,7 +97,7 @@ async def sent(app: Duetime, count: int) -> bool:
 
 async def idle(app: Duetime) -> bool:
     """Whether no job waits or runs."""
-    return not await app.jobs.find(state=["pending", "retrying", "running"], limit=1)
+    return not await app.jobs.list(state=["pending", "retrying", "running"], limit=1)
 
 
 @on_both
@@ -124,7 +124,8 @@ async def test_an_acknowledgement_at_the_moment_of_the_escalation(
         await asyncio.gather(*acknowledging)
         await until(lambda: idle(app), seconds=20)
     trails = [
-        [event.action for event in reversed(await app.audit(f"subject:{ref}"))] for ref in refs
+        [event.action for event in reversed(await app.audit.list(entity=f"subject:{ref}"))]
+        for ref in refs
     ]
     late = [
         trail

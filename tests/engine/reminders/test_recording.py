@@ -199,7 +199,7 @@ async def test_one_whose_subject_was_deleted_is_recorded_with_the_others(
         choir.go.set()
         await until_true(lambda: sent(backend) == COUNT - 1)
         await until_true(lambda: _completed(backend) == COUNT)
-    events = [event.action for event in await app.audit("subject:s7")]
+    events = [event.action for event in await app.audit.list(entity="subject:s7")]
 
     assert events.count("reminder.sent") == 1
     assert set(choir.keys.values()) == {1}

@@ -459,7 +459,7 @@ async def test_what_was_sent_while_its_subject_was_deleted_is_audited(
         await app.subjects.delete("game")
         await held.release()
         await until(lambda: ended(backend))
-    actions = [event.action for event in await app.audit("subject:game")]
+    actions = [event.action for event in await app.audit.list(entity="subject:game")]
     states = query(backend, "select state, error_code from duetime.jobs")
 
     assert len(held.keys) == 1
@@ -562,7 +562,7 @@ async def test_puts_of_a_new_subject_at_once_add_it_once(backend: Backend, app: 
         ref = f"game:{turn}"
         puts = (app.subjects.put(ref, due=due, remind=["-1m"]) for _ in range(CLIENTS))
         answers.append(sorted(await asyncio.gather(*puts)))
-        events = await app.audit(f"subject:{ref}")
+        events = await app.audit.list(entity=f"subject:{ref}")
         added.append(len([event for event in events if event.before is None]))
     reminders = await app.reminders.find(status="armed")
 
@@ -935,7 +935,7 @@ async def test_the_mark_of_a_sent_reminder_rolls_back_with_its_audit(
         seen.extend(query(backend, "select count(*) from duetime.attempt"))
         mend_audit(backend)
         await until(lambda: settled(backend))
-    actions = [event.action for event in await app.audit("subject:game")]
+    actions = [event.action for event in await app.audit.list(entity="subject:game")]
 
     assert seen == [("armed",), (0,), (0,)]
     assert len(keys) == 1

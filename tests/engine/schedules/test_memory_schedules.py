@@ -92,7 +92,7 @@ async def test_a_tick_that_passes_while_no_worker_runs_is_gone(
     ticker = MemorySchedules(store)
     ticker.schedules = app.schedules.declared
     await ticker.arm()
-    [waiting] = await app.jobs.find()
+    [waiting] = await app.jobs.list()
     nine = START + timedelta(hours=9)
     await store.drive_clock(nine + parse_duration(late, name="late"))
     async with app.worker():

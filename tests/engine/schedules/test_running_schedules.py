@@ -158,7 +158,7 @@ async def test_ten_workers_and_one_due_schedule_make_one_run(
         [tick] = await soon(apps[0], 0.5)
         await apps[0].schedules.put("s", "note", tick)
         [row] = await closed(apps[0], 1)
-        jobs = await apps[0].jobs.find(task="note")
+        jobs = await apps[0].jobs.list(task="note")
 
     assert notes.ticks == [tick]
     assert [(job.state, job.attempts) for job in jobs] == [(JobState.COMPLETED, 1)]
@@ -223,7 +223,7 @@ async def test_five_workers_fire_each_tick_once_and_none_early(
                 for name in names.values()
             }
     found = effects.run(backend.url, "select n, job_id, at from effect")
-    jobs = {job.id: job for job in await apps[0].jobs.find(task="effect", limit=1000)}
+    jobs = {job.id: job for job in await apps[0].jobs.list(task="effect", limit=1000)}
 
     for number, name in names.items():
         rows = ended[name]
@@ -285,7 +285,7 @@ async def test_the_stored_next_run_is_right_across_clock_changes_and_month_ends(
     sql = f"select name, next_run_at from {table(backend, 'schedules')}"
     by_sql = dict(effects.run(backend.url, sql))
     armed = {name: [row.run_at for row in await ledger(app, name)] for name in NEXT}
-    due = sorted(job.run_at for job in await app.jobs.find(task="note", limit=100) if job.run_at)
+    due = sorted(job.run_at for job in await app.jobs.list(task="note", limit=100) if job.run_at)
 
     expected = {
         name: [datetime.fromisoformat(moment) for moment in moments]
@@ -316,7 +316,7 @@ async def test_schedules_of_another_scheduler_are_taken_over_once(
     first = await app.schedules.apply(legacy, by="migration")
     again = await app.schedules.apply(legacy, by="migration")
     infos = await app.schedules.all()
-    events = await app.schedules.audit()
+    events = await app.audit.list(kind="schedule")
 
     assert first == {"nightly": "added", "hourly": "added"}
     assert again == {"nightly": "same", "hourly": "same"}
@@ -325,7 +325,7 @@ async def test_schedules_of_another_scheduler_are_taken_over_once(
         ("schedule:hourly", "migration", "schedule.add"),
         ("schedule:nightly", "migration", "schedule.add"),
     }
-    assert len(await app.jobs.find(task="note")) == 4
+    assert len(await app.jobs.list(task="note")) == 4
 
 
 @on_two
@@ -380,7 +380,7 @@ async def test_workers_of_all_time_zones_make_the_same_keys(
         await app.schedules.put(f"s{number}", "note", "@hourly")
         now = await app.now()
         await app.schedules[f"s{number}"].backfill(now - HOUR, now)
-    jobs = await apps[0].jobs.find(task="note", limit=100)
+    jobs = await apps[0].jobs.list(task="note", limit=100)
     hour = (await apps[0].now()).astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     hours = [hour, hour + HOUR, hour + 2 * HOUR]
 
@@ -508,7 +508,7 @@ async def test_pause_and_resume_while_workers_run(make_app: MakeApp, notes: Note
         await app.schedules["s"].pause(reason="holiday", by="ann")
         answered = await app.now()
         paused = await app.schedules.get("s")
-        waiting = [job for job in await app.jobs.find(state="pending") if job.task == "note"]
+        waiting = [job for job in await app.jobs.list(state="pending") if job.task == "note"]
         await until(lambda: passed(app, ticks[7]))
         await app.schedules["s"].resume(by="bob")
         resumed = await app.now()
@@ -826,8 +826,8 @@ async def test_a_schedule_that_code_changed_is_changed_by_the_next_deploy(
         restarted = await old.schedules.get("s")
     async with new.worker():
         changed = await new.schedules.get("s")
-    pending = await new.jobs.find(state="pending")
-    superseded = await new.jobs.find(state="superseded")
+    pending = await new.jobs.list(state="pending")
+    superseded = await new.jobs.list(state="superseded")
     events = [(event.actor, event.action) for event in await new.schedules.audit("s")]
 
     assert (first.revision, restarted.revision, changed.revision) == (1, 1, 2)
@@ -857,7 +857,7 @@ async def test_an_operators_pause_survives_new_workers_and_deploys(
 
     assert (info.paused_by, info.pause_reason) == ("ann", "incident")
     assert notes.starts == []
-    assert await new.jobs.find(state="pending") == []
+    assert await new.jobs.list(state="pending") == []
 
 
 @on_postgres
@@ -948,9 +948,9 @@ async def test_what_cannot_be_read_is_set_aside_and_stops_no_other(
             name: await until(lambda name=name: stored_reason(app, backend, name))  # type: ignore[misc]
             for name in UNREADABLE
         }
-    pending = await app.jobs.find(state="pending")
+    pending = await app.jobs.list(state="pending")
     infos = {info.name: info for info in await app.schedules.all()}
-    events = await app.schedules.audit()
+    events = await app.audit.list(kind="schedule")
 
     assert statuses(rows) == ["fired", "fired"]
     for name, (_, _, reason) in UNREADABLE.items():
@@ -1096,7 +1096,7 @@ async def test_a_schedule_written_by_sql_is_planned_by_a_running_worker(
 
         second = await until(moved, seconds=5)
         info = await app.schedules.get("n")
-        jobs = await app.jobs.find(state="pending")
+        jobs = await app.jobs.list(state="pending")
     actors = {(event.actor, event.action) for event in await app.schedules.audit("n")}
 
     assert took < 3.0

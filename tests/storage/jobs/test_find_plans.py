@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from duetime import Duetime
+from duetime.domain.page import make_cursor
 from duetime.domain.reminders.rule import Rule
 from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.migrator import PostgresMigrator
@@ -52,18 +53,30 @@ select coalesce(sum(seq_scan), 0), coalesce(sum(seq_tup_read + coalesce(idx_tup_
 from pg_stat_user_tables where relname in ('job', 'due', 'attempt', 'reminder', 'job_key')
 """
 Look = Callable[[Duetime], Awaitable[Any]]
+
+
+def below(app: Duetime, job_id: int) -> Awaitable[Any]:
+    return app.jobs.list(state="pending", after=make_cursor("jobs", (job_id,)))
+
+
 LOOKS: dict[str, tuple[Look, int]] = {
-    "all": (lambda app: app.jobs.find(), 50),
-    "pending": (lambda app: app.jobs.find(state="pending"), 50),
-    "retrying or parked": (lambda app: app.jobs.find(state=["parked"]), 0),
-    "running": (lambda app: app.jobs.find(state="running"), 0),
-    "completed": (lambda app: app.jobs.find(state="completed"), 50),
-    "dead": (lambda app: app.jobs.find(state="dead"), 50),
-    "dead or pending": (lambda app: app.jobs.find(state=["dead", "pending"]), 50),
-    "a page": (lambda app: app.jobs.find(state="pending", before_id=ROWS + 500), 50),
-    "the last page": (lambda app: app.jobs.find(state="pending", before_id=ROWS + 5), 4),
-    "by key": (lambda app: app.jobs.find(key="key-7000"), 1),
-    "by key and state": (lambda app: app.jobs.find(key="reminder-7", state="pending"), 1),
+    "all": (lambda app: app.jobs.list(), 100),
+    "pending": (lambda app: app.jobs.list(state="pending"), 100),
+    "retrying or parked": (lambda app: app.jobs.list(state=["parked"]), 0),
+    "running": (lambda app: app.jobs.list(state="running"), 0),
+    "completed": (lambda app: app.jobs.list(state="completed"), 100),
+    "dead": (lambda app: app.jobs.list(state="dead"), 100),
+    "dead or pending": (lambda app: app.jobs.list(state=["dead", "pending"]), 100),
+    "a page": (
+        lambda app: below(app, ROWS + 500),
+        100,
+    ),
+    "the last page": (
+        lambda app: below(app, ROWS + 5),
+        4,
+    ),
+    "by key": (lambda app: app.jobs.list(key="key-7000"), 1),
+    "by key and state": (lambda app: app.jobs.list(key="reminder-7", state="pending"), 1),
     "reminders": (lambda app: app.reminders.find(), 1000),
     "armed reminders": (lambda app: app.reminders.find(status="armed"), 1000),
     "failed reminders": (lambda app: app.reminders.find(status="failed"), 100),

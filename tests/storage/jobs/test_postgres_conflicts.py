@@ -109,7 +109,7 @@ async def test_a_worker_tries_again(
     async with app.worker():
         handle = await note.enqueue(1)
         await handle.result("10s")
-    job = await handle.info()
+    job = await handle.get()
     await app.close()
 
     assert ran == [1]

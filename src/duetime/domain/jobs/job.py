@@ -29,6 +29,7 @@ UNREADABLE = "its row cannot be read"
 """So begins the reason for which such a job is parked."""
 
 OnConflict = Literal["reject", "return", "replace"]
+KeyOutcome = Literal["created", "existing", "replaced", "rejected"]
 
 
 class JobState(StrEnum):
@@ -87,7 +88,7 @@ class Enqueued(msgspec.Struct, frozen=True, gc=False):
     """What became of a job that was given: `created`, or the `existing` one that holds its key."""
 
     job_id: int
-    outcome: Literal["created", "existing", "replaced", "rejected"]
+    outcome: KeyOutcome
 
 
 class ClaimedJob(msgspec.Struct, gc=False):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -14,6 +15,15 @@ import msgspec
 from duetime.domain.jobs.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
 from duetime.domain.jobs.queue import Limits, QueueInfo
 from duetime.errors import JobNotFound, StorageError
+from duetime.storage.jobs.audit import (
+    Event,
+    QueueRow,
+    cancel_events,
+    queue_events,
+    reprioritise_event,
+    requeue_events,
+    reschedule_event,
+)
 from duetime.storage.jobs.find import find_jobs
 from duetime.storage.postgres.connection import array, translate_errors
 from duetime.storage.postgres.listener import Listener
@@ -66,9 +76,12 @@ class Operations(Sessions):
                     return [_job_info(row) for row in done.value]
                 rows = await self._on(connection, name, **parameters)
 
-    async def cancel(self, job_id: int, *, reason: str) -> JobState | None:
+    async def cancel(self, job_id: int, *, reason: str, by: str = "unknown") -> JobState | None:
         async with self._connection() as connection, connection.transaction():
-            return await self._cancel(connection, job_id, reason)
+            state = await self._cancel(connection, job_id, reason)
+            events = cancel_events(job_id, state, by=by, reason=reason)
+            await self._audit(connection, events)
+            return state
 
     async def cancel_many(self, job_ids: Sequence[int], *, reason: str) -> None:
         async with self._connection() as connection, connection.transaction():
@@ -95,55 +108,94 @@ class Operations(Sessions):
             "cancel it again."
         )
 
-    async def reschedule(self, job_id: int, run_at: datetime) -> JobState | None:
-        return await self._move("reschedule", job_id, run_at=run_at)
-
-    async def reprioritise(self, job_id: int, priority: int) -> JobState | None:
-        return await self._move("reprioritise", job_id, priority=priority)
-
-    async def _move(self, name: str, job_id: int, **parameters: Any) -> JobState | None:
+    async def reschedule(
+        self, job_id: int, run_at: datetime, *, by: str = "unknown"
+    ) -> JobState | None:
         async with self._connection() as connection, connection.transaction():
-            moved = await self._on(connection, name, job=job_id, **parameters)
-            state = await self._state(connection, job_id)
-            return JobState.PENDING if moved else state
+            moved = await self._on(connection, "reschedule", job=job_id, run_at=run_at)
+            if not moved:
+                return await self._state(connection, job_id)
+            event = reschedule_event(job_id, moved[0][0].astimezone(UTC), run_at, by=by)
+            await self._audit(connection, [event])
+            return JobState.PENDING
+
+    async def reprioritise(
+        self, job_id: int, priority: int, *, by: str = "unknown"
+    ) -> JobState | None:
+        async with self._connection() as connection, connection.transaction():
+            moved = await self._on(connection, "reprioritise", job=job_id, priority=priority)
+            if not moved:
+                return await self._state(connection, job_id)
+            event = reprioritise_event(job_id, moved[0][0], priority, by=by)
+            await self._audit(connection, [event])
+            return JobState.PENDING
+
+    async def _audit(self, connection: Connection, events: Sequence[Event]) -> None:
+        if events:
+            sql, parameters = next(self.dialect.run("audit_write", events))
+            await connection.execute(sql, parameters)
 
     async def _state(self, connection: Connection, job_id: int) -> JobState | None:
         rows = await self._on(connection, "job_state", job=job_id)
         return JobState(rows[0][0]) if rows else None
 
-    async def requeue(self, which: JobFilter, *, run_at: datetime | None) -> Requeued:
+    async def requeue(
+        self, which: JobFilter, *, run_at: datetime | None, by: str = "unknown"
+    ) -> Requeued:
         ids = [job.id for job in await self.find(which)]
         async with self._connection() as connection, connection.transaction():
             await self._on(connection, "lock_jobs", ids=array(ids))
             rows = await self._on(connection, "requeue", ids=array(ids), run_at=run_at)
-            left = [job_id for job_id, is_waiting in rows if not is_waiting]
+            left = [job_id for job_id, is_waiting, _ in rows if not is_waiting]
             # By a statement of its own: it sees who took a key while we waited for that.
             conflicts: dict[int, int] = {}
             if left:
                 conflicts = dict(await self._on(connection, "key_holders", ids=array(left)))
-        jobs = sorted(job_id for job_id, is_waiting in rows if is_waiting)
-        return Requeued(jobs, conflicts)
+            states = {job_id: state for job_id, is_waiting, state in rows if is_waiting}
+            await self._audit(connection, requeue_events(states, run_at, by=by))
+        return Requeued(sorted(states), conflicts)
 
     async def pause_queue(self, queue: str, *, by: str, reason: str) -> None:
-        await self._rows("pause_queue", queue=queue, by=by, reason=reason)
+        async with self._changing_queue(queue, "pause", by, reason) as connection:
+            await self._on(connection, "pause_queue", queue=queue, by=by, reason=reason)
 
-    async def resume_queue(self, queue: str) -> None:
-        async with self._connection() as connection, connection.transaction():
+    async def resume_queue(self, queue: str, *, by: str = "unknown") -> None:
+        async with self._changing_queue(queue, "resume", by) as connection:
             await self._on(connection, "resume_queue", queue=queue)
             await self._on(connection, "drop_plain_queues", queue=queue)
 
-    async def limit_queue(self, queue: str, limits: Limits) -> None:
-        async with self._connection() as connection, connection.transaction():
+    async def limit_queue(self, queue: str, limits: Limits, *, by: str = "unknown") -> None:
+        async with self._changing_queue(queue, "limit", by) as connection:
             await self._on(connection, "limit_queue", queue=queue, **msgspec.structs.asdict(limits))
             await self._on(connection, "drop_plain_queues", queue=queue)
 
-    async def queues(self) -> list[QueueInfo]:
+    @asynccontextmanager
+    async def _changing_queue(
+        self, queue: str, action: str, by: str, reason: str | None = None
+    ) -> AsyncIterator[Connection]:
+        """A transaction that also writes to the audit what it has changed of the queue."""
+        async with self._connection() as connection, connection.transaction():
+            before = await self._queue_row(connection, queue)
+            yield connection
+            after = await self._queue_row(connection, queue)
+            events = queue_events(action, queue, before, after, by=by, reason=reason)
+            await self._audit(connection, events)
+
+    async def _queue_row(self, connection: Connection, queue: str) -> QueueRow | None:
+        for row in await self._on(connection, "queue_row", queue=queue):
+            paused_at = None if row[0] is None else row[0].astimezone(UTC)
+            return QueueRow(paused_at, row[1], row[2], _limits(row[3:]))
+        return None
+
+    async def queues(
+        self, *, after: str | None = None, limit: int | None = None
+    ) -> list[QueueInfo]:
         return [
             QueueInfo(
                 **dict(zip(QueueInfo.__struct_fields__[:9], row[:9], strict=True)),
                 limits=_limits(row[9:]),
             )
-            for row in await self._rows("queues")
+            for row in await self._rows("queues", after=after, limit=limit)
         ]
 
     async def limited_queues(self) -> dict[str, Limits]:

@@ -31,7 +31,6 @@ from duetime.errors import (
 from duetime.storage.schedules.planning import CHANGED, PARTS, Planning, event
 from duetime.storage.schedules.rows import (
     MICROSECOND,
-    AuditEvent,
     Declarer,
     NewSchedule,
     read_schedule,
@@ -231,18 +230,6 @@ class ScheduleStatements(Planning):
         )
         return [read_tick(row, self._dialect.moment) for row in rows]
 
-    def audit(self, entity: str | None, *, before_id: int | None) -> Statements:
-        rows = yield from self._dialect.run(
-            "audit_find", {"entity": entity, "before_id": before_id}
-        )
-        return [
-            AuditEvent(
-                id=row[0], at=self._dialect.moment(row[1]), actor=row[2], action=row[3],
-                entity=row[4], before=_from_json(row[5]), after=_from_json(row[6]), reason=row[7],
-            )
-            for row in rows
-        ]  # fmt: skip
-
     def put_preset(self, name: str, timetable: Timetable, description: str) -> Statements:
         yield from self._dialect.run(
             "preset_put",
@@ -436,7 +423,3 @@ def _check_owner(schedule: Schedule, service: str | None) -> None:
             f"{service!r} declares it, too. Give it another name, or remove it there first: "
             f"duetime schedules delete {schedule.name}"
         )
-
-
-def _from_json(text: str | None) -> Any:
-    return None if text is None else msgspec.json.decode(text)

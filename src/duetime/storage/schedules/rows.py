@@ -84,19 +84,6 @@ class TickInfo(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
 
 
-class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Who changed what."""
-
-    id: int
-    at: datetime
-    actor: str
-    action: str
-    entity: str
-    before: Any
-    after: Any
-    reason: str | None
-
-
 # Rows
 
 

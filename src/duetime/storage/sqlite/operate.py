@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +10,14 @@ import msgspec
 
 from duetime.domain.jobs.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
 from duetime.domain.jobs.queue import Limits, QueueInfo
+from duetime.storage.jobs.audit import (
+    Event,
+    QueueRow,
+    queue_events,
+    reprioritise_event,
+    requeue_events,
+    reschedule_event,
+)
 from duetime.storage.jobs.find import find_jobs
 from duetime.storage.sqlite.claim import encode_ids
 from duetime.storage.sqlite.moment import (
@@ -20,7 +28,7 @@ from duetime.storage.sqlite.moment import (
     to_us,
 )
 from duetime.storage.sqlite.transaction import Transaction
-from duetime.storage.store import Row, WorkerInfo
+from duetime.storage.store import Dialect, Row, WorkerInfo
 
 # Look
 
@@ -48,7 +56,7 @@ def _encoded(value: Any) -> Any:
     return _encode(value) if isinstance(value, list) else value
 
 
-def queues(tx: Transaction) -> list[QueueInfo]:
+def queues(tx: Transaction, after: str | None, limit: int | None) -> list[QueueInfo]:
     return [
         QueueInfo(
             name=row[0],
@@ -62,7 +70,7 @@ def queues(tx: Transaction) -> list[QueueInfo]:
             pause_reason=row[8],
             limits=_limits(row[9:]),
         )
-        for row in tx.rows("queues", now=tx.now)
+        for row in tx.rows("queues", now=tx.now, after=after, limit=limit)
     ]
 
 
@@ -114,30 +122,41 @@ def cancel(tx: Transaction, job_id: int, reason: str) -> JobState | None:
     return state
 
 
-def reschedule(tx: Transaction, job_id: int, run_at: datetime) -> JobState | None:
+def reschedule(
+    tx: Transaction, dialect: Dialect, job_id: int, run_at: datetime, *, by: str
+) -> JobState | None:
     moment = to_us(run_at)
+    before = tx.rows("waiting_place", job=job_id)
     queue = tx.value("reschedule", job=job_id, run_at=moment) or tx.value(
         "reschedule_parked", job=job_id, run_at=moment
     )
     if queue is None:
         return _state(tx, job_id)
+    audit(tx, dialect, [reschedule_event(job_id, from_us(before[0][0]), run_at, by=by)])
     tx.wake(queue, moment)
     return JobState.PENDING
 
 
-def reprioritise(tx: Transaction, job_id: int, priority: int) -> JobState | None:
+def reprioritise(
+    tx: Transaction, dialect: Dialect, job_id: int, priority: int, *, by: str
+) -> JobState | None:
+    before = tx.rows("waiting_place", job=job_id)
     queue = tx.value("reprioritise", job=job_id, priority=priority) or tx.value(
         "reprioritise_parked", job=job_id, priority=priority
     )
     if queue is None:
         return _state(tx, job_id)
     tx.run("keep_priority", job=job_id, priority=priority)
+    audit(tx, dialect, [reprioritise_event(job_id, before[0][1], priority, by=by)])
     tx.wake(queue)
     return JobState.PENDING
 
 
-def requeue(tx: Transaction, which: JobFilter, run_at: datetime | None) -> Requeued:
-    able = tx.rows("requeuable", jobs=encode_ids(job.id for job in find(tx, which)))
+def requeue(
+    tx: Transaction, dialect: Dialect, which: JobFilter, run_at: datetime | None, *, by: str
+) -> Requeued:
+    states = {job.id: job.state for job in find(tx, which)}
+    able = tx.rows("requeuable", jobs=encode_ids(states))
     keyed = {job_id for job_id, has_key in able if has_key}
     taken = {row[0] for row in tx.rows("take_keys", jobs=encode_ids(keyed), now=tx.now)}
     left = keyed - taken
@@ -146,9 +165,33 @@ def requeue(tx: Transaction, which: JobFilter, run_at: datetime | None) -> Reque
     rows = tx.rows("requeue", jobs=free, run_at=moment)
     jobs = sorted(row[0] for row in rows)
     tx.run("unexpire", jobs=encode_ids(jobs))
+    audit(tx, dialect, requeue_events({job: states[job] for job in jobs}, run_at, by=by))
     for _, queue in rows:
         tx.wake(queue, moment)
     return Requeued(jobs, dict(tx.rows("key_holders", jobs=encode_ids(left))))
+
+
+def change_queue(
+    tx: Transaction,
+    dialect: Dialect,
+    queue: str,
+    action: str,
+    change: Callable[[], None],
+    *,
+    by: str,
+    reason: str | None = None,
+) -> None:
+    """Change a queue, and write to the audit what has changed of it."""
+    before = _queue_row(tx, queue)
+    change()
+    after = _queue_row(tx, queue)
+    audit(tx, dialect, queue_events(action, queue, before, after, by=by, reason=reason))
+
+
+def audit(tx: Transaction, dialect: Dialect, events: Sequence[Event]) -> None:
+    """Write to the audit, in this transaction."""
+    if events:
+        tx.drive(dialect.run("audit_write", events))
 
 
 def pause_queue(tx: Transaction, queue: str, *, by: str, reason: str) -> None:
@@ -172,6 +215,12 @@ def limit_queue(tx: Transaction, queue: str, limits: Limits) -> None:
     )
     tx.run("drop_plain_queues", queue=queue)
     tx.wake(queue)
+
+
+def _queue_row(tx: Transaction, queue: str) -> QueueRow | None:
+    for row in tx.rows("queue_row", queue=queue):
+        return QueueRow(maybe_from_us(row[0]), row[1], row[2], _limits(row[3:]))
+    return None
 
 
 def _state(tx: Transaction, job_id: int) -> JobState | None:

@@ -24,6 +24,7 @@ from duetime.domain.jobs.job import (
 )
 from duetime.domain.jobs.queue import Limits, QueueInfo
 from duetime.errors import JobNotFound
+from duetime.storage.jobs.audit import cancel_events
 from duetime.storage.sqlite import finish, hot_path, housekeeping, operate
 from duetime.storage.sqlite.claim import (
     any_quarantined,
@@ -312,8 +313,13 @@ class SqliteStore:
     async def find(self, which: JobFilter) -> list[JobInfo]:
         return await self._thread.read(lambda tx: operate.find(tx, which))
 
-    async def cancel(self, job_id: int, *, reason: str) -> JobState | None:
-        return await self._thread.write(lambda tx: operate.cancel(tx, job_id, reason))
+    async def cancel(self, job_id: int, *, reason: str, by: str = "unknown") -> JobState | None:
+        def work(tx: Transaction) -> JobState | None:
+            state = operate.cancel(tx, job_id, reason)
+            operate.audit(tx, self.dialect, cancel_events(job_id, state, by=by, reason=reason))
+            return state
+
+        return await self._thread.write(work)
 
     async def cancel_many(self, job_ids: Sequence[int], *, reason: str) -> None:
         def work(tx: Transaction) -> None:
@@ -322,26 +328,55 @@ class SqliteStore:
 
         await self._thread.write(work)
 
-    async def reschedule(self, job_id: int, run_at: datetime) -> JobState | None:
-        return await self._thread.write(lambda tx: operate.reschedule(tx, job_id, run_at))
+    async def reschedule(
+        self, job_id: int, run_at: datetime, *, by: str = "unknown"
+    ) -> JobState | None:
+        return await self._thread.write(
+            lambda tx: operate.reschedule(tx, self.dialect, job_id, run_at, by=by)
+        )
 
-    async def reprioritise(self, job_id: int, priority: int) -> JobState | None:
-        return await self._thread.write(lambda tx: operate.reprioritise(tx, job_id, priority))
+    async def reprioritise(
+        self, job_id: int, priority: int, *, by: str = "unknown"
+    ) -> JobState | None:
+        return await self._thread.write(
+            lambda tx: operate.reprioritise(tx, self.dialect, job_id, priority, by=by)
+        )
 
-    async def requeue(self, which: JobFilter, *, run_at: datetime | None) -> Requeued:
-        return await self._thread.write(lambda tx: operate.requeue(tx, which, run_at))
+    async def requeue(
+        self, which: JobFilter, *, run_at: datetime | None, by: str = "unknown"
+    ) -> Requeued:
+        return await self._thread.write(
+            lambda tx: operate.requeue(tx, self.dialect, which, run_at, by=by)
+        )
 
     async def pause_queue(self, queue: str, *, by: str, reason: str) -> None:
-        await self._thread.write(lambda tx: operate.pause_queue(tx, queue, by=by, reason=reason))
+        await self._thread.write(
+            lambda tx: operate.change_queue(
+                tx, self.dialect, queue, "pause",
+                lambda: operate.pause_queue(tx, queue, by=by, reason=reason),
+                by=by, reason=reason,
+            )
+        )  # fmt: skip
 
-    async def resume_queue(self, queue: str) -> None:
-        await self._thread.write(lambda tx: operate.resume_queue(tx, queue))
+    async def resume_queue(self, queue: str, *, by: str = "unknown") -> None:
+        await self._thread.write(
+            lambda tx: operate.change_queue(
+                tx, self.dialect, queue, "resume", lambda: operate.resume_queue(tx, queue), by=by
+            )
+        )
 
-    async def limit_queue(self, queue: str, limits: Limits) -> None:
-        await self._thread.write(lambda tx: operate.limit_queue(tx, queue, limits))
+    async def limit_queue(self, queue: str, limits: Limits, *, by: str = "unknown") -> None:
+        await self._thread.write(
+            lambda tx: operate.change_queue(
+                tx, self.dialect, queue, "limit",
+                lambda: operate.limit_queue(tx, queue, limits), by=by,
+            )
+        )  # fmt: skip
 
-    async def queues(self) -> list[QueueInfo]:
-        return await self._thread.read(operate.queues)
+    async def queues(
+        self, *, after: str | None = None, limit: int | None = None
+    ) -> list[QueueInfo]:
+        return await self._thread.read(lambda tx: operate.queues(tx, after, limit))
 
     async def limited_queues(self) -> dict[str, Limits]:
         return await self._thread.read(operate.limited_queues)

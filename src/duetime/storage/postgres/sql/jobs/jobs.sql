@@ -151,27 +151,36 @@ select pg_notify('duetime.cancel', worker_id::text) from asked;
 select state from duetime.jobs where id = %(job)s;
 
 -- name: reschedule
+-- Returns when it was due before. Served by due_job and parked_pkey.
 with moved as (
-    update duetime.due set run_at = %(run_at)s where job_id = %(job)s returning queue, run_at
+    update duetime.due as d set run_at = %(run_at)s
+    from (select job_id, run_at from duetime.due where job_id = %(job)s for update) as o
+    where d.job_id = o.job_id returning d.queue, d.run_at, o.run_at as before
 ), aside as (
-    update duetime.parked set run_at = %(run_at)s where job_id = %(job)s returning queue, run_at
+    update duetime.parked as p set run_at = %(run_at)s
+    from (select job_id, run_at from duetime.parked where job_id = %(job)s for update) as o
+    where p.job_id = o.job_id returning p.queue, p.run_at, o.run_at as before
 )
-select duetime.wake(m.queue, m.run_at)
+select m.before, duetime.wake(m.queue, m.run_at)
 from (select * from moved union all select * from aside) as m;
 
 -- name: reprioritise
+-- Returns the priority that it had. Served by due_job and parked_pkey.
 with moved as (
-    update duetime.due set priority = %(priority)s where job_id = %(job)s and priority < 10
-    returning job_id, queue, run_at
+    update duetime.due as d set priority = %(priority)s
+    from (select job_id, priority from duetime.due
+          where job_id = %(job)s and priority < 10 for update) as o
+    where d.job_id = o.job_id returning d.job_id, d.queue, d.run_at, o.priority as before
 ), aside as (
-    update duetime.parked set priority = %(priority)s where job_id = %(job)s
-    returning job_id, queue, run_at
+    update duetime.parked as p set priority = %(priority)s
+    from (select job_id, priority from duetime.parked where job_id = %(job)s for update) as o
+    where p.job_id = o.job_id returning p.job_id, p.queue, p.run_at, o.priority as before
 ), both_of_them as (
     select * from moved union all select * from aside
 ), kept as (
     update duetime.job as j set priority = %(priority)s from both_of_them as m where j.id = m.job_id
 )
-select duetime.wake(m.queue, m.run_at) from both_of_them as m;
+select m.before, duetime.wake(m.queue, m.run_at) from both_of_them as m;
 
 -- name: lock_jobs
 select id from duetime.job where id = any (%(ids)s::bigint[]) order by id for update;
@@ -179,10 +188,10 @@ select id from duetime.job where id = any (%(ids)s::bigint[]) order by id for up
 -- name: requeue
 -- A fresh set of attempts for jobs that ended without success; locked before, so that of two
 -- requeues at once one does it. They take their keys again, in the order in which an enqueue
--- does; of several with one key the newest. Returns each, and whether it waits now: false if
--- another holds its key, whose row stays locked.
+-- does; of several with one key the newest. Returns each, whether it waits now (false if another
+-- holds its key, whose row stays locked), and the state that it was in.
 with able as materialized (
-    select j.id, j.task, j.key, j.hold, j.queue, j.priority, j.partition
+    select j.id, j.task, j.key, j.hold, j.queue, j.priority, j.partition, v.state
     from duetime.job as j join duetime.jobs as v on v.id = j.id
     where j.id = any (%(ids)s::bigint[])
       and v.state in ('dead', 'cancelled', 'expired', 'superseded')
@@ -208,7 +217,7 @@ with able as materialized (
     select count(duetime.wake(q.queue, q.run_at)) from (
         select queue, min(run_at) as run_at from again group by queue order by queue) as q
 )
-select a.id, a.id in (select job_id from again) from able as a, woken;
+select a.id, a.id in (select job_id from again), a.state from able as a, woken;
 
 -- name: key_holders
 select j.id, k.job_id

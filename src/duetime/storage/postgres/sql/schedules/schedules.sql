@@ -444,24 +444,3 @@ delete from duetime.schedule_preset where name = %s::json ->> 'name' returning n
 -- name: preset_find
 select name, timetable::text, description from duetime.schedule_preset
 where %s::json is not null order by name;
-
--- name: audit_write
-insert into duetime.audit (actor, action, entity, before, after, reason)
-select g.actor, g.action, g.entity, g.before, g.after, g.reason
-from json_to_recordset(%s::json) as g(
-    actor text, action text, entity text, before json, after json, reason text);
-
--- name: audit_find
-select a.id, a.at, a.actor, a.action, a.entity, a.before::text, a.after::text, a.reason
-from duetime.audit as a cross join (select %s::json as doc) as i
-where (a.entity = i.doc ->> 'entity'
-       or i.doc ->> 'entity' = 'schedule:%%' and a.entity like 'schedule:%%')
-  and (i.doc ->> 'before_id' is null or a.id < (i.doc ->> 'before_id')::bigint)
-order by a.id desc limit 1000;
-
--- name: audit_prune
-with old as (
-    select id from duetime.audit
-    where at < duetime.now() - (%s::json ->> 'age')::bigint * interval '1 microsecond' limit 1000
-)
-delete from duetime.audit where id in (select id from old) returning 1;

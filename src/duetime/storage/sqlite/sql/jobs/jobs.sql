@@ -90,6 +90,11 @@ update duetime_claim
 set cancelled = :now, cancel_reason = coalesce(cancel_reason, nullif(:reason, 'cancelled'))
 where job_id = :job returning worker_id;
 
+-- name: waiting_place
+-- When a job that waits is due, and its priority.
+select run_at, priority from duetime_due where job_id = :job
+union all select run_at, priority from duetime_parked where job_id = :job;
+
 -- name: reschedule
 update duetime_due set run_at = :run_at where job_id = :job returning queue;
 

@@ -1,5 +1,10 @@
 -- Statements about queues and workers.
 
+-- name: queue_row
+-- What is stored of a queue, before and after it is changed.
+select paused_at, paused_by, pause_reason, running, per_partition, rate, period
+from duetime_queue where name = :queue;
+
 -- name: pause_queue
 insert into duetime_queue (name, paused_at, paused_by, pause_reason)
 values (:queue, :now, :by, :reason)
@@ -46,7 +51,8 @@ left join waiting as w on w.queue = k.queue
 left join running as r on r.queue = k.queue
 left join parked as p on p.queue = k.queue
 left join duetime_queue as q on q.name = k.queue
-order by k.queue;
+where :after is null or k.queue > :after
+order by k.queue limit coalesce(:limit, -1);
 
 -- name: workers
 select w.id, w.name, w.queues, w.tasks, w.concurrency, w.started_at, w.seen_at, w.lease_until,

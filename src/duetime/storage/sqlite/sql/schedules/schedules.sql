@@ -636,35 +636,3 @@ where name = (select json_extract(doc, '$.doc.name') from input) returning name;
 with input(doc) as (select ?)
 select t.name, t.timetable, t.description
 from duetime_schedule_preset as t cross join input order by t.name;
-
--- name: audit_write
-with input(doc) as (select ?)
-insert into duetime_audit (id, at, actor, action, entity, before, after, reason)
-select (select value from duetime_counter where name = 'audit') + e.key + 1,
-    json_extract(i.doc, '$.now'), json_extract(e.value, '$.actor'),
-    json_extract(e.value, '$.action'), json_extract(e.value, '$.entity'),
-    json_extract(e.value, '$.before'), json_extract(e.value, '$.after'),
-    json_extract(e.value, '$.reason')
-from input as i cross join json_each(i.doc, '$.doc') as e;
-
--- name: audit_write_2
-with input(doc) as (select ?)
-update duetime_counter set value = value + (select json_array_length(doc, '$.doc') from input)
-where name = 'audit';
-
--- name: audit_find
-with input(doc) as (select ?)
-select a.id, a.at, a.actor, a.action, a.entity, a.before, a.after, a.reason
-from duetime_audit as a cross join input as i
-where (a.entity = json_extract(i.doc, '$.doc.entity')
-       or json_extract(i.doc, '$.doc.entity') = 'schedule:%' and a.entity like 'schedule:%')
-  and (json_extract(i.doc, '$.doc.before_id') is null
-       or a.id < json_extract(i.doc, '$.doc.before_id'))
-order by a.id desc limit 1000;
-
--- name: audit_prune
-with input(doc) as (select ?)
-delete from duetime_audit where id in (
-    select a.id from duetime_audit as a cross join input as i
-    where a.at < json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.age') limit 1000)
-returning 1;

@@ -1,0 +1,33 @@
+"""Lists in pages: the options `--limit` and `--after`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from duetime.cli.number import Number
+from duetime.cli.output import echo
+from duetime.domain.page import MAX_LIMIT, Page
+
+
+def paged(default: int = 20) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a list its page: `--limit` and `--after`."""
+    limit = click.option(
+        "--limit",
+        type=Number(1, MAX_LIMIT),
+        default=default,
+        metavar="N",
+        help=f"How many, at most {MAX_LIMIT:,}.  [default: {default:,}]",
+    )
+    after = click.option(
+        "--after", metavar="CURSOR", help="The next page: the cursor that the last one ended with."
+    )
+    return lambda command: limit(after(command))
+
+
+def show_next(page: Page[Any]) -> None:
+    """Print where the next page begins: on standard error, since it is not part of the list."""
+    if page.next is not None:
+        echo(f"More: --after {page.next}", err=True)

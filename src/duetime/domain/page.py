@@ -1,0 +1,93 @@
+"""One page of a list, and the cursor that leads to the next one."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from duetime.domain.jobs.job import check_text
+from duetime.errors import InvalidInput
+
+T = TypeVar("T")
+
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 10_000
+LONGEST_CURSOR = 4000
+
+Id = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+class Page(list[T]):
+    """A list of results. `next` is the cursor of the page after it, None on the last page.
+
+    >>> page = make_page([3, 2, 1], limit=2, order="jobs", position=lambda number: (number,))
+    >>> page
+    [3, 2]
+    >>> read_cursor(page.next, order="jobs", shape=tuple[Id])
+    (2,)
+    """
+
+    __slots__ = ("next",)
+
+    def __init__(self, items: Iterable[T] = (), *, next: str | None = None) -> None:  # noqa: A002
+        super().__init__(items)
+        self.next = next
+
+
+def make_page(
+    found: Sequence[T],
+    *,
+    limit: int,
+    order: str,
+    position: Callable[[T], tuple[Any, ...]],
+) -> Page[T]:
+    """Return the first `limit` of what was found. If more was found, there is a next page.
+
+    `order`: in which order the list is; `position`: where in that order an item stands.
+    """
+    if len(found) <= limit:
+        return Page(found)
+    shown = found[:limit]
+    return Page(shown, next=make_cursor(order, position(shown[-1])))
+
+
+def check_limit(limit: Any) -> int:
+    """Return `limit` if so many results may be asked for at once; raise `InvalidInput`."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
+        raise InvalidInput(f"limit must be 1 to {MAX_LIMIT:,}, got {limit!r:.60}.")
+    return limit
+
+
+def make_cursor(order: str, position: tuple[Any, ...]) -> str:
+    """Return the position after which a page begins, as opaque text."""
+    raw = msgspec.json.encode([order, *position])
+    return urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def read_cursor(cursor: str | None, *, order: str, shape: Any) -> Any:
+    """Return the position that `make_cursor` was given, a tuple of the given shape.
+
+    None: from the beginning.
+    """
+    if cursor is None:
+        return None
+    try:
+        if not isinstance(cursor, str) or len(cursor) > LONGEST_CURSOR:
+            raise ValueError
+        raw = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        found, *values = msgspec.json.decode(raw, type=list[Any])
+        if found != order:
+            raise ValueError
+        for value in values:
+            if isinstance(value, str):
+                check_text(value, what="the cursor")
+        return msgspec.convert(values, shape)
+    except ValueError:
+        raise InvalidInput(
+            f"after= must be the `next` of an earlier page of the same list, got {cursor!r:.100}."
+        ) from None

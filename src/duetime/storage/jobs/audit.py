@@ -1,0 +1,103 @@
+"""What the audit says of changes of jobs and queues, for every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from duetime.domain.audit import make_event
+from duetime.domain.duration import format_duration
+from duetime.domain.jobs.job import JobState
+from duetime.domain.jobs.queue import Limits
+
+Event = dict[str, Any]
+
+
+def cancel_events(job_id: int, state: JobState | None, *, by: str, reason: str) -> list[Event]:
+    """`state`: the one that the job was in. None if that was an end: nothing was changed."""
+    if state is None or state.ended:
+        return []
+    running = state is JobState.RUNNING
+    after = {"state": state, "cancel_requested": True} if running else {"state": "cancelled"}
+    return [_of_job(job_id, "cancel", {"state": state}, after, by=by, reason=reason)]
+
+
+def reschedule_event(job_id: int, before: datetime, after: datetime, *, by: str) -> Event:
+    return _of_job(job_id, "reschedule", {"run_at": before}, {"run_at": after}, by=by)
+
+
+def reprioritise_event(job_id: int, before: int, after: int, *, by: str) -> Event:
+    return _of_job(job_id, "reprioritise", {"priority": before}, {"priority": after}, by=by)
+
+
+def requeue_events(states: Mapping[int, str], run_at: datetime | None, *, by: str) -> list[Event]:
+    """One for each job that waits again; `states`: those that they were in."""
+    after = {"state": "pending"} if run_at is None else {"state": "pending", "run_at": run_at}
+    return [
+        _of_job(job_id, "requeue", {"state": state}, after, by=by)
+        for job_id, state in sorted(states.items())
+    ]
+
+
+class QueueRow(msgspec.Struct, frozen=True):
+    """What is stored of a queue: its pause and its limits."""
+
+    paused_at: datetime | None
+    paused_by: str | None
+    pause_reason: str | None
+    limits: Limits
+
+    def to_json(self) -> dict[str, Any]:
+        pause = {} if self.paused_at is None else {
+            "paused_at": self.paused_at,
+            "paused_by": self.paused_by,
+            "pause_reason": self.pause_reason,
+        }  # fmt: skip
+        limits = {
+            name: value
+            for name, value in msgspec.structs.asdict(self.limits).items()
+            if value is not None
+        }
+        if self.limits.period is not None:
+            limits["period"] = format_duration(self.limits.period)
+        return pause | limits
+
+
+def queue_events(
+    action: str,
+    queue: str,
+    before: QueueRow | None,
+    after: QueueRow | None,
+    *,
+    by: str,
+    reason: str | None = None,
+) -> list[Event]:
+    """What a change of a queue did; nothing if it is as it was."""
+    if before == after:
+        return []
+    return [
+        make_event(
+            by,
+            f"queue.{action}",
+            f"queue:{queue}",
+            before=before and msgspec.to_builtins(before.to_json()),
+            after=after and msgspec.to_builtins(after.to_json()),
+            reason=reason or None,
+        )
+    ]
+
+
+def _of_job(
+    job_id: int, verb: str, before: Any, after: Any, *, by: str, reason: str | None = None
+) -> Event:
+    return make_event(
+        by,
+        f"job.{verb}",
+        f"job:{job_id}",
+        before=msgspec.to_builtins(before),
+        after=msgspec.to_builtins(after),
+        reason=reason,
+    )
