@@ -179,7 +179,10 @@ def test_wrong_command_line(command: str, tmp_path: Path) -> None:
         (("--lease", "999999d"), "at most 100 years: write '36525d' or less"),
         (("--lease", "5 s"), "is not a duration"),
         (("--lease", "-5s"), "is not a duration"),
-        (("--lease", "5s"), "heartbeat must be at most half of the lease"),
+        (
+            ("--lease", "5s", "--heartbeat", "3s"),
+            "heartbeat (3s) must be at most half of the lease",
+        ),
         (("--queues", ","), "at least one queue"),
     ],
 )

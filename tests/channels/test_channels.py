@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 
 import pytest
@@ -145,3 +147,16 @@ async def test_a_failure_leaves_the_channel_usable(receiver: Receiver) -> None:
 
         assert not failure.value.transient
     await channel.close()
+
+
+@pytest.mark.parametrize("channel", ["webhook", "rabbitmq", "email", "apprise"])
+def test_without_its_library_a_channel_names_its_extra(channel: str) -> None:
+    library = {"webhook": "httpx2", "rabbitmq": "aio_pika", "email": "aiosmtplib"}
+    program = (
+        f"import sys; sys.modules['{library.get(channel, channel)}'] = None\n"
+        f"try: import duetime.channels.{channel}\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert f"pip install 'duetime[{channel}]'" in done.stdout

@@ -101,7 +101,7 @@ async def test_templates_are_filled_off_the_loop(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("jinja2")
-    from duetime.channels.sandbox import Program
+    from duetime.reminders.templates.sandbox import Program
 
     threads: set[int] = set()
     run = Program.run

@@ -107,7 +107,7 @@ class Sending:
     def template(self, name: str, *, body: str, title: str | None = None) -> None:
         """Add a text that rules use by its name: `{"rule": "-1h", "template": "soon"}`.
 
-        Raises `InvalidInput` with the line if it is not a template. Needs Jinja2.
+        Raises `InvalidInput` with the line if it is not a template.
         """
         self._app._sender.messages.add(name, body=body, title=title)
 

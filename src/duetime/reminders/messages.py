@@ -10,12 +10,13 @@ import msgspec
 
 from duetime.api.registration import Registrations
 from duetime.channels.channel import Message
-from duetime.channels.moments import local, until_in_words
-from duetime.channels.template import Template, TemplateError
 from duetime.domain.jobs.job import check_name
 from duetime.domain.reminders.digest import Digest
 from duetime.domain.reminders.reminder import Reminder
 from duetime.errors import InvalidInput
+from duetime.reminders.templates.limits import TemplateError
+from duetime.reminders.templates.moments import local, until_in_words
+from duetime.reminders.templates.template import Template
 
 _SOON = timedelta(days=6)
 _LONGEST_FILE = 64 * 1024

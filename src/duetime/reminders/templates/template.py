@@ -11,21 +11,10 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from duetime.errors import InvalidInput
+from duetime.reminders.templates.limits import LONGEST_SOURCE, TemplateError
 
 if TYPE_CHECKING:
-    from duetime.channels.sandbox import Program
-
-LONGEST_SOURCE = 16 * 1024
-LONGEST_TEXT = 64 * 1024
-
-
-class TemplateError(InvalidInput):
-    """A template cannot be read, or cannot be filled with what was given; `line` if it is known."""
-
-    def __init__(self, message: str, *, line: int | None = None) -> None:
-        super().__init__(message if line is None else f"Line {line} of the template: {message}")
-        self.line = line
+    from duetime.reminders.templates.sandbox import Program
 
 
 class Template:
@@ -56,8 +45,7 @@ class Template:
 
 @lru_cache(maxsize=512)
 def _compile(source: str) -> Program:
-    try:
-        from duetime.channels.sandbox import compile_source
-    except ImportError as error:
-        raise TemplateError("Templates need Jinja2: pip install 'duetime[web]'.") from error
+    # Jinja2 is imported with the first template: most apps have none.
+    from duetime.reminders.templates.sandbox import compile_source
+
     return compile_source(source)

@@ -20,7 +20,8 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from duetime.channels.filters import (
+from duetime.errors import InvalidInput
+from duetime.reminders.templates.filters import (
     FILTERS,
     TESTS,
     Rendering,
@@ -32,8 +33,7 @@ from duetime.channels.filters import (
     spend,
     write,
 )
-from duetime.channels.template import LONGEST_TEXT, TemplateError
-from duetime.errors import InvalidInput
+from duetime.reminders.templates.limits import LONGEST_TEXT, TemplateError
 
 LARGEST_NUMBER = 10**18
 DEEPEST_LOOP = 3

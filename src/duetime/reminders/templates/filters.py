@@ -13,8 +13,8 @@ from urllib.parse import quote
 import jinja2
 from jinja2 import filters, tests
 
-from duetime.channels.moments import DEFAULT_PATTERN, in_words, local, until_in_words
-from duetime.channels.template import LONGEST_TEXT, TemplateError
+from duetime.reminders.templates.limits import LONGEST_TEXT, TemplateError
+from duetime.reminders.templates.moments import DEFAULT_PATTERN, in_words, local, until_in_words
 
 MOST_STEPS = 10_000
 LONGEST_RANGE = 1_000
