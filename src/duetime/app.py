@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from duetime.api.tables import Tracking
     from duetime.api.worker_thread import WorkerThread
     from duetime.domain.schedules.timetable import Spec
-    from duetime.engine.options import WorkerOptions
+    from duetime.engine.followers import MakeFollower
     from duetime.engine.worker import Worker
     from duetime.reminders.sender import Sender
     from duetime.storage.reminders.tracking import TrackedInfo
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TaskT = TypeVar("TaskT", bound=Task[..., Any])
+
+_FOLLOWERS_OPTIONS = ("schedule_fallback", "service", "release")
+"""What else a worker may be given: options of the features that follow its jobs."""
 
 
 class Duetime:
@@ -296,33 +299,47 @@ class Duetime:
 
     def make_worker(self, store: Store, **options: Any) -> Worker:
         """Return a worker with the app's settings, changed by `options`."""
+        from duetime.engine.options import WorkerOptions
         from duetime.engine.worker import Worker
 
+        settings = self._worker_settings(options)
+        fields = [field for field in WorkerOptions.__struct_fields__ if field != "name"]
         return Worker(
             store,
             self.known_tasks,
-            self._worker_options(options),
+            WorkerOptions(
+                **{field: getattr(settings, field) for field in fields}, name=options.get("name")
+            ),
             self.events,
-            self.schedules.declared,
+            self._followers(settings),
         )
 
-    def _worker_options(self, options: Mapping[str, Any]) -> WorkerOptions:
+    def _worker_settings(self, options: Mapping[str, Any]) -> Settings:
+        """The app's settings, as a worker's options change them."""
         from duetime.engine.options import WorkerOptions
 
-        known = WorkerOptions.__struct_fields__
+        known = (*WorkerOptions.__struct_fields__, *_FOLLOWERS_OPTIONS)
         if unknown := sorted(set(options) - set(known)):
             raise InvalidInput(
                 f"A worker has no option {unknown[0]!r}. It has: {', '.join(known)}."
             )
-        name = options.get("name")
-        if name is not None:
-            check_name(name, what="worker's name")
+        if options.get("name") is not None:
+            check_name(options["name"], what="worker's name")
         changes = {option: value for option, value in options.items() if option != "name"}
         settings = change_settings(self.settings, changes)
         for queue in settings.queues:
             check_queue(queue)
-        values = {field: getattr(settings, field) for field in known if field != "name"}
-        return WorkerOptions(**values, name=name)
+        return settings
+
+    def _followers(self, settings: Settings) -> list[MakeFollower]:
+        """The features that follow the jobs of a worker."""
+        from duetime.reminders.follower import ReminderFollower
+        from duetime.schedules.planner import Planner
+
+        return [
+            lambda worker: Planner(worker, self.schedules.declared, settings),
+            lambda worker: ReminderFollower(worker, settings),
+        ]
 
     @asynccontextmanager
     async def worker(self, **options: Any) -> AsyncIterator[Worker]:
@@ -346,7 +363,7 @@ class Duetime:
         from duetime.engine.services import OUTAGE_SECONDS
         from duetime.telemetry.outage import Outage
 
-        self._worker_options(options)
+        self._worker_settings(options)
         outage = Outage(options.get("name"))
         while True:
             try:

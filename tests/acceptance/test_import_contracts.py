@@ -18,6 +18,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 
 WRONG_IMPORTS = {
     "layers": ("storage/store.py", "import duetime.engine.worker"),
+    "features": ("engine/loop.py", "import duetime.storage.schedules.rows"),
     "cycles": ("domain/jobs/retry.py", "import duetime.domain.jobs.task"),
     "domain": ("domain/duration.py", "import asyncio"),
     "domain-columns": ("domain/jobs/job.py", "import duetime.domain.schedules.cron"),

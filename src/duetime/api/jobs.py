@@ -26,9 +26,9 @@ from duetime.domain.jobs.job import (
     check_sought,
     check_text,
 )
+from duetime.domain.jobs.keys import read_run_key
 from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
 from duetime.domain.reminders.reminder import REMIND_TASK
-from duetime.domain.schedules.schedule import read_run_key
 from duetime.errors import (
     IllegalTransition,
     InvalidInput,

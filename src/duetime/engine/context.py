@@ -11,8 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
-from duetime.domain.reminders.keys import make_job_key
-from duetime.domain.schedules.schedule import read_run_key
+from duetime.domain.jobs.keys import make_job_key, read_run_key
 from duetime.engine.executor import write_json
 from duetime.errors import ClaimLost, DuetimeError, InvalidInput, JobCancelled
 from duetime.storage import transaction
@@ -44,8 +43,8 @@ class Context:
         """The job was completed in a transaction of the handler's (which may yet roll back)."""
         self.committed = False
         """The job was completed and that is committed."""
-        self.also: Callable[[Dialect, Any], Statements] | None = None
-        """What is written in the transaction that completes the job, given its result."""
+        self.finish_with: Callable[[Dialect, Any], Statements] | None = None
+        """For features: what else is written in the transaction that completes the job."""
 
     @property
     def id(self) -> int:
@@ -168,8 +167,8 @@ class Context:
         self.completed = True
 
     def _completion(self, ended: FinishedJob, result: Any) -> Statements:
-        if self.also is not None:
-            yield from self.also(self._store.dialect, result)
+        if self.finish_with is not None:
+            yield from self.finish_with(self._store.dialect, result)
         return (yield from self._store.finish_in(ended))
 
     def _ended(self, result: Any) -> FinishedJob:

@@ -1,4 +1,4 @@
-"""Keeps a worker's lease, on a thread and a connection of its own.
+"""A worker's lease, renewed on a thread and a connection of its own.
 
 A busy event loop or a slow query cannot stop it; a lease that cannot be renewed fences the
 worker before anyone else may take its jobs. A loop that is blocked for too long is not renewed for.
@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from duetime.engine.loop_watch import LoopWatch
 from duetime.engine.services import OUTAGE_SECONDS
+from duetime.engine.stacks import stack_of_thread
 from duetime.errors import DatabaseCorrupted, StorageError
 from duetime.storage.store import Beat, Heart
 from duetime.telemetry.events import log_event
@@ -23,6 +23,32 @@ log = logging.getLogger("duetime.heartbeat")
 
 _JOIN_SECONDS = 2.0
 """How long a stop waits for a beat that is under way."""
+_REPORT_SECONDS = 2.0
+"""An event loop that is blocked for so long is reported; then again after twice the time each."""
+
+
+class Lease:
+    """The lease as the worker's event loop sees it. Once lost, it stays lost until the worker
+    joins again: `lost(reason)` is called, and `fenced` says why."""
+
+    heartbeat: Heartbeat
+
+    def __init__(self, lost: Callable[[str], None]) -> None:
+        self._lost = lost
+        self.worker_id = 0
+        self.fenced: str | None = None
+
+    def holds(self) -> bool:
+        """Whether jobs may start under it. If it has run out, the worker is fenced."""
+        if self.fenced is None and self.heartbeat.seconds_left <= 0:
+            self.fence("the lease ran out")
+        return self.fenced is None
+
+    def fence(self, reason: str) -> None:
+        """Others may take our jobs now."""
+        if self.fenced is None:
+            self.fenced = reason
+            self._lost(reason)
 
 
 class Heartbeat:
@@ -130,3 +156,54 @@ class Heartbeat:
     def _end(self, reason: str) -> None:
         self._heart.close()
         self._lost(reason)
+
+
+class LoopWatch:
+    """Made, and `pulse`d, on the event loop; `check`ed every `tick` seconds on another thread.
+
+    `blocked(seconds, stack, given_up)` is called for a loop that does not turn, and
+    `freed(seconds)` once it turns again.
+    """
+
+    def __init__(
+        self,
+        *,
+        limit: float,
+        pulse_every: float,
+        blocked: Callable[[float, str, bool], None],
+        freed: Callable[[float], None],
+    ) -> None:
+        self.limit = limit
+        self.tick = max(2.5 * pulse_every, min(1.0, limit / 4))
+        self._blocked = blocked
+        self._freed = freed
+        self._loop_thread = threading.get_ident()
+        self._pulses = self._seen = 0
+        self._checked = time.monotonic()
+        self._seconds = 0.0
+        self._report_at = self._first_report
+
+    @property
+    def _first_report(self) -> float:
+        return min(_REPORT_SECONDS, self.limit)
+
+    def pulse(self) -> None:
+        self._pulses += 1
+
+    def check(self) -> bool:
+        """Return whether the loop has been blocked for longer than the limit."""
+        now = time.monotonic()
+        # A machine that was suspended stopped this thread, too: that time does not count.
+        elapsed, self._checked = min(now - self._checked, 2 * self.tick), now
+        if self._pulses != self._seen:
+            self._seen = self._pulses
+            if self._report_at > self._first_report:
+                self._freed(self._seconds)
+            self._seconds, self._report_at = 0.0, self._first_report
+            return False
+        before, self._seconds = self._seconds, self._seconds + elapsed
+        given_up = self._seconds >= self.limit
+        if self._seconds >= self._report_at or (given_up and before < self.limit):
+            self._report_at = 2 * max(self._seconds, self._first_report)
+            self._blocked(self._seconds, stack_of_thread(self._loop_thread), given_up)
+        return given_up

@@ -22,7 +22,4 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     rescue_every: timedelta
     prune_every: timedelta
     retention: Mapping[str, timedelta]
-    schedule_fallback: bool
-    service: str
-    release: str
     name: str | None = None

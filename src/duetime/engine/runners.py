@@ -214,11 +214,6 @@ class Runners:
             self._may_watch = now + _WATCH_EVERY_SECONDS
         self._line_up(early)
 
-    def has(self, job: ClaimedJob) -> bool:
-        """Whether the job runs here, or waits for a runner or its time."""
-        waiting = any(held is job for held, _, _ in (*self._waiting, *self._early))
-        return waiting or any(running.job is job for running in self.running)
-
     def take_back(self, older_than: float = -math.inf) -> list[ClaimedJob]:
         """Remove and return what waits for a runner; if asked, only longer than `older_than` s."""
         limit = time.monotonic() - older_than

@@ -1,4 +1,5 @@
-"""The one start/stop loop of everything that runs every so often."""
+"""What a worker does every so often: the one loop that all services run in, and two that every
+worker has: the rescuer and the pruner of jobs. There is no leader."""
 
 from __future__ import annotations
 
@@ -6,17 +7,99 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from random import uniform
+from typing import NamedTuple
 
+from duetime.domain.jobs.job import AttemptOutcome
+from duetime.engine.options import WorkerOptions
 from duetime.errors import DatabaseCorrupted, TransactionConflict, TransientError
-from duetime.telemetry.events import log_event
+from duetime.storage.audit import prune_audit
+from duetime.storage.store import Store
+from duetime.telemetry.events import Events, log_event
 from duetime.telemetry.outage import Outage
 
-log = logging.getLogger("duetime.engine")
+log = logging.getLogger("duetime.worker")
 
 BACKOFF = (1.0, 2.0, 4.0, 8.0)
 OUTAGE_SECONDS = 1.0
 """How long to wait before asking again a database that is away, however long it has been away."""
+PRUNE_BATCH = 1000
+AGAIN_SECONDS = 0.1
+"""When the pruner continues after a full batch."""
+GO_ON_SECONDS = 1.0
+"""When it continues if there are more old rows to look at: it may have to keep all of them."""
+_FIRST_SECONDS = 10.0
+"""Within so long the pruner begins."""
 _CANCEL_AGAIN_SECONDS = 2.0
+
+Prune = Callable[[], Awaitable[float | None]]
+"""Removes a batch of old rows. Returns after how many seconds to continue; None: all is done."""
+
+
+class Service(NamedTuple):
+    """Something that a worker does again and again."""
+
+    name: str
+    work: Callable[[], Awaitable[float]]
+    """Returns the seconds until the next time."""
+    wait: float = 0.0
+    """The seconds until the first time."""
+
+
+def make_rescuer(
+    store: Store, options: WorkerOptions, events: Events, worker_id: Callable[[], int]
+) -> Service:
+    """Return what dead workers held, soon after their lease has run out.
+
+    A fenced worker does not rescue itself: it gives back what it has not started.
+    """
+
+    async def rescue() -> float:
+        for rescued in await store.rescue(sparing=worker_id()):
+            events.job_rescued(rescued)
+        # Not all workers at the same moment.
+        return options.rescue_every.total_seconds() * uniform(0.75, 1.25)
+
+    return Service("rescuer", rescue)
+
+
+def make_pruner(store: Store, options: WorkerOptions, others: Sequence[Prune]) -> Service:
+    """Remove old jobs with their history and old audit events, and end jobs that were parked for
+    too long; then have the `others` remove what is theirs. In small batches, so that no statement
+    takes long."""
+    audit, parked = options.retention.get("audit"), options.retention.get("parked")
+    retention = {how: options.retention[how] for how in AttemptOutcome if how in options.retention}
+    after = 0
+    """The id of the job to continue after."""
+
+    async def prune_jobs() -> float | None:
+        nonlocal after
+        pruned = 0
+        if retention:
+            pruned, after = await store.prune(retention, after=after, batch=PRUNE_BATCH)
+        if parked is not None and (ended := await store.end_parked(parked, batch=PRUNE_BATCH)):
+            log_event(
+                log,
+                logging.ERROR,
+                "parked_jobs_died",
+                "%(count)s parked jobs, which no worker could run, are dead now: %(jobs)s",
+                count=len(ended),
+                jobs=ended[:10],
+            )
+        if audit is not None:
+            pruned = max(pruned, await store.transact(prune_audit(store.dialect, audit)))
+        if pruned >= PRUNE_BATCH:
+            return AGAIN_SECONDS
+        return GO_ON_SECONDS if after else None
+
+    async def prune() -> float:
+        pause = options.prune_every.total_seconds() * uniform(0.75, 1.25)
+        wishes = [await one() for one in (prune_jobs, *others)]
+        return min([pause, *(wish for wish in wishes if wish is not None)])
+
+    # Not while the worker starts: its jobs come first.
+    wait = uniform(0.0, min(options.prune_every.total_seconds(), _FIRST_SECONDS))
+    return Service("pruner", prune, wait)
 
 
 def backoff(failures: int) -> float:
@@ -24,20 +107,13 @@ def backoff(failures: int) -> float:
     return BACKOFF[min(failures, len(BACKOFF)) - 1] if failures else 0.0
 
 
-async def repeat(
-    name: str,
-    work: Callable[[], Awaitable[float]],
-    *,
-    stopping: asyncio.Event,
-    outage: Outage,
-    wait: float = 0.0,
-) -> None:
-    """Wait, and do `work`, again and again; it returns the seconds to wait. No error ends the
-    loop but a damaged database.
+async def repeat(service: Service, *, stopping: asyncio.Event, outage: Outage) -> None:
+    """Do what a service does, again and again. No error ends the loop but a damaged database.
 
     `stopping` does, between two rounds: a round that is cancelled in the middle of a database call
     costs its connection.
     """
+    name, work, wait = service
     failures = 0
     while not await _stopped(stopping, wait):
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from duetime.domain.duration import Duration, parse_positive_duration
 from duetime.domain.jobs.job import check_name, check_sought
+from duetime.domain.jobs.keys import DIGEST_PREFIX
 from duetime.domain.reminders.delivery import (
     HANDLER,
     Delivery,
@@ -16,7 +17,6 @@ from duetime.domain.reminders.delivery import (
     clean_external_id,
     read_receipt,
 )
-from duetime.domain.reminders.keys import DIGEST_PREFIX
 from duetime.domain.reminders.reminder import Reminder
 from duetime.errors import DeliveryNotFound, InvalidInput
 from duetime.storage.reminders.deliveries import DeliveryStatements

@@ -50,7 +50,7 @@ async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context
             await _note(app, attempt, begun)
         raise
     finally:
-        ctx.also = None
+        ctx.finish_with = None
     if isinstance(outcome, Sent):
         await _record(app, sender, attempt, begun, ctx)
     elif ctx.committed:
@@ -70,7 +70,7 @@ async def _send(
     if sender.digest_handler is None:
         return await attempt.send(routes, sender.channels)
     # What the handler commits together with the job's completion was sent.
-    ctx.also = lambda dialect, result: _write(
+    ctx.finish_with = lambda dialect, result: _write(
         dialect, sender, attempt.sent_by_handler(result), digest, ctx
     )
     return await attempt.call(sender.digest_handler, digest)

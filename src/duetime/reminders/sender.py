@@ -10,8 +10,8 @@ import msgspec
 from duetime.api.tasks import Task
 from duetime.channels.channel import Message, Sent
 from duetime.domain.jobs.job import NewJob
+from duetime.domain.jobs.keys import DIGEST_PREFIX
 from duetime.domain.jobs.outcome import Outcome, Skip, Snooze
-from duetime.domain.reminders.keys import DIGEST_PREFIX
 from duetime.domain.reminders.recipient import Route
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus
 from duetime.engine.context import Context
@@ -72,7 +72,7 @@ class Sender:
                 return withdrawn
             raise
         finally:
-            ctx.also = None
+            ctx.finish_with = None
         if isinstance(outcome, Sent):
             await self._recorder.record(self._record(attempt, current, ctx))
         elif ctx.committed:
@@ -128,7 +128,7 @@ class Sender:
         if self.handler is None:
             return await attempt.send(routes, self.channels)
         # What the handler commits together with the job's completion was sent.
-        ctx.also = lambda dialect, result: self._recorder.record_in(
+        ctx.finish_with = lambda dialect, result: self._recorder.record_in(
             dialect, self._record(attempt.sent_by_handler(result), reminder, ctx)
         )
         return await attempt.call(self.handler, reminder)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from duetime.domain.jobs.job import NewJob
-from duetime.domain.schedules.schedule import run_key
+from duetime.domain.jobs.keys import run_key
 from duetime.storage.schedules.rows import NewSchedule
 from duetime.storage.store import Store
 

@@ -9,81 +9,102 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from math import inf
 from typing import Any
 
 import msgspec
 
-from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob
-from duetime.domain.reminders.digest import DIGEST_TASK
-from duetime.domain.reminders.reminder import REMIND_TASK
+from duetime.domain.jobs.job import RUN_KEYS, AttemptOutcome, ClaimedJob, FinishedJob
+from duetime.domain.jobs.keys import read_run_key
 from duetime.domain.schedules.decide_run import Decision
-from duetime.domain.schedules.schedule import TickStatus, read_run_key
-from duetime.errors import DatabaseCorrupted, OlderRelease, StorageError, TransientError
-from duetime.storage.reminders.deliveries import DeliveryStatements
-from duetime.storage.reminders.digest_ends import DigestEnds
-from duetime.storage.reminders.rearm import RearmStatements
+from duetime.domain.schedules.schedule import TickStatus
+from duetime.engine.followers import Follower, Gate, Upkeep, WorkerView
+from duetime.engine.services import AGAIN_SECONDS, GO_ON_SECONDS, PRUNE_BATCH, Service
+from duetime.errors import (
+    DatabaseCorrupted,
+    InvalidArguments,
+    OlderRelease,
+    StorageError,
+    TransientError,
+)
+from duetime.schedules.memory import MemorySchedules
+from duetime.settings import Settings
 from duetime.storage.schedules.changes import ScheduleStatements
 from duetime.storage.schedules.rows import ClaimedRun, Declarer, NewSchedule
 from duetime.storage.schedules.runs import RunStatements
-from duetime.storage.store import Statements, Store
-from duetime.telemetry.events import Events, log_event
+from duetime.storage.store import Statements
+from duetime.telemetry.events import log_event
 
 log = logging.getLogger("duetime.planner")
 
-REPAIR_SECONDS = 1.0
+_REPAIR_SECONDS = 1.0
 _UNSETTLED_EVERY = 5
 """Every so many repairs, look for runs that ended and were not recorded."""
+_FALLBACK_SECONDS = 5.0
+"""How often schedules that fell back to memory look for their table."""
 _MOST_KEPT = 10_000
-_REMINDING = frozenset({REMIND_TASK, DIGEST_TASK})
 
 
-class Planner:
-    """A worker's planner. `run`, `skip` and `wait` are what it tells the worker to do."""
+class Planner(Follower):
+    """Follows the runs of schedules for one worker."""
+
+    name = "planner"
+    key_prefix = RUN_KEYS
+    gates = True
 
     def __init__(
-        self,
-        store: Store,
-        events: Events,
-        *,
-        worker: str,
-        knows: Callable[[str], bool],
-        run: Callable[[Sequence[ClaimedJob], float], None],
-        skip: Callable[[ClaimedJob, AttemptOutcome, str], None],
-        wait: Callable[[Sequence[ClaimedJob]], Awaitable[None]],
-        declarer: Declarer | None = None,
-        optional: bool = False,
+        self, worker: WorkerView, declared: Sequence[NewSchedule], settings: Settings
     ) -> None:
-        self._store = store
-        self._schedules = ScheduleStatements(store.dialect)
-        self._statements = RunStatements(store.dialect)
-        self._events = events
-        self._worker = worker
-        self._knows = knows
-        self._declarer = declarer or Declarer()
-        self._run = run
-        self._skip = skip
-        self._wait = wait
+        self._worker = worker.name
+        self._store = worker.store
+        self._events = worker.events
+        self._tasks = worker.tasks
+        self._declared = declared
+        self._declarer = Declarer(settings.service, settings.release)
+        self._fallback = settings.schedule_fallback
+        """If the schedule tables fail, runs start all the same, and declared schedules tick in
+        memory."""
+        self._fallen_back = False
+        self._retention = settings.retention.get("occurrence")
+        self._pruned_to = 0
+        """The id of the schedule to continue after."""
+        self._schedules = ScheduleStatements(self._store.dialect)
+        self._statements = RunStatements(self._store.dialect)
+        self._memory = MemorySchedules(self._store)
         self._admitted: dict[int, ClaimedRun] = {}
         """By their jobs: they wait for their time, or for a runner."""
         self._begun: list[ClaimedRun] = []
         self._decided: set[int] = set()
         self._ended: list[int] = []
-        self._reminded: list[int] = []
-        self._digested: list[int] = []
-        self._reminders = DeliveryStatements(store.dialect)
-        self._digests = DigestEnds(store.dialect)
-        self._marks = RearmStatements(store.dialect)
-        self._keeping: asyncio.Task[None] | None = None
+        self._ledger = Upkeep("duetime-planner", self._keep_ledger)
         self._repairs = 0
         self._unreadable: set[str] = set()
         """Schedules that were reported as left to others."""
-        self.optional = optional
-        """Runs start even if the schedule tables fail."""
 
-    async def apply(self, declared: Sequence[NewSchedule]) -> None:
+    # Declared schedules
+
+    async def open(self) -> None:
+        """Store what the code declares; what is not to be stored ticks in memory."""
+        stored = [schedule for schedule in self._declared if schedule.stored]
+        memory = [schedule for schedule in self._declared if not schedule.stored]
+        try:
+            await self._apply(stored)
+        except StorageError as error:
+            if not self._fallback or isinstance(error, TransientError):
+                raise
+            if not self._fallen_back:
+                self._events.schedule_fallback_started(self._worker, len(stored), str(error))
+            self._fallen_back = True
+            memory = list(self._declared)
+        else:
+            if self._fallen_back:
+                self._events.schedule_fallback_ended(self._worker, len(stored))
+            self._fallen_back = False
+        self._memory.schedules = memory
+
+    async def _apply(self, declared: Sequence[NewSchedule]) -> None:
         """Store what the code declares, as it is now; an operator's pause stays. What an older
         release declares is not stored."""
         if not declared and not self._declarer.release:
@@ -100,8 +121,27 @@ class Planner:
             if change != "same":
                 self._events.schedule_changed(self._worker, name, change)
 
-    async def admit(self, jobs: Sequence[ClaimedJob], received: float) -> None:
+    # Before a run starts
+
+    async def before_start(self, jobs: Sequence[ClaimedJob], received: float, gate: Gate) -> None:
         """Let claimed runs start, unless their schedule says otherwise."""
+        fitting = [job for job in jobs if self._fits(job, gate)]
+        if fitting:
+            await self._admit(fitting, received, gate)
+
+    def _fits(self, job: ClaimedJob, gate: Gate) -> bool:
+        """Park a run whose arguments do not fit the task as this worker knows it. In a rolling
+        deploy a worker of another release knows it otherwise. Arguments that are so large that
+        they are read at the start are not checked."""
+        try:
+            if job.args is not None:
+                self._tasks[job.task].decode(job.args)
+        except InvalidArguments as error:
+            gate.park(job, f"worker {self._worker} cannot use its arguments: {error}")
+            return False
+        return True
+
+    async def _admit(self, jobs: Sequence[ClaimedJob], received: float, gate: Gate) -> None:
         claimed = {job.id: job for job in jobs}
         for job in jobs:
             job.start_by = inf
@@ -110,7 +150,7 @@ class Planner:
         except TransientError:
             raise
         except StorageError as error:
-            if not self.optional:
+            if not self._fallback:
                 raise
             log_event(
                 log,
@@ -121,8 +161,6 @@ class Planner:
                 error=str(error),
             )
             runs = []
-        # What this worker does not know it does not decide on: it is parked.
-        runs = [run for run in runs if self._knows(claimed[run.job_id].task)]
         unclear = [run for run in runs if not self._may_start(run, claimed[run.job_id])]
         held = {run.job_id for run in unclear}
         for run in runs:
@@ -131,41 +169,26 @@ class Planner:
             if run.job_id not in held and (run.status is TickStatus.ARMED or not run.clear):
                 self._let_start(run, job, received)
         # What the ledger does not know (it was pruned, or the key is a stranger's) runs as any job.
-        self._run([job for job in jobs if job.id not in held], received)
+        self._start([job for job in jobs if job.id not in held], gate)
         wait = max(job.not_before for job in jobs) - time.monotonic()
         if unclear and wait > 0.0:
             # Claimed ahead of its time: what stands in the way may end before that.
             await asyncio.sleep(wait)
-            await self.admit([claimed[run.job_id] for run in unclear], received)
+            await self._admit([claimed[run.job_id] for run in unclear], received, gate)
         elif unclear:
             decisions = await self._transact(
                 self._statements.decide(unclear, self._worker), computes=True
             )
-            await self._follow(decisions, claimed, unclear, received)
+            await self._follow(decisions, claimed, unclear, received, gate)
 
     def _let_start(self, run: ClaimedRun, job: ClaimedJob, received: float) -> None:
         self._admitted[run.job_id] = run
         if run.start_by is not None and job.attempt == 1:
             job.start_by = received + (run.start_by - job.claimed_at).total_seconds()
 
-    def began(self, job: ClaimedJob) -> None:
-        """The job's handler starts."""
-        run = self._admitted.pop(job.id, None)
-        if run is not None:
-            self._begun.append(run)
-            self._keep_soon()
-
-    async def withdraw(self, jobs: Sequence[ClaimedJob]) -> None:
-        """These are given back before they began: to be decided on again."""
-        runs = [self._admitted[job.id] for job in jobs if job.id in self._admitted]
-        if decided := [run for run in runs if run.previous_status is not None]:
-            await self._transact(self._statements.withdraw(decided, self._worker))
-        self.forget(jobs)
-
-    def forget(self, jobs: Iterable[ClaimedJob]) -> None:
-        """These do not begin here, and are not given back either."""
-        for job in jobs:
-            self._admitted.pop(job.id, None)
+    def _start(self, jobs: Sequence[ClaimedJob], gate: Gate) -> None:
+        for lost in gate.start(jobs):
+            self._admitted.pop(lost.id, None)
 
     def _may_start(self, run: ClaimedRun, job: ClaimedJob) -> bool:
         """A run that has begun goes on, whatever its schedule says since."""
@@ -177,6 +200,7 @@ class Planner:
         claimed: dict[int, ClaimedJob],
         runs: Sequence[ClaimedRun],
         received: float,
+        gate: Gate,
     ) -> None:
         run, wait = [], []
         looked = {run.job_id: run for run in runs}
@@ -187,40 +211,95 @@ class Planner:
                 self._let_start(_decided(looked[job_id], decision), job, received)
             elif decision.action == "skip":
                 self._events.tick_skipped(self._worker, job, decision.status, decision.reason or "")
-                self._skip(
+                gate.skip(
                     job, _ENDS.get(decision.status, AttemptOutcome.CANCELLED), decision.reason or ""
                 )
             else:
                 job.run_at = decision.at or job.run_at
                 wait.append(job)
-        self._run(run, received)
+        self._start(run, gate)
         cancel = [job_id for decision in decisions.values() for job_id in decision.cancel]
         if cancel:
             await self._store.cancel_many(
                 cancel, reason="cancelled: the next run of its schedule is due"
             )
         if wait:
-            await self._wait(wait)
+            await gate.put_off(wait)
             waiting = {looked[job.id].schedule_id for job in wait}
             await self._transact(self._statements.nudge(sorted(waiting)))
         self._decided |= {run.schedule_id for run in runs}
-        self._keep_soon()
+        self._ledger.soon()
 
-    def ended(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Jobs have ended for good; runs go into the ledger, reminders are told."""
-        self.forget(jobs)
-        runs = [job.id for job in jobs if read_run_key(job.key) is not None]
-        reminded = [job for job in jobs if job.task in _REMINDING]
-        if runs or reminded:
-            self._ended += runs
-            self._reminded += [job.id for job in reminded if job.task == REMIND_TASK]
-            self._digested += [job.id for job in reminded if job.task == DIGEST_TASK]
-            self._keep_soon()
+    async def given_back(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Runs that were decided on, and do not start here, are to be decided on again."""
+        runs = [self._admitted[job.id] for job in jobs if job.id in self._admitted]
+        if decided := [run for run in runs if run.previous_status is not None]:
+            await self._transact(self._statements.withdraw(decided, self._worker))
+        for job in jobs:
+            self._admitted.pop(job.id, None)
+
+    # The ledger
+
+    def started(self, job: ClaimedJob) -> None:
+        run = self._admitted.pop(job.id, None)
+        if run is not None:
+            self._begun.append(run)
+            self._ledger.soon()
+
+    def ended(self, ended: Sequence[FinishedJob]) -> None:
+        for end in ended:
+            self._admitted.pop(end.job.id, None)
+            if read_run_key(end.job.key) is not None:
+                self._ended.append(end.job.id)
+        self._ledger.soon()
+
+    async def flush(self) -> None:
+        """Wait until the ledger is up to date with what happened here."""
+        await self._ledger.done()
+
+    async def _keep_ledger(self) -> None:
+        begun, self._begun = self._begun, []
+        decided, self._decided = self._decided, set()
+        ended, self._ended = self._ended, []
+        try:
+            if begun or decided:
+                await self._transact(
+                    self._statements.advance(begun, self._worker, decided=decided), computes=True
+                )
+                begun = []
+            if ended:
+                await self._settle(ended)
+        except StorageError as error:
+            # Repaired within seconds, by this worker or another; that they have begun only this one
+            # knows.
+            self._begun = [*begun, *self._begun][:_MOST_KEPT]
+            self._ended = [*ended, *self._ended][:_MOST_KEPT]
+            if not isinstance(error, DatabaseCorrupted):
+                log_event(
+                    log,
+                    logging.WARNING,
+                    "ledger_delayed",
+                    "What follows a run could not be written at once: %(error)s",
+                    worker=self._worker,
+                    error=str(error),
+                )
+
+    # Repair
 
     async def repair(self) -> float:
-        """Plan on where nobody has; record what nobody did. Returns the seconds until the next."""
+        """Plan on where nobody has, and record what nobody did."""
+        if not self._fallen_back:
+            try:
+                return await self._repair()
+            except StorageError as error:
+                if not self._fallback or isinstance(error, TransientError):
+                    raise
+        await self.open()
+        return _FALLBACK_SECONDS
+
+    async def _repair(self) -> float:
         if self._begun or self._ended:
-            self._keep_soon()
+            self._ledger.soon()
         if await self._transact(self._statements.due(), reads=True):
             planned = await self._transact(self._statements.repair(), computes=True)
             if planned:
@@ -238,87 +317,24 @@ class Planner:
             jobs = await self._transact(self._statements.unsettled(), reads=True)
             if jobs:
                 await self._settle(jobs)
-            jobs = await self._store.transact(self._reminders.unsettled(), reads=True)
-            if jobs:
-                await self._store.transact(self._reminders.settle(jobs))
-            await self._end_digests(None)
-            await self._repair_marks()
         self._repairs += 1
-        return REPAIR_SECONDS
-
-    async def _end_digests(self, jobs: Sequence[int] | None) -> None:
-        """What is in a digest that failed ends with it. `jobs`: only the digests of these."""
-        for digest in await self._store.transact(self._digests.failed(jobs), reads=True):
-            while await self._store.transact(self._digests.fail(digest)):
-                pass
-
-    async def _repair_marks(self) -> None:
-        """Subjects that are to be armed again must not wait for a job that is gone."""
-        if await self._store.transact(self._marks.overdue(), reads=True) and (
-            await self._store.transact(self._marks.repair())
-        ):
-            log_event(
-                log,
-                logging.INFO,
-                "rearm_repaired",
-                "Worker %(worker)s enqueued a lost job that arms reminders again.",
-                worker=self._worker,
-            )
+        return _REPAIR_SECONDS
 
     async def next_repair(self) -> datetime | None:
-        """When `repair` has something to do, if nothing is claimed before."""
         at: datetime | None = await self._transact(self._statements.next_due(), reads=True)
         return at
 
-    async def kept(self) -> None:
-        """Wait until the ledger is up to date with what happened here."""
-        while self._keeping is not None:
-            await asyncio.wait([self._keeping])
+    async def prune(self) -> float | None:
+        if self._retention is None:
+            return None
+        look = self._statements.prune(self._retention, self._pruned_to, batch=PRUNE_BATCH)
+        pruned, self._pruned_to = await self._store.transact(look)
+        if pruned >= PRUNE_BATCH:
+            return AGAIN_SECONDS
+        return GO_ON_SECONDS if self._pruned_to else None
 
-    def _keep_soon(self) -> None:
-        if self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep(), name="duetime-planner")
-
-    async def _keep(self) -> None:
-        """One batch at a time: what comes meanwhile is the next."""
-        begun: list[ClaimedRun] = []
-        ended: list[int] = []
-        try:
-            while self._begun or self._decided or self._ended or self._reminded or self._digested:
-                begun, self._begun = self._begun, []
-                decided, self._decided = self._decided, set()
-                ended, self._ended = self._ended, []
-                if begun or decided:
-                    await self._transact(
-                        self._statements.advance(begun, self._worker, decided=decided),
-                        computes=True,
-                    )
-                    begun = []
-                if ended:
-                    await self._settle(ended)
-                    ended = []
-                if self._reminded:
-                    reminded, self._reminded = self._reminded, []
-                    await self._store.transact(self._reminders.settle(reminded))
-                if self._digested:
-                    digested, self._digested = self._digested, []
-                    await self._end_digests(digested)
-        except StorageError as error:
-            # Repaired within seconds, by this worker or another; that they have begun only this one
-            # knows.
-            self._begun = [*begun, *self._begun][:_MOST_KEPT]
-            self._ended = [*ended, *self._ended][:_MOST_KEPT]
-            if not isinstance(error, DatabaseCorrupted):
-                log_event(
-                    log,
-                    logging.WARNING,
-                    "ledger_delayed",
-                    "What follows a run could not be written at once: %(error)s",
-                    worker=self._worker,
-                    error=str(error),
-                )
-        finally:
-            self._keeping = None
+    def services(self) -> Sequence[Service]:
+        return [Service("schedules in memory", self._memory.arm)]
 
     async def _transact(
         self, statements: Statements, *, reads: bool = False, computes: bool = False

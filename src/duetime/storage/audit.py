@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -39,6 +40,12 @@ def find_events(
         )
         for row in rows
     ]  # fmt: skip
+
+
+def prune_audit(dialect: Dialect, age: timedelta) -> Statements:
+    """Remove some of the events that are older than `age`; return how many."""
+    given = {"age": age // timedelta(microseconds=1)}
+    return len((yield from dialect.run("audit_prune", given)))
 
 
 def _from_json(text: str | None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -12,13 +13,10 @@ import msgspec
 
 from duetime.app import Duetime
 from duetime.domain.jobs.job import LAST_PRIORITY, AttemptOutcome, ClaimedJob, FinishedJob
-from duetime.domain.schedules.schedule import read_run_key
 from duetime.engine.executor import TimedOut, end_as_completed
+from duetime.engine.followers import Follower, Followers, WorkerView
 from duetime.engine.runners import Runners, Running
 from duetime.engine.worker import task_defaults
-from duetime.schedules.memory import MemorySchedules
-from duetime.schedules.planner import REPAIR_SECONDS, Planner
-from duetime.storage.schedules.rows import Declarer
 from duetime.storage.store import Lane, Store
 from duetime.telemetry.job_labels import current_job
 
@@ -27,6 +25,8 @@ _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _LEASE = timedelta(days=36525)
 """However far the clock is moved, the jobs are held."""
 _THREADS = 64
+_SECOND = 1.0
+"""A follower that asks for its next repair within a second has not finished."""
 _FAILED = (AttemptOutcome.RETRIED, AttemptOutcome.DEAD)
 
 
@@ -57,22 +57,11 @@ class SoloWorker:
         self._store = store
         self._overran: dict[int, FinishedJob] = {}
         self._claiming = asyncio.Lock()
-        self._ticker = MemorySchedules(store)
-        self._admitted: list[ClaimedJob] = []
-        self._skipped: list[FinishedJob] = []
         self._log_started = app.events.job_started(_NAME)
-        self._planner = Planner(
-            store,
-            app.events,
-            worker=_NAME,
-            knows=app.known_tasks.__contains__,
-            run=lambda jobs, _: self._admitted.extend(jobs),
-            skip=lambda job, outcome, reason: self._skipped.append(
-                FinishedJob(job, outcome, 0, 0, error=reason)
-            ),
-            wait=store.release,
-            declarer=Declarer(app.settings.service, app.settings.release),
-        )
+        view = WorkerView(_NAME, store, app.events, app.known_tasks)
+        self._followers = Followers([make(view) for make in app._followers(app.settings)])
+        self._rests: dict[Follower, float] = {}
+        """For how many seconds each has nothing to repair."""
 
     async def open(self) -> None:
         tasks = self._app.known_tasks
@@ -83,9 +72,8 @@ class SoloWorker:
             concurrency=1,
             lease=_LEASE,
         )
-        declared = self._app.schedules.declared
-        await self._planner.apply([schedule for schedule in declared if schedule.stored])
-        self._ticker.schedules = [schedule for schedule in declared if not schedule.stored]
+        for follower in self._followers:
+            await follower.open()
         self._runners = Runners(
             tasks,
             store=self._store,
@@ -99,7 +87,7 @@ class SoloWorker:
 
     async def close(self) -> None:
         await self._runners.close()
-        await self._planner.kept()
+        await self._followers.flush()
         await self._store.disown(self._worker_id, [])
         await self._store.remove_worker(self._worker_id)
 
@@ -133,27 +121,31 @@ class SoloWorker:
 
     async def _admit(self, job: ClaimedJob) -> bool:
         """Whether a claimed job may run; a schedule may have decided otherwise."""
-        if read_run_key(job.key) is None:
-            return True
-        self._admitted.clear()
-        await self._planner.admit([job], time.monotonic())
-        for end in self._skipped:
-            await self._store.exchange(self._worker_id, ended=[end], closed=[job.token])
-            self._planner.ended([job])
-        self._skipped.clear()
-        await self._planner.kept()
-        return bool(self._admitted)
+        _, gated = self._followers.split([job])
+        for follower in gated:
+            gate = _Gate(self._store)
+            await follower.before_start([job], time.monotonic(), gate)
+            for end in gate.skipped:
+                await self._store.exchange(self._worker_id, ended=[end], closed=[job.token])
+                self._followers.ended([end])
+            await self._followers.flush()
+            return gate.started
+        return True
 
     async def plan(self) -> None:
-        """What the planner of a worker does every second, until there is no more to do."""
-        while await self._planner.repair() < REPAIR_SECONDS:
-            pass
-        await self._ticker.arm()
+        """What followers do regularly, until there is no more to do; as in a second of a worker."""
+        for follower in self._followers:
+            rest = self._rests.get(follower, 0.0) - _SECOND
+            while rest < _SECOND:
+                rest = await follower.repair()
+            self._rests[follower] = rest
+            for service in follower.services():
+                await service.work()
 
     async def next_plan(self, now: datetime) -> datetime | None:
-        """When, later, the planner has something to do, if no job comes before."""
-        at = await self._planner.next_repair()
-        return None if at is None or at <= now else at
+        """When, later, a follower has something to repair, if no job comes before."""
+        found = [await follower.next_repair() for follower in self._followers]
+        return min((at for at in found if at is not None and at > now), default=None)
 
     async def claim_this(self, job_id: int, now: datetime) -> ClaimedJob | None:
         """Claim one particular job if it may start now; what else is due stays as it is."""
@@ -164,7 +156,7 @@ class SoloWorker:
                 aside.append(job)
                 job, _ = await self.claim(now)
             if aside:
-                await self._planner.withdraw(aside)
+                await self._followers.given_back(aside)
                 await self._store.release(aside)
         return job
 
@@ -190,10 +182,10 @@ class SoloWorker:
             self._worker_id, ended=[end] if end and not end.recorded else [], closed=[job.token]
         )
         outcome = self._tell(end, refused=job.id in answer.refused)
-        if end is None or end.again_after is None:
-            self._planner.ended([job])
+        if end is not None:
+            self._followers.ended([end])
         # That it began is kept, too, also if it will be tried again.
-        await self._planner.kept()
+        await self._followers.flush()
         return Ran(
             job_id=job.id,
             task=job.task,
@@ -207,7 +199,7 @@ class SoloWorker:
 
     def _started(self, job: ClaimedJob) -> None:
         self._log_started(job)
-        self._planner.began(job)
+        self._followers.started(job)
 
     def _tell(self, end: FinishedJob | None, *, refused: bool) -> AttemptOutcome:
         if end is None:
@@ -230,6 +222,29 @@ class SoloWorker:
         reason = f"the test's app does not know the task {job.task}"
         self._app.events.jobs_parked(_NAME, [job], reason)
         await self._store.park([job], reason)
+
+
+class _Gate:
+    """What a follower decided about one claimed job."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.started = False
+        self.skipped: list[FinishedJob] = []
+
+    def start(self, jobs: Sequence[ClaimedJob]) -> Sequence[ClaimedJob]:
+        self.started = self.started or bool(jobs)
+        return []
+
+    def skip(self, job: ClaimedJob, outcome: AttemptOutcome, reason: str) -> None:
+        self.skipped.append(FinishedJob(job, outcome, 0, 0, error=reason))
+
+    async def put_off(self, jobs: Sequence[ClaimedJob]) -> None:
+        await self._store.release(jobs)
+
+    def park(self, job: ClaimedJob, reason: str) -> None:
+        # There is no other worker: it runs, and its arguments fail it.
+        self.started = True
 
 
 def _exception(end: FinishedJob | None, value: Any) -> BaseException | None:

@@ -9,7 +9,7 @@ import pytest
 
 from duetime import Duetime, Reminder, Sent
 from duetime.errors import ReminderNotFound
-from duetime.storage.pruning import PruneStatements
+from duetime.storage.reminders.pruning import PruneStatements
 from tests.conftest import Backend
 from tests.waiting import until
 

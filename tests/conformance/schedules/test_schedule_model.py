@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from duetime import Context, Discard, Duetime, JobState, Retry, Snooze
 from duetime.api.schedules import ScheduleInfo
+from duetime.domain.jobs.keys import read_run_key
 from duetime.domain.schedules.plan import ARMED_AHEAD
-from duetime.domain.schedules.schedule import TickStatus, read_run_key
+from duetime.domain.schedules.schedule import TickStatus
 from duetime.errors import InvalidInput
 from duetime.storage.schedules.rows import TickInfo
 from duetime.testing import World

@@ -20,7 +20,7 @@ from duetime.errors import (
     MissingPackage,
     ScheduleNotFound,
 )
-from duetime.storage import pruning
+from duetime.storage.schedules import runs
 from duetime.storage.schedules.planning import Planning
 from duetime.storage.schedules.rows import NewSchedule
 from duetime.testing import World
@@ -1060,7 +1060,7 @@ async def test_runs_that_ended_long_ago_leave_the_ledger(
     app: Duetime, tasks: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In small parts: some schedules at a time, and again those that have more."""
-    monkeypatch.setattr(pruning, "_SCHEDULES", 2)
+    monkeypatch.setattr(runs, "_SCHEDULES", 2)
     looks: list[tuple[int, int]] = []
     async with app.testing(now=START) as world:
         for name in ("a", "b", "c"):
@@ -1068,7 +1068,7 @@ async def test_runs_that_ended_long_ago_leave_the_ledger(
         await world.advance("10h")
         store, after = await app.store(), 0
         while not looks or looks[-1][0] == 3 or after:
-            look = pruning.PruneStatements(store.dialect).prune_ledger(5 * HOUR, after, batch=3)
+            look = runs.RunStatements(store.dialect).prune(5 * HOUR, after, batch=3)
             looks.append(await store.transact(look))
             after = looks[-1][1]
         left = {name: list(await ledger(app, name)) for name in ("a", "b", "c")}
@@ -1082,7 +1082,7 @@ async def test_what_has_not_ended_stays_in_the_ledger(app: Duetime, tasks: Recor
         await app.schedules.put("s", tasks.stuck, "@hourly", overlap="allow")
         await world.advance("2h5m")
         store = await app.store()
-        look = pruning.PruneStatements(store.dialect).prune_ledger(timedelta(0), 0, batch=100)
+        look = runs.RunStatements(store.dialect).prune(timedelta(0), 0, batch=100)
         pruned = await store.transact(look)
         left = await ledger(app)
 

@@ -26,7 +26,7 @@ pytestmark = [on_two, pytest.mark.usefixtures("lead")]
 @pytest.fixture
 def lead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims come a second ahead: time to do something between claim and start."""
-    monkeypatch.setattr("duetime.engine.loop._LEAD_SECONDS", 1.0)
+    monkeypatch.setattr("duetime.engine.pace.Pace.lead", 1.0)
 
 
 class Notes:

@@ -88,7 +88,7 @@ async def test_what_waits_for_a_runner_when_the_lease_is_lost_is_given_back(
 
     async with app.worker(**SHORT, concurrency=1) as worker:
         [first, *others] = await app.enqueue_many([note.job(number) for number in range(3)])
-        await until_true(lambda: len(worker._holdings) == 3)
+        await until_true(lambda: len(worker.loop.holdings) == 3)
         async with locked(backend):
             await until_true(lambda: count(caplog, "worker_fenced") == 1)
         for handle in others:
@@ -113,7 +113,7 @@ async def test_a_fenced_worker_does_not_start_what_a_late_answer_brings(
 
     @pg_app.task(max_attempts=1)
     async def note() -> None:
-        fenced.append(worker._fenced)
+        fenced.append(worker.lease.fenced)
 
     async with (
         await psycopg.AsyncConnection.connect(url, autocommit=True) as late,
@@ -195,7 +195,7 @@ async def test_the_first_lease_counts_from_before_it_was_asked_for(pg_app: Dueti
         # No beat comes after it.
         connection.execute(refuse.replace("perform pg_sleep(0.5)", "raise 'no'").encode())
     async with pg_app.worker(lease="5s") as worker:
-        ours = worker._heartbeat.seconds_left
+        ours = worker.lease.heartbeat.seconds_left
         theirs = await lease_left(url)
 
     assert 2.0 < ours <= theirs + 0.2
@@ -312,7 +312,7 @@ async def test_a_job_that_expires_while_it_waits_for_a_runner_does_not_start(app
         _, second = await app.enqueue_many(
             [note.job("first", 0.6), note.using(expires="400ms").job("second")]
         )
-        await until_true(lambda: len(worker._holdings) == 2 or ran == ["first", "second"])
+        await until_true(lambda: len(worker.loop.holdings) == 2 or ran == ["first", "second"])
         with pytest.raises(JobFailed):
             await second.result("10s")
 
@@ -345,7 +345,7 @@ async def test_jobs_due_in_more_than_a_second_are_not_slept_over(app: Duetime, m
         return "ran"
 
     async with app.worker(poll="60s") as worker:
-        await until_true(lambda: worker._sleeper.asleep and not worker._look)
+        await until_true(lambda: worker.loop.pace.sleeper.asleep and not worker.loop.pace.look)
         handles = await app.enqueue_many(note.using(delay="1200ms").job() for _ in range(many))
 
         assert await handles[-1].result("10s") == "ran"

@@ -116,7 +116,7 @@ async def test_a_fenced_worker_pauses_between_its_attempts_to_come_back(
         fenced = time.monotonic()
         await until_true(lambda: time.monotonic() > fenced + 2)
         lines = [line for line in caplog.records if line.levelno >= logging.WARNING]
-        attempts = worker._failures
+        attempts = worker.loop.failures
         own_postgres.start()
         await until_true(lambda: bool(said(caplog, "database_reconnected")))
     await app.close()

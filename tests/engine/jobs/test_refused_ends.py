@@ -74,7 +74,7 @@ async def test_a_refusal_that_is_not_about_the_values_costs_no_result(
         query(backend, f"alter table duetime.attempt rename to {moved}")
         end.set()
         # The second time each is tried by itself.
-        await until_true(lambda: worker._failures >= 2)
+        await until_true(lambda: worker.loop.failures >= 2)
         query(backend, f"alter table duetime.moved rename to {before}attempt")
 
         assert await handle.result("10s") == "kept"
@@ -100,7 +100,7 @@ async def test_a_result_outlives_a_read_only_moment(own_postgres: PostgresServer
         await until_true(lambda: query(backend, "show transaction_read_only") == [("on",)])
         end.set()
         # The second time each is tried by itself.
-        await until_true(lambda: worker._failures >= 2)
+        await until_true(lambda: worker.loop.failures >= 2)
         query(backend, "alter system reset default_transaction_read_only")
         query(backend, "select pg_reload_conf()")
 

@@ -163,7 +163,9 @@ async def test_a_worker_that_gave_back_the_last_of_a_claim_is_gone(app: Duetime)
     await app.enqueue_many([quick.job(), slow.job()])
     async with app.worker() as worker:
         await ended.wait()
-        await until_true(lambda: len(worker._holdings) == 1 and not worker._holdings.to_send)
+        await until_true(
+            lambda: len(worker.loop.holdings) == 1 and not worker.loop.holdings.to_send
+        )
         worker.stop(now=True)
 
     assert await app.workers() == []
@@ -252,7 +254,7 @@ async def test_a_worker_that_is_fenced_claims_no_quarantined_job(
     async def late(*args: Any, **options: Any) -> int:
         if not fenced:
             fenced.append("the lease ran out")
-            worker._fence(fenced[0])
+            worker.lease.fence(fenced[0])
         return await unpark(*args, **options)
 
     monkeypatch.setattr(store, "unpark", late)

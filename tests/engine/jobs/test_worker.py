@@ -156,7 +156,7 @@ def test_jobs_are_on_time_in_a_loop_that_counts_in_milliseconds(backend: Backend
 @pytest.fixture
 def lead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims come a second ahead: time to do something between claim and start."""
-    monkeypatch.setattr("duetime.engine.loop._LEAD_SECONDS", 1.0)
+    monkeypatch.setattr("duetime.engine.pace.Pace.lead", 1.0)
 
 
 @pytest.mark.usefixtures("lead")

@@ -14,6 +14,7 @@ import pytest
 
 from duetime import Constant, Context, Duetime, Reminder, Sent
 from tests.conftest import Backend, query
+from tests.counting import Counted
 from tests.waiting import until_true
 
 SHORT: dict[str, Any] = {"lease": "5s", "heartbeat": "1s", "rescue_every": "500ms", "grace": "5s"}
@@ -96,6 +97,21 @@ async def test_sends_that_end_together_are_recorded_in_one_transaction(
     assert transactions == 1
     assert [written(backend, f"s{number}") for number in range(COUNT)] == [[1, 1, 1]] * COUNT
     assert set(choir.keys.values()) == {1}
+
+
+@on_both
+async def test_what_was_sent_is_not_looked_at_again(
+    backend: Backend, app: Duetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is recorded with its job's completion. What ended otherwise is recorded afterwards."""
+    settles = Counted(await app.store(), monkeypatch, "reminder_settle")
+    choir = Choir(app)
+    async with app.worker():
+        await choir.gather(app)
+        choir.go.set()
+        await until_true(lambda: sent(backend) == COUNT)
+
+    assert settles.ran() == 0
 
 
 @on_both

@@ -776,7 +776,7 @@ async def test_a_run_that_ends_just_before_the_next_tick_is_no_overlap(
     make_app: MakeApp, notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one is claimed ahead of its time, when the one before it still runs."""
-    monkeypatch.setattr("duetime.engine.loop._LEAD_SECONDS", 0.5)
+    monkeypatch.setattr("duetime.engine.pace.Pace.lead", 0.5)
     app = make_app(notes, seconds=0.6)
     async with app.worker():
         ticks = await soon(app, 0.8, 1.8)

@@ -10,7 +10,7 @@ import pytest
 
 from duetime import Duetime, JobState
 from duetime.domain.jobs.job import JobFilter, NewJob
-from duetime.engine.services import repeat
+from duetime.engine.services import Service, repeat
 from duetime.errors import DatabaseUnreachable, StorageError, TransactionConflict, TransientError
 from duetime.storage.postgres.connection import translate_errors
 from duetime.storage.postgres.store import PostgresStore
@@ -128,7 +128,7 @@ async def test_a_service_tries_again(caplog: pytest.LogCaptureFixture) -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        await repeat("any", work, stopping=asyncio.Event(), outage=Outage("w"))
+        await repeat(Service("any", work), stopping=asyncio.Event(), outage=Outage("w"))
 
     assert events_of(caplog) == ["transaction_conflict"]
     assert caplog.records[0].levelno == logging.WARNING

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from duetime.domain.jobs.keys import read_run_key, run_key
 from duetime.domain.schedules.decide_run import (
     RETRY_WAIT,
     UNDECIDED_WAIT,
@@ -37,8 +38,6 @@ from duetime.domain.schedules.schedule import (
     TickStatus,
     make_policy,
     paused_reason,
-    read_run_key,
-    run_key,
 )
 from duetime.domain.schedules.timetable import Timetable, timetable
 from duetime.errors import InvalidSchedule

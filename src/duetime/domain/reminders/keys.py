@@ -6,15 +6,12 @@ installation: staging never uses a key of production. They name nobody.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from datetime import datetime
 
+from duetime.domain.jobs.keys import DIGEST_PREFIX, REMINDER_PREFIX, hash_key
 from duetime.domain.reminders.rule import format_time
 
-REMINDER_PREFIX = "dtr_"
-DIGEST_PREFIX = "dtd_"
-JOB_PREFIX = "dtj_"
 _REMINDER = re.compile(r"(dtr_[0-9a-f]{32})(?:_([1-9][0-9]{0,8}))?", re.ASCII)
 _DIGEST = re.compile(r"dtd_[0-9a-f]{16}_([1-9][0-9]{0,17})", re.ASCII)
 
@@ -40,7 +37,7 @@ def make_reminder_key(
     'dtr_f5e71003bad16311c3019e5bfe231336'
     """
     parts = (installation, subject, format_time(due_at), rule_id, format_time(time), recipient)
-    return REMINDER_PREFIX + _digest("|".join(parts))
+    return REMINDER_PREFIX + hash_key("|".join(parts))
 
 
 def key_of_round(first: str, number: int) -> str:
@@ -79,22 +76,3 @@ def read_digest_key(key: str) -> int | None:
     """
     found = _DIGEST.fullmatch(key)
     return None if found is None else int(found[1])
-
-
-def make_job_key(installation: str, task: str, job_id: int, key: str | None) -> str:
-    """Return the key that a job hands to providers.
-
-    It depends on the job's own key, if it has one: jobs of one task with the same key do the same.
-
-    >>> make_job_key("9f1c2d3e4b5a4c6d", "shop.pay", 7, None)
-    'dtj_9f1c2d3e4b5a4c6d_7'
-    """
-    if key is None:
-        return f"{JOB_PREFIX}{installation}_{job_id}"
-    if key.startswith((REMINDER_PREFIX, DIGEST_PREFIX)) and task.startswith("duetime."):
-        return key
-    return JOB_PREFIX + _digest(f"{installation}|{task}|{key}")
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""A schedule's values: its policy, its open runs, the keys of its runs."""
+"""A schedule's values: its policy, its open runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from duetime.domain.duration import parse_duration
-from duetime.domain.jobs.job import RUN_KEYS, check_name
+from duetime.domain.jobs.job import check_name
 from duetime.domain.schedules.timetable import Timetable
 from duetime.errors import InvalidSchedule
 
@@ -205,26 +205,6 @@ def check_order(after: Mapping[str, str | None], names: Iterable[str]) -> None:
 def paused_reason(schedule: Schedule) -> str:
     why = f": {schedule.pause_reason}" if schedule.pause_reason else ""
     return f"paused by {schedule.paused_by or 'unknown'}{why}"
-
-
-def run_key(name: str, tick: datetime) -> str:
-    """The stable key of a run, the same for all workers."""
-    return f"{RUN_KEYS}{name}@{say(tick)}"
-
-
-def read_run_key(key: str | None) -> tuple[str, datetime] | None:
-    """The schedule and the tick of a run's key; None: it is no run.
-
-    >>> read_run_key("tick:nightly@2026-11-16T03:00:00Z")
-    ('nightly', datetime.datetime(2026, 11, 16, 3, 0, tzinfo=datetime.timezone.utc))
-    """
-    if key is None or not key.startswith(RUN_KEYS):
-        return None
-    name, _, tick = key.removeprefix(RUN_KEYS).rpartition("@")
-    try:
-        return name, datetime.fromisoformat(tick)
-    except ValueError:
-        return None
 
 
 def say(moment: datetime) -> str:

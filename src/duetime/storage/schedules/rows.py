@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.jobs.keys import run_key
 from duetime.domain.schedules.plan import PlannedTick
-from duetime.domain.schedules.schedule import Policy, Schedule, TickStatus, check_policy, run_key
+from duetime.domain.schedules.schedule import Policy, Schedule, TickStatus, check_policy
 from duetime.domain.schedules.timetable import Timetable
 from duetime.errors import InvalidInput, MissingPackage
 from duetime.storage.store import Row

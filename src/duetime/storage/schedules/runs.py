@@ -19,6 +19,8 @@ from duetime.storage.store import Row, Statement, Statements
 
 _PATIENCE = {"patience": timedelta(seconds=1) // MICROSECOND}
 """So long after a tick, nobody else will plan on."""
+_SCHEDULES = 1000
+"""Of how many schedules runs are removed at once."""
 _LEFT_FOR = timedelta(seconds=1)
 """How long a run waits for a worker that can read its schedule, before any worker looks again."""
 
@@ -174,6 +176,22 @@ class RunStatements(Planning):
     def nudge(self, schedule_ids: Sequence[int]) -> Statements:
         """Let runs look again that went back to wait for something that has ended."""
         yield from self._dialect.run("schedule_nudge", list(schedule_ids))
+
+    def prune(self, age: timedelta, after: int, *, batch: int) -> Statements:
+        """Remove runs that were due and ended longer ago than `age`, of some schedules.
+
+        Returns (how many, the schedule to go on after): 0 when all were looked at. If a batch is
+        full, there may be more of the same schedules.
+        """
+        rows = yield from self._dialect.run("schedule_page", {"after": after, "most": _SCHEDULES})
+        ids = [row[0] for row in rows]
+        if not ids:
+            return 0, 0
+        given = {"ids": ids, "age": age // MICROSECOND, "most": batch}
+        gone = yield from self._dialect.run("schedule_prune", given)
+        if len(gone) == batch:
+            return batch, after
+        return len(gone), ids[-1] if len(ids) == _SCHEDULES else 0
 
     def _due(self) -> Step:
         return (yield from self._dialect.run("schedule_due", _PATIENCE))

@@ -1,0 +1,120 @@
+"""Jobs that leave a worker without having started: given back, or parked for other workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from duetime.domain.jobs.job import ClaimedJob
+from duetime.engine.followers import Followers, WorkerView
+from duetime.engine.holdings import Holdings
+from duetime.engine.stopping import Stopping
+from duetime.errors import StorageError
+from duetime.telemetry.events import log_event
+
+log = logging.getLogger("duetime.worker")
+
+_MOST_LEFT = 10_000
+
+
+class Returns:
+    """Gives jobs back. Until that has succeeded they count as held, so that their claims stay
+    open: closing a claim would lose them."""
+
+    def __init__(
+        self,
+        worker: WorkerView,
+        holdings: Holdings,
+        followers: Followers,
+        stopping: Stopping,
+        *,
+        failed: Callable[[Exception], bool],
+    ) -> None:
+        self._worker = worker.name
+        self._store = worker.store
+        self._events = worker.events
+        self._holdings = holdings
+        self._followers = followers
+        self._stopping = stopping
+        self._failed = failed
+        self.under_way: set[asyncio.Task[None]] = set()
+        self.waiting: list[ClaimedJob] = []
+        """Jobs that could not be given back yet."""
+        self.left: deque[int] = deque(maxlen=_MOST_LEFT)
+        """Jobs that a follower has parked: left to other workers."""
+
+    async def give_back(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Give jobs back now; if that fails, `retry` does."""
+        if not jobs:
+            return
+        try:
+            async with self._stopping.in_time():
+                await self._release(jobs)
+        except StorageError as error:
+            self.give_back_later(jobs, error)
+
+    def give_back_soon(self, jobs: Sequence[ClaimedJob]) -> None:
+        if jobs:
+            self._do_soon(self.give_back(jobs))
+
+    def give_back_later(self, jobs: Sequence[ClaimedJob], error: Exception) -> None:
+        """They are still held, and given back as soon as that works."""
+        self.waiting += jobs
+        if self._failed(error):
+            return
+        log_event(
+            log,
+            logging.WARNING,
+            "give_back_failed",
+            "Worker %(worker)s could not give back %(jobs)s jobs: %(error)s",
+            worker=self._worker,
+            jobs=len(jobs),
+            error=str(error) or repr(error),
+            exc_info=None if isinstance(error, StorageError) else error,
+        )
+
+    async def retry(self) -> None:
+        """Give back what could not be given back before. Raises if it still cannot."""
+        if waiting := self.waiting[:]:
+            await self._release(waiting)
+            del self.waiting[: len(waiting)]
+
+    def park_unknown(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Set aside jobs whose task this worker does not know."""
+        if jobs:
+            names = ", ".join(sorted({job.task for job in jobs}))
+            self._park_soon(jobs, f"worker {self._worker} does not know the task {names}")
+
+    def leave(self, job: ClaimedJob, reason: str) -> None:
+        """Set a job aside that this worker cannot run, and do not take it up again."""
+        self.left.append(job.id)
+        self._park_soon([job], reason)
+
+    def _park_soon(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
+        self._events.jobs_parked(self._worker, jobs, reason)
+        self._do_soon(self._park(jobs, reason))
+
+    async def _park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
+        try:
+            await self._store.park(jobs, reason)
+        except StorageError as error:
+            self.give_back_later(jobs, error)
+        else:
+            self._let_go(jobs)
+
+    async def _release(self, jobs: Sequence[ClaimedJob]) -> None:
+        await self._followers.given_back(jobs)
+        await self._store.release(jobs)
+        self._let_go(jobs)
+
+    def _let_go(self, jobs: Sequence[ClaimedJob]) -> None:
+        for job in jobs:
+            self._holdings.drop(job)
+
+    def _do_soon(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self.under_way.add(task)
+        task.add_done_callback(self.under_way.discard)

@@ -1,0 +1,106 @@
+"""What a worker does for reminders beside sending them: records those that ended without being
+sent, and repairs what a crash left undone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from duetime.domain.jobs.job import FinishedJob
+from duetime.domain.reminders.digest import DIGEST_TASK
+from duetime.domain.reminders.reminder import REMIND_TASK
+from duetime.engine.followers import Follower, Upkeep, WorkerView
+from duetime.engine.services import AGAIN_SECONDS
+from duetime.errors import DatabaseCorrupted, StorageError
+from duetime.settings import Settings
+from duetime.storage.reminders.deliveries import DeliveryStatements
+from duetime.storage.reminders.digest_ends import DigestEnds
+from duetime.storage.reminders.pruning import PruneStatements
+from duetime.storage.reminders.rearm import RearmStatements
+from duetime.telemetry.events import log_event
+
+log = logging.getLogger("duetime.reminders")
+
+_REPAIR_SECONDS = 5.0
+
+
+class ReminderFollower(Follower):
+    """Follows the jobs of reminders and digests for one worker."""
+
+    name = "reminders"
+    tasks = frozenset({REMIND_TASK, DIGEST_TASK})
+
+    def __init__(self, worker: WorkerView, settings: Settings) -> None:
+        self._worker = worker.name
+        self._store = worker.store
+        dialect = worker.store.dialect
+        self._deliveries = DeliveryStatements(dialect)
+        self._digests = DigestEnds(dialect)
+        self._marks = RearmStatements(dialect)
+        self._pruning = PruneStatements(dialect)
+        self._retention = settings.retention.get("reminder")
+        self._pruned_to = 0
+        """The id of the reminder to continue after."""
+        self._ended: list[FinishedJob] = []
+        self._records = Upkeep("duetime-reminders", self._record)
+
+    def ended(self, ended: Sequence[FinishedJob]) -> None:
+        # A reminder that was sent is recorded with its job's completion: nothing is left to do.
+        if unsent := [end for end in ended if not end.recorded]:
+            self._ended += unsent
+            self._records.soon()
+
+    async def flush(self) -> None:
+        await self._records.done()
+
+    async def _record(self) -> None:
+        ended, self._ended = self._ended, []
+        reminders = [end.job.id for end in ended if end.job.task == REMIND_TASK]
+        digests = [end.job.id for end in ended if end.job.task == DIGEST_TASK]
+        try:
+            if reminders:
+                await self._store.transact(self._deliveries.settle(reminders))
+            if digests:
+                await self._end_digests(digests)
+        except StorageError as error:
+            # Repaired within seconds, by this worker or another.
+            if not isinstance(error, DatabaseCorrupted):
+                log_event(
+                    log,
+                    logging.WARNING,
+                    "reminders_delayed",
+                    "Reminders that were not sent could not be recorded at once: %(error)s",
+                    worker=self._worker,
+                    error=str(error),
+                )
+
+    async def repair(self) -> float:
+        """Record what nobody did, and enqueue the rearm jobs that got lost."""
+        if jobs := await self._store.transact(self._deliveries.unsettled(), reads=True):
+            await self._store.transact(self._deliveries.settle(jobs))
+        await self._end_digests(None)
+        # Subjects that are to be armed again must not wait for a job that is gone.
+        if await self._store.transact(self._marks.overdue(), reads=True) and (
+            await self._store.transact(self._marks.repair())
+        ):
+            log_event(
+                log,
+                logging.INFO,
+                "rearm_repaired",
+                "Worker %(worker)s enqueued a lost job that arms reminders again.",
+                worker=self._worker,
+            )
+        return _REPAIR_SECONDS
+
+    async def _end_digests(self, jobs: Sequence[int] | None) -> None:
+        """What is in a digest that failed ends with it. `jobs`: only the digests of these."""
+        for digest in await self._store.transact(self._digests.failed(jobs), reads=True):
+            while await self._store.transact(self._digests.fail(digest)):
+                pass
+
+    async def prune(self) -> float | None:
+        if self._retention is None:
+            return None
+        look = self._pruning.prune(self._retention, self._pruned_to)
+        gone, self._pruned_to = await self._store.transact(look)
+        return AGAIN_SECONDS if gone and self._pruned_to else None

@@ -1,0 +1,31 @@
+"""Old reminders are removed, as statements without I/O."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from duetime.storage.store import Dialect, Statements
+
+MOST_LOOKED_AT = 2000
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class PruneStatements:
+    """Every method is one transaction, which looks at some rows and removes what may go."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
+    def prune(self, age: timedelta, after: int) -> Statements:
+        """Remove what ended longer ago than `age`; return (how many, the id to go on after).
+
+        That is 0 when all were looked at. What stays is what keeps a subject from being reminded
+        of twice: its place is taken.
+        """
+        given = {"age": age // _MICROSECOND, "after": after, "most": MOST_LOOKED_AT}
+        rows = yield from self._dialect.run("prune_look", given)
+        old = [row[0] for row in rows if row[1]]
+        gone = []
+        if old:
+            gone = yield from self._dialect.run("prune_reminders", given | {"ids": old})
+        return len(gone), rows[-1][0] if len(rows) == MOST_LOOKED_AT else 0
