@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from duetime.api.hooks import HookRegistry
 from duetime.api.lazy import lazy
 from duetime.api.portal import Portal
 from duetime.api.registration import Registrations
@@ -79,6 +80,12 @@ class Duetime:
         self.template_folder = sending.template_folder
         self.digest_template = sending.digest_template
         self.receipt = sending.receipt
+        hooks = HookRegistry(self)
+        self._hooks = hooks.hooks
+        self.on_startup = hooks.on_startup
+        self.on_shutdown = hooks.on_shutdown
+        self.middleware = hooks.middleware
+        self.on_error = hooks.on_error
         self.events = Events()
         self._database = Database(self)
         self.store = self._database.store
@@ -312,6 +319,7 @@ class Duetime:
             ),
             self.events,
             self._followers(settings),
+            self._hooks,
         )
 
     def _worker_settings(self, options: Mapping[str, Any]) -> Settings:

@@ -226,6 +226,17 @@ class ResultTimeout(DuetimeError, TimeoutError):
         self.job_id = job_id
 
 
+class StartupFailed(DuetimeError):
+    """An `on_startup` hook failed, and the worker did not start. Its error is the cause."""
+
+    def __init__(self, hook: str, error: BaseException) -> None:
+        super().__init__(
+            f"The on_startup hook {hook} failed, and the worker did not start: "
+            f"{type(error).__name__}: {error}"
+        )
+        self.hook = hook
+
+
 class StorageError(DuetimeError):
     """The database refused or failed."""
 

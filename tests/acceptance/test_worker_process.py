@@ -61,6 +61,28 @@ def test_a_signal_that_answers_the_first_line_stops_it(
     assert answer.code == 0
 
 
+@pytest.mark.parametrize("options", [(), ("--processes", "2")])
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_failing_startup_hook_ends_it_with_a_message_and_exit_code_1(
+    backend: Backend, app: Duetime, options: tuple[str, ...]
+) -> None:
+    answer = duetime(backend.url, "worker", "--app", "tests.acceptance.hooked:failing", *options)
+
+    assert answer.code == 1
+    assert "worker_cannot_start" in answer.err
+    assert "on_startup hook tests.acceptance.hooked.open_client failed" in answer.err
+    assert "ConnectionError: no route to the bank" in answer.err
+    assert "worker_started" not in answer.err
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_shutdown_hooks_run_when_a_signal_stops_it(backend: Backend, app: Duetime) -> None:
+    answer = duetime(backend.url, "worker", "--app", "tests.acceptance.hooked:brief")
+
+    assert answer.code == 0
+    assert answer.err.index("worker_stopped") < answer.err.index("client closed")
+
+
 async def test_job_longer_than_the_grace_goes_to_another_worker(
     backend: Backend, app: Duetime
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import Any
@@ -30,8 +30,11 @@ class Context:
         loop: asyncio.AbstractEventLoop,
         claimed: float,
         started_us: int,
+        args: Mapping[str, Any],
     ) -> None:
         self.job = job
+        self.args = args
+        """The arguments that the handler gets, by name."""
         self.worker = worker
         self._store = store
         self._loop = loop

@@ -16,6 +16,7 @@ from duetime.engine.clock import DatabaseClock
 from duetime.engine.executor import end_as_completed
 from duetime.engine.followers import Follower, Followers, WorkerView
 from duetime.engine.holdings import Holdings
+from duetime.engine.hooks import Hooks
 from duetime.engine.lanes import Lanes
 from duetime.engine.lease import Lease
 from duetime.engine.options import WorkerOptions
@@ -85,7 +86,7 @@ class Loop:
         self._quarantine_next = False
         self._claiming = asyncio.Lock()
 
-    def open(self) -> None:
+    def open(self, hooks: Hooks) -> None:
         """Make the runners, on the running event loop."""
         self.runners = Runners(
             self._tasks,
@@ -96,6 +97,7 @@ class Loop:
             started=self._job_started,
             late=self._ask_again,
             stuck=partial(self._events.job_stuck, self._worker),
+            hooks=hooks,
         )
 
     async def step(self) -> None:

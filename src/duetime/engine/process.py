@@ -23,7 +23,7 @@ from typing import Any, NoReturn, Protocol
 
 from duetime.engine.services import OUTAGE_SECONDS
 from duetime.engine.worker import Worker
-from duetime.errors import DatabaseCorrupted, DuetimeError, TransientError
+from duetime.errors import DatabaseCorrupted, DuetimeError, StartupFailed, TransientError
 from duetime.settings import Settings
 from duetime.storage.store import Store
 from duetime.telemetry.events import log_event
@@ -154,6 +154,7 @@ class WorkerProcess:
                         "worker_cannot_start",
                         "The worker cannot start: %(error)s",
                         error=str(error),
+                        exc_info=error.__cause__ if isinstance(error, StartupFailed) else None,
                     )
                     return COULD_NOT_START
                 outage.failed("start", error, OUTAGE_SECONDS)

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from random import Random
 from typing import Any
 from weakref import getweakrefcount
@@ -23,7 +24,8 @@ import msgspec
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.engine.context import Context
-from duetime.engine.executor import COMPLETED, TimedOut, end_with, ignore_outcome
+from duetime.engine.executor import COMPLETED, FAILED, TimedOut, end_with, ignore_outcome
+from duetime.engine.hooks import Hooks, call_through
 from duetime.engine.stacks import stack_of_task, stack_of_thread
 from duetime.errors import JobCancelled
 from duetime.storage.store import Store
@@ -64,6 +66,7 @@ class Running(msgspec.Struct, eq=False):
     """The asyncio task that the handler runs in, or that waits for its thread."""
     reason: str | None = None
     context: Context | None = None
+    args: dict[str, Any] | None = None
     started_us: int = 0
     in_thread: bool = False
     thread_id: int | None = None
@@ -119,6 +122,7 @@ class Runners:
         started: Callable[[ClaimedJob], None],
         late: Callable[[ClaimedJob, float], None],
         stuck: Callable[[ClaimedJob, str, float, str], None],
+        hooks: Hooks,
     ) -> None:
         self._tasks = tasks
         self._store = store
@@ -128,6 +132,9 @@ class Runners:
         self._started = started
         self._late = late
         self._stuck = stuck
+        self._hooks = hooks
+        self._reports: set[asyncio.Task[None]] = set()
+        """Failures of handlers that still run, on their way to the `on_error` hooks."""
         self._random = Random()
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="duetime-task")
@@ -264,8 +271,8 @@ class Runners:
         self.stop_all(STOPPING)
         for runner in self._runners:
             runner.cancel()
-        if self._runners:
-            await asyncio.wait(self._runners, timeout=_CLOSE_SECONDS)
+        if closing := self._runners | self._reports:
+            await asyncio.wait(closing, timeout=_CLOSE_SECONDS)
         for running in self.running:
             # A handler that swallows its cancel cannot be ended; it must not keep us here.
             self._stuck(running.job, STOPPING, _CLOSE_SECONDS, running.stack)
@@ -300,8 +307,7 @@ class Runners:
         for running in in_hand:
             self.running.discard(running)
             if not running.is_given_up:
-                failed = RuntimeError(f"its runner ended: {type(error).__name__}")
-                self._ended(running.job, self._end_with(running, failed))
+                self._fail(running, RuntimeError(f"its runner ended: {type(error).__name__}"))
 
     async def _run_jobs(self) -> None:
         """Run one job after another, for as long as nothing of a handler is left on our task.
@@ -368,21 +374,21 @@ class Runners:
             args = job.args
             if args is None:
                 args = await self._store.args_of(job.id)
-            kwargs = task.decode(args)
+            kwargs = running.args = task.decode(args)
             del args
-            if task.context_name is not None:
-                running.context = kwargs[task.context_name] = Context(
-                    job,
-                    worker=self._worker,
-                    store=self._store,
-                    loop=self._loop,
-                    claimed=running.received,
-                    started_us=started_us,
-                )
+            middleware = self._hooks.middleware
+            if middleware or task.context_name is not None:
+                running.context = self._make_context(running)
+                if task.context_name is not None:
+                    kwargs = {**kwargs, task.context_name: running.context}
             if job.timeout is not None:
                 seconds = job.timeout.total_seconds()
                 running.timer = self._loop.call_later(seconds, self._time_out, running)
-            if task.is_async:
+            if middleware:
+                assert running.context is not None
+                call = partial(self._call_handler, running, kwargs)
+                value = await call_through(middleware, running.context, call)
+            elif task.is_async:
                 value = await task.function(**kwargs)
             else:
                 value = await self._run_in_thread(running, kwargs)
@@ -429,7 +435,42 @@ class Runners:
             # It failed after it was told to stop: it does not run again.
             end.outcome = AttemptOutcome.CANCELLED
             end.again_after = None
+        if self._hooks.error and end.outcome in FAILED:
+            await self._report_failure(running, value, end)
         return end
+
+    async def _call_handler(self, running: Running, kwargs: dict[str, Any]) -> Any:
+        if running.task.is_async:
+            return await running.task.function(**kwargs)
+        return await self._run_in_thread(running, kwargs)
+
+    def _make_context(self, running: Running) -> Context:
+        return Context(
+            running.job,
+            worker=self._worker,
+            store=self._store,
+            loop=self._loop,
+            claimed=running.received,
+            started_us=running.started_us,
+            args=running.args or {},
+        )
+
+    async def _report_failure(
+        self, running: Running, error: BaseException, end: FinishedJob
+    ) -> None:
+        if running.context is None:
+            running.context = self._make_context(running)
+        will_retry = end.again_after is not None
+        await self._hooks.failed(running.context, error, will_retry=will_retry)
+
+    def _fail(self, running: Running, error: BaseException) -> None:
+        """Record that an attempt failed without its handler's doing."""
+        end = self._end_with(running, error)
+        if self._hooks.error and end.outcome in FAILED:
+            report = self._loop.create_task(self._report_failure(running, error, end))
+            self._reports.add(report)
+            report.add_done_callback(self._reports.discard)
+        self._ended(running.job, end)
 
     def _end_with(self, running: Running, value: Any) -> FinishedJob:
         return end_with(
@@ -461,6 +502,8 @@ class Runners:
                     "Job %(job_id)s runs in a thread: the cancellation of its task has no effect.",
                     job_id=running.job.id,
                 )
+        # Whatever is still to be awaited, such as middleware, can be cancelled again.
+        running.in_thread = False
         value, error = future.result()
         if error is not None:
             raise error
@@ -487,7 +530,7 @@ class Runners:
         if not running.is_given_up:
             late = _timed_out(running.job, "the handler did not end within", f"; {why}")
             running.recorded = True
-            self._ended(running.job, self._end_with(running, late))
+            self._fail(running, late)
 
 
 def _timed_out(job: ClaimedJob, what: str, why: str = "") -> TimedOut:

@@ -15,6 +15,7 @@ from typing import Any
 
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.engine.followers import Followers, MakeFollower, WorkerView
+from duetime.engine.hooks import Hooks
 from duetime.engine.lease import Heartbeat, Lease, LoopWatch
 from duetime.engine.loop import Loop
 from duetime.engine.options import WorkerOptions
@@ -51,12 +52,14 @@ class Worker:
         options: WorkerOptions,
         events: Events,
         followers: Sequence[MakeFollower] = (),
+        hooks: Hooks | None = None,
     ) -> None:
         self.name = options.name or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._store = store
         self._tasks = tasks
         self._options = options
         self._events = events
+        self._hooks = Hooks() if hooks is None else hooks
         view = WorkerView(self.name, store, events, tasks)
         self._followers = Followers([make(view) for make in followers])
         self._opened = False
@@ -79,6 +82,8 @@ class Worker:
     async def run(self) -> None:
         """Work until `stop`. Returns when everything held has ended or was given back.
 
+        Startup hooks run once the worker has joined, before its first claim; shutdown hooks after
+        its last handler. Raises `StartupFailed` if a startup hook fails.
         Raises `DatabaseCorrupted` if the database is: then nothing can be recorded or given back.
         """
         self._event_loop = asyncio.get_running_loop()
@@ -88,19 +93,12 @@ class Worker:
             blocked=partial(self._events.event_loop_blocked, self.name),
             freed=partial(self._events.event_loop_unblocked, self.name),
         )
-        self.loop.open()
+        self.loop.open(self._hooks)
         try:
             await self._join()
         except BaseException:
             await self.loop.runners.close()
             raise
-        ending = asyncio.Event()
-        services = [
-            asyncio.create_task(repeat(service, stopping=ending, outage=self.outage))
-            for service in self._services()
-        ]
-        for service in services:
-            service.add_done_callback(self._service_ended)
         # To the last, also while we stop: until then handlers run under the lease.
         watching = asyncio.create_task(
             repeat(
@@ -110,6 +108,19 @@ class Worker:
             ),
             name="duetime-lease",
         )
+        try:
+            await self._hooks.start()
+        except BaseException:
+            watching.cancel()
+            await self._leave(0)
+            raise
+        ending = asyncio.Event()
+        services = [
+            asyncio.create_task(repeat(service, stopping=ending, outage=self.outage))
+            for service in self._services()
+        ]
+        for service in services:
+            service.add_done_callback(self._service_ended)
         self.started.set()
         self.outage.worked("start")
         self._events.worker_started(self.name, self.lease.worker_id, self._options.queues)
@@ -123,7 +134,10 @@ class Worker:
             finally:
                 # Whatever happened: a lease that is kept for nobody would keep its jobs for ever.
                 watching.cancel()
-                await self._leave(given_back)
+                try:
+                    await self._leave(given_back)
+                finally:
+                    await self._hooks.stop()
         if self.stopping.damage is not None:
             raise self.stopping.damage
 

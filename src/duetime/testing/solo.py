@@ -83,9 +83,22 @@ class SoloWorker:
             started=self._started,
             late=lambda *_: None,
             stuck=partial(self._app.events.job_stuck, _NAME),
+            hooks=self._app._hooks,
         )
 
+        try:
+            await self._app._hooks.start()
+        except BaseException:
+            await self._leave()
+            raise
+
     async def close(self) -> None:
+        try:
+            await self._leave()
+        finally:
+            await self._app._hooks.stop()
+
+    async def _leave(self) -> None:
         await self._runners.close()
         await self._followers.flush()
         await self._store.disown(self._worker_id, [])

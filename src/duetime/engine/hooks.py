@@ -1,0 +1,164 @@
+"""What an application adds to its workers: startup and shutdown, middleware, and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+from duetime.errors import StartupFailed
+from duetime.telemetry.events import log_event
+
+if TYPE_CHECKING:
+    from duetime.engine.context import Context
+
+log = logging.getLogger("duetime.worker")
+
+LifeHook: TypeAlias = Callable[[], Any]
+"""Called without arguments when a worker starts or stops; sync or async."""
+CallNext: TypeAlias = Callable[[], Awaitable[Any]]
+"""Runs the next middleware, or the handler, and returns its result."""
+Middleware: TypeAlias = "Callable[[Context, CallNext], Awaitable[Any]]"
+ErrorHook: TypeAlias = "Callable[[Context, BaseException, bool], Any]"
+"""Called with the context, the exception, and whether the job will be retried; sync or async."""
+
+_ERROR_HOOK_SECONDS = 10.0
+"""An `on_error` hook that takes longer is cancelled: it must not hold up the job's outcome."""
+
+
+class Hooks:
+    """An application's hooks, in the order in which they were registered."""
+
+    def __init__(self) -> None:
+        self.startup: list[LifeHook] = []
+        self.shutdown: list[LifeHook] = []
+        self.middleware: list[Middleware] = []
+        self.error: list[ErrorHook] = []
+        self._lives: WeakKeyDictionary[asyncio.AbstractEventLoop, _Life] = WeakKeyDictionary()
+
+    async def start(self) -> None:
+        """Run the startup hooks, unless another worker on this event loop already did.
+
+        Raises `StartupFailed`. The shutdown hooks have run by then: a hook that ran before the
+        one that failed may have opened something.
+        """
+        life = self._lives.setdefault(asyncio.get_running_loop(), _Life())
+        async with life.lock:
+            if not life.workers:
+                await self._start()
+            life.workers += 1
+
+    async def stop(self) -> None:
+        """Run the shutdown hooks, unless another worker on this event loop still needs them."""
+        life = self._lives[asyncio.get_running_loop()]
+        async with life.lock:
+            life.workers -= 1
+            if not life.workers:
+                await self._stop()
+
+    async def _start(self) -> None:
+        for hook in self.startup:
+            try:
+                await _call(hook)
+            except BaseException as error:
+                await self._stop()
+                if _is_ours_to_raise(error):
+                    raise
+                raise StartupFailed(name_of(hook), error) from error
+
+    async def _stop(self) -> None:
+        cancelled: BaseException | None = None
+        for hook in reversed(self.shutdown):
+            try:
+                await _call(hook)
+            except BaseException as error:  # noqa: BLE001 - the other hooks run whatever it is
+                if _is_ours_to_raise(error):
+                    cancelled = error
+                _log_failure("on_shutdown", hook, error)
+        if cancelled is not None:
+            raise cancelled
+
+    async def failed(self, context: Context, error: BaseException, *, will_retry: bool) -> None:
+        """Call the `on_error` hooks. Whatever they do, the attempt's outcome stays the same."""
+        for hook in self.error:
+            try:
+                async with asyncio.timeout(_ERROR_HOOK_SECONDS):
+                    await _call(hook, context, error, will_retry)
+            except GeneratorExit:
+                # The event loop was closed: nothing may be awaited any more.
+                raise
+            except BaseException as failure:  # noqa: BLE001 - a hook may raise anything
+                _log_failure("on_error", hook, failure)
+
+
+class _Life:
+    """The workers of one event loop, which share what the startup hooks have opened."""
+
+    def __init__(self) -> None:
+        self.workers = 0
+        self.lock = asyncio.Lock()
+
+
+async def call_through(
+    middleware: Sequence[Middleware], context: Context, handler: CallNext
+) -> Any:
+    """Call the handler through the middleware, the first of which is the outermost."""
+
+    async def call(index: int) -> Any:
+        if index == len(middleware):
+            return await handler()
+        return await middleware[index](context, lambda: call(index + 1))
+
+    return await call(0)
+
+
+def name_of(hook: Callable[..., Any]) -> str:
+    """The function's full name, for messages."""
+    module = getattr(hook, "__module__", None)
+    name = getattr(hook, "__qualname__", None) or repr(hook)
+    return f"{module}.{name}" if module else name
+
+
+async def _call(hook: Callable[..., Any], *args: Any) -> None:
+    """Call a hook: an async one on the event loop, a sync one in a thread."""
+    if not inspect.iscoroutinefunction(hook):
+        answer, error = await asyncio.to_thread(_caught, hook, args)
+        if error is not None:
+            raise error
+        if not inspect.isawaitable(answer):
+            return
+    else:
+        answer = hook(*args)
+    await answer
+
+
+def _caught(hook: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
+    # StopIteration and SystemExit must not travel through a future.
+    try:
+        return hook(*args), None
+    except BaseException as error:  # noqa: BLE001
+        return None, error
+
+
+def _is_ours_to_raise(error: BaseException) -> bool:
+    """Whether it is not the hook that failed, but the worker's task that was cancelled."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, GeneratorExit | KeyboardInterrupt)
+
+
+def _log_failure(kind: str, hook: Callable[..., Any], error: BaseException) -> None:
+    log_event(
+        log,
+        logging.ERROR,
+        "hook_failed",
+        "The %(hook)s hook %(function)s failed: %(error)s",
+        hook=kind,
+        function=name_of(hook),
+        error=str(error) or type(error).__name__,
+        exc_info=error,
+    )
