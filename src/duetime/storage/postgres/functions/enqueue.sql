@@ -10,53 +10,33 @@ create or replace function duetime.enqueue_many(jobs json, notify boolean defaul
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
+    moment constant timestamptz := duetime.now();
+    read constant record := duetime._read_jobs(jobs, moment);
     given record;
     existing record;
-    moment constant timestamptz := duetime.now();
+    -- The ids of the jobs to be made.
+    fresh bigint[];
 begin
-    if json_typeof(jobs) is distinct from 'array' then
-        raise exception 'duetime: jobs must be a JSON array' using errcode = '22023';
-    end if;
-
-    return query
-    with item as materialized (
-        select nextval('duetime.job_id_seq') as id, i.*
-        from duetime._read_jobs(jobs, moment) as i
-        where i.key is null
-    ), inserted as (
-        insert into duetime.job (id, task, queue, priority, args, partition, max_attempts,
-                                 timeout, expires_at, created_at, trace)
-        select i.id, i.task, i.queue, i.priority, i.args, i.partition, i.max_attempts,
-               i.timeout, i.expires_at, moment, i.trace
-        from item as i
-    ), waiting as (
-        insert into duetime.due (queue, priority, run_at, job_id, partition)
-        select i.queue, i.priority, i.run_at, i.id, i.partition from item as i
-    ), woken as materialized (
-        select count(duetime.wake(q.queue, q.run_at))
-        from (select i.queue, min(i.run_at) as run_at from item as i where notify
-              group by i.queue order by i.queue) as q
-    )
-    select i.place, i.id, 'created' from item as i, woken order by i.place;
-
-    if not exists (select from json_array_elements(jobs) as item where item ->> 'key' is not null) then
+    if not read.keyed then
+        perform duetime._add_jobs(read.items, complete => true, notify => notify, moment => moment);
+        return query select g.ordinality, g.id, 'created' from unnest(read.items) with ordinality as g;
         return;
     end if;
     -- In key order, so that two transactions with the same keys cannot deadlock.
     for given in
-        select * from duetime._read_jobs(jobs, moment) as i
-        where i.key is not null order by i.key collate "C", i.task collate "C", i.place
+        select g.* from unnest(read.items) with ordinality as g
+        order by g.key collate "C" nulls first, g.task collate "C", g.ordinality
     loop
-        place := given.place;
-        outcome := null;
+        place := given.ordinality;
+        job_id := given.id;
+        outcome := case when given.key is null then 'created' end;
         while outcome is null loop
-            job_id := nextval('duetime.job_id_seq');
             insert into duetime.job_key as held (task, key, job_id, hold)
-            values (given.task, given.key, job_id, given.hold)
+            values (given.task, given.key, given.id, given.hold)
             on conflict (task, key) do nothing;
             if not found then
                 update duetime.job_key as k
-                set job_id = enqueue_many.job_id, hold = given.hold, held_until = null
+                set job_id = given.id, hold = given.hold, held_until = null
                 where k.task = given.task and k.key = given.key
                   and k.held_until <= duetime.now();
             end if;
@@ -73,6 +53,12 @@ begin
                 end if;
                 continue when not found or existing.held_until <= duetime.now();
                 if given.on_conflict = 'replace' then
+                    if existing.job_id = any (fresh) then
+                        perform duetime._add_jobs(
+                            array(select g from unnest(read.items) as g where g.id = any (fresh)),
+                            complete => true, notify => notify, moment => moment);
+                        fresh := '{}';
+                    end if;
                     update duetime.due as d
                     set run_at = given.run_at, queue = given.queue, priority = given.priority,
                         partition = given.partition
@@ -90,10 +76,13 @@ begin
                         where j.id = existing.job_id;
                         job_id := existing.job_id;
                         outcome := 'replaced';
+                        if notify then
+                            perform duetime.wake(given.queue, given.run_at);
+                        end if;
                     else
                         -- It runs already, or is done: what was asked for needs a run of its own.
                         update duetime.job_key as k
-                        set job_id = enqueue_many.job_id, hold = given.hold, held_until = null
+                        set job_id = given.id, hold = given.hold, held_until = null
                         where k.task = given.task and k.key = given.key;
                         outcome := 'created';
                     end if;
@@ -104,19 +93,15 @@ begin
             end if;
         end loop;
         if outcome = 'created' then
-            insert into duetime.job (id, task, queue, priority, args, key, hold, partition,
-                                     max_attempts, timeout, expires_at, created_at, trace)
-            values (job_id, given.task, given.queue, given.priority, given.args, given.key,
-                    given.hold, given.partition, given.max_attempts, given.timeout,
-                    given.expires_at, moment, given.trace);
-            insert into duetime.due (queue, priority, run_at, job_id, partition)
-            values (given.queue, given.priority, given.run_at, job_id, given.partition);
-        end if;
-        if notify and outcome in ('created', 'replaced') then
-            perform duetime.wake(given.queue, given.run_at);
+            fresh := fresh || given.id;
         end if;
         return next;
     end loop;
+    if cardinality(fresh) > 0 then
+        perform duetime._add_jobs(
+            array(select g from unnest(read.items) as g where g.id = any (fresh)),
+            complete => true, notify => notify, moment => moment);
+    end if;
 end $$;
 
 revoke execute on function duetime.enqueue_many from public;
@@ -130,42 +115,55 @@ create or replace function duetime._may_write() returns boolean
                                'duetime.job', 'insert')
 $$;
 
--- The jobs of `enqueue_many`, checked. What a job does not name (a key set to null is named)
--- comes from its task, as the last deployed worker knows it.
-create or replace function duetime._read_jobs(jobs json, moment timestamptz)
-    returns table (
-        place bigint, task text, args json, queue text, priority smallint, run_at timestamptz,
-        key text, on_conflict text, hold interval, partition text, max_attempts smallint,
-        timeout interval, expires_at timestamptz, trace json)
+-- The jobs of `enqueue_many`, checked, and whether any has a key. What a job does not name (a key
+-- set to null is named) comes from its task, as the last deployed worker knows it.
+create or replace function duetime._read_jobs(
+    jobs json, moment timestamptz, out items duetime.new_job[], out keyed boolean)
     language plpgsql as $$
 #variable_conflict use_column
 declare
+    task text;
+    args json;
+    queue text;
+    priority smallint;
+    run_at timestamptz;
+    key text;
+    on_conflict text;
+    hold interval;
+    partition text;
+    max_attempts smallint;
+    timeout interval;
+    expires_at timestamptz;
+    trace json;
     wait interval;
     timed boolean;
     most_bytes integer;
 begin
-    for place, task, args, queue, priority, run_at, key, on_conflict, hold, partition,
-        max_attempts, timeout, expires_at, trace, wait, timed, most_bytes
+    if json_typeof(jobs) is distinct from 'array' then
+        raise exception 'duetime: jobs must be a JSON array' using errcode = '22023';
+    end if;
+    keyed := false;
+    for task, args, queue, priority, run_at, key, on_conflict, hold, partition, max_attempts,
+        timeout, expires_at, trace, wait, timed, most_bytes
     in
-        select e.place, g.task, coalesce(g.args, '{}'),
-            coalesce(g.queue, t.queue, 'default'),
-            coalesce(g.priority, t.priority, 5::smallint),
+        select g.task, coalesce(g.args, '{}'), coalesce(g.queue, t.queue),
+            coalesce(g.priority, t.priority),
             coalesce(g.run_at, moment + coalesce(g.delay, interval '0')),
             g.key, coalesce(g.on_conflict, 'return'), g.hold, g.partition,
-            coalesce(g.max_attempts, t.max_attempts, 3::smallint),
+            coalesce(g.max_attempts, t.max_attempts),
             case when e.item -> 'timeout' is null then t.timeout else g.timeout end,
             coalesce(g.expires_at,
                      coalesce(g.run_at, moment + coalesce(g.delay, interval '0'))
                      + case when e.item -> 'expires_after' is null then t.expires
                             else g.expires_after end),
-            g.trace, g.delay, g.run_at is not null, coalesce(t.max_args_bytes, 1048576)
+            g.trace, g.delay, g.run_at is not null, t.max_args_bytes
         from json_array_elements(jobs) with ordinality as e(item, place)
         cross join lateral json_to_record(e.item) as g(
             task text, args json, queue text, priority smallint, run_at timestamptz,
             delay interval, key text, on_conflict text, hold interval, partition text,
             max_attempts smallint, timeout interval, expires_at timestamptz,
             expires_after interval, trace json)
-        left join duetime.task as t on t.name = g.task
+        cross join lateral duetime._task_options(g.task) as t
         order by e.place
     loop
         if task is null or btrim(task) = '' or length(task) > 200 then
@@ -211,7 +209,10 @@ begin
                     using errcode = '22023';
             end if;
         end if;
-        return next;
+        keyed := keyed or key is not null;
+        items := items || row(
+            nextval('duetime.job_id_seq'), task, run_at, args, queue, priority, key, on_conflict,
+            hold, partition, max_attempts, timeout, expires_at, trace)::duetime.new_job;
     end loop;
 end $$;
 

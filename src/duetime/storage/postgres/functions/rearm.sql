@@ -69,15 +69,11 @@ end $$;
 create or replace function duetime.ask_rearm(at timestamptz) returns void
     language plpgsql as $$
 declare
-    made constant bigint := nextval('duetime.job_id_seq');
-    lane text;
+    lane constant text := (select o.queue from duetime._task_options('duetime' || '.remind') as o);
 begin
-    select t.queue into lane from duetime.api.tasks as t where t.name = 'duetime' || '.remind';
-    lane := coalesce(lane, 'default');
-    insert into duetime.job (id, task, queue, priority, args, max_attempts)
-    values (made, 'duetime' || '.rearm', lane, 0, '{}', 1000);
-    insert into duetime.due (queue, priority, run_at, job_id) values (lane, 0, at, made);
-    perform duetime.wake(lane, at);
+    perform duetime._add_jobs(array[duetime._new_job(
+        nextval('duetime.job_id_seq'), 'duetime' || '.rearm', at, '{}', queue => lane,
+        priority => 0, max_attempts => 1000)], complete => true);
 end $$;
 
 -- Make the armed reminders of locked subjects true again: what `ReminderStatements._rearm` does in
@@ -163,7 +159,7 @@ create or replace function duetime._rearm_some(ids bigint[], why text, moment ti
     language plpgsql as $$
 #variable_conflict use_column
 declare
-    woken bigint;
+    added text;
 begin
 with recursive subject as materialized (
     select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules, s.recipients, s.revision,
@@ -338,25 +334,15 @@ with recursive subject as materialized (
         g.run_at, g.status, g.reason, g.job_id, moment, case when g.job_id is null then moment end
     from given as g
     on conflict (subject_id, due_at, rule_id, time, recipient, revision) do nothing
-    returning id, job_id, run_at
-), made as (
-    insert into duetime.job (id, task, queue, priority, args, key, max_attempts, timeout,
-                             expires_at, created_at)
-    select g.job_id, 'duetime' || '.remind', coalesce(t.queue, 'default'), coalesce(t.priority, 5),
-        json_build_object('reminder', g.id), g.key, coalesce(t.max_attempts, 3), t.timeout,
-        g.expires_at, moment
-    from fresh as f join given as g on g.id = f.id
-    left join duetime.task as t on t.name = 'duetime' || '.remind'
-    where f.job_id is not null
-    returning id, queue, priority
-), waiting as (
-    insert into duetime.due (queue, priority, run_at, job_id)
-    select m.queue, m.priority, f.run_at, m.id from made as m join fresh as f on f.job_id = m.id
-    returning queue, run_at
+    returning id, job_id
 )
-select count(duetime.wake(q.queue, q.run_at)) into woken from (
-    select w.queue, min(w.run_at) as run_at from waiting as w group by w.queue order by w.queue
-) as q;
+select duetime._add_jobs(array_agg(duetime._new_job(
+        g.job_id, 'duetime' || '.remind', g.run_at, json_build_object('reminder', g.id),
+        queue => t.queue, priority => t.priority, key => g.key, max_attempts => t.max_attempts,
+        timeout => t.timeout, expires_at => g.expires_at)), complete => true, moment => moment)
+into added
+from duetime._task_options('duetime' || '.remind') as t
+cross join fresh as f join given as g on g.id = f.id where f.job_id is not null;
 end $$;
 
 -- The rules of a scope changed: re-arm the open subjects of it and of all scopes inside it, some at

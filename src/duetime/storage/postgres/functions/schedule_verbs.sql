@@ -182,14 +182,11 @@ create or replace function duetime.trigger_schedule(
 declare
     locked_id constant bigint := duetime.lock_schedule(name, actor);
     known duetime.schedule;
-    defaults duetime.task;
     now constant timestamptz := duetime.now();
     at_tick timestamptz := now;
     job bigint;
-    made duetime.job;
 begin
     select * into strict known from duetime.schedule as s where s.id = locked_id;
-    select * into defaults from duetime.api.tasks as t where t.name = known.target;
     loop
         insert into duetime.job_key as k (task, key, job_id, hold)
         select known.target, 'tick:' || known.name || '@' || duetime.format_time(at_tick),
@@ -203,16 +200,13 @@ begin
     end loop;
     insert into duetime.schedule_tick (schedule_id, tick, run_at, status, runs_as, reason, job_id, enqueued_at)
     values (known.id, at_tick, now, 'armed', 'triggered', 'by ' || actor, job, now);
-    insert into duetime.job (id, task, queue, priority, args, key, hold, max_attempts, timeout, expires_at)
-    values (job, known.target, coalesce(known.queue, defaults.queue, 'default'),
-            coalesce(known.priority, defaults.priority, 5), known.args,
-            'tick:' || known.name || '@' || duetime.format_time(at_tick), interval '1 hour',
-            coalesce(known.max_attempts, defaults.max_attempts, 3),
-            coalesce(known.timeout, defaults.timeout),
-            now + coalesce((known.policy ->> 'expires')::interval, defaults.expires))
-    returning * into made;
-    insert into duetime.due (queue, priority, run_at, job_id) values (made.queue, made.priority, now, job);
-    perform duetime.wake(made.queue, now);
+    perform duetime._add_jobs(array[duetime._new_job(
+        job, known.target, now, known.args, queue => known.queue, priority => known.priority,
+        key => 'tick:' || known.name || '@' || duetime.format_time(at_tick), hold => interval '1 hour',
+        max_attempts => known.max_attempts, timeout => known.timeout,
+        expires_at => now + coalesce(
+            (known.policy ->> 'expires')::interval,
+            (select o.expires from duetime._task_options(known.target) as o)))]);
     insert into duetime.audit (actor, action, entity, reason)
     values (actor, 'schedule.trigger', 'schedule:' || known.name, trigger_schedule.reason);
     return job;

@@ -19,6 +19,7 @@ begin
         execute 'drop function ' || name;
     end loop;
 end $$;
+drop type duetime.new_job;
 drop table duetime.zone, duetime.tracked,
     duetime.channel_use, duetime.channel_rate, duetime.delivery,
     duetime.digest, duetime.recipient_use, duetime.recipient,

@@ -41,6 +41,24 @@ create table duetime.job (
     trace        json
 );
 
+-- A job that is to be made: what enqueues say, and `_add_jobs` stores.
+create type duetime.new_job as (
+    id           bigint,
+    task         text,
+    run_at       timestamptz,
+    args         json,
+    queue        text,
+    priority     smallint,
+    key          text,
+    on_conflict  text,
+    hold         interval,
+    partition    text,
+    max_attempts smallint,
+    timeout      interval,
+    expires_at   timestamptz,
+    trace        json
+);
+
 -- Jobs without a key pay nothing for it; of the others it holds no text, only a hash.
 create index job_by_key on duetime.job using hash (key) where key is not null;
 

@@ -171,21 +171,13 @@ with given as materialized (
         job_id = g.job_id, ended_at = null, acknowledged_at = null, acknowledged_by = null
     from given as g where r.id = g.id and r.status = 'sent'
     returning r.id
-), made as (
-    insert into duetime.job (id, task, queue, priority, args, key, max_attempts, timeout, expires_at)
-    select g.job_id, g.task, coalesce(t.queue, 'default'), coalesce(t.priority, 5),
-        json_build_object('reminder', g.id), g.key, coalesce(t.max_attempts, 3), t.timeout,
-        g.expires_at
-    from armed as a join given as g on g.id = a.id left join duetime.task as t on t.name = g.task
-    returning id, queue, priority
-), waiting as (
-    insert into duetime.due (queue, priority, run_at, job_id)
-    select m.queue, m.priority, g.run_at, m.id from made as m join given as g on g.job_id = m.id
-    returning queue, run_at
-), woken as materialized (
-    select count(duetime.wake(w.queue, w.run_at)) from waiting as w
+), made as materialized (
+    select duetime._add_jobs(array_agg(duetime._new_job(
+        g.job_id, g.task, g.run_at, json_build_object('reminder', g.id), key => g.key,
+        expires_at => g.expires_at)))
+    from armed as a join given as g on g.id = a.id
 )
-select a.id from woken join armed as a on true;
+select a.id from made join armed as a on true;
 
 -- name: scope_read
 -- Scopes by name, and all around them, unlocked: who holds a subject must not wait for scopes. A

@@ -17,20 +17,13 @@ with given as materialized (
         ref text, run_at timestamptz, task text, installation text)
 ), fresh as (
     insert into duetime.digest (id, recipient, job_id) select g.id, g.ref, g.job_id from given as g
-), made as (
-    insert into duetime.job (id, task, queue, priority, args, key, max_attempts, timeout)
-    select g.job_id, g.task, coalesce(t.queue, 'default'), coalesce(t.priority, 5),
-        json_build_object('digest', g.id), 'dtd_' || g.installation || '_' || g.id, coalesce(t.max_attempts, 3), t.timeout
-    from given as g left join duetime.task as t on t.name = g.task
-    returning id, queue, priority
-), waiting as (
-    insert into duetime.due (queue, priority, run_at, job_id)
-    select m.queue, m.priority, g.run_at, m.id from made as m cross join given as g
-    returning queue, run_at
-), woken as materialized (
-    select count(duetime.wake(q.queue, q.run_at)) from waiting as q
+), made as materialized (
+    select duetime._add_jobs(array_agg(duetime._new_job(
+        g.job_id, g.task, g.run_at, json_build_object('digest', g.id),
+        key => 'dtd_' || g.installation || '_' || g.id)))
+    from given as g
 )
-select g.id, g.job_id from woken cross join given as g;
+select g.id, g.job_id from made cross join given as g;
 
 -- name: digest_move
 -- Its job is due earlier; no row if it does not wait.

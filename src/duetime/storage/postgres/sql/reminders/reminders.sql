@@ -168,24 +168,14 @@ with given as materialized (
         g.run_at, g.status, g.reason, g.job_id, case when g.job_id is null then duetime.now() end
     from given as g
     on conflict (subject_id, due_at, rule_id, time, recipient, revision) do nothing
-    returning id, job_id, run_at
-), made as (
-    insert into duetime.job (id, task, queue, priority, args, key, max_attempts, timeout, expires_at)
-    select g.job_id, g.task, coalesce(t.queue, 'default'), coalesce(t.priority, 5),
-        json_build_object('reminder', g.id), g.key, coalesce(t.max_attempts, 3), t.timeout,
-        g.expires_at
-    from fresh as f join given as g on g.id = f.id left join duetime.task as t on t.name = g.task
-    where f.job_id is not null
-    returning id, queue, priority
-), waiting as (
-    insert into duetime.due (queue, priority, run_at, job_id)
-    select m.queue, m.priority, f.run_at, m.id from made as m join fresh as f on f.job_id = m.id
-    returning queue, run_at
-), woken as materialized (
-    select count(duetime.wake(q.queue, q.run_at)) from (
-        select queue, min(run_at) as run_at from waiting group by queue order by queue) as q
+    returning id, job_id
+), made as materialized (
+    select duetime._add_jobs(array_agg(duetime._new_job(
+        g.job_id, g.task, g.run_at, json_build_object('reminder', g.id), key => g.key,
+        expires_at => g.expires_at)))
+    from fresh as f join given as g on g.id = f.id where f.job_id is not null
 )
-select f.id from woken join fresh as f on true;
+select f.id from made join fresh as f on true;
 
 -- name: reminder_withdraw
 -- Reminders that are no longer true end, with their jobs; one that is being sent is told by its

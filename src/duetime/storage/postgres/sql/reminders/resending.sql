@@ -41,20 +41,12 @@ with given as materialized (
     from given as g join duetime.delivery as d on d.reminder_id = g.id and d.round = g.snoozes - 1
     where g.taken and d.sent_at is null and d.attempts > 0 and substr(d.key, 1, 4) <> 'dtd_'
     on conflict (reminder_id, round, channel) do nothing
-), made as (
-    insert into duetime.job (id, task, queue, priority, args, key, max_attempts, timeout)
-    select g.job_id, g.task, coalesce(t.queue, 'default'), coalesce(t.priority, 5),
-        json_build_object('reminder', g.id), g.key, coalesce(t.max_attempts, 3), t.timeout
-    from armed as a join given as g on g.id = a.id left join duetime.task as t on t.name = g.task
-    returning id, queue, priority
-), waiting as (
-    insert into duetime.due (queue, priority, run_at, job_id)
-    select m.queue, m.priority, g.run_at, m.id from made as m join given as g on g.job_id = m.id
-    returning queue, run_at
-), woken as materialized (
-    select count(duetime.wake(w.queue, w.run_at)) from waiting as w
+), made as materialized (
+    select duetime._add_jobs(array_agg(duetime._new_job(
+        g.job_id, g.task, g.run_at, json_build_object('reminder', g.id), key => g.key)))
+    from armed as a join given as g on g.id = a.id
 )
-select a.id from woken join armed as a on true;
+select a.id from made join armed as a on true;
 
 -- name: resend_find
 -- What ended with a status, some at a time. Index: reminder_troubled.

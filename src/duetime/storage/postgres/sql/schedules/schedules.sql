@@ -164,22 +164,15 @@ with input as materialized (
         (begun_at, worker, started_at, succeeded, error) = (null, null, null, null, null)
     where excluded.runs_as = 'backfilled'
     returning o.schedule_id, o.tick, o.run_at, o.job_id
-), made as (
-    insert into duetime.job (id, task, queue, priority, args, key, hold, max_attempts, timeout,
-                             expires_at)
-    select f.job_id, s.target, coalesce(s.queue, t.queue, 'default'),
-        coalesce(s.priority, t.priority, 5), s.args, g.key, k.hold,
-        coalesce(s.max_attempts, t.max_attempts, 3), coalesce(s.timeout, t.timeout),
-        coalesce(g.expires_at, g.expires_from + t.expires)
+), made as materialized (
+    select duetime._add_jobs(array_agg(duetime._new_job(
+        f.job_id, s.target, f.run_at, s.args, queue => s.queue, priority => s.priority,
+        key => g.key, hold => k.hold, max_attempts => s.max_attempts, timeout => s.timeout,
+        expires_at => coalesce(g.expires_at, g.expires_from + t.expires))))
     from fresh as f join given as g on g.schedule_id = f.schedule_id and g.tick = f.tick
     join keyed as k on k.job_id = f.job_id
     join duetime.schedule as s on s.id = f.schedule_id
     left join duetime.task as t on t.name = s.target
-    returning id, queue, priority
-), waiting as (
-    insert into duetime.due (queue, priority, run_at, job_id)
-    select m.queue, m.priority, f.run_at, m.id from made as m join fresh as f on f.job_id = m.id
-    returning queue, run_at
 ), advanced as (
     update duetime.schedule as s
     set planned_until = n.planned_until, next_run_at = n.next_run_at, plain = n.plain,
@@ -189,11 +182,8 @@ with input as materialized (
         id bigint, planned_until timestamptz, next_run_at timestamptz, plain boolean,
         at_once integer, grace bigint, enqueued boolean)
     where s.id = n.id
-), woken as materialized (
-    select count(duetime.wake(q.queue, q.run_at)) from (
-        select queue, min(run_at) as run_at from waiting group by queue order by queue) as q
 )
-select f.schedule_id, f.tick, f.job_id from woken join fresh as f on true;
+select f.schedule_id, f.tick, f.job_id from made join fresh as f on true;
 
 -- name: schedule_mark
 -- What became of ticks whose jobs were claimed. `expect`: only if the tick still stands so;
