@@ -92,9 +92,7 @@ class Operations(Sessions):
     async def _cancel(self, connection: Connection, job_id: int, reason: str) -> JobState | None:
         for _ in range(_CANCEL_TRIES):
             state = await self._state(connection, job_id)
-            if await self._on(
-                connection, "cancel_waiting", job=job_id, reason=reason, outcome="cancelled"
-            ):
+            if await self._on(connection, "cancel_waiting", job=job_id, reason=reason):
                 return JobState.PENDING if state is None or state.ended else state
             held = await self._on(connection, "lock_claims_of", jobs=array([job_id]))
             if held and await self._on(connection, "cancel_running", job=job_id, reason=reason):

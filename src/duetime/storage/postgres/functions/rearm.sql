@@ -159,7 +159,7 @@ create or replace function duetime._rearm_some(ids bigint[], why text, moment ti
     language plpgsql as $$
 #variable_conflict use_column
 declare
-    added text;
+    done record;
 begin
 with recursive subject as materialized (
     select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules, s.recipients, s.revision,
@@ -310,16 +310,9 @@ with recursive subject as materialized (
     ) as m
     where r.id = m.known_id and coalesce(r.status, '') = 'armed'
     returning r.job_id, r.reason
-), left_due as (
-    delete from duetime.due as d using gone as g where d.job_id = g.job_id
-    returning d.job_id, d.attempt, g.reason
-), unparked as (
-    delete from duetime.parked as p using gone as g where p.job_id = g.job_id
-    returning p.job_id, p.attempt, g.reason
-), ended as (
-    insert into duetime.attempt (job_id, token, attempt, outcome, finished_at, error)
-    select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'superseded', moment, l.reason
-    from (select * from left_due union all select * from unparked) as l
+), ended as materialized (
+    select duetime._end_waiting(array_agg(g.job_id), 'superseded', array_agg(g.reason))
+    from gone as g
 ), given as materialized (
     select m.*, s.revision, nextval('duetime.reminder_id_seq') as id,
         case when m.run_at is not null then nextval('duetime.job_id_seq') end as job_id,
@@ -339,8 +332,9 @@ with recursive subject as materialized (
 select duetime._add_jobs(array_agg(duetime._new_job(
         g.job_id, 'duetime' || '.remind', g.run_at, json_build_object('reminder', g.id),
         queue => t.queue, priority => t.priority, key => g.key, max_attempts => t.max_attempts,
-        timeout => t.timeout, expires_at => g.expires_at)), complete => true, moment => moment)
-into added
+        timeout => t.timeout, expires_at => g.expires_at)), complete => true, moment => moment),
+    (select count(*) from ended)
+into done
 from duetime._task_options('duetime' || '.remind') as t
 cross join fresh as f join given as g on g.id = f.id where f.job_id is not null;
 end $$;

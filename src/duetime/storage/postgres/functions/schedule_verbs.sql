@@ -14,20 +14,10 @@ create or replace function duetime.supersede_runs(doc json) returns setof bigint
           and o.job_id is not null and o.finished_at is null and o.begun_at is null
           and o.runs_as = 'fired'
           and (o.tick > duetime.now() or (i.doc ->> 'all')::boolean)
-    ), gone as (
-        delete from duetime.due where job_id in (select job_id from armed) and attempt = 0
-        returning job_id
-    ), unparked as (
-        delete from duetime.parked where job_id in (select job_id from armed) and attempt = 0
-        returning job_id
-    ), ended as (
-        insert into duetime.attempt (job_id, token, attempt, outcome, finished_at, error)
-        select g.job_id, nextval('duetime.claim_token_seq'), 0, 'superseded', duetime.now(),
-            i.doc ->> 'reason'
-        from (select job_id from gone union all select job_id from unparked) as g, input as i
-        returning job_id
-    ), freed as (
-        delete from duetime.job_key where job_id in (select job_id from ended)
+    ), ended as materialized (
+        select duetime._end_waiting(array_agg(a.job_id), 'superseded',
+                                    array_agg(i.doc ->> 'reason'), unstarted => true) as job_id
+        from armed as a cross join input as i
     ), past as (
         update duetime.schedule_tick as o
         set status = 'skipped', reason = i.doc ->> 'reason', finished_at = duetime.now()

@@ -109,22 +109,7 @@ order by j.id desc limit %(page)s;
 
 -- name: cancel_waiting
 -- A job that waits ends as cancelled at once. Zero rows: it does not wait.
-with gone as (
-    delete from duetime.due where job_id = %(job)s returning job_id, attempt
-), unparked as (
-    delete from duetime.parked where job_id = %(job)s returning job_id, attempt
-), ended as (
-    insert into duetime.attempt (job_id, token, attempt, outcome, finished_at, error)
-    select g.job_id, nextval('duetime.claim_token_seq'), g.attempt, %(outcome)s, duetime.now(), %(reason)s
-    from (select * from gone union all select * from unparked) as g
-    returning job_id
-), freed as (
-    delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
-), told as materialized (
-    select count(pg_notify('duetime.ended', e.job_id::text)) from ended as e
-    where exists (select from duetime.waiter as w where w.job_id = e.job_id)
-)
-select e.job_id from ended as e, told;
+select duetime._end_waiting(array[%(job)s::bigint], 'cancelled', array[%(reason)s::text]);
 
 -- name: lock_claims_of
 -- The next statement then sees whether an attempt has just ended; one that ends later waits for

@@ -612,25 +612,13 @@ select count(*) from gone;
 -- Jobs that no worker could run for so long end as dead: they are seen, can be requeued, and are
 -- pruned as such. Few are parked.
 with old as materialized (
-    select p.job_id from duetime.parked as p
+    select p.job_id, p.reason from duetime.parked as p
     where p.parked_at < (select duetime.now()) - %(age)s::interval
     order by p.job_id limit %(batch)s for update skip locked
-), gone as (
-    delete from duetime.parked as p using old as o where p.job_id = o.job_id
-    returning p.job_id, p.attempt, p.reason
-), ended as (
-    insert into duetime.attempt (job_id, token, attempt, outcome, finished_at, error_code, error)
-    select g.job_id, nextval('duetime.claim_token_seq'), g.attempt, 'dead', duetime.now(),
-        %(code)s, 'it was parked for too long: ' || g.reason
-    from gone as g
-    returning job_id
-), freed as (
-    delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
-), told as materialized (
-    select count(pg_notify('duetime.ended', e.job_id::text)) from ended as e
-    where exists (select from duetime.waiter as w where w.job_id = e.job_id)
 )
-select e.job_id from ended as e, told;
+select duetime._end_waiting(array_agg(o.job_id), 'dead',
+                            array_agg('it was parked for too long: ' || o.reason), code => %(code)s)
+from old as o;
 
 -- name: prune_leftovers
 with keys as (

@@ -119,13 +119,7 @@ with input as materialized (
            excluded.sent_at, duetime.now())
         where d.key <> excluded.key or d.sent_at is null
     returning d.reminder_id
-), left_due as (
-    delete from duetime.due where job_id in (select job_id from mine) returning job_id, attempt
-), unparked as (
-    delete from duetime.parked where job_id in (select job_id from mine) returning job_id, attempt
-), ended as (
-    insert into duetime.attempt (job_id, token, attempt, outcome, finished_at)
-    select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'completed', duetime.now()
-    from (select * from left_due union all select * from unparked) as l
+), ended as materialized (
+    select duetime._end_waiting(array_agg(m.job_id), 'completed') from mine as m
 )
-select reminder_id from noted;
+select n.reminder_id from noted as n cross join (select count(*) from ended) as e;

@@ -194,17 +194,11 @@ with input as materialized (
         ended_at = duetime.now()
     where r.id = any ((select ids from input)::bigint[]) and coalesce(r.status, '') = 'armed'
     returning r.job_id
-), left_due as (
-    delete from duetime.due where job_id in (select job_id from gone) returning job_id, attempt
-), unparked as (
-    delete from duetime.parked where job_id in (select job_id from gone) returning job_id, attempt
-), ended as (
-    insert into duetime.attempt (job_id, token, attempt, outcome, finished_at, error)
-    select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'superseded', duetime.now(),
-        (select reason from input)
-    from (select * from left_due union all select * from unparked) as l
+), ended as materialized (
+    select duetime._end_waiting(array_agg(g.job_id), 'superseded', array_agg(i.reason))
+    from gone as g cross join input as i
 )
-select job_id from gone;
+select g.job_id from gone as g cross join (select count(*) from ended) as e;
 
 -- name: reminder_get
 -- By id: what every sender asks right before.
