@@ -31,7 +31,7 @@ async def main() -> None:
             print((await app.schedules[name].explain()).sentence)
         ran = await app.schedules["pulse"].history(status="fired")
         print(f"\nThe ledger has {len(ran)} pulses; the last one was job {ran[0].job_id}.")
-        for schedule in await app.schedules.all():
+        for schedule in await app.schedules.list():
             await app.schedules[schedule.name].delete()
     await app.close()
 

@@ -68,7 +68,7 @@ def becomes(answer: Answer) -> dict[str, str]:
 
 
 async def names(app: Duetime) -> list[str]:
-    return [schedule.name for schedule in await app.schedules.all()]
+    return [schedule.name for schedule in await app.schedules.list()]
 
 
 async def test_a_plan_is_shown_and_nothing_written(folder: Path, app: Duetime) -> None:
@@ -167,7 +167,7 @@ async def test_canary_cut_over_and_rollback(folder: Path, app: Duetime) -> None:
     beat = ("celery-beat", "tests.recorded.beat:app", "--apply", "--json")
 
     async def shadows() -> dict[str, bool]:
-        return {one.name: one.policy.shadow for one in await app.schedules.all()}
+        return {one.name: one.policy.shadow for one in await app.schedules.list()}
 
     canary = import_(folder, *beat, "--shadow")
     before = await shadows()

@@ -107,7 +107,7 @@ async def fill(app: Duetime) -> None:
     await app.queues.pause(f"q{ODD}", by=ODD, reason=ODD)
     await app.schedules.put(ODD, f"task{ODD}", "0 9 * * *", args={"a": ODD}, by=ODD)
     await app.schedules[ODD].pause(reason=ODD, by=ODD)
-    await app.schedules.put_preset(ODD, "0 9 * * *", description=ODD)
+    await app.schedules.presets.put(ODD, "0 9 * * *", description=ODD)
     await app.scopes.put(ODD, remind=["-1h"], by=ODD)
     await app.subjects.put(ODD, scope=ODD, due=DUE, recipients=[ODD], data={"title": ODD}, by=ODD)
     await app.recipients.put(ODD, channels={"console": ODD}, by=ODD)

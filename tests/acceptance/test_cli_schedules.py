@@ -261,14 +261,14 @@ async def test_a_schedule_is_deleted_only_when_confirmed(backend: Backend, app: 
     await app.schedules.put("poll", "shop.clean", "@daily")
 
     refused = schedules(backend.url, "delete", "poll")
-    kept = len(await app.schedules.all())
+    kept = len(await app.schedules.list())
     done = schedules(backend.url, "delete", "poll", "--yes", "--reason", "not wanted")
 
     assert refused.code == 1
     assert "nothing was changed" in refused.err
     assert kept == 1
     assert done.out == "Schedule poll is deleted.\n"
-    assert await app.schedules.all() == []
+    assert await app.schedules.list() == []
 
 
 @on_both
@@ -295,9 +295,9 @@ async def test_presets_are_kept(backend: Backend, app: Duetime) -> None:
 def test_a_spec_is_tried_without_a_database(tmp_path: Path) -> None:
     """The command in a process of its own, where nothing is set."""
     preview = ("schedules", "preview", "--tz", "America/New_York", "-n", "3")
-    spring = ("--spec", "30 2 * * *", "--after", "2026-03-07T12:00Z", "--exclude", "2026-03-09")
-    autumn = ("--spec", "0 * * * *", "--after", "2026-11-01T04:30Z")
-    once = ("--spec", "2026-01-01T00:00Z", "--after", "2025-01-01T00:00Z")
+    spring = ("--spec", "30 2 * * *", "--since", "2026-03-07T12:00Z", "--exclude", "2026-03-09")
+    autumn = ("--spec", "0 * * * *", "--since", "2026-11-01T04:30Z")
+    once = ("--spec", "2026-01-01T00:00Z", "--since", "2025-01-01T00:00Z")
 
     forward = duetime(None, *preview, *spring, cwd=tmp_path)
     back = duetime(None, *preview, *autumn, "--json", cwd=tmp_path)
@@ -326,7 +326,7 @@ async def test_a_schedule_is_previewed(backend: Backend, app: Duetime) -> None:
     await app.schedules["poll"].pause(until=HOLIDAY)
     preview = ("preview", "poll", "--limit", "2")
 
-    table = schedules(backend.url, *preview, "--after", "2026-01-01T12:00Z")
+    table = schedules(backend.url, *preview, "--since", "2026-01-01T12:00Z")
     plain = schedules(backend.url, *preview, "--json")
 
     when, paused, _, first, _ = table.out.splitlines()

@@ -35,7 +35,7 @@ async def test_no_value_that_is_given_holds_one(backend: Backend, number: Any) -
     with pytest.raises(InvalidInput, match="which JSON cannot say"):
         await app.subjects.put("s", due=DUE, data={"price": [number]})
 
-    assert await app.schedules.all() == []
+    assert await app.schedules.list() == []
     await app.close()
 
 

@@ -21,7 +21,7 @@ BY_NAME: dict[str, Look] = {
     "queue": lambda app, name: app.queues.get(name),
     "schedule": lambda app, name: app.schedules.get(name),
     "audit of a schedule": lambda app, name: app.schedules.audit(name),
-    "delete a preset": lambda app, name: app.schedules.delete_preset(name),
+    "delete a preset": lambda app, name: app.schedules.presets.delete(name),
     "subject": lambda app, name: app.subjects.get(name),
     "complete a subject": lambda app, name: app.subjects.complete(name),
     "delete a subject": lambda app, name: app.subjects.delete(name),

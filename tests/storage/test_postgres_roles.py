@@ -322,7 +322,7 @@ async def test_a_reader_sees_everything_and_changes_nothing(granted: str) -> Non
         states = [found.state for found in await reader.jobs.list()]
         sentence = (await reader.jobs.explain(job.id)).sentence
         queues = await reader.queues.list()
-        schedules = [one.name for one in await reader.schedules.all()]
+        schedules = [one.name for one in await reader.schedules.list()]
         await reader.close()
         rights = {right for _, right in rights_of(granted, "looks")}
         ran = refused(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from duetime.api.handle import Handle, bound, iterated
+from duetime.api.presets import Presets
 from duetime.api.registration import Registrations
 from duetime.api.tasks import Task
-from duetime.domain.audit import AuditEvent
+from duetime.domain.audit import AuditEvent, check_actor
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.finite import check_finite
 from duetime.domain.jobs.explain import Explanation
@@ -25,11 +27,18 @@ from duetime.domain.jobs.job import (
     check_task_not_reserved,
     check_text,
 )
-from duetime.domain.page import DEFAULT_LIMIT, Page
+from duetime.domain.page import (
+    DEFAULT_LIMIT,
+    Moment,
+    Page,
+    check_limit,
+    make_page,
+    read_cursor,
+)
 from duetime.domain.reminders.rule import format_time
 from duetime.domain.schedules.explain import explain_schedule, explain_tick
 from duetime.domain.schedules.plan import stands_for
-from duetime.domain.schedules.presets import PRESETS, Preset, find_preset
+from duetime.domain.schedules.presets import find_preset
 from duetime.domain.schedules.preview import PreviewRow, preview
 from duetime.domain.schedules.schedule import (
     CatchUp,
@@ -91,15 +100,16 @@ class Schedules:
     def __init__(self, app: Duetime) -> None:
         self._app = app
         self._declared: dict[str, NewSchedule] = {}
+        self.presets = Presets(app)
         self._registrations = Registrations()
 
     @property
-    def declared(self) -> list[NewSchedule]:
+    def declared(self) -> Sequence[NewSchedule]:
         """What the code declares; every worker stores it when it starts."""
         return list(self._declared.values())
 
     def __getitem__(self, name: str) -> ScheduleHandle:
-        return ScheduleHandle(self._app, self, check_sought(name, what="schedule's name"))
+        return ScheduleHandle(self, check_sought(name, what="schedule's name"))
 
     def define(
         self,
@@ -226,7 +236,7 @@ class Schedules:
         `pause_after`: failures in a row. `expires`: the latest start. `shadow`: only the ledger.
         """
         if preset is not None:
-            found = await self._preset(preset)
+            found = await self.presets.find(preset)
             specs, preset, tz = (*specs, *found["specs"]), None, tz or found["tz"]
         # Off the loop: some times are only found, or refused, after a long search.
         new = await asyncio.to_thread(
@@ -269,16 +279,25 @@ class Schedules:
         declarer = Declarer(settings.service, settings.release) if declares else None
         answer: dict[str, str] = await self._do(
             lambda statements: statements.apply(
-                given, actor=_actor(by), prune=prune, declarer=declarer
+                given, actor=check_actor(by), prune=prune, declarer=declarer
             ),
             tx,
         )
         return answer
 
-    async def all(self) -> list[ScheduleInfo]:
-        """Return every schedule, sorted by name."""
-        found = await self._do(lambda statements: statements.find(None), reads=True)
-        return [_info(schedule) for schedule in found]
+    async def list(
+        self, *, limit: int = DEFAULT_LIMIT, after: str | None = None
+    ) -> Page[ScheduleInfo]:
+        """Return schedules by name. `after`: the `next` of the page before."""
+        position = read_cursor(after, order="schedules", shape=tuple[str])
+        most = check_limit(limit) + 1
+        found = await self._do(
+            lambda s: s.list_schedules(after=position and position[0], limit=most), reads=True
+        )
+        infos = [_info(schedule) for schedule in found]
+        return make_page(infos, limit=limit, order="schedules", position=lambda one: (one.name,))
+
+    iterate = iterated(list)
 
     async def get(self, name: str) -> ScheduleInfo:
         """Return one schedule; raise `ScheduleNotFound`."""
@@ -291,36 +310,157 @@ class Schedules:
         known = check_sought(name, what="schedule's name")
         return await self._app.audit.list(entity=f"schedule:{known}", limit=limit, after=after)
 
-    # Presets
-
-    async def presets(self) -> list[Preset]:
-        """Return the named specs: those that come with Duetime, and your own."""
-        own = await self._do(lambda statements: statements.presets(), reads=True)
-        mine = [Preset(name, _texts(value), description) for name, value, description in own]
-        return [*PRESETS, *mine]
-
-    async def _preset(self, name: str) -> dict[str, Any]:
-        own = await self._do(lambda statements: statements.presets(), reads=True)
-        for mine, value, _ in own:
-            if mine.casefold() == name.casefold():
-                return dict(value)
-        return {"specs": [find_preset(name).spec], "tz": "UTC"}
-
-    async def put_preset(
-        self, name: str, *specs: Spec, tz: str = "UTC", description: str = ""
+    async def pause(
+        self,
+        name: str,
+        *,
+        reason: str = "",
+        until: datetime | Duration | None = None,
+        by: str = "unknown",
+        tx: Any = None,
     ) -> None:
-        """Store specs under a name that people choose from; the name is taken anew."""
-        check_name(name, what="preset's name")
-        if name.casefold() in {preset.name.casefold() for preset in PRESETS}:
-            raise InvalidInput(f"The preset {name!r} comes with Duetime; choose another name.")
-        times = timetable(*specs, tz=tz)
-        check_text(description, what="the description")
-        await self._do(lambda statements: statements.put_preset(name, times, description))
+        """Run no more, on any worker; what runs goes on. `until`: it resumes by itself then."""
+        check_text(reason, what="the reason")
+        at = None if until is None else await self._moment(until, name="until")
+        if at is not None and at <= await self._app.now():
+            raise InvalidInput(f"until={format_time(at)} is past: a pause ends later than now.")
+        self._found(
+            name,
+            await self._do(
+                lambda s: s.pause(name, actor=check_actor(by), reason=reason, until=at), tx
+            ),
+        )
 
-    async def delete_preset(self, name: str) -> None:
-        check_sought(name, what="preset's name")
-        if not await self._do(lambda statements: statements.delete_preset(name)):
-            raise InvalidInput(f"There is no preset {name!r} of your own.")
+    async def resume(
+        self, name: str, *, missed: bool = False, by: str = "unknown", tx: Any = None
+    ) -> None:
+        """Go on. `missed`: the ticks of the pause are caught up as `catch_up` says; else they are
+        skipped. Resuming twice changes nothing."""
+        self._found(
+            name, await self._do(lambda s: s.resume(name, actor=check_actor(by), missed=missed), tx)
+        )
+
+    async def trigger(
+        self, name: str, *, by: str = "unknown", reason: str | None = None, tx: Any = None
+    ) -> int:
+        """Run it once now; its next run stays. Returns the job's id."""
+        _check_reason(reason)
+        job_id: int | None = await self._do(
+            lambda s: s.trigger(name, actor=check_actor(by), reason=reason), tx
+        )
+        self._found(name, job_id is not None)
+        assert job_id is not None
+        return job_id
+
+    async def reschedule(
+        self, name: str, at: datetime | Duration, *, by: str = "unknown", tx: Any = None
+    ) -> datetime:
+        """Move the next run to a time, or to so long from now; the runs after it stay.
+
+        Returns the tick that was moved.
+        """
+        moment = await self._moment(at, name="at")
+        tick: datetime | None = await self._do(
+            lambda s: s.reschedule(name, moment, actor=check_actor(by)), tx
+        )
+        if tick is None:
+            await self.get(name)
+            raise InvalidInput(
+                f"The schedule {name!r} has no next run to move: it is paused, or has ended."
+            )
+        return tick
+
+    async def backfill(
+        self,
+        name: str,
+        start: datetime,
+        end: datetime,
+        *,
+        failed: bool = False,
+        by: str = "unknown",
+        tx: Any = None,
+    ) -> int:
+        """Run the ticks from `start` up to `end` (not included) that have not run; return how many.
+
+        `failed`: also those whose run ended without success, dead or cancelled. They run one after
+        the other, or together with `burst_allowed`.
+        """
+        check_moment(start, name="start")
+        check_moment(end, name="end")
+        schedule = await self._find(name, tx)
+        now = await self._app.now()
+        if not start < end <= now:
+            raise InvalidInput(
+                f"A backfill goes from an earlier to a later time, up to now ({format_time(now)})."
+            )
+        ticks = await asyncio.to_thread(ticks_between, _timetable(schedule), start, end)
+        count: int | None = await self._do(
+            lambda s: s.backfill(name, ticks, failed=failed, actor=check_actor(by)), tx
+        )
+        return count or 0
+
+    async def delete(
+        self, name: str, *, by: str = "unknown", reason: str | None = None, tx: Any = None
+    ) -> None:
+        """Remove the schedule and its ledger; what runs goes on."""
+        _check_reason(reason)
+        self._found(
+            name, await self._do(lambda s: s.delete(name, actor=check_actor(by), reason=reason), tx)
+        )
+
+    async def preview(
+        self, name: str, n: int = 10, *, since: datetime | None = None
+    ) -> Sequence[PreviewRow]:
+        """Return the next ticks of the timetable, in UTC and local time."""
+        schedule = await self._find(name)
+        start = since or await self._app.now()
+        return await asyncio.to_thread(preview, _timetable(schedule), start, n)
+
+    async def history(
+        self,
+        name: str,
+        *,
+        since: datetime | None = None,
+        before: datetime | None = None,
+        status: TickStatus | str | None = None,
+        limit: int = DEFAULT_LIMIT,
+        after: str | None = None,
+    ) -> Page[TickInfo]:
+        """Return the ledger, newest first: what became of each tick, and why.
+
+        `after`: the `next` of the page before.
+        """
+        await self.get(name)
+        if status is not None and status not in set(TickStatus):
+            raise InvalidInput(
+                f"There is no status {status!r}. There are: {', '.join(TickStatus)}."
+            )
+        position = read_cursor(after, order="history", shape=tuple[Moment])
+        if position is not None:
+            before = position[0] if before is None else min(before, position[0])
+        most = check_limit(limit) + 1
+        rows: Sequence[TickInfo] = await self._do(
+            lambda s: s.history(name, since=since, before=before, status=status, limit=most),
+            reads=True,
+        )
+        return make_page(rows, limit=limit, order="history", position=lambda row: (row.tick,))
+
+    async def explain(self, name: str, tick: datetime | None = None) -> Explanation:
+        """Say why it did or did not run: the schedule as it is, or one tick of it."""
+        schedule = await self._find(name)
+        store = await self._app.store()
+        now = await store.now()
+        workers = [worker for worker in await store.workers() if worker.lease_until > now]
+        if tick is None:
+            last = await self.history(name, limit=1, before=now)
+            able = [worker.name for worker in workers if schedule.target in worker.tasks]
+            return explain_schedule(schedule, now=now, last=last[0] if last else None, able=able)
+        check_moment(tick, name="tick")
+        rows = await self.history(name, before=tick + timedelta(microseconds=1), limit=1)
+        row = rows[0] if rows else None
+        if row is not None and row.tick != tick and not stands_for(row.reason, tick):
+            row = None
+        return explain_tick(schedule, tick, now=now, row=row)
 
     # Pieces
 
@@ -351,169 +491,9 @@ class Schedules:
             self._app.events.schedule_broken(None, name, reason)
         return answer
 
-
-class ScheduleHandle:
-    """One schedule, by its name. Every change is audited with who made it: `by`."""
-
-    def __init__(self, app: Duetime, schedules: Schedules, name: str) -> None:
-        self._app = app
-        self._schedules = schedules
-        self.name = name
-
-    async def get(self) -> ScheduleInfo:
-        """Return the schedule; raise `ScheduleNotFound`."""
-        return await self._schedules.get(self.name)
-
-    async def pause(
-        self,
-        *,
-        reason: str = "",
-        until: datetime | Duration | None = None,
-        by: str = "unknown",
-        tx: Any = None,
-    ) -> None:
-        """Run no more, on any worker; what runs goes on. `until`: it resumes by itself then."""
-        check_text(reason, what="the reason")
-        at = None if until is None else await self._moment(until, name="until")
-        if at is not None and at <= await self._app.now():
-            raise InvalidInput(f"until={format_time(at)} is past: a pause ends later than now.")
-        self._found(
-            await self._do(
-                lambda s: s.pause(self.name, actor=_actor(by), reason=reason, until=at), tx
-            )
-        )
-
-    async def resume(self, *, missed: bool = False, by: str = "unknown", tx: Any = None) -> None:
-        """Go on. `missed`: the ticks of the pause are caught up as `catch_up` says; else they are
-        skipped. Resuming twice changes nothing."""
-        self._found(
-            await self._do(lambda s: s.resume(self.name, actor=_actor(by), missed=missed), tx)
-        )
-
-    async def trigger(
-        self, *, by: str = "unknown", reason: str | None = None, tx: Any = None
-    ) -> int:
-        """Run it once now; its next run stays. Returns the job's id."""
-        _check_reason(reason)
-        job_id: int | None = await self._do(
-            lambda s: s.trigger(self.name, actor=_actor(by), reason=reason), tx
-        )
-        self._found(job_id is not None)
-        assert job_id is not None
-        return job_id
-
-    async def reschedule(
-        self, at: datetime | Duration, *, by: str = "unknown", tx: Any = None
-    ) -> datetime:
-        """Move the next run to a time, or to so long from now; the runs after it stay.
-
-        Returns the tick that was moved.
-        """
-        moment = await self._moment(at, name="at")
-        tick: datetime | None = await self._do(
-            lambda s: s.reschedule(self.name, moment, actor=_actor(by)), tx
-        )
-        if tick is None:
-            await self.get()
-            raise InvalidInput(
-                f"The schedule {self.name!r} has no next run to move: it is paused, or has ended."
-            )
-        return tick
-
-    async def backfill(
-        self,
-        start: datetime,
-        end: datetime,
-        *,
-        failed: bool = False,
-        by: str = "unknown",
-        tx: Any = None,
-    ) -> int:
-        """Run the ticks from `start` up to `end` (not included) that have not run; return how many.
-
-        `failed`: also those whose run ended without success, dead or cancelled. They run one after
-        the other, or together with `burst_allowed`.
-        """
-        check_moment(start, name="start")
-        check_moment(end, name="end")
-        schedule = await self._schedules._find(self.name, tx)
-        now = await self._app.now()
-        if not start < end <= now:
-            raise InvalidInput(
-                f"A backfill goes from an earlier to a later time, up to now ({format_time(now)})."
-            )
-        ticks = await asyncio.to_thread(ticks_between, _timetable(schedule), start, end)
-        count: int | None = await self._do(
-            lambda s: s.backfill(self.name, ticks, failed=failed, actor=_actor(by)), tx
-        )
-        return count or 0
-
-    async def delete(
-        self, *, by: str = "unknown", reason: str | None = None, tx: Any = None
-    ) -> None:
-        """Remove the schedule and its ledger; what runs goes on."""
-        _check_reason(reason)
-        self._found(
-            await self._do(lambda s: s.delete(self.name, actor=_actor(by), reason=reason), tx)
-        )
-
-    async def preview(self, n: int = 10, *, after: datetime | None = None) -> list[PreviewRow]:
-        """Return the next ticks of the timetable, in UTC and local time."""
-        schedule = await self._schedules._find(self.name)
-        start = after or await self._app.now()
-        return await asyncio.to_thread(preview, _timetable(schedule), start, n)
-
-    async def history(
-        self,
-        *,
-        since: datetime | None = None,
-        before: datetime | None = None,
-        status: TickStatus | str | None = None,
-        limit: int = 50,
-    ) -> list[TickInfo]:
-        """Return the ledger, newest first: what became of each tick, and why."""
-        await self.get()
-        if status is not None and status not in set(TickStatus):
-            raise InvalidInput(
-                f"There is no status {status!r}. There are: {', '.join(TickStatus)}."
-            )
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
-            raise InvalidInput(f"limit must be 1 to 10,000, got {limit!r}.")
-        rows: list[TickInfo] = await self._do(
-            lambda s: s.history(self.name, since=since, before=before, status=status, limit=limit),
-            reads=True,
-        )
-        return rows
-
-    async def explain(self, tick: datetime | None = None) -> Explanation:
-        """Say why it did or did not run: the schedule as it is, or one tick of it."""
-        schedule = await self._schedules._find(self.name)
-        store = await self._app.store()
-        now = await store.now()
-        workers = [worker for worker in await store.workers() if worker.lease_until > now]
-        if tick is None:
-            last = await self.history(limit=1, before=now)
-            able = [worker.name for worker in workers if schedule.target in worker.tasks]
-            return explain_schedule(schedule, now=now, last=last[0] if last else None, able=able)
-        check_moment(tick, name="tick")
-        rows = await self.history(before=tick + timedelta(microseconds=1), limit=1)
-        row = rows[0] if rows else None
-        if row is not None and row.tick != tick and not stands_for(row.reason, tick):
-            row = None
-        return explain_tick(schedule, tick, now=now, row=row)
-
-    async def _do(
-        self,
-        make: Callable[[ScheduleStatements], Statements],
-        tx: Any = None,
-        *,
-        reads: bool = False,
-    ) -> Any:
-        return await self._schedules._do(make, tx, reads=reads)
-
-    def _found(self, found: bool) -> None:
+    def _found(self, name: str, found: bool) -> None:
         if not found:
-            raise ScheduleNotFound(self.name)
+            raise ScheduleNotFound(name)
 
     async def _moment(self, value: datetime | Duration, *, name: str) -> datetime:
         if isinstance(value, datetime):
@@ -521,14 +501,26 @@ class ScheduleHandle:
         return await self._app.now() + parse_duration(value, name=name)
 
 
-def _texts(timetable: Mapping[str, Any]) -> str:
-    """The specs as people write them."""
-    shown = []
-    for spec in timetable["specs"]:
-        [(kind, text)] = [(kind, text) for kind, text in spec.items() if kind != "start"]
-        shown.append({"every": f"@every {text}", "rrule": f"RRULE:{text}"}.get(kind, text))
-    tz = timetable["tz"]
-    return " and ".join(shown) + ("" if tz == "UTC" else f" ({tz})")
+class ScheduleHandle(Handle[Schedules, str]):
+    """One schedule, by its name."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return self._ref
+
+    get = bound(Schedules.get)
+    pause = bound(Schedules.pause)
+    resume = bound(Schedules.resume)
+    trigger = bound(Schedules.trigger)
+    reschedule = bound(Schedules.reschedule)
+    backfill = bound(Schedules.backfill)
+    delete = bound(Schedules.delete)
+    preview = bound(Schedules.preview)
+    history = bound(Schedules.history)
+    explain = bound(Schedules.explain)
+    audit = bound(Schedules.audit)
 
 
 def _info(schedule: Schedule) -> ScheduleInfo:
@@ -572,7 +564,3 @@ def ticks_between(timetable: Timetable, start: datetime, end: datetime) -> list[
 def _check_reason(reason: str | None) -> None:
     if reason is not None:
         check_text(reason, what="the reason")
-
-
-def _actor(by: str) -> str:
-    return check_name(by, what="actor (by=)")

@@ -7,9 +7,13 @@ from typing import Any
 import click
 
 from duetime.app import Duetime
+from duetime.cli.audit import audit_command
 from duetime.cli.output import echo, print_json, print_table
+from duetime.cli.paging import paged, show_next
+from duetime.cli.person import by_option
 from duetime.cli.schedule_put import SPEC
 from duetime.cli.target import Group, target_of
+from duetime.domain.page import Page
 from duetime.domain.schedules.presets import PRESETS, Preset
 
 
@@ -22,15 +26,17 @@ def presets(context: click.Context) -> None:
 
 
 @presets.command("list")
+@paged(default=100)
 @click.pass_context
-def list_command(context: click.Context) -> None:
+def list_command(context: click.Context, limit: int, after: str | None) -> None:
     """List the presets."""
 
-    async def look(app: Duetime) -> list[Preset]:
-        return await app.schedules.presets()
+    async def look(app: Duetime) -> Page[Preset]:
+        return await app.schedules.presets.list(limit=limit, after=after)
 
     target = target_of(context)
     found = target.run(look)
+    show_next(found)
     if target.json:
         print_json([_plain(preset) for preset in found])
         return
@@ -53,31 +59,34 @@ def list_command(context: click.Context) -> None:
 @click.argument("specs", metavar="SPEC...", type=SPEC, nargs=-1, required=True)
 @click.option("--tz", metavar="ZONE", default="UTC", help="Such as Europe/Berlin.  [default: UTC]")
 @click.option("--description", metavar="TEXT", default="", help="What it means; people see it.")
+@by_option
 @click.pass_context
 def put_command(
-    context: click.Context, name: str, specs: tuple[Any, ...], tz: str, description: str
+    context: click.Context, name: str, specs: tuple[Any, ...], tz: str, description: str, by: str
 ) -> None:
     """Store SPECs as the preset NAME, or replace it. Existing schedules do not change."""
 
-    async def put(app: Duetime) -> None:
-        await app.schedules.put_preset(name, *specs, tz=tz, description=description)
+    async def put(app: Duetime) -> str:
+        return await app.schedules.presets.put(name, *specs, tz=tz, description=description, by=by)
 
     target = target_of(context)
-    target.run(put)
+    result = target.run(put)
     if target.json:
-        print_json({"preset": name, "stored": True})
+        print_json({"preset": name, "result": result})
     else:
-        echo(f"Preset {name} is stored.")
+        said = "is the same: nothing changed" if result == "same" else f"is {result}"
+        echo(f"Preset {name} {said}.")
 
 
 @presets.command("delete")
 @click.argument("name")
+@by_option
 @click.pass_context
-def delete_command(context: click.Context, name: str) -> None:
+def delete_command(context: click.Context, name: str, by: str) -> None:
     """Delete a preset of your own. Existing schedules do not change."""
 
     async def delete(app: Duetime) -> None:
-        await app.schedules.delete_preset(name)
+        await app.schedules.presets.delete(name, by=by)
 
     target = target_of(context)
     target.run(delete)
@@ -85,6 +94,9 @@ def delete_command(context: click.Context, name: str) -> None:
         print_json({"preset": name, "deleted": True})
     else:
         echo(f"Preset {name} is deleted.")
+
+
+presets.add_command(audit_command("preset", "NAME"))
 
 
 def _is_ours(preset: Preset) -> bool:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import datetime, timedelta
 
 import click
 
 from duetime.api.schedules import ScheduleInfo
 from duetime.app import Duetime
-from duetime.cli.moment import MOMENT, MOMENT_OR_SPAN, ago, iso
-from duetime.cli.number import Number
+from duetime.cli.moment import MOMENT, MOMENT_OR_SPAN, ago
 from duetime.cli.output import echo, print_json
+from duetime.cli.paging import paged, show_next
 from duetime.cli.schedule_show import show_explanation, show_history
 from duetime.cli.target import Command, target_of
 from duetime.domain.jobs.explain import Explanation
+from duetime.domain.page import Page
 from duetime.domain.schedules.schedule import TickStatus
 from duetime.storage.schedules.rows import TickInfo
-
-_MOST = 10_000
 
 
 @click.command("history", cls=Command)
@@ -30,14 +28,8 @@ _MOST = 10_000
     help=f"Only {', '.join(TickStatus)}.",
 )
 @click.option("--since", type=MOMENT_OR_SPAN, metavar="TIME", help="From then on, or 2d ago on.")
-@click.option("--before", type=MOMENT_OR_SPAN, metavar="TIME", help="Only older: the next page.")
-@click.option(
-    "--limit",
-    type=Number(1, _MOST),
-    default=20,
-    metavar="N",
-    help="How many, at most 10,000.  [default: 20]",
-)
+@click.option("--before", type=MOMENT_OR_SPAN, metavar="TIME", help="Only ticks before then.")
+@paged()
 @click.pass_context
 def history_command(
     context: click.Context,
@@ -46,18 +38,24 @@ def history_command(
     since: datetime | timedelta | None,
     before: datetime | timedelta | None,
     limit: int,
+    after: str | None,
 ) -> None:
     """Show what became of each tick, newest first, and why."""
 
-    async def look(app: Duetime) -> tuple[list[TickInfo], ScheduleInfo, datetime]:
+    async def look(app: Duetime) -> tuple[Page[TickInfo], ScheduleInfo, datetime]:
         now = await app.now()
         rows = await app.schedules[name].history(
-            since=ago(since, now), before=ago(before, now), status=status, limit=limit
+            since=ago(since, now),
+            before=ago(before, now),
+            status=status,
+            limit=limit,
+            after=after,
         )
         return rows, await app.schedules.get(name), now
 
     target = target_of(context)
     rows, info, now = target.run(look)
+    show_next(rows)
     if target.json:
         print_json(rows)
         return
@@ -65,8 +63,6 @@ def history_command(
         echo("No ticks match." if status or since or before else "No ticks yet.")
         return
     show_history(info, rows, now)
-    if len(rows) == limit and sys.stdout.isatty():
-        echo(f"More: --before {iso(rows[-1].tick)}")
 
 
 @click.command("explain", cls=Command)

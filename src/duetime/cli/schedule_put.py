@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar, get_args
 
@@ -202,7 +202,7 @@ def _tell(result: str, declared: bool, info: ScheduleInfo, now: datetime) -> Non
     metavar="N",
     help="How many ticks, at most 1,000.  [default: 10]",
 )
-@click.option("--after", type=MOMENT, metavar="TIME", help="From when on.  [default: now]")
+@click.option("--since", type=MOMENT, metavar="TIME", help="From when on.  [default: now]")
 @click.option("--spec", "specs", type=SPEC, metavar="SPEC", multiple=True, help="Try this spec.")
 @click.option("--preset", metavar="NAME", help="Try this preset.")
 @times_options
@@ -212,7 +212,7 @@ def preview_command(
     /,
     name: str | None,
     count: int,
-    after: datetime | None,
+    since: datetime | None,
     specs: tuple[Any, ...],
     preset: str | None,
     **times: Any,
@@ -223,7 +223,7 @@ def preview_command(
 
     \b
     duetime schedules preview digest -n 20
-    duetime schedules preview --spec "30 2 * * *" --tz America/New_York --after 2026-03-07T00:00Z
+    duetime schedules preview --spec "30 2 * * *" --tz America/New_York --since 2026-03-07T00:00Z
     """
     target = target_of(context)
     trying = bool(specs or preset)
@@ -233,13 +233,13 @@ def preview_command(
     if name is not None:
         if given:
             raise click.UsageError(f"--{min(given)} goes with --spec; a schedule has its own.")
-        _preview_stored(target, name, count, after)
+        _preview_stored(target, name, count, since)
         return
     if preset is not None:
         specs = (*specs, find_preset(preset).spec)
     times_read = timetable(*specs, **given)
     now = datetime.now(UTC)
-    rows = preview(times_read, after or now, count)
+    rows = preview(times_read, since or now, count)
     if target.json:
         print_json(rows)
     else:
@@ -247,10 +247,10 @@ def preview_command(
         show_preview(times_read, rows, count, now=now)
 
 
-def _preview_stored(target: Target, name: str, count: int, after: datetime | None) -> None:
-    async def look(app: Duetime) -> tuple[ScheduleInfo, list[PreviewRow], datetime]:
+def _preview_stored(target: Target, name: str, count: int, since: datetime | None) -> None:
+    async def look(app: Duetime) -> tuple[ScheduleInfo, Sequence[PreviewRow], datetime]:
         now = await app.now()
-        rows = await app.schedules[name].preview(count, after=after or now)
+        rows = await app.schedules[name].preview(count, since=since or now)
         return await app.schedules.get(name), rows, now
 
     info, rows, now = target.run(look)

@@ -11,6 +11,7 @@ from duetime.app import Duetime
 from duetime.cli.audit import audit_command
 from duetime.cli.moment import MOMENT_OR_SPAN, ago, iso
 from duetime.cli.output import as_json, confirm, echo, exact, plural, print_json, print_table
+from duetime.cli.paging import paged, show_next
 from duetime.cli.person import by_option
 from duetime.cli.presets import presets
 from duetime.cli.schedule_history import explain_command, history_command
@@ -18,6 +19,7 @@ from duetime.cli.schedule_put import preview_command, put_command
 from duetime.cli.schedule_show import next_run, schedule_row, show_schedule
 from duetime.cli.target import Group, target_of
 from duetime.domain.jobs.job import check_moment
+from duetime.domain.page import Page
 from duetime.domain.schedules.schedule import TickStatus
 from duetime.domain.schedules.timetable import Timetable
 from duetime.storage.schedules.rows import TickInfo
@@ -46,15 +48,17 @@ for command in (
 
 
 @schedules.command("list")
+@paged(default=100)
 @click.pass_context
-def list_command(context: click.Context) -> None:
+def list_command(context: click.Context, limit: int, after: str | None) -> None:
     """List every schedule: when it runs, next and last, and what keeps it from that."""
 
-    async def look(app: Duetime) -> tuple[list[ScheduleInfo], datetime]:
-        return await app.schedules.all(), await app.now()
+    async def look(app: Duetime) -> tuple[Page[ScheduleInfo], datetime]:
+        return await app.schedules.list(limit=limit, after=after), await app.now()
 
     target = target_of(context)
     found, now = target.run(look)
+    show_next(found)
     if target.json:
         print_json(found)
         return
@@ -280,13 +284,15 @@ async def _ran(
 ) -> set[datetime]:
     """The ticks that a backfill leaves alone."""
     ran: set[datetime] = set()
-    while rows := await schedule.history(since=start, before=end, limit=_MOST):
-        not_run = (TickStatus.SKIPPED, TickStatus.COALESCED)
+    not_run = (TickStatus.SKIPPED, TickStatus.COALESCED)
+    after = None
+    while True:
+        rows = await schedule.history(since=start, before=end, limit=_MOST, after=after)
         ran |= {
             row.tick
             for row in rows
             if row.status not in not_run
             and not (failed and row.finished_at is not None and not row.succeeded)
         }
-        end = rows[-1].tick
-    return ran
+        if (after := rows.next) is None:
+            return ran

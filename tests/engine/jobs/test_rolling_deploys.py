@@ -53,7 +53,7 @@ async def restart(app: Duetime) -> None:
 
 
 async def stored(app: Duetime) -> dict[str, str]:
-    return {info.name: info.when for info in await app.schedules.all()}
+    return {info.name: info.when for info in await app.schedules.list()}
 
 
 # Releases
@@ -139,7 +139,7 @@ async def test_a_renamed_schedule_keeps_its_ledger_its_pause_and_what_comes_afte
     await restart(new)
     await restart(old)
     await restart(new)
-    infos = {info.name: info for info in await new.schedules.all()}
+    infos = {info.name: info for info in await new.schedules.list()}
     actions = [event.action for event in await new.schedules.audit("export")]
 
     assert set(infos) == {"export", "report"}
@@ -194,7 +194,7 @@ async def test_prune_removes_only_what_its_own_service_declared(deploy: Deploy) 
     await restart(mail)
     await shop.schedules.put("by hand", "work", "@daily")
     answer = await mail.schedules.apply([mail.schedules.define("d", "work", "@daily")], prune=True)
-    infos = {info.name: info.owner for info in await mail.schedules.all()}
+    infos = {info.name: info.owner for info in await mail.schedules.list()}
 
     assert answer == {"c": "removed", "d": "added"}
     assert infos == {"a": "shop", "b": "shop", "by hand": None, "d": "mail"}

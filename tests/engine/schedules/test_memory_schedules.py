@@ -40,7 +40,7 @@ async def test_ten_workers_run_each_tick_once(backend: Backend) -> None:
         for app in apps:
             for _ in range(5):
                 group.create_task(work(app, 3.6))
-    stored = await apps[0].schedules.all()
+    stored = await apps[0].schedules.list()
     for app in apps:
         await app.close()
 

@@ -176,7 +176,7 @@ async def test_ten_workers_that_declare_one_schedule_store_it_once(
         await until_true(lambda: len(notes.starts) >= 2)
         await apps[0].schedules["s"].pause()
     rows = await closed(apps[0], len(notes.starts))
-    infos = await apps[0].schedules.all()
+    infos = await apps[0].schedules.list()
 
     assert sorted(Counter(notes.ticks).values()) == [1] * len(notes.starts)
     assert [row.tick for row in rows] == sorted(filter(None, notes.ticks))
@@ -281,7 +281,7 @@ async def test_the_stored_next_run_is_right_across_clock_changes_and_month_ends(
         await store.drive_clock(datetime.fromisoformat(now))
         await app.schedules.put(name, "note", spec, tz=tz)
     await store.drive_clock(None)
-    shown = {info.name: info.next_run_at for info in await app.schedules.all()}
+    shown = {info.name: info.next_run_at for info in await app.schedules.list()}
     sql = f"select name, next_run_at from {table(backend, 'schedules')}"
     by_sql = dict(effects.run(backend.url, sql))
     armed = {name: [row.run_at for row in await ledger(app, name)] for name in NEXT}
@@ -315,7 +315,7 @@ async def test_schedules_of_another_scheduler_are_taken_over_once(
     ]
     first = await app.schedules.apply(legacy, by="migration")
     again = await app.schedules.apply(legacy, by="migration")
-    infos = await app.schedules.all()
+    infos = await app.schedules.list()
     events = await app.audit.list(kind="schedule")
 
     assert first == {"nightly": "added", "hourly": "added"}
@@ -949,7 +949,7 @@ async def test_what_cannot_be_read_is_set_aside_and_stops_no_other(
             for name in UNREADABLE
         }
     pending = await app.jobs.list(state="pending")
-    infos = {info.name: info for info in await app.schedules.all()}
+    infos = {info.name: info for info in await app.schedules.list()}
     events = await app.audit.list(kind="schedule")
 
     assert statuses(rows) == ["fired", "fired"]
@@ -1026,7 +1026,7 @@ async def test_text_that_is_no_json_stops_no_other(
         await until_true(lambda: "good" in {start.schedule for start in notes.starts}, seconds=5)
         for name in columns:
             await until(lambda name=name: stored_reason(app, backend, name), seconds=2)  # type: ignore[misc]
-        shown = {info.name: info.broken for info in await app.schedules.all()}
+        shown = {info.name: info.broken for info in await app.schedules.list()}
 
     assert {start.schedule for start in notes.starts} == {"good"}
     assert [name for name, broken in shown.items() if not broken] == ["good"]
@@ -1076,7 +1076,7 @@ async def test_a_schedule_written_by_sql_is_planned_by_a_running_worker(
     app = make_app(notes)
 
     async def planned() -> list[datetime]:
-        rows = await ledger(app, "n") if await app.schedules.all() else []
+        rows = await ledger(app, "n") if await app.schedules.list() else []
         return [row.tick for row in rows]
 
     async with app.worker():

@@ -145,7 +145,7 @@ async def test_schedules_do_not_fall_back_to_memory_for_a_conflict(
 
     await fail_once(pg_url, "schedule")
     async with app.worker():
-        stored = [schedule.name for schedule in await app.schedules.all()]
+        stored = [schedule.name for schedule in await app.schedules.list()]
     await app.close()
 
     assert len(stored) == 1

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.audit import make_event
 from duetime.domain.jobs.release import is_older
 from duetime.domain.schedules.plan import PlannedTick, plan_past_moments
 from duetime.domain.schedules.schedule import (
@@ -51,6 +52,11 @@ class ScheduleStatements(Planning):
         """Return schedules by name, or all; sorted by name."""
         given = None if names is None else list(names)
         rows = yield from self._dialect.run("schedule_find", {"names": given})
+        return [read_schedule(row, self._dialect.moment) for row in rows]
+
+    def list_schedules(self, *, after: str | None, limit: int) -> Statements:
+        """Return schedules by name, those after one of them."""
+        rows = yield from self._dialect.run("schedule_list", {"after": after or "", "limit": limit})
         return [read_schedule(row, self._dialect.moment) for row in rows]
 
     def apply(
@@ -230,14 +236,34 @@ class ScheduleStatements(Planning):
         )
         return [read_tick(row, self._dialect.moment) for row in rows]
 
-    def put_preset(self, name: str, timetable: Timetable, description: str) -> Statements:
-        yield from self._dialect.run(
-            "preset_put",
-            {"name": name, "timetable": timetable.to_json(), "description": description},
-        )
+    def put_preset(
+        self, name: str, timetable: Timetable, description: str, *, actor: str
+    ) -> Statements:
+        """Return `added`, `changed` or `same`."""
+        new = {"name": name, "timetable": timetable.to_json(), "description": description}
+        before = yield from self._preset(name)
+        if before == new:
+            return "same"
+        yield from self._dialect.run("preset_put", new)
+        event = make_event(actor, "preset.put", f"preset:{name}", before=before, after=new)
+        yield from self._dialect.run("audit_write", [event])
+        return "added" if before is None else "changed"
 
-    def delete_preset(self, name: str) -> Statements:
-        return bool((yield from self._dialect.run("preset_delete", {"name": name})))
+    def delete_preset(self, name: str, *, actor: str) -> Statements:
+        """Return whether it was there."""
+        before = yield from self._preset(name)
+        if before is None:
+            return False
+        yield from self._dialect.run("preset_delete", {"name": name})
+        event = make_event(actor, "preset.delete", f"preset:{name}", before=before)
+        yield from self._dialect.run("audit_write", [event])
+        return True
+
+    def _preset(self, name: str) -> Generator[Statement, list[Row], dict[str, Any] | None]:
+        for row in (yield from self._dialect.run("preset_lock", {"name": name})):
+            timetable = msgspec.json.decode(row[1])
+            return {"name": row[0], "timetable": timetable, "description": row[2]}
+        return None
 
     def presets(self) -> Statements:
         """Return (name, timetable as JSON, description)."""

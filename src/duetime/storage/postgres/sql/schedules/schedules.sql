@@ -58,6 +58,19 @@ where json_typeof(i.doc -> 'names') = 'null'
    or s.name = any (array(select value from json_array_elements_text(i.doc -> 'names')))
 order by s.name;
 
+-- name: schedule_list
+-- By name, those after one of them. Served by schedule_name_key.
+select s.id, s.name, s.kind, s.target, s.args::text, s.queue, s.priority, s.max_attempts,
+    (extract(epoch from s.timeout) * 1000000)::bigint, s.timetable::text, s.policy::text,
+    s.planned_until, s.next_run_at, s.last_run_at, s.last_enqueued_at, s.paused_at, s.paused_by,
+    s.pause_reason, s.paused_until, s.failures, s.broken, s.declared, s.revision, s.created_at,
+    s.updated_at, s.plain, s.owner
+from json_to_record(%s::json) as g("after" text, "limit" integer)
+cross join lateral (
+    select * from duetime.schedule as s where s.name > g."after" order by s.name limit g."limit"
+) as s
+order by s.name;
+
 -- name: schedule_due
 -- Schedules that nobody has planned on, a moment after their tick; or whose pause is over.
 with clock as materialized (
@@ -430,6 +443,10 @@ on conflict (name) do update set (timetable, description, updated_at)
 
 -- name: preset_delete
 delete from duetime.schedule_preset where name = %s::json ->> 'name' returning name;
+
+-- name: preset_lock
+select name, timetable::text, description from duetime.schedule_preset
+where name = %s::json ->> 'name' for update;
 
 -- name: preset_find
 select name, timetable::text, description from duetime.schedule_preset

@@ -61,6 +61,17 @@ where json_extract(i.doc, '$.doc.names') is null
    or s.name in (select e.value from json_each(i.doc, '$.doc.names') as e)
 order by s.name;
 
+-- name: schedule_list
+-- By name, those after one of them.
+with input(doc) as (select ?)
+select s.id, s.name, s.kind, s.target, s.args, s.queue, s.priority, s.max_attempts, s.timeout,
+    s.timetable, s.policy, s.planned_until, s.next_run_at, s.last_run_at, s.last_enqueued_at,
+    s.paused_at, s.paused_by, s.pause_reason, s.paused_until, s.failures, s.broken, s.declared,
+    s.revision, s.created_at, s.updated_at, s.plain, s.owner
+from duetime_schedule as s
+where s.name > (select json_extract(doc, '$.doc.after') from input)
+order by s.name limit (select json_extract(doc, '$.doc.limit') from input);
+
 -- name: schedule_due
 with input(doc) as (select ?)
 select id from (
@@ -631,6 +642,11 @@ on conflict (name) do update set (timetable, description, updated_at)
 with input(doc) as (select ?)
 delete from duetime_schedule_preset
 where name = (select json_extract(doc, '$.doc.name') from input) returning name;
+
+-- name: preset_lock
+with input(doc) as (select ?)
+select p.name, p.timetable, p.description from duetime_schedule_preset as p
+where p.name = (select json_extract(doc, '$.doc.name') from input);
 
 -- name: preset_find
 with input(doc) as (select ?)
