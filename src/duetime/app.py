@@ -15,7 +15,7 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from duetime.api.hooks import HookRegistry
 from duetime.api.lazy import lazy
@@ -28,7 +28,13 @@ from duetime.database import Database
 from duetime.domain.jobs.job import Enqueued, NewJob, check_name, check_queue
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import InvalidInput, TransientError
-from duetime.settings import Settings, change_settings, load_settings
+from duetime.settings import (
+    Settings,
+    SettingsArguments,
+    WorkerArguments,
+    change_settings,
+    load_settings,
+)
 from duetime.telemetry.events import Events
 from duetime.wiring import backend_of
 
@@ -66,7 +72,7 @@ class Duetime:
     environment's `DUETIME_DATABASE`, else `sqlite:///duetime.db`. Keyword arguments are settings.
     """
 
-    def __init__(self, database: str | None = None, **settings: Any) -> None:
+    def __init__(self, database: str | None = None, **settings: Unpack[SettingsArguments]) -> None:
         self.settings: Settings = load_settings({"database": database, **settings})
         backend_of(self.settings.database)
         self.tasks: dict[str, TaskDefinition] = {}
@@ -304,7 +310,7 @@ class Duetime:
 
     # Work
 
-    def make_worker(self, store: Store, **options: Any) -> Worker:
+    def make_worker(self, store: Store, **options: Unpack[WorkerArguments]) -> Worker:
         """Return a worker with the app's settings, changed by `options`."""
         from duetime.engine.options import WorkerOptions
         from duetime.engine.worker import Worker
@@ -350,7 +356,7 @@ class Duetime:
         ]
 
     @asynccontextmanager
-    async def worker(self, **options: Any) -> AsyncIterator[Worker]:
+    async def worker(self, **options: Unpack[WorkerArguments]) -> AsyncIterator[Worker]:
         """Run a worker beside your code: `async with app.worker(queues=["mail"]): …`.
 
         If the database is away, the block begins when it is back. When the block ends the worker
@@ -363,7 +369,9 @@ class Duetime:
             worker.stop()
             await running
 
-    async def start_worker(self, **options: Any) -> tuple[Worker, asyncio.Task[None]]:
+    async def start_worker(
+        self, **options: Unpack[WorkerArguments]
+    ) -> tuple[Worker, asyncio.Task[None]]:
         """Start a worker; return it, and the task that ends when the worker has stopped.
 
         A database that is away is waited for.
@@ -384,14 +392,14 @@ class Duetime:
                 outage.failed("start", error, OUTAGE_SECONDS)
                 await asyncio.sleep(OUTAGE_SECONDS)
 
-    def worker_thread(self, **options: Any) -> WorkerThread:
+    def worker_thread(self, **options: Unpack[WorkerArguments]) -> WorkerThread:
         """Start a worker on a background thread, for hosts without an event loop."""
         from duetime.api.worker_thread import WorkerThread
 
         return WorkerThread(self, options)
 
     def lifespan(
-        self, *, worker: bool = True, **options: Any
+        self, *, worker: bool = True, **options: Unpack[WorkerArguments]
     ) -> Callable[[Any], AbstractAsyncContextManager[None]]:
         """Return a lifespan for FastAPI or Starlette that starts and stops with the host."""
 

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
-from duetime.domain.duration import format_duration, parse_duration, read_duration
+from duetime.domain.duration import Duration, format_duration, parse_duration, read_duration
 from duetime.domain.jobs.retry import MOST_ATTEMPTS
 from duetime.domain.urls import show_url
 from duetime.errors import InvalidInput, SettingsError
@@ -39,6 +39,59 @@ DEFAULT_RETENTION = {
     "reminder": timedelta(days=90),
     "audit": timedelta(days=365),
 }
+
+
+class Retention(TypedDict, total=False):
+    """How long what has ended is kept."""
+
+    completed: Duration
+    cancelled: Duration
+    superseded: Duration
+    expired: Duration
+    dead: Duration
+    parked: Duration
+    tick: Duration
+    reminder: Duration
+    audit: Duration
+
+
+class _WorkerSettings(TypedDict, total=False):
+    queues: str | Iterable[str]
+    concurrency: int
+    batch: int
+    lease: Duration
+    heartbeat: Duration
+    block_limit: Duration
+    poll: Duration
+    grace: Duration
+    rescue_every: Duration
+    prune_every: Duration
+    retention: Retention | str
+    schedule_fallback: bool
+    service: str
+    release: str
+
+
+class WorkerArguments(_WorkerSettings, total=False):
+    """The keyword arguments of `app.worker(…)`: the settings that a worker reads, and its name."""
+
+    name: str | None
+
+
+class SettingsArguments(_WorkerSettings, total=False):
+    """The keyword arguments of `Duetime(…)`. See `Settings` for what they become."""
+
+    listen_database: str | None
+    schema: str
+    prefix: str
+    notify: bool
+    prepare: bool
+    pool_size: int
+    database_timeout: Duration
+    max_attempts: int
+    retry_base: Duration
+    max_args_bytes: int
+    migrate: bool | None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -149,7 +149,7 @@ def test_a_worker_refuses_an_option_that_it_would_not_use(option: str) -> None:
     app = Duetime("sqlite:///never.db")
 
     with pytest.raises(InvalidInput, match=f"A worker has no option '{option}'. It has: queues, "):
-        app.worker_thread(**{option: "mail"})
+        app.worker_thread(**cast("Any", {option: "mail"}))
 
 
 class TestRefused:

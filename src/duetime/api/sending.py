@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from duetime.domain.duration import Duration, parse_positive_duration
 from duetime.domain.jobs.job import check_name
@@ -12,9 +12,22 @@ from duetime.domain.jobs.retry import Exponential, check_max_attempts
 from duetime.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from duetime.api.task_registry import TaskArguments
     from duetime.app import Duetime
     from duetime.channels.channel import Channel
+    from duetime.domain.reminders.delivery import ReceiptStatus
+    from duetime.domain.reminders.digest import Digest
+    from duetime.domain.reminders.reminder import Reminder
+    from duetime.engine.context import Context
 
+ReminderHandler = TypeVar(
+    "ReminderHandler",
+    bound="Callable[[Reminder], Any] | Callable[[Reminder, Context], Any]",
+)
+DigestHandler = TypeVar(
+    "DigestHandler",
+    bound="Callable[[Digest], Any] | Callable[[Digest, Context], Any]",
+)
 _ONE_HANDLER = "An app has one: register a function that calls both."
 
 
@@ -23,6 +36,13 @@ class Sending:
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
+
+    @overload
+    def on_reminder(self, handler: ReminderHandler, /) -> ReminderHandler: ...
+    @overload
+    def on_reminder(
+        self, **options: Unpack[TaskArguments]
+    ) -> Callable[[ReminderHandler], ReminderHandler]: ...
 
     def on_reminder(self, *handler: Any, **options: Any) -> Any:
         """Register what sends reminders: a function of the `Reminder` and, if it takes two
@@ -45,7 +65,7 @@ class Sending:
 
         return register(*handler) if handler else register
 
-    def on_digest(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+    def on_digest(self, handler: DigestHandler) -> DigestHandler:
         """Register what sends digests: a function of the `Digest` and, if it takes two arguments,
         the `Context`. It answers as that of `@app.on_reminder`.
 
@@ -69,7 +89,7 @@ class Sending:
         rate: str | None = None,
         retry_for: Duration | None = None,
         replace: bool = False,
-        **options: Any,
+        **options: Unpack[TaskArguments],
     ) -> None:
         """Send reminders through a channel; several are tried in the order in which they came.
 
@@ -125,7 +145,7 @@ class Sending:
     async def receipt(
         self,
         external_id: str | None,
-        status: str,
+        status: ReceiptStatus,
         *,
         key: str | None = None,
         reason: str | None = None,

@@ -6,7 +6,16 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    overload,
+)
 
 from duetime.api.tasks import Task, first_delay
 from duetime.domain.duration import Duration, parse_positive_duration
@@ -34,6 +43,19 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class TaskArguments(TypedDict, total=False):
+    """The keyword arguments of `@app.task(…)`, other than its name."""
+
+    queue: str
+    priority: int
+    retry: RetryPolicy | None
+    retry_on: type[BaseException] | tuple[type[BaseException], ...]
+    max_attempts: int | None
+    timeout: Duration | None
+    expires: Duration | None
+    keep_result: bool
 
 
 class TaskRegistry:

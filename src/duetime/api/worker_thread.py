@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
     from duetime.engine.worker import Worker
+    from duetime.settings import WorkerArguments
 
 
 class WorkerThread:
@@ -17,7 +18,7 @@ class WorkerThread:
     A database that is away is waited for before this returns.
     """
 
-    def __init__(self, app: Duetime, options: dict[str, Any]) -> None:
+    def __init__(self, app: Duetime, options: WorkerArguments) -> None:
         self._app = app
         self._options = options
         self._ready = threading.Event()

@@ -482,7 +482,7 @@ async def test_a_receipt_of_nothing_is_told(app: Duetime) -> None:
         with pytest.raises(DeliveryNotFound):
             await app.receipt("mail-1", "delivered", channel="push")
         with pytest.raises(InvalidInput, match="A receipt says delivered, bounced"):
-            await app.receipt("mail-1", "opened")
+            await app.receipt("mail-1", "opened")  # type: ignore[arg-type]
         with pytest.raises(InvalidInput, match="id must be text"):
             await app.receipt("", "delivered")
 

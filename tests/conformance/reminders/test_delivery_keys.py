@@ -8,6 +8,7 @@ import pytest
 
 from duetime import Constant, Context, Digest, Duetime, Reminder, Sent
 from duetime.channels.channel import Message, NotSent
+from duetime.domain.reminders.delivery import ReceiptStatus
 from duetime.errors import InvalidInput
 from tests.conformance.reminders.test_deliveries import HOUR, START, Box, only, put
 from tests.conftest import Backend
@@ -122,7 +123,7 @@ async def test_one_that_is_withdrawn_and_armed_again_keeps_its_key(app: Duetime)
 @pytest.mark.parametrize("reported", ["delivered", "acknowledged"])
 @pytest.mark.parametrize("wait", ["3h", "61m"], ids=["after it failed", "while it is retried"])
 async def test_a_late_receipt_settles_a_reminder_whose_answers_were_lost(
-    app: Duetime, reported: str, wait: str
+    app: Duetime, reported: ReceiptStatus, wait: str
 ) -> None:
     box = Box(app, "phone", *[LOST] * 99)
     async with app.testing(now=START) as world:

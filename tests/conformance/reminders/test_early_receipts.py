@@ -9,6 +9,7 @@ import pytest
 
 from duetime import Context, Digest, Duetime, Reminder, Sent
 from duetime.channels.channel import Message, NotSent
+from duetime.domain.reminders.delivery import ReceiptStatus
 from duetime.errors import DeliveryNotFound, InvalidInput
 from tests.conformance.reminders.test_deliveries import Box
 from tests.conftest import Backend
@@ -35,7 +36,7 @@ async def only(app: Duetime) -> Reminder:
 class Hasty(Box):
     """Tells a receipt while it sends; then its answer is lost, if it is told so."""
 
-    tells = "delivered"
+    tells: ReceiptStatus = "delivered"
     lost = False
     id: str | None = "call-1"
 
@@ -52,7 +53,7 @@ class Hasty(Box):
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("told", ["delivered", "acknowledged"])
 async def test_a_receipt_before_the_record_is_kept_and_nothing_is_sent_twice(
-    app: Duetime, told: str, lost: bool
+    app: Duetime, told: ReceiptStatus, lost: bool
 ) -> None:
     box = Hasty(app, "phone")
     box.tells, box.lost = told, lost
@@ -86,7 +87,7 @@ async def test_without_an_id_the_key_is_enough(app: Duetime) -> None:
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("told", ["failed", "bounced"])
 async def test_an_early_failure_is_kept_and_the_next_channel_is_asked(
-    app: Duetime, told: str, lost: bool
+    app: Duetime, told: ReceiptStatus, lost: bool
 ) -> None:
     """As if it were told after the record."""
     box = Hasty(app, "phone")
@@ -264,7 +265,7 @@ async def in_digest(app: Duetime) -> list[Reminder]:
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("told", ["delivered", "acknowledged"])
 async def test_a_receipt_before_the_record_of_a_digest_is_kept(
-    app: Duetime, told: str, lost: bool
+    app: Duetime, told: ReceiptStatus, lost: bool
 ) -> None:
     box = HastyWithDigests(app, "phone")
     box.tells, box.lost = told, lost
@@ -288,7 +289,7 @@ async def test_a_receipt_before_the_record_of_a_digest_is_kept(
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("told", ["failed", "bounced"])
 async def test_an_early_failure_of_a_digest_has_the_next_channel_asked(
-    app: Duetime, told: str, lost: bool
+    app: Duetime, told: ReceiptStatus, lost: bool
 ) -> None:
     box = HastyWithDigests(app, "phone")
     box.tells, box.lost = told, lost

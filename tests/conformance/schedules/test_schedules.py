@@ -1092,7 +1092,7 @@ async def test_what_has_not_ended_stays_in_the_ledger(app: Duetime, tasks: Recor
 
 
 async def test_a_worker_keeps_the_ledger_short(backend: Backend) -> None:
-    app = Duetime(backend.url, retention={"occurrence": "1ms"}, prune_every="50ms")
+    app = Duetime(backend.url, retention={"tick": "1ms"}, prune_every="50ms")
     tasks = Recorder(app)
     await app.schedules.put("s", tasks.note, "* * * * * *")
     async with app.worker():

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,12 @@ from tests.log_events import event_of
 from tests.waiting import until_true
 
 pytestmark = pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
-SHORT = {"lease": "1s", "heartbeat": "200ms", "rescue_every": "200ms", "grace": "0s"}
+SHORT: dict[str, Any] = {
+    "lease": "1s",
+    "heartbeat": "200ms",
+    "rescue_every": "200ms",
+    "grace": "0s",
+}
 
 
 @pytest.fixture

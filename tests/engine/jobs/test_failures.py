@@ -9,6 +9,7 @@ import time
 from datetime import timedelta
 from functools import partial
 from subprocess import Popen
+from typing import Any
 
 import psycopg
 import pytest
@@ -21,7 +22,7 @@ from tests.servers import PostgresServer
 from tests.waiting import until, until_true
 from tests.workload import worker_process
 
-SHORT = {"lease": "1s", "heartbeat": "200ms", "rescue_every": "200ms"}
+SHORT: dict[str, Any] = {"lease": "1s", "heartbeat": "200ms", "rescue_every": "200ms"}
 
 
 @pytest.fixture

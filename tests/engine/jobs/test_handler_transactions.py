@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
 
-from duetime import Constant, Context, Duetime, JobState, Reminder, Retry, Sent, Snooze
+from duetime import Constant, Context, Digest, Duetime, JobState, Reminder, Retry, Sent, Snooze
 from duetime.domain.jobs.outcome import Outcome
 from duetime.engine.handler_source import refuse_return_in_transaction
 from duetime.errors import DatabaseUnreachable, InvalidInput
@@ -124,7 +125,7 @@ def test_a_value_returned_inside_the_block_is_refused_at_registration() -> None:
     with pytest.raises(InvalidInput, match=r"handler returns a value inside context\.trans"):
         app.on_reminder(handler)
     with pytest.raises(InvalidInput, match=r"handler returns a value inside context\.trans"):
-        app.on_digest(handler)
+        app.on_digest(cast("Callable[[Digest, Context], Any]", handler))
 
 
 def test_other_returns_are_not_refused() -> None:

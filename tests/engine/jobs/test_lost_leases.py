@@ -21,7 +21,7 @@ from tests.conftest import Backend, query
 from tests.log_events import events_of
 from tests.waiting import until, until_true
 
-SHORT = {"lease": "1s", "heartbeat": "200ms", "rescue_every": "100ms"}
+SHORT: dict[str, Any] = {"lease": "1s", "heartbeat": "200ms", "rescue_every": "100ms"}
 
 
 @asynccontextmanager

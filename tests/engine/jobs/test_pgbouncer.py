@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ async def test_without_a_direct_connection_the_worker_polls(pooled: str) -> None
     ],
 )
 async def test_a_pooler_that_a_worker_cannot_work_through_is_named(
-    pooled: str, options: dict[str, bool], advice: str
+    pooled: str, options: dict[str, Any], advice: str
 ) -> None:
     """Else jobs would wait for the safety poll, and nothing would say why."""
     app = Duetime(pooled, migrate=True, **options)

@@ -15,7 +15,7 @@ import pytest
 
 from duetime import Constant, Duetime, Sent
 from duetime.channels.channel import Message, NotSent
-from duetime.domain.reminders.delivery import DeliveryStatus
+from duetime.domain.reminders.delivery import DeliveryStatus, ReceiptStatus
 from duetime.errors import InvalidInput
 from tests import effects
 from tests.conftest import Backend
@@ -243,7 +243,7 @@ async def test_receipts_at_the_moment_of_the_record_are_neither_lost_nor_doubled
 ) -> None:
     """By the key, before, while and after the send is recorded."""
     many = 80
-    told = ["failed", "bounced", "delivered", "acknowledged"]
+    told: list[ReceiptStatus] = ["failed", "bounced", "delivered", "acknowledged"]
     tellings: list[asyncio.Task[int]] = []
     counts: Counter[str] = Counter()
 

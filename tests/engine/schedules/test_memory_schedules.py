@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -21,7 +22,7 @@ from tests.waiting import until, until_true
 START = datetime(2026, 3, 2, tzinfo=UTC)
 
 
-def make_app(url: str, ran: list[datetime], *, stored: bool = False, **settings: object) -> Duetime:
+def make_app(url: str, ran: list[datetime], *, stored: bool = False, **settings: Any) -> Duetime:
     app = Duetime(url, migrate=True, **settings)
 
     @app.schedule("* * * * * *", name="each second", stored=stored)

@@ -50,6 +50,15 @@ class JobState(StrEnum):
         return self in _ENDED
 
 
+JobStateLike = (
+    JobState
+    | Literal[
+        "pending", "retrying", "parked", "running", "completed", "dead", "cancelled", "superseded",
+        "expired",
+    ]
+)  # fmt: skip
+
+
 _ENDED = frozenset(
     {
         JobState.COMPLETED,

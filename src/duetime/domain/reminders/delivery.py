@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
@@ -38,6 +39,18 @@ class DeliveryStatus(StrEnum):
         """Whether this channel is not asked again."""
         return self in (DeliveryStatus.BOUNCED, DeliveryStatus.FAILED)
 
+
+ReceiptStatus = Literal[
+    "delivered",
+    "bounced",
+    "failed",
+    "acknowledged",
+    DeliveryStatus.DELIVERED,
+    DeliveryStatus.BOUNCED,
+    DeliveryStatus.FAILED,
+    DeliveryStatus.ACKNOWLEDGED,
+]
+"""What a provider may report after it accepted a message."""
 
 _ACCEPTED = (DeliveryStatus.SENT, DeliveryStatus.DELIVERED, DeliveryStatus.ACKNOWLEDGED)
 _RECEIPTS = (

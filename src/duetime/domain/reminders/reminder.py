@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -37,6 +37,12 @@ class ReminderStatus(StrEnum):
     SUPERSEDED = "superseded"
     CANCELLED = "cancelled"
     FAILED = "failed"
+
+
+ReminderStatusLike = (
+    ReminderStatus
+    | Literal["armed", "sent", "skipped", "expired", "superseded", "cancelled", "failed"]
+)
 
 
 class Resent(msgspec.Struct, frozen=True):

@@ -33,6 +33,14 @@ class TickStatus(StrEnum):
     SKIPPED = "skipped"
 
 
+TickStatusLike = (
+    TickStatus
+    | Literal[
+        "armed", "waiting", "fired", "caught_up", "triggered", "backfilled", "coalesced", "skipped"
+    ]
+)
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a schedule does when things do not go as planned."""
 
