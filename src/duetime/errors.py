@@ -211,11 +211,26 @@ class JobCancelled(DuetimeError):
 class JobFailed(DuetimeError):
     """`result()` was awaited for a job that ended without one."""
 
-    def __init__(self, job_id: int, *, state: str, error: str | None) -> None:
-        super().__init__(f"Job {job_id} ended as {state}: {error or 'no error was stored'}")
+    def __init__(
+        self, job_id: int, *, state: str, error: str | None, error_code: str | None = None
+    ) -> None:
+        why = error or "no error was stored"
+        super().__init__(
+            f"Job {job_id} ended as {state}: " + (f"{error_code}: {why}" if error_code else why)
+        )
         self.job_id = job_id
         self.state = state
         self.error = error
+        self.error_code = error_code
+
+
+class InvalidResult(DuetimeError):
+    """The job completed, but its result was not stored, or is not what its task's annotation
+    says."""
+
+    def __init__(self, message: str, *, job_id: int) -> None:
+        super().__init__(message)
+        self.job_id = job_id
 
 
 class ResultTimeout(DuetimeError, TimeoutError):

@@ -27,11 +27,13 @@ from duetime.domain.jobs.job import (
     check_text,
 )
 from duetime.domain.jobs.keys import read_run_key
+from duetime.domain.jobs.outcome import RESULT_NOT_STORED
 from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
 from duetime.domain.reminders.reminder import REMIND_TASK
 from duetime.errors import (
     IllegalTransition,
     InvalidInput,
+    InvalidResult,
     JobFailed,
     JobNotFound,
     KeyConflict,
@@ -190,7 +192,10 @@ class Jobs:
         return requeued
 
     async def result(self, job_id: int, *, timeout: Duration = "60s") -> Any:
-        """Wait for the job to complete and return its result. See `JobHandle.result`."""
+        """Wait for the job to complete and return its result. See `JobHandle.result`.
+
+        If the job's task is not registered in this process, the result is plain JSON data.
+        """
         seconds = parse_duration(timeout, name="timeout").total_seconds()
         deadline = time.monotonic() + seconds
         check_job_id(job_id)
@@ -209,8 +214,20 @@ class Jobs:
         finally:
             self._awaited -= 1
         if job.state is not JobState.COMPLETED:
-            raise JobFailed(job_id, state=job.state, error=job.error)
-        return job.history[-1].result if job.history else None
+            raise JobFailed(job_id, state=job.state, error=job.error, error_code=job.error_code)
+        return self._decode_result(job)
+
+    def _decode_result(self, job: JobInfo) -> Any:
+        if not job.history:
+            return None
+        last = job.history[-1]
+        if last.error_code == RESULT_NOT_STORED:
+            raise InvalidResult(
+                f"Job {job.id} completed, but its result was not stored: {last.error}",
+                job_id=job.id,
+            )
+        task = self._app.known_tasks.get(job.task)
+        return last.result if task is None else task.decode_result(last.result, job_id=job.id)
 
     async def explain(self, job_id: int) -> Explanation:
         """Say why the job is, or is not, running: one sentence, and the facts behind it."""
@@ -296,9 +313,11 @@ class JobHandle(Handle[Jobs, int], Generic[R]):
     audit = bound(Jobs.audit)
 
     async def result(self, timeout: Duration = "60s") -> R:
-        """Wait for the job to complete and return what its handler returned.
+        """Wait for the job to complete and return what its handler returned, as the type that
+        its annotation says: a date, a dataclass, a msgspec struct.
 
-        Raises `JobFailed` if it ended otherwise, `ResultTimeout` if it has not ended in time.
+        Raises `JobFailed` if it ended otherwise, `ResultTimeout` if it has not ended in time, and
+        `InvalidResult` if the result was not stored or does not fit the annotation.
         """
         return cast("R", await self._noun.result(self._ref, timeout=timeout))
 

@@ -17,7 +17,7 @@ from typing import (
     overload,
 )
 
-from duetime.api.tasks import Task, first_delay
+from duetime.api.tasks import AsyncTask, SyncTask, Task, first_delay
 from duetime.domain.duration import Duration, parse_positive_duration
 from duetime.domain.jobs.job import (
     DEFAULT_PRIORITY,
@@ -64,16 +64,19 @@ class TaskRegistry:
     def __init__(self, app: Duetime) -> None:
         self._app = app
 
+    # An async function is also one that returns an awaitable: the first that fits counts.
     @overload
-    def __call__(
+    def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[Concatenate[Context, P], Awaitable[R]], /
-    ) -> Task[P, R]: ...
+    ) -> AsyncTask[P, R]: ...
     @overload
-    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Awaitable[R]], /
+    ) -> AsyncTask[P, R]: ...
     @overload
-    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> SyncTask[P, R]: ...
     @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
     @overload
     def __call__(
         self,
@@ -167,22 +170,26 @@ class TaskRegistry:
             expires_after=options.expires,
             delay=first_delay(policy),
         )
-        return Task(self._app, definition, defaults)
+        kind = AsyncTask if definition.is_async else SyncTask
+        return kind(self._app, definition, defaults)
 
 
 class Registrar(Protocol):
     """`@app.task(…)`: keeps the function's signature."""
 
+    # An async function is also one that returns an awaitable: the first that fits counts.
     @overload
-    def __call__(
+    def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[Concatenate[Context, P], Awaitable[R]], /
-    ) -> Task[P, R]: ...
+    ) -> AsyncTask[P, R]: ...
     @overload
-    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Awaitable[R]], /
+    ) -> AsyncTask[P, R]: ...
     @overload
-    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> SyncTask[P, R]: ...
     @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
 
 
 def _module_of(function: Callable[..., Any]) -> str:

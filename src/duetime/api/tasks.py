@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -52,6 +53,7 @@ class Task(Generic[P, R]):
         return self.definition.name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Call the function, here and now. One that takes a `Context` needs to be given one."""
         return self.definition.function(*args, **kwargs)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
@@ -120,6 +122,22 @@ class Task(Generic[P, R]):
         elif expires is not None:
             changes["expires_after"] = parse_positive_duration(expires, name="expires")
         return BoundTask(self._app, self.definition, replace(self._defaults, changes), tx)
+
+
+class AsyncTask(Task[P, R]):
+    """A task whose function is async: a call of it is awaited."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        called: Coroutine[Any, Any, R] = super().__call__(*args, **kwargs)
+        return called
+
+
+class SyncTask(Task[P, R]):
+    """A task whose function is sync: workers run it in a thread."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = super().__call__(*args, **kwargs)
+        return result
 
 
 class BoundTask(Generic[P, R]):

@@ -13,7 +13,14 @@ import msgspec
 from duetime.domain.duration import parse_duration
 from duetime.domain.finite import check_finite
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
-from duetime.domain.jobs.outcome import Cancel, Completed, Discard, Retry, Snooze
+from duetime.domain.jobs.outcome import (
+    RESULT_NOT_STORED,
+    Cancel,
+    Completed,
+    Discard,
+    Retry,
+    Snooze,
+)
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import InvalidArguments, InvalidInput, JobCancelled, TransientError
 from duetime.telemetry.events import handler_frames, log_event
@@ -50,7 +57,7 @@ def end_with(
         unreadable = f"an object of type {kind} that cannot be examined: {why}"
         if issubclass(type(value), BaseException):
             return _end_with(end, task, RuntimeError(f"the handler raised {unreadable}"), random)
-        end.error_code, end.error = "result_not_stored", f"the handler returned {unreadable}"
+        end.error_code, end.error = RESULT_NOT_STORED, f"the handler returned {unreadable}"
         return end
 
 
@@ -126,7 +133,7 @@ def _completed(end: FinishedJob, task: TaskDefinition, result: Any) -> FinishedJ
     try:
         end.result = write_json(result, what="result")
     except InvalidInput as error:
-        end.error_code = "result_not_stored"
+        end.error_code = RESULT_NOT_STORED
         end.error = _clean(str(error), _MAX_ERROR)
     return end
 

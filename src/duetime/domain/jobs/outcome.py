@@ -6,6 +6,9 @@ from typing import Any
 
 from duetime.domain.duration import Duration, parse_duration
 
+RESULT_NOT_STORED = "result_not_stored"
+"""The error code of an attempt that completed, and whose result could not be stored."""
+
 
 class Outcome(Exception):
     """The value that ends an attempt. It may be returned or raised."""

@@ -1,4 +1,4 @@
-"""A task: a handler with its options, and the JSON form of its arguments."""
+"""A task: a handler with its options, and the JSON form of its arguments and its result."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, get_type_hints
+from functools import reduce
+from operator import or_
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from duetime.domain.finite import check_finite
 from duetime.domain.jobs.job import check_name, check_text
+from duetime.domain.jobs.outcome import Outcome
 from duetime.domain.jobs.retry import RetryPolicy
-from duetime.errors import InvalidArguments, InvalidInput
+from duetime.errors import InvalidArguments, InvalidInput, InvalidResult
 
 MAX_ARGS_BYTES = 1024 * 1024
 _UNREADABLE = (msgspec.ValidationError, msgspec.DecodeError, RecursionError)
@@ -57,7 +61,7 @@ class TaskDefinition:
         if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
             raise InvalidInput(f"Task {name!r} is a generator; a task must be a plain function.")
         self._signature = inspect.signature(function)
-        self.context_name, self._struct = self._read_signature(context_type)
+        self.context_name, self._struct, self._result_type = self._read_signature(context_type)
         self._decoder = msgspec.json.Decoder(self._struct)
         self._fields: tuple[str, ...] = self._struct.__struct_fields__
         parameters = [
@@ -112,6 +116,21 @@ class TaskDefinition:
             for argument, value in values.items():
                 self._check_finite(argument, value, text)
         return values
+
+    def decode_result(self, value: Any, *, job_id: int) -> Any:
+        """Return a stored result, which is plain JSON, as what the function's annotation says;
+        raise `InvalidResult`."""
+        if value is None or self._result_type is Any:
+            return value
+        try:
+            return msgspec.convert(value, self._result_type, str_keys=True)
+        except (*_UNREADABLE, TypeError) as error:
+            raise InvalidResult(
+                f"The result of job {job_id} is not what task {self.name!r} is annotated to "
+                f"return, {_show_type(self._result_type)}: {error}. Correct the annotation, or "
+                f"read the JSON as it is from the job's history.",
+                job_id=job_id,
+            ) from error
 
     def _unreadable(self, error: Exception) -> InvalidArguments:
         found = _PATH.search(str(error)) or _FIELD.search(str(error))
@@ -176,7 +195,7 @@ class TaskDefinition:
                 for item in items:
                     self._check_plain(argument, item)
 
-    def _read_signature(self, context_type: type[Any]) -> tuple[str | None, type[Any]]:
+    def _read_signature(self, context_type: type[Any]) -> tuple[str | None, type[Any], Any]:
         try:
             hints = get_type_hints(self.function, include_extras=True)
         except NameError as error:
@@ -219,7 +238,21 @@ class TaskDefinition:
             raise InvalidInput(
                 f"Task {self.name!r}: its arguments cannot be stored as JSON: {error}."
             ) from None
-        return context_name, struct
+        return context_name, struct, _result_type(hints.get("return", Any))
+
+
+def _result_type(hint: Any) -> Any:
+    """What a result is decoded as: the annotation without outcomes such as `Retry`, which are
+    never stored. `Any`: it stays plain JSON."""
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kept = [one for one in members if not (isinstance(one, type) and issubclass(one, Outcome))]
+    if all(one is NoneType for one in kept):
+        return Any
+    return hint if len(kept) == len(members) else reduce(or_, kept)
+
+
+def _show_type(hint: Any) -> str:
+    return hint.__qualname__ if isinstance(hint, type) and not get_args(hint) else str(hint)
 
 
 def _may_be_unsound(kwargs: Mapping[str, Any]) -> bool:
