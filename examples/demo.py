@@ -138,7 +138,7 @@ async def show_explain() -> None:
     paused = await remind.using(queue="mail").enqueue(text="by mail")
     for handle, reason in ((later, "not_due"), (paused, "queue_paused")):
         explanation = await app.jobs.explain(handle.id)
-        check(explanation.reason == reason, explanation.sentence)
+        check(explanation.code == reason, explanation.sentence)
 
 
 async def show_reminders() -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from duetime.domain.jobs.job import JobInfo, JobState
     from duetime.domain.jobs.outcome import Cancel, Completed, Discard, Retry, Skip, Snooze
     from duetime.domain.jobs.retry import Constant, Custom, Delays, Exponential
+    from duetime.domain.reasons import Explanation, Reason
     from duetime.domain.reminders.digest import Digest
     from duetime.domain.reminders.recipient import Recipient
     from duetime.domain.reminders.reminder import Reminder
@@ -32,10 +33,12 @@ __all__ = [
     "Discard",
     "Duetime",
     "DuetimeError",
+    "Explanation",
     "Exponential",
     "JobHandle",
     "JobInfo",
     "JobState",
+    "Reason",
     "Recipient",
     "Reminder",
     "Retry",
@@ -57,10 +60,12 @@ _HOMES = {
     "Discard": "duetime.domain.jobs.outcome",
     "Duetime": "duetime.app",
     "DuetimeError": "duetime.errors",
+    "Explanation": "duetime.domain.reasons",
     "Exponential": "duetime.domain.jobs.retry",
     "JobHandle": "duetime.api.jobs",
     "JobInfo": "duetime.domain.jobs.job",
     "JobState": "duetime.domain.jobs.job",
+    "Reason": "duetime.domain.reasons",
     "Recipient": "duetime.domain.reminders.recipient",
     "Reminder": "duetime.domain.reminders.reminder",
     "Retry": "duetime.domain.jobs.outcome",

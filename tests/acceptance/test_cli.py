@@ -199,7 +199,7 @@ async def test_a_job_is_explained(backend: Backend, app: Duetime) -> None:
     plain = duetime(backend.url, "jobs", "explain", str(job_id), "--json")
 
     assert told.out.startswith(f"Job {job_id} waits: no live worker works on the queue 'default'")
-    assert plain.json["reason"] == "no_worker"
+    assert plain.json["code"] == "no_worker"
 
 
 async def test_queues_are_paused_limited_and_listed(backend: Backend, app: Duetime) -> None:

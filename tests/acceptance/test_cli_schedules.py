@@ -67,7 +67,7 @@ async def test_schedules_are_listed(backend: Backend, app: Duetime) -> None:
     assert "  in " in digest
     assert digest.endswith("  active")
     assert over.endswith("  ended")
-    assert poll.endswith("  paused by ann, resumes in 2 h: holiday")
+    assert poll.endswith("  paused by ann: holiday, resumes in 2 h")
     assert trial.endswith("  shadow")
     assert [info["name"] for info in plain.json] == ["digest", "over", "poll", "trial"]
     assert plain.json[2]["paused_by"] == "ann"
@@ -102,19 +102,19 @@ async def test_the_ledger_is_shown_and_explained(backend: Backend, app: Duetime)
         [line.split()[0], line.split()[1], "09:00", "armed"] for line in armed
     ]
     assert last.startswith(row["tick"])
-    assert last.endswith(f" ms  {job_id:>3}  succeeded on w1; by ann")
+    assert last.endswith(f" ms  {job_id:>3}  succeeded on w1; triggered by ann")
     assert row["job_id"] == job_id
     assert later.out == "No ticks match.\n"
     assert shown.out.startswith("Schedule bad: paused\n")
     assert "pause-after  1\n" in shown.out
     assert "by duetime: 1 runs failed in a row" in shown.out
-    assert "failed: the shop is closed, on w1; by ann" in shown.out
+    assert "failed: the shop is closed, on w1; triggered by ann" in shown.out
     assert "catch-up" not in shown.out
     assert plain.json["args"] == {"item_id": 7}
     assert len(plain.json["history"]) == 3
     assert f"of 'good' ran as job {job_id}, " in tick.out
     assert "worker       w1\n" in tick.out
-    assert whole.json["reason"] == "paused"
+    assert whole.json["code"] == "paused"
 
 
 @on_both

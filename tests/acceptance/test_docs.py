@@ -13,6 +13,9 @@ import pytest
 import duetime
 from duetime import JobState, errors
 from duetime.cli import cli
+from duetime.domain.jobs.explain import JOB_SENTENCES
+from duetime.domain.reasons import REASONS
+from duetime.domain.schedules.explain import SCHEDULE_SENTENCES, TICK_SENTENCES
 from duetime.settings import Settings
 from duetime.wiring import make_migrator
 from tests.acceptance.command import environment
@@ -92,6 +95,25 @@ def test_every_log_event_is_in_the_manual() -> None:
 
     assert len(events) > 30
     assert missing("events", sorted(events)) == []
+
+
+def test_every_reason_is_in_the_manual_with_its_sentence() -> None:
+    page = (DOCS / "reference" / "reasons.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| `(.*)` \|$", page, re.MULTILINE)
+    tables = (REASONS, JOB_SENTENCES, SCHEDULE_SENTENCES, TICK_SENTENCES)
+
+    assert rows == [row for table in tables for row in table.items()]
+
+
+def test_every_reason_that_is_stored_has_a_sentence() -> None:
+    source = ROOT / "src" / "duetime"
+    python = "".join(file.read_text() for file in source.rglob("*.py"))
+    sql = "".join(file.read_text() for file in source.rglob("*.sql"))
+    made = set(re.findall(r"\bReason(?:\.of)?\(\s*\"(\w+)\"", python))
+    made |= set(re.findall(r"'code', '(\w+)'", sql))
+
+    assert made - {"from_a_newer_version", "unreadable_reason"} <= REASONS.keys()
+    assert len(made) > 20
 
 
 def missing(page: str, names: list[str] | tuple[str, ...]) -> list[str]:

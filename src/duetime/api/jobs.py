@@ -12,7 +12,7 @@ import msgspec
 from duetime.api.handle import Handle, bound, iterated
 from duetime.domain.audit import AuditEvent, check_actor
 from duetime.domain.duration import Duration, parse_duration
-from duetime.domain.jobs.explain import Explanation, explain_job
+from duetime.domain.jobs.explain import explain_job
 from duetime.domain.jobs.job import (
     Enqueued,
     JobFilter,
@@ -29,6 +29,7 @@ from duetime.domain.jobs.job import (
 from duetime.domain.jobs.keys import read_run_key
 from duetime.domain.jobs.outcome import RESULT_NOT_STORED
 from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
+from duetime.domain.reasons import Explanation
 from duetime.domain.reminders.reminder import REMIND_TASK
 from duetime.errors import (
     IllegalTransition,

@@ -17,7 +17,6 @@ from duetime.api.tasks import Task
 from duetime.domain.audit import AuditEvent, check_actor
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.finite import check_finite
-from duetime.domain.jobs.explain import Explanation
 from duetime.domain.jobs.job import (
     check_moment,
     check_name,
@@ -35,6 +34,7 @@ from duetime.domain.page import (
     make_page,
     read_cursor,
 )
+from duetime.domain.reasons import Explanation
 from duetime.domain.reminders.rule import format_time
 from duetime.domain.schedules.explain import explain_schedule, explain_tick
 from duetime.domain.schedules.plan import stands_for

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import msgspec
 
 from duetime.app import Duetime
 from duetime.cli.moment import iso
@@ -15,6 +16,7 @@ from duetime.cli.schedule_audit import describe_schedule_event
 from duetime.cli.target import Command, Group, Target, target_of
 from duetime.domain.audit import KINDS, AuditEvent, AuditKind
 from duetime.domain.page import Page
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.rule import Rule
 
 _NOTHING: tuple[Any, ...] = (None, False, [], {})
@@ -85,19 +87,33 @@ def list_events(target: Target, *, entity: str | None = None, **filters: Any) ->
     show_next(page)
 
 
+def _reasons_of(event: AuditEvent) -> list[str]:
+    """What the person who changed it said; and the reason, if Duetime changed it by itself."""
+    why = event.after.get("why") if isinstance(event.after, dict) else None
+    found = [event.reason, why and str(msgspec.convert(why, Reason))]
+    return [reason for reason in found if reason]
+
+
+def _without_why(after: Any) -> Any:
+    """What is new, without the reason for it."""
+    if not isinstance(after, dict):
+        return after
+    return {name: value for name, value in after.items() if name != "why"}
+
+
 def _row(event: AuditEvent) -> tuple[Any, ...]:
-    said = [event.reason] if event.reason else []
     return (
         event.id,
         iso(event.at.replace(microsecond=0)),
         event.actor,
         event.action,
         event.entity,
-        "; ".join([*said, *_what(event)]),
+        "; ".join([*_reasons_of(event), *_what(event)]),
     )
 
 
 def _what(event: AuditEvent) -> list[str]:
+    event = msgspec.structs.replace(event, after=_without_why(event.after))
     if event.entity.startswith("schedule:"):
         return describe_schedule_event(event)
     return _changes(event.before, event.after)

@@ -17,19 +17,18 @@ from duetime.cli.output import (
     confirm,
     echo,
     exact,
-    one_line,
     plural,
-    print_facts,
     print_json,
     print_table,
+    show_explanation,
 )
 from duetime.cli.paging import paged, show_next
 from duetime.cli.person import by_option
 from duetime.cli.show import job_row, show_job
 from duetime.cli.target import Group, Target, target_of
-from duetime.domain.jobs.explain import Explanation
 from duetime.domain.jobs.job import JobInfo, JobState, Requeued
 from duetime.domain.page import MAX_LIMIT, Page
+from duetime.domain.reasons import Explanation
 from duetime.errors import DuetimeError, IllegalTransition
 
 
@@ -115,13 +114,8 @@ def explain_command(context: click.Context, job_id: int) -> None:
     explanation = target.run(explain)
     if target.json:
         print_json(explanation)
-        return
-    echo(one_line(explanation.sentence))
-    facts = [
-        (name, (", ".join(map(str, value)) or "none") if isinstance(value, list) else value)
-        for name, value in explanation.facts.items()
-    ]
-    print_facts([("reason", explanation.reason), *facts])
+    else:
+        show_explanation(explanation)
 
 
 @jobs.command("cancel")

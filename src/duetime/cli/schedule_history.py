@@ -9,12 +9,12 @@ import click
 from duetime.api.schedules import ScheduleInfo
 from duetime.app import Duetime
 from duetime.cli.moment import MOMENT, MOMENT_OR_SPAN, ago
-from duetime.cli.output import echo, print_json
+from duetime.cli.output import echo, print_json, show_explanation
 from duetime.cli.paging import paged, show_next
-from duetime.cli.schedule_show import show_explanation, show_history
+from duetime.cli.schedule_show import show_history
 from duetime.cli.target import Command, target_of
-from duetime.domain.jobs.explain import Explanation
 from duetime.domain.page import Page
+from duetime.domain.reasons import Explanation
 from duetime.domain.schedules.schedule import TickStatus
 from duetime.storage.schedules.rows import TickInfo
 

@@ -19,15 +19,15 @@ from duetime.cli.output import (
     relative,
 )
 from duetime.domain.duration import format_duration
-from duetime.domain.jobs.explain import Explanation
 from duetime.domain.schedules.cron import parse_zone
 from duetime.domain.schedules.preview import PreviewRow
-from duetime.domain.schedules.schedule import Policy, TickStatus
+from duetime.domain.schedules.schedule import Policy, TickStatus, paused_reason
 from duetime.domain.schedules.timetable import Timetable
 from duetime.storage.schedules.rows import TickInfo
 
 _DEFAULTS = Policy()
 POLICIES = Policy.__struct_fields__
+_WAITED = ("overlap", "dependency", "dependency_never")
 _NOT_RUN = (TickStatus.SKIPPED, TickStatus.COALESCED)
 _SECOND = timedelta(seconds=1)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -126,13 +126,6 @@ def show_preview(
         echo("The timetable ends there.")
 
 
-def show_explanation(explanation: Explanation) -> None:
-    """Print the sentence, then the facts that it rests on."""
-    echo(one_line(explanation.sentence))
-    facts = [(name, _fact(value)) for name, value in explanation.facts.items()]
-    print_facts([("why", explanation.reason), *facts])
-
-
 # Pieces
 
 
@@ -153,8 +146,7 @@ def _status(info: ScheduleInfo, now: datetime) -> str:
         return f"broken: {info.broken}"
     if state == "paused":
         resumes = f", resumes {relative(info.paused_until, now)}" if info.paused_until else ""
-        why = f": {info.pause_reason}" if info.pause_reason else ""
-        return f"paused by {info.paused_by}{resumes}{why}"
+        return f"{paused_reason(info)}{resumes}"
     return f"{state}; {plural(info.failures, 'failure')} in a row" if info.failures else state
 
 
@@ -167,9 +159,8 @@ def _origin(info: ScheduleInfo) -> str:
 def _pause(info: ScheduleInfo, now: datetime) -> str | None:
     if info.paused_at is None:
         return None
-    why = f": {one_line(info.pause_reason)}" if info.pause_reason else ""
     until = f", until {exact(info.paused_until, now)}" if info.paused_until else ""
-    return f"{relative(info.paused_at, now)} by {one_line(info.paused_by)}{why}{until}"
+    return f"{relative(info.paused_at, now)}, {one_line(paused_reason(info))}{until}"
 
 
 def _policies(policy: Policy) -> list[tuple[str, Any]]:
@@ -214,14 +205,14 @@ def _late(row: TickInfo) -> str:
 
 def _result(row: TickInfo, timetable: Timetable, now: datetime) -> str:
     """How it ended, or why it has not, and where it ran."""
-    reason = row.reason or ""
+    reason = "" if row.reason is None else str(row.reason)
     if row.status is TickStatus.ARMED:
         return _due(row, timetable, now)
     if row.status is TickStatus.WAITING:
         return f"waits: {reason}"
     if row.status in _NOT_RUN or row.claimed_at is None:
         return reason
-    if reason.startswith(("overlap:", "dependency:")):
+    if row.reason is not None and row.reason.code in _WAITED:
         reason = f"waited ({reason})"
     why = f"; {reason}" if reason else ""
     if row.finished_at is None:
@@ -258,9 +249,3 @@ def _notes(timetable: Timetable, row: PreviewRow, name: str | None) -> list[str]
     elif name is not None and timetable.jitter:
         notes.append(f"starts {_span(timetable.run_at(name, row.at) - row.at)} later")
     return notes
-
-
-def _fact(value: Any) -> str | None:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return None if value is None else one_line(value).replace("+00:00", "Z")

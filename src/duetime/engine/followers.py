@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.task import TaskDefinition
+from duetime.domain.reasons import Reason
 from duetime.engine.services import Service
 from duetime.storage.store import Store
 from duetime.telemetry.events import Events
@@ -35,7 +36,7 @@ class Gate(Protocol):
     def start(self, jobs: Sequence[ClaimedJob]) -> Sequence[ClaimedJob]:
         """Let jobs start. Returns those that this worker has lost meanwhile: they do not."""
 
-    def skip(self, job: ClaimedJob, outcome: AttemptOutcome, reason: str) -> None:
+    def skip(self, job: ClaimedJob, outcome: AttemptOutcome, reason: Reason) -> None:
         """End a job without running it."""
 
     async def put_off(self, jobs: Sequence[ClaimedJob]) -> None:

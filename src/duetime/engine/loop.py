@@ -12,6 +12,7 @@ from functools import partial
 from random import uniform
 
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
+from duetime.domain.reasons import Reason
 from duetime.engine.clock import DatabaseClock
 from duetime.engine.executor import end_as_completed
 from duetime.engine.followers import Follower, Followers, WorkerView
@@ -347,9 +348,9 @@ class Loop:
         if len(ended) <= 1:
             self.pace.sleeper.interrupt()
 
-    def skip(self, job: ClaimedJob, outcome: AttemptOutcome, reason: str) -> None:
+    def skip(self, job: ClaimedJob, outcome: AttemptOutcome, reason: Reason) -> None:
         """End a job without running it."""
-        self._job_ended(job, FinishedJob(job, outcome, 0, 0, error=reason))
+        self._job_ended(job, FinishedJob.because(job, outcome, reason))
 
     def _report(self, ended: Sequence[FinishedJob], answer: Exchange) -> None:
         refused = answer.refused
@@ -475,7 +476,7 @@ class _Gate:
         self._decide(jobs)
         return self._loop.start(jobs, self.received)
 
-    def skip(self, job: ClaimedJob, outcome: AttemptOutcome, reason: str) -> None:
+    def skip(self, job: ClaimedJob, outcome: AttemptOutcome, reason: Reason) -> None:
         self._decide([job])
         self._loop.skip(job, outcome, reason)
 

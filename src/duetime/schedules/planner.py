@@ -18,6 +18,7 @@ import msgspec
 
 from duetime.domain.jobs.job import RUN_KEYS, AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.keys import read_run_key
+from duetime.domain.reasons import Reason
 from duetime.domain.schedules.decide_run import Decision
 from duetime.domain.schedules.schedule import TickStatus
 from duetime.engine.followers import Follower, Gate, Upkeep, WorkerView
@@ -210,10 +211,9 @@ class Planner(Follower):
                 run.append(job)
                 self._let_start(_decided(looked[job_id], decision), job, received)
             elif decision.action == "skip":
-                self._events.tick_skipped(self._worker, job, decision.status, decision.reason or "")
-                gate.skip(
-                    job, _ENDS.get(decision.status, AttemptOutcome.CANCELLED), decision.reason or ""
-                )
+                reason = decision.reason or Reason("tick_closed")
+                self._events.tick_skipped(self._worker, job, decision.status, reason)
+                gate.skip(job, _ENDS.get(decision.status, AttemptOutcome.CANCELLED), reason)
             else:
                 job.run_at = decision.at or job.run_at
                 wait.append(job)

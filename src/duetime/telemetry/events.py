@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob, JobState
+from duetime.domain.reasons import Reason
 from duetime.telemetry.logs import FallbackHandler
 
 if TYPE_CHECKING:
@@ -198,9 +199,10 @@ class Events:
         self._say(
             _LEVELS.get(end.outcome, logging.INFO),
             f"job_{end.outcome}",
-            f"{what}: %(reason)s" if end.error else f"{what}.",
+            f"{what}: %(reason)s" if end.message else f"{what}.",
             **_fields_of(worker, end),
-            reason=end.error,
+            code=end.error_code,
+            reason=end.message,
         )
 
     def _job_failed(self, worker: str, end: FinishedJob) -> None:
@@ -216,7 +218,7 @@ class Events:
             + ": %(error_code)s: %(error)s",
             **_fields_of(worker, end),
             error_code=end.error_code,
-            error=end.error,
+            error=end.message,
             will_retry=again is not None,
             retry_in_s=again,
             traceback=end.traceback,
@@ -277,7 +279,7 @@ class Events:
                 reason=reason,
             )
 
-    def tick_skipped(self, worker: str, job: ClaimedJob, status: str, reason: str) -> None:
+    def tick_skipped(self, worker: str, job: ClaimedJob, status: str, reason: Reason) -> None:
         self._say(
             logging.INFO,
             f"tick_{status}",
@@ -286,7 +288,8 @@ class Events:
             key=job.key,
             task=job.task,
             worker_id=worker,
-            reason=reason,
+            code=reason.code,
+            reason=str(reason),
         )
 
     def schedule_changed(self, worker: str, schedule: str, change: str) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from duetime.app import Duetime
 from duetime.domain.jobs.job import LAST_PRIORITY, AttemptOutcome, ClaimedJob, FinishedJob
+from duetime.domain.reasons import Reason
 from duetime.engine.executor import TimedOut, end_as_completed
 from duetime.engine.followers import Follower, Followers, WorkerView
 from duetime.engine.runners import Runners, Running
@@ -249,8 +250,8 @@ class _Gate:
         self.started = self.started or bool(jobs)
         return []
 
-    def skip(self, job: ClaimedJob, outcome: AttemptOutcome, reason: str) -> None:
-        self.skipped.append(FinishedJob(job, outcome, 0, 0, error=reason))
+    def skip(self, job: ClaimedJob, outcome: AttemptOutcome, reason: Reason) -> None:
+        self.skipped.append(FinishedJob.because(job, outcome, reason))
 
     async def put_off(self, jobs: Sequence[ClaimedJob]) -> None:
         await self._store.release(jobs)

@@ -411,7 +411,8 @@ class Model:
         # A run that was moved forward has run before its tick came to be excluded.
         if excluded and row.tick not in self.added | self.moved:
             assert row.status is TickStatus.SKIPPED
-            assert (row.reason or "").startswith("excluded by ")
+            assert row.reason is not None
+            assert row.reason.code == "excluded_mask"
         if row.status is TickStatus.CAUGHT_UP:
             assert row.tick not in self.added
         if row.status in (TickStatus.SKIPPED, TickStatus.COALESCED):

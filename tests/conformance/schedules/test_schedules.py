@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from duetime import Context, Discard, Duetime, Exponential, JobState, Retry, Task
+from duetime.domain.reasons import Reason
 from duetime.domain.schedules import rrule, timetable
 from duetime.domain.schedules.schedule import Overlap, TickStatus
 from duetime.errors import (
@@ -161,7 +162,7 @@ async def test_a_one_off_runs_once_and_ends(app: Duetime, tasks: Recorder) -> No
 
     assert tasks.ticks == at(60)
     assert info.next_run_at is None
-    assert why.reason == "ended"
+    assert why.code == "ended"
 
 
 @pytest.mark.parametrize("how", ["add", "change"])
@@ -196,7 +197,7 @@ async def test_a_moment_long_past_is_skipped_with_its_reason(
 
     assert tasks.ticks == []
     assert row.status is TickStatus.SKIPPED
-    assert row.reason == "too late: 1h late when the schedule was given this time"
+    assert row.reason == Reason("late_when_given", {"late": 3600})
     assert "1h late" in explanation.sentence
 
 
@@ -222,7 +223,7 @@ async def test_an_excluded_tick_is_in_the_ledger_with_its_reason(
         rows = await app.schedules["s"].history()
 
     assert [tick.day for tick in tasks.ticks] == [2, 4]
-    skipped = {row.tick.day: row.reason for row in rows if row.status is TickStatus.SKIPPED}
+    skipped = {row.tick.day: str(row.reason) for row in rows if row.status is TickStatus.SKIPPED}
     assert skipped == {3: "excluded date 2026-03-03", 5: "excluded by '* * * * 4'"}
 
 
@@ -278,7 +279,7 @@ async def test_skip_runs_none_of_the_missed(app: Duetime, tasks: Recorder) -> No
 
     assert tasks.ticks == at(30, 25 * 60 + 30)
     assert list(found.values()) == ["fired", *["skipped"] * 24, "fired"]
-    assert "too late: 23h10m late, and catch_up is skip" in why.sentence
+    assert "23h10m late, and catch_up is skip" in why.sentence
 
 
 async def test_all_runs_every_missed_tick_in_order(app: Duetime, tasks: Recorder) -> None:
@@ -317,7 +318,8 @@ async def test_a_missed_tick_expires_by_its_own_time(app: Duetime, tasks: Record
 
     assert tasks.ticks == at(240, 300)
     assert [row.status for row in rows] == [TickStatus.SKIPPED] * 3
-    assert rows[0].reason == "too late: 2h5m late, and expires is 1h30m"
+    assert rows[0].reason == Reason("late_expires", {"late": 7500, "limit": 5400})
+    assert str(rows[0].reason) == "2h5m late, and expires is 1h30m"
 
 
 async def test_a_missed_tick_that_expires_while_it_waits_for_its_turn_does_not_run(
@@ -410,7 +412,13 @@ async def test_overlap_skip_skips_while_a_run_is_open(app: Duetime, tasks: Recor
 
     # 4 runs until 14; 8 and 12 are skipped; 16 runs.
     assert list(found.values()) == ["fired", "skipped", "skipped", "fired"]
-    assert "overlap: the run of 2026-03-02T00:04:00Z has not ended" in why.sentence
+    assert why.code == "skipped"
+    assert why.sentence == (
+        "The tick 2026-03-02T00:08:00Z of 's' did not run: the run of 2026-03-02T00:04:00Z has not "
+        "finished."
+    )
+    assert [step.code for step in why.steps] == ["overlap"]
+    assert why.steps[0].facts == {"tick": "2026-03-02T00:04:00Z"}
 
 
 async def test_overlap_allow_runs_beside(app: Duetime, tasks: Recorder) -> None:
@@ -694,7 +702,7 @@ async def test_a_worker_leaves_to_others_what_it_lacks_a_package_for(
         events = await app.schedules.audit("s")
 
     assert ran_without == []
-    assert (info.broken, info.when, explanation.reason) == (None, "unreadable", "unreadable")
+    assert (info.broken, info.when, explanation.code) == (None, "unreadable", "unreadable")
     assert tasks.ticks == at(60, 120, 180, 240, 300)
     assert {event.action for event in events} == {
         "schedule.add",
@@ -755,7 +763,7 @@ async def test_a_week_of_seconds_is_recorded_in_bounds(
     assert 10_000 <= len(missed) <= 10_005
     assert first <= START + 3 * timedelta(seconds=1)
     assert oldest >= now - timedelta(seconds=10_002)
-    assert within.reason in ("skipped", "coalesced")
+    assert within.code in ("skipped", "coalesced")
     assert "did not run" in within.sentence
     assert len(tasks.ticks) == {"resume": 0, "pause": 0}.get(act, 1)
 
@@ -770,7 +778,7 @@ async def test_a_dependency_that_did_not_succeed_skips(app: Duetime, tasks: Reco
         await world.advance("2h")
         [row, *_] = await app.schedules["s"].history(status="skipped")
 
-    assert row.reason == "dependency: 'a' has not succeeded within 1h (it never has)"
+    assert str(row.reason) == "'a' has never succeeded"
 
 
 async def test_a_dependency_that_succeeded_lets_it_run(app: Duetime, tasks: Recorder) -> None:
@@ -791,7 +799,7 @@ async def test_a_dependency_can_be_waited_for(app: Duetime, tasks: Recorder) -> 
         waiting = await app.schedules["s"].explain(START + 65 * MINUTE)
         await world.advance("30m")
 
-    assert waiting.reason == "waiting"
+    assert waiting.code == "waiting"
     assert tasks.at == at(70)
 
 
@@ -810,9 +818,12 @@ async def test_a_schedule_pauses_after_failures_in_a_row(app: Duetime, tasks: Re
         await app.schedules.put("s", tasks.bad, "@hourly", pause_after=3)
         await world.advance("9h")
         info = await app.schedules.get("s")
+        why = await app.schedules["s"].explain()
 
     assert len(tasks.ticks) == 3
-    assert (info.paused_by, info.pause_reason) == ("duetime", "3 runs failed in a row")
+    assert (info.paused_by, info.pause_reason, info.failures) == ("duetime", None, 3)
+    assert why.steps[0].code == "schedule_failing"
+    assert "paused by duetime: 3 runs failed in a row, since " in why.sentence
 
 
 async def test_a_run_that_cannot_start_in_time_expires(app: Duetime, tasks: Recorder) -> None:
@@ -827,7 +838,7 @@ async def test_a_run_that_cannot_start_in_time_expires(app: Duetime, tasks: Reco
 
     assert tasks.ticks == []
     assert row.reason is not None
-    assert row.reason.startswith("too late")
+    assert row.reason.code == "late_expires"
 
 
 async def test_shadow_records_and_runs_nothing(app: Duetime, tasks: Recorder) -> None:
@@ -837,7 +848,7 @@ async def test_shadow_records_and_runs_nothing(app: Duetime, tasks: Recorder) ->
         rows = await app.schedules["s"].history(status="fired")
 
     assert tasks.ticks == []
-    assert [row.reason for row in rows] == ["shadow: recorded, and not run"] * 2
+    assert [row.reason for row in rows] == [Reason("shadow")] * 2
 
 
 # Operate

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from duetime import Context, Duetime, JobState, Retry
+from duetime import Context, Duetime, JobState, Reason, Retry
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.engine.followers import Follower, Gate, WorkerView
 from duetime.engine.services import Service
@@ -137,7 +137,7 @@ class Decider(Feature):
         for job in jobs:
             match job.key:
                 case "skip":
-                    gate.skip(job, AttemptOutcome.CANCELLED, "not today")
+                    gate.skip(job, AttemptOutcome.CANCELLED, Reason("shadow"))
                 case "put off":
                     job.run_at += timedelta(hours=1)
                     await gate.put_off([job])

@@ -697,7 +697,7 @@ async def test_an_unknown_task_is_parked_and_runs_when_a_worker_knows_it(app: Du
     job = await app.jobs.get(handle.id)
 
     assert "old-deploy does not know the task new.task" in (parked.parked_reason or "")
-    assert explanation.reason == "parked"
+    assert explanation.code == "parked"
     assert result == "done"
     assert job.attempts == 1, "being parked costs no attempt"
 
@@ -751,7 +751,7 @@ async def test_a_paused_queue_starts_nothing_until_resumed(app: Duetime) -> None
         await app.queues.resume("default")
         await until_true(lambda: ran == [1])
 
-    assert explanation.reason == "queue_paused"
+    assert explanation.code == "queue_paused"
     assert "ann: maintenance" in explanation.sentence
 
 

@@ -21,6 +21,7 @@ import pytest
 
 from duetime import Constant, Context, Duetime, JobState, Task
 from duetime.domain.jobs.job import NewJob
+from duetime.domain.reasons import Reason
 from duetime.domain.schedules.schedule import TickStatus
 from duetime.storage.schedules.rows import TickInfo
 from duetime.storage.schedules.runs import RunStatements
@@ -527,7 +528,7 @@ async def test_pause_and_resume_while_workers_run(make_app: MakeApp, notes: Note
     for row in rows:
         assert (row.status is TickStatus.FIRED) == (row.tick in started)
         if row.status is TickStatus.SKIPPED:
-            assert row.reason == "paused by ann: holiday"
+            assert str(row.reason) == "paused by ann: holiday"
     assert Counter(statuses(rows))["skipped"] >= 3
 
 
@@ -696,7 +697,8 @@ async def test_a_tick_that_finds_no_runner_in_time_is_late_and_keeps_no_place(
 
     assert begun == [None, None]
     assert statuses(rows) == ["skipped", "fired"]
-    assert (rows[0].reason or "").startswith("too late: ")
+    assert rows[0].reason is not None
+    assert rows[0].reason.code.startswith("late_")
     assert notes.ticks == [ticks[1]]
 
 
@@ -768,7 +770,7 @@ async def test_overlap_with_a_handler_that_takes_long(make_app: MakeApp, notes: 
         # What waits goes on as soon as there is a place, and not only when it looks again.
         assert starts[-1].at - ticks[3].timestamp() < 3.0, overlap
     first = ticks[0].isoformat().replace("+00:00", "Z")
-    assert rows["skip"][1].reason == f"overlap: the run of {first} has not ended"
+    assert rows["skip"][1].reason == Reason("overlap", {"tick": first})
 
 
 @on_two

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from duetime.domain.jobs.explain import Explanation, WorkerFacts, explain_job
+from duetime.domain.jobs.explain import WorkerFacts, explain_job
 from duetime.domain.jobs.job import JobInfo, JobState
 from duetime.domain.jobs.queue import Limits, QueueInfo
+from duetime.domain.reasons import Explanation
 
 NOW = datetime(2026, 3, 8, 12, tzinfo=UTC)
 SOON = NOW + timedelta(seconds=30)
@@ -36,6 +37,7 @@ JOB = JobInfo(
     lease_until=None,
     error_code=None,
     error=None,
+    facts=None,
     parked_reason=None,
 )
 QUEUE = QueueInfo(
@@ -95,10 +97,10 @@ def explain(
         ),
         (
             {"state": JobState.RUNNING, "worker": "w1", "lease_until": NOW},
-            "worker_dead",
+            "worker_lost",
             "lease ran out at 2026-03-08 12:00:00 UTC: it will be rescued",
         ),
-        ({"state": JobState.RUNNING}, "worker_dead", "a worker that is gone"),
+        ({"state": JobState.RUNNING}, "worker_gone", "a worker that is gone"),
         ({"state": JobState.COMPLETED, "finished_at": NOW}, "completed", "completed at 2026-"),
         (
             {"state": JobState.DEAD, "finished_at": NOW, "attempts": 3, "error": "no line"},
@@ -117,7 +119,7 @@ def explain(
 def test_reasons_of_the_job_itself(job: dict[str, Any], reason: str, sentence: str) -> None:
     explanation = explain(job)
 
-    assert explanation.reason == reason
+    assert explanation.code == reason
     assert explanation.sentence.startswith("Job 7 ")
     assert sentence in explanation.sentence
 
@@ -150,7 +152,7 @@ def test_reasons_of_the_queue(
 ) -> None:
     explanation = explain(queue=queue, beside=beside)
 
-    assert explanation.reason == reason
+    assert explanation.code == reason
     assert sentence in explanation.sentence
 
 
@@ -168,7 +170,7 @@ def test_reasons_of_the_workers(
 ) -> None:
     explanation = explain(workers=workers)
 
-    assert explanation.reason == reason
+    assert explanation.code == reason
     assert sentence in explanation.sentence
 
 
@@ -176,13 +178,13 @@ def test_the_nearest_reason_comes_first() -> None:
     """A job that is not due in a paused queue without workers: that it is not due."""
     explanation = explain({"run_at": SOON}, {"paused_at": NOW}, workers=())
 
-    assert explanation.reason == "not_due"
+    assert explanation.code == "not_due"
 
 
 def test_a_queue_that_nobody_knows_is_no_obstacle() -> None:
     explanation = explain_job(JOB, queue=None, workers=[WORKER], running_in_partition=0, now=NOW)
 
-    assert explanation.reason == "about_to_run"
+    assert explanation.code == "about_to_run"
 
 
 def test_the_facts_can_be_written_as_json() -> None:
@@ -192,11 +194,33 @@ def test_the_facts_can_be_written_as_json() -> None:
         msgspec.json.decode(msgspec.json.encode(facts))
         == facts
         == {
+            "job": 7,
             "state": "pending",
             "queue": "mail",
             "task": "send",
-            "attempts": "0 of 3",
-            "now": "2026-03-08T12:00:00+00:00",
-            "run_at": "2026-03-08T12:00:30+00:00",
+            "attempts": 0,
+            "max_attempts": 3,
+            "now": "2026-03-08T12:00:00Z",
+            "run_at": "2026-03-08T12:00:30Z",
+            "wait": 30,
         }
     )
+
+
+def test_the_steps_are_what_was_checked_before() -> None:
+    limits = Limits(running=2, per_partition=1)
+    explanation = explain(queue={"limits": limits, "running": 1}, beside=1)
+
+    assert [step.code for step in explanation.steps] == [
+        "due",
+        "queue_open",
+        "workers_alive",
+        "task_known",
+        "below_limit",
+    ]
+    assert explanation.steps[-1].facts == {
+        "queue": "mail", "task": "send", "run_at": "2026-03-08T12:00:00Z", "running": 1, "limit": 2,
+    }  # fmt: skip
+    assert str(explanation.steps[-1]) == "1 jobs of the queue 'mail' run, and at most 2 may."
+    assert str(explanation) == explanation.sentence
+    assert explanation.code == "partition_full"

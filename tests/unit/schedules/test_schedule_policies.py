@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from duetime.domain.jobs.keys import read_run_key, run_key
+from duetime.domain.reasons import Reason
 from duetime.domain.schedules.decide_run import (
     RETRY_WAIT,
     UNDECIDED_WAIT,
@@ -30,6 +31,7 @@ from duetime.domain.schedules.plan import (
     stands_for,
 )
 from duetime.domain.schedules.schedule import (
+    ENGINE_ACTOR,
     CatchUp,
     OpenRun,
     Overlap,
@@ -50,6 +52,7 @@ HOUR = timedelta(hours=1)
 ARMED, WAITING, FIRED = TickStatus.ARMED, TickStatus.WAITING, TickStatus.FIRED
 CAUGHT_UP, COALESCED, SKIPPED = TickStatus.CAUGHT_UP, TickStatus.COALESCED, TickStatus.SKIPPED
 BACKFILLED, TRIGGERED = TickStatus.BACKFILLED, TickStatus.TRIGGERED
+PAUSED = Reason("schedule_paused", {"by": "ann"})
 OVERLAPS: tuple[Overlap, ...] = ("skip", "buffer_one", "buffer_all", "allow", "cancel_other")
 
 
@@ -153,7 +156,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(schedule, max(START, draw(st.one_of(edges, anywhen))), ticks)
 
 
-def model_plan(case: Case, *, armed: int = 0, missed: str | None = None) -> list[PlannedTick]:
+def model_plan(case: Case, *, armed: int = 0, missed: Reason | None = None) -> list[PlannedTick]:
     """What the ledger gets: each tick up to now, then the next ones until two are armed.
 
     With a jitter, all that may run before the first of them are.
@@ -332,13 +335,13 @@ def test_plans_one_after_the_other_leave_no_gap_and_repeat_nothing(
 
 @given(cases())
 def test_missed_in_a_pause_means_skipped_with_its_reason(case: Case) -> None:
-    plan = plan_ticks(case.schedule, now=case.now, armed=0, missed="paused by ann")
+    plan = plan_ticks(case.schedule, now=case.now, armed=0, missed=PAUSED)
 
-    assert without_reasons(plan.ticks) == model_plan(case, missed="paused by ann")
+    assert without_reasons(plan.ticks) == model_plan(case, missed=PAUSED)
     excluded = [due.at for due in case.ticks if due.excluded]
     for row in plan.ticks:
         if row.tick not in excluded:
-            assert (row.status, row.reason) == (SKIPPED, "paused by ann")
+            assert (row.status, row.reason) == (SKIPPED, PAUSED)
 
 
 @given(cases(), st.sets(st.integers(0, 80)))
@@ -358,7 +361,7 @@ def test_a_tick_that_the_ledger_has_is_not_planned_again(case: Case, numbers: se
 def test_very_many_missed_ticks_that_do_not_run_share_a_row(
     case: Case, most: int, missed: bool
 ) -> None:
-    reason = "paused by ann" if missed else None
+    reason = PAUSED if missed else None
     whole = plan_ticks(case.schedule, now=case.now, armed=0, missed=reason)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("duetime.domain.schedules.plan.MOST_RECORDED", most)
@@ -374,7 +377,7 @@ def test_very_many_missed_ticks_that_do_not_run_share_a_row(
     assert len(shared) == bool(left_out)
     for row in left_out:
         assert row.status in (SKIPPED, COALESCED)
-        assert row.tick > shared[0].tick or (row.reason or "").startswith("excluded")
+        assert row.tick > shared[0].tick or str(row.reason).startswith("excluded")
         assert stands_for(shared[0].reason, row.tick)
     if left_out:
         assert sum(tick <= case.now for tick in rows) > most
@@ -408,9 +411,9 @@ def test_a_week_of_seconds_is_a_plan_like_any_other(policy: dict[str, Any], kept
 def test_an_excluded_tick_is_never_run_and_says_why(case: Case) -> None:
     rows = plan_ticks(case.schedule, now=case.now, armed=0).ticks
 
-    reasons = {row.tick: row.reason or "" for row in rows if row.status is not ARMED}
+    codes = {row.tick: row.reason.code for row in rows if row.reason and row.status is not ARMED}
     for due in case.past:
-        assert due.excluded == reasons.get(due.at, "").startswith("excluded by ")
+        assert due.excluded == (codes.get(due.at) == "excluded_mask")
 
 
 @given(cases())
@@ -422,22 +425,21 @@ def test_the_judge_says_of_each_late_tick_what_the_plan_does(case: Case) -> None
         status, reason = LateJudge(case.schedule, case.now).judge(due.at, due.run_at)
         row = rows[due.at]
         assert status is (row.runs_as if row.status is ARMED else row.status)
-        assert reason
         assert row.reason in (None, reason) if status is CAUGHT_UP else row.reason == reason
 
 
 def test_reasons_name_the_policy_and_how_late_it_is() -> None:
     now = START + 5 * HOUR + 30 * MINUTE
 
-    def reasons(**policy: Any) -> list[str | None]:
+    def reasons(**policy: Any) -> list[str]:
         rows = plan_ticks(make_schedule(**policy), now=now, armed=0).ticks
-        return [row.reason for row in rows if row.tick <= now][-2:]
+        return [str(row.reason) for row in rows if row.tick <= now][-2:]
 
-    assert reasons(catch_up="skip")[1] == "too late: 30m late, and catch_up is skip"
+    assert reasons(catch_up="skip")[1] == "30m late, and catch_up is skip"
     assert reasons(catch_up="latest")[0] == "coalesced into a later run: 1h30m late"
-    assert reasons(catch_up="all", max_age="1h")[0] == "too late: 1h30m late, and max_age is 1h"
+    assert reasons(catch_up="all", max_age="1h")[0] == "1h30m late, and max_age is 1h"
     assert reasons(catch_up="all", max_runs=1)[0] == (
-        "too late: 1h30m late, and only the last 1 missed runs are caught up"
+        "1h30m late, and only the last 1 missed runs are caught up"
     )
 
 
@@ -617,7 +619,8 @@ def test_every_overlap_policy_decides_as_the_model(
             assert after_waiting(run, decision).runs_as is runs_as
         if action != "run":
             assert decision.reason is not None
-            assert decision.reason.startswith("overlap: the run of 2026-03-02T00:")
+            assert decision.reason.code in ("overlap", "overlap_full")
+            assert decision.reason.facts["tick"].startswith("2026-03-02T00:")
         cancels = overlap == "cancel_other" and action == "wait" and runs_as is FIRED
         too_many = running + waiting + 1 - max_concurrent_runs
         oldest = tuple(other.job_id for other in begun[:too_many])
@@ -687,11 +690,20 @@ def test_a_triggered_run_runs_whatever_else_is() -> None:
 def test_a_paused_schedule_skips_what_was_claimed_and_says_who_paused_it() -> None:
     schedule = make_schedule(paused_at=START, paused_by="ann", pause_reason="holiday")
 
-    assert decide_at(schedule, make_run(60)) == Decision("skip", SKIPPED, "paused by ann: holiday")
+    decision = decide_at(schedule, make_run(60))
     schedule.pause_reason = None
-    assert paused_reason(schedule) == "paused by ann"
+    by_ann = paused_reason(schedule)
     schedule.paused_by = None
-    assert paused_reason(schedule) == "paused by unknown"
+    by_nobody = paused_reason(schedule)
+    schedule.paused_by, schedule.failures = ENGINE_ACTOR, 3
+    failing = paused_reason(schedule)
+
+    why = Reason("schedule_paused", {"by": "ann", "text": "holiday"})
+    assert decision == Decision("skip", SKIPPED, why)
+    assert str(why) == "paused by ann: holiday"
+    assert (str(by_ann), str(by_nobody)) == ("paused by ann", "paused by unknown")
+    assert failing == Reason("schedule_failing", {"by": "duetime", "failures": 3})
+    assert str(failing) == "paused by duetime: 3 runs failed in a row"
 
 
 def test_a_run_that_was_let_start_and_did_not_is_judged_again() -> None:
@@ -702,7 +714,7 @@ def test_a_run_that_was_let_start_and_did_not_is_judged_again() -> None:
     schedule.paused_at = START
     paused = decide_at(schedule, run)
 
-    assert (late.action, late.reason) == ("skip", "too late: 11s late, and catch_up is skip")
+    assert (late.action, late.reason) == ("skip", Reason("late_skipped", {"late": 11}))
     assert paused.action == "skip"
 
 
@@ -722,7 +734,7 @@ def test_a_late_run_that_a_worker_holds_may_have_begun_a_moment_ago() -> None:
 def test_shadow_records_and_runs_nothing(runs_as: TickStatus) -> None:
     decision = decide_at(make_schedule(shadow=True), make_run(60, ARMED, runs_as))
 
-    assert decision == Decision("skip", runs_as, "shadow: recorded, and not run")
+    assert decision == Decision("skip", runs_as, Reason("shadow"))
 
 
 @given(cases())
@@ -979,8 +991,8 @@ def test_a_run_waits_for_its_dependency_as_long_as_it_may(
         assert decision == Decision("run", FIRED)
         return
     assert decision.reason is not None
-    assert decision.reason.startswith("dependency: 'a' has not succeeded within ")
-    assert ("it never has" in decision.reason) == (succeeded_at is None)
+    assert decision.reason.code == ("dependency_never" if succeeded_at is None else "dependency")
+    assert decision.reason.facts["after"] == "a"
     if wait is None or late >= wait:
         assert (decision.action, decision.status) == ("skip", SKIPPED)
     else:
@@ -1021,8 +1033,9 @@ def test_a_dependency_comes_before_a_place() -> None:
     without = decide_at(schedule, run, running)
     succeeded = decide_at(schedule, run, running, succeeded_at=START + 30 * MINUTE)
 
-    assert (without.reason or "").startswith("dependency: ")
-    assert (succeeded.reason or "").startswith("overlap: ")
+    assert without.reason == Reason("dependency_never", {"after": "a"})
+    assert succeeded.reason is not None
+    assert succeeded.reason.code == "overlap"
 
 
 def test_a_run_that_waited_for_its_dependency_waits_on_for_a_place() -> None:

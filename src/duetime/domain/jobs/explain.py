@@ -1,27 +1,60 @@
-"""Why a job is, or is not, running: one sentence, and the facts behind it."""
+"""Why a job is, or is not, running: a code, one sentence, and the facts behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
-import msgspec
-
-from duetime.domain.duration import format_duration
 from duetime.domain.jobs.job import UNREADABLE, JobInfo, JobState
 from duetime.domain.jobs.queue import QueueInfo
+from duetime.domain.reasons import Explanation, make_explanation
 
 WorkerFacts = tuple[str, Sequence[str], Sequence[str], datetime]
 """A worker's name, queues, tasks, and the end of its lease."""
 
-
-class Explanation(msgspec.Struct, frozen=True):
-    """`reason` is a short code, `sentence` says it plainly, `facts` are what it rests on."""
-
-    reason: str
-    sentence: str
-    facts: dict[str, Any]
+JOB_SENTENCES = {
+    # It has ended, or runs.
+    "completed": "Job {job} completed at {finished_at:utc}.",
+    "dead": "Job {job} has been dead since {finished_at:utc}, after {attempts} of {max_attempts} "
+    "attempts[: {error}]. Requeue it to try again.",
+    "cancelled": "Job {job} was cancelled at {finished_at:utc}[: {error}].",
+    "superseded": "Job {job} was superseded at {finished_at:utc}[: {error}].",
+    "expired": "Job {job} expired at {finished_at:utc}[: {error}].",
+    "running": "Job {job} runs on the worker {worker}, whose lease holds until {lease_until:utc}.",
+    "worker_lost": "Job {job} is held by the worker {worker}, whose lease ran out at "
+    "{lease_until:utc}: it will be rescued within seconds.",
+    "worker_gone": "Job {job} is held by a worker that is gone: it will be rescued within seconds.",
+    # It waits: what keeps it from starting.
+    "unreadable": "Job {job} is set aside: {text}. Cancel it; or correct the row, cancel it and "
+    "requeue it.",
+    "parked": "Job {job} is parked: {text}. It runs as soon as a worker of the queue {queue!r} "
+    "knows the task {task!r}.",
+    "not_due": "Job {job} is not due: it may start at {run_at:utc}, in {wait:span}"
+    "[ after attempt {attempts} failed ({error})].",
+    "queue_paused": "Job {job} waits: its queue {queue!r} was paused at {paused_at:utc}"
+    "[ by {paused_by}][: {text}].",
+    "no_worker": "Job {job} waits: no live worker works on the queue {queue!r} ({elsewhere} on "
+    "others).",
+    "task_unknown": "Job {job} waits: none of the {count} workers on the queue {queue!r} knows the "
+    "task {task!r}.",
+    "limit_full": "Job {job} waits: {running} jobs of the queue {queue!r} run, and at most {limit} "
+    "may.",
+    "partition_full": "Job {job} waits: {running} jobs of the partition {partition!r} run, and at "
+    "most {limit} may.",
+    "rate_limited": "Job {job} waits for the rate limit of the queue {queue!r}: {rate} in "
+    "{period:span}.",
+    "in_line": "Job {job} is due and waits its turn: {ahead} other jobs of its queue are due.",
+    "about_to_run": "Job {job} is due, and a worker that knows it is alive: it starts any moment.",
+    # What was checked before, and does not keep it from starting.
+    "due": "It has been due since {run_at:utc}.",
+    "queue_open": "Its queue {queue!r} is not paused.",
+    "workers_alive": "{count} live workers work on the queue {queue!r}.",
+    "task_known": "The worker {worker} knows the task {task!r}.",
+    "below_limit": "{running} jobs of the queue {queue!r} run, and at most {limit} may.",
+    "below_partition_limit": "{running} jobs of the partition {partition!r} run, and at most "
+    "{limit} may.",
+}
 
 
 def explain_job(
@@ -32,144 +65,110 @@ def explain_job(
     running_in_partition: int,
     now: datetime,
 ) -> Explanation:
-    """Return the first reason that applies, from the job outwards."""
+    """Return the first reason that applies, from the job outwards. Its steps are what was checked
+    before, and does not keep the job from starting.
+    """
     facts: dict[str, Any] = {
+        "job": job.id,
         "state": job.state.value,
         "queue": job.queue,
         "task": job.task,
-        "attempts": f"{job.attempts} of {job.max_attempts}",
-        "now": now.isoformat(),
+        "attempts": job.attempts,
+        "max_attempts": job.max_attempts,
+        "now": now,
+        "run_at": job.run_at,
     }
-    if job.run_at is not None:
-        facts["run_at"] = job.run_at.isoformat()
+    checks: list[Explanation] = []
+    for code, more in _look(job, queue, workers, running_in_partition, now):
+        if code not in _PASSED:
+            return make_explanation(JOB_SENTENCES, code, facts | more, steps=checks)
+        named = {"queue": job.queue, "task": job.task, "run_at": job.run_at}
+        checks.append(make_explanation(JOB_SENTENCES, code, named | more))
+    raise AssertionError("unreachable")
 
-    def because(reason: str, sentence: str, **more: Any) -> Explanation:
-        return Explanation(reason, f"Job {job.id} {sentence}", facts | more)
 
-    if job.state.ended:
-        return _ended(job, because)
-    if job.state is JobState.RUNNING:
-        return _running(job, now, because)
-    if job.state is JobState.PARKED and (job.parked_reason or "").startswith(UNREADABLE):
-        return because(
-            "unreadable",
-            f"is set aside: {job.parked_reason}. Cancel it; or correct the row, cancel it and "
-            "requeue it.",
-        )
-    if job.state is JobState.PARKED:
-        return because(
-            "parked",
-            f"is parked: {job.parked_reason}. It runs as soon as a worker of the queue "
-            f"{job.queue!r} knows the task {job.task!r}.",
-        )
+_PASSED = {
+    "due", "queue_open", "workers_alive", "task_known", "below_limit", "below_partition_limit",
+}  # fmt: skip
+
+
+def _look(
+    job: JobInfo,
+    queue: QueueInfo | None,
+    workers: Sequence[WorkerFacts],
+    running_in_partition: int,
+    now: datetime,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the codes of checks that are passed, then the one that says why the job stands so."""
+    if job.state.ended or job.state is JobState.RUNNING or job.state is JobState.PARKED:
+        yield _stands(job, now)
+        return
     if job.run_at is not None and job.run_at > now:
-        wait = format_duration(_rounded(job.run_at - now))
-        again = f" after attempt {job.attempts} failed ({job.error})" if job.attempts else ""
-        return because(
-            "not_due", f"is not due: it may start at {_at(job.run_at)}, in {wait}{again}."
-        )
+        error = {"error": job.error or job.error_code} if job.attempts else {}
+        yield "not_due", {"wait": _rounded(job.run_at - now), **error}
+        return
+    yield "due", {}
     if queue is not None and queue.paused_at is not None:
-        by = f" by {queue.paused_by}" if queue.paused_by else ""
-        why = f": {queue.pause_reason}" if queue.pause_reason else ""
-        return because(
+        yield (
             "queue_paused",
-            f"waits: its queue {job.queue!r} was paused at {_at(queue.paused_at)}{by}{why}.",
-            paused_by=queue.paused_by,
+            {
+                "paused_at": queue.paused_at,
+                "paused_by": queue.paused_by,
+                "text": queue.pause_reason or None,
+            },
         )
+        return
+    yield "queue_open", {}
     alive = [worker for worker in workers if worker[3] > now]
     on_queue = [worker for worker in alive if job.queue in worker[1]]
     if not on_queue:
-        return because(
-            "no_worker",
-            f"waits: no live worker works on the queue {job.queue!r} ({len(alive)} on others).",
-            workers=[worker[0] for worker in alive],
-        )
-    if not any(job.task in worker[2] for worker in on_queue):
-        return because(
-            "task_unknown",
-            f"waits: none of the {len(on_queue)} workers on the queue {job.queue!r} knows the "
-            f"task {job.task!r}.",
-            workers=[worker[0] for worker in on_queue],
-        )
+        yield "no_worker", {"elsewhere": len(alive), "workers": [worker[0] for worker in alive]}
+        return
+    names = [worker[0] for worker in on_queue]
+    yield "workers_alive", {"count": len(names), "workers": names}
+    knowing = [worker[0] for worker in on_queue if job.task in worker[2]]
+    if not knowing:
+        yield "task_unknown", {"count": len(names), "workers": names}
+        return
+    yield "task_known", {"worker": knowing[0]}
     if queue is not None:
-        limits = queue.limits
-        if limits.running is not None and queue.running >= limits.running:
-            return because(
-                "limit_full",
-                f"waits: {queue.running} jobs of the queue {job.queue!r} run, and at most "
-                f"{limits.running} may.",
-            )
-        if (
-            limits.per_partition is not None
-            and job.partition is not None
-            and running_in_partition >= limits.per_partition
-        ):
-            return because(
-                "partition_full",
-                f"waits: {running_in_partition} jobs of the partition {job.partition!r} run, and "
-                f"at most {limits.per_partition} may.",
-                partition=job.partition,
-            )
-        if limits.rate is not None and limits.period is not None:
-            return because(
-                "rate_limited",
-                f"waits for the rate limit of the queue {job.queue!r}: {limits.rate} in "
-                f"{format_duration(limits.period)}.",
-            )
-        ahead = queue.due - 1
-        if ahead > 0:
-            return because(
-                "in_line",
-                f"is due and waits its turn: {ahead} other jobs of its queue are due.",
-                ahead=ahead,
-            )
-    return because(
-        "about_to_run", "is due, and a worker that knows it is alive: it starts any moment."
-    )
+        yield from _look_at_limits(job, queue, running_in_partition)
+    yield "about_to_run", {}
+
+
+def _stands(job: JobInfo, now: datetime) -> tuple[str, dict[str, Any]]:
+    if job.state.ended:
+        facts = {"error": job.error, "error_code": job.error_code, "finished_at": job.finished_at}
+        return job.state.value, facts
+    if job.state is JobState.PARKED:
+        unreadable = (job.parked_reason or "").startswith(UNREADABLE)
+        return "unreadable" if unreadable else "parked", {"text": job.parked_reason}
+    if job.lease_until is None:
+        return "worker_gone", {}
+    held = {"worker": job.worker, "lease_until": job.lease_until}
+    return "worker_lost" if job.lease_until <= now else "running", held
+
+
+def _look_at_limits(
+    job: JobInfo, queue: QueueInfo, running_in_partition: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    limits = queue.limits
+    if limits.running is not None:
+        full = queue.running >= limits.running
+        counts = {"running": queue.running, "limit": limits.running}
+        yield "limit_full" if full else "below_limit", counts
+    if limits.per_partition is not None and job.partition is not None:
+        full = running_in_partition >= limits.per_partition
+        counts = {"running": running_in_partition, "limit": limits.per_partition}
+        code = "partition_full" if full else "below_partition_limit"
+        yield code, counts | {"partition": job.partition}
+    if limits.rate is not None and limits.period is not None:
+        yield "rate_limited", {"rate": limits.rate, "period": limits.period}
+    if (ahead := queue.due - 1) > 0:
+        yield "in_line", {"ahead": ahead}
 
 
 def _rounded(wait: timedelta) -> timedelta:
     """Whole seconds, or whole milliseconds of a wait under a second."""
     step = timedelta(seconds=1) if wait >= timedelta(seconds=1) else timedelta(milliseconds=1)
     return -(-wait // step) * step
-
-
-def _running(job: JobInfo, now: datetime, because: Any) -> Explanation:
-    explanation: Explanation
-    if job.lease_until is None:
-        explanation = because(
-            "worker_dead", "is held by a worker that is gone: it will be rescued within seconds."
-        )
-    elif job.lease_until <= now:
-        explanation = because(
-            "worker_dead",
-            f"is held by the worker {job.worker}, whose lease ran out at "
-            f"{_at(job.lease_until)}: it will be rescued within seconds.",
-            worker=job.worker,
-        )
-    else:
-        explanation = because(
-            "running",
-            f"runs on the worker {job.worker}, whose lease holds until {_at(job.lease_until)}.",
-            worker=job.worker,
-            lease_until=job.lease_until.isoformat(),
-        )
-    return explanation
-
-
-def _at(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _ended(job: JobInfo, because: Any) -> Explanation:
-    at = _at(job.finished_at) if job.finished_at else "an unknown time"
-    sentence = {
-        JobState.COMPLETED: f"completed at {at}.",
-        JobState.DEAD: f"has been dead since {at}, after {job.attempts} of {job.max_attempts} "
-        f"attempts: {job.error}. Requeue it to try again.",
-        JobState.CANCELLED: f"was cancelled at {at}: {job.error}.",
-        JobState.SUPERSEDED: f"was superseded at {at}: {job.error}.",
-        JobState.EXPIRED: f"expired at {at}: {job.error}.",
-    }[job.state]
-    explanation: Explanation = because(job.state.value, sentence)
-    return explanation

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from duetime.domain.reasons import Reason, describe_error
 from duetime.errors import InvalidInput
 
 FIRST_PRIORITY = 0
@@ -151,12 +152,28 @@ class FinishedJob(msgspec.Struct, gc=False):
     error: str | None = None
     traceback: str | None = None
     result: str | None = None
+    facts: str | None = None
+    """What the sentence of the error's code needs, as JSON: see `Reason`."""
     completed_before: bool = False
     """The handler completed the job in a transaction of its own: being refused is no loss."""
     recorded: bool = False
     """It did so by `ctx.transaction()`, and that is committed: there is nothing to send."""
     exception: BaseException | None = None
     """What a failed attempt raised, until it is logged. It is not stored."""
+
+    @classmethod
+    def because(
+        cls, job: ClaimedJob, outcome: AttemptOutcome, reason: Reason, *, at_us: int = 0
+    ) -> FinishedJob:
+        """One that ended for a reason of ours: its handler did not run, or has no say in it."""
+        facts = msgspec.json.encode(reason.facts).decode() if reason.facts else None
+        return cls(job, outcome, at_us, at_us, error_code=reason.code, facts=facts)
+
+    @property
+    def message(self) -> str | None:
+        """The error as people read it."""
+        facts = None if self.facts is None else msgspec.json.decode(self.facts)
+        return describe_error(self.error_code, facts, self.error)
 
 
 class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +188,7 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: datetime
     error_code: str | None
     error: str | None
+    facts: dict[str, Any] | None
     traceback: str | None
     result: Any = None
 
@@ -198,6 +216,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     lease_until: datetime | None
     error_code: str | None
     error: str | None
+    facts: dict[str, Any] | None
     parked_reason: str | None
     progress: Any = None
     history: tuple[AttemptInfo, ...] = ()

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from duetime.domain.duration import format_duration
+from duetime.domain.reasons import Reason
 from duetime.domain.schedules.plan import LateJudge, is_late
 from duetime.domain.schedules.schedule import (
     OpenRun,
@@ -16,7 +16,6 @@ from duetime.domain.schedules.schedule import (
     Schedule,
     TickStatus,
     paused_reason,
-    say,
 )
 
 UNDECIDED_WAIT = timedelta(milliseconds=200)
@@ -33,7 +32,7 @@ class Decision(msgspec.Struct, frozen=True):
 
     action: Literal["run", "skip", "wait"]
     status: TickStatus
-    reason: str | None = None
+    reason: Reason | None = None
     at: datetime | None = None
     runs_as: TickStatus | None = None
     cancel: tuple[int, ...] = ()
@@ -75,7 +74,7 @@ def decide(
             if run_at > now:
                 return Decision("wait", TickStatus.ARMED, reason, run_at, runs_as, run_at=run_at)
     if policy.shadow:
-        return Decision("skip", runs_as, "shadow: recorded, and not run")
+        return Decision("skip", runs_as, Reason("shadow"))
     if policy.after is not None and (succeeded_at is None or now - succeeded_at > policy.within):
         return _without_predecessor(schedule, run, runs_as, now, succeeded_at)
     if not full:
@@ -113,11 +112,11 @@ def _without_predecessor(
     succeeded_at: datetime | None,
 ) -> Decision:
     policy = schedule.policy
-    last = "it never has" if succeeded_at is None else f"the last time at {say(succeeded_at)}"
-    reason = (
-        f"dependency: {policy.after!r} has not succeeded within "
-        f"{format_duration(policy.within)} ({last})"
-    )
+    if succeeded_at is None:
+        reason = Reason.of("dependency_never", after=policy.after)
+    else:
+        facts = {"within": policy.within, "last": succeeded_at}
+        reason = Reason.of("dependency", after=policy.after, **facts)
     if policy.wait is not None and now < run.run_at + policy.wait:
         at = min(now + RETRY_WAIT, run.run_at + policy.wait)
         return Decision("wait", TickStatus.WAITING, reason, at, runs_as)
@@ -134,19 +133,20 @@ def _overlap(
     waiting: Sequence[OpenRun],
 ) -> Decision:
     first = [*running, *before][0]
-    reason = f"overlap: the run of {say(first.tick)} has not ended"
+    reason = Reason.of("overlap", tick=first.tick)
     wait = Decision("wait", TickStatus.WAITING, reason, now + RETRY_WAIT, runs_as)
     if runs_as in (TickStatus.CAUGHT_UP, TickStatus.BACKFILLED):
         # Each of these was asked for: they come one after the other, or all together.
         return Decision("run", runs_as) if policy.burst_allowed else wait
     match policy.overlap:
         case "buffer_one" if run.status is not TickStatus.WAITING and waiting:
-            return Decision("skip", TickStatus.SKIPPED, f"{reason}, and one run waits already")
+            full = Reason.of("overlap_full", tick=first.tick)
+            return Decision("skip", TickStatus.SKIPPED, full)
         case "buffer_one" | "buffer_all":
             return wait
         case "cancel_other":
             jobs = _in_the_way(policy, running, before)
-            reason = f"{reason}: it is cancelled" if jobs else reason
+            reason = Reason.of("overlap", tick=first.tick, cancelled=jobs or None)
             return Decision("wait", TickStatus.WAITING, reason, wait.at, runs_as, jobs)
         case _ if run.status is TickStatus.WAITING:
             # It waited for another reason (a dependency), and waits on.

@@ -7,9 +7,50 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Protocol
 
-from duetime.domain.duration import format_duration
-from duetime.domain.jobs.explain import Explanation
+from duetime.domain.reasons import Explanation, Reason, make_explanation
 from duetime.domain.schedules.schedule import Schedule, TickStatus, paused_reason
+
+SCHEDULE_SENTENCES = {
+    "broken": "Schedule {schedule!r} is set aside, and does not run: {text}",
+    "unreadable": "Schedule {schedule!r} cannot be read by this process: {text}",
+    "paused": "Schedule {schedule!r} does not run: {reason:reason}, since {paused_at}"
+    "[ until {paused_until}].",
+    "ended": "Schedule {schedule!r} does not run again: its timetable has no further tick.",
+    "no_worker": "Schedule {schedule!r} will be late: no live worker knows its task {task!r}. "
+    "Its next run is due at {next_run_at}.",
+    "due": "Schedule {schedule!r} has been due since {next_run_at}: it starts any moment.",
+    "not_due": "Schedule {schedule!r} runs next at {next_run_at}, in {wait:span}.",
+    "shadow": "Schedule {schedule!r} is in shadow: its next tick, at {next_run_at}, in "
+    "{wait:span}, is recorded, and does not run.",
+}
+TICK_SENTENCES = {
+    "skipped": "The tick {tick} of {schedule!r} did not run[: {reason:reason}].",
+    "coalesced": "The tick {tick} of {schedule!r} did not run[: {reason:reason}].",
+    "not_run": "The tick {tick} of {schedule!r} did not run[: {reason:reason}].",
+    "waiting": "The tick {tick} of {schedule!r} waits[: {reason:reason}].",
+    "not_due": "The tick {tick} of {schedule!r} is armed: job {job} is due at {run_at}.",
+    "due": "The tick {tick} of {schedule!r} has been due since {run_at}: job {job} is to start.",
+    "about_to_run": "The tick {tick} of {schedule!r} may start as job {job}, and waits for a free "
+    "runner[: {reason:reason}].",
+    "running": "The tick {tick} of {schedule!r} has begun as job {job} on {worker}, and has not "
+    "finished[: {reason:reason}].",
+    "succeeded": "The tick {tick} of {schedule!r} ran as job {job}, {late:span} after its time"
+    "[: {reason:reason}].",
+    "cancelled": "The tick {tick} of {schedule!r} began as job {job}, and was cancelled"
+    "[: {reason:reason}].",
+    "failed": "The tick {tick} of {schedule!r} ran as job {job}, and failed[: {error}]",
+    "unreadable": "The tick {tick} of {schedule!r} is not in the ledger, and its timetable cannot "
+    "be read here: {text}",
+    "no_tick": "The tick {tick} of {schedule!r} is not one: its timetable has none then"
+    "[; the next one is {next}].",
+    "excluded": "The tick {tick} of {schedule!r} does not run: {reason:reason}.",
+    "not_planned": "The tick {tick} of {schedule!r} lies ahead, and is armed when it is one of the "
+    "next.",
+    "paused": "The tick {tick} of {schedule!r} did not run: {reason:reason}.",
+    "too_early": "The tick {tick} of {schedule!r} lies before the schedule was made, at "
+    "{created_at}.",
+    "pruned": "The tick {tick} of {schedule!r} is no longer in the ledger: it was pruned.",
+}
 
 
 class LedgerRow(Protocol):
@@ -22,7 +63,7 @@ class LedgerRow(Protocol):
     @property
     def status(self) -> TickStatus: ...
     @property
-    def reason(self) -> str | None: ...
+    def reason(self) -> Reason | None: ...
     @property
     def job_id(self) -> int | None: ...
     @property
@@ -44,122 +85,97 @@ def explain_schedule(
 ) -> Explanation:
     """Say whether and when it runs next, and what keeps it from that."""
     facts: dict[str, Any] = {
-        "when": schedule.timetable.describe() if schedule.readable else "unreadable",
-        "now": now.isoformat(),
-        "next_run_at": schedule.next_run_at and schedule.next_run_at.isoformat(),
-        "last_tick": last and f"{_say(last.tick)}: {last.status}",
+        "schedule": schedule.name,
+        "when": schedule.timetable.describe() if schedule.readable else None,
+        "now": now,
+        "next_run_at": schedule.next_run_at,
+        "last_tick": last and last.tick,
+        "last_status": last and last.status.value,
     }
 
-    def because(reason: str, sentence: str, **more: Any) -> Explanation:
-        return Explanation(reason, f"Schedule {schedule.name!r} {sentence}", facts | more)
+    def because(code: str, *steps: Reason | None, **more: Any) -> Explanation:
+        return make_explanation(SCHEDULE_SENTENCES, code, facts | more, steps=steps)
 
     if schedule.broken is not None:
-        return because("broken", f"is set aside, and does not run: {schedule.broken}")
+        return because("broken", text=schedule.broken)
     if schedule.unreadable is not None:
-        return because("unreadable", f"cannot be read by this process: {schedule.unreadable}")
+        return because("unreadable", text=schedule.unreadable)
     if schedule.paused_at is not None:
-        until = f" until {_say(schedule.paused_until)}" if schedule.paused_until else ""
-        return because(
-            "paused",
-            f"does not run: {paused_reason(schedule)}, since {_say(schedule.paused_at)}{until}.",
-            paused_by=schedule.paused_by,
-        )
+        reason = paused_reason(schedule)
+        times = {"paused_at": schedule.paused_at, "paused_until": schedule.paused_until}
+        return because("paused", reason, reason=reason, paused_by=schedule.paused_by, **times)
     if schedule.next_run_at is None:
-        return because("ended", "does not run again: its timetable has no further tick.")
+        return because("ended")
     if not able:
-        return because(
-            "no_worker",
-            f"will be late: no live worker knows its task {schedule.target!r}. Its next run is due "
-            f"at {_say(schedule.next_run_at)}.",
-        )
+        return because("no_worker", task=schedule.target)
     if schedule.next_run_at <= now:
-        return because(
-            "due", f"is due since {_say(schedule.next_run_at)}: it starts any moment.", workers=able
-        )
-    wait = format_duration(timedelta(seconds=-(-(schedule.next_run_at - now) // _SECOND)))
-    shadow = " In shadow: it is recorded, and does not run." if schedule.policy.shadow else ""
-    return because(
-        "not_due", f"runs next at {_say(schedule.next_run_at)}, in {wait}.{shadow}", workers=able
-    )
+        return because("due", workers=list(able))
+    wait = -(-(schedule.next_run_at - now) // _SECOND) * _SECOND
+    code = "shadow" if schedule.policy.shadow else "not_due"
+    return because(code, wait=wait, workers=list(able))
 
 
 def explain_tick(
     schedule: Schedule, tick: datetime, *, now: datetime, row: LedgerRow | None
 ) -> Explanation:
     """Say what became of one tick."""
-    facts: dict[str, Any] = {"tick": _say(tick), "now": now.isoformat()}
-
-    def because(reason: str, sentence: str, **more: Any) -> Explanation:
-        text = f"The tick {_say(tick)} of {schedule.name!r} {sentence}"
-        return Explanation(reason, text, facts | more)
-
+    facts: dict[str, Any] = {"schedule": schedule.name, "tick": tick, "now": now}
     if row is None:
-        return _unknown(schedule, tick, now, because)
+        return _unknown(schedule, tick, now, facts)
     facts |= {
         "status": row.status.value,
         "reason": row.reason,
         "job": row.job_id,
-        "run_at": _say(row.run_at),
-        "started_at": row.started_at and _say(row.started_at),
-        "finished_at": row.finished_at and _say(row.finished_at),
+        "run_at": row.run_at,
+        "started_at": row.started_at,
+        "finished_at": row.finished_at,
         "worker": row.claimed_by,
     }
-    why = f": {row.reason}" if row.reason else ""
-    if row.status in (TickStatus.SKIPPED, TickStatus.COALESCED):
-        return because(row.status.value, f"did not run: {row.reason or row.status}.")
-    if row.status is TickStatus.WAITING:
-        return because("waiting", f"waits{why}.")
-    if row.status is TickStatus.ARMED:
-        if row.run_at > now:
-            return because("not_due", f"is armed: job {row.job_id} is due at {_say(row.run_at)}.")
-        return because("due", f"is due since {_say(row.run_at)}: job {row.job_id} is to start.")
-    if row.finished_at is None and row.claimed_at is None:
-        return because("due", f"may start as job {row.job_id}, and waits for a free runner{why}.")
+    code = _code_of(row, now)
+    if code == "failed":
+        facts["error"] = row.error or "no error was kept"
+    elif code == "succeeded" and row.started_at is not None:
+        facts["late"] = (row.started_at - row.run_at) // _MILLISECOND * _MILLISECOND
+    return make_explanation(TICK_SENTENCES, code, facts, steps=[row.reason])
+
+
+def _code_of(row: LedgerRow, now: datetime) -> str:
+    match row.status:
+        case TickStatus.SKIPPED | TickStatus.COALESCED | TickStatus.WAITING:
+            return row.status.value
+        case TickStatus.ARMED:
+            return "not_due" if row.run_at > now else "due"
     if row.finished_at is None:
-        return because(
-            "running", f"has begun as job {row.job_id} on {row.claimed_by}, and not ended{why}."
-        )
+        return "about_to_run" if row.claimed_at is None else "running"
     if row.started_at is None:
-        return because(row.status.value, f"did not run{why}.")
-    late = format_duration(_milliseconds(row.started_at - row.run_at))
-    if row.succeeded:
-        return because("succeeded", f"ran as job {row.job_id}, {late} after its time{why}.")
-    return because("failed", f"ran as job {row.job_id}, and failed: {row.error or 'no error kept'}")
+        return "not_run"
+    return {True: "succeeded", False: "failed", None: "cancelled"}[row.succeeded]
 
 
-def _unknown(schedule: Schedule, tick: datetime, now: datetime, because: Any) -> Explanation:
+def _unknown(
+    schedule: Schedule, tick: datetime, now: datetime, facts: dict[str, Any]
+) -> Explanation:
+    """Of a tick that has no row in the ledger."""
+
+    def because(code: str, *steps: Reason | None, **more: Any) -> Explanation:
+        return make_explanation(TICK_SENTENCES, code, facts | more, steps=steps)
+
     if schedule.unreadable is not None:
-        unreadable: Explanation = because(
-            "unreadable",
-            f"is not in the ledger, and its timetable cannot be read here: {schedule.unreadable}",
-        )
-        return unreadable
+        return because("unreadable", text=schedule.unreadable)
     found = list(islice(schedule.timetable.ticks(tick - timedelta(microseconds=1)), 1))
-    explanation: Explanation
     if not found or found[0].at != tick:
-        near = f"; the next one is {_say(found[0].at)}" if found else ""
-        explanation = because("no_tick", f"is not one: its timetable has none then{near}.")
-    elif found[0].excluded is not None:
-        explanation = because("excluded", f"does not run: {found[0].excluded}.")
-    elif tick > now:
-        explanation = because("not_planned", "lies ahead, and is armed when it is one of the next.")
-    elif schedule.paused_at is not None:
-        explanation = because("paused", f"did not run: {paused_reason(schedule)}.")
-    elif tick < schedule.created_at:
-        explanation = because(
-            "before", f"lies before the schedule was made, at {_say(schedule.created_at)}."
-        )
-    else:
-        explanation = because("pruned", "is no longer in the ledger: it was pruned.")
-    return explanation
+        return because("no_tick", next=found[0].at if found else None)
+    if found[0].excluded is not None:
+        return because("excluded", found[0].excluded, reason=found[0].excluded)
+    if tick > now:
+        return because("not_planned")
+    if schedule.paused_at is not None:
+        reason = paused_reason(schedule)
+        return because("paused", reason, reason=reason)
+    if tick < schedule.created_at:
+        return because("too_early", created_at=schedule.created_at)
+    return because("pruned")
 
 
 _SECOND = timedelta(seconds=1)
-
-
-def _say(moment: datetime) -> str:
-    return moment.isoformat().replace("+00:00", "Z")
-
-
-def _milliseconds(span: timedelta) -> timedelta:
-    return span // timedelta(milliseconds=1) * timedelta(milliseconds=1)
+_MILLISECOND = timedelta(milliseconds=1)

@@ -12,8 +12,8 @@ from itertools import islice, takewhile
 import msgspec
 
 from duetime.domain import effort
-from duetime.domain.duration import format_duration
-from duetime.domain.schedules.schedule import OpenRun, Schedule, TickStatus, say
+from duetime.domain.reasons import Reason, format_time
+from duetime.domain.schedules.schedule import OpenRun, Schedule, TickStatus
 
 ARMED_AHEAD = 2
 """How many future ticks wait in `due` as jobs: firing one is nothing but a claim."""
@@ -34,7 +34,7 @@ class PlannedTick(msgspec.Struct, frozen=True):
     run_at: datetime
     status: TickStatus = TickStatus.ARMED
     runs_as: TickStatus = TickStatus.FIRED
-    reason: str | None = None
+    reason: Reason | None = None
     expires_from: datetime | None = None
     """When it was to run, if that is not `run_at`: its expiry counts from then."""
     again: bool = False
@@ -60,7 +60,7 @@ def plan_ticks(
     caught_up: int = 0,
     behind: bool = False,
     known: Collection[datetime] = (),
-    missed: str | None = None,
+    missed: Reason | None = None,
     most: int = 2000,
 ) -> Plan:
     """Return what follows the last planned tick: the missed are judged, the next two armed.
@@ -82,7 +82,7 @@ def _plan_ticks(
     caught_up: int,
     behind: bool,
     known: Collection[datetime],
-    missed: str | None,
+    missed: Reason | None,
     most: int,
 ) -> Plan:
     found: list[PlannedTick] = []
@@ -104,7 +104,8 @@ def _plan_ticks(
         if tick.at in known:
             continue
         run_at = schedule.timetable.run_at(schedule.name, tick.at)
-        status, runs_as, reason = TickStatus.ARMED, TickStatus.FIRED, None
+        status, runs_as = TickStatus.ARMED, TickStatus.FIRED
+        reason: Reason | None = None
         expires_from = None
         if tick.excluded is not None:
             status, reason = TickStatus.SKIPPED, tick.excluded
@@ -217,8 +218,7 @@ def plan_past_moments(
         if not is_late(schedule, run_at, now):
             planned.append(PlannedTick(moment, run_at))
         elif new:
-            late = format_duration(_whole(now - run_at))
-            reason = f"too late: {late} late when the schedule was given this time"
+            reason = Reason.of("late_when_given", late=_whole(now - run_at))
             planned.append(PlannedTick(moment, run_at, TickStatus.SKIPPED, reason=reason))
     return planned
 
@@ -231,7 +231,7 @@ def _shared(
     judge: LateJudge,
     now: datetime,
     known: Collection[datetime],
-    missed: str | None,
+    missed: Reason | None,
 ) -> tuple[PlannedTick, datetime] | None:
     """One row for the oldest of very many missed ticks, and up to when it stands for them."""
     until = _shared_until(schedule, now, missed)
@@ -241,28 +241,22 @@ def _shared(
     for at in islice(runs, _MOST_LOOKED_AT):
         if at not in known:
             run_at = schedule.timetable.run_at(schedule.name, at)
-            status, reason = TickStatus.SKIPPED, missed
-            if missed is None:
-                status, reason = judge.judge(at, run_at)
-            told = f"{reason}{SHARED}{say(until)}"
-            return PlannedTick(at, run_at, status, reason=told), until
+            status, reason = (TickStatus.SKIPPED, missed) if missed else judge.judge(at, run_at)
+            shared = Reason(reason.code, reason.facts | {"until_tick": format_time(until)})
+            return PlannedTick(at, run_at, status, reason=shared), until
     return None
 
 
-SHARED = "; the same goes for all ticks up to "
-"""How the row that is shared ends, before the last tick."""
-
-
-def stands_for(reason: str | None, tick: datetime) -> bool:
+def stands_for(reason: Reason | None, tick: datetime) -> bool:
     """Whether a row of an earlier tick, with that reason, is also the row of this one."""
-    _, _, until = (reason or "").rpartition(SHARED)
+    until = None if reason is None else reason.facts.get("until_tick")
     try:
-        return tick <= datetime.fromisoformat(until)
+        return until is not None and tick <= datetime.fromisoformat(until)
     except (ValueError, TypeError):
         return False
 
 
-def _shared_until(schedule: Schedule, now: datetime, missed: str | None) -> datetime | None:
+def _shared_until(schedule: Schedule, now: datetime, missed: Reason | None) -> datetime | None:
     """The last tick that shares a row: none of those up to it runs, and many come after it that
     were missed, too."""
     policy, jitter = schedule.policy, schedule.timetable.jitter
@@ -321,30 +315,25 @@ class LateJudge:
         self._first: datetime | None = None
         self._newest: datetime | None = None
 
-    def judge(self, tick: datetime, run_at: datetime) -> tuple[TickStatus, str | None]:
+    def judge(self, tick: datetime, run_at: datetime) -> tuple[TickStatus, Reason]:
         """`run_at`: when it was to run, which a person may have moved. One that is not late was
         missed with others, and is caught up with them."""
         policy = self._policy
-        late = f"{format_duration(_whole(self._now - run_at))} late"
+        late = _whole(self._now - run_at)
         if not is_late(self._schedule, run_at, self._now):
-            return TickStatus.CAUGHT_UP, late
+            return TickStatus.CAUGHT_UP, Reason.of("late", late=late)
         if policy.catch_up == "skip":
-            return TickStatus.SKIPPED, f"too late: {late}, and catch_up is skip"
+            return TickStatus.SKIPPED, Reason.of("late_skipped", late=late)
         if policy.max_age is not None and self._now - run_at > policy.max_age:
-            limit = format_duration(policy.max_age)
-            return TickStatus.SKIPPED, f"too late: {late}, and max_age is {limit}"
+            return TickStatus.SKIPPED, Reason.of("late_max_age", late=late, limit=policy.max_age)
         if policy.expires is not None and self._now - run_at > policy.expires:
-            limit = format_duration(policy.expires)
-            return TickStatus.SKIPPED, f"too late: {late}, and expires is {limit}"
+            return TickStatus.SKIPPED, Reason.of("late_expires", late=late, limit=policy.expires)
         if policy.catch_up == "latest":
             if self._is_before_newest(tick):
-                return TickStatus.COALESCED, f"coalesced into a later run: {late}"
+                return TickStatus.COALESCED, Reason.of("coalesced", late=late)
         elif policy.max_runs is not None and self._before_last(tick, policy.max_runs):
-            return (
-                TickStatus.SKIPPED,
-                f"too late: {late}, and only the last {policy.max_runs} missed runs are caught up",
-            )
-        return TickStatus.CAUGHT_UP, late
+            return TickStatus.SKIPPED, Reason.of("late_max_runs", late=late, limit=policy.max_runs)
+        return TickStatus.CAUGHT_UP, Reason.of("late", late=late)
 
     def _is_before_newest(self, tick: datetime) -> bool:
         """Whether a later tick is already due."""

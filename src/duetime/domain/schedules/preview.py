@@ -11,6 +11,7 @@ import msgspec
 
 from duetime.domain import effort
 from duetime.domain.duration import format_duration
+from duetime.domain.reasons import Reason
 from duetime.domain.schedules.cron import parse_cron, parse_zone
 from duetime.domain.schedules.timetable import CronTimes, RuleTimes, Times, Timetable, rule_walls
 from duetime.errors import InvalidInput
@@ -26,7 +27,7 @@ class PreviewRow(msgspec.Struct, frozen=True):
 
     at: datetime
     local: datetime
-    excluded: str | None
+    excluded: Reason | None
     notes: tuple[str, ...]
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import msgspec
 
 from duetime.domain.duration import parse_duration
 from duetime.domain.jobs.job import check_name
+from duetime.domain.reasons import Reason
 from duetime.domain.schedules.timetable import Timetable
 from duetime.errors import InvalidSchedule
 
 DEFAULT_GRACE = timedelta(seconds=10)
+ENGINE_ACTOR = "duetime"
+"""Who changed something, if no person did."""
 
 CatchUp = Literal["skip", "latest", "all"]
 Overlap = Literal["skip", "buffer_one", "buffer_all", "allow", "cancel_other"]
@@ -210,11 +213,19 @@ def check_order(after: Mapping[str, str | None], names: Iterable[str]) -> None:
                 )
 
 
-def paused_reason(schedule: Schedule) -> str:
-    why = f": {schedule.pause_reason}" if schedule.pause_reason else ""
-    return f"paused by {schedule.paused_by or 'unknown'}{why}"
+class Paused(Protocol):
+    """What is read of a schedule that is paused."""
+
+    @property
+    def paused_by(self) -> str | None: ...
+    @property
+    def pause_reason(self) -> str | None: ...
+    @property
+    def failures(self) -> int: ...
 
 
-def say(moment: datetime) -> str:
-    """A moment in UTC, as reasons and keys have it."""
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+def paused_reason(schedule: Paused) -> Reason:
+    by = schedule.paused_by or "unknown"
+    if by == ENGINE_ACTOR and not schedule.pause_reason:
+        return Reason.of("schedule_failing", by=by, failures=schedule.failures)
+    return Reason.of("schedule_paused", by=by, text=schedule.pause_reason or None)

@@ -19,6 +19,7 @@ import msgspec
 
 from duetime.domain import effort
 from duetime.domain.duration import Duration, format_duration, parse_duration
+from duetime.domain.reasons import Reason
 from duetime.domain.schedules.cron import (
     Cron,
     next_change,
@@ -59,7 +60,7 @@ class Tick(NamedTuple):
     """An instant (UTC), and why nothing runs then: None if it does."""
 
     at: datetime
-    excluded: str | None
+    excluded: Reason | None
 
 
 class CronTimes(msgspec.Struct, frozen=True):
@@ -174,14 +175,14 @@ class Timetable(msgspec.Struct, frozen=True):
                 effort.spend(effort.STEPS_A_TICK)
                 yield Tick(at, self._excluded(at, zone) if self.exclude else None)
 
-    def _excluded(self, at: datetime, zone: ZoneInfo) -> str | None:
+    def _excluded(self, at: datetime, zone: ZoneInfo) -> Reason | None:
         dates, masks = _masks(self.exclude)
         local = to_wall(at, zone)
         if local.date() in dates:
-            return f"excluded date {local.date()}"
+            return Reason.of("excluded_date", date=local.date().isoformat())
         for mask in masks:
             if mask.matches(local):
-                return f"excluded by {mask.text!r}"
+                return Reason.of("excluded_mask", mask=mask.text)
         return None
 
     def runs(self, after: datetime, until: datetime = END) -> Iterator[datetime]:

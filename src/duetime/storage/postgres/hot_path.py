@@ -358,6 +358,7 @@ def _finishes(
             "again": [end.again_after for end in full],
             "codes": [end.error_code for end in full],
             "errors": [end.error for end in full],
+            "facts": [end.facts for end in full],
             "tracebacks": [end.traceback for end in full],
             "results": [end.result for end in full],
         }

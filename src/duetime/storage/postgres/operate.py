@@ -14,6 +14,7 @@ import msgspec
 
 from duetime.domain.jobs.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
 from duetime.domain.jobs.queue import Limits, QueueInfo
+from duetime.domain.reasons import describe_error
 from duetime.errors import JobNotFound, StorageError
 from duetime.storage.jobs.audit import (
     Event,
@@ -59,7 +60,7 @@ class Operations(Sessions):
     async def _with_history(self, row: Row) -> JobInfo:
         history = await self._rows("get_history", job=row[0])
         attempts = tuple(
-            AttemptInfo(**dict(zip(AttemptInfo.__struct_fields__, row, strict=True)))
+            AttemptInfo(**_described(dict(zip(AttemptInfo.__struct_fields__, row, strict=True))))
             for row in history
         )
         return _job_info(row, history=attempts)
@@ -254,7 +255,12 @@ class Operations(Sessions):
 def _job_info(row: Row, history: tuple[AttemptInfo, ...] = ()) -> JobInfo:
     values = dict(zip(JobInfo.__struct_fields__, row, strict=False))
     values["state"] = JobState(values["state"])
-    return JobInfo(**values, history=history)
+    return JobInfo(**_described(values), history=history)
+
+
+def _described(values: dict[str, Any]) -> dict[str, Any]:
+    error = describe_error(values["error_code"], values["facts"], values["error"])
+    return values | {"error": error}
 
 
 def _limits(row: Row) -> Limits:

@@ -13,6 +13,7 @@ import msgspec
 
 from duetime.domain.audit import make_event
 from duetime.domain.jobs.release import is_older
+from duetime.domain.reasons import Reason
 from duetime.domain.schedules.plan import PlannedTick, plan_past_moments
 from duetime.domain.schedules.schedule import (
     OpenRun,
@@ -127,7 +128,7 @@ class ScheduleStatements(Planning):
         yield from self._change(changed, actor)
         for name in gone:
             answer[name] = "removed"
-            yield from self._delete(stored[name], actor, "no longer declared")
+            yield from self._delete(stored[name], actor, why=Reason("schedule_undeclared"))
         yield from self._plan(
             {
                 schedule.id: schedule
@@ -159,9 +160,9 @@ class ScheduleStatements(Planning):
         for schedule in (yield from self._lock(names=[name])).values():
             now = yield from self._dialect.now()
             rows: list[Row] = []
-            at = now
+            at, why = now, Reason.of("triggered", by=actor)
             while not rows:
-                tick = PlannedTick(at, now, runs_as=TickStatus.TRIGGERED, reason=f"by {actor}")
+                tick = PlannedTick(at, now, runs_as=TickStatus.TRIGGERED, reason=why)
                 rows = yield from self._write({schedule.id: (schedule, [tick])}, {})
                 at += MICROSECOND
             yield from self._audit(actor, "schedule.trigger", schedule, None, None, reason)
@@ -199,10 +200,9 @@ class ScheduleStatements(Planning):
         """
         for schedule in (yield from self._lock(names=[name])).values():
             now = yield from self._dialect.now()
+            why = Reason.of("backfilled", by=actor)
             planned = [
-                PlannedTick(
-                    tick, now, runs_as=TickStatus.BACKFILLED, reason=f"by {actor}", again=failed
-                )
+                PlannedTick(tick, now, runs_as=TickStatus.BACKFILLED, reason=why, again=failed)
                 for tick in ticks
             ]
             rows = yield from self._write({schedule.id: (schedule, planned)}, {})
@@ -334,7 +334,8 @@ class ScheduleStatements(Planning):
             yield from self._dialect.run("schedule_follow", {"old": old, "new": name})
             if name in stored:
                 answer[old] = "removed"
-                yield from self._delete(schedule, actor, f"renamed to {name}")
+                why = Reason.of("schedule_renamed", name=name)
+                yield from self._delete(schedule, actor, why=why)
                 continue
             now = yield from self._dialect.now()
             # What is armed has the old name in its key.
@@ -419,10 +420,14 @@ class ScheduleStatements(Planning):
             yield from self._audit(actor, "schedule.reschedule", schedule, before, after)
         return bool(moved)
 
-    def _delete(self, schedule: Schedule, actor: str, reason: str | None) -> Statements:
-        yield from self._supersede([schedule], "superseded: the schedule was removed", due_too=True)
+    def _delete(
+        self, schedule: Schedule, actor: str, reason: str | None = None, why: Reason | None = None
+    ) -> Statements:
+        """`reason`: what a person said; `why`: the reason, if nobody asked for it."""
+        yield from self._supersede([schedule], Reason("schedule_deleted"), due_too=True)
         yield from self._dialect.run("schedule_delete", [schedule.id])
-        yield from self._audit(actor, "schedule.delete", schedule, summary(schedule), None, reason)
+        after = None if why is None else {"why": why}
+        yield from self._audit(actor, "schedule.delete", schedule, summary(schedule), after, reason)
 
 
 def _check_names(given: Sequence[NewSchedule]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.reasons import Reason
 from duetime.domain.schedules.plan import (
     PlannedTick,
     count_armed,
@@ -21,7 +22,13 @@ from duetime.domain.schedules.plan import (
     plan_past_moments,
     plan_ticks,
 )
-from duetime.domain.schedules.schedule import OpenRun, Schedule, TickStatus, paused_reason
+from duetime.domain.schedules.schedule import (
+    ENGINE_ACTOR,
+    OpenRun,
+    Schedule,
+    TickStatus,
+    paused_reason,
+)
 from duetime.errors import InvalidInput
 from duetime.storage.schedules.rows import (
     MICROSECOND,
@@ -34,7 +41,7 @@ from duetime.storage.store import Dialect, Row, Statement, Statements, in_parts,
 
 Step = Generator[Statement, list[Row], list[Row]]
 
-CHANGED = "superseded: the schedule was changed"
+CHANGED = Reason("schedule_changed")
 PARTS = 6
 """How many parts of a long plan a person's change writes itself; the next repair goes on."""
 
@@ -84,13 +91,14 @@ class Planning:
             yield from self._write(past, {})
         return found
 
-    def _set_aside(self, schedule: Schedule, reason: str) -> Statements:
+    def _set_aside(self, schedule: Schedule, text: str) -> Statements:
         """A schedule that cannot be followed stops, and says why; the others go on."""
-        schedule.broken = self.set_aside[schedule.name] = reason
+        schedule.broken = self.set_aside[schedule.name] = text
         schedule.next_run_at = None
-        yield from self._supersede([schedule], f"set aside: {reason}", due_too=True)
+        reason = Reason.of("schedule_broken", text=text)
+        yield from self._supersede([schedule], reason, due_too=True)
         yield from self._update(schedule)
-        yield from self._audit("duetime", "schedule.set_aside", schedule, None, None, reason)
+        yield from self._audit(ENGINE_ACTOR, "schedule.set_aside", schedule, None, {"why": reason})
 
     def _open(
         self,
@@ -154,14 +162,14 @@ class Planning:
             schedules = behind
         return schedules
 
-    def _plan_missed(self, schedule: Schedule, reason: str) -> Statements:
+    def _plan_missed(self, schedule: Schedule, reason: Reason) -> Statements:
         """Every tick up to now is skipped, for that reason; none is armed."""
         schedules = {schedule.id: schedule}
         while schedules:
             schedules = yield from self._plan_part(schedules, missed=reason)
 
     def _plan_part(
-        self, schedules: Mapping[int, Schedule], *, missed: str | None = None
+        self, schedules: Mapping[int, Schedule], *, missed: Reason | None = None
     ) -> Generator[Statement, list[Row], dict[int, Schedule]]:
         now = yield from self._dialect.now()
         known: dict[int, set[datetime]] = {}
@@ -228,7 +236,7 @@ class Planning:
         )
 
     def _pause(
-        self, schedule: Schedule, actor: str, reason: str, until: datetime | None
+        self, schedule: Schedule, actor: str, reason: str | None, until: datetime | None
     ) -> Statements:
         now = yield from self._dialect.now()
         before = pause_summary(schedule)
@@ -243,6 +251,8 @@ class Planning:
         yield from self._supersede([schedule], paused_reason(schedule))
         yield from self._update(schedule)
         after = pause_summary(schedule)
+        if reason is None:
+            after |= {"why": paused_reason(schedule)}
         yield from self._audit(actor, "schedule.pause", schedule, before, after, reason)
 
     def _resume(self, schedule: Schedule, *, missed: bool, actor: str) -> Statements:
@@ -258,7 +268,7 @@ class Planning:
         yield from self._audit(actor, "schedule.resume", schedule, before, {"missed": missed})
 
     def _supersede(
-        self, schedules: Sequence[Schedule], reason: str, *, due_too: bool = False
+        self, schedules: Sequence[Schedule], reason: Reason, *, due_too: bool = False
     ) -> Statements:
         """End what is armed ahead; `due_too`: and what is due already."""
         ids = [schedule.id for schedule in schedules]

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.jobs.keys import run_key
+from duetime.domain.reasons import Reason, read_reason
 from duetime.domain.schedules.plan import PlannedTick
 from duetime.domain.schedules.schedule import Policy, Schedule, TickStatus, check_policy
 from duetime.domain.schedules.timetable import Timetable
@@ -73,7 +74,7 @@ class TickInfo(msgspec.Struct, frozen=True, kw_only=True):
     tick: datetime
     run_at: datetime
     status: TickStatus
-    reason: str | None
+    reason: Reason | None
     job_id: int | None
     enqueued_at: datetime | None
     claimed_at: datetime | None
@@ -126,8 +127,9 @@ def read_tick(row: Row, moment: Moment) -> TickInfo:
     started, finished = maybe(row[10]), maybe(row[11])
     return TickInfo(
         schedule=row[0], tick=moment(row[1]), run_at=moment(row[2]),
-        status=TickStatus(row[3]), reason=row[5], job_id=row[6], enqueued_at=maybe(row[7]),
-        claimed_at=maybe(row[8]), claimed_by=row[9], started_at=started, finished_at=finished,
+        status=TickStatus(row[3]), reason=read_reason(row[5]), job_id=row[6],
+        enqueued_at=maybe(row[7]), claimed_at=maybe(row[8]), claimed_by=row[9],
+        started_at=started, finished_at=finished,
         duration=finished - started if finished and started else None,
         succeeded=None if row[12] is None else bool(row[12]), error=row[13],
     )  # fmt: skip

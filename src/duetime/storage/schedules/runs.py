@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.reasons import Reason
 from duetime.domain.schedules.decide_run import Decision, decide
-from duetime.domain.schedules.schedule import OpenRun, TickStatus
+from duetime.domain.schedules.schedule import ENGINE_ACTOR, OpenRun, TickStatus
 from duetime.storage.schedules.planning import Planning, Step
 from duetime.storage.schedules.rows import MICROSECOND, ClaimedRun
 from duetime.storage.store import Row, Statement, Statements
@@ -84,8 +85,7 @@ class RunStatements(Planning):
                 marks.append(_mark(run, decision, worker))
         if marks:
             yield from self._dialect.run("schedule_mark", marks)
-        reason = "the ledger has closed it, or its schedule was set aside or removed"
-        gone = Decision("skip", TickStatus.SKIPPED, reason)
+        gone = Decision("skip", TickStatus.SKIPPED, Reason("tick_closed"))
         return {run.job_id: decisions.get(run.job_id, gone) for run in runs}
 
     def advance(
@@ -145,7 +145,7 @@ class RunStatements(Planning):
         for schedule in schedules.values():
             until = schedule.paused_until
             if until is not None and until <= now and schedule.unreadable is None:
-                yield from self._resume(schedule, missed=True, actor="duetime")
+                yield from self._resume(schedule, missed=True, actor=ENGINE_ACTOR)
         yield from self._plan(schedules)
         return sum(schedule.unreadable is None for schedule in schedules.values())
 
@@ -168,8 +168,7 @@ class RunStatements(Planning):
             for schedule in schedules.values():
                 most = schedule.policy.pause_after
                 if most is not None and schedule.failures >= most and schedule.paused_at is None:
-                    reason = f"{schedule.failures} runs failed in a row"
-                    yield from self._pause(schedule, "duetime", reason, None)
+                    yield from self._pause(schedule, ENGINE_ACTOR, None, None)
                     paused.append(schedule.name)
         return paused
 

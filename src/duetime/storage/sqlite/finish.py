@@ -169,6 +169,7 @@ def _encode_full(ended: Sequence[FinishedJob]) -> str:
                 end.error,
                 end.traceback,
                 end.result,
+                end.facts,
             )
             for end in ended
         ]

@@ -10,6 +10,7 @@ import msgspec
 
 from duetime.domain.jobs.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
 from duetime.domain.jobs.queue import Limits, QueueInfo
+from duetime.domain.reasons import describe_error
 from duetime.storage.jobs.audit import (
     Event,
     QueueRow,
@@ -249,9 +250,10 @@ def _job(row: Row, history: tuple[AttemptInfo, ...] = ()) -> JobInfo:
         claimed_at=maybe_from_us(row[16]),
         lease_until=maybe_from_us(row[17]),
         error_code=row[18],
-        error=row[19],
-        parked_reason=row[20],
-        progress=_decode(row[21]),
+        error=describe_error(row[18], facts := _decode(row[20]), row[19]),
+        facts=facts,
+        parked_reason=row[21],
+        progress=_decode(row[22]),
         history=history,
     )
 
@@ -266,9 +268,10 @@ def _attempt(row: Row) -> AttemptInfo:
         started_at=maybe_from_us(row[5]),
         finished_at=from_us(row[6]),
         error_code=row[7],
-        error=row[8],
-        traceback=row[9],
-        result=_decode(row[10]),
+        error=describe_error(row[7], facts := _decode(row[9]), row[8]),
+        facts=facts,
+        traceback=row[10],
+        result=_decode(row[11]),
     )
 
 

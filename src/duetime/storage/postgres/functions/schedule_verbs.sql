@@ -16,11 +16,11 @@ create or replace function duetime.supersede_runs(doc json) returns setof bigint
           and (o.tick > duetime.now() or (i.doc ->> 'all')::boolean)
     ), ended as materialized (
         select duetime._end_waiting(array_agg(a.job_id), 'superseded',
-                                    array_agg(i.doc ->> 'reason'), unstarted => true) as job_id
+                                    reasons => array_agg(i.doc -> 'reason'), unstarted => true) as job_id
         from armed as a cross join input as i
     ), past as (
         update duetime.schedule_tick as o
-        set status = 'skipped', reason = i.doc ->> 'reason', finished_at = duetime.now()
+        set status = 'skipped', reason = i.doc -> 'reason', finished_at = duetime.now()
         from armed as a, input as i
         where o.schedule_id = a.schedule_id and o.tick = a.tick and o.tick <= duetime.now()
           and a.job_id in (select job_id from ended)
@@ -94,9 +94,16 @@ create or replace function duetime.pause_summary(
         'reason', reason, 'until', duetime.format_time(until))
 $$;
 
-create or replace function duetime.paused_reason(paused_by text, reason text) returns text
-    language sql immutable set search_path = pg_catalog, pg_temp as $$
-    select 'paused by ' || coalesce(paused_by, 'unknown') || coalesce(': ' || nullif(reason, ''), '')
+-- What `paused_reason` gives in Python. `until`: the last tick, of a row that stands for many.
+create or replace function duetime.paused_reason(
+    paused_by text, reason text, failures integer, until timestamptz default null) returns json
+    language sql stable set search_path = pg_catalog, pg_temp as $$
+    select case when paused_by = 'duetime' and coalesce(reason, '') = ''
+        then json_build_object('code', 'schedule_failing', 'facts', json_strip_nulls(json_build_object(
+            'by', paused_by, 'failures', failures, 'until_tick', duetime.format_time(until))))
+        else json_build_object('code', 'schedule_paused', 'facts', json_strip_nulls(json_build_object(
+            'by', coalesce(paused_by, 'unknown'), 'text', nullif(reason, ''),
+            'until_tick', duetime.format_time(until)))) end
 $$;
 
 -- Run no more, on any worker, until it is resumed or `until`; what runs goes on.
@@ -124,7 +131,8 @@ begin
     where s.id = known.id
     returning * into paused;
     perform duetime.supersede_runs(json_build_object(
-        'ids', json_build_array(known.id), 'reason', duetime.paused_reason(paused.paused_by, paused.pause_reason), 'all', false));
+        'ids', json_build_array(known.id), 'reason', duetime.paused_reason(
+            paused.paused_by, paused.pause_reason, paused.failures), 'all', false));
     insert into duetime.audit (actor, action, entity, before, after, reason)
     values (actor, 'schedule.pause', 'schedule:' || known.name, duetime.pause_summary(
                 known.paused_at, known.paused_by, known.pause_reason, known.paused_until),
@@ -149,8 +157,7 @@ begin
     if not missed then
         insert into duetime.schedule_tick (schedule_id, tick, run_at, status, runs_as, reason, finished_at)
         values (known.id, known.planned_until, known.planned_until, 'skipped', 'fired',
-                duetime.paused_reason(known.paused_by, known.pause_reason) || '; the same goes for all ticks up to '
-                || duetime.format_time(now), now)
+                duetime.paused_reason(known.paused_by, known.pause_reason, known.failures, now), now)
         on conflict do nothing;
     end if;
     update duetime.schedule as s
@@ -189,7 +196,8 @@ begin
         at_tick := at_tick + interval '1 microsecond';
     end loop;
     insert into duetime.schedule_tick (schedule_id, tick, run_at, status, runs_as, reason, job_id, enqueued_at)
-    values (known.id, at_tick, now, 'armed', 'triggered', 'by ' || actor, job, now);
+    values (known.id, at_tick, now, 'armed', 'triggered',
+            json_build_object('code', 'triggered', 'facts', json_build_object('by', actor)), job, now);
     perform duetime._add_jobs(array[duetime._new_job(
         job, known.target, now, known.args, queue => known.queue, priority => known.priority,
         key => 'tick:' || known.name || '@' || duetime.format_time(at_tick), hold => interval '1 hour',

@@ -103,8 +103,11 @@ create table duetime.attempt (
     claimed_at  duetime.moment,
     started_at  duetime.moment,
     finished_at duetime.moment not null,
+    -- Why it ended: a code, what a handler or a person said, and facts. The code and the facts
+    -- make a sentence: see `domain/reasons.py`.
     error_code  text,
     error       text,
+    facts       json,
     traceback   text,
     result      json,
     primary key (job_id, token)
@@ -238,7 +241,7 @@ select j.id, j.task, j.queue, coalesce(d.priority, j.priority) as priority,
     case when d.job_id is null and p.job_id is null and c.token is null then a.finished_at end
         as finished_at,
     j.key, j.partition, j.timeout, j.expires_at,
-    w.name as worker, c.claimed_at, w.lease_until, a.error_code, a.error,
+    w.name as worker, c.claimed_at, w.lease_until, a.error_code, a.error, a.facts,
     p.reason as parked_reason, g.progress
 from duetime.job as j
 left join duetime.due as d on d.job_id = j.id
@@ -304,7 +307,8 @@ create table duetime.schedule_tick (
     run_at      duetime.moment not null,
     status      text not null,
     runs_as     text not null default 'fired',
-    reason      text,
+    -- {"code": …, "facts": {…}}: see `domain/reasons.py`.
+    reason      json,
     job_id      bigint,
     enqueued_at duetime.moment,
     begun_at    duetime.moment,
@@ -378,7 +382,8 @@ from duetime.schedule as s;
 
 -- The ledger as people see it.
 create view duetime.schedule_ticks as
-select s.name as schedule, o.tick, o.run_at, o.status, o.reason, o.job_id, o.enqueued_at,
+select s.name as schedule, o.tick, o.run_at, o.status,
+    o.reason ->> 'code' as reason, o.reason -> 'facts' as facts, o.job_id, o.enqueued_at,
     o.begun_at as claimed_at, o.worker as claimed_by, o.started_at, o.finished_at,
     o.finished_at - o.started_at as duration, o.succeeded, o.error
 from duetime.schedule_tick as o join duetime.schedule as s on s.id = o.schedule_id;

@@ -77,8 +77,11 @@ create table duetime_attempt (
     claimed_at  integer,
     started_at  integer,
     finished_at integer not null,
+    -- Why it ended: a code, what a handler or a person said, and facts. The code and the facts
+    -- make a sentence: see `domain/reasons.py`.
     error_code  text,
     error       text,
+    facts       text,
     traceback   text,
     result      text,
     primary key (job_id, token)
@@ -184,7 +187,7 @@ select j.id, j.task, j.queue, coalesce(d.priority, j.priority) as priority,
     iif(d.job_id is null and p.job_id is null and c.job_id is null, a.finished_at, null)
         as finished_at,
     j.key, j.partition, j.timeout, j.expires_at,
-    w.name as worker, c.claimed_at, w.lease_until, a.error_code, a.error,
+    w.name as worker, c.claimed_at, w.lease_until, a.error_code, a.error, a.facts,
     p.reason as parked_reason, g.progress
 from duetime_job as j
 left join duetime_due as d on d.job_id = j.id
@@ -241,6 +244,7 @@ create table duetime_schedule_tick (
     run_at      integer not null,
     status      text not null,
     runs_as     text not null default 'fired',
+    -- {"code": …, "facts": {…}}: see `domain/reasons.py`.
     reason      text,
     job_id      integer,
     enqueued_at integer,
@@ -314,7 +318,9 @@ from duetime_schedule as s;
 
 -- The ledger as people see it.
 create view duetime_schedule_ticks as
-select s.name as schedule, o.tick, o.run_at, o.status, o.reason, o.job_id, o.enqueued_at,
+select s.name as schedule, o.tick, o.run_at, o.status,
+    json_extract(o.reason, '$.code') as reason,
+    json_extract(o.reason, '$.facts') as facts, o.job_id, o.enqueued_at,
     o.begun_at as claimed_at, o.worker as claimed_by, o.started_at, o.finished_at,
     o.finished_at - o.started_at as duration, o.succeeded, o.error
 from duetime_schedule_tick as o join duetime_schedule as s on s.id = o.schedule_id;

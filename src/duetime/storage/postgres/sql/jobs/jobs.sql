@@ -26,12 +26,12 @@ select duetime.wake(%(queue)s, %(run_at)s);
 -- name: get_job
 select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
     finished_at, key, partition, timeout, expires_at, worker, claimed_at, lease_until,
-    error_code, error, parked_reason, progress
+    error_code, error, facts, parked_reason, progress
 from duetime.jobs where id = %(job)s;
 
 -- name: get_history
 select a.token, a.attempt, coalesce(n.name, a.worker_id::text), a.outcome, a.claimed_at,
-    a.started_at, a.finished_at, a.error_code, a.error, a.traceback, a.result
+    a.started_at, a.finished_at, a.error_code, a.error, a.facts, a.traceback, a.result
 from duetime.attempt as a left join duetime.worker_name as n on n.id = a.worker_id
 where a.job_id = %(job)s order by a.token;
 
@@ -41,7 +41,7 @@ set transaction isolation level repeatable read, read only;
 -- name: given_jobs
 select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
     finished_at, key, partition, timeout, expires_at, worker, claimed_at, lease_until,
-    error_code, error, parked_reason, progress
+    error_code, error, facts, parked_reason, progress
 from duetime.jobs as j
 where j.id = any (%(ids)s::bigint[])
   and (%(states)s::text[] is null or j.state = any (%(states)s::text[]))

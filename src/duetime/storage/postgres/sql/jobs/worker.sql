@@ -222,9 +222,9 @@ with ended as materialized (
     select * from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[], %(attempts)s::smallint[],
                          %(started)s::bigint[], %(finished)s::bigint[], %(outcome)s::text[],
                          %(again)s::interval[], %(codes)s::text[], %(errors)s::text[],
-                         %(tracebacks)s::text[], %(results)s::text[])
-        as e(job_id, token, attempt, started, finished, outcome, again, code, error, traceback,
-             result)
+                         %(facts)s::text[], %(tracebacks)s::text[], %(results)s::text[])
+        as e(job_id, token, attempt, started, finished, outcome, again, code, error, facts,
+             traceback, result)
 ), held as materialized (
     select c.token, c.worker_id, c.claimed_at, c.job_ids, c.cancelled, c.cancel_reasons
     from duetime.claim as c
@@ -235,7 +235,8 @@ with ended as materialized (
     from held as h
 ), accepted as (
     insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
-                                 started_at, finished_at, error_code, error, traceback, result)
+                                 started_at, finished_at, error_code, error, facts, traceback,
+                                 result)
     select e.job_id, e.token, e.attempt, m.worker_id,
            case when e.again is not null and e.job_id = any (m.cancelled) then 'cancelled'
                 else e.outcome end,
@@ -246,7 +247,7 @@ with ended as materialized (
            case when e.outcome = 'cancelled' or e.again is not null
                 then coalesce(m.cancel_reasons[array_position(m.cancelled, e.job_id)], e.error)
                 else e.error end,
-           e.traceback, e.result::json
+           e.facts::json, e.traceback, e.result::json
     from ended as e join mine as m on m.job_id = e.job_id and m.token = e.token
     on conflict (job_id, token) do nothing
     returning job_id, token, outcome

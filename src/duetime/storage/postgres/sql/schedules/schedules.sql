@@ -138,7 +138,7 @@ with input as materialized (
 ), given as materialized (
     select t.* from input cross join lateral json_to_recordset(doc -> 'ticks') as t(
         schedule_id bigint, tick timestamptz, run_at timestamptz, status text, runs_as text,
-        reason text, has_job boolean, key text, expires_at timestamptz, expires_from timestamptz,
+        reason json, has_job boolean, key text, expires_at timestamptz, expires_from timestamptz,
         again boolean)
 ), wanted as materialized (
     select g.*, s.target from given as g join duetime.schedule as s on s.id = g.schedule_id
@@ -207,7 +207,7 @@ set status = coalesce(m.status, o.runs_as), reason = coalesce(m.reason, o.reason
     begun_at = case when m.begun then coalesce(o.begun_at, duetime.now()) else o.begun_at end,
     finished_at = case when m.done then duetime.now() else o.finished_at end
 from json_to_recordset(%s::json) as m(
-    schedule_id bigint, tick timestamptz, expect text, status text, runs_as text, reason text,
+    schedule_id bigint, tick timestamptz, expect text, status text, runs_as text, reason json,
     run_at timestamptz, worker text, begun boolean, done boolean, held_by text)
 where o.schedule_id = m.schedule_id and o.tick = m.tick
   and (m.expect is null or o.status = m.expect)
@@ -238,6 +238,8 @@ with named as materialized (
     where o.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
 ), ended as materialized (
     select s.schedule_id, s.tick, a.outcome, a.claimed_at, a.started_at, a.finished_at, a.error,
+        json_build_object('code', coalesce(a.error_code, a.outcome), 'facts', coalesce(a.facts::jsonb, '{}')
+            || jsonb_strip_nulls(jsonb_build_object('text', a.error))) as reason,
         n.name as worker, s.finished_at is null as is_first
     from named as s
     cross join lateral (
@@ -258,10 +260,10 @@ with named as materialized (
                       when e.outcome in ('cancelled', 'superseded')
                            and o.begun_at is null then 'skipped'
                       else o.runs_as end,
-        reason = case when e.outcome = 'expired' then 'too late: ' || e.error
-                      when o.status in ('armed', 'waiting') and o.begun_at is null
-                           and e.outcome in ('cancelled', 'superseded') then e.error
-                      else o.reason end,
+        reason = case when e.outcome = 'expired'
+                           or e.outcome in ('cancelled', 'superseded')
+                              and o.status in ('armed', 'waiting') and o.begun_at is null
+                      then e.reason else o.reason end,
         begun_at = coalesce(o.begun_at, e.claimed_at), worker = coalesce(e.worker, o.worker),
         started_at = e.started_at, finished_at = e.finished_at,
         succeeded = case e.outcome when 'completed' then true when 'dead' then false end,
@@ -311,7 +313,7 @@ with free as materialized (
 ), waiting as materialized (
     select o.job_id, f.places, row_number() over (partition by f.id order by o.tick) as place
     from duetime.schedule_tick as o join free as f on f.id = o.schedule_id
-    where o.status = 'waiting' and left(o.reason, 8) = 'overlap:'
+    where o.status = 'waiting' and o.reason ->> 'code' = 'overlap'
       and o.job_id is not null and o.finished_at is null and o.run_at <= duetime.now()
 ), moved as (
     update duetime.due as d set run_at = duetime.now() from waiting as w
@@ -394,7 +396,7 @@ from duetime.schedule as s
 where s.name = any (array(select value from json_array_elements_text(%s::json)));
 
 -- name: schedule_history
-select s.name, o.tick, o.run_at, o.status, o.runs_as, o.reason, o.job_id, o.enqueued_at,
+select s.name, o.tick, o.run_at, o.status, o.runs_as, o.reason::text, o.job_id, o.enqueued_at,
     o.begun_at, o.worker, o.started_at, o.finished_at, o.succeeded, o.error
 from (select * from json_to_record(%s::json) as g(
         name text, since timestamptz, before timestamptz, status text, most integer)) as g

@@ -127,14 +127,15 @@ from json_each(:ended) as e cross join duetime_claim as c
 -- name: finish_fully
 -- As `finish`, with an outcome, an error or a result.
 insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
-                                       started_at, finished_at, error_code, error, traceback, result)
+                                       started_at, finished_at, error_code, error, traceback,
+                                       result, facts)
 select c.job_id, c.token, c.attempt, c.worker_id, json_extract(e.value, '$[4]'), c.claimed_at,
     c.claimed_at + json_extract(e.value, '$[2]'), c.claimed_at + json_extract(e.value, '$[3]'),
     json_extract(e.value, '$[6]'),
     case when json_extract(e.value, '$[4]') = 'cancelled'
          then coalesce(c.cancel_reason, json_extract(e.value, '$[7]'))
          else json_extract(e.value, '$[7]') end,
-    json_extract(e.value, '$[8]'), json_extract(e.value, '$[9]')
+    json_extract(e.value, '$[8]'), json_extract(e.value, '$[9]'), json_extract(e.value, '$[10]')
 from json_each(:ended) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]');
 

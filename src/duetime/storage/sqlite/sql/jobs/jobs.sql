@@ -3,19 +3,19 @@
 -- name: get_job
 select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
     finished_at, key, partition, timeout, expires_at, worker, claimed_at, lease_until,
-    error_code, error, parked_reason, progress
+    error_code, error, facts, parked_reason, progress
 from duetime_jobs where id = :job;
 
 -- name: get_history
 select a.token, a.attempt, coalesce(n.name, cast(a.worker_id as text)), a.outcome, a.claimed_at,
-    a.started_at, a.finished_at, a.error_code, a.error, a.traceback, a.result
+    a.started_at, a.finished_at, a.error_code, a.error, a.facts, a.traceback, a.result
 from duetime_attempt as a left join duetime_worker_name as n on n.id = a.worker_id
 where a.job_id = :job order by a.token;
 
 -- name: given_jobs
 select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
     finished_at, key, partition, timeout, expires_at, worker, claimed_at, lease_until,
-    error_code, error, parked_reason, progress
+    error_code, error, facts, parked_reason, progress
 from duetime_jobs as j
 where j.id in (select value from json_each(:ids))
   and (:states is null or j.state in (select value from json_each(:states)))

@@ -266,10 +266,11 @@ where o.schedule_id = m.schedule_id and o.tick = m.tick
 -- ahead leave the ledger, so that they can be planned anew. What is due, or claimed, goes on.
 -- `+a.outcome` keeps SQLite from the index of how attempts ended, where most are of others.
 with input(doc) as (select ?)
-insert into duetime_attempt (job_id, token, attempt, outcome, finished_at, error)
+insert into duetime_attempt (job_id, token, attempt, outcome, finished_at, error_code, facts)
 select o.job_id,
     (select value from duetime_counter where name = 'token') + row_number() over (order by o.job_id),
-    0, 'superseded', json_extract(i.doc, '$.now'), json_extract(i.doc, '$.doc.reason')
+    0, 'superseded', json_extract(i.doc, '$.now'), json_extract(i.doc, '$.doc.reason.code'),
+    json_extract(i.doc, '$.doc.reason.facts')
 from input as i cross join json_each(i.doc, '$.doc.ids') as e
 cross join duetime_schedule_tick as o indexed by duetime_schedule_tick_open on o.schedule_id = e.value
 where o.job_id is not null and o.finished_at is null and o.begun_at is null
@@ -427,9 +428,11 @@ set status = case when e.outcome = 'expired' then 'skipped'
                   when e.outcome in ('cancelled', 'superseded')
                        and o.begun_at is null then 'skipped'
                   else o.runs_as end,
-    reason = case when e.outcome = 'expired' then 'too late: ' || e.error
-                  when o.status in ('armed', 'waiting') and o.begun_at is null
-                       and e.outcome in ('cancelled', 'superseded') then e.error
+    reason = case when e.outcome = 'expired'
+                       or e.outcome in ('cancelled', 'superseded')
+                          and o.status in ('armed', 'waiting') and o.begun_at is null
+                  then json_object('code', coalesce(e.error_code, e.outcome), 'facts',
+                                   json_patch(coalesce(e.facts, '{}'), json_object('text', e.error)))
                   else o.reason end,
     begun_at = coalesce(o.begun_at, e.claimed_at), worker = coalesce(e.worker, o.worker),
     started_at = e.started_at, finished_at = e.finished_at,
@@ -455,7 +458,7 @@ where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
               cross join duetime_schedule as s on s.id = e.value) as f
         cross join duetime_schedule_tick as o indexed by duetime_schedule_tick_open
             on o.schedule_id = f.id
-        where o.status = 'waiting' and substr(o.reason, 1, 8) = 'overlap:'
+        where o.status = 'waiting' and json_extract(o.reason, '$.code') = 'overlap'
           and o.job_id is not null and o.finished_at is null
           and o.run_at <= (select json_extract(doc, '$.now') from input)) as w
     where w.place <= w.places);

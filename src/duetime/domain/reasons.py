@@ -1,0 +1,210 @@
+"""Why something happened or did not: a code and its facts. The sentence is made where it is shown.
+
+Programs compare codes, which are stable; people read sentences, which are not. What a person or a
+handler wrote is a fact, `text`, and is never parsed. A time is a fact in ISO 8601, a span is one in
+seconds.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from duetime.domain.duration import format_duration
+
+REASONS = {
+    # Why a tick of a schedule was skipped, waits, or ran other than at its time.
+    "schedule_paused": "paused by {by}[: {text}]",
+    "schedule_failing": "paused by {by}: {failures} runs failed in a row",
+    "schedule_changed": "the schedule was changed",
+    "schedule_deleted": "the schedule was deleted",
+    "schedule_broken": "the schedule was set aside: {text}",
+    "schedule_renamed": "the schedule was renamed to {name}",
+    "schedule_undeclared": "the schedule is no longer declared",
+    "tick_closed": "the tick was closed before, or its schedule was set aside or deleted",
+    "excluded_date": "excluded date {date}",
+    "excluded_mask": "excluded by {mask!r}",
+    "late": "{late:span} late",
+    "late_skipped": "{late:span} late, and catch_up is skip",
+    "late_max_age": "{late:span} late, and max_age is {limit:span}",
+    "late_expires": "{late:span} late, and expires is {limit:span}",
+    "late_max_runs": "{late:span} late, and only the last {limit} missed runs are caught up",
+    "late_when_given": "{late:span} late when the schedule was given this time",
+    "coalesced": "coalesced into a later run: {late:span} late",
+    "dependency": "{after!r} has not succeeded within {within:span}: the last time was {last}",
+    "dependency_never": "{after!r} has never succeeded",
+    "overlap": "the run of {tick} has not finished[; it is cancelled, as job {cancelled:list}]",
+    "overlap_full": "the run of {tick} has not finished, and another run is already waiting",
+    "shadow": "in shadow: recorded, and not run",
+    "triggered": "triggered by {by}",
+    "backfilled": "backfilled by {by}",
+    # Why a job ended.
+    "cancelled": "cancelled[: {text}]",
+    "superseded": "superseded[: {text}]",
+    "expired": "too late[: {text}]",
+}
+"""Every code, with its sentence. A part in brackets is left out if a fact in it is missing."""
+
+_ALSO_UNTIL = "; this applies to all ticks up to {until_tick}"
+"""Of a row of the ledger that stands for very many ticks, whatever their reason is."""
+
+Sentences = Mapping[str, str]
+
+
+class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A code and the facts behind it; `str()` makes the sentence.
+
+    >>> str(Reason.of("late_max_age", late=timedelta(minutes=90), limit=timedelta(hours=1)))
+    '1h30m late, and max_age is 1h'
+    >>> str(Reason("from_a_newer_version", {"by": "ann"}))
+    'from a newer version (by: ann)'
+    """
+
+    code: str
+    facts: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, code: str, **facts: Any) -> Reason:
+        """Make one; facts that are None are left out."""
+        return cls(code, plain_facts(facts))
+
+    def __str__(self) -> str:
+        also = _ALSO_UNTIL if "until_tick" in self.facts else ""
+        return make_sentence(REASONS, self.code, self.facts, also)
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """What `explain` returns: a stable code, the sentence, and the facts behind both."""
+
+    code: str
+    sentence: str
+    facts: dict[str, Any]
+    steps: tuple[Explanation, ...] = ()
+    """What it follows from, in order: the checks that were made, or the reasons behind it."""
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def make_sentence(sentences: Sentences, code: str, facts: Mapping[str, Any], also: str = "") -> str:
+    """Fill in the sentence of a code. One that is unknown here still reads.
+
+    >>> make_sentence({"paused": "paused by {by}[: {text}]"}, "paused", {"by": "ann"})
+    'paused by ann'
+    """
+    template = sentences.get(code)
+    if template is not None:
+        try:
+            return "".join(_fill(template + also, facts))
+        except LookupError:
+            pass
+    shown = ", ".join(f"{name}: {value}" for name, value in facts.items())
+    return code.replace("_", " ") + (f" ({shown})" if shown else "")
+
+
+def make_explanation(
+    sentences: Sentences,
+    code: str,
+    facts: Mapping[str, Any],
+    *,
+    steps: Sequence[Explanation | Reason | None] = (),
+) -> Explanation:
+    """Make the explanation of a code. Of the steps, those that are None are left out."""
+    given = plain_facts(facts)
+    found = tuple(
+        Explanation(step.code, str(step), step.facts) if isinstance(step, Reason) else step
+        for step in steps
+        if step is not None
+    )
+    return Explanation(code, make_sentence(sentences, code, given), given, found)
+
+
+def describe_error(code: str | None, facts: dict[str, Any] | None, error: str | None) -> str | None:
+    """What an attempt's record says to people: the words of whoever raised it, else the sentence of
+    its code.
+
+    >>> describe_error("ValueError", None, "no such order")
+    'no such order'
+    >>> describe_error("schedule_paused", {"by": "ann"}, None)
+    'paused by ann'
+    """
+    if error is not None or code is None:
+        return error
+    return str(Reason(code, facts or {}))
+
+
+def read_reason(text: str | None) -> Reason | None:
+    """Return a stored reason. Whatever is stored, it can be shown."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=Reason)
+    except (msgspec.DecodeError, RecursionError):
+        return Reason("unreadable_reason", {"text": text[:200]})
+
+
+def plain_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts as JSON has them, without those that are None."""
+    return {name: _plain(value) for name, value in facts.items() if value is not None}
+
+
+def format_time(moment: datetime) -> str:
+    """A moment in UTC, as reasons and keys have it."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case datetime():
+            return format_time(value)
+        case timedelta():
+            seconds = value.total_seconds()
+            return int(seconds) if seconds.is_integer() else seconds
+        case Reason():
+            return msgspec.to_builtins(value)
+        case set() | frozenset() | tuple():
+            return [_plain(one) for one in value]
+    return value
+
+
+_OPTIONAL = re.compile(r"\[([^\]]*)\]")
+
+
+def _fill(template: str, facts: Mapping[str, Any]) -> Iterator[str]:
+    """The parts of a sentence; raises `LookupError` if a fact is missing outside of brackets."""
+    for place, part in enumerate(_OPTIONAL.split(template)):
+        try:
+            yield _FORMATTER.vformat(part, (), facts)
+        except LookupError:
+            if place % 2 == 0:
+                raise
+
+
+class _Formatter(string.Formatter):
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        value = kwargs.get(str(key))
+        if value is None:
+            raise LookupError(key)
+        return value
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        match format_spec:
+            case "span" if isinstance(value, int | float):
+                return format_duration(timedelta(seconds=value))
+            case "utc" if isinstance(value, str):
+                return f"{datetime.fromisoformat(value):%Y-%m-%d %H:%M:%S} UTC"
+            case "list" if isinstance(value, list):
+                return ", ".join(map(str, value))
+            case "reason" if isinstance(value, dict):
+                return str(msgspec.convert(value, Reason))
+            case "span" | "utc" | "list" | "reason":
+                return str(value)
+        return str(super().format_field(value, format_spec))
+
+
+_FORMATTER = _Formatter()
