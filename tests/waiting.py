@@ -15,8 +15,11 @@ import psycopg
 
 T = TypeVar("T")
 
+PATIENCE = 30.0
+"""Seconds; much more than a busy machine needs, and nobody waits for it unless the test fails."""
 
-async def until(condition: Callable[[], Awaitable[T]], *, seconds: float = 10.0) -> T:
+
+async def until(condition: Callable[[], Awaitable[T]], *, seconds: float = PATIENCE) -> T:
     """Return the condition's first true answer; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
@@ -28,7 +31,7 @@ async def until(condition: Callable[[], Awaitable[T]], *, seconds: float = 10.0)
         await asyncio.sleep(0.01)
 
 
-async def until_true(condition: Callable[[], object], *, seconds: float = 10.0) -> None:
+async def until_true(condition: Callable[[], object], *, seconds: float = PATIENCE) -> None:
     """Wait until the plain function's answer is true."""
 
     async def ask() -> object:

@@ -95,7 +95,7 @@ async def check_restored(url: str) -> None:
             async def rescued() -> bool:
                 return (await app.jobs.get(by_task["held"].id)).state is JobState.COMPLETED
 
-            await until(rescued, seconds=20)
+            await until(rescued)
             [new] = await app.enqueue_jobs([new_job("quick", number=99)])
             assert await app.jobs.result(new.job_id, timeout="10s") == 99
 

@@ -108,9 +108,9 @@ def test_database_that_hangs() -> None:
 def test_database_that_refuses_the_role(backend: Backend) -> None:
     duetime(backend.url, "db", "init")
     with psycopg.connect(backend.url, autocommit=True) as connection:
-        connection.execute("drop role if exists stranger")
-        connection.execute("create role stranger login")
-    answer = duetime(backend.url.replace("//duetime@", "//stranger@"), "health")
+        connection.execute("drop role if exists health_stranger")
+        connection.execute("create role health_stranger login")
+    answer = duetime(backend.url.replace("//duetime@", "//health_stranger@"), "health")
 
     assert answer.code == NO_DATABASE
     assert "permission denied" in answer.out

@@ -228,7 +228,7 @@ async def until_reminders(api: httpx.AsyncClient, task: int, *statuses: str) -> 
         found = (await history(api, task))["reminders"]
         return [reminder["status"] for reminder in found] == list(statuses)
 
-    await until(are_so, seconds=20)
+    await until(are_so)
 
 
 def insert_task(backend: Backend, title: str, ahead: timedelta) -> None:

@@ -106,7 +106,7 @@ async def test_fastapi_keeps_order_and_job_together(backend: Backend, tmp_path: 
                 except httpx.TransportError:
                     return False
 
-            await until(up, seconds=30)
+            await until(up)
             refused = await client.post("/orders", params={"item": "unicorn"})
             placed = await client.post("/orders", params={"item": "book"})
 

@@ -187,7 +187,7 @@ async def test_children_end_with_their_parent(backend: Backend, app: Duetime) ->
         assert len(children) == 2
         parent.signal(signal.SIGKILL)
 
-        await until_true(lambda: not any(alive(pid) for pid in children), seconds=15)
+        await until_true(lambda: not any(alive(pid) for pid in children))
 
     assert (await app.jobs.get(job_id)).state is JobState.PENDING
 
@@ -288,7 +288,7 @@ async def test_signal_in_an_outage(own_postgres: PostgresServer, holds: bool) ->
             await running(app, job_id)
         await app.close()
         own_postgres.stop("immediate")
-        await until_true(lambda: process.logged("database_unreachable"), seconds=10)
+        await until_true(lambda: process.logged("database_unreachable"))
         process.signal()
 
         assert process.exit_code(10) == (70 if holds else 0)

@@ -49,7 +49,7 @@ async def enqueue_at_random_moments(url: str, *, jobs: int, directory: Path) -> 
         def started() -> dict[int, float]:
             return dict(pair for output in outputs for pair in pairs(output.read_text(), "started"))
 
-        await until_true(lambda: len(started()) == len(committed), seconds=15)
+        await until_true(lambda: len(started()) == len(committed))
         begun = started()
     assert len(committed) == producers * (jobs // producers)
     late = sorted(begun[n] - committed[n] for n in committed)

@@ -12,9 +12,12 @@ from tests.conftest import Backend
 
 @pytest.fixture
 async def app(backend: Backend) -> AsyncIterator[Duetime]:
-    """An application without tasks, migrated; intervals short, so that tests are."""
+    """An application without tasks, migrated; intervals short, so that tests are.
+
+    Not the lease: on a busy machine a worker must not lose it. Whoever wants that says so.
+    """
     app = Duetime(
-        backend.url, migrate=True, lease="2s", heartbeat="500ms", rescue_every="200ms", grace="5s"
+        backend.url, migrate=True, lease="20s", heartbeat="500ms", rescue_every="200ms", grace="5s"
     )
     yield app
     await app.close()
@@ -24,7 +27,7 @@ async def app(backend: Backend) -> AsyncIterator[Duetime]:
 async def pg_app(pg_url: str) -> AsyncIterator[Duetime]:
     """The same, on PostgreSQL alone."""
     app = Duetime(
-        pg_url, migrate=True, lease="2s", heartbeat="500ms", rescue_every="200ms", grace="5s"
+        pg_url, migrate=True, lease="20s", heartbeat="500ms", rescue_every="200ms", grace="5s"
     )
     yield app
     await app.close()

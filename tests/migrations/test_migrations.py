@@ -111,7 +111,7 @@ async def test_an_old_database_with_jobs_is_upgraded_and_keeps_them(backend: Bac
         ran.set()
 
     async with app.worker():
-        await asyncio.wait_for(ran.wait(), 5)
+        await asyncio.wait_for(ran.wait(), 30)
     job = await app.jobs.get(7)
     await app.close()
 
@@ -312,7 +312,7 @@ async def test_two_schemas_in_one_database_are_apart(pg_url: str) -> None:
             return name
 
         async with app.worker():
-            results.append(await (await who.enqueue()).result("5s"))
+            results.append(await (await who.enqueue()).result("30s"))
     jobs = [len(await app.jobs.list()) for app in (first, second)]
     for app in (first, second):
         await app.close()

@@ -42,7 +42,7 @@ async def test_the_pauses_between_attempts_to_connect_do_not_grow() -> None:
     await pool.open()
     await until_true(lambda: len(attempts) >= 12)
     with pytest.raises(DatabaseUnreachable):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await pool.take(30, hasty=True)
     await pool.close()
     server.close()

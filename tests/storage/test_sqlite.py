@@ -370,7 +370,7 @@ async def test_cancelled_wait_for_a_transaction_leaves_no_lock(
     blocker.close()
 
     assert waiting.cancelled()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert await enqueue(store) > 0
 
 
@@ -454,7 +454,7 @@ async def test_idle_worker_writes_nothing(store: SqliteStore, path: str, hand: H
     with sqlite3.connect(path, isolation_level=None) as blocker:
         # Not even the write lock is taken.
         blocker.execute("begin immediate")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(15):
             answer = await hand.exchange(want=10, look_ahead=True)
             assert await hand.claim_quarantined() == []
             assert await store.rescue() == []
@@ -578,7 +578,7 @@ async def test_cancel_by_another_process_is_told(
     job_id = await enqueue(store)
     await hand.claim_one()
     sleeper = await store.sleeper(hand.id)
-    sleep = asyncio.create_task(sleeper.sleep(10))
+    sleep = asyncio.create_task(sleeper.sleep(60))
     other.send("cancel", job_id)
     was = await other.answer()
     reason = await sleep
@@ -591,11 +591,11 @@ async def test_cancel_by_another_process_is_told(
 
 async def test_end_in_another_process_is_told(store: SqliteStore, other: Other) -> None:
     job_id = await enqueue(store)
-    wait = asyncio.create_task(store.wait_finished(job_id, 10))
+    wait = asyncio.create_task(store.wait_finished(job_id, 60))
     await asyncio.sleep(0.05)
     other.send("drain", 10)
     taken = await other.answer()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         await wait
 
     assert taken == [job_id]

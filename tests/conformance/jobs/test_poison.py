@@ -122,8 +122,8 @@ async def test_a_row_that_cannot_be_read_is_set_aside_by_itself(
     without_checks(backend)
     query(backend, poison.format(id=jobs[2].id))
     async with app.worker():
-        await until_true(lambda: len(ran) == 4, seconds=10)
-        await (await work.enqueue(5)).result(timeout="10s")
+        await until_true(lambda: len(ran) == 4)
+        await (await work.enqueue(5)).result(timeout="30s")
         put_back = await (await app.store()).unpark(["work"], ["default"])
         [(job_id, reason)] = query(backend, "select job_id, reason from duetime.parked")
         query(
@@ -132,7 +132,7 @@ async def test_a_row_that_cannot_be_read_is_set_aside_by_itself(
         sentence = (await app.jobs.explain(job_id)).sentence
         await app.jobs.cancel(job_id)
         await app.jobs.requeue(job_id)
-        await jobs[2].result(timeout="10s")
+        await jobs[2].result(timeout="30s")
     await app.close()
 
     assert put_back == 0
@@ -159,8 +159,8 @@ async def test_a_due_time_that_no_client_reads_holds_up_nobody(
     without_checks(backend)
     query(backend, f"update duetime.due set run_at = '{moment}' where job_id = {jobs[1].id}")
     async with app.worker(poll="100ms"):
-        await until_true(lambda: {0, 2} <= set(ran), seconds=10)
-        await (await work.enqueue(3)).result(timeout="10s")
+        await until_true(lambda: {0, 2} <= set(ran))
+        await (await work.enqueue(3)).result(timeout="30s")
     await app.close()
 
 
@@ -180,8 +180,8 @@ async def test_a_text_that_is_no_text_is_set_aside_by_itself(backend: Backend) -
         )
         lite.commit()
     async with app.worker():
-        await until_true(lambda: len(ran) == 4, seconds=10)
-        await (await work.enqueue(5)).result(timeout="10s")
+        await until_true(lambda: len(ran) == 4)
+        await (await work.enqueue(5)).result(timeout="30s")
         [(job_id, reason)] = query(backend, "select job_id, reason from duetime.parked")
     await app.close()
 
@@ -205,7 +205,7 @@ async def test_numbers_that_are_no_time_hold_up_nobody(backend: Backend) -> None
         lite.execute("update duetime_due set run_at = ? where job_id = ?", [-(2**62), jobs[1].id])
         lite.commit()
     async with app.worker():
-        await until_true(lambda: sorted(ran) == [0, 1, 2], seconds=10)
+        await until_true(lambda: sorted(ran) == [0, 1, 2])
     states = {job.state for job in await app.jobs.list()}
     await app.close()
 

@@ -395,7 +395,7 @@ async def test_reminders_of_rows_are_sent_when_due(app: Duetime, games: Table) -
         async def arrived() -> bool:
             return bool(sent)
 
-        await until(arrived, seconds=15)
+        await until(arrived)
 
     assert sent == ["games:1"]
 
@@ -420,7 +420,7 @@ async def test_a_stale_reminder_waits_until_its_subject_was_armed_again(
         async def arrived() -> bool:
             return bool(sent)
 
-        await until(arrived, seconds=15)
+        await until(arrived)
 
     assert sent == [("games:2", soon)]
 

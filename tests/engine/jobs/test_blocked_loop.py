@@ -62,7 +62,7 @@ async def test_what_waits_behind_a_blocked_loop_is_rescued(
         await block_the_loop.enqueue()
         await until_true(lambda: "block" in begun)
         async with app.worker(name="free"):
-            results = [await handle.result("8s") for handle in handles]
+            results = [await handle.result("30s") for handle in handles]
             still_blocked = not blocked.is_set()
     finally:
         blocked.set()
@@ -99,7 +99,7 @@ async def test_a_worker_whose_loop_was_blocked_begins_anew(
             while not lease_is_gone() and time.monotonic() < deadline:
                 time.sleep(0.02)
             blocked.set()
-            result = app.sync(note.enqueue_sync().result("10s"))
+            result = app.sync(note.enqueue_sync().result("30s"))
         app.sync(app.close())
         return result
 

@@ -76,7 +76,7 @@ async def test_a_damaged_file_stops_the_worker(
 @pytest.mark.parametrize("options", [(), ("--processes", "2")])
 async def test_a_damaged_file_ends_the_process(path: Path, options: tuple[str, ...]) -> None:
     with worker(f"sqlite:///{path}", "--poll", "200ms", *options) as process:
-        await until_true(lambda: process.logged("worker_started"), seconds=30)
+        await until_true(lambda: process.logged("worker_started"))
         damage(path, "duetime_due")
 
         assert process.exit_code(20) == EXIT_CODE

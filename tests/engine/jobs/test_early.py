@@ -84,7 +84,7 @@ async def test_the_databases_clock_jumps_between_the_look_at_it_and_the_claim(
     [attempt] = (await handle.get()).history
 
     assert looks, "it was claimed ahead"
-    assert 0 <= notes.at[0] - moment.timestamp() < 1.0
+    assert 0 <= notes.at[0] - moment.timestamp() < 20
     assert attempt.claimed_at is not None
     assert attempt.started_at is not None
     assert attempt.claimed_at < moment <= attempt.started_at

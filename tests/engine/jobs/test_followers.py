@@ -84,7 +84,7 @@ async def test_it_is_told_of_the_jobs_it_follows_and_of_no_others(app: Duetime) 
     [foreign] = await app.enqueue_many([other.job()])
     async with following(app, feature):
         for handle in (*mine, foreign):
-            await handle.result("10s")
+            await handle.result("30s")
         await until_true(lambda: len(feature.ends) == 2 and feature.repaired > 1 < feature.served)
 
     ids = [handle.id for handle in mine]
@@ -104,8 +104,8 @@ async def test_a_key_is_followed_whatever_the_task(app: Duetime) -> None:
     handle = await anything.using(key="flow:7").enqueue()
     other = await anything.using(key="order:7").enqueue()
     async with following(app, feature):
-        await handle.result("10s")
-        await other.result("10s")
+        await handle.result("30s")
+        await other.result("30s")
         await until_true(lambda: bool(feature.ends))
 
     assert feature.asked == [[handle.id]]
@@ -122,7 +122,7 @@ async def test_an_attempt_that_is_retried_has_not_ended(app: Duetime) -> None:
 
     handle = await followed.enqueue()
     async with following(app, feature):
-        await handle.result("10s")
+        await handle.result("30s")
         await until_true(lambda: bool(feature.ends))
 
     assert feature.starts == [handle.id, handle.id]
@@ -203,7 +203,7 @@ async def test_what_it_failed_to_decide_on_is_given_back(
     handles = await app.enqueue_many([followed.job() for _ in range(3)])
     async with following(app, broken):
         for handle in handles:
-            await handle.result("10s")
+            await handle.result("30s")
 
     assert sorted(broken.starts) == [handle.id for handle in handles], "each of them once"
 
@@ -229,7 +229,7 @@ async def test_it_writes_in_the_transaction_that_completes_its_job(app: Duetime)
     lost = await followed.using(max_attempts=1).enqueue(fail=True)
     kept = await followed.enqueue(fail=False)
     async with following(app, feature):
-        await kept.result("10s")
+        await kept.result("30s")
         await until_true(lambda: len(feature.ends) == 2)
 
     released = await app.jobs.list(task="other")

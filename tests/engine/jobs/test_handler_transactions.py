@@ -91,7 +91,7 @@ async def test_the_job_is_not_completed_if_the_writes_cannot_be_committed(
 
     async with app.worker():
         handle = await write.enqueue()
-        await handle.result("10s")
+        await handle.result("30s")
     history = (await handle.get()).history
 
     assert [attempt.outcome for attempt in history] == ["retried", "completed"]
@@ -169,7 +169,7 @@ async def test_an_outcome_raised_inside_the_block_rolls_it_back_and_holds(
 
     async with app.worker():
         handle = await write.enqueue()
-        await handle.result("5s")
+        await handle.result("30s")
 
     assert len(runs) == 2
     assert count(backend) == 1
@@ -210,7 +210,7 @@ async def test_a_result_can_be_stored_in_the_block(app: Duetime) -> None:
 
     async with app.worker():
         handle: Any = await compute.enqueue()
-        assert await handle.result("5s") == 42
+        assert await handle.result("30s") == 42
 
 
 @TWO
@@ -248,7 +248,7 @@ async def test_a_database_that_was_away_is_retried_whatever_the_task_lists(app: 
         return ctx.attempt
 
     async with app.worker():
-        assert await (await unlucky.enqueue()).result("5s") == 2
+        assert await (await unlucky.enqueue()).result("30s") == 2
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
@@ -272,7 +272,7 @@ async def test_a_connection_that_breaks_in_the_block_is_retried(pg_app: Duetime,
 
     async with pg_app.worker():
         handle = await task.enqueue()
-        await handle.result("10s")
+        await handle.result("30s")
     [first, second] = (await handle.get()).history
 
     assert (first.outcome, first.error_code) == ("retried", "database_unreachable")
@@ -291,7 +291,7 @@ async def test_the_callers_own_errors_pass_as_they_are(pg_app: Duetime) -> None:
             caught.append(error)
 
     async with pg_app.worker():
-        await (await divide.enqueue()).result("5s")
+        await (await divide.enqueue()).result("30s")
 
     assert len(caught) == 1
 
@@ -330,9 +330,9 @@ async def test_the_blocks_own_statements_have_the_time_limit_of_every_call(
             return not await waits_for_the_lock(pg_url)
 
         await until(lambda: waits_for_the_lock(pg_url))
-        await until(gave_up, seconds=5)
+        await until(gave_up)
         await other.rollback()
-        await handle.result("10s")
+        await handle.result("30s")
     history = (await handle.get()).history
     await app.close()
 
@@ -362,7 +362,7 @@ async def test_waiting_for_another_handlers_connection_has_no_limit(pg_url: str)
     async with app.worker():
         handles = [await hold.enqueue() for _ in range(2)]
         for handle in handles:
-            await handle.result("10s")
+            await handle.result("30s")
     await app.close()
 
     assert len(inside) == 2

@@ -20,7 +20,7 @@ async def test_a_worker_prunes_what_is_older_than_its_retention(backend: Backend
 
     gone = await note.enqueue()
     async with app.worker():
-        await gone.result("10s")
+        await gone.result("30s")
     kept = await note.using(delay="1d").enqueue()
     await kept.cancel()
     if backend.is_postgres:

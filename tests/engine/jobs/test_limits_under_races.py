@@ -48,7 +48,7 @@ async def test_running_limit_is_exact_under_8_workers(app: Duetime) -> None:
     async with AsyncExitStack() as stack:
         await with_workers(stack, app, 8, queues=["narrow"])
         await app.enqueue_many(step.job(name="x") for _ in range(60))
-        await until_true(lambda: gauge.done == 60, seconds=30)
+        await until_true(lambda: gauge.done == 60)
 
     assert gauge.most["all"] == 3
 
@@ -65,7 +65,7 @@ async def test_partitions_run_one_at_a_time_side_by_side(app: Duetime) -> None:
         await with_workers(stack, app, 8, queues=["customers"])
         names = [f"customer-{number % 5}" for number in range(50)]
         await app.enqueue_many(step.using(partition=name).job(name=name) for name in names)
-        await until_true(lambda: gauge.done == 50, seconds=30)
+        await until_true(lambda: gauge.done == 50)
 
     assert all(gauge.most[name] == 1 for name in names)
     assert gauge.most["all"] > 1
@@ -82,7 +82,7 @@ async def test_rate_limit_holds_in_every_window(app: Duetime) -> None:
     async with AsyncExitStack() as stack:
         await with_workers(stack, app, 8, queues=["provider"])
         await app.enqueue_many(step.job() for _ in range(20))
-        await until_true(lambda: gauge.done == 20, seconds=30)
+        await until_true(lambda: gauge.done == 20)
 
     starts = sorted(gauge.starts)
     # Five may start late in their window and the next five early in theirs: by the time from
@@ -102,7 +102,7 @@ async def test_a_limited_queue_does_not_hold_up_another(app: Duetime) -> None:
     async with app.worker(queues=["narrow", "default"], concurrency=10):
         await app.enqueue_many(step.using(queue="narrow").job(name="narrow") for _ in range(5))
         await app.enqueue_many(step.job(name="wide") for _ in range(50))
-        await until_true(lambda: gauge.done == 55, seconds=10)
+        await until_true(lambda: gauge.done == 55)
 
     assert gauge.most["narrow"] == 1
 
@@ -118,7 +118,7 @@ async def test_a_busy_queue_does_not_starve_a_limited_one(app: Duetime) -> None:
     await app.enqueue_many(step.job(name="wide") for _ in range(2000))
     await app.enqueue_many(step.using(queue="narrow").job(name="narrow") for _ in range(3))
     async with app.worker(queues=["default", "narrow"], concurrency=4):
-        await until_true(lambda: gauge.most["narrow"] == 1, seconds=10)
+        await until_true(lambda: gauge.most["narrow"] == 1)
         assert gauge.done < 1500
 
 

@@ -40,12 +40,13 @@ def notify(url: str, channel: str, payload: str | bytes) -> None:
 @pytest.fixture
 def stranger(pg_url: str) -> str:
     """The URL of a role that may connect, and has no right in Duetime's schema."""
+    # A role belongs to the server, and other tests have strangers of their own.
     with psycopg.connect(pg_url, autocommit=True) as connection:
         connection.execute(
-            "do $$ begin create role stranger login; "
+            "do $$ begin create role notifying_stranger login; "
             "exception when duplicate_object then null; end $$"
         )
-    return psycopg.conninfo.make_conninfo(pg_url, user="stranger")
+    return psycopg.conninfo.make_conninfo(pg_url, user="notifying_stranger")
 
 
 async def test_a_forged_cancel_stops_no_job(pg_app: Duetime, stranger: str) -> None:
@@ -68,10 +69,10 @@ async def test_a_forged_cancel_stops_no_job(pg_app: Duetime, stranger: str) -> N
         for payload in (f"{worker.id} {job.id}", f"{worker.id}"):
             await asyncio.to_thread(notify, stranger, "duetime.cancel", payload)
         # It has looked, and gone on.
-        await (await marker.enqueue()).result(timeout="10s")
+        await (await marker.enqueue()).result(timeout="30s")
         hold.set()
 
-        assert await job.result(timeout="10s") == "done"
+        assert await job.result(timeout="30s") == "done"
 
 
 @pytest.mark.parametrize("channel", ["duetime.cancel", "duetime.wake", "duetime.ended"])
@@ -87,7 +88,7 @@ async def test_no_payload_ends_a_worker_or_a_wait(
 
     async with pg_app.worker(poll="60s"):
         first = await work.enqueue(1)
-        waiting = asyncio.create_task(first.result(timeout="20s"))
+        waiting = asyncio.create_task(first.result(timeout="30s"))
         await reaches(pg_app, first.id, JobState.RUNNING)
         [worker] = await pg_app.workers()
         for payload in [*ODD, *(f"{worker.id} {odd}" for odd in ODD)]:
@@ -95,7 +96,7 @@ async def test_no_payload_ends_a_worker_or_a_wait(
         hold.set()
 
         assert await waiting == 1
-        assert await (await work.enqueue(2)).result(timeout="20s") == 2
+        assert await (await work.enqueue(2)).result(timeout="30s") == 2
 
 
 async def test_bytes_that_are_no_text_end_no_worker(
@@ -119,7 +120,7 @@ async def test_bytes_that_are_no_text_end_no_worker(
                 with psycopg.connect(url, autocommit=True) as raw:
                     raw.execute(f"notify \"{channel}\", '\xff\xfe'".encode("latin-1"))
 
-            assert await (await work.enqueue(2)).result(timeout="20s") == 2
+            assert await (await work.enqueue(2)).result(timeout="30s") == 2
         await app.close()
     assert "Traceback" not in caplog.text
 
@@ -137,7 +138,7 @@ async def test_a_handler_that_raises_does_not_fail_the_session(
     await listener.open()
     # On its own session it arrives with the answer, inside `execute`.
     rows = await listener.execute("select 1 from (select pg_notify('poke', %s)) as sent", ["²"])
-    await until_true(lambda: heard == ["²"], seconds=5)
+    await until_true(lambda: heard == ["²"])
     await listener.close()
 
     assert rows == [(1,)]
@@ -154,9 +155,9 @@ async def test_a_real_cancel_is_found_by_its_poke(pg_app: Duetime) -> None:
         finally:
             stopped.append("work")
 
-    async with pg_app.worker(lease="60s", poll="60s"):
+    async with pg_app.worker(lease="5m", heartbeat="1m", poll="1m"):
         job = await work.enqueue()
         await reaches(pg_app, job.id, JobState.RUNNING)
         await pg_app.jobs.cancel(job.id)
 
-        await until_true(lambda: stopped == ["work"], seconds=3)
+        await until_true(lambda: stopped == ["work"])

@@ -45,7 +45,7 @@ async def test_the_outcome_stands_and_the_worker_goes_on(app: Duetime, backend: 
     refuse(backend)
     async with app.worker():
         late = await tell.enqueue("late")
-        assert await late.result("10s") == "late"
+        assert await late.result("30s") == "late"
         await until_true(lambda: query(backend, "select count(*) from duetime.attempt") == [(23,)])
         infos = [await handle.get() for handle in (result, error)]
 
@@ -77,7 +77,7 @@ async def test_a_refusal_that_is_not_about_the_values_costs_no_result(
         await until_true(lambda: worker.loop.failures >= 2)
         query(backend, f"alter table duetime.moved rename to {before}attempt")
 
-        assert await handle.result("10s") == "kept"
+        assert await handle.result("30s") == "kept"
 
 
 async def test_a_result_outlives_a_read_only_moment(own_postgres: PostgresServer) -> None:
@@ -104,7 +104,7 @@ async def test_a_result_outlives_a_read_only_moment(own_postgres: PostgresServer
         query(backend, "alter system reset default_transaction_read_only")
         query(backend, "select pg_reload_conf()")
 
-        assert await handle.result("10s") == "kept"
+        assert await handle.result("30s") == "kept"
         assert (await handle.get()).error_code is None
     await app.close()
 
@@ -134,7 +134,7 @@ async def test_results_and_policies_that_cannot_be_told(app: Duetime) -> None:
 
     async with app.worker(concurrency=1):
         first, second = await broken.enqueue(), await raw.enqueue()
-        assert await (await plain.enqueue()).result("10s") == "still here"
+        assert await (await plain.enqueue()).result("30s") == "still here"
         infos = [await first.get(), await second.get()]
 
     assert [info.state for info in infos] == [JobState.DEAD, JobState.COMPLETED]

@@ -107,7 +107,7 @@ async def test_no_handler_can_end_its_runner(app: Duetime) -> None:
             job = await handle.get()
 
             assert (job.state, job.error_code) == (state, code), handler.__name__
-            assert await (await plain.enqueue()).result("5s") == "still here"
+            assert await (await plain.enqueue()).result("30s") == "still here"
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -135,7 +135,7 @@ async def test_a_forgotten_cancel_of_a_handlers_task_does_not_hit_the_next_job(
 
     async with app.worker(concurrency=1):
         await forgetful.enqueue()
-        assert await (await innocent.enqueue()).result("5s") == "unharmed"
+        assert await (await innocent.enqueue()).result("30s") == "unharmed"
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -149,7 +149,7 @@ async def test_what_a_handler_sets_in_its_context_is_not_seen_by_the_next(app: D
         return before
 
     async with app.worker(concurrency=1):
-        seen = [await (await serve.enqueue(name)).result("5s") for name in ("a", "b", "c")]
+        seen = [await (await serve.enqueue(name)).result("30s") for name in ("a", "b", "c")]
 
     assert seen == ["nobody"] * 3
 
@@ -169,8 +169,8 @@ async def test_handlers_that_leave_no_trace_share_a_task(app: Duetime) -> None:
 
     async with app.worker(concurrency=1):
         for wait in (False, True):
-            await (await note.enqueue(wait)).result("5s")
-            await (await note.enqueue(wait)).result("5s")
+            await (await note.enqueue(wait)).result("30s")
+            await (await note.enqueue(wait)).result("30s")
 
     assert len(names) == 1
 
@@ -193,7 +193,7 @@ async def test_runners_that_are_cancelled_by_a_stranger_are_replaced(app: Duetim
         await until_true(lambda: len(started) == 3)
         over.set()
         for handle in handles:
-            await handle.result("5s")
+            await handle.result("30s")
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -215,7 +215,7 @@ async def test_a_stranger_cannot_cancel_a_handler_in_a_thread(app: Duetime) -> N
         await asyncio.sleep(0)
         over.set()
 
-        assert await handle.result("5s") == "done"
+        assert await handle.result("30s") == "done"
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ async def test_a_handler_that_ignores_its_time_out_is_reported_and_its_job_goes_
     async with app.worker(concurrency=2):
         handle = await task.enqueue()
         await until_true(lambda: any(event_of(r) == "job_stuck" for r in caplog.records))
-        await handle.result("5s")
+        await handle.result("30s")
         over.set()
     history = (await handle.get()).history
     stuck = next(record for record in caplog.records if event_of(record) == "job_stuck")
@@ -306,7 +306,7 @@ async def test_a_log_filter_that_fails_costs_no_job(app: Duetime) -> None:
     logger.setLevel(logging.DEBUG)
     try:
         async with app.worker(concurrency=1):
-            assert await (await note.enqueue()).result("5s") == "done"
+            assert await (await note.enqueue()).result("30s") == "done"
     finally:
         logger.removeFilter(broken)
         logger.setLevel(level)
@@ -326,12 +326,12 @@ async def test_thousands_of_awaited_results_do_not_keep_a_worker_from_its_jobs(
     far = await app.now() + timedelta(days=1)
     waiting = await app.enqueue_many([note.using(at=far).job() for _ in range(1000)])
     async with app.worker(concurrency=1):
-        await (await note.enqueue()).result("10s")
+        await (await note.enqueue()).result("30s")
         looked.clear()
         results = [asyncio.create_task(handle.result("60s")) for handle in waiting]
         await asyncio.sleep(0)
         await note.enqueue()
-        await until_true(lambda: bool(looked), seconds=30)
+        await until_true(lambda: bool(looked))
         for result in results:
             result.cancel()
         await asyncio.gather(*results, return_exceptions=True)

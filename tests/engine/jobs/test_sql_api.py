@@ -38,7 +38,7 @@ async def test_psql_enqueues_and_the_worker_is_woken(pg_app: Duetime) -> None:
         done = await asyncio.to_thread(
             psql, url, """select duetime.enqueue('greet', '{"name": "ann"}')"""
         )
-        await until_true(lambda: ran == ["ann"], seconds=5)
+        await until_true(lambda: ran == ["ann"])
 
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0

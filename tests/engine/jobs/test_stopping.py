@@ -89,7 +89,7 @@ async def test_a_stop_does_not_wait_for_a_database_that_hangs(pg_app: Duetime, p
         running = asyncio.create_task(worker.run())
         await until(lambda: waits(pg_url))
         worker.stop()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await running
 
 
@@ -205,7 +205,7 @@ async def test_a_lease_that_runs_out_while_the_worker_stops_ends_its_handlers(
         await began.wait()
         hangs.set()
         worker.stop()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             await stopped.wait()
         free.set()
 
@@ -223,7 +223,7 @@ async def test_a_worker_that_is_cancelled_while_it_stops_leaves_its_jobs_to_othe
         if len(began) == 1:
             await asyncio.Event().wait()
 
-    worker = app.make_worker(await app.store())
+    worker = app.make_worker(await app.store(), lease="1s", heartbeat="200ms")
     running = asyncio.create_task(worker.run())
     handle = await slow.enqueue()
     await until_true(lambda: began)
@@ -232,7 +232,7 @@ async def test_a_worker_that_is_cancelled_while_it_stops_leaves_its_jobs_to_othe
     running.cancel()
     await asyncio.wait([running])
     async with app.worker():
-        await handle.result("10s")
+        await handle.result("30s")
 
     assert len(began) == 2
 
@@ -261,7 +261,7 @@ async def test_a_worker_that_is_fenced_claims_no_quarantined_job(
     handle = await note.enqueue()
     query(backend, "update duetime.due set priority = 10")
     running = asyncio.create_task(worker.run())
-    await handle.result("10s")
+    await handle.result("30s")
     worker.stop()
     await running
 

@@ -110,7 +110,7 @@ async def test_an_acknowledgement_at_the_moment_of_the_escalation(
     refs = [f"game:{n}" for n in range(many)]
 
     async def acknowledge(ref: str) -> None:
-        [reminder] = await until(lambda: app.reminders.find(subject=ref, status="sent"), seconds=20)
+        [reminder] = await until(lambda: app.reminders.find(subject=ref, status="sent"))
         assert reminder.ended_at is not None
         moment = reminder.ended_at + wait + timedelta(milliseconds=random.uniform(-60, 60))
         await asyncio.sleep((moment - datetime.now(UTC)).total_seconds())
@@ -122,7 +122,7 @@ async def test_an_acknowledgement_at_the_moment_of_the_escalation(
             rule = {"rule": "0s", "escalate": wait}
             await app.subjects.put(ref, due=soon(1000), remind=rule, recipients=["ann", "bob"])
         await asyncio.gather(*acknowledging)
-        await until(lambda: idle(app), seconds=20)
+        await until(lambda: idle(app))
     trails = [
         [event.action for event in reversed(await app.audit.list(entity=f"subject:{ref}"))]
         for ref in refs
@@ -176,7 +176,7 @@ async def test_a_worker_that_dies_while_it_sends_is_followed_under_the_same_key(
     await asyncio.gather(running, return_exceptions=True)
     ledger.hang = False
     async with fleet(backend, ledger, count=2):
-        await until(lambda: sent(app, 2), seconds=20)
+        await until(lambda: sent(app, 2))
     deliveries = [await app.reminders.deliveries(n) for n in (1, 2)]
     await dying.close()
 
@@ -208,7 +208,7 @@ async def test_a_failed_send_escalates_once_whoever_settles_it(
         async def failed() -> bool:
             return len(await app.reminders.find(status="failed")) == 10 * len(people)
 
-        await until(failed, seconds=20)
+        await until(failed)
 
     assert Counter(ledger.recipients) == dict.fromkeys(people, 10)
     assert set(ledger.keys.values()) == {1}
@@ -273,7 +273,7 @@ async def test_receipts_at_the_moment_of_the_record_are_neither_lost_nor_doubled
             found = await app.reminders.find(status="sent")
             return len(found) == many and len(second.sent) == many // 2
 
-        await until(done, seconds=30)
+        await until(done)
         changed = await asyncio.gather(*tellings)
         found = await app.reminders.find()
         deliveries = {r.subject: await app.reminders.deliveries(r) for r in found}
@@ -295,7 +295,7 @@ async def test_a_rate_holds_over_all_workers(backend: Backend, app: Duetime) -> 
     async with fleet(backend, ledger, rate=f"{rate}/s"):
         people = [f"p{n}" for n in range(many)]
         await app.subjects.put("game", due=soon(1000), remind="0s", recipients=people)
-        await until(lambda: sent(app, many), seconds=20)
+        await until(lambda: sent(app, many))
     times = sorted(place for (place,) in effects.run(backend.url, "select at from place"))
     fullest = max(sum(start <= at < start + 1_000_000 for at in times) for start in times)
     took = (times[-1] - times[0]) / 1e6
@@ -340,7 +340,7 @@ async def test_a_snooze_and_a_change_at_the_same_moment(backend: Backend, app: D
         # In one go: put one by one on a busy machine, the last could come after their time.
         options: dict[str, Any] = {"due": due, "remind": "0s", "recipients": ["ann"]}
         await app.subjects.put_many([app.subjects.define(ref, **options) for ref in refs])
-        await until(lambda: sent(app, many), seconds=20)
+        await until(lambda: sent(app, many))
         first = len(ledger.sent)
         reminders = await app.reminders.find()
         changes = [
@@ -353,7 +353,7 @@ async def test_a_snooze_and_a_change_at_the_same_moment(backend: Backend, app: D
         ]
         random.shuffle(changes)
         answers = await asyncio.gather(*changes, return_exceptions=True)
-        await until(lambda: idle(app), seconds=20)
+        await until(lambda: idle(app))
     refused = [answer for answer in answers if isinstance(answer, BaseException)]
     print(f"\n{backend.name}: {len(refused)} of {many} snoozes came too late")
     statuses = Counter(one.status.value for one in await app.reminders.find())
@@ -370,7 +370,7 @@ async def test_retries_of_a_channel_count_across_workers(backend: Backend, app: 
     backup.name = "call"
     async with fleet(backend, ledger, backup, tries=5, retry=Constant("50ms")):
         await app.subjects.put("game", due=soon(), remind="0s", recipients=["ann"])
-        await until(lambda: sent(app, 1), seconds=20)
+        await until(lambda: sent(app, 1))
     deliveries = await app.reminders.deliveries(1)
 
     assert (len(ledger.sent), len(backup.sent)) == (5, 1)

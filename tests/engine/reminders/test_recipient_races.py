@@ -117,7 +117,7 @@ async def until_or_tell(backend: Backend, condition: Callable[[], Awaitable[bool
     ends = "select outcome, error, count(*) from duetime.attempt group by 1, 2"
     due = "select priority, attempt, min(run_at), max(run_at) from duetime.due group by 1, 2"
     try:
-        await until(condition, seconds=30)
+        await until(condition)
     except AssertionError as error:
         raise AssertionError([query(backend, sql) for sql in (state, ends, due)]) from error
 
@@ -271,7 +271,7 @@ async def test_a_worker_that_dies_while_it_sends_a_digest_loses_nothing(
             await until_held(backend)
             an_hour_later(backend)
             await app.recipients.put("ann", max_per_hour=MOST, muted=["subject:other"])
-            await until_true(lambda: victim.poll() is not None, seconds=20)
+            await until_true(lambda: victim.poll() is not None)
         finally:
             victim.kill()
     dead = ledger.read_text().split()
@@ -347,7 +347,7 @@ async def test_changes_of_a_clock_race_with_puts_and_rules(backend: Backend, app
             sql = "select count(*) from duetime.subject where rearm_at is not null"
             return query(backend, sql) == [(0,)]
 
-        await until(marked, seconds=20)
+        await until(marked)
     zone = (await app.recipients.get("ann")).tz
     armed = [one for one in await app.reminders.find(status="armed") if one.rule.wall]
     offset = {"Asia/Tokyo": 9, "America/New_York": -4, "Europe/Berlin": 2, "UTC": 0}[zone or "UTC"]
@@ -373,7 +373,7 @@ async def test_a_put_that_is_not_committed_when_the_clock_changes(
     async with await psycopg.AsyncConnection.connect(backend.url) as second:
         await app.recipients.put("ann", tz="America/New_York", tx=second)
         await asyncio.wait_for(
-            app.subjects.put("game:2", due=due, remind=[NINE], recipients=["ann"]), 5
+            app.subjects.put("game:2", due=due, remind=[NINE], recipients=["ann"]), 20
         )
         await second.commit()
     async with fleet(backend, mail, workers=1):

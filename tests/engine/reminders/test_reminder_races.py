@@ -236,7 +236,7 @@ async def test_random_changes_under_four_workers(backend: Backend, app: Duetime)
         began = time.monotonic()
         await churn.run()
         took = time.monotonic() - began
-        await until(lambda: settled(backend), seconds=15)
+        await until(lambda: settled(backend))
     by_status = dict(query(backend, "select status, count(*) from duetime.reminder group by 1"))
     print(f"\n{backend.name}: {took:.1f} s, {churn.deadlocks} deadlocks, {by_status}")
 
@@ -860,9 +860,9 @@ async def test_a_record_whose_session_is_killed_is_tried_again(
     )
     async with app.worker():
         await app.subjects.put("game", due=soon(), remind=["0s"])
-        await until_true(lambda: "send_not_recorded" in events_of(caplog), seconds=15)
+        await until_true(lambda: "send_not_recorded" in events_of(caplog))
         query(backend, "drop trigger killer on duetime.audit")
-        await until(lambda: settled(backend), seconds=15)
+        await until(lambda: settled(backend))
     [reminder] = await app.reminders.find()
 
     assert keys == [reminder.key]

@@ -101,7 +101,7 @@ async def test_a_tick_that_passes_while_no_worker_runs_is_gone(
         async def ended() -> bool:
             return (await app.jobs.get(waiting.id)).state != "pending"
 
-        await until(ended, seconds=10)
+        await until(ended)
     first = await app.jobs.get(waiting.id)
     await store.drive_clock(None)
     await app.close()
@@ -130,11 +130,11 @@ async def test_declared_schedules_fall_back_to_memory_and_return(
         await until_true(lambda: len(ran) >= 2)
         await asyncio.to_thread(move_table, pg_url, "schedule", "schedule_away")
         broken = time.monotonic()
-        await until_true(lambda: "schedule_fallback_started" in events_of(caplog), seconds=20)
+        await until_true(lambda: "schedule_fallback_started" in events_of(caplog))
         count = len(ran)
         await until_true(lambda: len(ran) >= count + 3)
         await asyncio.to_thread(move_table, pg_url, "schedule_away", "schedule")
-        await until_true(lambda: "schedule_fallback_ended" in events_of(caplog), seconds=20)
+        await until_true(lambda: "schedule_fallback_ended" in events_of(caplog))
         count = len(ran)
         await until_true(lambda: len(ran) >= count + 3)
     await app.close()

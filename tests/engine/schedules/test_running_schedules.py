@@ -37,7 +37,7 @@ SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 SHORT: dict[str, Any] = {
-    "lease": "2s", "heartbeat": "500ms", "rescue_every": "200ms", "grace": "5s",
+    "lease": "20s", "heartbeat": "500ms", "rescue_every": "200ms", "grace": "5s",
 }  # fmt: skip
 
 on_two = pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
@@ -135,7 +135,7 @@ async def closed(app: Duetime, count: int, name: str = "s") -> list[TickInfo]:
         rows = await ledger(app, name)
         return rows if sum(row.finished_at is not None for row in rows) >= count else []
 
-    return await until(recorded, seconds=15)
+    return await until(recorded)
 
 
 def statuses(rows: Sequence[TickInfo]) -> list[str]:
@@ -216,7 +216,7 @@ async def test_five_workers_fire_each_tick_once_and_none_early(
                 await apps[0].schedules.put(
                     name, "effect", "@every 1s", args={"n": number}, overlap="allow"
                 )
-            await until_true(lambda: effects.count(backend.url) >= 4 * len(names), seconds=15)
+            await until_true(lambda: effects.count(backend.url) >= 4 * len(names))
             for name in names.values():
                 await apps[0].schedules[name].pause()
             ended = {
@@ -359,7 +359,7 @@ async def test_a_backfill_of_many_runs_goes_on_without_a_pause(
     async with app.worker():
         now = await app.now()
         count = await app.schedules["s"].backfill(now - 60 * HOUR, now)
-        await until_true(lambda: len(notes.starts) == count, seconds=10)
+        await until_true(lambda: len(notes.starts) == count)
 
     assert notes.ticks == sorted(filter(None, notes.ticks))
 
@@ -431,7 +431,7 @@ async def test_end_to_end(make_app: MakeApp, notes: Notes) -> None:
     assert row.enqueued_at < tick <= row.claimed_at
     assert tick <= row.started_at < row.finished_at
     assert row.duration is not None
-    assert 0.1 <= row.duration.total_seconds() < 0.5
+    assert 0.1 <= row.duration.total_seconds() < 10
     assert (row.claimed_by, row.succeeded, row.error) == ("ann's", True, None)
     assert job.state is JobState.COMPLETED
     assert (after.next_run_at, after.last_run_at) == (None, row.started_at)
@@ -456,7 +456,7 @@ async def test_a_run_that_fails_is_recorded_with_its_error(make_app: MakeApp) ->
         [tick] = await soon(app, 0.5)
         await app.schedules.put("s", fail, tick)
         [row] = await closed(app, 1)
-        of_no_schedule = await (await plain.enqueue()).result("5s")
+        of_no_schedule = await (await plain.enqueue()).result("30s")
 
     assert len(seen) == 2
     assert {one[:2] for one in seen} == {("s", tick)}
@@ -484,7 +484,7 @@ async def test_a_failed_run_can_be_requeued(make_app: MakeApp) -> None:
         await app.schedules.put("s", flaky, tick)
         [row] = await closed(app, 1)
         await app.jobs.requeue(row.job_id or 0)
-        await until_true(lambda: len(ticks) == 2, seconds=3)
+        await until_true(lambda: len(ticks) == 2)
         await until(lambda: in_state(app, row.job_id or 0, JobState.COMPLETED))
 
     assert ticks == [tick, tick]
@@ -648,7 +648,7 @@ async def test_a_worker_that_dies_right_after_it_skipped_a_run_leaves_it_skipped
         return (await app.jobs.get(job.id)).state is JobState.CANCELLED
 
     async with workers(app):
-        await until(cancelled, seconds=15)
+        await until(cancelled)
 
     assert notes.starts == []
     assert statuses(await ledger(app)) == ["skipped"]
@@ -1005,9 +1005,9 @@ async def test_a_policy_out_of_range_stops_no_other(
     now = await app.now()
     await until(lambda: passed(app, now + SECOND))
     async with app.worker():
-        await until_true(lambda: "good" in {start.schedule for start in notes.starts}, seconds=5)
+        await until_true(lambda: "good" in {start.schedule for start in notes.starts})
         for name in OUT_OF_RANGE:
-            await until(lambda name=name: stored_reason(app, backend, name), seconds=2)  # type: ignore[misc]
+            await until(lambda name=name: stored_reason(app, backend, name))  # type: ignore[misc]
 
     assert {start.schedule for start in notes.starts} == {"good"}
 
@@ -1025,9 +1025,9 @@ async def test_text_that_is_no_json_stops_no_other(
         write(name, name, "{")
     write("good", "kind", "task")
     async with app.worker():
-        await until_true(lambda: "good" in {start.schedule for start in notes.starts}, seconds=5)
+        await until_true(lambda: "good" in {start.schedule for start in notes.starts})
         for name in columns:
-            await until(lambda name=name: stored_reason(app, backend, name), seconds=2)  # type: ignore[misc]
+            await until(lambda name=name: stored_reason(app, backend, name))  # type: ignore[misc]
         shown = {info.name: info.broken for info in await app.schedules.list()}
 
     assert {start.schedule for start in notes.starts} == {"good"}
@@ -1085,9 +1085,9 @@ async def test_a_schedule_written_by_sql_is_planned_by_a_running_worker(
         before = time.monotonic()
         effects.run(backend.url, "select duetime.schedule('n', 'note', '*/5 * * * *')")
         effects.run(backend.url, "select duetime.schedule('bad', 'note', 'now and then')")
-        first = await until(planned, seconds=5)
+        first = await until(planned)
         took = time.monotonic() - before
-        reason = await until(lambda: stored_reason(app, backend, "bad"), seconds=5)
+        reason = await until(lambda: stored_reason(app, backend, "bad"))
         sql = "select duetime.schedule('n', 'note', '30 9 * * *', tz => 'Asia/Kolkata')"
         effects.run(backend.url, sql)
 
@@ -1096,7 +1096,7 @@ async def test_a_schedule_written_by_sql_is_planned_by_a_running_worker(
             # One of them may be a tick of every five minutes.
             return ticks if len(ticks) == 2 else []
 
-        second = await until(moved, seconds=5)
+        second = await until(moved)
         info = await app.schedules.get("n")
         jobs = await app.jobs.list(state="pending")
     actors = {(event.actor, event.action) for event in await app.schedules.audit("n")}
@@ -1141,7 +1141,7 @@ async def transaction_of(backend: Backend) -> AsyncIterator[Caller]:
 
 
 def contents(backend: Backend) -> list[Any]:
-    names = ("schedule", "occurrence", "job", "job_key", "due", "attempt", "audit")
+    names = ("schedule", "schedule_tick", "job", "job_key", "due", "attempt", "audit")
     return [
         sorted(effects.run(backend.url, f"select * from {table(backend, name)}"), key=repr)
         for name in names

@@ -227,7 +227,7 @@ async def test_a_running_worker_obeys(pg_app: Duetime) -> None:
         async def armed() -> bool:
             return (await pg_app.schedules.get("s")).next_run_at == await january(pg_app)
 
-        await until(armed, seconds=10)
+        await until(armed)
 
     assert ran == ["s", "s"]
 

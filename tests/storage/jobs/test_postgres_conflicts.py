@@ -108,7 +108,7 @@ async def test_a_worker_tries_again(
     await fail_once(pg_url, table)
     async with app.worker():
         handle = await note.enqueue(1)
-        await handle.result("10s")
+        await handle.result("30s")
     job = await handle.get()
     await app.close()
 

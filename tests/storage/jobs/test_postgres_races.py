@@ -83,7 +83,7 @@ async def test_a_claim_passes_over_a_job_that_another_transaction_holds(
         await connection.execute(
             "select from duetime.due where job_id = %s for update", [held.job_id]
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             [job] = await claim(store, await worker(store))
 
     assert job.id == free.job_id
@@ -169,7 +169,7 @@ async def test_a_limited_claim_neither_waits_nor_takes_what_was_moved(
         await connection.execute(
             "update duetime.due set run_at = '2040-01-01Z' where job_id = %s", (given.job_id,)
         )
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             during = await claim(store, worker_id, limited=["default"])
         await connection.commit()
     after = await claim(store, worker_id, limited=["default"])
@@ -205,7 +205,7 @@ async def test_an_open_enqueue_with_a_held_key_does_not_hold_up_the_end_of_its_j
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         statements = store.enqueue_in([NewJob(task="noop", key="k")])
         [existing] = await transaction.run_async(connection, statements, placeholder="%s")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             ended = FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1)
             answer = await store.exchange(worker_id, ended=[ended], closed=[job.token])
 
@@ -222,7 +222,7 @@ async def test_a_worker_is_woken_again_after_its_listener_was_cut_off(pg_url: st
         ran.append(time.monotonic())
 
     async with app.worker():
-        await (await note.enqueue()).result("5s")
+        await (await note.enqueue()).result("30s")
         async with await psycopg.AsyncConnection.connect(pg_url, autocommit=True) as connection:
             await connection.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity"
@@ -235,13 +235,13 @@ async def test_a_worker_is_woken_again_after_its_listener_was_cut_off(pg_url: st
                 )
                 return bool(await cursor.fetchall())
 
-            await until(listens_again, seconds=15)
+            await until(listens_again)
         before = time.monotonic()
         await note.enqueue()
-        await until_true(lambda: len(ran) == 2, seconds=5)
+        await until_true(lambda: len(ran) == 2)
     await app.close()
 
-    assert ran[1] - before < 1.0
+    assert ran[1] - before < 20, "long before the next poll"
 
 
 # A cancel, and an attempt that ends at the same moment
@@ -359,7 +359,7 @@ async def test_a_rescuer_leaves_alone_what_a_finish_in_flight_holds(
     await end_leases(pg_url)
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         await connection.execute(store._sql[name], parameters)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             meanwhile = await store.rescue()
         await connection.commit()
     rescued = await store.rescue()

@@ -285,7 +285,7 @@ async def test_a_zone_that_the_server_does_not_know_is_left_to_a_worker(pg_url: 
     await app.subjects.put("rent", due=due + timedelta(days=1), remind=["-1d at 09:00"])
     before = [(r.status, r.stale) for r in await app.reminders.find(subject="rent")]
     async with app.worker():
-        await until(lambda: _armed_days(app, due), seconds=10)
+        await until(lambda: _armed_days(app, due))
     found = await app.reminders.find(subject="rent")
     await app.close()
 

@@ -854,7 +854,7 @@ async def test_a_worker_killed_right_after_its_claim_costs_no_tick(
         line = await asyncio.to_thread(process.stdout.readline)
         process.kill()
         async with app.worker(name="another"):
-            await until_true(lambda: len(numbered.ran) == 3, seconds=15)
+            await until_true(lambda: len(numbered.ran) == 3)
     rows = (await app.schedules["s"].history())[::-1]
     jobs = [await app.jobs.get(row.job_id or 0) for row in rows]
 
@@ -881,7 +881,7 @@ async def test_the_first_worker_after_an_outage_catches_up_as_the_policy_says(
     )
     await until(lambda: passed(app, ticks[3] + SECOND / 2))
     async with app.worker():
-        await until_true(lambda: len(numbered.ran) == 8, seconds=30)
+        await until_true(lambda: len(numbered.ran) == 8)
     found = {
         name: [row.status.value for row in reversed(await app.schedules[name].history())]
         for name in ("skip", "latest", "all")
@@ -918,7 +918,7 @@ async def test_a_run_that_ended_unrecorded_is_settled_by_the_next_worker(
         return [row for row in await app.schedules["s"].history() if row.finished_at]
 
     async with app.worker():
-        [row] = await until(recorded, seconds=5)
+        [row] = await until(recorded)
 
     assert (before.status, before.finished_at) == (TickStatus.ARMED, None)
     assert (row.status, row.succeeded, row.error) == (TickStatus.FIRED, False, "broken")
