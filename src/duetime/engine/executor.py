@@ -18,11 +18,18 @@ from duetime.domain.jobs.outcome import (
     Cancel,
     Completed,
     Discard,
+    Outcome,
     Retry,
     Snooze,
 )
 from duetime.domain.jobs.task import TaskDefinition
-from duetime.errors import InvalidArguments, InvalidInput, JobCancelled, TransientError
+from duetime.errors import (
+    DuetimeError,
+    InvalidArguments,
+    InvalidInput,
+    JobCancelled,
+    TransientError,
+)
 from duetime.telemetry.events import handler_frames, log_event
 
 log = logging.getLogger("duetime.worker")
@@ -30,6 +37,7 @@ log = logging.getLogger("duetime.worker")
 MAX_RESULT_BYTES = 64 * 1024
 _MAX_ERROR = 4_000
 _MAX_TRACEBACK = 20_000
+_MAX_CAUSES = 5
 FAILED = (AttemptOutcome.RETRIED, AttemptOutcome.DEAD)
 COMPLETED = AttemptOutcome.COMPLETED
 """For the hot path: before Python 3.12 a look into an enumeration costs 0.1 µs."""
@@ -148,8 +156,8 @@ def write_json(value: Any, *, what: str) -> str:
         check_finite(value, raw, what=f"The {what}")
     except InvalidInput:
         raise
-    except Exception as error:  # noqa: BLE001 - a value may be anything
-        raise InvalidInput(f"The {what} cannot be written as JSON: {_say(error)}.") from None
+    except Exception as error:
+        raise InvalidInput(f"The {what} cannot be written as JSON: {_say(error)}.") from error
     if len(raw) > MAX_RESULT_BYTES or b"\\u0000" in raw:
         raise InvalidInput(
             f"The {what} has {len(raw):,} bytes of JSON (at most {MAX_RESULT_BYTES:,}), or a NUL."
@@ -188,15 +196,17 @@ def _code_of(error: BaseException) -> str:
     if isinstance(error, TimedOut):
         return "timed_out"
     try:
-        return str(getattr(error, "code", None) or type(error).__name__)
+        code = getattr(error, "code", None)
     except Exception:  # noqa: BLE001 - an error's own code may fail
-        return type(error).__name__
+        code = None
+    # Some libraries have a method of that name.
+    return str(code) if code and isinstance(code, str | int) else type(error).__name__
 
 
 def _describe(end: FinishedJob, error: BaseException, *, code: str) -> None:
     end.exception = error
     end.error_code = _clean(code, 200)
-    end.error = _clean(_say(error), _MAX_ERROR)
+    end.error = _clean(_say_with_causes(error, code), _MAX_ERROR)
     if error.__traceback__ is not None or error.__cause__ is not None:
         try:
             lines = tracebacks.format_exception(
@@ -207,6 +217,25 @@ def _describe(end: FinishedJob, error: BaseException, *, code: str) -> None:
         end.traceback = _clean("".join(lines), _MAX_TRACEBACK)
 
 
+def _say_with_causes(error: BaseException, code: str) -> str:
+    """The error's message; with its class, unless the code tells that, and with its causes,
+    unless the message repeats them, as SQLAlchemy's do."""
+    text, name = _say(error), type(error).__name__
+    if isinstance(error, TimedOut):
+        return text
+    if code != name and text != name and not isinstance(error, DuetimeError | Outcome):
+        text = f"{name}: {text}"
+    cause = error.__cause__
+    for _ in range(_MAX_CAUSES):
+        if cause is None:
+            break
+        said, name = _say(cause), type(cause).__name__
+        if said.partition("\n")[0] not in text:
+            text += f"; caused by {said if said == name else f'{name}: {said}'}"
+        cause = cause.__cause__
+    return text
+
+
 def _say(error: BaseException) -> str:
     try:
         return str(error) or type(error).__name__
@@ -215,6 +244,10 @@ def _say(error: BaseException) -> str:
 
 
 def _clean(text: str, most: int) -> str:
-    """Text that every database can store. Of a long one the end is kept: the error is there."""
+    """Text that every database can store. A long one loses its middle: messages tell what
+    happened at the beginning, tracebacks at the end."""
     text = text.replace("\x00", "\\0").encode(errors="backslashreplace").decode()
-    return text if len(text) <= most else "…" + text[-most:]
+    if len(text) <= most:
+        return text
+    head = most // 4
+    return f"{text[:head]} … {text[head - most :]}"
