@@ -22,19 +22,14 @@ help: ## List the targets
 demo: $(CORE) ## Jobs on time, retried and recovered, on SQLite, in under a minute
 	@$(BIN)/python examples/demo.py
 
-# What is timed runs by itself, what is not in three processes, which often wait.
-TIMED := $(addprefix tests/engine/,test_short_campaigns.py jobs/test_failures.py \
-	jobs/test_limits_under_races.py jobs/test_pgbouncer.py jobs/test_worker.py \
-	schedules/test_memory_schedules.py schedules/test_running_schedules.py)
-
 fast: $(DEV) ## Run the unit tests, and the conformance suite on SQLite
 	@$(PYTEST) tests/unit tests/conformance -n 3 --dist worksteal \
 		-k "not postgres15 and not postgres18 and not on_postgres" $(PYTEST_ARGS)
 
+# Three processes, which often wait.
 test: check ## Check, then run every test but the chaos, on SQLite and two versions of PostgreSQL
 	@$(BIN)/python -m tests.setup_servers
-	@$(PYTEST) -m "not chaos" -n 3 --dist worksteal $(addprefix --ignore ,$(TIMED)) $(PYTEST_ARGS)
-	@$(PYTEST) -m "not chaos" $(TIMED) $(PYTEST_ARGS)
+	@$(PYTEST) -m "not chaos" -n 3 --dist worksteal $(PYTEST_ARGS)
 
 check: $(DEV) ## Formatting, lint, types, import rules
 	@$(BIN)/ruff format --check .

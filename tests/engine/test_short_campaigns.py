@@ -16,7 +16,7 @@ async def test_no_wake_up_is_lost(pg_url: str, tmp_path: Path) -> None:
 
     late = await enqueue_at_random_moments(pg_url, jobs=1_600, directory=tmp_path)
 
-    assert late["worst"] < 1.0
+    assert late["worst"] < 20, "a lost wake-up would be found by the poll, a minute later"
 
 
 async def test_killed_workers_lose_and_double_nothing(backend: Backend) -> None:
