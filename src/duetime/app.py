@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from duetime.api.queues import Queues
     from duetime.api.recipients import Recipients
     from duetime.api.reminders import Reminders
-    from duetime.api.schedules import Schedules
+    from duetime.api.schedules import ScheduleArguments, Schedules
     from duetime.api.scopes import Scopes
     from duetime.api.subjects import Subjects
     from duetime.api.tables import Tracking
@@ -60,9 +60,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TaskT = TypeVar("TaskT", bound=Task[..., Any])
-
-_FOLLOWERS_OPTIONS = ("schedule_fallback", "service", "release")
-"""What else a worker may be given: options of the features that follow its jobs."""
 
 
 class Duetime:
@@ -187,7 +184,7 @@ class Duetime:
     # Schedules
 
     def schedule(
-        self, *specs: Spec, name: str | None = None, **options: Any
+        self, *specs: Spec, name: str | None = None, **options: Unpack[ScheduleArguments]
     ) -> Callable[[TaskT], TaskT]:
         """Declare when a task runs: `@app.schedule("0 9 * * 1-5", tz="America/New_York")`.
 
@@ -330,9 +327,7 @@ class Duetime:
 
     def _worker_settings(self, options: Mapping[str, Any]) -> Settings:
         """The app's settings, as a worker's options change them."""
-        from duetime.engine.options import WorkerOptions
-
-        known = (*WorkerOptions.__struct_fields__, *_FOLLOWERS_OPTIONS)
+        known = WorkerArguments.__annotations__
         if unknown := sorted(set(options) - set(known)):
             raise InvalidInput(
                 f"A worker has no option {unknown[0]!r}. It has: {', '.join(known)}."

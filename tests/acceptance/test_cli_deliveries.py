@@ -9,6 +9,7 @@ import pytest
 
 from duetime import Duetime, Sent
 from duetime.channels.channel import Message, NotSent
+from duetime.domain.reminders.reminder import ReminderStatusLike
 from tests.acceptance.test_cli_reminders import duetime, rows
 from tests.conftest import Backend
 from tests.waiting import until
@@ -79,7 +80,7 @@ async def test_a_reminder_that_failed_is_sent_again(backend: Backend, app: Dueti
     due = datetime.now(UTC) + timedelta(hours=1)
     rule = {"rule": "-2h", "past": "send_now"}
 
-    async def is_there(status: str) -> bool:
+    async def is_there(status: ReminderStatusLike) -> bool:
         return bool(await app.reminders.find(status=status))
 
     async with app.worker():

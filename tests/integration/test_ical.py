@@ -59,6 +59,7 @@ def refused(*lines: str, **options: Any) -> str:
 
 
 def due_times(found: Event, n: int = 5) -> list[str]:
+    assert found.repeats is not None
     recurrence = parse_repeats(found.repeats, found.tz)
     return [f"{one.due:%m-%dT%H:%M}" for one in islice(recurrence.occurrences(NOW), n)]
 
@@ -368,6 +369,7 @@ def test_what_we_write_we_read(
     [found], problems = read_events(write_calendar([entry], NOW))
 
     assert problems == []
+    assert found.repeats is not None
     again = parse_repeats(found.repeats, found.tz)
     assert found.tz == tz
     assert [one.due for one in islice(again.occurrences(NOW), 40)] == [

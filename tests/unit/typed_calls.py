@@ -6,9 +6,9 @@ no overload matches, and must accept every other line. `test_types.py` runs them
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
-from duetime import Constant, Context, Digest, Duetime, Reminder, Sent
+from duetime import Constant, Context, Digest, Duetime, JobState, Reminder, Sent
 from duetime.channels.console import Console
 from duetime.channels.email import Email
 from duetime.channels.rabbitmq import RabbitMQ
@@ -126,3 +126,87 @@ async def receipts() -> None:
     await app.receipt("mail-1", "delivred")  # refused: delivred
     await app.receipt("mail-1", "sent")  # refused: sent
     await app.receipt("mail-1", "delivered", chanel="email")  # refused: chanel
+
+
+# Schedules
+
+
+@app.schedule("0 9 * * 1-5", tz="Europe/Berlin", catch_up="all", overlap="buffer_one", grace=30)
+@app.schedule({"every": "10m"}, name="often", stored=False, expires=60, args={"number": 7})
+@app.task
+async def report(number: int = 1) -> None: ...
+
+
+app.schedule("@daily", catchup="all")  # refused: catchup
+app.schedule("@daily", catch_up="everything")  # refused: everything
+app.schedule("@daily", overlap="skp")  # refused: skp
+app.schedule("@daily", jitter=[5])  # refused: jitter
+app.schedule("@daily", pause_after="3")  # refused: pause_after
+
+
+async def schedule() -> None:
+    await app.schedules.put("s", report, "@daily", pace="5s", after="other", within=3600, by="ann")
+    await app.schedules.put("s", report, "@daily", timezone="UTC")  # refused: timezone
+    await app.schedules.put("s", report, "@daily", max_runs="1")  # refused: max_runs
+    await app.schedules["s"].pause(until="2h", reason="holiday", by="ann")
+    await app.schedules["s"].pause(untill="2h")  # refused: untill
+    await app.schedules["s"].history(status="fired", limit=5)
+    await app.schedules["s"].history(status="fird")  # refused: fird
+    app.schedules.define("s", "other.task", 60)  # refused: timedelta
+
+
+# Jobs and queues
+
+
+async def operate() -> None:
+    await app.jobs.list(state="dead", queue="mail")
+    await app.jobs.list(state=["dead", JobState.EXPIRED])
+    await app.jobs.list(state="deed")  # refused: deed
+    await app.jobs.list(state=["dead", "expird"])  # refused: expird
+    await app.jobs.list(staet="dead")  # refused: staet
+    await app.jobs.requeue_many(state="dead", by="ann")
+    await app.jobs.cancel(7, resaon="old")  # refused: resaon
+    await app.queues.limit("mail", rate=100, period=60)
+    await app.queues.limit("mail", rat=100)  # refused: rat
+
+
+# Subjects, scopes, recipients, reminders
+
+
+async def remind() -> None:
+    due = datetime.now(UTC)
+    await app.scopes.put("guild:1", remind=["-1d at 09:00", {"rule": "-1h", "urgent": True}])
+    await app.scopes.put("guild:1", lokced=True)  # refused: lokced
+    await app.subjects.put("game", due=due, remind="-1h", recipients=["ann"], data={"title": "Go"})
+    await app.subjects.put("game", repeats="0 9 * * 1", remind=[timedelta(hours=-1)])
+    await app.subjects.put("game", repeats={"cron": "0 9 * * 1", "until": due})
+    await app.subjects.put("game", due=due, rmind="-1h")  # refused: rmind
+    await app.subjects.put("game", due=due, remind=3600)  # refused: remind
+    await app.recipients.put("ann", tz="UTC", channels={"email": "a@b.c"}, quiet="22:00-07:00")
+    await app.recipients.put("ann", channels=["push", ("email", "a@b.c")], muted=True)
+    await app.recipients.put("ann", chanels=["push"])  # refused: chanels
+    await app.recipients.put("ann", channels=5)  # refused: channels
+    await app.reminders.snooze(7, 600, by="ann")
+    await app.reminders.snooze(7, span="10m", bye="ann")  # refused: bye
+    await app.reminders.resend_many(status="expired", within=3600)
+    await app.reminders.resend_many(status="sent")  # refused: sent
+    await app.reminders.find(status="sent")
+    await app.reminders.find(status="snet")  # refused: snet
+    await app.subjects.find(status="open")
+    await app.subjects.find(status="opne")  # refused: opne
+    await app.subjects.import_ical(b"", scope="guild:1", dry_run=True)
+    await app.subjects.import_ical(b"", dryrun=True)  # refused: dryrun
+
+
+# The testing kit
+
+
+async def in_a_test() -> None:
+    async with app.testing(now="2026-03-08T00:00Z", inline=True) as world:
+        await world.advance(3600)
+        await world.advance([3600])  # refused: list
+        await world.assert_enqueued(mail, delay=60, args={"to": "ann"}, count=1)
+        await world.assert_enqueued(mail, dely=60)  # refused: dely
+        await world.assert_not_enqueued(mail, key="k")
+        await world.assert_not_enqueued(mail, count=1)  # refused: count
+    app.testing(inlien=True)  # refused: inlien

@@ -18,6 +18,7 @@ from duetime.domain.jobs.job import (
     JobFilter,
     JobInfo,
     JobState,
+    JobStateLike,
     KeyOutcome,
     Requeued,
     check_job_id,
@@ -81,7 +82,7 @@ class Jobs:
     async def list(
         self,
         *,
-        state: JobState | str | Sequence[JobState | str] = (),
+        state: JobStateLike | Sequence[JobStateLike] = (),
         queue: str | None = None,
         task: str | None = None,
         key: str | None = None,
@@ -163,7 +164,7 @@ class Jobs:
     async def requeue_many(
         self,
         *,
-        state: JobState | str | Sequence[JobState | str] = JobState.DEAD,
+        state: JobStateLike | Sequence[JobStateLike] = JobState.DEAD,
         queue: str | None = None,
         task: str | None = None,
         at: datetime | None = None,

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from duetime.domain.jobs.job import check_name, check_sought
-from duetime.domain.reminders.recipient import Recipient, make_recipient, parse_muted
+from duetime.domain.reminders.recipient import (
+    ChannelsLike,
+    MutedLike,
+    Recipient,
+    make_recipient,
+    parse_muted,
+)
 from duetime.errors import InvalidInput, RecipientNotFound
 from duetime.reminders.admission import perform
 
@@ -27,9 +33,9 @@ class Recipients:
         ref: str,
         *,
         tz: str | None = None,
-        channels: Any = None,
+        channels: ChannelsLike | None = None,
         quiet: str | None = None,
-        muted: Any = None,
+        muted: MutedLike | None = None,
         max_per_hour: int | None = None,
         by: str = "unknown",
         tx: Any = None,

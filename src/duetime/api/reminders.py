@@ -9,7 +9,14 @@ from duetime.api.subjects import perform
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.jobs.job import check_name, check_sought
 from duetime.domain.reminders.delivery import Delivery
-from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Resent, explain_reminder
+from duetime.domain.reminders.reminder import (
+    Reminder,
+    ReminderStatus,
+    ReminderStatusLike,
+    ResendStatus,
+    Resent,
+    explain_reminder,
+)
 from duetime.domain.reminders.rule import format_time
 from duetime.errors import InvalidInput, ReminderNotFound
 from duetime.reminders.deliveries import acknowledge, find_deliveries, id_of, snooze
@@ -26,7 +33,7 @@ class Reminders:
         self._app = app
 
     async def find(
-        self, *, subject: str | None = None, status: ReminderStatus | str | None = None
+        self, *, subject: str | None = None, status: ReminderStatusLike | None = None
     ) -> list[Reminder]:
         """Return reminders, earliest first; at most 1,000.
 
@@ -112,7 +119,7 @@ class Reminders:
     async def resend_many(
         self,
         *,
-        status: ReminderStatus | str = ReminderStatus.FAILED,
+        status: ResendStatus = "failed",
         subject: str | None = None,
         scope: str | None = None,
         recipient: str | None = None,

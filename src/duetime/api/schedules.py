@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 
@@ -41,14 +41,14 @@ from duetime.domain.schedules.plan import stands_for
 from duetime.domain.schedules.presets import find_preset
 from duetime.domain.schedules.preview import PreviewRow, preview
 from duetime.domain.schedules.schedule import (
-    CatchUp,
-    Overlap,
     Policy,
+    PolicyArguments,
     Schedule,
     TickStatus,
+    TickStatusLike,
     make_policy,
 )
-from duetime.domain.schedules.timetable import Spec, Timetable, timetable
+from duetime.domain.schedules.timetable import Exclusions, Spec, Timetable, timetable
 from duetime.errors import InvalidInput, InvalidSchedule, MissingPackage, ScheduleNotFound
 from duetime.storage.schedules.changes import ScheduleStatements
 from duetime.storage.schedules.rows import Declarer, NewSchedule, TickInfo
@@ -94,6 +94,22 @@ class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
 
 
+class ScheduleArguments(PolicyArguments, total=False):
+    """The keyword arguments of `@app.schedule(…)`, other than its name."""
+
+    args: Mapping[str, Any] | None
+    tz: str
+    exclude: Exclusions
+    start: datetime | str | None
+    end: datetime | str | None
+    jitter: Duration | None
+    preset: str | None
+    queue: str | None
+    priority: int | None
+    renamed_from: str | None
+    stored: bool
+
+
 class Schedules:
     """`app.schedules`. `app.schedules["name"]` is one of them, to operate on."""
 
@@ -118,7 +134,7 @@ class Schedules:
         *specs: Spec,
         args: Mapping[str, Any] | None = None,
         tz: str = "UTC",
-        exclude: Iterable[str | date] | str | date = (),
+        exclude: Exclusions = (),
         start: datetime | str | None = None,
         end: datetime | str | None = None,
         jitter: Duration | None = None,
@@ -127,7 +143,7 @@ class Schedules:
         priority: int | None = None,
         renamed_from: str | None = None,
         stored: bool = True,
-        **policy: Any,
+        **policy: Unpack[PolicyArguments],
     ) -> NewSchedule:
         """Return a schedule, checked and not stored: for `apply`. See `put` for the options.
 
@@ -216,16 +232,14 @@ class Schedules:
         tx: Any = None,
         args: Mapping[str, Any] | None = None,
         tz: str | None = None,
-        exclude: Iterable[str | date] | str | date = (),
+        exclude: Exclusions = (),
         start: datetime | str | None = None,
         end: datetime | str | None = None,
         jitter: Duration | None = None,
         preset: str | None = None,
         queue: str | None = None,
         priority: int | None = None,
-        catch_up: CatchUp = "latest",
-        overlap: Overlap = "skip",
-        **policy: Any,
+        **policy: Unpack[PolicyArguments],
     ) -> str:
         """Add a schedule, or change the one of that name; return `added`, `changed` or `same`.
 
@@ -242,7 +256,7 @@ class Schedules:
         new = await asyncio.to_thread(
             self.define, name, task, *specs, args=args, tz=tz or "UTC", exclude=exclude,
             start=start, end=end, jitter=jitter, preset=preset, queue=queue,
-            priority=priority, catch_up=catch_up, overlap=overlap, **policy,
+            priority=priority, **policy,
         )  # fmt: skip
         answer = await self.apply([new], by=by, tx=tx)
         return answer[name]
@@ -422,7 +436,7 @@ class Schedules:
         *,
         since: datetime | None = None,
         before: datetime | None = None,
-        status: TickStatus | str | None = None,
+        status: TickStatusLike | None = None,
         limit: int = DEFAULT_LIMIT,
         after: str | None = None,
     ) -> Page[TickInfo]:

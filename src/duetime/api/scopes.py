@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from duetime.api.subjects import perform
 from duetime.domain.jobs.job import check_name, check_sought
-from duetime.domain.reminders.rule_text import parse_rules
+from duetime.domain.reminders.rule_text import RulesLike, parse_rules
 from duetime.errors import InvalidInput
 from duetime.storage.reminders.reminders import ScopeInfo
 
@@ -25,7 +25,7 @@ class Scopes:
         ref: str,
         *,
         parent: str | None = None,
-        remind: Any = None,
+        remind: RulesLike | None = None,
         locked: bool = False,
         by: str = "unknown",
         tx: Any = None,

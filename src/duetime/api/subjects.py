@@ -19,10 +19,10 @@ from duetime.domain.jobs.job import (
     check_text,
 )
 from duetime.domain.reminders.arming import resolve_rules
-from duetime.domain.reminders.recurrence import Exception_, Occurrence, parse_repeats
-from duetime.domain.reminders.reminder import MOST_RECIPIENTS, Subject
+from duetime.domain.reminders.recurrence import Exception_, Occurrence, RepeatsLike, parse_repeats
+from duetime.domain.reminders.reminder import MOST_RECIPIENTS, Subject, SubjectStatus
 from duetime.domain.reminders.rule import read_moment
-from duetime.domain.reminders.rule_text import parse_rules
+from duetime.domain.reminders.rule_text import RulesLike, parse_rules
 from duetime.domain.schedules.cron import parse_zone
 from duetime.errors import InvalidInput, SubjectNotFound
 from duetime.storage.reminders.occurrences import OccurrenceStatements
@@ -61,10 +61,10 @@ class Subjects:
         ref: str,
         *,
         due: datetime | None = _UNSAID,
-        repeats: Any = None,
+        repeats: RepeatsLike | None = None,
         scope: str | None = None,
         tz: str = "UTC",
-        remind: Any = None,
+        remind: RulesLike | None = None,
         recipients: Iterable[str] = (),
         data: Mapping[str, Any] | None = None,
     ) -> Subject:
@@ -90,10 +90,10 @@ class Subjects:
         ref: str,
         *,
         due: datetime | None = _UNSAID,
-        repeats: Any = None,
+        repeats: RepeatsLike | None = None,
         scope: str | None = None,
         tz: str = "UTC",
-        remind: Any = None,
+        remind: RulesLike | None = None,
         recipients: Iterable[str] = (),
         data: Mapping[str, Any] | None = None,
         by: str = "unknown",
@@ -214,7 +214,9 @@ class Subjects:
         subject: Subject = found[0]
         return subject
 
-    async def find(self, *, scope: str | None = None, status: str | None = None) -> list[Subject]:
+    async def find(
+        self, *, scope: str | None = None, status: SubjectStatus | None = None
+    ) -> list[Subject]:
         """Return subjects, the next due first; at most 1,000.
 
         `scope`: that one and all inside it. `status`: `open` or `done`.
@@ -246,11 +248,25 @@ class Subjects:
 
         return await export_ical(self._app, refs, scope=scope)
 
-    async def import_ical(self, data: bytes | str, **options: Any) -> Imported:
+    async def import_ical(
+        self,
+        data: bytes | str,
+        *,
+        scope: str | None = None,
+        tz: str | None = None,
+        remind: RulesLike | None = None,
+        recipients: Iterable[str] | None = None,
+        dry_run: bool = False,
+        by: str = "unknown",
+        tx: Any = None,
+    ) -> Imported:
         """Put the events of an iCalendar file as subjects; see the guide on recurring subjects."""
         from duetime.integrations.ical.exchange import import_ical
 
-        return await import_ical(self._app, data, **options)
+        return await import_ical(
+            self._app, data, scope=scope, tz=tz, remind=remind, recipients=recipients,
+            dry_run=dry_run, by=by, tx=tx,
+        )  # fmt: skip
 
     async def _change(
         self, ref: str, occurrence: datetime, exception: Exception_ | None, by: str, tx: Any

@@ -26,7 +26,7 @@ from duetime.cli.paging import paged, show_next
 from duetime.cli.person import by_option
 from duetime.cli.show import job_row, show_job
 from duetime.cli.target import Group, Target, target_of
-from duetime.domain.jobs.job import JobInfo, JobState, Requeued
+from duetime.domain.jobs.job import JobInfo, JobState, JobStateLike, Requeued
 from duetime.domain.page import MAX_LIMIT, Page
 from duetime.domain.reasons import Explanation
 from duetime.errors import DuetimeError, IllegalTransition
@@ -53,7 +53,7 @@ def jobs() -> None:
 @click.pass_context
 def list_command(
     context: click.Context,
-    states: tuple[str, ...],
+    states: tuple[JobStateLike, ...],
     queue: str | None,
     task: str | None,
     key: str | None,
@@ -213,7 +213,7 @@ jobs.add_command(audit_command("job", "ID", type=JOB_ID))
 def requeue_command(
     context: click.Context,
     job_ids: tuple[int, ...],
-    states: tuple[str, ...],
+    states: tuple[JobStateLike, ...],
     queue: str | None,
     task: str | None,
     yes: bool,
@@ -240,7 +240,7 @@ async def _requeue(app: Duetime, job_id: int, *, by: str) -> str:
 
 def _requeue_all(
     target: Target,
-    states: Sequence[str],
+    states: Sequence[JobStateLike],
     queue: str | None,
     task: str | None,
     *,

@@ -18,7 +18,13 @@ from duetime.cli.person import by_option
 from duetime.cli.target import Group, Target, target_of
 from duetime.domain.duration import format_duration
 from duetime.domain.reminders.plan_recurrence import HORIZON
-from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Resent
+from duetime.domain.reminders.reminder import (
+    Reminder,
+    ReminderStatus,
+    ReminderStatusLike,
+    ResendStatus,
+    Resent,
+)
 from duetime.domain.reminders.rule import Rule
 from duetime.domain.reminders.rule_text import parse_rule
 from duetime.domain.schedules.cron import parse_zone
@@ -77,7 +83,9 @@ def preview_command(context: click.Context, days: int) -> None:
     help=f"Only {', '.join(ReminderStatus)}.",
 )
 @click.pass_context
-def list_command(context: click.Context, subject: str | None, status: str | None) -> None:
+def list_command(
+    context: click.Context, subject: str | None, status: ReminderStatusLike | None
+) -> None:
     """List reminders and what became of them, earliest first; at most 1,000."""
 
     async def look(app: Duetime) -> list[Reminder]:
@@ -129,7 +137,7 @@ def explain_command(context: click.Context, reminder_id: int) -> None:
 def resend_command(
     context: click.Context,
     reminder_ids: tuple[int, ...],
-    status: str | None,
+    status: ResendStatus | None,
     subject: str | None,
     scope: str | None,
     recipient: str | None,

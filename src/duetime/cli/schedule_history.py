@@ -15,7 +15,7 @@ from duetime.cli.schedule_show import show_history
 from duetime.cli.target import Command, target_of
 from duetime.domain.page import Page
 from duetime.domain.reasons import Explanation
-from duetime.domain.schedules.schedule import TickStatus
+from duetime.domain.schedules.schedule import TickStatus, TickStatusLike
 from duetime.storage.schedules.rows import TickInfo
 
 
@@ -34,7 +34,7 @@ from duetime.storage.schedules.rows import TickInfo
 def history_command(
     context: click.Context,
     name: str,
-    status: str | None,
+    status: TickStatusLike | None,
     since: datetime | timedelta | None,
     before: datetime | timedelta | None,
     limit: int,

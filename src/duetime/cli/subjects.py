@@ -45,7 +45,7 @@ from duetime.cli.subject_occurrences import (
 )
 from duetime.cli.target import Group, target_of
 from duetime.domain.reminders.recurrence import Occurrence
-from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Subject
+from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Subject, SubjectStatus
 from duetime.domain.reminders.rule import format_time
 
 
@@ -93,7 +93,7 @@ for command in (skip_command, move_command, restore_command, export_command, imp
 @click.option("--scope", metavar="REF", help="Only of this scope and of all inside it.")
 @click.option("--status", type=click.Choice(["open", "done"]), help="Only these.")
 @click.pass_context
-def list_command(context: click.Context, scope: str | None, status: str | None) -> None:
+def list_command(context: click.Context, scope: str | None, status: SubjectStatus | None) -> None:
     """List subjects, the next due first; at most 1,000."""
 
     async def look(app: Duetime) -> list[Subject]:

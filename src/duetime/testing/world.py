@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from duetime.api.tasks import Task
 from duetime.app import Duetime
@@ -36,6 +36,17 @@ _DEEPEST = 30
 _WAITING = (JobState.PENDING, JobState.RETRYING, JobState.PARKED)
 
 _depth: contextvars.ContextVar[int] = contextvars.ContextVar("duetime_inline_depth", default=0)
+
+
+class JobArguments(TypedDict, total=False):
+    """What tells a job from others, for `world.assert_not_enqueued`."""
+
+    queue: str | None
+    priority: int | None
+    at: datetime | str | None
+    delay: Duration | None
+    key: str | None
+    args: Mapping[str, Any] | None
 
 
 class World:
@@ -172,7 +183,9 @@ class World:
             )
         )
 
-    async def assert_not_enqueued(self, task: Task[..., Any] | str, **details: Any) -> None:
+    async def assert_not_enqueued(
+        self, task: Task[..., Any] | str, **details: Unpack[JobArguments]
+    ) -> None:
         """Fail if such a job waits. Takes what `assert_enqueued` takes, except `count`."""
         __tracebackhide__ = True
         await self.assert_enqueued(task, **details, count=0)

@@ -81,9 +81,7 @@ async def test_a_tick_that_passes_while_no_worker_runs_is_gone(
     app = Duetime(backend.url, migrate=True)
     ran: list[datetime] = []
 
-    @app.schedule(
-        "0 9 * * *", name="daily", stored=False, **({"expires": expires} if expires else {})
-    )
+    @app.schedule("0 9 * * *", name="daily", stored=False, expires=expires)
     @app.task(name="note")
     async def note(ctx: Context) -> None:
         ran.append(ctx.tick)

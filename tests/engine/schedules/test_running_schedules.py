@@ -22,7 +22,7 @@ import pytest
 from duetime import Constant, Context, Duetime, JobState, Task
 from duetime.domain.jobs.job import NewJob
 from duetime.domain.reasons import Reason
-from duetime.domain.schedules.schedule import TickStatus
+from duetime.domain.schedules.schedule import Overlap, TickStatus
 from duetime.storage.schedules.rows import TickInfo
 from duetime.storage.schedules.runs import RunStatements
 from duetime.storage.store import Statements
@@ -740,7 +740,7 @@ async def let_start(app: Duetime) -> TickInfo | None:
 # Overlap
 
 
-OVERLAPS = {
+OVERLAPS: dict[Overlap, tuple[list[int], list[str]]] = {
     "skip": ([0, 3], ["fired", "skipped", "skipped", "fired"]),
     "buffer_one": ([0, 1, 3], ["fired", "fired", "skipped", "fired"]),
     "buffer_all": ([0, 1, 2, 3], ["fired"] * 4),

@@ -68,13 +68,17 @@ class Recipient(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.quiet is None else parse_quiet(self.quiet, self.tz or tz)
 
 
+ChannelsLike = Mapping[str, str | None] | Iterable[str | tuple[str, str | None] | Route]
+MutedLike = bool | str | Iterable[str]
+
+
 def make_recipient(
     ref: str,
     *,
     tz: str | None = None,
-    channels: Any = None,
+    channels: ChannelsLike | None = None,
     quiet: str | None = None,
-    muted: Any = None,
+    muted: MutedLike | None = None,
     max_per_hour: int | None = None,
 ) -> Recipient:
     """Return a recipient, checked, or raise `InvalidInput`.

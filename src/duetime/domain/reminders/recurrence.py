@@ -7,7 +7,7 @@ a moment moves it there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from heapq import merge
@@ -23,6 +23,7 @@ from duetime.domain.schedules.timetable import (
     Interval,
     Once,
     RuleTimes,
+    Spec,
     Timetable,
     read_aware,
     timetable,
@@ -187,7 +188,10 @@ class Recurrence(msgspec.Struct, frozen=True):
         return phrase + (f", with {count} exception{'s'[: count > 1]}" if count else "")
 
 
-def parse_repeats(value: Any, tz: str = "UTC") -> Recurrence:
+RepeatsLike = Spec | Sequence[Spec] | Recurrence
+
+
+def parse_repeats(value: RepeatsLike, tz: str = "UTC") -> Recurrence:
     """Return the recurrence that a spec, a list of specs or a mapping says; see `timetable`.
 
     A mapping has `cron`, `rrule`, `every` or `specs` (a list), and any of: `start`; `until`, which
@@ -202,7 +206,7 @@ def parse_repeats(value: Any, tz: str = "UTC") -> Recurrence:
         if value.timetable.tz != tz:
             raise InvalidInput(f"It repeats in {value.timetable.tz}, and the subject is in {tz}.")
         return value
-    given = dict(value) if isinstance(value, Mapping) else {"specs": value}
+    given: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"specs": value}
     options = {name: given.pop(name, None) for name in _OPTIONS}
     specs: Any = [given]
     if "specs" in given:

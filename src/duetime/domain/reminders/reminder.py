@@ -45,6 +45,13 @@ ReminderStatusLike = (
 )
 
 
+ResendStatus = Literal[
+    "failed", "expired", "skipped",
+    ReminderStatus.FAILED, ReminderStatus.EXPIRED, ReminderStatus.SKIPPED,
+]  # fmt: skip
+SubjectStatus = Literal["open", "done"]
+
+
 class Resent(msgspec.Struct, frozen=True):
     """What became of many reminders that were to be sent again."""
 
@@ -62,7 +69,7 @@ class Subject(msgspec.Struct, kw_only=True):
     scope: str | None
     due_at: datetime | None
     tz: str
-    status: str
+    status: SubjectStatus
     rules: tuple[Rule, ...] | None
     data: dict[str, Any]
     recipients: tuple[str, ...]

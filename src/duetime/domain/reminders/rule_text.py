@@ -5,10 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from duetime.domain.duration import parse_duration
-from duetime.domain.reminders.rule import Rule, check_rule, may_come_before, parse_wall, read_moment
+from duetime.domain.reminders.rule import (
+    Rule,
+    check_rule,
+    may_come_before,
+    parse_wall,
+    read_moment,
+)
 from duetime.errors import InvalidInput
 
 MOST_RULES = 50
@@ -20,7 +26,11 @@ _MOMENT = re.compile(r"(?:at )?(\d{4}-?\d\d-?\d\d(?:[T ].*)?)", re.ASCII)
 _REPEAT = re.compile(r"every (\S+) within the last (\S+)")
 
 
-def parse_rule(value: Any) -> Rule:
+RuleLike = str | timedelta | datetime | Mapping[str, object] | Rule
+RulesLike = RuleLike | Iterable[RuleLike]
+
+
+def parse_rule(value: RuleLike) -> Rule:
     """Return the rule that a text, a timedelta, an aware datetime or a mapping says.
 
     A mapping has one of these as `rule`, and any of the options:
@@ -48,7 +58,7 @@ def parse_rule(value: Any) -> Rule:
     """
     if isinstance(value, Rule):
         return check_rule(value)
-    given = dict(value) if isinstance(value, Mapping) else {"rule": value}
+    given: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"rule": value}
     if "rule" not in given:
         raise InvalidInput(f'A rule\'s mapping needs "rule": "-1h", or another, got {given!r:.80}.')
     times = _read_times(given.pop("rule"))
@@ -68,7 +78,7 @@ def parse_rule(value: Any) -> Rule:
     return check_rule(Rule(**times, **options))
 
 
-def parse_rules(values: Any) -> tuple[Rule, ...]:
+def parse_rules(values: RulesLike) -> tuple[Rule, ...]:
     """Return the rules of a list, or the one that stands alone. Equal ones are one.
 
     Raises `InvalidInput`, also for two that are the same reminder and differ in how it is sent.
@@ -78,7 +88,7 @@ def parse_rules(values: Any) -> tuple[Rule, ...]:
     """
     if isinstance(values, str | Mapping | timedelta | datetime | Rule):
         values = [values]
-    if not isinstance(values, Iterable) or isinstance(values, bytes):
+    if not isinstance(values, Iterable) or isinstance(cast("object", values), bytes):
         raise InvalidInput(f"Rules are a list, such as ['-1d', '-1h'], not {values!r:.60}.")
     given = list(values)
     if len(given) > MOST_RULES:

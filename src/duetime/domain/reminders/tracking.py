@@ -12,7 +12,7 @@ import msgspec
 from duetime.domain.jobs.job import LONGEST_NAME, check_moment, check_name, check_text
 from duetime.domain.reminders.reminder import MOST_RECIPIENTS, Subject
 from duetime.domain.reminders.rule import Rule
-from duetime.domain.reminders.rule_text import parse_rules
+from duetime.domain.reminders.rule_text import RulesLike, parse_rules
 from duetime.domain.schedules.cron import parse_zone, to_instant
 from duetime.errors import InvalidInput
 
@@ -80,7 +80,7 @@ def make_track(
     recipients: str | None = None,
     data: str | Iterable[str] = (),
     when: str | None = None,
-    remind: Any = None,
+    remind: RulesLike | None = None,
     name: str | None = None,
 ) -> Track:
     """Return what is to be tracked, as far as it can be checked without the table.

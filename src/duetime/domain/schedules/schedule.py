@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, TypedDict, get_args
 
 import msgspec
 
-from duetime.domain.duration import parse_duration
+from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.jobs.job import check_name
 from duetime.domain.reasons import Reason
 from duetime.domain.schedules.timetable import Timetable
@@ -86,6 +86,25 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def plain(self) -> bool:
         """Whether a tick on time needs no more than a look at the runs before it."""
         return self.after is None and not self.shadow
+
+
+class PolicyArguments(TypedDict, total=False):
+    """The keyword arguments that say what a schedule does when things do not go as planned."""
+
+    catch_up: CatchUp
+    max_runs: int | None
+    max_age: Duration | None
+    pace: Duration
+    grace: Duration
+    overlap: Overlap
+    max_concurrent_runs: int
+    burst_allowed: bool
+    after: str | None
+    within: Duration
+    wait: Duration | None
+    pause_after: int | None
+    expires: Duration | None
+    shadow: bool
 
 
 def make_policy(given: Mapping[str, Any]) -> Policy:

@@ -53,7 +53,9 @@ _MILLISECOND = timedelta(milliseconds=1)
 # No clock is read here; what fires after this day still fires.
 _RECENTLY = datetime(2025, 1, 1, tzinfo=UTC)
 
+
 Spec = str | timedelta | datetime | Mapping[str, Any]
+Exclusions = str | date | Iterable[str | date]
 
 
 class Tick(NamedTuple):
@@ -292,7 +294,7 @@ class Timetable(msgspec.Struct, frozen=True):
 def timetable(
     *specs: Spec,
     tz: str = "UTC",
-    exclude: Iterable[str | date] | str | date = (),
+    exclude: Exclusions = (),
     start: datetime | str | None = None,
     end: datetime | str | None = None,
     jitter: Duration | None = None,

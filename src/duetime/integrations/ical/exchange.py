@@ -11,7 +11,7 @@ import msgspec
 from duetime.api.subjects import perform
 from duetime.domain.jobs.job import check_name, check_names
 from duetime.domain.reminders.reminder import Subject
-from duetime.domain.reminders.rule_text import parse_rules
+from duetime.domain.reminders.rule_text import RulesLike, parse_rules
 from duetime.domain.schedules.cron import parse_zone
 from duetime.errors import InvalidInput, SubjectNotFound
 from duetime.integrations.ical.reading import OWN_DATA, Event, Problem, read_events
@@ -63,7 +63,7 @@ async def import_ical(
     *,
     scope: str | None = None,
     tz: str | None = None,
-    remind: Any = None,
+    remind: RulesLike | None = None,
     recipients: Iterable[str] | None = None,
     dry_run: bool = False,
     by: str = "unknown",
