@@ -122,6 +122,8 @@ class Followers:
                 self._by_task.setdefault(task, []).append(follower)
             if follower.key_prefix is not None:
                 self._by_prefix.append((follower.key_prefix, follower))
+        self.tasks = frozenset(self._by_task)
+        """A job that has another task and no key concerns no follower. For the hot path."""
 
     def __iter__(self) -> Iterator[Follower]:
         return iter(self._all)
@@ -137,10 +139,6 @@ class Followers:
             ]
         return found
 
-    def concerns(self, job: ClaimedJob) -> bool:
-        """Whether any follower may follow the job. (A quick look: most jobs have no key.)"""
-        return job.key is not None or job.task in self._by_task
-
     def split(
         self, jobs: Sequence[ClaimedJob]
     ) -> tuple[Sequence[ClaimedJob], dict[Follower, list[ClaimedJob]]]:
@@ -148,9 +146,8 @@ class Followers:
 
         The first follower that gates a job is the one that is asked.
         """
-        by_task = self._by_task
-        if not any(job.key is not None or job.task in by_task for job in jobs):
-            # The hot path.
+        tasks = self.tasks
+        if not [job for job in jobs if job.key is not None or job.task in tasks]:
             return jobs, {}
         free: list[ClaimedJob] = []
         gated: dict[Follower, list[ClaimedJob]] = {}
@@ -168,12 +165,11 @@ class Followers:
 
     def ended(self, ended: Sequence[FinishedJob]) -> None:
         """Report jobs that have ended. Those that run again have not."""
-        by_task = self._by_task
+        tasks = self.tasks
         followed: dict[Follower, list[FinishedJob]] = {}
-        for end in ended:
-            job = end.job
-            if (job.key is not None or job.task in by_task) and end.again_after is None:
-                for follower in self.of(job):
+        for end in [end for end in ended if end.job.key is not None or end.job.task in tasks]:
+            if end.again_after is None:
+                for follower in self.of(end.job):
                     followed.setdefault(follower, []).append(end)
         for follower, mine in followed.items():
             follower.ended(mine)

@@ -65,6 +65,7 @@ class Loop:
         self._events = worker.events
         self._options = options
         self._followers = followers
+        self._followed_tasks = followers.tasks
         self._lease = lease
         self._stopping = stopping
         self._clock = DatabaseClock()
@@ -329,7 +330,7 @@ class Loop:
 
     def _job_started(self, job: ClaimedJob) -> None:
         self._log_started(job)
-        if self._followers.concerns(job):
+        if job.key is not None or job.task in self._followed_tasks:
             self._followers.started(job)
 
     def _job_ended(self, job: ClaimedJob, end: FinishedJob | None) -> None:
