@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from duetime import Context, Duetime
-from duetime.errors import InvalidInput
+from duetime.errors import InvalidInput, InvalidResult
 from tests.conftest import Backend
 
 DUE = datetime(2030, 1, 1, tzinfo=UTC)
@@ -54,7 +54,8 @@ async def test_a_result_and_progress_are_not_made_null(backend: Backend) -> None
 
     async with app.worker():
         job = await mean.enqueue()
-        assert await job.result() is None
+        with pytest.raises(InvalidResult, match="its result was not stored: The result holds nan"):
+            await job.result()
         info = await job.get()
     await app.close()
 

@@ -28,7 +28,7 @@ from duetime.domain.jobs.job import (
     check_text,
 )
 from duetime.domain.jobs.keys import read_run_key
-from duetime.domain.jobs.outcome import RESULT_NOT_STORED
+from duetime.domain.jobs.outcome import NOT_STORED, RESULT_NOT_STORED
 from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
 from duetime.domain.reasons import Explanation
 from duetime.domain.reminders.reminder import REMIND_TASK
@@ -223,7 +223,7 @@ class Jobs:
         if not job.history:
             return None
         last = job.history[-1]
-        if last.error_code == RESULT_NOT_STORED:
+        if last.error_code in (RESULT_NOT_STORED, NOT_STORED):
             raise InvalidResult(
                 f"Job {job.id} completed, but its result was not stored: {last.error}",
                 job_id=job.id,

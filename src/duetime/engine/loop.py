@@ -12,6 +12,7 @@ from functools import partial
 from random import uniform
 
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
+from duetime.domain.jobs.outcome import NOT_STORED
 from duetime.domain.reasons import Reason
 from duetime.engine.clock import DatabaseClock
 from duetime.engine.executor import end_as_completed
@@ -433,7 +434,7 @@ class Loop:
         try:
             return await self._store.settle([end], [])
         except DataRejected as error:
-            end.error_code, end.error = "not_stored", f"The database does not take its end: {error}"
+            end.error_code, end.error = NOT_STORED, f"The database refused its outcome: {error}"
             end.result = end.traceback = None
             return await self._store.settle([end], [])
 

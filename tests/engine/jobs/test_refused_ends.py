@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 
 from duetime import Completed, Custom, Duetime, JobState
+from duetime.errors import InvalidResult
 from tests.conftest import Backend, query
 from tests.servers import PostgresServer
 from tests.waiting import until_true
@@ -48,6 +50,8 @@ async def test_the_outcome_stands_and_the_worker_goes_on(app: Duetime, backend: 
         assert await late.result("30s") == "late"
         await until_true(lambda: query(backend, "select count(*) from duetime.attempt") == [(23,)])
         infos = [await handle.get() for handle in (result, error)]
+        with pytest.raises(InvalidResult, match="not in this house"):
+            await result.result()
 
     assert [info.state for info in infos] == [JobState.COMPLETED, JobState.DEAD]
     assert [info.error_code for info in infos] == ["not_stored", "not_stored"]

@@ -8,6 +8,8 @@ from duetime.domain.duration import Duration, parse_duration
 
 RESULT_NOT_STORED = "result_not_stored"
 """The error code of an attempt that completed, and whose result could not be stored."""
+NOT_STORED = "not_stored"
+"""The error code of an attempt whose result or error the database refused."""
 
 
 class Outcome(Exception):
