@@ -15,7 +15,7 @@ _LEFT_OUT = ("_app", "app", "_scheduler", "func", "metadata", "__weakref__")
 
 
 def write(name: str, value: Any) -> None:
-    text = json.dumps(to_json(value), indent=1, sort_keys=True)
+    text = json.dumps(to_json(value), separators=(",", ":"), sort_keys=True)
     # Plain lists on one line each.
     text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)
     (HERE / name).write_text(text + "\n")
