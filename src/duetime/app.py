@@ -195,7 +195,9 @@ class Duetime:
 
         def declare(task: TaskT) -> TaskT:
             if not isinstance(task, Task):
-                raise InvalidInput("@app.schedule goes above @app.task: it takes a task.")
+                raise InvalidInput(
+                    "@app.schedule must be placed above @app.task, because it decorates a task."
+                )
             self.schedules.declare(
                 self.schedules.define(task.name if name is None else name, task, *specs, **options)
             )
@@ -453,4 +455,4 @@ async def _until_started(worker: Worker, running: asyncio.Task[None]) -> None:
 def _check_jobs(jobs: Sequence[NewJob]) -> None:
     for job in jobs:
         if not isinstance(job, NewJob):
-            raise InvalidInput(f"enqueue_many takes jobs made by task.job(…), got {job!r}.")
+            raise InvalidInput(f"enqueue_many() takes jobs returned by task.job(), got {job!r}.")

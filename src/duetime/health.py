@@ -63,10 +63,10 @@ def _check_workers(
     whose = "" if name is None else f" named {name}"
     if not live:
         state = f": the lease of {meant[0].name} has run out" if meant else ""
-        return Check("worker", False, f"There is no live worker{whose}{state}.")
+        return Check("worker", False, f"No live worker was found{whose}{state}.")
     served = sorted({queue for one in live for queue in one.queues})
     if missing := sorted(set(queues) - set(served)):
-        text = f"No live worker{whose} works on the queue {', '.join(missing)}."
+        text = f"No live worker{whose} serves the queue {', '.join(missing)}."
         return Check("worker", False, text)
     return Check("worker", True, f"{len(live)} live{whose}, on {', '.join(served)}")
 

@@ -158,7 +158,7 @@ def load_settings(
     for name, value in (arguments or {}).items():
         if name not in _FIELDS:
             raise SettingsError(
-                f"There is no setting {name!r}. There are: {', '.join(sorted(_FIELDS))}."
+                f"Unknown setting {name!r}. The settings are: {', '.join(sorted(_FIELDS))}."
             )
         if value is not None:
             values[name] = (value, f"{name}=")
@@ -203,16 +203,16 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
     except OSError as error:
         raise SettingsError(f"The settings file {path} cannot be read: {error}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"The settings file {path} is not TOML: {error}.") from None
+        raise SettingsError(f"The settings file {path} is not valid TOML: {error}.") from None
     section = content
     for table in ("tool", "duetime") if "tool" in content else ():
         section = section.get(table, {})
         if not isinstance(section, dict):
-            raise SettingsError(f"{path}: the settings go into the table tool.duetime.")
+            raise SettingsError(f"{path}: settings must be in the table [tool.duetime].")
     for name in section:
         if name not in _FIELDS:
             raise SettingsError(
-                f"{path}: there is no setting {name!r}. There are: {', '.join(sorted(_FIELDS))}."
+                f"{path}: unknown setting {name!r}. The settings are: {', '.join(sorted(_FIELDS))}."
             )
     return {name: (value, f"{path}: {name}") for name, value in section.items()}
 
@@ -250,15 +250,15 @@ def _whole_number(value: Any, source: str) -> int:
     number = read_whole_number(value) if isinstance(value, str) else value
     if isinstance(number, int) and not isinstance(number, bool):
         return number
-    raise SettingsError(
-        f"{source} must be a whole number, got {value!r:.60}. Write digits, such as 50."
-    )
+    raise SettingsError(f"{source} must be an integer such as 50, got {value!r:.60}.")
 
 
 def _names(value: Any, source: str) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, Iterable):
-        raise SettingsError(f"{source} must be names, or one text with commas, got {value!r}.")
+        raise SettingsError(
+            f"{source} must be a list of names or a comma-separated string, got {value!r}."
+        )
     return tuple(str(name).strip() for name in names if str(name).strip())
 
 
@@ -278,13 +278,14 @@ def _retention(value: Any, source: str) -> dict[str, timedelta]:
         pairs = [item.partition("=") for item in value.split(",") if item.strip()]
         value = {name.strip(): age.strip() for name, _, age in pairs}
     if not isinstance(value, Mapping):
-        raise SettingsError(f"{source} must be a table of outcomes and ages, got {value!r}.")
+        raise SettingsError(
+            f'{source} must map outcomes to durations, such as {{"completed": "7d"}}, got '
+            f"{value!r}."
+        )
     ages = dict(DEFAULT_RETENTION)
     for name, age in value.items():
         if name not in ages:
-            raise SettingsError(
-                f"retention of {name!r}: there is no such outcome. There are: {', '.join(ages)}."
-            )
+            raise SettingsError(f"{name!r} has no retention. Use one of: {', '.join(ages)}.")
         ages[name] = _duration(age, f"retention of {name}")
     return ages
 
@@ -306,7 +307,7 @@ def _check(settings: Settings) -> Settings:
     if not settings.service:
         raise SettingsError("service must not be empty.")
     if not settings.queues:
-        raise SettingsError("queues must name at least one queue.")
+        raise SettingsError("queues must contain at least one queue.")
     if settings.poll > _LONGEST_POLL:
         raise SettingsError(f"poll must be at most 10m, got {format_duration(settings.poll)}.")
     if settings.heartbeat * 2 > settings.lease:

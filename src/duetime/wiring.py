@@ -55,7 +55,7 @@ def make_migrator(settings: Settings) -> Migrator:
 def make_roles(settings: Settings, prefix: str) -> PostgresRoles:
     """Return what says which role may do what."""
     if backend_of(settings.database) == "sqlite":
-        raise InvalidInput("SQLite has no roles: who may write the file may do everything.")
+        raise InvalidInput("SQLite has no roles: whoever can write to the file can do everything.")
     _need_psycopg()
     from duetime.storage.postgres.roles import PostgresRoles
 
@@ -66,9 +66,8 @@ def back_up(settings: Settings, target: str) -> Backup:
     """Copy the database into a new file, while workers run. SQLite only."""
     if backend_of(settings.database) != "sqlite":
         raise InvalidInput(
-            "On PostgreSQL a backup is made by its own tools: "
-            f"pg_dump --format=custom --file={shlex.quote(target)} DATABASE. "
-            "See the manual, Backups."
+            "To back up PostgreSQL, use its own tools: pg_dump --format=custom "
+            f"--file={shlex.quote(target)} DATABASE. See the manual, Backups."
         )
     from duetime.storage.sqlite.backup import back_up
 
@@ -92,7 +91,7 @@ def sqlite_path(url: str) -> str:
     path = url.partition("://")[2]
     if not path.startswith("/") or len(path) < 2:
         raise InvalidDatabaseURL(
-            "A SQLite URL is sqlite:/// and a path, such as sqlite:///duetime.db, got "
+            "A SQLite URL must be sqlite:/// followed by a path, such as sqlite:///duetime.db, got "
             f"{show_url(url)}."
         )
     return path[1:]
@@ -104,5 +103,5 @@ def _need_psycopg() -> None:
         import psycopg_pool  # noqa: F401
     except ImportError:
         raise InvalidDatabaseURL(
-            "PostgreSQL needs its driver: pip install 'duetime[postgres]'."
+            "PostgreSQL requires a driver: pip install 'duetime[postgres]'."
         ) from None

@@ -177,7 +177,7 @@ def test_a_backup_overwrites_nothing_and_leaves_nothing_behind(
     none = duetime(f"sqlite:///{tmp_path}/none.db", "db", "backup", str(tmp_path / "copy.db"))
 
     assert (over.code, bad.code, none.code) == (1, 1, 1)
-    assert "is not overwritten" in over.error
+    assert "will not be overwritten" in over.error
     assert "damaged" in bad.error
     assert "There is no database" in none.error
     assert precious.read_text() == "precious"

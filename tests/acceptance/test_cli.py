@@ -198,7 +198,7 @@ async def test_a_job_is_explained(backend: Backend, app: Duetime) -> None:
     told = duetime(backend.url, "jobs", "explain", str(job_id))
     plain = duetime(backend.url, "jobs", "explain", str(job_id), "--json")
 
-    assert told.out.startswith(f"Job {job_id} waits: no live worker works on the queue 'default'")
+    assert told.out.startswith(f"Job {job_id} waits: no live worker serves the queue 'default'")
     assert plain.json["code"] == "no_worker"
 
 

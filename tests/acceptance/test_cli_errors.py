@@ -24,9 +24,9 @@ UNREACHABLE = "postgresql://nobody@127.0.0.1:1/nothing"
     [
         ("mysql://root@host/shop", "must begin with postgresql:// or sqlite:///"),
         ("nonsense", "must begin with postgresql:// or sqlite:///"),
-        ("postgresql://[bad", "The database URL cannot be read"),
-        ("postgresql://host/shop?nonsense=1", "The database URL cannot be read"),
-        ("sqlite://shop.db", "A SQLite URL is sqlite:/// and a path"),
+        ("postgresql://[bad", "The database URL cannot be parsed"),
+        ("postgresql://host/shop?nonsense=1", "The database URL cannot be parsed"),
+        ("sqlite://shop.db", "A SQLite URL must be sqlite:/// followed by a path"),
         (UNREACHABLE, "PostgreSQL cannot be reached"),
         (UNREACHABLE, "Check that the server runs, and the URL's host, port, user"),
     ],
@@ -117,7 +117,7 @@ async def test_schema_of_another_version(backend: Backend, app: Duetime) -> None
     [
         ("no.such.module:app", "There is no module 'no'"),
         ("tests.acceptance.shop:nothing", "Did you mean tests.acceptance.shop:app?"),
-        ("tests.acceptance.shop:send", "is a Task, not a Duetime app"),
+        ("tests.acceptance.shop:send", "shop:send must be a Duetime app, got <task"),
         ("tests.acceptance.shop:", "--app must be MODULE:APP"),
         (":app", "--app must be MODULE:APP"),
         ("shop.py:app", "--app names a module, not a file: write shop:app"),
@@ -173,8 +173,8 @@ def test_wrong_command_line(command: str, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (("--concurrency", "-1"), "concurrency must be at least 1"),
-        (("--concurrency", "many"), "must be a whole number"),
-        (("--concurrency", "\u0663"), "must be a whole number"),
+        (("--concurrency", "many"), "must be an integer"),
+        (("--concurrency", "\u0663"), "must be an integer"),
         (("--concurrency", "99999999999"), "concurrency must be at most 10000"),
         (("--lease", "999999d"), "at most 100 years: write '36525d' or less"),
         (("--lease", "5 s"), "is not a duration"),
@@ -211,17 +211,29 @@ async def test_unknown_job(command: str, backend: Backend, app: Duetime) -> None
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (("jobs", "list", "--queue", ""), "The queue is empty"),
-        (("jobs", "requeue", "--state", "dead", "--task", "", "--yes"), "The task is empty"),
-        (("queues", "pause", " "), "The queue has blanks only"),
-        (("schedules", "put", " ", "shop.send", "@every 1h"), "name has blanks only"),
+        (("jobs", "list", "--queue", ""), "The queue must not be empty"),
+        (
+            ("jobs", "requeue", "--state", "dead", "--task", "", "--yes"),
+            "The task must not be empty",
+        ),
+        (("queues", "pause", " "), "The queue must have at least one visible character"),
+        (
+            ("schedules", "put", " ", "shop.send", "@every 1h"),
+            "name must have at least one visible character",
+        ),
         (("schedules", "trigger", " "), "There is no schedule named ' '"),
-        (("queues", "pause", "mail", "--by", " "), "The actor (by=) has blanks only"),
+        (
+            ("queues", "pause", "mail", "--by", " "),
+            "The actor (by=) must have at least one visible character",
+        ),
         (("schedules", "show", "a\udcff"), "is not valid text"),
         (("schedules", "put", "a\udcff", "shop.send", "@every 1h"), "is not valid text"),
         (("jobs", "list", "--queue", "a\udcff"), "is not valid text"),
         (("worker", "--app", SHOP, "--name", "a\udcff"), "is not valid text"),
-        (("worker", "--app", SHOP, "--name", " "), "worker's name has blanks only"),
+        (
+            ("worker", "--app", SHOP, "--name", " "),
+            "worker's name must have at least one visible character",
+        ),
         (("reminders", "deliveries", "999"), "There is no reminder 999"),
     ],
 )
@@ -243,8 +255,8 @@ async def test_backfill_is_refused_before_it_asks(backend: Backend, app: Duetime
     old = duetime(backend.url, "schedules", "backfill", "often", "--from", "36525d")
 
     assert many.code == old.code == 1
-    assert "That is more than 10,000 runs; backfill a shorter range" in many.error
-    assert "must lie between the years 1970 and 9000" in old.error
+    assert "A backfill is limited to 10,000 runs" in many.error
+    assert "must be between the years 1970 and 9000" in old.error
 
 
 @pytest.mark.parametrize(
@@ -264,7 +276,7 @@ def test_directory_that_cannot_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
 
     assert answer.code == 1
-    assert f"{tmp_path}/new.db cannot be made" in answer.error
+    assert f"{tmp_path}/new.db cannot be created" in answer.error
     assert "directory" in answer.error
 
 
@@ -299,7 +311,7 @@ def test_corrupt_sqlite_file(tmp_path: Path) -> None:
         answer = duetime(f"sqlite:///{file}", *command.split())
 
         assert answer.code == 1
-        assert "not an SQLite database, or it is damaged" in answer.error
+        assert "corrupted, or is not an SQLite database" in answer.error
     assert file.read_bytes() == before
 
 

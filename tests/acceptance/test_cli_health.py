@@ -33,7 +33,7 @@ async def test_with_a_live_worker_all_is_well(backend: Backend, app: Duetime) ->
     assert queue.code == HEALTHY
     assert queue.json["healthy"]
     assert other.code == named.code == NO_WORKER
-    assert "works on the queue other" in other.json["checks"][-1]["message"]
+    assert "serves the queue other" in other.json["checks"][-1]["message"]
     assert "no live worker named nobody" in named.json["checks"][-1]["message"]
 
 

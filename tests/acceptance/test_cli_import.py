@@ -159,7 +159,7 @@ def test_tasks_are_checked_against_the_app(folder: Path, app: Duetime) -> None:
     assert (office["task"], office["becomes"]) == ("shop.mail", "added")
     assert any("no task 'shop.mail'" in note for note in office["notes"])
     assert unfit.code == 1
-    assert "It is called as shop.add" in unfit.out
+    assert "The signature is shop.add" in unfit.out
     assert "Nothing in tests.recorded.beat:app could be translated" in unfit.error
 
 
@@ -239,7 +239,7 @@ async def test_jobs_of_a_scheduler(folder: Path, app: Duetime) -> None:
     assert (monday.target, monday.when) == ("shop.send", "cron 0 9 * * MON (Europe/Berlin)")
     assert not (await app.schedules.get("paused")).enabled
     refused = {one["name"]: one["reason"] for one in done.json["untranslated"]}
-    assert "it is over" in refused["bounded"]
+    assert "it has ended" in refused["bounded"]
 
 
 async def test_a_job_store_is_read_only_if_it_is_trusted(folder: Path, app: Duetime) -> None:
@@ -264,7 +264,7 @@ async def test_what_the_code_declares_is_left_alone(folder: Path, app: Duetime) 
     )
 
     assert answer.code == 1
-    assert "the code declares a schedule of this name" in answer.out
+    assert "the code declares a schedule with this name" in answer.out
     assert (await app.schedules.get("sunday")).when == "cron 0 0 * * * (UTC)"
 
 

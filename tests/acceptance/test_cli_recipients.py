@@ -75,7 +75,7 @@ async def test_muting_changes_nothing_else(backend: Backend, app: Duetime) -> No
         (("mute", "ann"), 2, "WHAT"),
         (("mute", "ann", "mondays"), 1, "cannot be muted"),
         (("put", "ann", "--tz", "Mars"), 1, "Mars"),
-        (("put", "ann", "--quiet", "night"), 1, "Write them as '22:00-07:00'"),
+        (("put", "ann", "--quiet", "night"), 1, "Write it as '22:00-07:00'"),
         (("put", "ann", "--channel", "=x"), 1, "channel"),
         (("put", "ann", "--max-per-hour", "0"), 2, "0 is not between 1 and 1,000"),
     ],

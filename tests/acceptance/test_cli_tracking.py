@@ -102,7 +102,7 @@ async def test_a_mistake_is_one_line_that_says_what_to_do(games: Backend) -> Non
     assert (column.code, condition.code, name.code) == (1, 1, 1)
     assert "has no column 'sheduled_at'. It has: id, status" in column.err
     assert "state" in condition.err
-    assert "No table is tracked as 'games'. Nothing is tracked." in name.err
+    assert "No tracked table is named 'games'. Nothing is tracked." in name.err
     assert [answer.err.count("\n") for answer in (column, condition, name)] == [1, 1, 1]
 
 

@@ -83,7 +83,7 @@ async def test_an_address_is_of_a_service_that_was_named(http: HttpServer, addre
 
 
 async def test_no_service_at_all_lasts() -> None:
-    with pytest.raises(NotSent, match="no URL") as failure:
+    with pytest.raises(NotSent, match="has a URL") as failure:
         await Apprise().send(message())
 
     assert not failure.value.transient
@@ -97,5 +97,5 @@ def test_a_url_that_apprise_cannot_read_is_told_without_its_token() -> None:
 
 
 def test_a_text_is_not_a_list_of_schemas() -> None:
-    with pytest.raises(InvalidInput, match=r"write schemas=\['json'\]"):
+    with pytest.raises(InvalidInput, match=r"such as schemas=\['json'\]"):
         Apprise(schemas="json")

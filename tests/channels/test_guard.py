@@ -101,7 +101,7 @@ def test_what_cannot_be_allowed_is_told_at_once(entry: str) -> None:
 
 
 def test_a_text_is_not_a_list_of_hosts() -> None:
-    with pytest.raises(InvalidInput, match=r"write allow=\['hooks.internal'\]"):
+    with pytest.raises(InvalidInput, match=r"such as allow=\['hooks.internal'\]"):
         Guard(allow="hooks.internal")
 
 

@@ -375,7 +375,7 @@ async def test_a_url_that_is_not_for_us_is_refused(make: Make, url: str) -> None
 
 
 async def test_without_a_url_nothing_is_sent(make: Make) -> None:
-    with pytest.raises(NotSent, match="no URL"):
+    with pytest.raises(NotSent, match="has a URL"):
         await make().send(message())
 
 

@@ -24,15 +24,15 @@ async def test_no_value_that_is_given_holds_one(backend: Backend, number: Any) -
     @app.task(name="add")
     async def add(number: Any) -> None: ...
 
-    with pytest.raises(InvalidInput, match="which JSON cannot say"):
+    with pytest.raises(InvalidInput, match="which JSON does not support"):
         await add.enqueue(number=number)
-    with pytest.raises(InvalidInput, match="which JSON cannot say"):
+    with pytest.raises(InvalidInput, match="which JSON does not support"):
         await app.enqueue_many([add.job(number=[{"deep": number}])])
-    with pytest.raises(InvalidInput, match="which JSON cannot say"):
+    with pytest.raises(InvalidInput, match="which JSON does not support"):
         await app.schedules.put("s", add, "@daily", args={"number": number})
-    with pytest.raises(InvalidInput, match="which JSON cannot say"):
+    with pytest.raises(InvalidInput, match="which JSON does not support"):
         await app.schedules.put("s", "unknown", "@daily", args={"number": number})
-    with pytest.raises(InvalidInput, match="which JSON cannot say"):
+    with pytest.raises(InvalidInput, match="which JSON does not support"):
         await app.subjects.put("s", due=DUE, data={"price": [number]})
 
     assert await app.schedules.list() == []
@@ -60,10 +60,11 @@ async def test_a_result_and_progress_are_not_made_null(backend: Backend) -> None
     await app.close()
 
     assert refused == [
-        "The progress holds nan, which JSON cannot say. Give None, or a finite number."
+        "The progress holds nan, which JSON does not support. Use None or a finite number."
     ]
     assert info.progress == {"done": None, "note": "NaN"}
     assert (info.state, info.error_code) == ("completed", "result_not_stored")
     assert (
-        info.error == "The result holds nan, which JSON cannot say. Give None, or a finite number."
+        info.error
+        == "The result holds nan, which JSON does not support. Use None or a finite number."
     )

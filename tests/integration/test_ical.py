@@ -112,7 +112,7 @@ def test_a_file_of_outlook() -> None:
         "04-20T07:00",
     ]
     assert problem.uid == "customized-zone"
-    assert "'Customized Time Zone' is not known" in problem.reason
+    assert "'Customized Time Zone' is unknown" in problem.reason
 
 
 def test_a_file_of_apple() -> None:
@@ -185,12 +185,12 @@ def test_of_two_versions_the_newer_holds() -> None:
 def test_what_cannot_be_read_is_left_out_and_told() -> None:
     assert "DTSTART is missing" in refused(start="SUMMARY:no start")
     assert "DTSTART is missing or cannot" in refused(start="DTSTART:tomorrow")
-    assert "not known" in refused(start="DTSTART;TZID=Mars/Phobos:20260310T090000")
+    assert "is unknown" in refused(start="DTSTART;TZID=Mars/Phobos:20260310T090000")
     assert "more than 50 alarms" in refused(*[alarm(f"TRIGGER:-PT{n}M") for n in range(1, 60)])
     assert "more than 20 times" in refused(
         alarm("TRIGGER:-PT1H", "REPEAT:1000000", "DURATION:PT1S")
     )
-    assert "at most every minute" in refused("RRULE:FREQ=SECONDLY")
+    assert "at most once a minute" in refused("RRULE:FREQ=SECONDLY")
     assert (
         "this and all future"
         in read_events(
@@ -210,7 +210,7 @@ def test_what_cannot_be_read_is_left_out_and_told() -> None:
     [
         (b"", "not an iCalendar file"),
         (b"PK\x03\x04 something", "not an iCalendar file"),
-        ("BEGIN:VCALENDAR Grüße".encode("latin-1"), "not UTF-8"),
+        ("BEGIN:VCALENDAR Grüße".encode("latin-1"), "not valid UTF-8"),
         (b"BEGIN:VCALENDAR\r\n" + b"x" * MOST_BYTES, "at most 10 MB"),
         (b"BEGIN:VCALENDAR\r\n" * 9, "8 levels"),
         (calendar(*["BEGIN:VEVENT\r\nEND:VEVENT"] * (MOST_EVENTS + 1)), "20,000 events"),
@@ -461,7 +461,7 @@ async def test_what_is_exported_is_imported_as_it_was(app: Duetime) -> None:
             await app.subjects.import_ical(everything, recipients="ann")
         with pytest.raises(InvalidInput, match="There is no time zone 'Mars'"):
             await app.subjects.import_ical(everything, tz="Mars")
-        with pytest.raises(InvalidInput, match="'soon' is not a rule"):
+        with pytest.raises(InvalidInput, match="'soon' is not a valid rule"):
             await app.subjects.import_ical(everything, remind=["soon"])
 
     def refs(file: bytes) -> list[str]:

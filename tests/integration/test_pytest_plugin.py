@@ -128,7 +128,7 @@ class TestWithoutAnApp:
         result = pytester.runpytest_subprocess("-q")
 
         result.assert_outcomes(errors=1)
-        result.stdout.fnmatch_lines(["*set the ini option duetime_app = module:name*"])
+        result.stdout.fnmatch_lines(["*Set the ini option duetime_app = module:name*"])
 
     def test_whoever_does_not_use_it_pays_nothing(self, pytester: pytest.Pytester) -> None:
         pytester.makepyfile("""

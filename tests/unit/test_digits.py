@@ -59,9 +59,7 @@ def test_digits_of_other_scripts_are_refused(what: str, script: str) -> None:
     "text", [*(digits[3:5] for digits in OTHERS.values()), "1_0", "1 0", "0x10", "1e3", "--5", ""]
 )
 def test_whole_numbers_are_written_in_digits(text: str) -> None:
-    with pytest.raises(
-        SettingsError, match=r"must be a whole number, got .* Write digits, such as 50"
-    ):
+    with pytest.raises(SettingsError, match=r"must be an integer such as 50, got"):
         load_settings({"concurrency": text}, environment={})
     with pytest.raises(click.BadParameter, match="is not a whole number: write digits, such as"):
         Number(1).convert(text, None, None)

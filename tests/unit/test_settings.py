@@ -156,10 +156,10 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("name", "value", "reason"),
         [
-            ("concurency", 5, "There is no setting 'concurency'. There are: batch, block_limit"),
-            ("concurrency", "many", "concurrency= must be a whole number, got 'many'"),
-            ("concurrency", 2.5, "concurrency= must be a whole number, got 2.5"),
-            ("concurrency", True, "concurrency= must be a whole number, got True"),
+            ("concurency", 5, "Unknown setting 'concurency'. The settings are: batch, block_limit"),
+            ("concurrency", "many", "concurrency= must be an integer such as 50, got 'many'"),
+            ("concurrency", 2.5, "concurrency= must be an integer such as 50, got 2.5"),
+            ("concurrency", True, "concurrency= must be an integer such as 50, got True"),
             ("concurrency", 0, "concurrency must be at least 1, got 0"),
             ("batch", 1001, "batch must be at most 1000, got 1001"),
             ("concurrency", 10_001, "concurrency must be at most 10000, got 10001"),
@@ -181,14 +181,14 @@ class TestRefused:
             ("database_timeout", "0s", "database_timeout must be greater than zero"),
             ("poll", "11m", "poll must be at most 10m, got 11m"),
             ("poll", "0s", "poll must be greater than zero"),
-            ("queues", "", "queues must name at least one queue"),
-            ("queues", [], "queues must name at least one queue"),
-            ("queues", 5, "queues= must be names, or one text with commas, got 5"),
+            ("queues", "", "queues must contain at least one queue"),
+            ("queues", [], "queues must contain at least one queue"),
+            ("queues", 5, "queues= must be a list of names or a comma-separated string, got 5"),
             ("notify", "maybe", "notify= must be on or off, got 'maybe'"),
-            ("retention", {"finished": "1d"}, "retention of 'finished': there is no such outcome"),
+            ("retention", {"finished": "1d"}, "'finished' has no retention"),
             ("retention", "completed=never", "retention of completed 'never' is not a duration"),
             ("retention", "completed", "retention of completed '' is not a duration"),
-            ("retention", 5, "retention= must be"),
+            ("retention", 5, "retention= must map"),
         ],
     )
     def test_an_argument(self, name: str, value: Any, reason: str) -> None:
@@ -204,14 +204,14 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("content", "reason"),
         [
-            (b"lease = ", "is not TOML"),
-            (b'lease = "\xff"', "is not TOML"),
+            (b"lease = ", "is not valid TOML"),
+            (b'lease = "\xff"', "is not valid TOML"),
             (b"lease = true", "duetime.toml: lease must be a number of seconds, a string"),
             (b"lease = nan", "duetime.toml: lease must be a number of seconds, got nan"),
-            (b"leese = '1m'", "there is no setting 'leese'"),
-            (b"[tool.duetime]\nleese = '1m'", "there is no setting 'leese'"),
-            (b"tool = 5", "the table tool.duetime"),
-            (b"[tool]\nduetime = 5", "the table tool.duetime"),
+            (b"leese = '1m'", "unknown setting 'leese'"),
+            (b"[tool.duetime]\nleese = '1m'", "unknown setting 'leese'"),
+            (b"tool = 5", r"the table \[tool\.duetime\]"),
+            (b"[tool]\nduetime = 5", r"the table \[tool\.duetime\]"),
         ],
     )
     def test_a_file(self, tmp_path: Path, content: bytes, reason: str) -> None:

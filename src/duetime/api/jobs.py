@@ -113,7 +113,7 @@ class Jobs:
         sees `ctx.cancelled`. Cancelling twice is one cancellation.
         """
         check_job_id(job_id)
-        check_text(reason, what="the reason")
+        check_text(reason, what="The reason")
         actor = check_actor(by)
         state = await (await self._app.store()).cancel(job_id, reason=reason, by=actor)
         return self._moved(job_id, state, "cancelled", also=(JobState.RUNNING, JobState.CANCELLED))
@@ -151,8 +151,8 @@ class Jobs:
         job = await self.get(job_id)
         if job.task == REMIND_TASK:
             raise InvalidInput(
-                f"Job {job_id} is of a reminder, which has ended. Send that again: "
-                f"`duetime reminders resend {job.args['reminder']}`."
+                f"Job {job_id} belongs to a reminder that is finished and cannot be requeued. Send "
+                f"the reminder again: `duetime reminders resend {job.args['reminder']}`."
             )
         requeued = await self._requeue([job_id], at, check_actor(by))
         if holder := requeued.conflicts.get(job_id):
@@ -174,8 +174,8 @@ class Jobs:
         key. Of several with one key the newest is requeued. Jobs of reminders are left out."""
         if task == REMIND_TASK:
             raise InvalidInput(
-                "Jobs of reminders are not requeued. Send a reminder again with "
-                "app.reminders.resend, or `duetime reminders resend ID`."
+                "Jobs of reminders cannot be requeued. Send the reminder again with "
+                "app.reminders.resend or `duetime reminders resend ID`."
             )
         actor = check_actor(by)
         which = _filter(
@@ -330,7 +330,7 @@ def _filter(*, state: Any, **fields: Any) -> JobFilter:
         states = tuple(JobState(item) for item in given)
     except ValueError:
         known = ", ".join(JobState)
-        raise InvalidInput(f"There is no state {given!r}. There are: {known}.") from None
+        raise InvalidInput(f"{given!r} is not a job state. Use one of: {known}.") from None
     for name in ("queue", "task", "key"):
         if fields.get(name) is not None:
             check_sought(fields[name], what=name)

@@ -42,7 +42,8 @@ class Portal:
         else:
             coroutine.close()
             raise DuetimeError(
-                "A sync call inside a running event loop would block it: await the async one."
+                "A synchronous call would block the running event loop. Await the asynchronous "
+                "version instead."
             )
         return asyncio.run_coroutine_threadsafe(coroutine, self._running_loop()).result()
 

@@ -39,9 +39,11 @@ class Presets:
         """
         check_name(name, what="preset's name")
         if name.casefold() in {preset.name.casefold() for preset in PRESETS}:
-            raise InvalidInput(f"The preset {name!r} comes with Duetime; choose another name.")
+            raise InvalidInput(
+                f"The preset {name!r} is built in and cannot be changed. Choose another name."
+            )
         times = timetable(*specs, tz=tz)
-        check_text(description, what="the description")
+        check_text(description, what="The description")
         actor = check_actor(by)
         answer: str = await self._do(
             lambda s: s.put_preset(name, times, description, actor=actor), tx

@@ -54,7 +54,7 @@ class Queues:
         What runs goes on. Pausing twice keeps the first time and the last reason.
         """
         check_queue(queue)
-        check_text(reason, what="the reason")
+        check_text(reason, what="The reason")
         actor = check_actor(by)
         await (await self._app.store()).pause_queue(queue, by=actor, reason=reason)
 

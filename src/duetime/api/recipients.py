@@ -107,5 +107,7 @@ class Recipients:
 
 def _some(what: tuple[str, ...]) -> tuple[str, ...]:
     if not what:
-        raise InvalidInput("Say what: 'all', 'scope:guild:1', 'channel:email', …")
+        raise InvalidInput(
+            "Give at least one thing to mute, such as 'all', 'scope:guild:1' or 'channel:email'."
+        )
     return what

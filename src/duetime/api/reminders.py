@@ -41,7 +41,8 @@ class Reminders:
         """
         if status is not None and status not in set(ReminderStatus):
             raise InvalidInput(
-                f"There is no status {status!r}. There are: {', '.join(ReminderStatus)}."
+                f"{status!r} is not a status of a reminder. Use one of: "
+                f"{', '.join(ReminderStatus)}."
             )
         if subject is not None:
             check_sought(subject, what="subject")

@@ -154,14 +154,15 @@ class Schedules:
         """
         if not stored and (refused := sorted(set(policy) - {"expires"})):
             raise InvalidSchedule(
-                f"A schedule in memory keeps no record, so it has no {refused[0]}. Store it."
+                "A schedule with stored=False has no history, so it does not support "
+                f"{refused[0]}. Leave out stored=False."
             )
         if preset is not None:
             specs = (*specs, find_preset(preset).spec)
         times = timetable(*specs, tz=tz, exclude=exclude, start=start, end=end, jitter=jitter)
         how = make_policy(policy)
         if how.after == name:
-            raise InvalidSchedule(f"The schedule {name!r} would wait for itself: after={name!r}.")
+            raise InvalidSchedule(f"The schedule {name!r} cannot depend on itself: after={name!r}.")
         new = self._make(name, task, times, args, queue, priority, how)
         if renamed_from is not None:
             check_name(renamed_from, what="schedule's previous name")
@@ -197,9 +198,11 @@ class Schedules:
             try:
                 raw = msgspec.json.encode(dict(args or {}))
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
-                raise InvalidSchedule(f"The args cannot be written as JSON: {error}.") from None
+                raise InvalidSchedule(
+                    f"The arguments cannot be encoded as JSON: {error}."
+                ) from None
             check_finite(args, raw, what="The args")
-            check_text(raw.decode(), what="the args")
+            check_text(raw.decode(), what="The args")
             return msgspec.structs.replace(new, args=msgspec.Raw(raw))
         options = definition.options
         return msgspec.structs.replace(
@@ -280,11 +283,12 @@ class Schedules:
         for schedule in given:
             if not isinstance(schedule, NewSchedule):
                 raise InvalidInput(
-                    f"apply takes schedules made by define(…), got {schedule!r:.60}."
+                    f"apply() takes schedules returned by define(), got {schedule!r:.60}."
                 )
             if not schedule.stored:
                 raise InvalidInput(
-                    f"The schedule {schedule.name!r} lives in memory: declare it in code."
+                    f"The schedule {schedule.name!r} has stored=False and cannot be stored. "
+                    "Declare it with @app.schedule."
                 )
         if prune:
             given = [msgspec.structs.replace(schedule, declared=True) for schedule in given]
@@ -334,10 +338,10 @@ class Schedules:
         tx: Any = None,
     ) -> None:
         """Run no more, on any worker; what runs goes on. `until`: it resumes by itself then."""
-        check_text(reason, what="the reason")
+        check_text(reason, what="The reason")
         at = None if until is None else await self._moment(until, name="until")
         if at is not None and at <= await self._app.now():
-            raise InvalidInput(f"until={format_time(at)} is past: a pause ends later than now.")
+            raise InvalidInput(f"until={format_time(at)} is in the past. Give a later time.")
         self._found(
             name,
             await self._do(
@@ -405,7 +409,8 @@ class Schedules:
         now = await self._app.now()
         if not start < end <= now:
             raise InvalidInput(
-                f"A backfill goes from an earlier to a later time, up to now ({format_time(now)})."
+                "A backfill must start before it ends, and end no later than now "
+                f"({format_time(now)})."
             )
         ticks = await asyncio.to_thread(ticks_between, _timetable(schedule), start, end)
         count: int | None = await self._do(
@@ -447,7 +452,7 @@ class Schedules:
         await self.get(name)
         if status is not None and status not in set(TickStatus):
             raise InvalidInput(
-                f"There is no status {status!r}. There are: {', '.join(TickStatus)}."
+                f"{status!r} is not a status of a tick. Use one of: {', '.join(TickStatus)}."
             )
         position = read_cursor(after, order="history", shape=tuple[Moment])
         if position is not None:
@@ -570,11 +575,11 @@ def ticks_between(timetable: Timetable, start: datetime, end: datetime) -> list[
     ticks = list(islice(timetable.runs(start - moment, end - moment), _MOST_BACKFILLED + 1))
     if len(ticks) > _MOST_BACKFILLED:
         raise InvalidInput(
-            f"That is more than {_MOST_BACKFILLED:,} runs; backfill a shorter range."
+            f"A backfill is limited to {_MOST_BACKFILLED:,} runs. Choose a shorter range."
         )
     return ticks
 
 
 def _check_reason(reason: str | None) -> None:
     if reason is not None:
-        check_text(reason, what="the reason")
+        check_text(reason, what="The reason")

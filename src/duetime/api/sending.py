@@ -28,7 +28,7 @@ DigestHandler = TypeVar(
     "DigestHandler",
     bound="Callable[[Digest], Any] | Callable[[Digest, Context], Any]",
 )
-_ONE_HANDLER = "An app has one: register a function that calls both."
+_ONE_HANDLER = "An app can have only one. Register a function that calls both."
 
 
 class Sending:
@@ -105,8 +105,8 @@ class Sending:
 
         if not all(hasattr(channel, part) for part in ("name", "send", "close")):
             raise InvalidInput(
-                f"A channel is an object with a name, an async send(message) and an async close(), "
-                f"not {channel!r:.100}."
+                "A channel must have a name, an async send(message) method and an async close() "
+                f"method, got {channel!r:.100}."
             )
         name = check_name(channel.name, what="channel")
         configured = ConfiguredChannel(
@@ -176,7 +176,7 @@ class Sending:
                 f"option {name}= of reminders",
                 value,
                 replace=replace,
-                advice="It holds for all reminders: give it once.",
+                advice="It applies to all reminders. Set it only once.",
             )
         # Those of an earlier channel hold on.
         sender.options |= options

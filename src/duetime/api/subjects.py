@@ -72,7 +72,7 @@ class Subjects:
         _check_when(due, repeats)
         to = check_names(recipients, what="recipients", example="recipients=['ann', 'bob']")
         if len(to) > MOST_RECIPIENTS:
-            raise InvalidInput(f"A subject has at most {MOST_RECIPIENTS} recipients.")
+            raise InvalidInput(f"A subject can have at most {MOST_RECIPIENTS} recipients.")
         return Subject(
             ref=check_name(ref, what="subject"),
             scope=None if scope is None else check_name(scope, what="scope"),
@@ -129,10 +129,12 @@ class Subjects:
         """`put`, for many made by `define`: all or none."""
         for subject in subjects:
             if not isinstance(subject, Subject):
-                raise InvalidInput(f"put_many takes what subjects.define returns, got {subject!r}.")
+                raise InvalidInput(
+                    f"put_many() takes subjects returned by subjects.define(), got {subject!r}."
+                )
         refs = [subject.ref for subject in subjects]
         if len(set(refs)) < len(refs):
-            raise InvalidInput("A subject is given twice; references are unique.")
+            raise InvalidInput("The same subject is given twice. References must be unique.")
         actor = check_name(by, what="actor (by=)")
         answer: dict[str, str] = await perform(
             self._app,
@@ -159,7 +161,9 @@ class Subjects:
         if occurrence is None:
             await self._close(ref, by, tx, reason=reason, delete=False)
         elif reason is not None:
-            raise InvalidInput("A reason is told for a whole subject: leave out occurrence=.")
+            raise InvalidInput(
+                "reason= applies to a whole subject and cannot be combined with occurrence=."
+            )
         else:
             await self._change(ref, occurrence, "done", by, tx)
 
@@ -192,7 +196,7 @@ class Subjects:
     ) -> list[Occurrence]:
         """Return when a subject that repeats is due next, from `since` or now on."""
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MOST_OCCURRENCES:
-            raise InvalidInput(f"n is 1 to {_MOST_OCCURRENCES}, got {n!r}.")
+            raise InvalidInput(f"n must be between 1 and {_MOST_OCCURRENCES}, got {n!r}.")
         subject = await self.get(ref)
         if subject.repeats is None:
             raise InvalidInput(f"The subject {ref!r} does not repeat.")
@@ -222,7 +226,7 @@ class Subjects:
         `scope`: that one and all inside it. `status`: `open` or `done`.
         """
         if status not in (None, "open", "done"):
-            raise InvalidInput(f"There is no status {status!r}. There are: open, done.")
+            raise InvalidInput(f"{status!r} is not a status of a subject. Use one of: open, done.")
         if scope is not None:
             check_sought(scope, what="scope")
         found: list[Subject] = await perform(
@@ -297,30 +301,34 @@ def _check_when(due: Any, repeats: Any) -> None:
     if repeats is None:
         if due is _UNSAID:
             raise InvalidInput(
-                "Say when the subject is due: due=… (None: never), or repeats='0 9 * * 1-5'."
+                "Either due= or repeats= is required. Use due=None for a subject without a due "
+                "time."
             )
     elif due not in (None, _UNSAID):
         raise InvalidInput(
-            "A subject is due once or repeats: give due= or repeats=, not both. The first time of "
-            "one that repeats is its start: repeats={'rrule': …, 'start': …}."
+            "due= and repeats= cannot be combined. To set the first time of a recurring subject, "
+            "give its start: repeats={'rrule': …, 'start': …}."
         )
 
 
 def _reason(text: Any) -> str:
     if not isinstance(text, str) or not 1 <= len(text) <= _LONGEST_REASON:
-        raise InvalidInput(f"A reason is 1 to {_LONGEST_REASON:,} characters, got {text!r:.60}.")
-    return check_text(text, what="the reason")
+        raise InvalidInput(
+            f"A reason must have 1 to {_LONGEST_REASON:,} characters, got {text!r:.60}."
+        )
+    return check_text(text, what="The reason")
 
 
 def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
     try:
         raw = msgspec.json.encode(dict(data))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"A subject's data must be plain JSON: {error}.") from None
+        raise InvalidInput(f"The data of a subject cannot be encoded as JSON: {error}.") from None
     if len(raw) > _MOST_DATA_BYTES or b"\\u0000" in raw:
         raise InvalidInput(
-            f"A subject's data has at most {_MOST_DATA_BYTES:,} bytes of JSON and no NUL; "
-            f"this has {len(raw):,}. Store a reference."
+            f"The data of a subject must have at most {_MOST_DATA_BYTES:,} bytes of JSON and no "
+            f"NUL character, got {len(raw):,} bytes. Store large data elsewhere and pass a "
+            "reference."
         )
     check_finite(data, raw, what="A subject's data")
     plain: dict[str, Any] = msgspec.json.decode(raw)

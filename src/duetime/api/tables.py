@@ -69,7 +69,7 @@ class Tracking:
         if not found:
             known = [track.name for track in await store.transact(statements.find())]
             said = f"There are: {', '.join(known)}." if known else "Nothing is tracked."
-            raise InvalidInput(f"No table is tracked as {name!r}. {said}")
+            raise InvalidInput(f"No tracked table is named {name!r}. {said}")
         track = found[0]
         await _patiently(lambda: store.transact(statements.remove(track)))
         count = 0
@@ -94,13 +94,13 @@ class Tracking:
         track = msgspec.structs.replace(track, table=info.name)
         if not any(key <= frozenset(track.id) for key in info.keys):
             raise InvalidInput(
-                f"The table {info.name} has no unique key of {', '.join(track.id)}: id is its "
+                f"The table {info.name} has no unique key on {', '.join(track.id)}. id must be its "
                 "primary key, or columns with a unique constraint."
             )
         for known in await store.transact(statements.find(track.name)):
             if (known.table, known.id) != (track.table, track.id):
                 raise InvalidInput(
-                    f"{track.name!r} tracks {known.table} by {', '.join(known.id)} already. Give "
+                    f"{track.name!r} already tracks {known.table} by {', '.join(known.id)}. Choose "
                     "another name=, or untrack it first."
                 )
         try:

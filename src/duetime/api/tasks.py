@@ -92,11 +92,11 @@ class Task(Generic[P, R]):
         time after it is due. `tx`: the caller's transaction.
         """
         if at is not None and delay is not None:
-            raise InvalidInput("Give either at= or delay=, not both.")
+            raise InvalidInput("at= and delay= cannot be combined.")
         if on_conflict not in _POLICIES:
             raise InvalidInput(f"on_conflict must be one of {_POLICIES}, got {on_conflict!r}.")
         if key is None and (on_conflict != "return" or hold is not None):
-            raise InvalidInput("on_conflict= and hold= need a key=.")
+            raise InvalidInput("on_conflict= and hold= require key=.")
         changes: dict[str, Any] = {"on_conflict": on_conflict}
         if at is not None:
             changes |= {"run_at": check_moment(at, name="at"), "delay": None}

@@ -16,7 +16,9 @@ from duetime.errors import InvalidInput
 try:
     import apprise
 except ImportError as error:
-    raise ImportError("The apprise channel needs: pip install 'duetime[apprise]'.") from error
+    raise ImportError(
+        "The Apprise channel requires an extra package: pip install 'duetime[apprise]'."
+    ) from error
 
 _said: ContextVar[list[str] | None] = ContextVar("apprise_said", default=None)
 _SHOWN = 500
@@ -44,7 +46,7 @@ class Apprise:
     ) -> None:
         self.name = name
         if isinstance(schemas, str):
-            raise InvalidInput(f"schemas= is a list of schemas: write schemas=[{schemas!r:.60}].")
+            raise InvalidInput(f"schemas= must be a list, such as schemas=[{schemas!r:.60}].")
         self._schemas = {schema.lower() for schema in schemas}
         self._timeout = parse_positive_duration(timeout, name="timeout")
         self._threads = threads
@@ -59,7 +61,7 @@ class Apprise:
         """Notify every service; one that fails fails the message."""
         urls = self._urls if message.address is None else (self._allow(message.address),)
         if not urls:
-            raise NotSent("The recipient has no URL, and the channel has none.", transient=False)
+            raise NotSent("Neither the recipient nor the channel has a URL.", transient=False)
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._threads, "duetime-apprise")
         said: list[str] = []
@@ -71,14 +73,15 @@ class Apprise:
                 accepted = await work
         except TimeoutError:
             raise NotSent(
-                f"Apprise did not come back within {format_duration(self._timeout)}; "
-                "it may still notify.",
+                f"Apprise did not finish within {format_duration(self._timeout)}. The notification "
+                "may still be sent.",
                 transient=True,
             ) from None
         if not accepted:
             reason = hide_passwords(" ".join("; ".join(said).split()))[:_SHOWN].rstrip(". ")
             raise NotSent(
-                f"Apprise could not notify: {reason or 'it does not say why'}.", transient=True
+                f"Apprise could not send the notification: {reason or 'it gave no reason'}.",
+                transient=True,
             )
         return Sent()
 
@@ -91,8 +94,8 @@ class Apprise:
         schema = address.partition("://")[0].lower()
         if schema not in self._schemas:
             raise NotSent(
-                f"Addresses of the service {schema[:40]!r} are not accepted. "
-                "Name it in schemas= if recipients may choose it.",
+                f"Addresses with the schema {schema[:40]!r} are not allowed. Add it to schemas= to "
+                "allow it.",
                 transient=False,
             )
         return address
@@ -140,5 +143,5 @@ def _read(urls: Iterable[str]) -> apprise.Apprise:
         if not services.add([url]):
             # Not the URL itself: it holds tokens.
             schema = url.partition("://")[0][:40]
-            raise NotSent(f"Apprise cannot read the {schema!r} URL it was given.", transient=False)
+            raise NotSent(f"Apprise cannot parse the {schema!r} URL.", transient=False)
     return services

@@ -100,7 +100,7 @@ def encode(content: dict[str, Any]) -> bytes:
         return msgspec.json.encode(content)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise NotSent(
-            f"The message's data cannot be written as JSON: {error}.", transient=False
+            f"The data of the message cannot be encoded as JSON: {error}.", transient=False
         ) from error
 
 

@@ -27,7 +27,9 @@ class Console:
             stream.write(line_of(message) + "\n")
             stream.flush()
         except OSError as error:
-            raise NotSent(f"The line cannot be written: {error}.", transient=True) from error
+            raise NotSent(
+                f"The message cannot be written to the stream: {error}.", transient=True
+            ) from error
         except ValueError as error:
             raise NotSent(f"The stream cannot be used: {error}.", transient=False) from error
         return Sent(message.key)
@@ -56,8 +58,8 @@ class Log:
         """Log it; a level that is off is a failure that lasts, since nobody would see it."""
         if not self._logger.isEnabledFor(self._level):
             raise NotSent(
-                f"The logger {self._logger.name!r} drops {logging.getLevelName(self._level)}: "
-                "turn that level on, or use another one.",
+                f"The logger {self._logger.name!r} discards messages of level "
+                f"{logging.getLevelName(self._level)}. Enable that level, or choose another one.",
                 transient=False,
             )
         self._logger.log(

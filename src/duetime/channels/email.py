@@ -19,7 +19,9 @@ from duetime.errors import InvalidInput
 try:
     import aiosmtplib
 except ImportError as error:
-    raise ImportError("The email channel needs: pip install 'duetime[email]'.") from error
+    raise ImportError(
+        "The email channel requires an extra package: pip install 'duetime[email]'."
+    ) from error
 
 Security = Literal["starttls", "tls", "plain"]
 
@@ -53,9 +55,9 @@ class Email:
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         if security not in _PORTS:
-            raise InvalidInput(f"security must be starttls, tls or plain, not {security!r}.")
+            raise InvalidInput(f"security must be 'starttls', 'tls' or 'plain', got {security!r}.")
         if (username is None) != (password is None):
-            raise InvalidInput("username and password belong together: give both, or none.")
+            raise InvalidInput("username and password must be given together.")
         self.name = name
         self._host = host
         self._port = port or _PORTS[security]
@@ -115,7 +117,7 @@ class Email:
         try:
             mail.set_content(message.body, cte="quoted-printable")
         except UnicodeEncodeError as error:
-            raise NotSent(f"The text cannot be written: {error}.", transient=False) from None
+            raise NotSent(f"The message cannot be encoded: {error}.", transient=False) from None
         return mail
 
     async def _connect(self, client: aiosmtplib.SMTP) -> None:
@@ -125,7 +127,7 @@ class Email:
             raise
         except (aiosmtplib.SMTPException, OSError) as error:
             raise NotSent(
-                f"{self._host}:{self._port} cannot be used: {_said(error)}.", transient=True
+                f"Connecting to {self._host}:{self._port} failed: {_said(error)}.", transient=True
             ) from error
 
     async def _hand_over(self, client: aiosmtplib.SMTP, mail: EmailMessage) -> None:

@@ -91,7 +91,7 @@ class Guard:
         self._hosts: set[str] = set()
         self._networks: list[IPv4Network | IPv6Network] = []
         if isinstance(allow, str):
-            raise InvalidInput(f"allow= is a list of hosts: write allow=[{allow!r:.60}].")
+            raise InvalidInput(f"allow= must be a list of hosts, such as allow=[{allow!r:.60}].")
         for entry in allow:
             self._allow(entry)
 
@@ -103,7 +103,8 @@ class Guard:
             fine = port in self._ports
         if not fine:
             raise NotSent(
-                f"Requests to port {port} are not allowed. Use another port, or name it in ports=.",
+                f"Requests to port {port} are not allowed. Use another port, or add this one to "
+                "ports=.",
                 transient=False,
             )
 
@@ -113,7 +114,7 @@ class Guard:
         try:
             addresses = await self._resolve(host, port)
         except UnicodeError:
-            raise NotSent(f"{host[:80]!r} is not a host's name.", transient=False) from None
+            raise NotSent(f"{host[:80]!r} is not a valid host name.", transient=False) from None
         except OSError as error:
             raise NotSent(f"{host} cannot be resolved: {error}.", transient=True) from error
         if not addresses:
@@ -127,8 +128,8 @@ class Guard:
             address = ip_address(text)
             if not is_public(address) and not any(address in known for known in self._networks):
                 raise NotSent(
-                    f"{host} is at {address}, which is not a public address. If requests may go "
-                    "there, name the host or its network in allow=.",
+                    f"{host} resolves to {address}, which is not a public address. To allow "
+                    "requests to it, add the host or its network to allow=.",
                     transient=False,
                 )
 
@@ -138,8 +139,8 @@ class Guard:
         except ValueError:
             if not entry or set(entry) & set("/:@ "):
                 raise InvalidInput(
-                    f"allow= takes hosts and networks, such as 'hooks.internal' or '10.1.0.0/16', "
-                    f"not {entry!r}."
+                    "allow= takes hosts and networks, such as 'hooks.internal' or '10.1.0.0/16', "
+                    f"got {entry!r}."
                 ) from None
             self._hosts.add(entry.lower().rstrip("."))
 

@@ -19,7 +19,9 @@ try:
     from aio_pika import exceptions
     from aiormq.exceptions import ChannelAccessRefused
 except ImportError as error:
-    raise ImportError("The RabbitMQ channel needs: pip install 'duetime[rabbitmq]'.") from error
+    raise ImportError(
+        "The RabbitMQ channel requires an extra package: pip install 'duetime[rabbitmq]'."
+    ) from error
 
 _LONGEST_NAME = 255  # Bytes of a short string in AMQP.
 _HEARTBEAT_SECONDS = "10"  # A connection that died silently is noticed after two of them.
@@ -107,14 +109,17 @@ class RabbitMQ:
             await exchange.publish(event, routing_key, mandatory=True)
         except exceptions.PublishError as error:
             raise NotSent(
-                f"No queue takes what is published to the {place}. Bind one, or correct the two.",
+                f"No queue is bound to the {place}. Bind one, or correct the exchange and the "
+                "routing key.",
                 transient=self._retries_unroutable,
             ) from error
         except exceptions.DeliveryError as error:
-            raise NotSent(f"RabbitMQ refused the event for the {place}.", transient=True) from error
+            raise NotSent(
+                f"RabbitMQ rejected the event for the {place}.", transient=True
+            ) from error
         except exceptions.ChannelClosed as error:
             raise NotSent(
-                f"RabbitMQ does not take events for the {place}: {error}.",
+                f"RabbitMQ does not accept events for the {place}: {error}.",
                 transient=self._may_pass(error),
             ) from error
         except ValueError as error:
@@ -167,12 +172,12 @@ def _read_url(text: str) -> yarl.URL:
     except ValueError:
         # Not what the library says: it quotes the password.
         raise InvalidInput(
-            "The broker's URL cannot be read. Write amqp://user:password@host:port/vhost, and "
-            "percent-encode special characters in the user and the password."
+            "The RabbitMQ URL cannot be parsed. Write amqp://user:password@host:port/vhost, and "
+            "percent-encode special characters in the user name and the password."
         ) from None
     if url.scheme not in ("amqp", "amqps") or not url.host:
         raise InvalidInput(
-            "The broker's URL must begin with amqp:// or amqps:// and name a host, "
-            f"got {show_url(text)}."
+            "The RabbitMQ URL must begin with amqp:// or amqps:// and contain a host, got "
+            f"{show_url(text)}."
         )
     return url.update_query({"heartbeat": _HEARTBEAT_SECONDS, **url.query})

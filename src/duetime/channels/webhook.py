@@ -32,7 +32,9 @@ try:
 
     from duetime.channels.network import GuardedNetwork
 except ImportError as error:
-    raise ImportError("The webhook channel needs: pip install 'duetime[webhook]'.") from error
+    raise ImportError(
+        "The webhook channel requires an extra package: pip install 'duetime[webhook]'."
+    ) from error
 
 Secrets = Sequence[str] | Callable[[Message], Sequence[str]]
 
@@ -132,19 +134,19 @@ class Webhook:
     def _read_url(self, text: str | None) -> httpcore2.URL:
         """Take the URL apart, once: what is checked is what is used."""
         if text is None:
-            raise NotSent("The recipient has no URL, and the channel has none.", transient=False)
+            raise NotSent("Neither the recipient nor the channel has a URL.", transient=False)
         try:
             url = httpx2.URL(text)
         except (httpx2.InvalidURL, TypeError) as error:
             raise NotSent(
-                f"The URL cannot be read: {describe_parse_error(error)}.", transient=False
+                f"The URL cannot be parsed: {describe_parse_error(error)}.", transient=False
             ) from None
         if url.scheme not in ("http", "https") or not url.host:
             raise NotSent(
-                "The URL must begin with https:// or http:// and name a host.", transient=False
+                "The URL must begin with https:// or http:// and contain a host.", transient=False
             )
         if url.userinfo:
-            raise NotSent("The URL must not hold a user or a password.", transient=False)
+            raise NotSent("The URL must not contain a user name or a password.", transient=False)
         self._guard.check_port(url.port or (443 if url.scheme == "https" else 80))
         return httpcore2.URL(
             scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
@@ -236,8 +238,8 @@ class Webhook:
             return Sent(self._id_of(headers, body))
         if 300 <= status < 400:
             raise NotSent(
-                f"{host} answered {status}, a redirect, which is not followed. "
-                "Set the URL that it leads to.",
+                f"{host} answered {status}, a redirect. Redirects are not followed: use the URL "
+                "that it leads to.",
                 transient=False,
             )
         said = _printable(body)
@@ -245,7 +247,9 @@ class Webhook:
         if status in _PASSING or status >= 500:
             raise NotSent(reason, transient=True, retry_after=self._retry_after(headers))
         if status == _GONE:
-            raise NotSent(f"{reason} It wants nothing more.", transient=False, disable=True)
+            raise NotSent(
+                f"{reason} It does not accept further messages.", transient=False, disable=True
+            )
         raise NotSent(reason, transient=False)
 
     def _id_of(self, headers: Mapping[bytes, bytes], body: bytes) -> str | None:
@@ -275,14 +279,14 @@ class Webhook:
 def _signers(secrets: Sequence[str]) -> list[standardwebhooks.Webhook]:
     if isinstance(secrets, str) or not secrets or "whsec_" in secrets or "" in secrets:
         raise InvalidInput(
-            "secrets= must be one or more secrets, such as [make_secret()]: what is not signed "
-            "can be forged."
+            "secrets= must contain at least one secret, such as [make_secret()]. Unsigned requests "
+            "could be forged."
         )
     try:
         return [standardwebhooks.Webhook(secret) for secret in secrets]
     except Exception:  # noqa: BLE001 The library raises what its parts raise.
         raise InvalidInput(
-            "A webhook's secret must be 'whsec_' and base64, as make_secret() makes it."
+            "A webhook secret must be 'whsec_' followed by base64, as returned by make_secret()."
         ) from None
 
 
@@ -291,9 +295,13 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
         if not re.fullmatch(r"[A-Za-z0-9-]+", name) or not (
             value.isascii() and value.isprintable()
         ):
-            raise InvalidInput(f"The header {name!r} is not plain text, and cannot be sent.")
+            raise InvalidInput(
+                f"The header {name!r} contains characters that are not allowed in HTTP headers."
+            )
         if name.lower() in _OURS or name.lower().startswith("webhook-"):
-            raise InvalidInput(f"The header {name!r} is set by the channel itself.")
+            raise InvalidInput(
+                f"The header {name!r} is set by the channel and cannot be overridden."
+            )
     return {name.lower(): value for name, value in headers.items()}
 
 

@@ -166,7 +166,7 @@ def load_app(path: str) -> Duetime:
     if value is None:
         raise SettingsError(f"The module {module_name!r} has no {attribute or 'app'!r}.{hint}")
     raise SettingsError(
-        f"{module_name}:{attribute or 'app'} is a {type(value).__name__}, not a Duetime app.{hint}"
+        f"{module_name}:{attribute or 'app'} must be a Duetime app, got {value!r:.60}.{hint}"
     )
 
 

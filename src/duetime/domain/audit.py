@@ -59,7 +59,7 @@ def check_entity(entity: Any) -> str:
     kind, colon, ref = entity.partition(":") if isinstance(entity, str) else ("", "", "")
     if kind not in KINDS or not colon or not ref:
         known = ", ".join(f"{kind}:…" for kind in KINDS)
-        raise InvalidInput(f"The audit has no {entity!r:.60}. It has {known}.")
+        raise InvalidInput(f"{entity!r:.60} cannot be audited. Use one of: {known}.")
     return str(entity)
 
 

@@ -25,7 +25,7 @@ def check_finite(value: Any, raw: bytes, *, what: str) -> None:
     if number is not None:
         verb = "is" if isinstance(value, float | Decimal) else "holds"
         raise InvalidInput(
-            f"{what} {verb} {number}, which JSON cannot say. Give None, or a finite number."
+            f"{what} {verb} {number}, which JSON does not support. Use None or a finite number."
         )
 
 

@@ -85,7 +85,7 @@ def read_cursor(cursor: str | None, *, order: str, shape: Any) -> Any:
             raise ValueError
         for value in values:
             if isinstance(value, str):
-                check_text(value, what="the cursor")
+                check_text(value, what="The cursor")
         return msgspec.convert(values, shape)
     except ValueError:
         raise InvalidInput(

@@ -72,7 +72,7 @@ def check_postgres_url(url: str) -> str:
         rest = after
     place = rest.partition("?")[0]
     if _NOT_ENCODED.search(url) or "@" in place or not _HOSTS.fullmatch(place.partition("/")[0]):
-        raise InvalidDatabaseURL(f"The database URL cannot be read. {HOW_TO_WRITE}")
+        raise InvalidDatabaseURL(f"The database URL cannot be parsed. {HOW_TO_WRITE}")
     return url
 
 

@@ -186,14 +186,15 @@ class Context:
     def _refuse_twice(self) -> None:
         if self.committed:
             raise InvalidInput(
-                f"Job {self.job.id} was completed by its ctx.transaction(), and that is committed. "
-                "There is one for a job: write all in it, or use a connection of your own."
+                f"Job {self.job.id} was already completed by ctx.transaction(), which can be used "
+                "once per job. Write everything in that block, or use your own connection."
             )
 
     def _refuse_on_the_loop(self) -> None:
         if _running_loop() is self._loop:
             raise DuetimeError(
-                "A sync call in an async handler would block its event loop: await the async one."
+                "A synchronous call in an async handler would block the event loop. Await the "
+                "asynchronous version instead."
             )
 
 

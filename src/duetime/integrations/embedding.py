@@ -27,7 +27,7 @@ class EmbeddedSchema:
     def __init__(self, database: str, *, schema: str, prefix: str) -> None:
         if database not in ("postgresql", "sqlite"):
             raise InvalidDatabaseURL(
-                f"Duetime's tables cannot be made on {database}: use PostgreSQL or SQLite."
+                f"Duetime's tables cannot be created on {database}. Use PostgreSQL or SQLite."
             )
         self._postgres = database == "postgresql"
         self.placeholder = "%s" if self._postgres else "?"
@@ -79,7 +79,7 @@ class EmbeddedSchema:
         if self._postgres:
             if (yield self._filled("is_reserved", schema=self._schema), ()):
                 raise InvalidDatabaseURL(
-                    f"{self._schema!r} is a reserved word of SQL: choose another name."
+                    f"{self._schema!r} is a reserved word of SQL. Choose another name."
                 )
             yield self._filled("lock_schema", schema=self._schema), ()
             if not (yield self._filled("schema_exists", schema=self._schema), ()):

@@ -44,8 +44,8 @@ def duetime_app(pytestconfig: pytest.Config) -> Duetime:
     module, _, name = pytestconfig.getini("duetime_app").partition(":")
     if not module or not name:
         raise pytest.UsageError(
-            "duetime_world needs your app: set the ini option duetime_app = module:name, or "
-            "define a fixture duetime_app that returns it."
+            "duetime_world needs to know your app. Set the ini option duetime_app = module:name, "
+            "or define a fixture duetime_app that returns the app."
         )
     app: Duetime = getattr(import_module(module), name)
     return app

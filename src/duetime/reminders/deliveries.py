@@ -82,7 +82,7 @@ async def receipt(
     if external_id is not None:
         external_id = _external_id(external_id)
     elif key is None:
-        raise InvalidInput("A receipt names its message: give the provider's id, or key=.")
+        raise InvalidInput("A receipt must identify its message: give the provider's id, or key=.")
     told = read_receipt(status)
     actor = check_name(by, what="actor (by=)")
     why = None if reason is None else clean_error(reason)
@@ -136,11 +136,11 @@ def id_of(reminder: Any) -> int:
 
 def _check_id(value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:
-        raise InvalidInput(f"A reminder's id is a whole number from 1 on, got {value!r:.60}.")
+        raise InvalidInput(f"A reminder id must be a positive integer, got {value!r:.60}.")
 
 
 def _external_id(value: Any) -> str:
     """The provider's id as it was recorded."""
     if not isinstance(value, str) or not value:
-        raise InvalidInput(f"A provider's id must be text, got {value!r:.60}.")
+        raise InvalidInput(f"The provider's id must be a string, got {value!r:.60}.")
     return clean_external_id(value) or ""

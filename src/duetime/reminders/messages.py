@@ -56,15 +56,15 @@ class Messages:
         """
         path = Path(folder)
         if not path.is_dir():
-            raise InvalidInput(f"There is no folder {str(path)!r} with templates.")
+            raise InvalidInput(f"There is no template folder {str(path)!r}.")
         names = []
         for file in sorted(path.glob("*.txt")):
             if file.stat().st_size > _LONGEST_FILE:
-                raise InvalidInput(f"{file} is too long for a template.")
+                raise InvalidInput(f"{file} is too long to be a template.")
             try:
                 text = file.read_text(encoding="utf-8")
             except UnicodeDecodeError:
-                raise InvalidInput(f"{file} is not text in UTF-8.") from None
+                raise InvalidInput(f"{file} is not valid UTF-8.") from None
             first, _, rest = text.partition("\n")
             titled = rest.startswith(("\n", "\r\n")) and bool(rest.strip())
             self.add(

@@ -31,8 +31,8 @@ def run(tx: Any, statements: Statements, *, placeholder: str) -> Any:
     library = _find_library(tx)
     if library.is_async:
         raise UnsupportedTransaction(
-            f"tx= is {_name(tx)}, which is asynchronous: use `await ….enqueue(…)`, "
-            "or give a transaction of the library's synchronous half."
+            f"tx= is {_name(tx)}, which is asynchronous. Use `await ….enqueue(…)`, or pass a "
+            "synchronous connection or session."
         )
     _check_database(tx, library, placeholder)
     return library.run(tx, statements)
@@ -52,8 +52,8 @@ def _find_library(tx: Any) -> _Library:
         if found := _LIBRARIES.get(f"{cls.__module__.partition('.')[0]}.{cls.__qualname__}"):
             return found
     raise UnsupportedTransaction(
-        f"tx= is {_name(tx)}, through which Duetime cannot write. "
-        f"Give a connection or session, one of: {', '.join(_LIBRARIES)}."
+        f"tx= is {_name(tx)}, which Duetime does not support. Pass a connection or session of one "
+        f"of these: {', '.join(_LIBRARIES)}."
     )
 
 
@@ -63,8 +63,8 @@ def _check_database(tx: Any, library: _Library, placeholder: str) -> None:
         found = found(tx)
     if found != expected:
         raise UnsupportedTransaction(
-            f"tx= is {_name(tx)} on {found}, and this app's jobs are on {expected}. A job is "
-            "written in a transaction of its own database: give one of those, or leave tx= out."
+            f"tx= is {_name(tx)} on {found}, but the jobs of this app are stored on {expected}. "
+            "Pass a transaction on the same database, or leave tx= out."
         )
 
 

@@ -29,8 +29,8 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if unknown := [name for name in self.args if name not in self.task.arguments]:
             raise InvalidInput(
-                f"Task {self.task.name!r} has no argument {unknown[0]!r}. "
-                f"It has: {', '.join(self.task.arguments) or 'none'}."
+                f"Task {self.task.name!r} has no argument {unknown[0]!r}. Its arguments are: "
+                f"{', '.join(self.task.arguments) or 'none'}."
             )
 
     def __str__(self) -> str:

@@ -84,8 +84,8 @@ async def _open(
 ) -> AsyncIterator[World]:
     if app in _in_a_world:
         raise DuetimeError(
-            "This app is in a test world already: leave that one first. Tests that run at the "
-            "same time in one process need an app each."
+            "This app is already in use by another test world. Leave that one first. Tests that "
+            "run at the same time in one process need separate apps."
         )
     _in_a_world.add(app)
     try:
@@ -155,8 +155,8 @@ def _drop(settings: Settings) -> None:
             session.run(f"drop schema {settings.schema} cascade")
     except StorageError as error:
         warnings.warn(
-            f"The test's schema {settings.schema} was not dropped ({error}). End transactions "
-            "that enqueue before the world ends.",
+            f"The schema {settings.schema} of the test could not be dropped ({error}). Commit or "
+            "roll back transactions before you leave the test world.",
             ResourceWarning,
             stacklevel=2,
         )

@@ -96,7 +96,7 @@ class World:
         target = read_moment(moment, name="moment")
         if target < self._now:
             raise InvalidInput(
-                f"The clock shows {self._now.isoformat()} already; it does not go back to "
+                f"The clock is already at {self._now.isoformat()} and cannot go back to "
                 f"{target.isoformat()}."
             )
         return await self._on_its_loop(self._advance_to(target))
@@ -155,7 +155,7 @@ class World:
         """
         __tracebackhide__ = True
         if at is not None and delay is not None:
-            raise InvalidInput("Give either at= or delay=, not both.")
+            raise InvalidInput("at= and delay= cannot be combined.")
         moment = None if at is None else read_moment(at, name="at")
         if delay is not None:
             moment = self._now + parse_duration(delay, name="delay")
@@ -210,8 +210,8 @@ class World:
         depth = _depth.get()
         if depth >= _DEEPEST:
             raise EndlessWork(
-                f"Inline jobs have enqueued each other {depth} deep, the last one of "
-                f"{jobs[0].task!r}. Break the chain, or use a world that is not inline."
+                f"Inline jobs have enqueued each other {depth} levels deep; the last one runs the "
+                f"task {jobs[0].task!r}. Break the chain, or open the test world with inline=False."
             )
         answers = await self._store.enqueue(jobs)
         reset = _depth.set(depth + 1)
@@ -288,8 +288,8 @@ class World:
         if not self._loop.is_running():
             work.close()
             raise DuetimeError(
-                "This world was opened on another event loop, which does not run now. Open it "
-                "inside the test: async with app.testing() as world."
+                "This test world was opened on another event loop. Open it inside the test: async "
+                "with app.testing() as world."
             )
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
@@ -304,7 +304,7 @@ def read_moment(value: datetime | str, *, name: str) -> datetime:
         if isinstance(error, InvalidInput):
             raise
         raise InvalidInput(
-            f"{name} {value[:40]!r} is not a moment. Write 2026-03-08T00:00Z."
+            f"{name} {value[:40]!r} is not a valid time. Write it as 2026-03-08T00:00Z."
         ) from None
 
 

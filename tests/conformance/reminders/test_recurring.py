@@ -412,11 +412,11 @@ async def test_what_cannot_be_is_refused_at_once(app: Duetime) -> None:
         await app.subjects.put("once", due=START + DAY)
         await app.subjects.put("standup", repeats=WORKDAYS, remind=["-10m"])
         put = app.subjects.put
-        with pytest.raises(InvalidInput, match="give due= or repeats=, not both"):
+        with pytest.raises(InvalidInput, match="due= and repeats= cannot be combined"):
             await put("x", due=START, repeats=WORKDAYS)
-        with pytest.raises(InvalidInput, match="Say when the subject is due"):
+        with pytest.raises(InvalidInput, match="Either due= or repeats= is required"):
             await put("x")
-        with pytest.raises(InvalidInput, match="at most every minute"):
+        with pytest.raises(InvalidInput, match="at most once a minute"):
             await put("x", repeats="*/10 * * * * *")
         with pytest.raises(InvalidInput, match="does not repeat, so it has no occurrences"):
             await app.subjects.skip("once", START + DAY)

@@ -269,7 +269,7 @@ class Mailbox:
 
 
 async def test_what_is_not_a_channel_is_refused(app: Duetime) -> None:
-    with pytest.raises(InvalidInput, match=r"with a name, an async send\(message\)"):
+    with pytest.raises(InvalidInput, match=r"must have a name, an async send\(message\)"):
         app.add_channel("mail")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="tries must be between 1 and"):
         app.add_channel(Mailbox("mail"), tries=0)
@@ -341,7 +341,7 @@ async def test_bad_input_is_refused_and_changes_nothing(app: Duetime, outbox: Ou
             await app.scopes.put("a", parent="b")
         with pytest.raises(InvalidInput, match="locked must be True or False"):
             await app.scopes.put("a", locked="yes")  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput, match=r"what subjects\.define returns"):
+        with pytest.raises(InvalidInput, match=r"returned by subjects\.define"):
             await app.subjects.put_many(["game"])  # type: ignore[list-item]
 
         assert await app.reminders.find() == []
@@ -404,9 +404,9 @@ async def test_why_a_subject_was_closed_is_told(app: Duetime, outbox: Outbox, ve
 
 
 async def test_a_reason_is_of_a_whole_subject_and_a_text(app: Duetime) -> None:
-    with pytest.raises(InvalidInput, match="leave out occurrence="):
+    with pytest.raises(InvalidInput, match="cannot be combined with occurrence="):
         await app.subjects.complete("game", occurrence=START, reason="x")
-    with pytest.raises(InvalidInput, match="A reason is 1 to"):
+    with pytest.raises(InvalidInput, match="A reason must have 1 to"):
         await app.subjects.complete("game", reason="")
 
 
@@ -462,7 +462,7 @@ async def test_subjects_are_listed_by_scope_with_all_inside_it(app: Duetime) -> 
         assert await refs(scope="guild:1", status="open") == ["soon", "open end"]
         assert await refs(scope="channel:9", status="done") == ["late"]
         assert await refs(scope="nowhere") == []
-        with pytest.raises(InvalidInput, match="There are: open, done"):
+        with pytest.raises(InvalidInput, match="Use one of: open, done"):
             await app.subjects.find(status="closed")  # type: ignore[arg-type]
 
 

@@ -375,7 +375,7 @@ async def test_untrack_leaves_no_trace(app: Duetime, games: Table) -> None:
     else:
         left = "select count(*) from sqlite_schema where name like 'duetime_track_%game%'"
         assert games.run(left) == [(0,)]
-    with pytest.raises(InvalidInput, match="No table is tracked as 'games'"):
+    with pytest.raises(InvalidInput, match="No tracked table is named 'games'"):
         await app.untrack("games")
 
 
@@ -486,17 +486,17 @@ def _moment(value: Any) -> datetime:
     ("options", "told"),
     [
         ({"due": "start"}, "has no column 'start'. It has: id, starts_at"),
-        ({"id": "status"}, "no unique key of status"),
+        ({"id": "status"}, "no unique key on status"),
         ({"when": "state = 'open'"}, "with the condition"),
-        ({"when": "true); drop table games; --"}, "one condition of SQL"),
-        ({"when": "status = 'open"}, "quote is not closed"),
+        ({"when": "true); drop table games; --"}, "a single SQL condition"),
+        ({"when": "status = 'open"}, "an unclosed quote"),
         ({"when": "count(*) > 1"}, "with the condition"),
         ({"when": "not dne"}, "dne"),
-        ({"scope": "channel:{}"}, "scope is a column, or a pattern"),
+        ({"scope": "channel:{}"}, "scope must be a column, or a pattern"),
         ({"scope": "{guild_id}"}, "has no column 'guild_id'"),
-        ({"tz": "Europe/Berlim"}, "tz is a column or a time zone"),
+        ({"tz": "Europe/Berlim"}, "tz must be a column or a time zone"),
         ({"remind": ["sometime"]}, "sometime"),
-        ({"id": []}, "id names the column"),
+        ({"id": []}, "id must name the column"),
     ],
 )
 async def test_what_cannot_be_tracked_is_told_and_changes_nothing(

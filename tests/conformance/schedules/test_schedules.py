@@ -1013,7 +1013,7 @@ async def test_apply_is_declarative_and_prunes(app: Duetime, tasks: Recorder) ->
         ({"overlap": "never"}, "overlap must be one of"),
         ({"max_runs": 0}, "max_runs must be a whole number"),
         ({"wait": "5m"}, "need after="),
-        ({"after": "s"}, "wait for itself"),
+        ({"after": "s"}, "cannot depend on itself"),
         ({"grace": "-5m"}, "not a duration"),
         ({"colour": "red"}, "has no option 'colour'"),
         ({"tz": "../../etc/passwd"}, "passwd"),

@@ -84,7 +84,9 @@ async def test_a_pooler_that_a_worker_cannot_work_through_is_named(
 
 async def test_a_direct_url_that_is_none_is_named(pooled: str, pg_url: str) -> None:
     app = Duetime(pg_url, listen_database=pooled, migrate=True)
-    with pytest.raises(SettingsError, match="The URL of listen_database leads to a pooler"):
+    with pytest.raises(
+        SettingsError, match="The URL of listen_database leads to a connection pooler"
+    ):
         async with app.worker():
             pass
     await app.close()

@@ -319,13 +319,13 @@ async def test_a_schedule_that_others_come_after_is_not_removed(deploy: Deploy) 
     app = deploy(load="@daily", report={"spec": "@daily", "after": "load"})
     await restart(app)
     report = app.schedules.declared[1]
-    with pytest.raises(InvalidInput, match="'report' comes after it"):
+    with pytest.raises(InvalidInput, match="'report' depends on it"):
         await app.schedules["load"].delete()
     with pytest.raises(InvalidSchedule, match="which does not exist"):
         await app.schedules.apply(
             [app.schedules.define("report", "work", "@hourly", after="load")], prune=True
         )
-    with pytest.raises(InvalidInput, match="'report' comes after it"):
+    with pytest.raises(InvalidInput, match="'report' depends on it"):
         await app.schedules.apply([report], prune=True)
 
     assert set(await stored(app)) == {"report", "load"}

@@ -87,12 +87,15 @@ async def test_a_trigger_enqueues_in_the_transaction_of_its_row(pg_app: Duetime)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("duetime.enqueue('')", "a job needs a task"),
-        ("duetime.enqueue('  ')", "a job needs a task"),
+        ("duetime.enqueue('')", "the task must have 1 to 200 characters"),
+        ("duetime.enqueue('  ')", "the task must have 1 to 200 characters"),
         ("duetime.enqueue('a', queue => '')", "the queue must have 1 to 200"),
-        ("duetime.enqueue('a', queue => ' ')", "leave out commas, and blanks"),
-        ("duetime.enqueue('a', queue => 'b,c')", "the queue cannot be named 'b,c'"),
-        ("duetime.enqueue('a', key => ' ')", "not blanks alone"),
+        (
+            "duetime.enqueue('a', queue => ' ')",
+            "must not contain commas, nor begin or end with a space",
+        ),
+        ("duetime.enqueue('a', queue => 'b,c')", "the queue name 'b,c' must not contain commas"),
+        ("duetime.enqueue('a', key => ' ')", "not only spaces"),
         ("duetime.enqueue('a', '[1]')", "must be a JSON object"),
         ("duetime.enqueue('a', 'nonsense')", "invalid input syntax for type json"),
         ("duetime.enqueue('a', priority => 10)", "priority must be 0"),
@@ -100,10 +103,13 @@ async def test_a_trigger_enqueues_in_the_transaction_of_its_row(pg_app: Duetime)
         ("duetime.enqueue('a', run_at => 'infinity')", "run_at must be finite"),
         ("duetime.enqueue('a', key => 'k', on_conflict => 'what')", "on_conflict must be"),
         ("duetime.enqueue('a', delay => '-1 hour')", "delay must not be negative"),
-        ("duetime.enqueue('a', run_at => now(), delay => '1 hour')", "run_at or delay, not both"),
+        (
+            "duetime.enqueue('a', run_at => now(), delay => '1 hour')",
+            "run_at and delay cannot be combined",
+        ),
         ("duetime.enqueue('a', key => '')", "the key must have 1 to 200 characters"),
         ("duetime.enqueue('a', key => repeat('k', 201))", "the key must have 1 to 200 characters"),
-        ("duetime.enqueue('a', hold => '1 hour')", "hold needs a key"),
+        ("duetime.enqueue('a', hold => '1 hour')", "hold requires a key"),
         ("duetime.enqueue('a', key => 'k', hold => '-1 hour')", "hold must be from 0 to 100 years"),
         (
             "duetime.enqueue('a', key => 'k', hold => '101 years')",

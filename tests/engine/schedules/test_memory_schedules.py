@@ -112,9 +112,9 @@ async def test_a_schedule_in_memory_has_no_policies_and_is_not_applied(backend: 
     ran: list[datetime] = []
     app = make_app(backend.url, ran)
 
-    with pytest.raises(InvalidSchedule, match="in memory keeps no record, so it has no overlap"):
+    with pytest.raises(InvalidSchedule, match="has no history, so it does not support overlap"):
         app.schedules.define("s", "note", "@hourly", stored=False, overlap="allow")
-    with pytest.raises(InvalidInput, match="lives in memory"):
+    with pytest.raises(InvalidInput, match="has stored=False"):
         await app.schedules.apply([app.schedules.define("s", "note", "@hourly", stored=False)])
 
 

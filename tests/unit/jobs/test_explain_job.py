@@ -74,7 +74,7 @@ def explain(
 @pytest.mark.parametrize(
     ("job", "reason", "sentence"),
     [
-        ({}, "about_to_run", "starts any moment"),
+        ({}, "about_to_run", "should start at any moment"),
         (
             {"run_at": NOW + timedelta(minutes=90)},
             "not_due",
@@ -93,14 +93,14 @@ def explain(
         (
             {"state": JobState.RUNNING, "worker": "w1", "lease_until": SOON},
             "running",
-            "runs on the worker w1, whose lease holds until 2026-03-08 12:00:30 UTC.",
+            "is running on the worker w1, whose lease is valid until 2026-03-08 12:00:30 UTC.",
         ),
         (
             {"state": JobState.RUNNING, "worker": "w1", "lease_until": NOW},
             "worker_lost",
-            "lease ran out at 2026-03-08 12:00:00 UTC: it will be rescued",
+            "lease expired at 2026-03-08 12:00:00 UTC: it will be rescued",
         ),
-        ({"state": JobState.RUNNING}, "worker_gone", "a worker that is gone"),
+        ({"state": JobState.RUNNING}, "worker_gone", "a worker that no longer exists"),
         ({"state": JobState.COMPLETED, "finished_at": NOW}, "completed", "completed at 2026-"),
         (
             {"state": JobState.DEAD, "finished_at": NOW, "attempts": 3, "error": "no line"},
@@ -134,15 +134,15 @@ def test_reasons_of_the_job_itself(job: dict[str, Any], reason: str, sentence: s
             "was paused at 2026-03-08 12:00:00 UTC by ann: holiday.",
         ),
         ({"paused_at": NOW}, 0, "queue_paused", "was paused at 2026-03-08 12:00:00 UTC."),
-        ({"limits": Limits(running=2), "running": 2}, 0, "limit_full", "at most 2 may"),
+        ({"limits": Limits(running=2), "running": 2}, 0, "limit_full", "the limit is 2"),
         ({"limits": Limits(running=2), "running": 1}, 0, "about_to_run", "any moment"),
-        ({"limits": Limits(per_partition=1)}, 1, "partition_full", "partition 'ann' run"),
+        ({"limits": Limits(per_partition=1)}, 1, "partition_full", "partition 'ann' are running"),
         ({"limits": Limits(per_partition=1)}, 0, "about_to_run", "any moment"),
         (
             {"limits": Limits(rate=10, period=timedelta(minutes=1))},
             0,
             "rate_limited",
-            "the rate limit of the queue 'mail': 10 in 1m.",
+            "the rate limit of the queue 'mail': 10 per 1m.",
         ),
         ({"due": 6}, 0, "in_line", "5 other jobs of its queue are due"),
     ],
@@ -159,9 +159,9 @@ def test_reasons_of_the_queue(
 @pytest.mark.parametrize(
     ("workers", "reason", "sentence"),
     [
-        ((), "no_worker", "no live worker works on the queue 'mail' (0 on others)"),
-        ((("w1", ["mail"], ["send"], NOW),), "no_worker", "(0 on others)"),
-        ((("w2", ["other"], ["send"], SOON),), "no_worker", "(1 on others)"),
+        ((), "no_worker", "no live worker serves the queue 'mail' (0 serve other queues)"),
+        ((("w1", ["mail"], ["send"], NOW),), "no_worker", "(0 serve other queues)"),
+        ((("w2", ["other"], ["send"], SOON),), "no_worker", "(1 serve other queues)"),
         ((("w3", ["mail"], ["print"], SOON),), "task_unknown", "knows the task 'send'"),
     ],
 )
@@ -221,6 +221,8 @@ def test_the_steps_are_what_was_checked_before() -> None:
     assert explanation.steps[-1].facts == {
         "queue": "mail", "task": "send", "run_at": "2026-03-08T12:00:00Z", "running": 1, "limit": 2,
     }  # fmt: skip
-    assert str(explanation.steps[-1]) == "1 jobs of the queue 'mail' run, and at most 2 may."
+    assert (
+        str(explanation.steps[-1]) == "1 jobs of the queue 'mail' are running, and the limit is 2."
+    )
     assert str(explanation) == explanation.sentence
     assert explanation.code == "partition_full"

@@ -85,13 +85,13 @@ def test_custom_sees_the_attempt_and_the_error() -> None:
         (lambda: Exponential(max="soon"), "max 'soon' is not a duration"),
         (lambda: Exponential(factor=0.5), "factor must be between 1 and 100"),
         (lambda: Exponential(factor=float("nan")), "factor must be between 1 and 100"),
-        (lambda: Exponential(jitter=1.5), "jitter is a share between 0 and 1"),
+        (lambda: Exponential(jitter=1.5), "jitter must be a fraction between 0 and 1"),
         (lambda: Exponential(max_attempts=0), "max_attempts must be between 1 and 10,000"),
         (lambda: Exponential(max_attempts=True), "max_attempts must be between"),
         (lambda: Constant("5s", max_attempts=10_001), "max_attempts must be between"),
         (lambda: Constant(None), "wait must be a number of seconds, a string"),  # type: ignore[arg-type]
         (lambda: Custom("5s"), "Custom takes a function"),  # type: ignore[arg-type]
-        (lambda: Delays(), "at least one wait"),
+        (lambda: Delays(), "at least one delay"),
         (lambda: Delays("0s", "later"), "delay 'later' is not a duration"),
     ],
 )

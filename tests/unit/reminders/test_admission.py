@@ -224,7 +224,7 @@ def test_a_digest_lists_what_is_due_first() -> None:
         ({"channels": "email"}, "mapping"),
         ({"channels": {"email": 7}}, "address"),
         ({"channels": [("email", "a", "b")]}, "pair"),
-        ({"channels": ["email", ("email", "a")]}, "once"),
+        ({"channels": ["email", ("email", "a")]}, "the same channel twice"),
         ({"channels": {f"c{n}": None for n in range(21)}}, "at most 20"),
         ({"muted": "everything"}, "cannot be muted"),
         ({"muted": ["scope:"]}, "scope"),

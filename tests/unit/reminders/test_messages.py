@@ -81,5 +81,7 @@ def test_receipts_never_go_back() -> None:
 
 @pytest.mark.parametrize("status", ["sent", "pending", "opened", "", None])
 def test_other_receipts_are_refused(status: Any) -> None:
-    with pytest.raises(InvalidInput, match="A receipt says delivered, bounced, failed"):
+    with pytest.raises(
+        InvalidInput, match=r"is not a status of a receipt\. Use one of: delivered, bounced, failed"
+    ):
         read_receipt(status)

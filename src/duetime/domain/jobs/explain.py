@@ -21,12 +21,14 @@ JOB_SENTENCES = {
     "cancelled": "Job {job} was cancelled at {finished_at:utc}[: {error}].",
     "superseded": "Job {job} was superseded at {finished_at:utc}[: {error}].",
     "expired": "Job {job} expired at {finished_at:utc}[: {error}].",
-    "running": "Job {job} runs on the worker {worker}, whose lease holds until {lease_until:utc}.",
-    "worker_lost": "Job {job} is held by the worker {worker}, whose lease ran out at "
+    "running": "Job {job} is running on the worker {worker}, whose lease is valid until "
+    "{lease_until:utc}.",
+    "worker_lost": "Job {job} is held by the worker {worker}, whose lease expired at "
     "{lease_until:utc}: it will be rescued within seconds.",
-    "worker_gone": "Job {job} is held by a worker that is gone: it will be rescued within seconds.",
+    "worker_gone": "Job {job} is held by a worker that no longer exists: it will be rescued within "
+    "seconds.",
     # It waits: what keeps it from starting.
-    "unreadable": "Job {job} is set aside: {text}. Cancel it; or correct the row, cancel it and "
+    "unreadable": "Job {job} is parked: {text}. Cancel it; or correct the row, then cancel and "
     "requeue it.",
     "parked": "Job {job} is parked: {text}. It runs as soon as a worker of the queue {queue!r} "
     "knows the task {task!r}.",
@@ -34,26 +36,27 @@ JOB_SENTENCES = {
     "[ after attempt {attempts} failed ({error})].",
     "queue_paused": "Job {job} waits: its queue {queue!r} was paused at {paused_at:utc}"
     "[ by {paused_by}][: {text}].",
-    "no_worker": "Job {job} waits: no live worker works on the queue {queue!r} ({elsewhere} on "
-    "others).",
+    "no_worker": "Job {job} waits: no live worker serves the queue {queue!r} ({elsewhere} serve "
+    "other queues).",
     "task_unknown": "Job {job} waits: none of the {count} workers on the queue {queue!r} knows the "
     "task {task!r}.",
-    "limit_full": "Job {job} waits: {running} jobs of the queue {queue!r} run, and at most {limit} "
-    "may.",
-    "partition_full": "Job {job} waits: {running} jobs of the partition {partition!r} run, and at "
-    "most {limit} may.",
-    "rate_limited": "Job {job} waits for the rate limit of the queue {queue!r}: {rate} in "
+    "limit_full": "Job {job} waits: {running} jobs of the queue {queue!r} are running, and the "
+    "limit is {limit}.",
+    "partition_full": "Job {job} waits: {running} jobs of the partition {partition!r} are running, "
+    "and the limit is {limit}.",
+    "rate_limited": "Job {job} waits for the rate limit of the queue {queue!r}: {rate} per "
     "{period:span}.",
     "in_line": "Job {job} is due and waits its turn: {ahead} other jobs of its queue are due.",
-    "about_to_run": "Job {job} is due, and a worker that knows it is alive: it starts any moment.",
+    "about_to_run": "Job {job} is due, and a live worker can run it: it should start at any "
+    "moment.",
     # What was checked before, and does not keep it from starting.
     "due": "It has been due since {run_at:utc}.",
     "queue_open": "Its queue {queue!r} is not paused.",
-    "workers_alive": "{count} live workers work on the queue {queue!r}.",
+    "workers_alive": "{count} live workers serve the queue {queue!r}.",
     "task_known": "The worker {worker} knows the task {task!r}.",
-    "below_limit": "{running} jobs of the queue {queue!r} run, and at most {limit} may.",
-    "below_partition_limit": "{running} jobs of the partition {partition!r} run, and at most "
-    "{limit} may.",
+    "below_limit": "{running} jobs of the queue {queue!r} are running, and the limit is {limit}.",
+    "below_partition_limit": "{running} jobs of the partition {partition!r} are running, and the "
+    "limit is {limit}.",
 }
 
 

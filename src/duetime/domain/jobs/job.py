@@ -253,11 +253,9 @@ def check_name(value: str, *, what: str) -> str:
         raise InvalidInput(
             f"The {what} must have 1 to {LONGEST_NAME} characters, got {len(value)}."
         )
-    check_text(value, what=f"the {what}")
+    check_text(value, what=f"The {what}")
     if value.isspace():
-        raise InvalidInput(
-            f"The {what} has blanks only: {value!r}. Write a name that people can see."
-        )
+        raise InvalidInput(f"The {what} must have at least one visible character, got {value!r}.")
     return value
 
 
@@ -265,8 +263,8 @@ def check_task_not_reserved(name: str) -> None:
     """Raise `InvalidInput` if only Duetime itself may have a task of this name."""
     if isinstance(name, str) and name.startswith(OWN_TASKS):
         raise InvalidInput(
-            f"The task's name {name!r:.60} is reserved: names that begin with {OWN_TASKS!r} are "
-            "Duetime's own. Give it another name=."
+            f"The task name {name!r:.60} is reserved: names that begin with {OWN_TASKS!r} are used "
+            "by Duetime. Choose another name=."
         )
 
 
@@ -275,8 +273,8 @@ def check_key(value: str) -> str:
     check_name(value, what="key")
     if value.startswith(RUN_KEYS):
         raise InvalidInput(
-            f"The key {value!r:.60} is reserved: keys that begin with {RUN_KEYS!r} belong to the "
-            "runs of schedules. Choose another."
+            f"The key {value!r:.60} is reserved: keys that begin with {RUN_KEYS!r} are used for "
+            "the runs of schedules. Choose another key."
         )
     return value
 
@@ -286,8 +284,8 @@ def check_queue(value: str) -> str:
     check_name(value, what="queue")
     if "," in value or value != value.strip():
         raise InvalidInput(
-            f"The queue cannot be named {value!r:.60}: workers name their queues with commas "
-            "between them, so leave out commas, and blanks at the beginning and the end."
+            f"{value!r:.60} is not a valid queue name: it must not contain commas, nor begin or "
+            "end with a space."
         )
     return value
 
@@ -298,8 +296,8 @@ def check_sought(value: str, *, what: str) -> str:
     if not isinstance(value, str):
         raise InvalidInput(f"The {what} must be a string, got {value!r:.60}.")
     if not value:
-        raise InvalidInput(f"The {what} is empty. Leave it out, or name one.")
-    return check_text(value, what=f"the {what}")
+        raise InvalidInput(f"The {what} must not be empty. Leave it out, or give a value.")
+    return check_text(value, what=f"The {what}")
 
 
 def check_names(values: Iterable[str], *, what: str, example: str) -> tuple[str, ...]:
@@ -309,21 +307,24 @@ def check_names(values: Iterable[str], *, what: str, example: str) -> tuple[str,
     ('ann', 'bob')
     """
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise InvalidInput(f"The {what} are a list of names: write {example}, not {values!r:.60}.")
+        raise InvalidInput(
+            f"The {what} must be a list of names, such as {example}, got {values!r:.60}."
+        )
     return tuple(dict.fromkeys(check_name(value, what=f"name in {what}") for value in values))
 
 
 def check_text(value: str, *, what: str) -> str:
-    """Return `value` if every database can store it."""
+    """Return `value` if every database can store it. `what` begins a sentence: "The reason"."""
     if not isinstance(value, str):
-        raise InvalidInput(f"What was given as {what} must be a string, got {value!r:.60}.")
+        raise InvalidInput(f"{what} must be a string, got {value!r:.60}.")
     if "\x00" in value:
-        raise InvalidInput(f"A NUL character in {what} cannot be stored; remove it.")
+        raise InvalidInput(f"{what} contains a NUL character, which cannot be stored. Remove it.")
     try:
         value.encode()
     except UnicodeEncodeError:
         raise InvalidInput(
-            f"A lone surrogate in {what} is not valid text; decode the input properly first."
+            f"{what} contains a lone surrogate, which is not valid text. Check how the input was "
+            "decoded."
         ) from None
     return value
 
@@ -336,7 +337,7 @@ def check_priority(value: int) -> int:
         or not FIRST_PRIORITY <= value <= LAST_PRIORITY
     ):
         raise InvalidInput(
-            f"priority must be a whole number from 0 (first) to 9 (last), got {value!r}."
+            f"priority must be an integer from 0 (first) to 9 (last), got {value!r}."
         )
     return value
 
@@ -344,7 +345,7 @@ def check_priority(value: int) -> int:
 def check_job_id(value: int) -> int:
     """Return `value` if a job may have it as its id."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:
-        raise InvalidInput(f"A job's id is a whole number from 1 on, got {value!r:.60}.")
+        raise InvalidInput(f"A job id must be a positive integer, got {value!r:.60}.")
     return value
 
 
@@ -358,5 +359,5 @@ def check_moment(value: datetime, *, name: str) -> datetime:
             "Give an aware datetime, such as datetime.now(timezone.utc)."
         )
     if not 1970 <= value.year <= 9000:
-        raise InvalidInput(f"{name} must lie between the years 1970 and 9000, got {value.year}.")
+        raise InvalidInput(f"{name} must be between the years 1970 and 9000, got {value.year}.")
     return value

@@ -60,12 +60,11 @@ def make_limits(
             isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST
         ):
             raise InvalidInput(
-                f"{name} of queue {queue!r} must be a whole number from 1 to {_MOST:,}, "
-                f"got {value!r}. "
-                "To stop a queue, pause it; to lift a limit, leave it out."
+                f"{name} of queue {queue!r} must be an integer from 1 to {_MOST:,}, got {value!r}. "
+                "To stop a queue, pause it. To remove a limit, leave it out."
             )
     if (rate is None) != (period is None):
-        raise InvalidInput(f"A rate limit of queue {queue!r} needs both rate= and period=.")
+        raise InvalidInput(f"A rate limit of queue {queue!r} requires both rate= and period=.")
     span = (
         None
         if period is None

@@ -34,12 +34,14 @@ def parse_rate(text: str) -> Rate:
     """
     found = _RATE.fullmatch(text.strip()) if isinstance(text, str) else None
     if found is None:
-        raise InvalidInput(f"{text!r:.60} is not a rate. Write '10/s', '100/m' or '5/10s'.")
+        raise InvalidInput(
+            f"{text!r:.60} is not a valid rate. Write it as '10/s', '100/m' or '5/10s'."
+        )
     span = found[2] if found[2][0].isdigit() else f"1{found[2]}"
     rate = Rate(int(found[1]), parse_duration(span, name="A rate's period"))
     if not 1 <= rate.count <= MOST or not timedelta(0) < rate.period <= LONGEST_PERIOD:
         raise InvalidInput(
-            f"A rate is 1 to {MOST:,} within at most 31 days, got {text!r:.60}. "
+            f"A rate must be from 1 to {MOST:,} per period of at most 31 days, got {text!r:.60}. "
             "Leave it out for no limit."
         )
     return rate

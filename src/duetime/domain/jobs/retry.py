@@ -45,7 +45,7 @@ class Exponential:
         if not 1 <= factor <= 100:
             raise InvalidInput(f"factor must be between 1 and 100, got {factor!r}.")
         if not 0 <= jitter <= 1:
-            raise InvalidInput(f"jitter is a share between 0 and 1, got {jitter!r}.")
+            raise InvalidInput(f"jitter must be a fraction between 0 and 1, got {jitter!r}.")
         self.factor = factor
         self.jitter = jitter
         self.max_attempts = check_max_attempts(max_attempts)
@@ -78,7 +78,7 @@ class Delays:
 
     def __init__(self, *delays: Duration) -> None:
         if not delays:
-            raise InvalidInput("Delays needs at least one wait, such as Delays('0s', '30s').")
+            raise InvalidInput("Delays requires at least one delay, such as Delays('0s', '30s').")
         self.delays = tuple(parse_duration(delay, name="delay") for delay in delays)
         self.max_attempts = check_max_attempts(len(delays))
 
@@ -97,7 +97,7 @@ class Custom:
     ) -> None:
         if not callable(function):
             raise InvalidInput(
-                f"Custom takes a function (attempt, error) -> wait, got {function!r}."
+                f"Custom takes a function (attempt, error) -> delay, got {function!r}."
             )
         self.function = function
         self.max_attempts = check_max_attempts(max_attempts)
@@ -116,7 +116,9 @@ def check_max_attempts(value: int, *, name: str = "max_attempts") -> int:
 def check_policy(value: RetryPolicy) -> RetryPolicy:
     """Return `value` if it can say when a job is tried again."""
     if not hasattr(value, "max_attempts") or not callable(getattr(value, "delay", None)):
-        raise InvalidInput(f"retry= takes a policy such as Exponential('60s'), got {value!r}.")
+        raise InvalidInput(
+            f"retry= must be a retry policy, such as Exponential('60s'), got {value!r}."
+        )
     return value
 
 
@@ -124,5 +126,7 @@ def check_errors(value: object) -> tuple[type[BaseException], ...]:
     """Return the classes of errors that may pass."""
     kinds = value if isinstance(value, tuple) else (value,)
     if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
-        raise InvalidInput(f"retry_on= takes an exception class or a tuple of them, got {value!r}.")
+        raise InvalidInput(
+            f"retry_on= must be an exception class or a tuple of exception classes, got {value!r}."
+        )
     return kinds

@@ -59,7 +59,10 @@ class TaskDefinition:
         self.options = options
         self.is_async = inspect.iscoroutinefunction(function)
         if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-            raise InvalidInput(f"Task {name!r} is a generator; a task must be a plain function.")
+            raise InvalidInput(
+                f"Task {name!r} is a generator. A task must be a plain function or a coroutine "
+                "function."
+            )
         self._signature = inspect.signature(function)
         self.context_name, self._struct, self._result_type = self._read_signature(context_type)
         self._decoder = msgspec.json.Decoder(self._struct)
@@ -92,8 +95,9 @@ class TaskDefinition:
                     self._check_plain(argument, msgspec.to_builtins(value))
         if len(raw) > self.options.max_args_bytes:
             raise InvalidArguments(
-                f"The arguments of task {self.name!r} take {len(raw):,} bytes of JSON, more than "
-                f"{self.options.max_args_bytes:,}. Store the data elsewhere and pass a reference.",
+                f"The arguments of task {self.name!r} are {len(raw):,} bytes of JSON, and the "
+                f"limit (max_args_bytes) is {self.options.max_args_bytes:,}. Store the data "
+                "elsewhere and pass a reference.",
                 task=self.name,
             )
         try:
@@ -137,8 +141,8 @@ class TaskDefinition:
         argument = found[1] if found else None
         where = f"argument {argument!r}" if argument else "the arguments"
         return InvalidArguments(
-            f"Task {self.name!r}: {where} cannot be used: {error}. "
-            f"It is called as {self.name}{self._call}.",
+            f"Task {self.name!r}: {where} is not valid: {error}. The signature is "
+            f"{self.name}{self._call}.",
             task=self.name,
             argument=argument,
         )
@@ -148,7 +152,7 @@ class TaskDefinition:
             return self._call.bind_partial(*args, **kwargs).arguments
         except TypeError as error:
             raise InvalidArguments(
-                f"Task {self.name!r}: {error}. It is called as {self.name}{self._call}.",
+                f"Task {self.name!r}: {error}. The signature is {self.name}{self._call}.",
                 task=self.name,
             ) from None
 
@@ -165,13 +169,13 @@ class TaskDefinition:
                     else str(detail)
                 )
                 return InvalidArguments(
-                    f"Task {self.name!r}: argument {argument!r} cannot be written as JSON: "
+                    f"Task {self.name!r}: argument {argument!r} cannot be encoded as JSON: "
                     f"{reason}. Pass plain data: numbers, text, lists, dicts, dates.",
                     task=self.name,
                     argument=argument,
                 )
         return InvalidArguments(
-            f"Task {self.name!r}: the arguments cannot be written as JSON: {error}.", task=self.name
+            f"Task {self.name!r}: the arguments cannot be encoded as JSON: {error}.", task=self.name
         )
 
     def _check_finite(self, argument: str, value: Any, raw: bytes) -> None:
@@ -184,7 +188,7 @@ class TaskDefinition:
         match value:
             case str() as text:
                 try:
-                    check_text(text, what=f"argument {argument!r} of task {self.name!r}")
+                    check_text(text, what=f"Argument {argument!r} of task {self.name!r}")
                 except InvalidInput as error:
                     raise InvalidArguments(str(error), task=self.name, argument=argument) from None
             case dict() as mapping:
@@ -208,13 +212,13 @@ class TaskDefinition:
         for parameter in self._signature.parameters.values():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise InvalidInput(
-                    f"Task {self.name!r} takes {parameter}: name each argument, so that it can "
-                    "be stored and checked."
+                    f"Task {self.name!r} takes {parameter}. Declare each argument by name, so that "
+                    "it can be checked and stored."
                 )
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 raise InvalidInput(
-                    f"Task {self.name!r}: {parameter.name!r} is positional-only; arguments are "
-                    "stored by name."
+                    f"Task {self.name!r}: {parameter.name!r} is positional-only, but arguments are "
+                    "stored by name. Remove the / from its signature."
                 )
             hint = hints.get(parameter.name, Any)
             if hint is context_type:
@@ -236,7 +240,8 @@ class TaskDefinition:
             msgspec.json.Decoder(struct)
         except (TypeError, ValueError) as error:
             raise InvalidInput(
-                f"Task {self.name!r}: its arguments cannot be stored as JSON: {error}."
+                f"Task {self.name!r}: the types of its arguments are not supported by JSON: "
+                f"{error}."
             ) from None
         return context_name, struct, _result_type(hints.get("return", Any))
 

@@ -128,7 +128,9 @@ def _storable(value: object) -> str:
 def read_receipt(status: str) -> DeliveryStatus:
     """Return the status that a receipt may tell, or raise `InvalidInput`."""
     if status not in _RECEIPTS:
-        raise InvalidInput(f"A receipt says {', '.join(_RECEIPTS)}; there is no {status!r:.60}.")
+        raise InvalidInput(
+            f"{status!r:.60} is not a status of a receipt. Use one of: {', '.join(_RECEIPTS)}."
+        )
     return DeliveryStatus(status)
 
 

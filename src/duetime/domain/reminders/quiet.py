@@ -50,12 +50,14 @@ def parse_quiet(text: str, tz: str) -> Quiet:
         re.fullmatch(r"\s*([\d:]+)\s*[-–]\s*([\d:]+)\s*", text) if isinstance(text, str) else None
     )
     if found is None:
-        raise InvalidInput(f"{text!r:.60} are no quiet hours. Write them as '22:00-07:00'.")
+        raise InvalidInput(
+            f"{text!r:.60} is not a valid range of quiet hours. Write it as '22:00-07:00'."
+        )
     start, end = parse_wall(found[1]), parse_wall("00:00" if found[2] == "24:00" else found[2])
     if start == end:
         raise InvalidInput(
-            f"The quiet hours {text!r} begin and end at the same time: nothing would ever be sent. "
-            "Leave them out for none, or write two different times."
+            f"The quiet hours {text!r} begin and end at the same time, so nothing would ever be "
+            "sent. Use two different times, or leave them out."
         )
     return Quiet(start, end, parse_zone(tz).key)
 

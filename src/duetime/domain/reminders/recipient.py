@@ -93,8 +93,8 @@ def make_recipient(
         or not 1 <= max_per_hour <= MAX_PER_HOUR
     ):
         raise InvalidInput(
-            f"max_per_hour is 1 to {MAX_PER_HOUR}, got {max_per_hour!r:.40}. Leave it out for "
-            "no limit; mute the recipient to send nothing."
+            f"max_per_hour must be 1 to {MAX_PER_HOUR}, got {max_per_hour!r:.40}. Leave "
+            "it out for no limit. To send nothing, mute the recipient."
         )
     zone = None if tz is None else parse_zone(tz).key
     return Recipient(
@@ -119,16 +119,18 @@ def parse_channels(value: Any) -> tuple[Route, ...]:
         return ()
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise InvalidInput(
-            'channels is a mapping {"email": "ann@example.org"}, or a list of such pairs, '
-            f"got {value!r:.60}."
+            'channels must be a mapping such as {"email": "ann@example.org"}, or a list of such '
+            f"pairs, got {value!r:.60}."
         )
     pairs = value.items() if isinstance(value, Mapping) else [_pair(item) for item in value]
     routes = tuple(Route(check_name(name, what="channel"), _address(to)) for name, to in pairs)
     if len(routes) > MOST_CHANNELS:
-        raise InvalidInput(f"A recipient has at most {MOST_CHANNELS} channels, got {len(routes)}.")
+        raise InvalidInput(
+            f"A recipient can have at most {MOST_CHANNELS} channels, got {len(routes)}."
+        )
     names = [route.channel for route in routes]
     if len(set(names)) < len(names):
-        raise InvalidInput(f"A recipient has each channel once, got {names!r:.200}.")
+        raise InvalidInput(f"A recipient cannot have the same channel twice, got {names!r:.200}.")
     return routes
 
 
@@ -145,10 +147,10 @@ def parse_muted(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping):
-        raise InvalidInput(f"muted is a list such as ['scope:guild:1'], got {value!r:.60}.")
+        raise InvalidInput(f"muted must be a list such as ['scope:guild:1'], got {value!r:.60}.")
     found = tuple(dict.fromkeys(_mute(item) for item in value))
     if len(found) > MOST_MUTED:
-        raise InvalidInput(f"A recipient mutes at most {MOST_MUTED} things, got {len(found)}.")
+        raise InvalidInput(f"A recipient can mute at most {MOST_MUTED} things, got {len(found)}.")
     return found
 
 
@@ -171,7 +173,9 @@ def _pair(item: Any) -> tuple[Any, Any]:
         return item.channel, item.address
     if isinstance(item, list | tuple) and len(item) == 2:
         return item[0], item[1]
-    raise InvalidInput(f"A channel is a name, or a pair of name and address, got {item!r:.60}.")
+    raise InvalidInput(
+        f"A channel must be a name, or a pair of name and address, got {item!r:.60}."
+    )
 
 
 def _address(value: Any) -> str | None:
@@ -179,6 +183,7 @@ def _address(value: Any) -> str | None:
         return None
     if not isinstance(value, str) or not 1 <= len(value) <= _LONGEST_ADDRESS or "\x00" in value:
         raise InvalidInput(
-            f"An address is 1 to {_LONGEST_ADDRESS:,} characters of text, got {value!r:.60}."
+            f"An address must be a string of 1 to {_LONGEST_ADDRESS:,} characters, got "
+            f"{value!r:.60}."
         )
     return value

@@ -87,7 +87,7 @@ class Recurrence(msgspec.Struct, frozen=True):
         too rarely to be found in a second or two."""
         with effort.limited(
             _MOST_STEPS,
-            f"'{self.describe()}' is due too rarely to find {n} occurrences. Ask for fewer.",
+            f"'{self.describe()}' is due too rarely to compute {n} occurrences. Request fewer.",
         ):
             return list(islice(self.occurrences(since), n))
 
@@ -204,7 +204,10 @@ def parse_repeats(value: RepeatsLike, tz: str = "UTC") -> Recurrence:
     """
     if isinstance(value, Recurrence):
         if value.timetable.tz != tz:
-            raise InvalidInput(f"It repeats in {value.timetable.tz}, and the subject is in {tz}.")
+            raise InvalidInput(
+                f"The recurrence has the time zone {value.timetable.tz}, but the subject has {tz}. "
+                "Use the same one for both."
+            )
         return value
     given: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"specs": value}
     options = {name: given.pop(name, None) for name in _OPTIONS}
@@ -213,8 +216,8 @@ def parse_repeats(value: RepeatsLike, tz: str = "UTC") -> Recurrence:
         specs = given.pop("specs")
         if given:
             raise InvalidInput(
-                f"A recurrence with specs has no {next(iter(given))!r:.60}. It may have: "
-                f"{', '.join(_OPTIONS)}."
+                f"A recurrence with specs has no option {next(iter(given))!r:.60}. The options "
+                f"are: {', '.join(_OPTIONS)}."
             )
     if isinstance(specs, str | Mapping | timedelta) or not isinstance(specs, Iterable):
         specs = [specs]
@@ -223,11 +226,11 @@ def parse_repeats(value: RepeatsLike, tz: str = "UTC") -> Recurrence:
         for name in ("start", "until")
     )
     if start is not None and start.microsecond:
-        raise InvalidInput(f"A recurrence starts at a whole second, not at {format_time(start)}.")
+        raise InvalidInput(f"A recurrence must start at a whole second, got {format_time(start)}.")
     if start is not None and until is not None and until < start:
         raise InvalidInput(
-            f"A recurrence ends before it starts: until {format_time(until)}, "
-            f"start {format_time(start)}."
+            f"A recurrence cannot end before it starts: until {format_time(until)}, start "
+            f"{format_time(start)}."
         )
     made = timetable(
         *specs,
@@ -237,7 +240,7 @@ def parse_repeats(value: RepeatsLike, tz: str = "UTC") -> Recurrence:
         end=None if until is None else until + _MOMENT,
     )
     if len(made.specs) == 1 and isinstance(made.specs[0], Once):
-        raise InvalidInput("A single moment does not repeat. Give it as due=, not as repeats=.")
+        raise InvalidInput("A single time does not repeat. Use due= instead of repeats=.")
     _check_pace(made)
     exceptions = options["exceptions"]
     return Recurrence(made, None if exceptions is None else _read_exceptions(exceptions))
@@ -258,8 +261,8 @@ def _check_pace(made: Timetable) -> None:
     # More than one a minute; most are told by their second.
     if len(list(takewhile(hour.__gt__, islice(ticks, _PACE)))) == _PACE:
         raise InvalidInput(
-            f"'{made.describe()}' is too often: a subject is due at most every minute. "
-            "Use a schedule to run a task."
+            f"'{made.describe()}' repeats too often: a subject can be due at most once a minute. "
+            "To run a task more often, use a schedule."
         )
 
 
@@ -267,8 +270,8 @@ def _read_exceptions(given: Any) -> dict[datetime, Exception_]:
     if not isinstance(given, Mapping):
         if isinstance(given, str | bytes) or not isinstance(given, Iterable):
             raise InvalidInput(
-                "exceptions is a mapping such as {'2026-03-02T09:00Z': 'skip'}, "
-                f"not {given!r:.60}."
+                "exceptions must be a mapping such as {'2026-03-02T09:00Z': 'skip'}, got "
+                f"{given!r:.60}."
             )
         given = dict.fromkeys(given)
     read: dict[datetime, Exception_] = {}
@@ -285,7 +288,7 @@ def _read_exception(value: Any) -> Exception_:
 
 def _check_exceptions(exceptions: dict[datetime, Exception_]) -> dict[datetime, Exception_]:
     if len(exceptions) > MOST_EXCEPTIONS:
-        raise InvalidInput(f"A subject has at most {MOST_EXCEPTIONS:,} exceptions.")
+        raise InvalidInput(f"A subject can have at most {MOST_EXCEPTIONS:,} exceptions.")
     return exceptions
 
 
@@ -300,12 +303,14 @@ def _moment(value: Any, name: str) -> datetime:
 @lru_cache(maxsize=4096)
 def _stored(text: str, tz: str) -> Recurrence:
     if len(text) > _LONGEST_JSON:
-        raise InvalidInput(f"A recurrence's JSON has at most {_LONGEST_JSON} characters.")
+        raise InvalidInput(
+            f"The JSON of a recurrence must have at most {_LONGEST_JSON} characters."
+        )
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise InvalidInput(f"The stored recurrence is not JSON: {error}.") from None
     if not isinstance(value, dict) or not isinstance(value.get("specs"), list):
-        raise InvalidInput('A recurrence is a JSON object such as {"specs": ["0 9 * * *"]}.')
+        raise InvalidInput('A recurrence must be a JSON object such as {"specs": ["0 9 * * *"]}.')
     read = parse_repeats(value, tz)
     return Recurrence(read.timetable, read.exceptions or {})

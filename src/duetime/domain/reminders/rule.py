@@ -139,7 +139,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         try:
             text = value if isinstance(value, str | bytes) else msgspec.json.encode(value)
         except (TypeError, ValueError, RecursionError):
-            raise InvalidInput(f"A stored rule is a JSON object, not {value!r:.60}.") from None
+            raise InvalidInput(f"A stored rule must be a JSON object, got {value!r:.60}.") from None
         return _stored(text)
 
 
@@ -174,16 +174,18 @@ def check_rule(rule: Rule) -> Rule:
             raise InvalidInput(f"{name} must be one of {choices}, got {getattr(rule, name)!r:.60}.")
     if rule.zone == "recipient" and rule.wall is None:
         raise InvalidInput(
-            f"The rule {rule.text!r} has no wall time, so it is one moment in every zone. "
-            "Leave out zone, or write a wall time: '-1d at 09:00'."
+            f"The rule {rule.text!r} has no wall time, so its time is the same in every zone. "
+            "Leave out zone, or add a wall time: '-1d at 09:00'."
         )
     if rule.expires == "at_due" and not may_come_before(rule):
         raise InvalidInput(
-            f"The rule {rule.text!r} cannot expire at_due: it does not come before the due time. "
-            "Write expires as a duration, such as '1d', or as 'never'."
+            f"The rule {rule.text!r} cannot have expires='at_due', because its time is not before "
+            "the due time. Set expires to a duration such as '1d', or to 'never'."
         )
     if isinstance(rule.expires, timedelta) and not _NONE < rule.expires <= LONGEST_OFFSET:
-        raise InvalidInput(f"expires is more than 0s and at most 10 years, got {rule.expires}.")
+        raise InvalidInput(
+            f"expires must be greater than 0s and at most 10 years, got {rule.expires}."
+        )
     if not isinstance(rule.urgent, bool):
         raise InvalidInput(f"urgent must be True or False, got {rule.urgent!r:.60}.")
     if rule.template is not None:
@@ -208,7 +210,7 @@ def parse_wall(text: str) -> time:
     hour, minute, second = (int(part or 0) for part in found.groups()) if found else (99, 0, 0)
     if hour > 23 or minute > 59 or second > 59:
         raise InvalidInput(
-            f"There is no time of day {text[:40]!r}. Write 00:00 to 23:59, such as '09:00'."
+            f"{text[:40]!r} is not a time of day. Write 00:00 to 23:59, such as '09:00'."
         )
     return time(hour, minute, second)
 
@@ -245,52 +247,58 @@ def _check_times(rule: Rule) -> None:
     plain = rule.wall is None and bool(rule.offset)
     if (rule.at is not None) + (rule.wall is not None) + repeats + plain > 1:
         raise InvalidInput(
-            "A rule has one kind of time: an offset, days with a wall time, a repeat, or a fixed "
-            "moment."
+            "A rule must have exactly one kind of time: an offset, days with a wall time, a "
+            "repeat, or a fixed time."
         )
     if abs(rule.offset) > LONGEST_OFFSET:
-        raise InvalidInput(f"A rule's offset is at most 10 years, got {rule.text!r}.")
+        raise InvalidInput(f"The offset of a rule must be at most 10 years, got {rule.text!r}.")
     if rule.wall is not None and (rule.offset % _DAY or rule.wall.microsecond or rule.wall.tzinfo):
         raise InvalidInput(
-            "Only whole days or weeks go with a wall time, which has whole seconds and no zone, "
-            f"got {rule.offset} at {rule.wall}."
+            "A wall time requires an offset of whole days or weeks, and must have whole seconds "
+            f"and no zone, got {rule.offset} at {rule.wall}."
         )
     if rule.at is not None:
         read_moment(rule.at)
     if not repeats:
         return
     if every is None or within is None or every < SHORTEST_REPEAT:
-        raise InvalidInput(f"A repeat has every (1s or longer) and within, got every {every}.")
+        raise InvalidInput(
+            f"A repeat requires within, and every must be at least 1s, got every {every}."
+        )
     if not _NONE < within <= LONGEST_OFFSET:
-        raise InvalidInput(f"A repeat is within more than 0s and at most 10 years, got {within}.")
+        raise InvalidInput(f"within must be greater than 0s and at most 10 years, got {within}.")
     if (count := _count(every, within)) > MOST_TIMES:
         raise InvalidInput(
-            f"The rule {rule.text!r} has {count:,} times, and may have {MOST_TIMES:,}. "
-            "Repeat less often, or within a shorter time."
+            f"The rule {rule.text!r} has {count:,} times, and the limit is {MOST_TIMES:,}. Repeat "
+            "less often, or within a shorter time."
         )
 
 
 def _check_escalate(rule: Rule) -> None:
     escalate = rule.escalate
     if not isinstance(escalate, timedelta) or not _NONE < escalate <= LONGEST_OFFSET:
-        raise InvalidInput(f"escalate is more than 0s and at most 10 years, got {escalate!r:.60}.")
+        raise InvalidInput(
+            f"escalate must be greater than 0s and at most 10 years, got {escalate!r:.60}."
+        )
     if rule.zone == "recipient":
         raise InvalidInput(
-            f"The rule {rule.text!r} escalates from one recipient to the next, so it has one time "
-            "for all of them. Leave out zone, or escalate."
+            f"The rule {rule.text!r} cannot have both escalate and zone: a rule that escalates has "
+            "one time for all recipients. Leave out one of them."
         )
 
 
 def _check_channels(channels: tuple[str, ...]) -> None:
     if not 1 <= len(channels) <= MOST_CHANNELS:
         raise InvalidInput(
-            f"A rule names 1 to {MOST_CHANNELS} channels, got {len(channels)}. "
-            "Leave out channels to use those of the recipient."
+            f"A rule must have 1 to {MOST_CHANNELS} channels, got {len(channels)}. Leave "
+            "out channels to use those of the recipient."
         )
     for channel in channels:
         check_name(channel, what="channel")
     if len(set(channels)) < len(channels):
-        raise InvalidInput(f"A rule names each channel once, got {list(channels)!r:.200}.")
+        raise InvalidInput(
+            f"A rule cannot have the same channel twice, got {list(channels)!r:.200}."
+        )
 
 
 def _count(every: timedelta, within: timedelta) -> int:
@@ -321,7 +329,7 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
 @lru_cache(maxsize=4096)
 def _stored(text: str | bytes) -> Rule:
     if len(text) > _LONGEST_JSON:
-        raise InvalidInput(f"A rule's JSON has at most {_LONGEST_JSON:,} characters.")
+        raise InvalidInput(f"The JSON of a rule must have at most {_LONGEST_JSON:,} characters.")
     try:
         stored = msgspec.json.decode(text, type=_Stored)
         rule = check_rule(_rule(stored))
@@ -334,10 +342,10 @@ def _stored(text: str | bytes) -> Rule:
 
 def _rule(stored: _Stored) -> Rule:
     if stored.expires_at_due and stored.expires_us is not None:
-        raise InvalidInput("A rule expires after some time or at_due, not both.")
+        raise InvalidInput("A rule cannot expire both after a duration and at_due.")
     wall = _span(stored.wall_us)
     if wall is not None and not _NONE <= wall < _DAY:
-        raise InvalidInput(f"wall_us lies within a day, got {stored.wall_us}.")
+        raise InvalidInput(f"wall_us must be within a day, got {stored.wall_us}.")
     return Rule(
         offset=timedelta(microseconds=stored.offset_us),
         wall=None if wall is None else (_SOME_DAY + wall).time(),

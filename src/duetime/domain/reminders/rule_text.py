@@ -60,11 +60,14 @@ def parse_rule(value: RuleLike) -> Rule:
         return check_rule(value)
     given: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"rule": value}
     if "rule" not in given:
-        raise InvalidInput(f'A rule\'s mapping needs "rule": "-1h", or another, got {given!r:.80}.')
+        raise InvalidInput(
+            'A rule given as a mapping must contain "rule", such as {"rule": "-1h"}, got '
+            f"{given!r:.80}."
+        )
     times = _read_times(given.pop("rule"))
     if unknown := [name for name in given if name not in _OPTIONS]:
         raise InvalidInput(
-            f"A rule has no option {unknown[0]!r:.60}. It has: {', '.join(_OPTIONS)}."
+            f"A rule has no option {unknown[0]!r:.60}. The options are: {', '.join(_OPTIONS)}."
         )
     options = {name: value for name, value in given.items() if value is not None}
     if "expires" in given:
@@ -89,16 +92,18 @@ def parse_rules(values: RulesLike) -> tuple[Rule, ...]:
     if isinstance(values, str | Mapping | timedelta | datetime | Rule):
         values = [values]
     if not isinstance(values, Iterable) or isinstance(cast("object", values), bytes):
-        raise InvalidInput(f"Rules are a list, such as ['-1d', '-1h'], not {values!r:.60}.")
+        raise InvalidInput(f"Rules must be a list, such as ['-1d', '-1h'], got {values!r:.60}.")
     given = list(values)
     if len(given) > MOST_RULES:
-        raise InvalidInput(f"There are at most {MOST_RULES} rules in a list, got {len(given)}.")
+        raise InvalidInput(
+            f"A list of rules must have at most {MOST_RULES} rules, got {len(given)}."
+        )
     rules: dict[str, Rule] = {}
     for rule in map(parse_rule, given):
         if rules.setdefault(rule.id, rule) != rule:
             raise InvalidInput(
-                f"Two rules say {rule.text!r} with the same channels: they are one reminder. "
-                "Keep one of them, or give them different channels."
+                f"The rule {rule.text!r} is given twice with the same channels. Remove one, or "
+                "give them different channels."
             )
     return tuple(rules.values())
 
@@ -121,9 +126,10 @@ def _read_times(value: Any) -> dict[str, Any]:
         every, within = (parse_duration(span, name="A repeat's time") for span in found.groups())
         return {"every": every, "within": within}
     raise InvalidInput(
-        f"{value!r:.60} is not a rule. Write '-1h' (before the due time), '+30m' (after it), '0s' "
-        "(at it), '-1d at 09:00' (wall time on the day before; whole days or weeks), 'at 09:00' "
-        "(on the day itself), 'every 24h within the last 3d', or 'at 2026-05-01T09:00+02:00'."
+        f"{value!r:.60} is not a valid rule. Write '-1h' (before the due time), '+30m' (after it), "
+        "'0s' (at it), '-1d at 09:00' (wall time on the day before; whole days or weeks), 'at "
+        "09:00' (on the day itself), 'every 24h within the last 3d', or 'at "
+        "2026-05-01T09:00+02:00'."
     )
 
 
@@ -131,8 +137,8 @@ def _read_offset(text: str, sign: str, span: str) -> timedelta:
     offset = parse_duration(span, name="A rule's offset")
     if offset and not sign:
         raise InvalidInput(
-            f"The rule {text!r} is not clear: write '-{text}' for before the due time, "
-            f"'+{text}' for after it."
+            f"The rule {text!r} has no sign. Write '-{text}' for a time before the due time, or "
+            f"'+{text}' for a time after it."
         )
     return -offset if sign == "-" else offset
 
@@ -157,5 +163,5 @@ def _read_channels(value: Any) -> tuple[Any, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list | tuple):
-        raise InvalidInput(f"channels is a list of names, not {value!r:.60}.")
+        raise InvalidInput(f"channels must be a list of names, got {value!r:.60}.")
     return tuple(value)

@@ -90,7 +90,7 @@ def make_track(
     """
     keys = (id,) if isinstance(id, str) else tuple(id)
     if not keys or len(set(keys)) < len(keys):
-        raise InvalidInput("id names the column, or each of the columns, that identify a row.")
+        raise InvalidInput("id must name the column or columns that identify a row.")
     texts = (data,) if isinstance(data, str) else tuple(data)
     for column in (*keys, due, *texts, *(c for c in (recipients, tz) if c is not None)):
         check_name(column, what="column")
@@ -98,8 +98,8 @@ def make_track(
     given = name if name is not None else table.rpartition(".")[2].strip('"')
     if ":" in given:
         raise InvalidInput(
-            f"The name of what is tracked has no colon, got {given!r:.60}: its subjects are called "
-            "by the name, a colon and the id. Give another name=."
+            f"The name of a tracked table must not contain a colon, got {given!r:.60}: the "
+            "references of its subjects are NAME:ID. Choose another name=."
         )
     if scope is not None:
         _check_scope(check_name(scope, what="scope"))
@@ -122,7 +122,7 @@ def make_track(
 
 def check_condition(text: str) -> str:
     """Return `text` if it can only be one condition. Whether it means something, SQL knows."""
-    check_text(text, what="the condition")
+    check_text(text, what="The condition")
     bare = _QUOTED.sub("''", text)
     depth = 0
     for character in bare:
@@ -136,11 +136,11 @@ def check_condition(text: str) -> str:
         or re.search(r";|--|/\*|\$", bare)
     ):
         raise InvalidInput(
-            f"when is one condition of SQL, such as \"status = 'open'\", without ; or comments "
-            f"and of at most {LONGEST_CONDITION} characters, got {text[:200]!r}."
+            "when must be a single SQL condition, such as \"status = 'open'\", without ; or "
+            f"comments and with at most {LONGEST_CONDITION} characters, got {text[:200]!r}."
         )
     if re.search(r"['\"]", bare.replace("''", "")):
-        raise InvalidInput(f"A quote is not closed in the condition {text[:200]!r}.")
+        raise InvalidInput(f"The condition {text[:200]!r} has an unclosed quote.")
     return text.strip()
 
 
@@ -161,7 +161,8 @@ def check_columns(track: Track, columns: Iterable[str]) -> Track:
         found = [name for name in known if name.lower() == column.lower()]
         if len(found) != 1:
             raise InvalidInput(
-                f"The table {track.table!r} has no column {column!r}. It has: {', '.join(known)}."
+                f"The table {track.table!r} has no column {column!r}. Its columns are: "
+                f"{', '.join(known)}."
             )
         return found[0]
 
@@ -275,7 +276,8 @@ def _check_scope(scope: str) -> None:
     rest = _PLACE.sub("", scope)
     if "{" in rest or "}" in rest or "" in _PLACE.findall(scope):
         raise InvalidInput(
-            f"scope is a column, or a pattern such as 'channel:{{channel_id}}', got {scope!r:.200}."
+            "scope must be a column, or a pattern such as 'channel:{channel_id}', got "
+            f"{scope!r:.200}."
         )
 
 
@@ -284,6 +286,6 @@ def _zone_or_column(tz: str, columns: list[str]) -> str:
         return parse_zone(tz).key
     except InvalidInput as error:
         raise InvalidInput(
-            f"tz is a column or a time zone; {tz[:60]!r} is neither: the columns are "
+            f"tz must be a column or a time zone, but {tz[:60]!r} is neither. The columns are: "
             f"{', '.join(columns)}. {error}"
         ) from None

@@ -121,22 +121,24 @@ def parse_cron(text: str) -> Cron:
     """
     if not isinstance(text, str) or len(text) > LONGEST_CRON:
         raise InvalidSchedule(
-            f"A cron expression is a string of at most {LONGEST_CRON} characters, got "
+            f"A cron expression must be a string of at most {LONGEST_CRON} characters, got "
             + (f"{len(text)}." if isinstance(text, str) else f"{text!r}.")
         )
     alias = text.strip().lower()
     if alias.startswith("@") and alias not in ALIASES:
         raise InvalidSchedule(
-            f"{text!r} is not known. Write '@every 10m', one of {', '.join(ALIASES)}, "
-            "or the fields of a cron expression."
+            f"{text!r} is not a known alias. Write '@every 10m', one of {', '.join(ALIASES)}, or "
+            "the fields of a cron expression."
         )
     text = ALIASES.get(alias, text)
     if not text.strip():
-        raise InvalidSchedule("A cron expression is empty. Write one such as '0 9 * * 1-5'.")
+        raise InvalidSchedule(
+            "A cron expression must not be empty. Write one such as '0 9 * * 1-5'."
+        )
     if not _CHARACTERS.fullmatch(text):
         raise InvalidSchedule(
-            f"Cron expression {text!r} has characters that mean nothing there. "
-            "Use digits, names such as MON or JAN, and * , - / # L W ?."
+            f"Cron expression {text!r} has invalid characters. Use digits, names such as MON or "
+            "JAN, and * , - / # L W ?."
         )
     return Cron(" ".join(text.upper().split()))
 

@@ -38,8 +38,8 @@ def translate(text: str, fields: list[str]) -> Fields:
     if days == "?" and re.search(r"(?<!#)[0-9]", weekdays):
         # Where `?` comes from, Sunday is 1; in cron, it is 0 and 7.
         raise InvalidSchedule(
-            f"Cron expression {text!r} has a ? and numbers for weekdays, which count from Sunday=1 "
-            "in Quartz and AWS, and from Sunday=0 in cron. Write names: MON-FRI."
+            f"Cron expression {text!r} has a ? and numeric weekdays, which are ambiguous: Sunday "
+            "is 1 in Quartz and AWS, but 0 in cron. Use names: MON-FRI."
         )
     nearest: set[int] = set()
     texts = []
@@ -67,8 +67,8 @@ def _wrap(text: str, name: str, first: int, last: int, step: int) -> str | None:
     """The numbers from `first` over the end of the field to `last`; None: cronsim refuses it."""
     if name == "day-of-month":
         raise InvalidSchedule(
-            f"Cron expression {text!r}: the days {first}-{last} go over the end of the month. "
-            f"Write {first}-31,1-{last}."
+            f"Cron expression {text!r}: the range of days {first}-{last} wraps around the end of "
+            f"the month. Write {first}-31,1-{last}."
         )
     size = _SIZES[name]
     lowest = 1 if name == "month" else 0

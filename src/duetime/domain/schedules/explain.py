@@ -11,14 +11,14 @@ from duetime.domain.reasons import Explanation, Reason, make_explanation
 from duetime.domain.schedules.schedule import Schedule, TickStatus, paused_reason
 
 SCHEDULE_SENTENCES = {
-    "broken": "Schedule {schedule!r} is set aside, and does not run: {text}",
+    "broken": "Schedule {schedule!r} is broken and does not run: {text}",
     "unreadable": "Schedule {schedule!r} cannot be read by this process: {text}",
     "paused": "Schedule {schedule!r} does not run: {reason:reason}, since {paused_at}"
     "[ until {paused_until}].",
     "ended": "Schedule {schedule!r} does not run again: its timetable has no further tick.",
     "no_worker": "Schedule {schedule!r} will be late: no live worker knows its task {task!r}. "
     "Its next run is due at {next_run_at}.",
-    "due": "Schedule {schedule!r} has been due since {next_run_at}: it starts any moment.",
+    "due": "Schedule {schedule!r} has been due since {next_run_at}: it should start at any moment.",
     "not_due": "Schedule {schedule!r} runs next at {next_run_at}, in {wait:span}.",
     "shadow": "Schedule {schedule!r} is in shadow: its next tick, at {next_run_at}, in "
     "{wait:span}, is recorded, and does not run.",

@@ -42,9 +42,10 @@ def preview(timetable: Timetable, after: datetime, n: int) -> list[PreviewRow]:
     2026-03-08 03:00:00-04:00; clocks go forward 1h before this; moved out of the gap from 02:30
     """
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_ROWS:
-        raise InvalidInput(f"A preview has 1 to {MOST_ROWS} rows, not {n!r}.")
+        raise InvalidInput(f"A preview must have 1 to {MOST_ROWS} rows, got {n!r}.")
     with effort.limited(
-        _MOST_STEPS, f"'{timetable.describe()}' fires too rarely to find {n} ticks. Ask for fewer."
+        _MOST_STEPS,
+        f"'{timetable.describe()}' fires too rarely to compute {n} ticks. Request fewer.",
     ):
         return _rows(timetable, after, n)
 

@@ -69,25 +69,29 @@ def read_rule(
 ) -> tuple[str, datetime | None]:
     """Return the rule without its DTSTART line, and the start; raise `InvalidSchedule`."""
     if len(text) > _LONGEST_RULE:
-        raise InvalidSchedule(f"A rule has at most {_LONGEST_RULE} characters, got {len(text)}.")
+        raise InvalidSchedule(
+            f"A recurrence rule must have at most {_LONGEST_RULE} characters, got {len(text)}."
+        )
     rules = []
     for line in text.split():
         if line[:7].upper() == "DTSTART":
             if start is not None:
-                raise InvalidSchedule(f"The rule {text!r} has two starts; keep one.")
+                raise InvalidSchedule(f"The rule {text!r} has two starts. Remove one.")
             start = _read_dtstart(line, zone)
         else:
             rules.append(line.upper().removeprefix("RRULE:"))
     if len(rules) != 1:
         raise InvalidSchedule(
-            f"A rule is one RRULE line, after a DTSTART line if it has one, not {text!r}. "
-            "Give several rules as several specs, and dates to leave out as exclude=."
+            "A recurrence rule must be a single RRULE line, optionally after a DTSTART line, got "
+            f"{text!r}. Give several rules as several specs, and dates to leave out as exclude=."
         )
     if start is not None and start.microsecond:
-        raise InvalidSchedule(f"A rule starts at a whole second, not at {start.isoformat()}.")
+        raise InvalidSchedule(
+            f"A recurrence rule must start at a whole second, got {start.isoformat()}."
+        )
     rule = find_rule(rules[0], start or anchor, zone)
     if next(rule.ticks(_BEGIN, steps=_STEPS_TO_ACCEPT), None) is None:
-        raise InvalidSchedule(f"The rule {text!r} never fires; correct it.")
+        raise InvalidSchedule(f"The rule {text!r} never fires. Correct it.")
     return rules[0], start
 
 
@@ -98,15 +102,17 @@ def _read_dtstart(line: str, zone: ZoneInfo) -> datetime:
         re.IGNORECASE,
     )
     if found is None:
-        raise InvalidSchedule(f"{line!r} cannot be read. Write 'DTSTART:20260105T090000'.")
+        raise InvalidSchedule(f"{line!r} cannot be parsed. Write it as 'DTSTART:20260105T090000'.")
     if found[2] is not None and found[2] != zone.key:
         raise InvalidSchedule(
-            f"The rule's zone {found[2]!r} is not the timetable's, {zone.key!r}. "
-            "Give the timetable that tz."
+            f"The rule has the time zone {found[2]!r}, but the timetable has {zone.key!r}. Set tz "
+            "to the zone of the rule."
         )
     start = _rule_moment(found[3].upper(), zone)
     if start.year >= _LAST_YEAR:
-        raise InvalidSchedule(f"A rule starts before the year {_LAST_YEAR}, not at {found[3]}.")
+        raise InvalidSchedule(
+            f"A recurrence rule must start before the year {_LAST_YEAR}, got {found[3]}."
+        )
     return start
 
 
@@ -116,7 +122,7 @@ def _rule_moment(text: str, zone: ZoneInfo) -> datetime:
         wall = datetime.strptime(text.removesuffix("Z"), form)  # noqa: DTZ007
         return wall.replace(tzinfo=UTC) if text.endswith("Z") else to_instant(wall, zone)
     except (ValueError, OverflowError):
-        raise InvalidSchedule(f"There is no time {text!r}; correct it in the rule.") from None
+        raise InvalidSchedule(f"{text!r} is not a valid time. Correct it in the rule.") from None
 
 
 class Rule:
@@ -134,8 +140,8 @@ class Rule:
         count = int(parts.pop("COUNT", "0"))
         if count and (start is None or count > _MOST_COUNTED or self.until):
             raise InvalidSchedule(
-                f"A rule with COUNT needs a start, at most {_MOST_COUNTED} times, and no UNTIL: "
-                f"{text!r}."
+                f"A rule with COUNT requires a start, a COUNT of at most {_MOST_COUNTED}, and no "
+                f"UNTIL: {text!r}."
             )
         self.days = None
         if self.frequency > _DAILY and any(name in parts for name in _DATE_PARTS):
@@ -157,8 +163,8 @@ class Rule:
         if not any(name in parts for name in ("BYDAY", "BYMONTHDAY", "BYYEARDAY")):
             if start is None and not positions:
                 raise InvalidSchedule(
-                    f"The rule {self.text!r} takes its weekday from its start, and has none. "
-                    "Add BYDAY, or a start."
+                    f"The rule {self.text!r} has no weekday and no start to take it from. Add "
+                    "BYDAY, or a start."
                 )
             parts["BYDAY"] = _WEEKDAYS[to_wall(self.start, self.zone).weekday()]
 
@@ -193,7 +199,10 @@ class Rule:
         )
         counted = tuple(islice(takewhile(century.__gt__, ticks), count))
         if len(counted) < count:
-            raise InvalidSchedule(f"The rule {self.text!r} takes over a century for its COUNT.")
+            raise InvalidSchedule(
+                f"The rule {self.text!r} needs more than a century to reach its COUNT. Use a "
+                "smaller COUNT."
+            )
         return counted
 
     def _walls(self, after: datetime, start: datetime, search: _Search) -> Iterator[datetime]:
@@ -306,7 +315,7 @@ def _rule_parts(text: str) -> dict[str, str]:
             )
         if not all(re.fullmatch(_PARTS[name], one, re.ASCII) for one in values):
             raise InvalidSchedule(
-                f"The rule {text!r} has a bad value in {part[:60]!r}; correct it."
+                f"The rule {text!r} has an invalid value in {part[:60]!r}. Correct it."
             )
         parts[name] = value
     if "FREQ" not in parts:
@@ -322,8 +331,9 @@ def _check_rule(parts: dict[str, str], text: str) -> None:
     most = 0 if frequency > 1 else 53 if frequency == 0 and "BYMONTH" not in parts else 5
     if max(numbers, default=0) > most:
         raise InvalidSchedule(
-            f"The rule {text!r} numbers its weekdays too high. A number needs FREQ=MONTHLY, or "
-            "FREQ=YEARLY with BYMONTH (up to 5), or FREQ=YEARLY alone (up to 53)."
+            f"The rule {text!r} has a weekday with a number that is out of range. A number "
+            "requires FREQ=MONTHLY, or FREQ=YEARLY with BYMONTH (up to 5), or FREQ=YEARLY alone "
+            "(up to 53)."
         )
     if "BYWEEKNO" in parts and (frequency or numbers or parts.get("INTERVAL", "1") != "1"):
         # A week may begin in one year and be counted in the next: years apart are ambiguous.

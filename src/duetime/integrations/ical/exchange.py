@@ -43,7 +43,10 @@ async def export_ical(
     if refs is not None:
         named = list(check_names(refs, what="subjects", example="['game:1', 'game:2']"))
     if named is not None and scope is not None:
-        raise InvalidInput("Export either the subjects that you name or those of a scope.")
+        raise InvalidInput(
+            "refs and scope cannot be combined. Export either the named subjects or those of a "
+            "scope."
+        )
 
     def ask(statements: Any) -> Statements:
         return OccurrenceStatements(statements.dialect).with_rules(named, scope)

@@ -13,7 +13,7 @@ def icalendar() -> ModuleType:
         import icalendar as library
     except ImportError:
         raise InvalidInput(
-            "iCalendar files need the library icalendar: pip install 'duetime[ical]'."
+            "iCalendar files require an extra package: pip install 'duetime[ical]'."
         ) from None
     module: ModuleType = library
     return module

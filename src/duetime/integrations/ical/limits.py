@@ -30,8 +30,8 @@ def safe_text(data: bytes | str) -> str:
 def _decode(data: bytes | str) -> str:
     if len(data) > MOST_BYTES:
         raise InvalidInput(
-            f"An iCalendar file has at most {MOST_BYTES // 1024**2} MB; this has "
-            f"{len(data) / 1024**2:.0f} MB. Export a shorter span of time, or fewer calendars."
+            f"An iCalendar file must have at most {MOST_BYTES // 1024**2} MB, got "
+            f"{len(data) / 1024**2:.0f} MB. Export a shorter period, or fewer calendars."
         )
     if isinstance(data, str):
         return data.removeprefix("\ufeff")
@@ -39,7 +39,7 @@ def _decode(data: bytes | str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInput(
-            f"The file is not UTF-8: byte {error.start} cannot be read. Convert it first."
+            f"The file is not valid UTF-8: byte {error.start} cannot be decoded. Convert it first."
         ) from None
 
 
@@ -70,4 +70,4 @@ def _check(depth: int, events: int, alarms: int) -> None:
         (alarms, MOST_ALARMS, "alarms"),
     ):
         if count > most:
-            raise InvalidInput(f"An iCalendar file has at most {most:,} {what}; this has more.")
+            raise InvalidInput(f"An iCalendar file must have at most {most:,} {what}.")

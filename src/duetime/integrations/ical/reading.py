@@ -109,7 +109,7 @@ def _once(events: Sequence[Event], problems: list[Problem]) -> list[Event]:
 def _read_group(uid: str, group: Sequence[Any], default: str) -> Iterator[Event]:
     """Yield the event of a UID; or, if the file has only single occurrences of it, those."""
     if group[0].get("UID") is None:
-        raise InvalidInput("it has no UID: nothing tells it from others")
+        raise InvalidInput("it has no UID, which identifies an event")
     series = [event for event in group if "RECURRENCE-ID" not in event]
     single = [event for event in group if "RECURRENCE-ID" in event]
     if not series:

@@ -23,7 +23,7 @@ def zone_name(tzid: str) -> str:
                 return parse_zone(one).key
         except InvalidInput:
             continue
-    raise InvalidInput(f"its time zone {tzid[:60]!r} is not known; use an IANA name in the file")
+    raise InvalidInput(f"its time zone {tzid[:60]!r} is unknown; use an IANA name in the file")
 
 
 def zone_of(prop: Any, default: str) -> str:

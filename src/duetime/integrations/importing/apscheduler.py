@@ -66,8 +66,8 @@ def read_scheduler(scheduler: Any) -> list[Any]:
         return list(scheduler.get_jobs())
     if not hasattr(scheduler, "get_schedules"):
         raise InvalidInput(
-            f"A {type(scheduler).__name__} has neither get_jobs() nor get_schedules(): name a "
-            "scheduler of APScheduler."
+            f"A {type(scheduler).__name__} has neither get_jobs() nor get_schedules(). Give an "
+            "APScheduler scheduler."
         )
     if not inspect.iscoroutinefunction(scheduler.get_schedules):
         with scheduler:
@@ -175,7 +175,7 @@ def _read_trigger(trigger: Any, now: datetime, tz: str | None, *, stored: bool) 
             raise Untranslatable(
                 f"it combines triggers ({kind}): give the times as several specs of one schedule"
             )
-    raise Untranslatable(f"it has a trigger of the class {kind}, whose times are not known")
+    raise Untranslatable(f"it has a trigger of the unknown class {kind}")
 
 
 def _read_interval(trigger: Any, stored: bool) -> dict[str, Any]:

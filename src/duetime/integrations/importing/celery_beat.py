@@ -46,7 +46,7 @@ def read_app(app: Any) -> Beat:
     """
     conf = getattr(app, "conf", None)
     if conf is None or not hasattr(conf, "beat_schedule"):
-        raise InvalidInput(f"A {type(app).__name__} has no conf.beat_schedule: name a Celery app.")
+        raise InvalidInput(f"A {type(app).__name__} has no conf.beat_schedule. Give a Celery app.")
     app.loader.import_default_modules()
     app.finalize()
     entries = {str(name): dict(entry) for name, entry in conf.beat_schedule.items()}
@@ -82,7 +82,7 @@ def read_schedule(schedule: Any, app_tz: str | None, tz: str | None) -> dict[str
     kind = type(schedule).__name__
     if hasattr(schedule, "lat"):
         raise Untranslatable(solar_reason(getattr(schedule, "event", "solar")))
-    raise Untranslatable(f"it is a schedule of the class {kind}, whose times are not known")
+    raise Untranslatable(f"it is a schedule of the unknown class {kind}")
 
 
 def read_cron_fields(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,11 +100,15 @@ def read_interval(every: timedelta) -> dict[str, Any]:
 def read_call(tasks: Tasks, origin: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return task and arguments as fields of `Found`."""
     if not isinstance(origin, str) or not origin:
-        raise Untranslatable("it names no task")
+        raise Untranslatable("it has no task")
     if origin in OWN_TASKS:
-        raise Untranslatable("it is Celery's own housekeeping, and Duetime does its own")
+        raise Untranslatable(
+            "it is an internal maintenance task of Celery, which Duetime does not need"
+        )
     if not isinstance(args or (), Sequence) or not isinstance(kwargs or {}, Mapping):
-        raise Untranslatable("its arguments are no list, or its keyword arguments no mapping")
+        raise Untranslatable(
+            "its arguments are not a list, or its keyword arguments are not a mapping"
+        )
     task = tasks.rename(origin)
     return {"task": task, "args": tasks.bind(task, args or (), kwargs or {})}
 
@@ -143,7 +147,7 @@ def solar_reason(event: Any) -> str:
 def _read_crontab(schedule: Any, app_tz: str | None, tz: str | None) -> dict[str, Any]:
     own = vars(schedule).get("tz")
     if getattr(schedule, "nowfun", None) is not None and own is None:
-        raise Untranslatable("it reads a clock of its own (nowfun), whose zone is not known")
+        raise Untranslatable("it has a clock of its own (nowfun), whose time zone is unknown")
     fields = {name: getattr(schedule, f"_orig_{name}") for name in _CRON_FIELDS.values()}
     zone = zone_name(own) if own is not None else app_tz
     if own is not None and zone is None:

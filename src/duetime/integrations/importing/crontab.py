@@ -86,8 +86,8 @@ def _split(line: Line, system: bool) -> tuple[str, str | None, str]:
 def _times(times: str) -> str:
     if times.lower() == "@reboot":
         raise Untranslatable(
-            "@reboot is no time: it runs when the machine starts. Start it with the machine "
-            "(systemd), or enqueue its task when your service starts"
+            "@reboot is not a time: the command runs when the machine starts. Use systemd, or "
+            "enqueue its task when your service starts"
         )
     return times
 
@@ -109,8 +109,8 @@ def _command(text: str) -> tuple[str, list[str]]:
         raise Untranslatable("it has no command")
     if re.search(r"(?<!\\)%", text):
         raise Untranslatable(
-            f"an unescaped % ends the command, and what follows is its standard input: {text!r}. "
-            "Give it that input otherwise, or write \\% for a percent sign"
+            f"an unescaped % ends the command, and the rest is its standard input: {text!r}. Pass "
+            "that input in another way, or write \\% for a percent sign"
         )
     if "\\%" in text:
         return text.replace("\\%", "%"), ["\\% in its command became %, as cron hands it on"]

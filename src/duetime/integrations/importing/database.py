@@ -28,7 +28,9 @@ def read_tables(
     read = _read_sqlite if backend_of(url) == "sqlite" else _read_postgres
     rows = read(url, queries)
     if rows[needed] is None:
-        raise InvalidInput(f"The database has no table {needed}. Is it the right one?")
+        raise InvalidInput(
+            f"The database has no table {needed}. Check that it is the right database."
+        )
     return {name: found or [] for name, found in rows.items()}
 
 
@@ -63,13 +65,13 @@ def _read_postgres(url: str, queries: Mapping[str, str]) -> dict[str, list[dict[
         from psycopg.rows import dict_row
     except ImportError:
         raise InvalidInput(
-            "PostgreSQL needs its driver: pip install 'duetime[postgres]'."
+            "PostgreSQL requires a driver: pip install 'duetime[postgres]'."
         ) from None
     try:
         dsn = make_conninfo(check_postgres_url(url), connect_timeout=_SECONDS)
     except psycopg.ProgrammingError as error:
         raise InvalidInput(
-            f"The database URL cannot be read: {describe_parse_error(error)}. {HOW_TO_WRITE}"
+            f"The database URL cannot be parsed: {describe_parse_error(error)}. {HOW_TO_WRITE}"
         ) from None
     rows: dict[str, list[dict[str, Any]] | None] = {}
     try:

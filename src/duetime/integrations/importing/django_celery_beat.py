@@ -90,7 +90,7 @@ def _read_crontab(row: Row, tz: str | None) -> dict[str, Any]:
 
 def _read_interval(row: Row, tz: str | None) -> dict[str, Any]:
     if row["period"] not in _PERIODS:
-        raise Untranslatable(f"its interval counts {row['period']!r}, which is not known")
+        raise Untranslatable(f"its interval has the unknown unit {row['period']!r}")
     return read_interval(timedelta(**{row["period"]: int(row["every"])}))
 
 

@@ -72,7 +72,7 @@ def write_cron(
     ('0 9 * * MON#1', ())
     """
     if min(day.values) > max(_LONGEST_MONTHS[number - 1] for number in month.values):
-        raise Untranslatable("no month of its months has such a day, so that it never runs")
+        raise Untranslatable("none of its months has such a day, so it never runs")
     days, weekdays = write_field(day, "day"), write_field(weekday, "weekday")
     exclude: tuple[str, ...] = ()
     if not days.startswith("*") and weekdays != "*":

@@ -68,7 +68,9 @@ class Tasks(msgspec.Struct, frozen=True):
         {'a': 1, 'b': 2}
         """
         if not all(isinstance(name, str) for name in kwargs):
-            raise Untranslatable(f"its keyword arguments are not named by text: {kwargs!r:.80}")
+            raise Untranslatable(
+                f"the names of its keyword arguments are not strings: {kwargs!r:.80}"
+            )
         if not args:
             return dict(kwargs)
         given = f"its arguments have no names: {tuple(args)!r:.80}"
@@ -117,7 +119,7 @@ def name_apart(found: Iterable[Found]) -> list[Found]:
         digest = _digest(one)
         name = one.name if one.name not in seen else f"{one.name}-{digest}"
         if one.reason is None and digest in (seen.get(one.name), seen.get(name)):
-            one = msgspec.structs.replace(one, reason=f"it is the same as {one.name!r} before it")
+            one = msgspec.structs.replace(one, reason=f"it is the same as {one.name!r} above")
         elif one.reason is None:
             seen[name] = digest
             one = msgspec.structs.replace(one, name=name)

@@ -55,7 +55,7 @@ class _ZoneInfo:
 def _attribute(owner: Any, name: str) -> Any:
     if owner is _ZoneInfo and name == "_unpickle":
         return _zone
-    raise Untranslatable(f"its pickle asks for the attribute {name!r}: it is not run")
+    raise Untranslatable(f"its pickle accesses the attribute {name!r}, which is not allowed")
 
 
 _PLAIN: dict[tuple[str, str], Any] = {
@@ -87,6 +87,6 @@ class _Reader(pickle.Unpickler):
         if module.split(".")[0] == self._library and name.isidentifier():
             return type(name, (Recorded,), {"__module__": module})
         raise Untranslatable(
-            f"its pickle names {module}.{name}, which is neither plain data nor of "
-            f"{self._library}: it is not run"
+            f"its pickle refers to {module}.{name}, which is neither plain data nor part of "
+            f"{self._library}, and is not allowed"
         )

@@ -104,7 +104,7 @@ def _plan(
     if found.name in taken:
         raise InvalidInput("another schedule of the source has the same name")
     if stored is not None and stored.declared:
-        raise InvalidInput("the code declares a schedule of this name: give --prefix")
+        raise InvalidInput("the code declares a schedule with this name; use --prefix")
     _check_json(found.args)
     policy = {**found.policy, "shadow": True} if shadow else dict(found.policy)
     new = app.schedules.define(
@@ -131,7 +131,7 @@ def _plan(
 
 def _check_to_come(schedule: NewSchedule, now: datetime) -> None:
     if next(schedule.timetable.ticks(now), None) is None:
-        raise InvalidInput(f"it is over: no tick of '{schedule.timetable.describe()}' lies ahead")
+        raise InvalidInput(f"it has ended: '{schedule.timetable.describe()}' has no further tick")
 
 
 def _notes(app: Duetime, found: Found, stored: Schedule | None) -> tuple[str, ...]:
@@ -161,4 +161,4 @@ def _check_json(args: Any) -> None:
     try:
         msgspec.json.encode(args)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidInput(f"its arguments cannot be written as JSON: {error}") from None
+        raise InvalidInput(f"its arguments cannot be encoded as JSON: {error}") from None

@@ -65,12 +65,12 @@ def _count(steps: int) -> None:
     current = rendering.get()
     current.steps += steps
     if current.steps > MOST_STEPS:
-        raise TemplateError("It takes too many steps: loop over less.")
+        raise TemplateError("The template takes too many steps. Loop over fewer items.")
 
 
 def check_size(size: int) -> None:
     if size > LONGEST_TEXT:
-        raise TemplateError(f"A value is longer than {LONGEST_TEXT:,}.")
+        raise TemplateError(f"A value is longer than {LONGEST_TEXT:,} characters.")
 
 
 def need(value: Any) -> None:
@@ -99,7 +99,8 @@ def write(value: Any) -> str:
             text = in_words(value)
         case _:
             raise TemplateError(
-                f"{kind_of(value)} cannot be written as text: choose an item, or use join."
+                f"{kind_of(value)} cannot be converted to text. Select an item of it, or use the "
+                "join filter."
             )
     spend(text)
     return text
@@ -119,7 +120,7 @@ def limited_range(*bounds: int) -> range:
     """Python's, with a limit."""
     numbers = range(*bounds)
     if len(numbers) > LONGEST_RANGE:
-        raise TemplateError(f"A range may have {LONGEST_RANGE:,} numbers, not more.")
+        raise TemplateError(f"A range must have at most {LONGEST_RANGE:,} numbers.")
     return numbers
 
 
@@ -147,13 +148,13 @@ def _replace(value: Any, old: str, new: str) -> str:
 
 def _round(value: float, digits: int = 0) -> float:
     if not 0 <= digits <= 10:
-        raise TemplateError("round takes 0 to 10 digits.")
+        raise TemplateError("round takes between 0 and 10 digits.")
     return round(value, digits or None)
 
 
 def _format(pattern: str, *values: Any) -> str:
     if "%" in _FORMAT.sub("", pattern):
-        raise TemplateError(f"{pattern[:80]!r} is not a format: use %s, %d or %.2f.")
+        raise TemplateError(f"{pattern[:80]!r} is not a valid format. Use %s, %d or %.2f.")
     return pattern % tuple(value if is_number(value) else write(value) for value in values)
 
 
@@ -173,7 +174,7 @@ def _in_words(value: Any) -> str:
         return in_words(value)
     now = rendering.get().now
     if now is None:
-        raise TemplateError("There is no present while a template is read.")
+        raise TemplateError("The current time is not available while a template is compiled.")
     return until_in_words(_moment(value), now)
 
 
@@ -183,7 +184,7 @@ def _moment(value: Any) -> datetime:
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
     if not isinstance(value, datetime) or value.tzinfo is None:
-        raise TemplateError(f"{kind_of(value)} is not a time with an offset.")
+        raise TemplateError(f"{kind_of(value)} is not a time with a time zone.")
     return value
 
 

@@ -25,11 +25,13 @@ def local(moment: datetime, zone: str, pattern: str = DEFAULT_PATTERN) -> str:
     ('2026-03-06 15:00', 'Fri 6 Mar, 09:00 EST')
     """
     if moment.tzinfo is None:
-        raise InvalidInput(f"{moment.isoformat()} has no offset: nobody knows when that is.")
+        raise InvalidInput(
+            f"{moment.isoformat()} has no time zone. Add one, for example tzinfo=UTC."
+        )
     if len(pattern) > _LONGEST_PATTERN or "%" in _DIRECTIVE.sub("", pattern):
         raise InvalidInput(
-            f"{pattern[:_LONGEST_PATTERN]!r} is not a pattern for times. "
-            "Use the letters of strftime, such as '%d.%m.%Y %H:%M'."
+            f"{pattern[:_LONGEST_PATTERN]!r} is not a valid time format. Use strftime codes, such "
+            "as '%d.%m.%Y %H:%M'."
         )
     return moment.astimezone(parse_zone(zone)).strftime(pattern)
 

@@ -152,20 +152,20 @@ class _Reader(NodeTransformer):
         refused = None
         match node:
             case nodes.For(recursive=True):
-                refused = "A loop cannot call itself."
+                refused = "Recursive loops are not allowed."
             case nodes.For() if self._loops == DEEPEST_LOOP:
-                refused = f"There may be {DEEPEST_LOOP} loops in each other, not more."
+                refused = f"Loops can be nested at most {DEEPEST_LOOP} deep."
             case nodes.Call(
                 node=nodes.Name(name="range"), kwargs=[], dyn_args=None, dyn_kwargs=None
             ):
                 pass
             case nodes.Call():
-                refused = "Nothing can be called but range(). Use filters: {{ name | upper }}."
+                refused = "Only range() can be called. Use filters instead: {{ name | upper }}."
             case nodes.List() | nodes.Tuple() if len(node.items) > LONGEST_LIST:
-                refused = f"A list may have {LONGEST_LIST} items, not more."
+                refused = f"A list must have at most {LONGEST_LIST} items."
             case _ if not isinstance(node, _NODES):
                 name = type(node).__name__
-                refused = f"There is no {_TAGS.get(name, name.lower())!r} in these templates."
+                refused = f"{_TAGS.get(name, name.lower())!r} is not allowed in message templates."
         if refused is not None:
             raise TemplateError(refused, line=node.lineno)
 
@@ -203,8 +203,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         times = isinstance(left, date | timedelta) and isinstance(right, date | timedelta)
         if not (numbers or texts or (times and operator in "+-")):
             raise TemplateError(
-                f"{kind_of(left)} {operator} {kind_of(right)} does not work: "
-                "numbers can be computed with, texts added."
+                f"{kind_of(left)} {operator} {kind_of(right)} is not supported. Use arithmetic on "
+                "numbers only; text can only be concatenated."
             )
         result = _OPERATORS[operator](left, right)
         if isinstance(result, int) and abs(result) > LARGEST_NUMBER:
@@ -223,7 +223,7 @@ def _explain(error: Exception) -> TemplateError:
     if isinstance(error, jinja2.TemplateSyntaxError):
         return TemplateError(str(error.message), line=error.lineno)
     if isinstance(error, RecursionError | MemoryError | SyntaxError):
-        return TemplateError("It is nested too deeply.")
+        return TemplateError("The template is nested too deeply.")
     if isinstance(error, jinja2.exceptions.SecurityError):
         # Its own words show the object.
         error = TemplateError("That cannot be called.").with_traceback(error.__traceback__)

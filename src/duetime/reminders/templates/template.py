@@ -28,7 +28,7 @@ class Template:
 
     def __init__(self, source: str) -> None:
         if len(source) > LONGEST_SOURCE:
-            raise TemplateError(f"A template has at most {LONGEST_SOURCE:,} characters.")
+            raise TemplateError(f"A template must have at most {LONGEST_SOURCE:,} characters.")
         self.source = source
         self._program = _compile(source)
 

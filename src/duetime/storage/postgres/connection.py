@@ -84,7 +84,7 @@ def make_dsn(url: str) -> str:
         given = conninfo_to_dict(check_postgres_url(url))
     except psycopg.ProgrammingError as error:
         raise InvalidDatabaseURL(
-            f"The database URL cannot be read: {describe_parse_error(error)}. {HOW_TO_WRITE}"
+            f"The database URL cannot be parsed: {describe_parse_error(error)}. {HOW_TO_WRITE}"
         ) from None
     return make_conninfo(**_DEFAULTS | {k: str(v) for k, v in given.items() if v is not None})
 
@@ -143,8 +143,8 @@ def translate_errors(*, rights: str = _RIGHTS) -> Iterator[None]:
     ) as error:
         # The driver counts these among the failures of connections.
         raise TransactionConflict(
-            f"Another transaction was in the way ({first_line(error)}). Nothing was changed. "
-            "Try again."
+            f"The transaction conflicted with another one ({first_line(error)}) and was rolled "
+            "back. Nothing was changed. Try again."
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise StorageError(f"PostgreSQL refused: {first_line(error)}. {rights}") from error
@@ -160,7 +160,7 @@ def translate_errors(*, rights: str = _RIGHTS) -> Iterator[None]:
         # Only a connection that was never made comes with its error.
         hint = f". {_CHECK_URL}" if error.pgconn is not None else ""
         raise DatabaseUnreachable(
-            f"PostgreSQL cannot be reached or broke off: {first_line(error)}{hint}"
+            f"PostgreSQL cannot be reached, or the connection was lost: {first_line(error)}{hint}"
         ) from error
     except psycopg.Error as error:
         refusal = DataRejected if _is_about_values(error) else StorageError

@@ -61,7 +61,7 @@ class _Session:
     def prepare(self, schema: str) -> None:
         if self._rows("is_reserved", schema=schema):
             raise InvalidDatabaseURL(
-                f"{schema!r} is a reserved word of SQL: choose another name for the schema."
+                f"{schema!r} is a reserved word of SQL. Choose another name for the schema."
             )
         # One migrator at a time; the lock goes with the transaction.
         self._rows("lock_schema", schema=schema)

@@ -103,8 +103,8 @@ class Operations(Sessions):
                 return state
             # Between two looks it was claimed, or its attempt ended: it stands elsewhere now.
         raise StorageError(
-            f"Job {job_id} moved each time that it was to be cancelled. Nothing was changed: "
-            "cancel it again."
+            f"Job {job_id} changed state during each attempt to cancel it. Nothing was changed. "
+            "Try again."
         )
 
     async def reschedule(

@@ -107,16 +107,16 @@ class Sessions:
         if self._notify and listens_pooled:
             name = "listen_database" if self.listen_dsn != self.dsn else "database"
             raise SettingsError(
-                f"The URL of {name} leads to a pooler in transaction mode, such as pgbouncer: "
-                "LISTEN does not work through it. Set listen_database "
-                "(DUETIME_LISTEN_DATABASE) to the URL of the server itself, or notify "
-                "(DUETIME_NOTIFY) to off: then workers poll every second. And set prepare "
+                f"The URL of {name} leads to a connection pooler in transaction mode, such as "
+                "pgbouncer, which does not support LISTEN. Set listen_database "
+                "(DUETIME_LISTEN_DATABASE) to the URL of the server itself, or set notify "
+                "(DUETIME_NOTIFY) to off, so that workers poll every second. Also set prepare "
                 "(DUETIME_PREPARE) to off."
             )
         if self._prepare and is_pooled:
             raise SettingsError(
-                "The URL of database leads to a pooler in transaction mode, such as pgbouncer: "
-                "sessions are shared there. Set prepare (DUETIME_PREPARE) to off."
+                "The URL of database leads to a connection pooler in transaction mode, such as "
+                "pgbouncer, which shares sessions. Set prepare (DUETIME_PREPARE) to off."
             )
         self._checked_pooler = True
 

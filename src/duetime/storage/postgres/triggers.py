@@ -47,14 +47,15 @@ class PostgresTriggers:
         rows = yield self._sql["track_table"], (msgspec.json.encode({"table": table}).decode(),)
         if not rows:
             raise InvalidInput(
-                f"There is no table {table!r} here. Write it as in SQL: games, sales.orders."
+                f"There is no table {table!r}. Write its name as in SQL, such as games or "
+                "sales.orders."
             )
         [(name, schema, kind, owned, columns, keys)] = rows
         if kind not in ("r", "p"):
-            raise InvalidInput(f"{name} is not a table: only tables have rows to be tracked.")
+            raise InvalidInput(f"{name} is not a table. Only tables can be tracked.")
         # Its triggers would be called by what they cause.
         if schema == self._schema and name.rpartition(".")[2].strip('"') in OWN_TABLES:
-            raise InvalidInput(f"{name} is one of Duetime's own tables.")
+            raise InvalidInput(f"{name} is one of Duetime's own tables and cannot be tracked.")
         if not owned:
             raise InvalidInput(
                 f"The table {name} belongs to another role, and only its owner can add triggers. "
@@ -158,7 +159,9 @@ def _columns(track: Track, table: TableInfo) -> dict[str, str]:
     elif kind == "date" or kind.startswith("timestamp"):
         due, local_due = "null::timestamptz", f"{_quoted(track.due)}::timestamp"
     else:
-        raise InvalidInput(f"The column {track.due!r} is a {kind}; due is a timestamp or a date.")
+        raise InvalidInput(
+            f"The column {track.due!r} has the type {kind}. due must be a timestamp or a date."
+        )
     return {
         "ref": _ref(track, types),
         "scope": _scope(track),
@@ -177,8 +180,8 @@ def _ref(track: Track, types: Mapping[str, str]) -> str:
         kind = types[column].partition("(")[0].strip()
         if kind not in _KEYS:
             raise InvalidInput(
-                f"The column {column!r} is a {types[column]}, whose text depends on the session; "
-                "id is a number, a text, a UUID or a date."
+                f"The column {column!r} has the type {types[column]}, whose text depends on "
+                "session settings. id must be a number, a text, a UUID or a date."
             )
         # Not `::text`: that of a date depends on the session.
         text = (

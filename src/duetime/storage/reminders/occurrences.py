@@ -80,7 +80,7 @@ class OccurrenceStatements(ReminderStatements):
             if not rows:
                 return [(subject, rules_that_hold(subject, scopes)) for subject in found]
             found += [self._subject(row) for row in rows]
-        raise InvalidInput(f"These are more than {MOST_SUBJECTS:,} subjects. Choose a scope.")
+        raise InvalidInput(f"There are more than {MOST_SUBJECTS:,} subjects. Choose a scope.")
 
     def _queue_for_scope(self, ref: str) -> Statements:
         """Scopes are locked before subjects, as everyone does."""

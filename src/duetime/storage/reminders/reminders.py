@@ -430,7 +430,9 @@ class ReminderStatements:
         known = yield from self._scopes(names)
         for name in names:
             if name not in known:
-                raise InvalidInput(f"There is no scope {name!r}. Put it first: app.scopes.put.")
+                raise InvalidInput(
+                    f"There is no scope {name!r}. Create it first with app.scopes.put()."
+                )
 
     def _scopes(self, refs: Sequence[str]) -> Generator[Statement, list[Row], dict[str, ScopeInfo]]:
         if not refs:
@@ -579,12 +581,12 @@ def _reminder_document(
 def _check_parent(scope: ScopeInfo, known: Mapping[str, ScopeInfo], inside: int) -> None:
     """`inside`: how many levels of scopes come with it."""
     if scope.parent not in known:
-        raise InvalidInput(f"There is no scope {scope.parent!r}. Put the parent first.")
+        raise InvalidInput(f"There is no scope {scope.parent!r}. Create the parent first.")
     ref: str | None = scope.parent
     depth = 1
     while ref is not None and ref in known:
         if ref == scope.ref:
-            raise InvalidInput(f"The scope {scope.ref!r} would be inside itself.")
+            raise InvalidInput(f"The scope {scope.ref!r} cannot be inside itself.")
         ref = known[ref].parent
         depth += 1
     if depth + inside > _MOST_LEVELS:

@@ -111,7 +111,8 @@ class ScheduleStatements(Planning):
         for given in new:
             if given.name not in stored:
                 raise StorageError(
-                    f"The schedule {given.name!r} is removed as fast as it is added."
+                    f"The schedule {given.name!r} was removed by another transaction each time it "
+                    "was added. Try again."
                 )
             schedule = stored[given.name]
             _check_owner(schedule, given.owner)
@@ -313,8 +314,8 @@ class ScheduleStatements(Planning):
         for name, before in after.items():
             if before in gone:
                 raise InvalidInput(
-                    f"The schedule {before!r} cannot be removed: {name!r} comes after it. Change "
-                    "or remove that one first."
+                    f"The schedule {before!r} cannot be removed because {name!r} depends on it "
+                    "(after=). Change or remove that one first."
                 )
 
     def _rename(
@@ -434,7 +435,7 @@ def _check_names(given: Sequence[NewSchedule]) -> None:
     """Raise `InvalidInput` if a name is given twice, or is the former name of another."""
     names = [schedule.name for schedule in given]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise InvalidInput(f"The schedule {min(twice)!r} is given twice; names are unique.")
+        raise InvalidInput(f"The schedule {min(twice)!r} is given twice. Names must be unique.")
     former = [schedule.renamed_from for schedule in given if schedule.renamed_from is not None]
     if taken := {name for name in former if name in names or former.count(name) > 1}:
         raise InvalidInput(

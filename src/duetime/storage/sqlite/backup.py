@@ -28,7 +28,9 @@ def back_up(source: str, target: str) -> Backup:
     """
     file = Path(check_path(target))
     if file.exists():
-        raise InvalidInput(f"{target} exists, and is not overwritten. Name another file.")
+        raise InvalidInput(
+            f"{target} already exists and will not be overwritten. Choose another file."
+        )
     partial = file.with_name(f"{file.name}.partial")
     try:
         # For this user only, from its first byte on.
@@ -58,8 +60,9 @@ def _copy(source: str, target: str) -> None:
             [[verdict], *_] = copy.execute("pragma integrity_check(1)").fetchall()
             if verdict != "ok":
                 raise StorageError(
-                    f"The copy of {source} is damaged ({verdict}), and was removed. The database "
-                    "itself may be: check it by `sqlite3 FILE 'pragma integrity_check'`."
+                    f"The copy of {source} is corrupted ({verdict}) and was removed. The database "
+                    "itself may be corrupted: check it with `sqlite3 FILE 'pragma "
+                    "integrity_check'`."
                 )
 
 

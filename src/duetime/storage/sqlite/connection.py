@@ -57,12 +57,14 @@ def check_path(path: str) -> str:
         )
     if path == ":memory:" or path.startswith("file:"):
         raise InvalidDatabaseURL(
-            f"{path!r} cannot be used: jobs outlive the process, so SQLite needs a plain file. "
+            f"{path!r} cannot be used: jobs must outlive the process, so SQLite needs a file. "
             "Write sqlite:///path/to/file.db."
         )
     file = Path(path).resolve()
     if file.is_dir():
-        raise InvalidDatabaseURL(f"{path!r} is a directory. Name a file in it: {path}/duetime.db.")
+        raise InvalidDatabaseURL(
+            f"{path!r} is a directory. Use a file in it, such as {path}/duetime.db."
+        )
     if not file.parent.is_dir():
         raise InvalidDatabaseURL(f"There is no directory {str(file.parent)!r}. Create it first.")
     return str(file)
@@ -138,26 +140,26 @@ def tell(error: sqlite3.Error, path: str) -> StorageError:
     text = str(error)
     if _is_locked(error):
         return DatabaseUnreachable(
-            f"{path}: another connection holds the write lock for too long ({text}). "
-            "Commit its transaction; keep transactions short."
+            f"{path}: another connection has held the write lock for too long ({text}). Commit its "
+            "transaction, and keep transactions short."
         )
     if name.startswith("SQLITE_FULL"):
         return DatabaseUnreachable(f"{path}: the disk is full ({text}). Free some space.")
     if name.startswith("SQLITE_READONLY"):
         return StorageError(
-            f"{path}: the file is read-only ({text}). "
-            "Let this user write to it and to its directory."
+            f"{path}: the file is read-only ({text}). Give this user write permission to it and "
+            "its directory."
         )
     if name.startswith("SQLITE_CANTOPEN") or name == "SQLITE_PERM":
         return InvalidDatabaseURL(
-            f"{path}: the file cannot be opened ({text}). "
-            "Check the path, and that this user may read and write it and its directory."
+            f"{path}: the file cannot be opened ({text}). Check the path, and that this user can "
+            "read and write it and its directory."
         )
     if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_IOERR_SHORT_READ")):
         return DatabaseCorrupted(
-            f"{path}: this is not an SQLite database, or it is damaged ({text}). "
-            "Check the path. If it is right, stop all workers and restore a backup, or try "
-            "`sqlite3 FILE .recover`."
+            f"{path}: the file is corrupted, or is not an SQLite database ({text}). Check the "
+            "path. If it is correct, stop all workers and restore a backup, or try `sqlite3 FILE "
+            ".recover`."
         )
     if name.startswith("SQLITE_IOERR"):
         return DatabaseUnreachable(f"{path}: reading or writing failed ({text}). Check the disk.")

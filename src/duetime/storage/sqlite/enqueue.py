@@ -170,19 +170,21 @@ def _kind(job: NewJob, now: int) -> Kind:
 def _read_args(job: NewJob) -> str:
     args = str(job.args, "utf-8")
     if not args.startswith("{") and not args.lstrip().startswith("{"):
-        raise InvalidInput(f"The args of task {job.task} must be a JSON object.")
+        raise InvalidInput(f"The arguments of task {job.task} must be a JSON object.")
     return args
 
 
 def _check(job: NewJob) -> None:
     if not job.task or len(job.task) > LONGEST_NAME:
-        raise InvalidInput(f"A job needs a task, of 1 to {LONGEST_NAME} characters.")
+        raise InvalidInput(
+            f"The task name of a job must have between 1 and {LONGEST_NAME} characters."
+        )
     check_queue(job.queue)
     if not 0 <= job.priority <= 9:
-        raise InvalidInput(f"priority must be 0 (first) to 9 (last), got {job.priority}.")
+        raise InvalidInput(f"priority must be between 0 (first) and 9 (last), got {job.priority}.")
     if not 1 <= job.max_attempts <= 10_000:
-        raise InvalidInput(f"max_attempts must be 1 to 10000, got {job.max_attempts}.")
+        raise InvalidInput(f"max_attempts must be between 1 and 10000, got {job.max_attempts}.")
     if job.on_conflict not in ("return", "reject", "replace"):
         raise InvalidInput(
-            f"on_conflict must be return, reject or replace, got {job.on_conflict!r}."
+            f"on_conflict must be 'return', 'reject' or 'replace', got {job.on_conflict!r}."
         )

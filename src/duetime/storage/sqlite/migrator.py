@@ -72,8 +72,8 @@ def _make_file(path: str) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise InvalidDatabaseURL(
-            f"{path} cannot be made ({error.strerror}). "
-            "Let this user write to it and to its directory, or name another file."
+            f"{path} cannot be created ({error.strerror}). Give this user write permission to it "
+            "and its directory, or choose another file."
         ) from error
 
 

@@ -198,7 +198,9 @@ class StoreThread:
             told.__cause__ = error
             call.answer(None, told)
         except OverflowError:
-            call.answer(None, InvalidInput("A number is too large: SQLite's have 64 bits."))
+            call.answer(
+                None, InvalidInput("The number is too large: SQLite integers have 64 bits.")
+            )
         except BaseException as error:  # noqa: BLE001 -- whoever waits shall have it.
             call.answer(None, error)
         else:

@@ -24,12 +24,12 @@ class SqliteTriggers:
     def read(self, table: str) -> Generator[Statement, list[Row], TableInfo]:
         found = yield from self._dialect.run("track_table", {"table": table})
         if not found:
-            raise InvalidInput(f"There is no table {table!r} in this file.")
+            raise InvalidInput(f"There is no table {table!r} in this SQLite file.")
         name, kind = found[0]
         if kind != "table":
-            raise InvalidInput(f"{name} is not a table: only tables have rows to be tracked.")
+            raise InvalidInput(f"{name} is not a table. Only tables can be tracked.")
         if name.startswith(self._prefix):
-            raise InvalidInput(f"{name} is one of Duetime's own tables.")
+            raise InvalidInput(f"{name} is one of Duetime's own tables and cannot be tracked.")
         columns = yield from self._dialect.run("track_columns", {"table": name})
         keys: dict[str, set[str]] = {}
         for index, column in (yield from self._dialect.run("track_keys", {"table": name})):

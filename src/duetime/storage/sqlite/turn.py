@@ -91,8 +91,8 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 def _too_long(seconds: float) -> DatabaseUnreachable:
     return DatabaseUnreachable(
-        f"A transaction of this process holds SQLite's write lock for more than {seconds:g} s. "
-        "Commit it; keep transactions short, and await little in them."
+        f"A transaction of this process has held SQLite's write lock for more than {seconds:g} s. "
+        "Commit it sooner, and avoid waiting for other things inside it."
     )
 
 

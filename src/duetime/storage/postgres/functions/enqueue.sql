@@ -167,7 +167,7 @@ begin
         order by e.place
     loop
         if task is null or btrim(task) = '' or length(task) > 200 then
-            raise exception 'duetime: a job needs a task, of 1 to 200 characters, not blanks alone' using errcode = '22023';
+            raise exception 'duetime: the task must have 1 to 200 characters, not only spaces' using errcode = '22023';
         elsif json_typeof(args) <> 'object' then
             raise exception 'duetime: the args of task % must be a JSON object', task using errcode = '22023';
         elsif octet_length(args::text) > most_bytes then
@@ -181,20 +181,20 @@ begin
         elsif queue = '' or length(queue) > 200 then
             raise exception 'duetime: the queue must have 1 to 200 characters' using errcode = '22023';
         elsif queue ~ '^\s|\s$|,' then
-            raise exception 'duetime: the queue cannot be named %: leave out commas, and blanks at the beginning and the end',
+            raise exception 'duetime: the queue name % must not contain commas, nor begin or end with a space',
                 quote_literal(queue) using errcode = '22023';
         elsif on_conflict not in ('return', 'reject', 'replace') then
             raise exception 'duetime: on_conflict must be return, reject or replace, got %', on_conflict using errcode = '22023';
         elsif wait < interval '0' then
             raise exception 'duetime: delay must not be negative, got %', wait using errcode = '22023';
         elsif timed and wait is not null then
-            raise exception 'duetime: give either run_at or delay, not both' using errcode = '22023';
+            raise exception 'duetime: run_at and delay cannot be combined' using errcode = '22023';
         elsif btrim(key) = '' or length(key) > 200 then
-            raise exception 'duetime: the key must have 1 to 200 characters, not blanks alone' using errcode = '22023';
+            raise exception 'duetime: the key must have 1 to 200 characters, not only spaces' using errcode = '22023';
         elsif btrim(partition) = '' or length(partition) > 200 then
-            raise exception 'duetime: the partition must have 1 to 200 characters, not blanks alone' using errcode = '22023';
+            raise exception 'duetime: the partition must have 1 to 200 characters, not only spaces' using errcode = '22023';
         elsif key is null and hold is not null then
-            raise exception 'duetime: hold needs a key' using errcode = '22023';
+            raise exception 'duetime: hold requires a key' using errcode = '22023';
         elsif hold not between interval '0' and interval '100 years' then
             raise exception 'duetime: hold must be from 0 to 100 years, got %', hold using errcode = '22023';
         elsif not isfinite(run_at) or not run_at between '1970-01-01Z' and '9000-01-01Z' then

@@ -11,9 +11,9 @@ declare
     made duetime.schedule;
 begin
     if coalesce(schedule.name, '') = '' or length(schedule.name) > 200 then
-        raise exception 'duetime: a schedule needs a name, of 1 to 200 characters' using errcode = '22023';
+        raise exception 'duetime: the name of a schedule must have 1 to 200 characters' using errcode = '22023';
     elsif coalesce(task, '') = '' then
-        raise exception 'duetime: a schedule needs a task' using errcode = '22023';
+        raise exception 'duetime: the task of a schedule must not be empty' using errcode = '22023';
     elsif json_typeof(args) is distinct from 'object' then
         raise exception 'duetime: the args of a schedule must be a JSON object' using errcode = '22023';
     end if;

@@ -118,7 +118,7 @@ declare
 begin
     select * into strict known from duetime.schedule as s where s.id = locked_id;
     if until <= now then
-        raise exception 'duetime: until % is past: a pause ends later than now', duetime.format_time(until)
+        raise exception 'duetime: until % is in the past', duetime.format_time(until)
             using errcode = '22023';
     end if;
     update duetime.schedule as s
@@ -223,7 +223,7 @@ declare
 begin
     select * into strict known from duetime.schedule as s where s.id = locked_id;
     if at is null then
-        raise exception 'duetime: a run is moved to a time, not to null' using errcode = '22023';
+        raise exception 'duetime: the new time of a run must not be null' using errcode = '22023';
     end if;
     for run in
         select * from duetime.open_run as r

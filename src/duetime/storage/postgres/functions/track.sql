@@ -65,7 +65,7 @@ declare
 begin
     select t.owner into owner from duetime.tracked as t where t.name = track;
     if found and not duetime._may_act_for(owner) then
-        raise exception 'duetime: what is tracked as % belongs to the role %', track, owner
+        raise exception 'duetime: the tracked table % belongs to the role %', track, owner
             using errcode = 'insufficient_privilege';
     end if;
 end $$;
@@ -82,7 +82,7 @@ declare
     owner text;
 begin
     if strpos(track_define.name, ':') > 0 then
-        raise exception 'duetime: the name of a track has no colon, got %', track_define.name
+        raise exception 'duetime: the name of a tracked table must not contain a colon, got %', track_define.name
             using errcode = '22023';
     end if;
     select r.rolname into owner
@@ -160,7 +160,7 @@ begin
         then 'force_generic_plan' else 'force_custom_plan' end, true);
     select * into told from duetime.tracked as t where t.name = track;
     if not found then
-        raise exception 'duetime: no table is tracked as %', track using errcode = '22023',
+        raise exception 'duetime: no tracked table is named %', track using errcode = '22023',
             hint = 'Drop its triggers, or run `duetime track` again.';
     end if;
     default_zone := coalesce(told.definition ->> 'zone', 'UTC');
