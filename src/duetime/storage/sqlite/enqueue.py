@@ -132,17 +132,15 @@ class Enqueue:
             yield from self._insert([plan])
 
     def _insert(self, plans: Sequence[Plan]) -> Write:
-        job_values: list[Any] = []
-        due_values: list[Any] = []
+        values: list[Any] = []
         for job_id, args, key, kind in plans:
-            job_values += (
-                job_id, kind.task, kind.queue, kind.priority, args, key, kind.hold, kind.partition,
-                kind.max_attempts, kind.timeout, kind.expires_at, self._now, kind.trace,
+            values += (
+                job_id, kind.task, kind.run_at, args, kind.queue, kind.priority, key, kind.hold,
+                kind.partition, kind.max_attempts, kind.timeout, kind.expires_at, self._now,
+                kind.trace,
             )  # fmt: skip
-            due_values += (job_id, kind.queue, kind.priority, kind.run_at, kind.partition)
             self._wake(kind)
-        yield _of_rows(self._sql["insert_job"], len(plans)), job_values
-        yield _of_rows(self._sql["insert_due"], len(plans)), due_values
+        yield _of_rows(self._sql["add_jobs"], len(plans)), values
 
 
 def _of_rows(insert: str, rows: int) -> str:

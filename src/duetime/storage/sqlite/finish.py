@@ -78,6 +78,14 @@ def settle(tx: Transaction, ended: Sequence[FinishedJob]) -> Exchange:
     return Exchange(refused=refused, cancelled=cancelled)
 
 
+def end_waiting(
+    tx: Transaction, job_id: int, outcome: str, *, reason: str, code: str | None = None
+) -> None:
+    """End a job that waits, in `due` or set aside."""
+    tx.run("end_waiting", job=job_id, outcome=outcome, code=code, reason=reason, now=tx.now)
+    tx.ended.append(job_id)
+
+
 def put(tx: Transaction, how: str, jobs: Sequence[ClaimedJob], **more: Any) -> None:
     """Move held jobs from `claim` to where they wait; those that were lost stay untouched, and
     those that were cancelled end."""

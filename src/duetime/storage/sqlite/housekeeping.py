@@ -10,6 +10,7 @@ import msgspec
 
 from duetime.domain.jobs.job import PARKED_CODE, AttemptOutcome, ClaimedJob
 from duetime.storage.sqlite.claim import decode, encode_set
+from duetime.storage.sqlite.finish import end_waiting
 from duetime.storage.sqlite.moment import maybe_to_us, span_to_us
 from duetime.storage.sqlite.transaction import Transaction
 from duetime.storage.store import LEAD, Rescued, Row, rescued_state
@@ -73,21 +74,10 @@ def long_parked(tx: Transaction, age: timedelta, batch: int) -> list[Row]:
 
 def end_parked(tx: Transaction, age: timedelta, batch: int) -> list[int]:
     old = long_parked(tx, age, batch)
-    for job_id, attempt, reason in old:
-        tx.run(
-            "end_parked",
-            job=job_id,
-            token=tx.value("next_token"),
-            attempt=attempt,
-            now=tx.now,
-            code=PARKED_CODE,
-            reason=f"it was parked for too long: {reason}",
-        )
-        tx.value("leave_parked", job=job_id)
-        tx.ended.append(job_id)
-    ended = [row[0] for row in old]
-    tx.run_many("free_key", [(job_id,) for job_id in ended])
-    return ended
+    for job_id, reason in old:
+        reason = f"it was parked for too long: {reason}"
+        end_waiting(tx, job_id, "dead", code=PARKED_CODE, reason=reason)
+    return [row[0] for row in old]
 
 
 def set_progress(tx: Transaction, job: ClaimedJob, progress: str) -> bool:

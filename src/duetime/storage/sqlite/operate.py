@@ -21,6 +21,7 @@ from duetime.storage.jobs.audit import (
 )
 from duetime.storage.jobs.find import find_jobs
 from duetime.storage.sqlite.claim import encode_ids
+from duetime.storage.sqlite.finish import end_waiting
 from duetime.storage.sqlite.moment import (
     from_us,
     maybe_from_us,
@@ -101,21 +102,8 @@ def workers(tx: Transaction) -> list[WorkerInfo]:
 
 def cancel(tx: Transaction, job_id: int, reason: str) -> JobState | None:
     state = _state(tx, job_id)
-    attempt = tx.value("leave_due_one", job=job_id)
-    if attempt is None:
-        attempt = tx.value("leave_parked", job=job_id)
-    if attempt is not None:
-        tx.run(
-            "end_waiting",
-            job=job_id,
-            token=tx.value("next_token"),
-            attempt=attempt,
-            outcome="cancelled",
-            now=tx.now,
-            reason=reason,
-        )
-        tx.run_many("free_key", [(job_id,)])
-        tx.ended.append(job_id)
+    if tx.value("waits", job=job_id):
+        end_waiting(tx, job_id, "cancelled", reason=reason)
         return state
     worker_id = tx.value("cancel_running", job=job_id, reason=reason, now=tx.now)
     if worker_id is not None:

@@ -28,6 +28,8 @@ drop table duetime_service;
 drop table duetime_schedule_tick;
 drop table duetime_schedule;
 drop view duetime_jobs;
+drop view duetime_end_waiting;
+drop view duetime_new_job;
 drop table duetime_progress;
 drop table duetime_parked;
 drop table duetime_rate_use;

@@ -171,6 +171,50 @@ create table duetime_progress (
     at       integer not null
 ) strict;
 
+-- Jobs are made here: insert them, and each gets its row of `due`. An option that is null is the
+-- task's, as its last deployed worker knows it, unless the job is `complete`: then null is none.
+create view duetime_new_job as
+select 0 as id, '' as task, 0 as run_at, '' as args, '' as queue, 0 as priority, '' as key,
+    0 as hold, '' as partition, 0 as max_attempts, 0 as timeout, 0 as expires_at,
+    0 as created_at, '' as trace, 0 as complete
+where false;
+create trigger duetime_new_job_add instead of insert on duetime_new_job
+begin
+    insert into duetime_job (id, task, queue, priority, args, key, hold, partition, max_attempts,
+                             timeout, expires_at, created_at, trace)
+    values (
+        new.id, new.task,
+        coalesce(new.queue, (select queue from duetime_task where name = new.task), 'default'),
+        coalesce(new.priority, (select priority from duetime_task where name = new.task), 5),
+        new.args, new.key, new.hold, new.partition,
+        coalesce(new.max_attempts, (select max_attempts from duetime_task where name = new.task), 3),
+        coalesce(new.timeout,
+                 (select timeout from duetime_task where name = new.task and new.complete is not 1)),
+        new.expires_at, new.created_at, new.trace);
+    insert into duetime_due (job_id, queue, priority, run_at, partition)
+    select id, queue, priority, new.run_at, partition from duetime_job where id = new.id;
+end;
+
+-- Jobs that wait, in `due` or set aside, end here: insert them, and each gets an attempt that says
+-- so, and its key is free. Those that do not wait are left alone.
+create view duetime_end_waiting as
+select 0 as job_id, '' as outcome, '' as error_code, '' as error, '' as facts, 0 as at where false;
+create trigger duetime_end_waiting_do instead of insert on duetime_end_waiting
+when exists (select 1 from duetime_due where job_id = new.job_id)
+  or exists (select 1 from duetime_parked where job_id = new.job_id)
+begin
+    update duetime_counter set value = value + 1 where name = 'token';
+    insert into duetime_attempt (job_id, token, attempt, outcome, finished_at, error_code, error,
+                                 facts)
+    select new.job_id, (select value from duetime_counter where name = 'token'), w.attempt,
+        new.outcome, new.at, new.error_code, new.error, new.facts
+    from (select attempt from duetime_due where job_id = new.job_id
+          union all select attempt from duetime_parked where job_id = new.job_id) as w;
+    delete from duetime_due where job_id = new.job_id;
+    delete from duetime_parked where job_id = new.job_id;
+    delete from duetime_job_key where job_id = new.job_id;
+end;
+
 -- A job's state, derived from where it stands.
 create view duetime_jobs as
 select j.id, j.task, j.queue, coalesce(d.priority, j.priority) as priority,
@@ -500,14 +544,12 @@ begin
     update duetime_counter set value = value + 1 where name = 'job';
     update duetime_counter set value = (select value from duetime_counter where name = 'job')
     where name = 'rearm_job';
-    insert into duetime_job (id, task, queue, priority, args, max_attempts, created_at)
-    select c.value, 'duetime.rearm',
-        coalesce((select queue from duetime_task where name = 'duetime.remind'), 'default'),
-        0, '{}', 1000, (select now from duetime_clock)
+    insert into duetime_new_job (id, task, run_at, args, queue, priority, max_attempts, created_at,
+                                 complete)
+    select c.value, 'duetime.rearm', new.run_at, '{}',
+        (select queue from duetime_task where name = 'duetime.remind'), 0, 1000,
+        (select now from duetime_clock), 1
     from duetime_counter as c where c.name = 'rearm_job';
-    insert into duetime_due (job_id, queue, priority, run_at)
-    select j.id, j.queue, j.priority, new.run_at
-    from duetime_counter as c join duetime_job as j on j.id = c.value where c.name = 'rearm_job';
 end;
 
 -- What is tracked: how rows of a table become subjects. Each has triggers on the table.

@@ -5,14 +5,10 @@
 -- First of all: takes the write lock, so that nothing read after it can change.
 update duetime_counter set value = value + ? where name = 'job' returning value;
 
--- name: insert_job
-insert into duetime_job (id, task, queue, priority, args, key, hold, partition, max_attempts,
-                         timeout, expires_at, created_at, trace)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
-
--- name: insert_due
-insert into duetime_due (job_id, queue, priority, run_at, partition)
-values (?, ?, ?, ?, ?);
+-- name: add_jobs
+insert into duetime_new_job (id, task, run_at, args, queue, priority, key, hold, partition,
+                             max_attempts, timeout, expires_at, created_at, trace, complete)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1);
 
 -- name: take_key
 -- One row: the key was free, or its hold is over. Zero rows: another job holds it.

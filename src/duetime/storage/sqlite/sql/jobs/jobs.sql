@@ -74,15 +74,13 @@ select state from duetime_jobs where id = :job;
 select id from duetime_jobs where id in (select value from json_each(:jobs))
     and state in ('completed', 'dead', 'cancelled', 'superseded', 'expired');
 
--- name: leave_due_one
-delete from duetime_due where job_id = :job returning attempt;
-
--- name: leave_parked
-delete from duetime_parked where job_id = :job returning attempt;
+-- name: waits
+select exists (select 1 from duetime_due where job_id = :job)
+    or exists (select 1 from duetime_parked where job_id = :job);
 
 -- name: end_waiting
-insert into duetime_attempt (job_id, token, attempt, outcome, finished_at, error)
-values (:job, :token, :attempt, :outcome, :now, :reason);
+insert into duetime_end_waiting (job_id, outcome, error_code, error, at)
+values (:job, :outcome, :code, :reason, :now);
 
 -- name: cancel_running
 -- Ask the worker that holds the job to stop it; its sleeper or its heartbeat finds it.

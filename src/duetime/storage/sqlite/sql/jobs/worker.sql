@@ -131,15 +131,10 @@ select json_group_array(job_id) from (
 );
 
 -- name: long_parked
--- Few are parked.
-select job_id, attempt, reason from duetime_parked where parked_at < :before
-order by job_id limit :batch;
-
--- name: end_parked
 -- Jobs that no worker could run for so long end as dead: they are seen, can be requeued, and are
--- pruned as such.
-insert into duetime_attempt (job_id, token, attempt, outcome, finished_at, error_code, error)
-values (:job, :token, :attempt, 'dead', :now, :code, :reason);
+-- pruned as such. Few are parked.
+select job_id, reason from duetime_parked where parked_at < :before
+order by job_id limit :batch;
 
 -- name: prune_attempts
 delete from duetime_attempt where job_id in (select value from json_each(:jobs));

@@ -183,24 +183,15 @@ where name = 'job' and (select doc from input) is not null;
 
 -- name: reminder_again_2
 with input(doc) as (select ?)
-insert into duetime_job (id, task, queue, priority, args, key, max_attempts, timeout, expires_at,
-                         created_at)
+insert into duetime_new_job (id, task, run_at, args, key, expires_at, created_at)
 select (select value from duetime_counter where name = 'job'), json_extract(i.doc, '$.doc.task'),
-    coalesce(t.queue, 'default'), coalesce(t.priority, 5), json_object('reminder', r.id),
-    json_extract(i.doc, '$.doc.key'), coalesce(t.max_attempts, 3), t.timeout,
-    json_extract(i.doc, '$.doc.expires_at'), json_extract(i.doc, '$.now')
+    json_extract(i.doc, '$.doc.run_at'), json_object('reminder', r.id),
+    json_extract(i.doc, '$.doc.key'), json_extract(i.doc, '$.doc.expires_at'),
+    json_extract(i.doc, '$.now')
 from input as i cross join duetime_reminder as r on r.id = json_extract(i.doc, '$.doc.id')
-left join duetime_task as t on t.name = json_extract(i.doc, '$.doc.task')
 where r.status = 'sent';
 
 -- name: reminder_again_3
-with input(doc) as (select ?)
-insert into duetime_due (job_id, queue, priority, run_at)
-select j.id, j.queue, j.priority, json_extract(i.doc, '$.doc.run_at')
-from input as i cross join duetime_job as j
-    on j.id = (select value from duetime_counter where name = 'job');
-
--- name: reminder_again_4
 with input(doc) as (select ?)
 update duetime_reminder
 set status = 'armed', run_at = (select json_extract(doc, '$.doc.run_at') from input),

@@ -24,23 +24,16 @@ from input;
 
 -- name: digest_add_3
 with input(doc) as (select ?)
-insert into duetime_job (id, task, queue, priority, args, key, max_attempts, timeout, created_at)
+insert into duetime_new_job (id, task, run_at, args, key, created_at)
 select (select value from duetime_counter where name = 'job'), json_extract(i.doc, '$.doc.task'),
-    coalesce(t.queue, 'default'), coalesce(t.priority, 5),
+    json_extract(i.doc, '$.doc.run_at'),
     json_object('digest', (select value from duetime_counter where name = 'digest')),
     'dtd_' || json_extract(i.doc, '$.doc.installation') || '_'
         || (select value from duetime_counter where name = 'digest'),
-    coalesce(t.max_attempts, 3), t.timeout, json_extract(i.doc, '$.now')
-from input as i left join duetime_task as t on t.name = json_extract(i.doc, '$.doc.task');
+    json_extract(i.doc, '$.now')
+from input as i;
 
 -- name: digest_add_4
-with input(doc) as (select ?)
-insert into duetime_due (job_id, queue, priority, run_at)
-select j.id, j.queue, j.priority, json_extract(i.doc, '$.doc.run_at')
-from input as i cross join duetime_job as j
-    on j.id = (select value from duetime_counter where name = 'job');
-
--- name: digest_add_5
 with input(doc) as (select ?)
 select (select value from duetime_counter where name = 'digest'),
     (select value from duetime_counter where name = 'job')
@@ -114,33 +107,12 @@ where status <> 'sent'
 
 -- name: digest_sent_2
 with input(doc) as (select ?)
-insert into duetime_attempt (job_id, token, attempt, outcome, finished_at)
-select d.job_id,
-    (select value from duetime_counter where name = 'token') + row_number() over (order by d.job_id),
-    d.attempt, 'completed', json_extract(i.doc, '$.now')
+insert into duetime_end_waiting (job_id, outcome, at)
+select r.job_id, 'completed', json_extract(i.doc, '$.now')
 from input as i cross join json_each(i.doc, '$.doc.members') as e
-cross join duetime_reminder as r on r.id = e.value
-cross join (select job_id, attempt from duetime_due
-            union all select job_id, attempt from duetime_parked) as d on d.job_id = r.job_id;
+cross join duetime_reminder as r on r.id = e.value;
 
 -- name: digest_sent_3
-with input(doc) as (select ?)
-update duetime_counter
-set value = value + (select json_array_length(doc, '$.doc.members') from input) where name = 'token';
-
--- name: digest_sent_4
-with input(doc) as (select ?)
-delete from duetime_due where job_id in (
-    select r.job_id from input as i cross join json_each(i.doc, '$.doc.members') as e
-    cross join duetime_reminder as r on r.id = e.value);
-
--- name: digest_sent_5
-with input(doc) as (select ?)
-delete from duetime_parked where job_id in (
-    select r.job_id from input as i cross join json_each(i.doc, '$.doc.members') as e
-    cross join duetime_reminder as r on r.id = e.value);
-
--- name: digest_sent_6
 with input(doc) as (select ?)
 insert into duetime_delivery as d (reminder_id, round, channel, key, status, attempts, external_id,
                                    sent_at, updated_at)

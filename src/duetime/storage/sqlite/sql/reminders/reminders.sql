@@ -199,26 +199,16 @@ on conflict (subject_id, due_at, rule_id, time, recipient, revision) do nothing;
 
 -- name: reminder_write_2
 with input(doc) as (select ?)
-insert into duetime_job (id, task, queue, priority, args, key, max_attempts, timeout, expires_at,
-                         created_at)
-select r.job_id, json_extract(e.value, '$.task'), coalesce(t.queue, 'default'),
-    coalesce(t.priority, 5), json_object('reminder', r.id), json_extract(e.value, '$.key'),
-    coalesce(t.max_attempts, 3), t.timeout, json_extract(e.value, '$.expires_at'),
+insert into duetime_new_job (id, task, run_at, args, key, expires_at, created_at)
+select r.job_id, json_extract(e.value, '$.task'), r.run_at, json_object('reminder', r.id),
+    json_extract(e.value, '$.key'), json_extract(e.value, '$.expires_at'),
     json_extract(i.doc, '$.now')
 from input as i cross join json_each(i.doc, '$.doc') as e
 cross join duetime_reminder as r
     on r.id = (select value from duetime_counter where name = 'reminder') + e.key + 1
-left join duetime_task as t on t.name = json_extract(e.value, '$.task')
 where r.job_id is not null;
 
 -- name: reminder_write_3
-with input(doc) as (select ?)
-insert into duetime_due (job_id, queue, priority, run_at)
-select j.id, j.queue, j.priority, r.run_at
-from duetime_job as j cross join duetime_reminder as r on r.job_id = j.id cross join input
-where j.id > (select value from duetime_counter where name = 'job');
-
--- name: reminder_write_4
 with input(doc) as (select ?)
 update duetime_counter
 set value = value + (select json_array_length(doc, '$.doc') from input)
@@ -229,33 +219,12 @@ returning value;
 -- Reminders that are no longer true end, with their jobs; one that is being sent is told by its
 -- status, which its sender asks for right before. One that was snoozed has been sent.
 with input(doc) as (select ?)
-insert into duetime_attempt (job_id, token, attempt, outcome, finished_at, error)
-select d.job_id,
-    (select value from duetime_counter where name = 'token') + row_number() over (order by d.job_id),
-    d.attempt, 'superseded', json_extract(i.doc, '$.now'), json_extract(i.doc, '$.doc.reason')
+insert into duetime_end_waiting (job_id, outcome, error, at)
+select r.job_id, 'superseded', json_extract(i.doc, '$.doc.reason'), json_extract(i.doc, '$.now')
 from input as i cross join json_each(i.doc, '$.doc.ids') as e
-cross join duetime_reminder as r on r.id = e.value and r.status = 'armed'
-cross join (select job_id, attempt from duetime_due
-            union all select job_id, attempt from duetime_parked) as d on d.job_id = r.job_id;
+cross join duetime_reminder as r on r.id = e.value and r.status = 'armed';
 
 -- name: reminder_withdraw_2
-with input(doc) as (select ?)
-update duetime_counter
-set value = value + (select json_array_length(doc, '$.doc.ids') from input) where name = 'token';
-
--- name: reminder_withdraw_3
-with input(doc) as (select ?)
-delete from duetime_due where job_id in (
-    select r.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
-    cross join duetime_reminder as r on r.id = e.value and r.status = 'armed');
-
--- name: reminder_withdraw_4
-with input(doc) as (select ?)
-delete from duetime_parked where job_id in (
-    select r.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
-    cross join duetime_reminder as r on r.id = e.value and r.status = 'armed');
-
--- name: reminder_withdraw_5
 with input(doc) as (select ?)
 update duetime_reminder
 set status = iif(snoozes > 0, 'sent', (select json_extract(doc, '$.doc.status') from input)),

@@ -39,23 +39,14 @@ where reminder_id = (select json_extract(doc, '$.doc.id') from input)
 
 -- name: resend_3
 with input(doc) as (select ?)
-insert into duetime_job (id, task, queue, priority, args, key, max_attempts, timeout, created_at)
+insert into duetime_new_job (id, task, run_at, args, key, created_at)
 select (select value from duetime_counter where name = 'job'), json_extract(i.doc, '$.doc.task'),
-    coalesce(t.queue, 'default'), coalesce(t.priority, 5), json_object('reminder', r.id),
-    json_extract(i.doc, '$.doc.key'), coalesce(t.max_attempts, 3), t.timeout,
-    json_extract(i.doc, '$.now')
+    json_extract(i.doc, '$.doc.run_at'), json_object('reminder', r.id),
+    json_extract(i.doc, '$.doc.key'), json_extract(i.doc, '$.now')
 from input as i cross join duetime_reminder as r on r.id = json_extract(i.doc, '$.doc.id')
-left join duetime_task as t on t.name = json_extract(i.doc, '$.doc.task')
 where r.status <> 'armed';
 
 -- name: resend_4
-with input(doc) as (select ?)
-insert into duetime_due (job_id, queue, priority, run_at)
-select j.id, j.queue, j.priority, json_extract(i.doc, '$.doc.run_at')
-from input as i cross join duetime_job as j
-    on j.id = (select value from duetime_counter where name = 'job');
-
--- name: resend_5
 with input(doc) as (select ?)
 insert into duetime_delivery (reminder_id, round, channel, key, status, attempts, updated_at)
 select d.reminder_id, json_extract(i.doc, '$.doc.snoozes'), d.channel, d.key, 'pending', 0,
@@ -67,7 +58,7 @@ where json_extract(i.doc, '$.doc.taken') and d.sent_at is null and d.attempts > 
   and substr(d.key, 1, 4) <> 'dtd_'
 on conflict (reminder_id, round, channel) do nothing;
 
--- name: resend_6
+-- name: resend_5
 with input(doc) as (select ?)
 update duetime_reminder
 set status = 'armed', run_at = (select json_extract(doc, '$.doc.run_at') from input),

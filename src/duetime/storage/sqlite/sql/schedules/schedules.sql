@@ -179,11 +179,10 @@ where excluded.runs_as = 'backfilled'
 
 -- name: schedule_write_3
 with input(doc) as (select ?)
-insert into duetime_job (id, task, queue, priority, args, key, hold, max_attempts, timeout,
-                         expires_at, created_at)
-select o.job_id, s.target, coalesce(s.queue, t.queue, 'default'),
-    coalesce(s.priority, t.priority, 5), s.args, json_extract(e.value, '$.key'), 3600000000,
-    coalesce(s.max_attempts, t.max_attempts, 3), coalesce(s.timeout, t.timeout),
+insert into duetime_new_job (id, task, run_at, args, queue, priority, key, hold, max_attempts,
+                             timeout, expires_at, created_at)
+select o.job_id, s.target, o.run_at, s.args, s.queue, s.priority, json_extract(e.value, '$.key'),
+    3600000000, s.max_attempts, s.timeout,
     coalesce(json_extract(e.value, '$.expires_at'),
              json_extract(e.value, '$.expires_from') + t.expires),
     json_extract(i.doc, '$.now')
@@ -197,18 +196,11 @@ where o.job_id > (select value from duetime_counter where name = 'job');
 
 -- name: schedule_write_4
 with input(doc) as (select ?)
-insert into duetime_due (job_id, queue, priority, run_at)
-select j.id, j.queue, j.priority, o.run_at
-from duetime_job as j cross join duetime_schedule_tick as o on o.job_id = j.id cross join input
-where j.id > (select value from duetime_counter where name = 'job');
-
--- name: schedule_write_5
-with input(doc) as (select ?)
 update duetime_counter
 set value = value + (select json_array_length(doc, '$.doc.ticks') from input)
 where name = 'job';
 
--- name: schedule_write_6
+-- name: schedule_write_5
 with input(doc) as (select ?), n as materialized (
     select json_extract(e.value, '$.id') as id,
         json_extract(e.value, '$.planned_until') as planned_until,
@@ -225,7 +217,7 @@ set planned_until = n.planned_until, next_run_at = n.next_run_at, plain = n.plai
 from n
 where s.id = n.id;
 
--- name: schedule_write_7
+-- name: schedule_write_6
 with input(doc) as (select ?)
 select o.schedule_id, o.tick, o.job_id
 from input as i cross join json_each(i.doc, '$.doc.ticks') as e
@@ -266,11 +258,9 @@ where o.schedule_id = m.schedule_id and o.tick = m.tick
 -- ahead leave the ledger, so that they can be planned anew. What is due, or claimed, goes on.
 -- `+a.outcome` keeps SQLite from the index of how attempts ended, where most are of others.
 with input(doc) as (select ?)
-insert into duetime_attempt (job_id, token, attempt, outcome, finished_at, error_code, facts)
-select o.job_id,
-    (select value from duetime_counter where name = 'token') + row_number() over (order by o.job_id),
-    0, 'superseded', json_extract(i.doc, '$.now'), json_extract(i.doc, '$.doc.reason.code'),
-    json_extract(i.doc, '$.doc.reason.facts')
+insert into duetime_end_waiting (job_id, outcome, error_code, facts, at)
+select o.job_id, 'superseded', json_extract(i.doc, '$.doc.reason.code'),
+    json_extract(i.doc, '$.doc.reason.facts'), json_extract(i.doc, '$.now')
 from input as i cross join json_each(i.doc, '$.doc.ids') as e
 cross join duetime_schedule_tick as o indexed by duetime_schedule_tick_open on o.schedule_id = e.value
 where o.job_id is not null and o.finished_at is null and o.begun_at is null
@@ -280,36 +270,6 @@ where o.job_id is not null and o.finished_at is null and o.begun_at is null
        or exists (select 1 from duetime_parked as p where p.job_id = o.job_id and p.attempt = 0));
 
 -- name: schedule_supersede_2
--- By as many as the statement before has added.
-with input(doc) as (select ?)
-update duetime_counter set value = value + changes()
-where name = 'token' and (select 1 from input);
-
--- name: schedule_supersede_3
-with input(doc) as (select ?)
-delete from duetime_due where job_id in (
-    select o.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
-    cross join duetime_schedule_tick as o indexed by duetime_schedule_tick_open
-        on o.schedule_id = e.value and o.job_id is not null and o.finished_at is null
-    cross join duetime_attempt as a on a.job_id = o.job_id and +a.outcome = 'superseded');
-
--- name: schedule_supersede_4
-with input(doc) as (select ?)
-delete from duetime_parked where job_id in (
-    select o.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
-    cross join duetime_schedule_tick as o indexed by duetime_schedule_tick_open
-        on o.schedule_id = e.value and o.job_id is not null and o.finished_at is null
-    cross join duetime_attempt as a on a.job_id = o.job_id and +a.outcome = 'superseded');
-
--- name: schedule_supersede_5
-with input(doc) as (select ?)
-delete from duetime_job_key where job_id in (
-    select o.job_id from input as i cross join json_each(i.doc, '$.doc.ids') as e
-    cross join duetime_schedule_tick as o indexed by duetime_schedule_tick_open
-        on o.schedule_id = e.value and o.job_id is not null and o.finished_at is null
-    cross join duetime_attempt as a on a.job_id = o.job_id and +a.outcome = 'superseded');
-
--- name: schedule_supersede_6
 with input(doc) as (select ?)
 delete from duetime_schedule_tick
 where schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
@@ -318,13 +278,13 @@ where schedule_id in (select e.value from input as i cross join json_each(i.doc,
   and exists (select 1 from duetime_attempt as a
               where a.job_id = duetime_schedule_tick.job_id and +a.outcome = 'superseded');
 
--- name: schedule_supersede_7
+-- name: schedule_supersede_3
 with input(doc) as (select ?)
 delete from duetime_schedule_tick
 where schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
   and tick > (select json_extract(doc, '$.now') from input) and job_id is null;
 
--- name: schedule_supersede_8
+-- name: schedule_supersede_4
 with input(doc) as (select ?)
 update duetime_schedule_tick indexed by duetime_schedule_tick_open
 set status = 'skipped', reason = (select json_extract(doc, '$.doc.reason') from input),
