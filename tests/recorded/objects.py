@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from types import ModuleType
@@ -16,8 +15,6 @@ _LEFT_OUT = ("_app", "app", "_scheduler", "func", "metadata", "__weakref__")
 
 def write(name: str, value: Any) -> None:
     text = json.dumps(to_json(value), separators=(",", ":"), sort_keys=True)
-    # Plain lists on one line each.
-    text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)
     (HERE / name).write_text(text + "\n")
 
 

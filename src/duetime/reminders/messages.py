@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from duetime.api.registration import Registrations
 from duetime.channels.channel import Message
 from duetime.domain.jobs.job import check_name
 from duetime.domain.reminders.digest import Digest
@@ -17,6 +16,9 @@ from duetime.errors import InvalidInput
 from duetime.reminders.templates.limits import TemplateError
 from duetime.reminders.templates.moments import local, until_in_words
 from duetime.reminders.templates.template import Template
+
+if TYPE_CHECKING:
+    from duetime.api.registration import Registrations
 
 _SOON = timedelta(days=6)
 _LONGEST_FILE = 64 * 1024
@@ -32,9 +34,9 @@ class MessageTemplate(msgspec.Struct, frozen=True):
 class Messages:
     """The app's templates by name, and how messages are made from them."""
 
-    def __init__(self) -> None:
+    def __init__(self, registrations: Registrations) -> None:
         self._templates: dict[str, MessageTemplate] = {}
-        self._registrations = Registrations()
+        self._registrations = registrations
         self.digest: str | None = None
         """The name of the digests' template."""
 

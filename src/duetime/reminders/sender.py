@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from duetime.api.tasks import Task
 from duetime.channels.channel import Message, Sent
 from duetime.domain.jobs.job import NewJob
 from duetime.domain.jobs.keys import DIGEST_PREFIX
@@ -25,6 +24,7 @@ from duetime.reminders.send_attempt import ConfiguredChannel, Outgoing, SendAtte
 from duetime.storage.reminders.sends import Ready, SentReminder
 
 if TYPE_CHECKING:
+    from duetime.api.tasks import Task
     from duetime.app import Duetime
 
 _TWIN_AGAIN = "250ms"
@@ -38,7 +38,7 @@ class Sender:
         self.channels: dict[str, ConfiguredChannel] = {}
         self.handler: Callable[..., Any] | None = None
         self.digest_handler: Callable[..., Any] | None = None
-        self.messages = Messages()
+        self.messages = Messages(app._registrations)
         self.options: dict[str, Any] = {}
         self.escalation: Task[..., Any] | None = None
         # The read begins after the ask, so after the job was claimed.

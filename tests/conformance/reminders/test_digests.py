@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from duetime import Context, Digest, Duetime, Reminder, Retry, Sent, Skip
+from duetime.api.registration import Registrations
 from duetime.channels.channel import NotSent
 from duetime.domain.reminders.digest import MOST_REMINDERS
 from duetime.domain.reminders.recipient import Recipient
@@ -167,7 +168,7 @@ def test_digests_have_one_template(app: Duetime) -> None:
 
 def test_the_largest_digest_is_not_too_much_for_a_template() -> None:
     """A thousand reminders, each with its line."""
-    messages = Messages()
+    messages = Messages(Registrations())
     messages.add("all", body="{% for one in reminders %}{{ one.title }}\n{% endfor %}")
     messages.use_for_digests("all")
     ann = Recipient(ref="ann")
