@@ -80,6 +80,8 @@ class Loop:
         """The worker's queues that have limits."""
         self.unsure = False
         """A call failed: what it did is unknown until settled."""
+        self._refusal: StorageError | None = None
+        """Why the database refused the last call, though it could be reached."""
         self.failures = 0
         self._look_back_at = math.inf
         """When to look again for claims that we do not know of."""
@@ -107,8 +109,7 @@ class Loop:
         """Send what ended, claim what is due; or, if there is neither, sleep."""
         try:
             if self.unsure or time.monotonic() >= self._look_back_at:
-                self.unsure = True
-                await self.settle()
+                await self._make_sure()
             for job_id in await self.pace.sleeper.cancelled_jobs():
                 self.runners.cancel(job_id)
             if self._quarantine_next:
@@ -128,14 +129,23 @@ class Loop:
         except StorageError as error:
             self.unsure = True
             self.pace.look = True
-            if isinstance(error, TransientError) or not await self._park_unreadable():
+            if isinstance(error, TransientError) or self._refusal is not None:
+                self._refusal = None
                 await self.back_off(error)
+            else:
+                self._refusal = error
+
+    async def _make_sure(self) -> None:
+        """Find out what a call did that failed. If the database refused it, and not for the
+        connection, it was perhaps a claim, and for one row of those that it takes."""
+        self.unsure = True
+        await self.settle()
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None and not await self._park_unreadable():
+            await self.back_off(refusal)
 
     async def _park_unreadable(self) -> bool:
-        """A claim failed, and not for the connection: perhaps for one row of those it takes."""
         try:
-            # The claim may have been made, and only its answer was unreadable.
-            await self.settle()
             parked = await self._store.park_unreadable(
                 self._options.queues, most=self._options.batch
             )
