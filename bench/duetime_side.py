@@ -47,7 +47,7 @@ class Bench:
     def __init__(self, database: str, parent: Parent | None = None, **settings: Any) -> None:
         self.stopwatch = Stopwatch()
         self.app = Duetime(database, **settings)
-        self.app.events = self.stopwatch
+        self.app._events = self.stopwatch
         self.runs = 0
         self.ticks: list[tuple[float, float]] = []
         """Of each run of a schedule: its tick, and when its handler began."""

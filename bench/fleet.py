@@ -31,11 +31,11 @@ async def work(parent: Parent, *, database: str, workers: int) -> None:
     """Run `workers` workers; when told to stop, say what was claimed and what began."""
     logging.basicConfig(level=logging.WARNING)
     bench = Bench(database, pool_size=workers)
-    bench.app.events = log = ClaimLog()
+    bench.app._events = log = ClaimLog()
     store = await bench.app.store()
     parent.say("ready")
     await parent.heard()
-    fleet = [bench.app.make_worker(store, name=f"{os.getpid()}:{n}") for n in range(workers)]
+    fleet = [bench.app._make_worker(store, name=f"{os.getpid()}:{n}") for n in range(workers)]
     running = [asyncio.create_task(worker.run()) for worker in fleet]
     await asyncio.gather(*(worker.started.wait() for worker in fleet))
     parent.say("started")

@@ -12,11 +12,8 @@ from typing import Annotated
 import httpx2
 from fastapi import Body, FastAPI, HTTPException
 
-from duetime import Duetime, Exponential, Sent
-from duetime.channels.channel import Message, NotSent
-from duetime.channels.console import Console
+from duetime import Console, Duetime, Exponential, Message, NotSent, Sent, configure_logging
 from duetime.errors import DeliveryNotFound
-from duetime.telemetry.logs import configure_logging
 
 PROVIDER = os.environ.get("PROVIDER_URL", "http://127.0.0.1:8001")
 HERE = os.environ.get("PUBLIC_URL", "http://127.0.0.1:8000")

@@ -11,8 +11,7 @@ from sqlalchemy import DateTime
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
-from duetime import Duetime
-from duetime.channels.console import Console
+from duetime import Console, Duetime
 
 DATABASE = os.environ.get("DUETIME_DATABASE", "sqlite:///games.db")
 BROKER = os.environ.get("AMQP_URL")  # Such as amqp://guest:guest@localhost/
@@ -24,7 +23,7 @@ Session = async_sessionmaker(engine, expire_on_commit=False)
 app = Duetime(DATABASE, migrate=True)
 
 if BROKER:
-    from duetime.channels.rabbitmq import RabbitMQ
+    from duetime import RabbitMQ
 
     app.add_channel(RabbitMQ(BROKER, exchange="games", event="game.reminder_due"))
 else:

@@ -1,79 +1,204 @@
-"""Durable reminders, schedules, jobs and flows for Python, on the database you already have."""
+"""Durable reminders, schedules, jobs and flows for Python, on the database you already have.
+
+Everything public is imported from here, on first use: `import duetime` must be quick, since pytest
+loads our plugin in every run. `duetime.errors` has the errors alone, `duetime.testing`
+the testing kit, and `duetime.integrations` what other frameworks need.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# fmt: off
+# isort: off
+# A public name stands in three places: here for type checkers, in `__all__`, and in `_HOMES`.
 if TYPE_CHECKING:
-    from duetime.api.jobs import JobHandle
-    from duetime.api.tasks import Task
+    from duetime.api.audit import Audit
+    from duetime.api.jobs import JobHandle, Jobs
+    from duetime.api.presets import Presets
+    from duetime.api.queues import QueueHandle, Queues
+    from duetime.api.recipients import Recipients
+    from duetime.api.reminders import Reminders
+    from duetime.api.schedules import ScheduleArguments, ScheduleHandle, ScheduleInfo, Schedules
+    from duetime.api.scopes import Scopes
+    from duetime.api.subjects import Subjects
+    from duetime.api.task_registry import TaskArguments
+    from duetime.api.tasks import AsyncTask, BoundTask, SyncTask, Task
+    from duetime.api.worker_thread import WorkerThread
     from duetime.app import Duetime
-    from duetime.channels.channel import Sent
-    from duetime.domain.jobs.job import JobInfo, JobState
+    from duetime.channels.apprise import Apprise
+    from duetime.channels.channel import Channel, Message, NotSent, Sent
+    from duetime.channels.console import Console, Log
+    from duetime.channels.email import Email, Security
+    from duetime.channels.guard import Resolve
+    from duetime.channels.rabbitmq import RabbitMQ
+    from duetime.channels.webhook import Secrets, Webhook, make_secret
+    from duetime.domain.audit import AuditEvent, AuditKind
+    from duetime.domain.duration import Duration
+    from duetime.domain.jobs.job import (
+        AttemptInfo, AttemptOutcome, JobInfo, JobState, JobStateLike, KeyOutcome, NewJob,
+        OnConflict, Requeued,
+    )
     from duetime.domain.jobs.outcome import Cancel, Completed, Discard, Retry, Skip, Snooze
-    from duetime.domain.jobs.retry import Constant, Custom, Delays, Exponential
+    from duetime.domain.jobs.queue import Limits, QueueInfo
+    from duetime.domain.jobs.retry import Constant, Custom, Delays, Exponential, RetryPolicy
+    from duetime.domain.page import Page
     from duetime.domain.reasons import Explanation, Reason
+    from duetime.domain.reminders.delivery import Delivery, DeliveryStatus, ReceiptStatus
     from duetime.domain.reminders.digest import Digest
-    from duetime.domain.reminders.recipient import Recipient
-    from duetime.domain.reminders.reminder import Reminder
+    from duetime.domain.reminders.quiet import Quiet
+    from duetime.domain.reminders.recipient import (
+        ChannelsLike, Disabled, MutedLike, Recipient, Route,
+    )
+    from duetime.domain.reminders.recurrence import (
+        Occurrence, OccurrenceChange, Recurrence, RepeatsLike,
+    )
+    from duetime.domain.reminders.reminder import (
+        Reminder, ReminderStatus, ReminderStatusLike, ResendStatus, Resent, Subject, SubjectStatus,
+    )
+    from duetime.domain.reminders.rule import Past, Rule, Whose
+    from duetime.domain.reminders.rule_text import RuleLike, RulesLike
+    from duetime.domain.reminders.tracking import Track
+    from duetime.domain.schedules.presets import Preset
+    from duetime.domain.schedules.preview import PreviewRow
+    from duetime.domain.schedules.schedule import (
+        CatchUp, Overlap, Policy, PolicyArguments, TickStatus, TickStatusLike,
+    )
+    from duetime.domain.schedules.timetable import Exclusions, Spec, Timetable
     from duetime.engine.context import Context
-    from duetime.errors import DuetimeError
+    from duetime.engine.hooks import CallNext, ErrorHook, LifeHook, Middleware
+    from duetime.engine.worker import Worker
+    from duetime.errors import (
+        ClaimLost, DataRejected, DatabaseCorrupted, DatabaseUnreachable, DeliveryNotFound,
+        DuetimeError, EndlessWork, IllegalTransition, InvalidArguments, InvalidDatabaseURL,
+        InvalidInput, InvalidResult, InvalidSchedule, JobCancelled, JobFailed, JobNotFound,
+        KeyConflict, MissingPackage, OlderRelease, PresetNotFound, QueueNotFound,
+        RecipientNotFound, ReminderNotFound, ResultTimeout, ScheduleNotFound, SchemaMismatch,
+        ScopeNotFound, SettingsError, StartupFailed, StorageError, SubjectNotFound, TableNotFound,
+        TransactionConflict, TransientError, UnknownTask, UnsupportedTransaction,
+    )
+    from duetime.integrations.ical.exchange import Imported
+    from duetime.integrations.ical.reading import Problem
+    from duetime.reminders.templates.limits import TemplateError
+    from duetime.reminders.templates.template import Template
+    from duetime.settings import Retention, Settings, SettingsArguments, WorkerArguments
+    from duetime.storage.reminders.reminders import ScopeInfo
+    from duetime.storage.reminders.tracking import TrackedInfo
+    from duetime.storage.schedules.rows import NewSchedule, TickInfo
+    from duetime.storage.store import WorkerInfo
+    from duetime.telemetry.logs import configure_logging
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Cancel",
-    "Completed",
-    "Constant",
-    "Context",
-    "Custom",
-    "Delays",
-    "Digest",
-    "Discard",
-    "Duetime",
-    "DuetimeError",
-    "Explanation",
-    "Exponential",
-    "JobHandle",
-    "JobInfo",
-    "JobState",
-    "Reason",
-    "Recipient",
-    "Reminder",
-    "Retry",
-    "Sent",
-    "Skip",
-    "Snooze",
-    "Task",
+    "Apprise", "AsyncTask", "AttemptInfo", "AttemptOutcome", "Audit", "AuditEvent", "AuditKind",
+    "BoundTask", "CallNext", "Cancel", "CatchUp", "Channel", "ChannelsLike", "ClaimLost",
+    "Completed", "Console", "Constant", "Context", "Custom", "DataRejected", "DatabaseCorrupted",
+    "DatabaseUnreachable", "Delays", "Delivery", "DeliveryNotFound", "DeliveryStatus", "Digest",
+    "Disabled", "Discard", "Duetime", "DuetimeError", "Duration", "Email", "EndlessWork",
+    "ErrorHook", "Exclusions", "Explanation", "Exponential", "IllegalTransition", "Imported",
+    "InvalidArguments", "InvalidDatabaseURL", "InvalidInput", "InvalidResult", "InvalidSchedule",
+    "JobCancelled", "JobFailed", "JobHandle", "JobInfo", "JobNotFound", "JobState", "JobStateLike",
+    "Jobs", "KeyConflict", "KeyOutcome", "LifeHook", "Limits", "Log", "Message", "Middleware",
+    "MissingPackage", "MutedLike", "NewJob", "NewSchedule", "NotSent", "Occurrence",
+    "OccurrenceChange", "OlderRelease", "OnConflict", "Overlap", "Page", "Past", "Policy",
+    "PolicyArguments", "Preset", "PresetNotFound", "Presets", "PreviewRow", "Problem",
+    "QueueHandle", "QueueInfo", "QueueNotFound", "Queues", "Quiet", "RabbitMQ", "Reason",
+    "ReceiptStatus", "Recipient", "RecipientNotFound", "Recipients", "Recurrence", "Reminder",
+    "ReminderNotFound", "ReminderStatus", "ReminderStatusLike", "Reminders", "RepeatsLike",
+    "Requeued", "ResendStatus", "Resent", "Resolve", "ResultTimeout", "Retention", "Retry",
+    "RetryPolicy", "Route", "Rule", "RuleLike", "RulesLike", "ScheduleArguments", "ScheduleHandle",
+    "ScheduleInfo", "ScheduleNotFound", "Schedules", "SchemaMismatch", "ScopeInfo",
+    "ScopeNotFound", "Scopes", "Secrets", "Security", "Sent", "Settings", "SettingsArguments",
+    "SettingsError", "Skip", "Snooze", "Spec", "StartupFailed", "StorageError", "Subject",
+    "SubjectNotFound", "SubjectStatus", "Subjects", "SyncTask", "TableNotFound", "Task",
+    "TaskArguments", "Template", "TemplateError", "TickInfo", "TickStatus", "TickStatusLike",
+    "Timetable", "Track", "TrackedInfo", "TransactionConflict", "TransientError", "UnknownTask",
+    "UnsupportedTransaction", "Webhook", "Whose", "Worker", "WorkerArguments", "WorkerInfo",
+    "WorkerThread", "configure_logging", "make_secret",
 ]
 
-# Imported on first use: pytest loads our plugin in every run, and the CLI its help.
 _HOMES = {
-    "Cancel": "duetime.domain.jobs.outcome",
-    "Completed": "duetime.domain.jobs.outcome",
-    "Constant": "duetime.domain.jobs.retry",
-    "Context": "duetime.engine.context",
-    "Custom": "duetime.domain.jobs.retry",
-    "Delays": "duetime.domain.jobs.retry",
-    "Digest": "duetime.domain.reminders.digest",
-    "Discard": "duetime.domain.jobs.outcome",
-    "Duetime": "duetime.app",
-    "DuetimeError": "duetime.errors",
-    "Explanation": "duetime.domain.reasons",
-    "Exponential": "duetime.domain.jobs.retry",
-    "JobHandle": "duetime.api.jobs",
-    "JobInfo": "duetime.domain.jobs.job",
-    "JobState": "duetime.domain.jobs.job",
-    "Reason": "duetime.domain.reasons",
-    "Recipient": "duetime.domain.reminders.recipient",
-    "Reminder": "duetime.domain.reminders.reminder",
-    "Retry": "duetime.domain.jobs.outcome",
-    "Sent": "duetime.channels.channel",
-    "Skip": "duetime.domain.jobs.outcome",
-    "Snooze": "duetime.domain.jobs.outcome",
-    "Task": "duetime.api.tasks",
+    name: module
+    for module, names in {
+        "duetime.api.audit": "Audit",
+        "duetime.api.jobs": "JobHandle Jobs",
+        "duetime.api.presets": "Presets",
+        "duetime.api.queues": "QueueHandle Queues",
+        "duetime.api.recipients": "Recipients",
+        "duetime.api.reminders": "Reminders",
+        "duetime.api.schedules": "ScheduleArguments ScheduleHandle ScheduleInfo Schedules",
+        "duetime.api.scopes": "Scopes",
+        "duetime.api.subjects": "Subjects",
+        "duetime.api.task_registry": "TaskArguments",
+        "duetime.api.tasks": "AsyncTask BoundTask SyncTask Task",
+        "duetime.api.worker_thread": "WorkerThread",
+        "duetime.app": "Duetime",
+        "duetime.channels.apprise": "Apprise",
+        "duetime.channels.channel": "Channel Message NotSent Sent",
+        "duetime.channels.console": "Console Log",
+        "duetime.channels.email": "Email Security",
+        "duetime.channels.guard": "Resolve",
+        "duetime.channels.rabbitmq": "RabbitMQ",
+        "duetime.channels.webhook": "Secrets Webhook make_secret",
+        "duetime.domain.audit": "AuditEvent AuditKind",
+        "duetime.domain.duration": "Duration",
+        "duetime.domain.jobs.job": (
+            "AttemptInfo AttemptOutcome JobInfo JobState JobStateLike KeyOutcome NewJob "
+            "OnConflict Requeued"
+        ),
+        "duetime.domain.jobs.outcome": "Cancel Completed Discard Retry Skip Snooze",
+        "duetime.domain.jobs.queue": "Limits QueueInfo",
+        "duetime.domain.jobs.retry": "Constant Custom Delays Exponential RetryPolicy",
+        "duetime.domain.page": "Page",
+        "duetime.domain.reasons": "Explanation Reason",
+        "duetime.domain.reminders.delivery": "Delivery DeliveryStatus ReceiptStatus",
+        "duetime.domain.reminders.digest": "Digest",
+        "duetime.domain.reminders.quiet": "Quiet",
+        "duetime.domain.reminders.recipient": "ChannelsLike Disabled MutedLike Recipient Route",
+        "duetime.domain.reminders.recurrence": "Occurrence OccurrenceChange Recurrence RepeatsLike",
+        "duetime.domain.reminders.reminder": (
+            "Reminder ReminderStatus ReminderStatusLike ResendStatus Resent Subject "
+            "SubjectStatus"
+        ),
+        "duetime.domain.reminders.rule": "Past Rule Whose",
+        "duetime.domain.reminders.rule_text": "RuleLike RulesLike",
+        "duetime.domain.reminders.tracking": "Track",
+        "duetime.domain.schedules.presets": "Preset",
+        "duetime.domain.schedules.preview": "PreviewRow",
+        "duetime.domain.schedules.schedule": (
+            "CatchUp Overlap Policy PolicyArguments TickStatus TickStatusLike"
+        ),
+        "duetime.domain.schedules.timetable": "Exclusions Spec Timetable",
+        "duetime.engine.context": "Context",
+        "duetime.engine.hooks": "CallNext ErrorHook LifeHook Middleware",
+        "duetime.engine.worker": "Worker",
+        "duetime.errors": (
+            "ClaimLost DataRejected DatabaseCorrupted DatabaseUnreachable DeliveryNotFound "
+            "DuetimeError EndlessWork IllegalTransition InvalidArguments InvalidDatabaseURL "
+            "InvalidInput InvalidResult InvalidSchedule JobCancelled JobFailed JobNotFound "
+            "KeyConflict MissingPackage OlderRelease PresetNotFound QueueNotFound "
+            "RecipientNotFound ReminderNotFound ResultTimeout ScheduleNotFound SchemaMismatch "
+            "ScopeNotFound SettingsError StartupFailed StorageError SubjectNotFound "
+            "TableNotFound TransactionConflict TransientError UnknownTask "
+            "UnsupportedTransaction"
+        ),
+        "duetime.integrations.ical.exchange": "Imported",
+        "duetime.integrations.ical.reading": "Problem",
+        "duetime.reminders.templates.limits": "TemplateError",
+        "duetime.reminders.templates.template": "Template",
+        "duetime.settings": "Retention Settings SettingsArguments WorkerArguments",
+        "duetime.storage.reminders.reminders": "ScopeInfo",
+        "duetime.storage.reminders.tracking": "TrackedInfo",
+        "duetime.storage.schedules.rows": "NewSchedule TickInfo",
+        "duetime.storage.store": "WorkerInfo",
+        "duetime.telemetry.logs": "configure_logging",
+    }.items()
+    for name in names.split()
 }
+# isort: on
+# fmt: on
 
 
 def __getattr__(name: str) -> Any:
@@ -84,4 +209,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return sorted({*globals(), *__all__})

@@ -89,7 +89,7 @@ class Duetime:
         self.on_shutdown = hooks.on_shutdown
         self.middleware = hooks.middleware
         self.on_error = hooks.on_error
-        self.events = Events()
+        self._events = Events()
         self._database = Database(self)
         self.store = self._database.store
         self._perform = self._database.perform
@@ -177,7 +177,7 @@ class Duetime:
     # Tasks
 
     @property
-    def known_tasks(self) -> Mapping[str, TaskDefinition]:
+    def _known_tasks(self) -> Mapping[str, TaskDefinition]:
         """The app's tasks, and those that every worker has."""
         return ChainMap(self.tasks, self._own_tasks)
 
@@ -257,13 +257,13 @@ class Duetime:
         A job whose key is held comes back as its policy says; `rejected` ones are not an error.
         """
         given = list(jobs)
-        enqueued = await self.enqueue_jobs(given, tx=tx)
+        enqueued = await self._enqueue_jobs(given, tx=tx)
         return [
-            self.jobs.enqueued(job.task, answer)
+            self.jobs._enqueued(job.task, answer)
             for job, answer in zip(given, enqueued, strict=True)
         ]
 
-    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, tx: Any = None) -> list[Enqueued]:
+    async def _enqueue_jobs(self, jobs: Sequence[NewJob], *, tx: Any = None) -> list[Enqueued]:
         """`enqueue_many`, with plain values."""
         _check_jobs(jobs)
         if not jobs:
@@ -280,10 +280,10 @@ class Duetime:
         )
         return answer
 
-    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, tx: Any = None) -> list[Enqueued]:
+    def _enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, tx: Any = None) -> list[Enqueued]:
         """`enqueue_jobs` for sync code."""
         if tx is None or self._inline is not None:
-            return self.sync(self.enqueue_jobs(jobs))
+            return self.sync(self._enqueue_jobs(jobs))
         from duetime.storage import transaction
 
         _check_jobs(jobs)
@@ -309,7 +309,7 @@ class Duetime:
 
     # Work
 
-    def make_worker(self, store: Store, **options: Unpack[WorkerArguments]) -> Worker:
+    def _make_worker(self, store: Store, **options: Unpack[WorkerArguments]) -> Worker:
         """Return a worker with the app's settings, changed by `options`."""
         from duetime.engine.options import WorkerOptions
         from duetime.engine.worker import Worker
@@ -318,11 +318,11 @@ class Duetime:
         fields = [field for field in WorkerOptions.__struct_fields__ if field != "name"]
         return Worker(
             store,
-            self.known_tasks,
+            self._known_tasks,
             WorkerOptions(
                 **{field: getattr(settings, field) for field in fields}, name=options.get("name")
             ),
-            self.events,
+            self._events,
             self._followers(settings),
             self._hooks,
         )
@@ -359,14 +359,14 @@ class Duetime:
         If the database is away, the block begins when it is back. When the block ends the worker
         stops claiming, finishes within the grace time, and gives the rest back.
         """
-        worker, running = await self.start_worker(**options)
+        worker, running = await self._start_worker(**options)
         try:
             yield worker
         finally:
             worker.stop()
             await running
 
-    async def start_worker(
+    async def _start_worker(
         self, **options: Unpack[WorkerArguments]
     ) -> tuple[Worker, asyncio.Task[None]]:
         """Start a worker; return it, and the task that ends when the worker has stopped.
@@ -380,7 +380,7 @@ class Duetime:
         outage = Outage(options.get("name"))
         while True:
             try:
-                worker = self.make_worker(await self.store(), **options)
+                worker = self._make_worker(await self.store(), **options)
                 worker.outage = outage
                 running = asyncio.create_task(worker.run(), name="duetime-worker")
                 await _until_started(worker, running)

@@ -48,9 +48,9 @@ class Shop:
         async def hourly() -> None: ...
 
     async def fill(self) -> None:
-        await self.app.enqueue_jobs([new_job("held")])
-        await self.app.enqueue_jobs([new_job("quick", number=n) for n in range(BATCH)])
-        await self.app.enqueue_jobs([NewJob(task="later", delay=timedelta(days=90))])
+        await self.app._enqueue_jobs([new_job("held")])
+        await self.app._enqueue_jobs([new_job("quick", number=n) for n in range(BATCH)])
+        await self.app._enqueue_jobs([NewJob(task="later", delay=timedelta(days=90))])
 
         async def filled() -> bool:
             done = await self.app.jobs.list(state="completed", limit=100)
@@ -96,7 +96,7 @@ async def check_restored(url: str) -> None:
                 return (await app.jobs.get(by_task["held"].id)).state is JobState.COMPLETED
 
             await until(rescued)
-            [new] = await app.enqueue_jobs([new_job("quick", number=99)])
+            [new] = await app._enqueue_jobs([new_job("quick", number=99)])
             assert await app.jobs.result(new.job_id, timeout="10s") == 99
 
         held = await app.jobs.get(by_task["held"].id)
@@ -135,11 +135,11 @@ async def test_a_backup_under_load_is_one_moment(
     async def produce() -> int:
         batches = 0
         while not stopping:
-            await app.enqueue_jobs([new_job("quick", number=n) for n in range(BATCH)])
+            await app._enqueue_jobs([new_job("quick", number=n) for n in range(BATCH)])
             batches += 1
         return batches
 
-    await app.enqueue_jobs([new_job("quick", number=n) for n in range(BATCH)])
+    await app._enqueue_jobs([new_job("quick", number=n) for n in range(BATCH)])
     producing = asyncio.create_task(produce())
     answers = []
     for number in range(3):

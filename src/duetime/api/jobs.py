@@ -67,7 +67,7 @@ class Jobs:
     def __getitem__(self, job_id: int) -> JobHandle[Any]:
         return JobHandle(self, check_job_id(job_id))
 
-    def enqueued(self, task: str, enqueued: Enqueued) -> JobHandle[Any]:
+    def _enqueued(self, task: str, enqueued: Enqueued) -> JobHandle[Any]:
         """Return the handle of a job that was enqueued."""
         return JobHandle(self, enqueued.job_id, task=task, outcome=enqueued.outcome)
 
@@ -228,7 +228,7 @@ class Jobs:
                 f"Job {job.id} completed, but its result was not stored: {last.error}",
                 job_id=job.id,
             )
-        task = self._app.known_tasks.get(job.task)
+        task = self._app._known_tasks.get(job.task)
         return last.result if task is None else task.decode_result(last.result, job_id=job.id)
 
     async def explain(self, job_id: int) -> Explanation:

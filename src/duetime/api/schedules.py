@@ -507,7 +507,7 @@ class Schedules:
 
         answer = await self._app._perform(begin, tx, reads=reads, computes=True)
         for name, reason in statements[-1].set_aside.items():
-            self._app.events.schedule_broken(None, name, reason)
+            self._app._events.schedule_broken(None, name, reason)
         return answer
 
     def _found(self, name: str, found: bool) -> None:

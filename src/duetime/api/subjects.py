@@ -19,7 +19,12 @@ from duetime.domain.jobs.job import (
     check_text,
 )
 from duetime.domain.reminders.arming import resolve_rules
-from duetime.domain.reminders.recurrence import Exception_, Occurrence, RepeatsLike, parse_repeats
+from duetime.domain.reminders.recurrence import (
+    Occurrence,
+    OccurrenceChange,
+    RepeatsLike,
+    parse_repeats,
+)
 from duetime.domain.reminders.reminder import MOST_RECIPIENTS, Subject, SubjectStatus
 from duetime.domain.reminders.rule import read_moment
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules
@@ -273,7 +278,7 @@ class Subjects:
         )  # fmt: skip
 
     async def _change(
-        self, ref: str, occurrence: datetime, exception: Exception_ | None, by: str, tx: Any
+        self, ref: str, occurrence: datetime, exception: OccurrenceChange | None, by: str, tx: Any
     ) -> None:
         actor = check_name(by, what="actor (by=)")
         await perform(

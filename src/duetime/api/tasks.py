@@ -159,19 +159,19 @@ class BoundTask(Generic[P, R]):
         Raises `KeyConflict` if the key is held and the policy is `reject`.
         """
         job = self.job(*args, **kwargs)
-        [enqueued] = await self._app.enqueue_jobs([job], tx=self._tx)
+        [enqueued] = await self._app._enqueue_jobs([job], tx=self._tx)
         return self._handle(job, enqueued)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """`enqueue` for sync code; `tx=` must be a sync transaction."""
         job = self.job(*args, **kwargs)
-        [enqueued] = self._app.enqueue_jobs_sync([job], tx=self._tx)
+        [enqueued] = self._app._enqueue_jobs_sync([job], tx=self._tx)
         return self._handle(job, enqueued)
 
     def _handle(self, job: NewJob, enqueued: Enqueued) -> JobHandle[R]:
         if enqueued.outcome == "rejected":
             raise KeyConflict(task=job.task, key=job.key or "", job_id=enqueued.job_id)
-        return self._app.jobs.enqueued(job.task, enqueued)
+        return self._app.jobs._enqueued(job.task, enqueued)
 
 
 def replace(job: NewJob, changes: dict[str, Any]) -> NewJob:

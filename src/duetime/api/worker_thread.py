@@ -54,7 +54,7 @@ class WorkerThread:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         try:
-            self._worker, running = await self._app.start_worker(**self._options)
+            self._worker, running = await self._app._start_worker(**self._options)
             self._ready.set()
             await running
         finally:

@@ -160,7 +160,7 @@ def put_command(
         nonlocal unknown
         declared = await _is_declared(app, name)
         result = await app.schedules.put(name, task, *specs, by=by, preset=preset, **given)
-        unknown = target.app is not None and task not in app.known_tasks
+        unknown = target.app is not None and task not in app._known_tasks
         return result, declared, await app.schedules.get(name), await app.now()
 
     result, declared, info, now = target.run(put)

@@ -58,7 +58,7 @@ class Host(Protocol):
 
     async def close(self) -> None: ...
 
-    def make_worker(self, store: Store, *, name: str | None) -> Worker: ...
+    def _make_worker(self, store: Store, *, name: str | None) -> Worker: ...
 
 
 def run_worker(
@@ -166,7 +166,7 @@ class WorkerProcess:
         store = await self._unless_stopped(self._host.store())
         if store is None:
             return STOPPED
-        self._worker = self._host.make_worker(store, name=self._name)
+        self._worker = self._host._make_worker(store, name=self._name)
         if self._stopping.is_set():
             return STOPPED
         self._worker.outage = outage

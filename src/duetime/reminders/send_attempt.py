@@ -270,7 +270,7 @@ class SendAttempt:
     ) -> tuple[timedelta | None, bool]:
         """How long to wait for the next try (None: there is none), and whether that is as long as
         the retry policy says. If that would be too late, half of the time that is left."""
-        policy = self._app.known_tasks[REMIND_TASK].options.retry
+        policy = self._app._known_tasks[REMIND_TASK].options.retry
         wait = failure.retry_after or policy.delay(tried, failure, Random())
         left = self._ends_at(configured) - await self._app.now()
         if wait < left:

@@ -58,14 +58,14 @@ class SoloWorker:
         self._store = store
         self._overran: dict[int, FinishedJob] = {}
         self._claiming = asyncio.Lock()
-        self._log_started = app.events.job_started(_NAME)
-        view = WorkerView(_NAME, store, app.events, app.known_tasks)
+        self._log_started = app._events.job_started(_NAME)
+        view = WorkerView(_NAME, store, app._events, app._known_tasks)
         self._followers = Followers([make(view) for make in app._followers(app.settings)])
         self._rests: dict[Follower, float] = {}
         """For how many seconds each has nothing to repair."""
 
     async def open(self) -> None:
-        tasks = self._app.known_tasks
+        tasks = self._app._known_tasks
         self._worker_id = await self._store.register_worker(
             name=_NAME,
             queues=self._app.settings.queues,
@@ -83,7 +83,7 @@ class SoloWorker:
             ended=self._overrun,
             started=self._started,
             late=lambda *_: None,
-            stuck=partial(self._app.events.job_stuck, _NAME),
+            stuck=partial(self._app._events.job_stuck, _NAME),
             hooks=self._app._hooks,
         )
 
@@ -122,7 +122,7 @@ class SoloWorker:
                 self._worker_id, **looks[0], want=1, look_ahead=True
             )
             for job in answer.claimed:
-                if job.task not in self._app.known_tasks:
+                if job.task not in self._app._known_tasks:
                     await self._park(job)
                 elif await self._admit(job):
                     return job, None
@@ -179,7 +179,7 @@ class SoloWorker:
         me = asyncio.current_task()
         assert me is not None
         before = me.cancelling()
-        running = Running(job, self._app.known_tasks[job.task], time.monotonic(), me)
+        running = Running(job, self._app._known_tasks[job.task], time.monotonic(), me)
         label = current_job.set(job)
         end = await self._runners.attempt(running)
         current_job.reset(label)
@@ -220,11 +220,11 @@ class SoloWorker:
             # The handler's own transaction completed it.
             return AttemptOutcome.COMPLETED
         if refused and not end.completed_before:
-            self._app.events.claim_lost(_NAME, end)
+            self._app._events.claim_lost(_NAME, end)
             return AttemptOutcome.LOST
         if refused:
             end_as_completed(end)
-        self._app.events.jobs_finished(_NAME, [end])
+        self._app._events.jobs_finished(_NAME, [end])
         return end.outcome
 
     def _overrun(self, job: ClaimedJob, end: FinishedJob | None) -> None:
@@ -234,7 +234,7 @@ class SoloWorker:
 
     async def _park(self, job: ClaimedJob) -> None:
         reason = f"the test's app does not know the task {job.task}"
-        self._app.events.jobs_parked(_NAME, [job], reason)
+        self._app._events.jobs_parked(_NAME, [job], reason)
         await self._store.park([job], reason)
 
 

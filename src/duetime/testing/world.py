@@ -247,7 +247,7 @@ class World:
     async def _unpark(self) -> None:
         """A world works on every queue."""
         queues = [queue.name for queue in await self._store.queues()]
-        await self._store.unpark(list(self.app.known_tasks), queues)
+        await self._store.unpark(list(self.app._known_tasks), queues)
 
     async def _drain(self) -> tuple[int, datetime | None]:
         """Returns how many ran, and when, later, there is more to do."""

@@ -60,7 +60,7 @@ async def test_a_damaged_file_stops_the_worker(
     app: Duetime, path: Path, table: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    running = asyncio.create_task(app.make_worker(await app.store()).run())
+    running = asyncio.create_task(app._make_worker(await app.store()).run())
     await until_true(lambda: "worker_started" in events_of(caplog))
 
     damage(path, table)

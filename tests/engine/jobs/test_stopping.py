@@ -44,7 +44,7 @@ async def test_a_stopping_worker_lets_the_round_of_a_service_end(
     pg_app: Duetime, pg_url: str, table: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = await pg_app.store()
-    worker = pg_app.make_worker(store)
+    worker = pg_app._make_worker(store)
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         await connection.execute(f"lock table duetime.{table} in access exclusive mode")
         running = asyncio.create_task(worker.run())
@@ -67,7 +67,7 @@ async def test_a_stop_lets_a_handler_end_within_the_grace(app: Duetime) -> None:
         await release.wait()
         return "whole"
 
-    worker = app.make_worker(await app.store(), grace="60s")
+    worker = app._make_worker(await app.store(), grace="60s")
     running = asyncio.create_task(worker.run())
     handle = await slow.enqueue()
     await begun.wait()
@@ -83,7 +83,7 @@ async def test_a_stop_lets_a_handler_end_within_the_grace(app: Duetime) -> None:
 
 
 async def test_a_stop_does_not_wait_for_a_database_that_hangs(pg_app: Duetime, pg_url: str) -> None:
-    worker = pg_app.make_worker(await pg_app.store(), grace="300ms")
+    worker = pg_app._make_worker(await pg_app.store(), grace="300ms")
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         await connection.execute("lock table duetime.parked in access exclusive mode")
         running = asyncio.create_task(worker.run())
@@ -100,7 +100,7 @@ async def test_a_stop_while_the_server_answers_slowly_costs_no_connection(
     url = own_postgres.dsn(own_postgres.create_database())
     app = Duetime(url, migrate=True, grace="5s")
     store = await app.store()
-    worker = app.make_worker(store)
+    worker = app._make_worker(store)
     async with await psycopg.AsyncConnection.connect(url) as connection:
         await connection.execute("lock table duetime.parked in access exclusive mode")
         running = asyncio.create_task(worker.run())
@@ -137,7 +137,7 @@ async def test_a_worker_that_is_cancelled_during_a_claim_gives_it_back(
 
     monkeypatch.setattr(store, "exchange", unanswered)
     [handle] = await app.enqueue_many([note.job()])
-    running = asyncio.create_task(app.make_worker(store).run())
+    running = asyncio.create_task(app._make_worker(store).run())
     await claimed.wait()
     running.cancel()
     await asyncio.wait([running])
@@ -223,7 +223,7 @@ async def test_a_worker_that_is_cancelled_while_it_stops_leaves_its_jobs_to_othe
         if len(began) == 1:
             await asyncio.Event().wait()
 
-    worker = app.make_worker(await app.store(), lease="1s", heartbeat="200ms")
+    worker = app._make_worker(await app.store(), lease="1s", heartbeat="200ms")
     running = asyncio.create_task(worker.run())
     handle = await slow.enqueue()
     await until_true(lambda: began)
@@ -247,7 +247,7 @@ async def test_a_worker_that_is_fenced_claims_no_quarantined_job(
     async def note() -> None: ...
 
     store = await app.store()
-    worker = app.make_worker(store)
+    worker = app._make_worker(store)
     unpark = store.unpark
     fenced: list[str] = []
 

@@ -165,7 +165,7 @@ async def test_a_worker_that_dies_while_it_sends_is_followed_under_the_same_key(
     ledger.hang = True
     dying = Duetime(backend.url, **SHORT)
     dying.add_channel(ledger)
-    worker = dying.make_worker(await dying.store())
+    worker = dying._make_worker(await dying.store())
     running = asyncio.create_task(worker.run())
     await worker.started.wait()
     rule = {"rule": "0s", "escalate": "500ms"}

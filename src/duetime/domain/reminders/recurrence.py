@@ -41,7 +41,7 @@ _OPTIONS = ("start", "until", "exclude", "exceptions")
 SKIPPED = "this occurrence is skipped"
 COMPLETED = "this occurrence was completed"
 
-Exception_ = datetime | Literal["skip", "done"]
+OccurrenceChange = datetime | Literal["skip", "done"]
 
 
 class Occurrence(NamedTuple):
@@ -55,7 +55,7 @@ class Recurrence(msgspec.Struct, frozen=True):
     """When a subject is due. A value: equal if it says the same. Made by `parse_repeats`."""
 
     timetable: Timetable
-    exceptions: dict[datetime, Exception_] | None = None
+    exceptions: dict[datetime, OccurrenceChange] | None = None
     """None: those that are stored stay."""
 
     def occurrences(self, since: datetime) -> Iterator[Occurrence]:
@@ -119,7 +119,7 @@ class Recurrence(msgspec.Struct, frozen=True):
         )
 
     def changed(
-        self, original: datetime, exception: Exception_ | None, now: datetime
+        self, original: datetime, exception: OccurrenceChange | None, now: datetime
     ) -> Recurrence:
         """Return it with another exception for one occurrence; None: with none.
 
@@ -246,7 +246,7 @@ def parse_repeats(value: RepeatsLike, tz: str = "UTC") -> Recurrence:
     return Recurrence(made, None if exceptions is None else _read_exceptions(exceptions))
 
 
-def describe_exception(exception: Exception_) -> str:
+def describe_exception(exception: OccurrenceChange) -> str:
     """Say what became of an occurrence."""
     if isinstance(exception, datetime):
         return f"this occurrence moved to {format_time(exception)}"
@@ -266,7 +266,7 @@ def _check_pace(made: Timetable) -> None:
         )
 
 
-def _read_exceptions(given: Any) -> dict[datetime, Exception_]:
+def _read_exceptions(given: Any) -> dict[datetime, OccurrenceChange]:
     if not isinstance(given, Mapping):
         if isinstance(given, str | bytes) or not isinstance(given, Iterable):
             raise InvalidInput(
@@ -274,25 +274,27 @@ def _read_exceptions(given: Any) -> dict[datetime, Exception_]:
                 f"{given!r:.60}."
             )
         given = dict.fromkeys(given)
-    read: dict[datetime, Exception_] = {}
+    read: dict[datetime, OccurrenceChange] = {}
     for at, value in islice(given.items(), MOST_EXCEPTIONS + 1):
         read[_moment(at, "An exception's occurrence")] = _read_exception(value)
     return _check_exceptions(read)
 
 
-def _read_exception(value: Any) -> Exception_:
+def _read_exception(value: Any) -> OccurrenceChange:
     if value in (None, "skip"):
         return "skip"
     return "done" if value == "done" else _moment(value, "An exception ('skip', 'done' or a time)")
 
 
-def _check_exceptions(exceptions: dict[datetime, Exception_]) -> dict[datetime, Exception_]:
+def _check_exceptions(
+    exceptions: dict[datetime, OccurrenceChange],
+) -> dict[datetime, OccurrenceChange]:
     if len(exceptions) > MOST_EXCEPTIONS:
         raise InvalidInput(f"A subject can have at most {MOST_EXCEPTIONS:,} exceptions.")
     return exceptions
 
 
-def _latest(at: datetime, exception: Exception_) -> datetime:
+def _latest(at: datetime, exception: OccurrenceChange) -> datetime:
     return max(at, exception) if isinstance(exception, datetime) else at
 
 

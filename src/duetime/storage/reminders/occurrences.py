@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from duetime.domain.reminders.recurrence import Exception_, describe_exception
+from duetime.domain.reminders.recurrence import OccurrenceChange, describe_exception
 from duetime.domain.reminders.reminder import Subject
 from duetime.domain.reminders.rule import format_time
 from duetime.errors import InvalidInput, SubjectNotFound
@@ -25,7 +25,7 @@ class OccurrenceStatements(ReminderStatements):
     """Every method is one transaction."""
 
     def change_occurrence(
-        self, ref: str, occurrence: datetime, exception: Exception_ | None, *, actor: str
+        self, ref: str, occurrence: datetime, exception: OccurrenceChange | None, *, actor: str
     ) -> Statements:
         """Skip, complete or move an occurrence; None: it is as the recurrence says. Re-arms."""
         yield from self._queue_for_scope(ref)
