@@ -165,7 +165,7 @@ async def show_reminders() -> None:
 
 
 async def reminders_of(subjects: Iterable[str]) -> list[Reminder]:
-    return [found for subject in subjects for found in await app.reminders.find(subject=subject)]
+    return [found for subject in subjects for found in await app.reminders.list(subject=subject)]
 
 
 async def wait_sent(reminder: Reminder) -> Reminder:

@@ -27,7 +27,7 @@ async def plan(game: str, seconds: float) -> str:
 
 
 async def any_waits() -> bool:
-    return any([await app.reminders.find(subject=game, status="armed") for game in GAMES])
+    return any([await app.reminders.list(subject=game, status="armed") for game in GAMES])
 
 
 async def main() -> None:
@@ -48,7 +48,7 @@ async def main() -> None:
 
     print("\nWhat became of each, and why:")
     for game in GAMES:
-        for reminder in await app.reminders.find(subject=game):
+        for reminder in await app.reminders.list(subject=game):
             print(" ", await app.reminders.explain(reminder.id))
     print("\nWho changed game:go:")
     for event in reversed(await app.audit.list(entity="subject:game:go")):

@@ -177,7 +177,7 @@ class Walks:
             await self.app.subjects.put(name, due=at, remind=["0s"], recipients=["ann"])
 
             async def recorded() -> bool:
-                [reminder] = await self.observer.app.reminders.find(subject=name)
+                [reminder] = await self.observer.app.reminders.list(subject=name)
                 job = await self.observer.app.jobs.get(reminder.job_id)
                 return reminder.status == "sent" and job.state.ended
 

@@ -108,12 +108,12 @@ async def _arm(database: str, subjects: int) -> Reading:
         )
     execute(database, "vacuum analyze", "checkpoint")
     began = time.perf_counter()
-    looked_at = await app.scopes.put("all", remind=["-1h"])
+    put = await app.scopes.put("all", remind=["-1h"])
     seconds = time.perf_counter() - began
     await app.close()
     [(armed,)] = execute(database, "select count(*) from duetime.reminder where status = 'armed'")
-    if looked_at != subjects or armed != subjects:
-        raise Wrong(f"{looked_at} of {subjects} subjects were armed, with {armed} reminders")
+    if put.affected != subjects or armed != subjects:
+        raise Wrong(f"{put.affected} of {subjects} subjects were armed, with {armed} reminders")
     with psycopg.connect(database) as connection:
         connection.execute(_RAW)
         connection.commit()
@@ -174,7 +174,7 @@ def measure_tracked(environment: Environment) -> dict[str, Reading]:
 
     async def track() -> None:
         app = Bench(database).app
-        await app.track("game", id="id", due="starts", data=["title"], remind=["-1h"])
+        await app.tables.put("game", id="id", due="starts", data=["title"], remind=["-1h"])
         await app.close()
 
     asyncio.run(track())

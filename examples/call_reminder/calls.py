@@ -84,7 +84,7 @@ async def book(
 @api.get("/appointments/{number}")
 async def tell(number: int) -> list[str]:
     """Say what became of its reminders."""
-    reminders = await app.reminders.find(subject=f"appointment:{number}")
+    reminders = await app.reminders.list(subject=f"appointment:{number}")
     return [await app.reminders.explain(reminder.id) for reminder in reminders]
 
 

@@ -61,16 +61,16 @@ async def change_the_calendar(go: Game, catan: Game, later: datetime) -> None:
     say(f"Go moves to {later:%H:%M:%S}")
     await games.cancel_game(catan.id, by="bob")
     say("Catan is called off")
-    count = await app.scopes.put("channel:boards", parent="guild:1", remind=["-59s"], by="ann")
+    put = await app.scopes.put("channel:boards", parent="guild:1", remind=["-59s"], by="ann")
     rules, source = await app.subjects.rules(go.ref)
-    say(f"{source} has rules of its own: {count} game changes, to {', '.join(rules)}")
+    say(f"{source} has rules of its own: {put.affected} game changes, to {', '.join(rules)}")
 
 
 async def restart(worker: Process, chess: Game, next_due: datetime) -> Process:
     """Kill the worker after the first reminder; start another when the next has fallen due."""
 
     async def first_is_sent() -> bool:
-        return bool(await app.reminders.find(subject=chess.ref, status="sent"))
+        return bool(await app.reminders.list(subject=chess.ref, status="sent"))
 
     async def next_is_due() -> bool:
         return await app.now() > next_due
@@ -104,7 +104,7 @@ async def play(processes: list[Process]) -> None:
     processes.append(await restart(worker, chess, starts - timedelta(seconds=58)))
 
     async def nothing_waits() -> bool:
-        armed = [one.subject for one in await app.reminders.find(status="armed")]
+        armed = [one.subject for one in await app.reminders.list(status="armed")]
         return not {chess.ref, go.ref, catan.ref}.intersection(armed)
 
     await wait_until(nothing_waits)
@@ -112,7 +112,7 @@ async def play(processes: list[Process]) -> None:
         await asyncio.to_thread(bot.wait, 30)
     say("\nWhat became of each, and why:")
     for game in (chess, go, catan):
-        for reminder in await app.reminders.find(subject=game.ref):
+        for reminder in await app.reminders.list(subject=game.ref):
             say(f"  {game.title}: {await app.reminders.explain(reminder.id)}")
 
 

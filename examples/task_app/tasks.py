@@ -65,7 +65,7 @@ class Task(Base):
 async def remind(reminder: Reminder) -> Sent | Skip:
     """Remind of a task that is due in the next 24 h; at most once in 24 h, even if it moves."""
     day_ago = await app.now() - timedelta(hours=24)
-    for sent in await app.reminders.find(subject=reminder.subject, status="sent"):
+    for sent in await app.reminders.list(subject=reminder.subject, status="sent"):
         if sent.ended_at and sent.ended_at > day_ago:
             return Skip("reminded of it in the last 24 h")
     print(f"To {reminder.recipient}: {reminder.data['title']}, until {reminder.due_at}", flush=True)
@@ -76,7 +76,7 @@ async def remind(reminder: Reminder) -> Sent | Skip:
 async def lifespan(api: FastAPI) -> AsyncIterator[None]:
     async with engine.begin() as connection:
         await connection.run_sync(Base.metadata.create_all)
-    await app.track(
+    await app.tables.put(
         "tasks",
         id="id",
         due="due",
@@ -157,7 +157,7 @@ async def get_history(task_id: int) -> dict[str, list[dict[str, Any]]]:
     """
     ref = f"tasks:{task_id}"
     events = await app.audit.list(entity=f"subject:{ref}")
-    reminders = await app.reminders.find(subject=ref)
+    reminders = await app.reminders.list(subject=ref)
     return {
         "audit": [{"at": one.at, "action": one.action, "by": one.actor} for one in events],
         "reminders": [

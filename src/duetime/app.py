@@ -48,13 +48,12 @@ if TYPE_CHECKING:
     from duetime.api.schedules import ScheduleArguments, Schedules
     from duetime.api.scopes import Scopes
     from duetime.api.subjects import Subjects
-    from duetime.api.tables import Tracking
+    from duetime.api.tables import Tables
     from duetime.api.worker_thread import WorkerThread
     from duetime.domain.schedules.timetable import Spec
     from duetime.engine.followers import MakeFollower
     from duetime.engine.worker import Worker
     from duetime.reminders.sender import Sender
-    from duetime.storage.reminders.tracking import TrackedInfo
     from duetime.storage.store import Store, WorkerInfo
     from duetime.testing import Opening
 
@@ -162,10 +161,11 @@ class Duetime:
         return Sender(self)
 
     @lazy
-    def _tracking(self) -> Tracking:
-        from duetime.api.tables import Tracking
+    def tables(self) -> Tables:
+        """Have reminders follow the rows of your own tables."""
+        from duetime.api.tables import Tables
 
-        return Tracking(self)
+        return Tables(self)
 
     @lazy
     def _own_tasks(self) -> dict[str, TaskDefinition]:
@@ -204,50 +204,6 @@ class Duetime:
             return task
 
         return declare
-
-    # Tracked tables
-
-    async def track(
-        self,
-        table: str,
-        *,
-        id: str | Iterable[str],  # noqa: A002
-        due: str,
-        scope: str | None = None,
-        tz: str | None = None,
-        due_tz: str | None = None,
-        recipients: str | None = None,
-        data: str | Iterable[str] = (),
-        when: str | None = None,
-        remind: Any = None,
-        name: str | None = None,
-        by: str = "unknown",
-        progress: Callable[[int, int], None] | None = None,
-    ) -> int:
-        """Make the rows of a table subjects, by triggers on it; return how many rows there are.
-
-        `id`, `due`, `tz`, `recipients`, `data` name columns; `tz` may also be a time zone. `scope`
-        is a column or a pattern such as `channel:{channel_id}`. `when` is a condition of SQL: a row
-        for which it is not true has no reminders. `due_tz` is the zone of due times without one.
-        Again under the same `name` (by default the table's), it changes what is tracked.
-        """
-        return await self._tracking.track(
-            table, by=by, progress=progress, id=id, due=due, scope=scope, tz=tz, due_tz=due_tz,
-            recipients=recipients, data=data, when=when, remind=remind, name=name,
-        )  # fmt: skip
-
-    async def plan_track(self, table: str, **options: Any) -> list[str]:
-        """Return the SQL that `track` would run on the table, without running it."""
-        return await self._tracking.plan(table, **options)
-
-    async def untrack(self, name: str, *, by: str = "unknown") -> int:
-        """Remove the triggers of a tracked table, and its subjects with their reminders; return
-        how many subjects those were."""
-        return await self._tracking.untrack(name, by=by)
-
-    async def tracked(self) -> list[TrackedInfo]:
-        """Return what is tracked, with what is wrong with it."""
-        return await self._tracking.all()
 
     # Enqueue
 

@@ -115,7 +115,7 @@ class TableNotFound(DuetimeError, LookupError):
     """No table is tracked under that name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"No table is tracked as {name!r:.200}. `duetime tables` lists them.")
+        super().__init__(f"No tracked table is named {name!r:.200}. `duetime tables` lists them.")
         self.name = name
 
 

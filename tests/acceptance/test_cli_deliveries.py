@@ -42,12 +42,12 @@ async def test_deliveries_are_shown_acknowledged_and_snoozed(
     rule = {"rule": "-2h", "past": "send_now"}
 
     async def all_sent() -> bool:
-        return len(await app.reminders.find(status="sent")) == 2
+        return len(await app.reminders.list(status="sent")) == 2
 
     async with app.worker():
         await app.subjects.put("game", due=due, remind=rule, recipients=["ann", "bob"])
         await until(all_sent)
-    ids = {one.recipient: str(one.id) for one in await app.reminders.find()}
+    ids = {one.recipient: str(one.id) for one in await app.reminders.list()}
 
     table = duetime(backend.url, "reminders", "deliveries", ids["ann"])
     plain = duetime(backend.url, "reminders", "deliveries", ids["ann"], "--json")
@@ -81,12 +81,12 @@ async def test_a_reminder_that_failed_is_sent_again(backend: Backend, app: Dueti
     rule = {"rule": "-2h", "past": "send_now"}
 
     async def is_there(status: ReminderStatusLike) -> bool:
-        return bool(await app.reminders.find(status=status))
+        return bool(await app.reminders.list(status=status))
 
     async with app.worker():
         await app.subjects.put("game", due=due, remind=rule, recipients=["ann"])
         await until(lambda: is_there("failed"))
-    [failed] = await app.reminders.find()
+    [failed] = await app.reminders.list()
     box.failure = None
     requeued = duetime(backend.url, "jobs", "requeue", str(failed.job_id))
     resent = duetime(backend.url, "reminders", "resend", str(failed.id), "--by", "eve")
@@ -116,13 +116,13 @@ async def test_reminders_that_failed_are_sent_again_by_a_filter(
     rule = {"rule": "-2h", "past": "send_now"}
 
     async def failed() -> bool:
-        return len(await app.reminders.find(status="failed")) == 3
+        return len(await app.reminders.list(status="failed")) == 3
 
     async with app.worker():
         for ref, who in (("game:1", "ann"), ("game:2", "bob"), ("game:3", "bob")):
             await app.subjects.put(ref, due=due, remind=rule, recipients=[who])
         await until(failed)
-    [third] = await app.reminders.find(subject="game:3")
+    [third] = await app.reminders.list(subject="game:3")
     await app.subjects.complete("game:3")
     both = duetime(backend.url, "reminders", "resend", "1", "--status", "failed")
     one = duetime(backend.url, "reminders", "resend", "--recipient", "ann", "--yes")
@@ -141,7 +141,7 @@ async def test_what_cannot_be_done_says_why(backend: Backend, app: Duetime) -> N
     app.add_channel(Box("mail"))
     due = datetime.now(UTC) + timedelta(hours=9)
     await app.subjects.put("game", due=due, remind="-1h", recipients=["ann"])
-    [reminder] = await app.reminders.find()
+    [reminder] = await app.reminders.list()
     known = str(reminder.id)
 
     for arguments, message, code in (

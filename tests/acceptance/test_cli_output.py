@@ -146,7 +146,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("recipients", "delete", ODD),
     ("audit", "list", f"subject:{ODD}"),
     ("audit", "list", f"recipient:{ODD}"),
-    ("track", f"no{ODD}", "--ref", ODD, "--due", ODD),
+    ("tables", "put", f"no{ODD}", "--ref", ODD, "--due", ODD),
     ("jobs", ODD),
     ("jobs", "show", ODD),
     ("jobs", "list", "--state", ODD),

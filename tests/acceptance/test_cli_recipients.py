@@ -28,7 +28,7 @@ async def test_recipients_are_put_shown_listed_and_deleted(backend: Backend, app
     stored = await app.recipients.get("ann")
     listed = duetime(backend.url, "recipients")
     shown = duetime(backend.url, "recipients", "show", "ann")
-    after = duetime(backend.url, "recipients", "list", "--after", "ann", "--json")
+    page = duetime(backend.url, "recipients", "list", "--limit", "1", "--json")
     kept = duetime(backend.url, "recipients", "delete", "ann", given="n\n")
     gone = duetime(backend.url, "recipients", "delete", "ann", "--yes", "--json")
     [event, *_] = await app.audit.list(entity="recipient:ann")
@@ -47,7 +47,7 @@ async def test_recipients_are_put_shown_listed_and_deleted(backend: Backend, app
         "rule:-1h",
     ]
     assert "channel   email: ann" in shown.out
-    assert json.loads(after.out) == []
+    assert (len(page.json), page.err) == (1, "")
     assert (kept.code, gone.code) == (1, 0)
     assert json.loads(gone.out) == {"recipient": "ann", "deleted": True}
     assert event.action == "recipient.delete"
@@ -89,4 +89,4 @@ async def test_what_is_wrong_is_said(
 
     assert answer.code == code
     assert message in answer.error
-    assert await app.recipients.find() == []
+    assert await app.recipients.list() == []

@@ -92,7 +92,7 @@ async def test_scopes_are_put_and_listed(backend: Backend, app: Duetime) -> None
         [{"rule": "-2h", "past": "send_now", "expires": "never", "channels": ["mail"]}],
     ]
     assert (await app.audit.list(entity="scope:guild:1"))[0].actor == "ann"
-    assert [r.rule.text for r in await app.reminders.find(status="armed")] == ["-1d", "-1h"]
+    assert [r.rule.text for r in await app.reminders.list(status="armed")] == ["-1d", "-1h"]
 
 
 @on_both
@@ -252,7 +252,7 @@ async def test_what_became_of_reminders_is_listed(backend: Backend, app: Duetime
     async with app.worker():
 
         async def is_sent() -> Sequence[Reminder]:
-            return await app.reminders.find(subject="sent", status="sent")
+            return await app.reminders.list(subject="sent", status="sent")
 
         await until(is_sent)
     [reminder] = await is_sent()
@@ -277,7 +277,7 @@ async def test_a_subject_is_completed_and_deleted(backend: Backend, app: Duetime
     await app.subjects.put("game:42", due=DUE, remind=["-1d", "-1h"])
 
     done = duetime(backend.url, "subjects", "complete", "game:42", "--by", "ann")
-    found = await app.reminders.find(subject="game:42")
+    found = await app.reminders.list(subject="game:42")
     refused = duetime(backend.url, "subjects", "delete", "game:42", given="n\n")
     untouched = (await app.subjects.get("game:42")).status
     gone = duetime(backend.url, "subjects", "delete", "game:42", "--yes", "--json")

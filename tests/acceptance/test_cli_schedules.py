@@ -281,7 +281,7 @@ async def test_presets_are_kept(backend: Backend, app: Duetime) -> None:
     deleted = schedules(backend.url, "presets", "delete", "closing")
     again = schedules(backend.url, "presets", "delete", "closing")
 
-    assert stored.out == "Preset closing is stored.\n"
+    assert stored.out == "Preset closing is added.\n"
     assert table.out.splitlines()[-1].split()[-4:] == ["The", "shop", "closes", "own"]
     assert [one["name"] for one in plain.json if one["own"]] == ["closing"]
     assert deleted.out == "Preset closing is deleted.\n"

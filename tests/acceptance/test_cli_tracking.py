@@ -1,4 +1,4 @@
-"""`duetime track`, `untrack` and `tracked`, as people and scripts use them."""
+"""`duetime tables`, as people and scripts use them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import Backend
 
 on_both = pytest.mark.parametrize("backend", ["postgres18", "sqlite"], indirect=True)
 TRACK = (
-    "track", "game_sessions", "--id", "id", "--due", "scheduled_at",
+    "tables", "put", "game_sessions", "--id", "id", "--due", "scheduled_at",
     "--scope", "channel:{channel_id}", "--when", "status = 'scheduled'", "--remind", "-1h",
 )  # fmt: skip
 
@@ -53,11 +53,11 @@ async def test_a_table_is_tracked_shown_and_left(games: Backend) -> None:
     url = games.url
     tracked = duetime(url, *TRACK)
     subject = duetime(url, "subjects", "show", "game_sessions:1")
-    listed = duetime(url, "tracked")
-    as_json = json.loads(duetime(url, "tracked", "--json").out)
-    refused = duetime(url, "untrack", "game_sessions")
-    left = duetime(url, "untrack", "game_sessions", "--yes")
-    gone = duetime(url, "tracked")
+    listed = duetime(url, "tables")
+    as_json = json.loads(duetime(url, "tables", "--json").out)
+    refused = duetime(url, "tables", "delete", "game_sessions")
+    left = duetime(url, "tables", "delete", "game_sessions", "--yes")
+    gone = duetime(url, "tables")
 
     assert (tracked.code, tracked.out) == (0, "game_sessions is tracked: 2 rows read.\n")
     assert "2999-12-24T17:00:00Z" in subject.out
@@ -89,20 +89,22 @@ async def test_a_dry_run_shows_the_sql_and_runs_none(games: Backend) -> None:
     assert shown.code == 0
     assert "create trigger" in shown.out
     assert "status = 'scheduled'" in shown.out
-    assert duetime(games.url, "tracked").out.startswith("No table is tracked.")
+    assert duetime(games.url, "tables").out.startswith("No table is tracked.")
     assert duetime(games.url, "subjects", "show", "game_sessions:1").code == 1
 
 
 @on_both
 async def test_a_mistake_is_one_line_that_says_what_to_do(games: Backend) -> None:
-    column = duetime(games.url, "track", "game_sessions", "--id", "id", "--due", "sheduled_at")
+    column = duetime(
+        games.url, "tables", "put", "game_sessions", "--id", "id", "--due", "sheduled_at"
+    )
     condition = duetime(games.url, *TRACK, "--when", "state = 'open'")
-    name = duetime(games.url, "untrack", "games", "--yes")
+    name = duetime(games.url, "tables", "delete", "games", "--yes")
 
     assert (column.code, condition.code, name.code) == (1, 1, 1)
     assert "has no column 'sheduled_at'. It has: id, status" in column.err
     assert "state" in condition.err
-    assert "No tracked table is named 'games'. Nothing is tracked." in name.err
+    assert "No tracked table is named 'games'." in name.err
     assert [answer.err.count("\n") for answer in (column, condition, name)] == [1, 1, 1]
 
 

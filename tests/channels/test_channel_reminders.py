@@ -33,7 +33,7 @@ async def test_a_reminder_is_mailed_once_the_server_takes_it(
         await world.advance("1h")
         smtp.replies.clear()
         await world.advance("1h")
-        [reminder] = await app.reminders.find()
+        [reminder] = await app.reminders.list()
 
     [mail] = smtp.mails
     assert mail["To"] == "ann@example.org"
@@ -59,7 +59,7 @@ async def test_a_webhook_that_is_gone_falls_back_to_mail(
             recipients=["ann@example.org"],
         )
         await world.advance("2h")
-        [reminder] = await app.reminders.find()
+        [reminder] = await app.reminders.list()
 
     # The webhook is refused before anything is sent: loopback is not a place for it.
     assert reminder.channel == "email"

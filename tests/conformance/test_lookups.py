@@ -25,8 +25,8 @@ BY_NAME: dict[str, Look] = {
     "subject": lambda app, name: app.subjects.get(name),
     "complete a subject": lambda app, name: app.subjects.complete(name),
     "delete a subject": lambda app, name: app.subjects.delete(name),
-    "subjects of a scope": lambda app, name: app.subjects.find(scope=name),
-    "reminders of a subject": lambda app, name: app.reminders.find(subject=name),
+    "subjects of a scope": lambda app, name: app.subjects.list(scope=name),
+    "reminders of a subject": lambda app, name: app.reminders.list(subject=name),
     "recipient": lambda app, name: app.recipients.get(name),
 }
 NOT_NAMES = {"nothing": "", "NUL": "a\x00b", "a surrogate": "a\udcff", "a number": 7, "bytes": b"a"}

@@ -42,7 +42,7 @@ async def test_a_job_that_is_not_the_reminders_own_sends_nothing(app: Duetime) -
 
     due = await app.now() + timedelta(days=1)
     await app.subjects.put("game:1", due=due, recipients=["ann"], remind=["-1h"])
-    [reminder] = await app.reminders.find(subject="game:1")
+    [reminder] = await app.reminders.list(subject="game:1")
     async with app.worker():
         body = msgspec.Raw(msgspec.json.encode({"reminder": reminder.id}))
         [forged] = await (await app.store()).enqueue([NewJob(task="duetime.remind", args=body)])

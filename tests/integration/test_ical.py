@@ -390,14 +390,14 @@ async def test_importing_again_changes_only_what_has_changed(app: Duetime) -> No
     async with app.testing(now=NOW):
         await app.scopes.put("team")
         tried = await app.subjects.import_ical(first, scope="team", dry_run=True)
-        assert await app.reminders.find() == []
+        assert await app.reminders.list() == []
         done = await app.subjects.import_ical(first, scope="team", recipients=["ann"], by="bob")
         same = await app.subjects.import_ical(first)
         await app.subjects.complete("daily", occurrence=at("03-11T09:00"))
         kept = await app.subjects.import_ical(first)
         changed = await app.subjects.import_ical(moved)
         one, daily = await app.subjects.get("one"), await app.subjects.get("daily")
-        gone = await app.reminders.find(subject="one", status="superseded")
+        gone = await app.reminders.list(subject="one", status="superseded")
         [event_of] = [e for e in await app.audit.list(entity="subject:one") if e.before is None]
 
     assert tried.results == done.results == {"one": "added", "daily": "added"}
@@ -420,7 +420,7 @@ async def test_a_cancelled_event_is_closed_and_a_done_one_stays_done(app: Duetim
             await app.subjects.get("a")
         await app.subjects.import_ical(file)
         closed = await app.subjects.import_ical(cancelled)
-        [reminder] = await app.reminders.find(subject="a")
+        [reminder] = await app.reminders.list(subject="a")
         await app.subjects.complete("b")
         again = await app.subjects.import_ical(cancelled)
         done = (await app.subjects.get("b")).status

@@ -348,7 +348,7 @@ async def test_a_tracker_tracks_its_own_table_and_no_more(granted: str) -> None:
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("create table shop.orders (id int primary key, at timestamptz)")
         app = Duetime(url)
-        await app.track("shop.orders", id="id", due="at", scope="s:{id}", remind=["-1h"])
+        await app.tables.put("shop.orders", id="id", due="at", scope="s:{id}", remind=["-1h"])
         with psycopg.connect(granted, autocommit=True) as stranger:
             # Whoever holds this delays no write for longer than a second.
             stranger.execute("select pg_advisory_lock(hashtext('duetime.scope'), hashtext('s:1'))")
@@ -356,7 +356,7 @@ async def test_a_tracker_tracks_its_own_table_and_no_more(granted: str) -> None:
                 connection.execute("set statement_timeout = '5s'")
                 connection.execute("insert into shop.orders values (1, now() + interval '1 day')")
         rights = rights_of(granted, "shop")
-        removed = await app.untrack("orders")
+        removed = await app.tables.delete("orders")
         await app.close()
         ran = refused(
             url,
@@ -433,4 +433,4 @@ def test_another_schema_and_prefix_give_other_names(pg_url: str) -> None:
     script = PostgresRoles(pg_url, schema="jobs", prefix="shop").script()
 
     assert "grant usage on schema jobs to shop_worker" in script
-    assert "duetime" not in script.replace("`duetime track`", "")
+    assert "duetime" not in script.replace("`duetime tables put`", "")

@@ -190,10 +190,10 @@ async def remind() -> None:
     await app.reminders.snooze(7, span="10m", bye="ann")  # refused: bye
     await app.reminders.resend_many(status="expired", within=3600)
     await app.reminders.resend_many(status="sent")  # refused: sent
-    await app.reminders.find(status="sent")
-    await app.reminders.find(status="snet")  # refused: snet
-    await app.subjects.find(status="open")
-    await app.subjects.find(status="opne")  # refused: opne
+    await app.reminders.list(status="sent")
+    await app.reminders.list(status="snet")  # refused: snet
+    await app.subjects.list(status="open")
+    await app.subjects.list(status="opne")  # refused: opne
     await app.subjects.import_ical(b"", scope="guild:1", dry_run=True)
     await app.subjects.import_ical(b"", dryrun=True)  # refused: dryrun
 

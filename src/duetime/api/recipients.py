@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from duetime.api.handle import Handle, bound, iterated
+from duetime.domain.audit import AuditEvent, check_actor
 from duetime.domain.jobs.job import check_name, check_sought
+from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
 from duetime.domain.reminders.recipient import (
     ChannelsLike,
     MutedLike,
@@ -27,6 +30,9 @@ class Recipients:
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
+
+    def __getitem__(self, ref: str) -> RecipientHandle:
+        return RecipientHandle(self, check_sought(ref, what="recipient"))
 
     async def put(
         self,
@@ -82,27 +88,59 @@ class Recipients:
             raise RecipientNotFound(ref)
         return found
 
-    async def find(self, *, after: str = "") -> list[Recipient]:
-        """Return recipients by reference, at most 1,000; `after` the last one for the next."""
-        found: list[Recipient] = await perform(
-            self._app, lambda s: s.recipients(after=after), reads=True
+    async def list(
+        self, *, limit: int = DEFAULT_LIMIT, after: str | None = None
+    ) -> Page[Recipient]:
+        """Return recipients by reference. `after`: the `next` of the page before."""
+        position = read_cursor(after, order="recipients", shape=tuple[str])
+        most = check_limit(limit) + 1
+        found = await perform(
+            self._app,
+            lambda s: s.recipients(after=position[0] if position else "", limit=most),
+            reads=True,
         )
-        return found
+        return make_page(found, limit=limit, order="recipients", position=lambda one: (one.ref,))
+
+    iterate = iterated(list)
 
     async def delete(self, ref: str, *, by: str = "unknown", tx: Any = None) -> None:
         """Forget all about a recipient, who is then reached as if never put."""
-        actor = check_name(by, what="actor (by=)")
+        actor = check_actor(by)
         if not await perform(self._app, lambda s: s.delete_recipient(ref, actor=actor), tx):
             raise RecipientNotFound(ref)
+
+    async def audit(
+        self, ref: str, *, limit: int = DEFAULT_LIMIT, after: str | None = None
+    ) -> Page[AuditEvent]:
+        """Return who changed the recipient, newest first."""
+        entity = f"recipient:{check_sought(ref, what='recipient')}"
+        return await self._app.audit.list(entity=entity, limit=limit, after=after)
 
     async def _change(
         self, ref: str, change: Callable[[Recipient | None], Recipient], by: str, tx: Any
     ) -> str:
-        actor = check_name(by, what="actor (by=)")
+        actor = check_actor(by)
         answer: str = await perform(
             self._app, lambda s: s.put_recipient(ref, change, actor=actor), tx
         )
         return answer
+
+
+class RecipientHandle(Handle[Recipients, str]):
+    """One recipient, by their reference."""
+
+    __slots__ = ()
+
+    @property
+    def ref(self) -> str:
+        return self._ref
+
+    put = bound(Recipients.put)
+    get = bound(Recipients.get)
+    mute = bound(Recipients.mute)
+    unmute = bound(Recipients.unmute)
+    delete = bound(Recipients.delete)
+    audit = bound(Recipients.audit)
 
 
 def _some(what: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from duetime.api.handle import Handle, bound, iterated
 from duetime.api.subjects import perform
+from duetime.domain.audit import check_actor
 from duetime.domain.duration import Duration, parse_duration
-from duetime.domain.jobs.job import check_name, check_sought
+from duetime.domain.jobs.job import check_sought
+from duetime.domain.page import (
+    DEFAULT_LIMIT,
+    Id,
+    Moment,
+    Page,
+    check_limit,
+    make_page,
+    read_cursor,
+)
 from duetime.domain.reminders.delivery import Delivery
 from duetime.domain.reminders.reminder import (
     Reminder,
@@ -27,17 +39,38 @@ if TYPE_CHECKING:
 
 
 class Reminders:
-    """`app.reminders`: what will be sent, what was, and why not."""
+    """`app.reminders`. `app.reminders[17]` is one of them.
+
+    What is done to a reminder is in the audit of its subject.
+    """
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
 
-    async def find(
-        self, *, subject: str | None = None, status: ReminderStatusLike | None = None
-    ) -> list[Reminder]:
-        """Return reminders, earliest first; at most 1,000.
+    def __getitem__(self, reminder_id: int) -> ReminderHandle:
+        return ReminderHandle(self, id_of(reminder_id))
 
-        If there are more, of those that are armed the next ones, else the newest.
+    async def get(self, reminder: int | Reminder) -> Reminder:
+        """Return the reminder as it is now; raise `ReminderNotFound`."""
+        reminder_id = id_of(reminder)
+        found: Sequence[Reminder] = await perform(
+            self._app, lambda s: s.find([reminder_id]), reads=True
+        )
+        if not found:
+            raise ReminderNotFound(reminder_id)
+        return found[0]
+
+    async def list(
+        self,
+        *,
+        subject: str | None = None,
+        status: ReminderStatusLike | None = None,
+        limit: int = DEFAULT_LIMIT,
+        after: str | None = None,
+    ) -> Page[Reminder]:
+        """Return reminders, newest first. `after`: the `next` of the page before.
+
+        Those of one `subject`, and those with the status `armed`, come in the order of their times.
         """
         if status is not None and status not in set(ReminderStatus):
             raise InvalidInput(
@@ -45,23 +78,61 @@ class Reminders:
                 f"{', '.join(ReminderStatus)}."
             )
         if subject is not None:
-            check_sought(subject, what="subject")
-        found: list[Reminder] = await perform(
-            self._app, lambda s: s.find(subject=subject, status=status), reads=True
+            return await self._about(check_sought(subject, what="subject"), status, limit, after)
+        if status == ReminderStatus.ARMED:
+            return await self._armed(None, limit, after)
+        position = read_cursor(after, order="reminders", shape=tuple[Id])
+        before_id = None if position is None else position[0]
+        most = check_limit(limit) + 1
+        found = await perform(
+            self._app,
+            lambda s: s.newest(status=status, before_id=before_id, limit=most),
+            reads=True,
         )
-        return found
+        return make_page(found, limit=limit, order="reminders", position=lambda one: (one.id,))
 
-    async def preview(self, within: Duration = "7d") -> list[Reminder]:
+    iterate = iterated(list)
+
+    async def preview(
+        self, within: Duration = "7d", *, limit: int = DEFAULT_LIMIT, after: str | None = None
+    ) -> Page[Reminder]:
         """Return what is due in the next days, earliest first."""
         until = await self._app.now() + parse_duration(within, name="within")
-        found: list[Reminder] = await perform(
-            self._app, lambda s: s.find(status="armed", until=until), reads=True
+        return await self._armed(until, limit, after)
+
+    async def _about(
+        self, subject: str, status: str | None, limit: int, after: str | None
+    ) -> Page[Reminder]:
+        position = read_cursor(after, order="reminders of a subject", shape=tuple[Moment, Id])
+        most = check_limit(limit) + 1
+        found = await perform(
+            self._app,
+            lambda s: s.about(subject, status=status, after=position, limit=most),
+            reads=True,
         )
-        return found
+        return make_page(
+            found,
+            limit=limit,
+            order="reminders of a subject",
+            position=lambda one: (one.run_at or one.time, one.id),
+        )
+
+    async def _armed(self, until: datetime | None, limit: int, after: str | None) -> Page[Reminder]:
+        position = read_cursor(after, order="armed reminders", shape=tuple[Moment, Id])
+        most = check_limit(limit) + 1
+        found = await perform(
+            self._app, lambda s: s.armed(until=until, after=position, limit=most), reads=True
+        )
+        return make_page(
+            found,
+            limit=limit,
+            order="armed reminders",
+            position=lambda one: (one.run_at, one.id),
+        )
 
     async def explain(self, reminder: int | Reminder) -> str:
         """Say what became of a reminder, and why. Raises `ReminderNotFound`."""
-        found = await self._get(id_of(reminder))
+        found = await self.get(reminder)
         deliveries = await find_deliveries(self._app, found.id)
         told = explain_reminder(found, deliveries, now=await self._app.now())
         subject = await self._app.subjects.get(found.subject)
@@ -73,7 +144,7 @@ class Reminders:
         which = f"It is of the occurrence of {format_time(found.due_at)}"
         return f"{told} {which}; the subject repeats: {repeats.describe()}."
 
-    async def deliveries(self, reminder: int | Reminder) -> list[Delivery]:
+    async def deliveries(self, reminder: int | Reminder) -> Sequence[Delivery]:
         """Return what each channel did with a reminder, in the order in which they were asked.
 
         Raises `ReminderNotFound`.
@@ -81,7 +152,7 @@ class Reminders:
         reminder_id = id_of(reminder)
         found = await find_deliveries(self._app, reminder_id)
         if not found:
-            await self._get(reminder_id)
+            await self.get(reminder_id)
         return found
 
     async def acknowledge(
@@ -133,7 +204,7 @@ class Reminders:
         `resend` does it; returns which are, and which are not, such as those that are no longer
         true. Raises `InvalidInput`.
         """
-        actor = check_name(by, what="actor (by=)")
+        actor = check_actor(by)
         ids = await find_ended(
             self._app,
             status=status,
@@ -144,10 +215,19 @@ class Reminders:
         )
         return await resend_many(self._app, ids, by=actor)
 
-    async def _get(self, reminder_id: int) -> Reminder:
-        found: list[Reminder] = await perform(
-            self._app, lambda s: s.find(ids=[reminder_id]), reads=True
-        )
-        if not found:
-            raise ReminderNotFound(reminder_id)
-        return found[0]
+
+class ReminderHandle(Handle[Reminders, int]):
+    """One reminder, by its id."""
+
+    __slots__ = ()
+
+    @property
+    def id(self) -> int:
+        return self._ref
+
+    get = bound(Reminders.get)
+    explain = bound(Reminders.explain)
+    deliveries = bound(Reminders.deliveries)
+    acknowledge = bound(Reminders.acknowledge)
+    snooze = bound(Reminders.snooze)
+    resend = bound(Reminders.resend)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from duetime.api.handle import Handle, bound, iterated
 from duetime.api.subjects import perform
+from duetime.domain.audit import AuditEvent, check_actor
+from duetime.domain.change import Put
 from duetime.domain.jobs.job import check_name, check_sought
+from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules
-from duetime.errors import InvalidInput
+from duetime.errors import InvalidInput, ScopeNotFound
 from duetime.storage.reminders.reminders import ScopeInfo
 
 if TYPE_CHECKING:
@@ -15,10 +19,13 @@ if TYPE_CHECKING:
 
 
 class Scopes:
-    """`app.scopes`: levels that carry rules, which those inside inherit."""
+    """`app.scopes`. `app.scopes["guild:1"]` is one of them."""
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
+
+    def __getitem__(self, ref: str) -> ScopeHandle:
+        return ScopeHandle(self, check_sought(ref, what="scope"))
 
     async def put(
         self,
@@ -29,11 +36,12 @@ class Scopes:
         locked: bool = False,
         by: str = "unknown",
         tx: Any = None,
-    ) -> int:
-        """Add or change a scope; return how many open subjects below it were looked at again.
+    ) -> Put:
+        """Add or change a scope; return `added`, `changed` or `same`.
 
         `remind`: rules such as `["-7d", "-1h"]`; `[]` means none, None inherits the parent's.
-        `locked`: levels inside cannot set others.
+        `locked`: levels inside cannot set others. `affected` of the result: how many open subjects
+        below it were armed again.
         """
         if not isinstance(locked, bool):
             raise InvalidInput(f"locked must be True or False, got {locked!r}.")
@@ -43,18 +51,61 @@ class Scopes:
             None if remind is None else parse_rules(remind),
             locked,
         )
-        actor = check_name(by, what="actor (by=)")
-        count: int = await perform(self._app, lambda s: s.put_scope(scope, actor=actor), tx)
-        return count
+        actor = check_actor(by)
+        put: Put = await perform(self._app, lambda s: s.put_scope(scope, actor=actor), tx)
+        return put
 
-    async def delete(self, ref: str, *, by: str = "unknown", tx: Any = None) -> bool:
-        """Delete a scope with nothing inside it; return whether it was there."""
-        actor = check_name(by, what="actor (by=)")
+    async def get(self, ref: str) -> ScopeInfo:
+        """Return the scope with what it says itself; raise `ScopeNotFound`."""
         name = check_sought(ref, what="scope")
-        gone: bool = await perform(self._app, lambda s: s.delete_scope(name, actor=actor), tx)
-        return gone
+        found: ScopeInfo | None = await perform(self._app, lambda s: s.scope(name), reads=True)
+        if found is None:
+            raise ScopeNotFound(ref)
+        return found
 
-    async def all(self) -> list[ScopeInfo]:
-        """Return every scope, with what it says itself."""
-        scopes: list[ScopeInfo] = await perform(self._app, lambda s: s.scopes(), reads=True)
-        return scopes
+    async def list(
+        self, *, limit: int = DEFAULT_LIMIT, after: str | None = None
+    ) -> Page[ScopeInfo]:
+        """Return scopes by reference, with what they say themselves.
+
+        `after`: the `next` of the page before.
+        """
+        position = read_cursor(after, order="scopes", shape=tuple[str])
+        most = check_limit(limit) + 1
+        found = await perform(
+            self._app,
+            lambda s: s.scopes(after=position[0] if position else "", limit=most),
+            reads=True,
+        )
+        return make_page(found, limit=limit, order="scopes", position=lambda scope: (scope.ref,))
+
+    iterate = iterated(list)
+
+    async def delete(self, ref: str, *, by: str = "unknown", tx: Any = None) -> None:
+        """Delete a scope with nothing inside it; raise `ScopeNotFound`."""
+        actor = check_actor(by)
+        name = check_sought(ref, what="scope")
+        if not await perform(self._app, lambda s: s.delete_scope(name, actor=actor), tx):
+            raise ScopeNotFound(ref)
+
+    async def audit(
+        self, ref: str, *, limit: int = DEFAULT_LIMIT, after: str | None = None
+    ) -> Page[AuditEvent]:
+        """Return who changed the scope, newest first."""
+        entity = f"scope:{check_sought(ref, what='scope')}"
+        return await self._app.audit.list(entity=entity, limit=limit, after=after)
+
+
+class ScopeHandle(Handle[Scopes, str]):
+    """One scope, by its reference."""
+
+    __slots__ = ()
+
+    @property
+    def ref(self) -> str:
+        return self._ref
+
+    put = bound(Scopes.put)
+    get = bound(Scopes.get)
+    delete = bound(Scopes.delete)
+    audit = bound(Scopes.audit)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from duetime.api.handle import Handle, bound, iterated
+from duetime.domain.audit import AuditEvent, check_actor
 from duetime.domain.finite import check_finite
 from duetime.domain.jobs.job import (
     check_moment,
@@ -17,6 +19,15 @@ from duetime.domain.jobs.job import (
     check_names,
     check_sought,
     check_text,
+)
+from duetime.domain.page import (
+    DEFAULT_LIMIT,
+    Id,
+    Moment,
+    Page,
+    check_limit,
+    make_page,
+    read_cursor,
 )
 from duetime.domain.reminders.arming import resolve_rules
 from duetime.domain.reminders.recurrence import (
@@ -56,10 +67,13 @@ async def perform(
 
 
 class Subjects:
-    """`app.subjects`: what people are reminded of."""
+    """`app.subjects`. `app.subjects["game:42"]` is one of them."""
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
+
+    def __getitem__(self, ref: str) -> SubjectHandle:
+        return SubjectHandle(self, check_sought(ref, what="subject"))
 
     def define(
         self,
@@ -140,7 +154,7 @@ class Subjects:
         refs = [subject.ref for subject in subjects]
         if len(set(refs)) < len(refs):
             raise InvalidInput("The same subject is given twice. References must be unique.")
-        actor = check_name(by, what="actor (by=)")
+        actor = check_actor(by)
         answer: dict[str, str] = await perform(
             self._app,
             lambda s: s.put(subjects, actor=actor),
@@ -198,7 +212,7 @@ class Subjects:
 
     async def occurrences(
         self, ref: str, n: int = 10, *, since: datetime | None = None
-    ) -> list[Occurrence]:
+    ) -> Sequence[Occurrence]:
         """Return when a subject that repeats is due next, from `since` or now on."""
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MOST_OCCURRENCES:
             raise InvalidInput(f"n must be between 1 and {_MOST_OCCURRENCES}, got {n!r}.")
@@ -223,23 +237,37 @@ class Subjects:
         subject: Subject = found[0]
         return subject
 
-    async def find(
-        self, *, scope: str | None = None, status: SubjectStatus | None = None
-    ) -> list[Subject]:
-        """Return subjects, the next due first; at most 1,000.
+    async def list(
+        self,
+        *,
+        scope: str | None = None,
+        status: SubjectStatus | None = None,
+        limit: int = DEFAULT_LIMIT,
+        after: str | None = None,
+    ) -> Page[Subject]:
+        """Return subjects, the next due first, then those that are not due or repeat.
 
-        `scope`: that one and all inside it. `status`: `open` or `done`.
+        `scope`: that one and all inside it. `status`: `open` or `done`. `after`: the `next` of the
+        page before.
         """
         if status not in (None, "open", "done"):
             raise InvalidInput(f"{status!r} is not a status of a subject. Use one of: open, done.")
         if scope is not None:
             check_sought(scope, what="scope")
-        found: list[Subject] = await perform(
-            self._app, lambda s: s.list_subjects(scope=scope, status=status), reads=True
+        position = read_cursor(after, order="subjects", shape=tuple[Moment | None, Id])
+        most = check_limit(limit) + 1
+        found = await perform(
+            self._app,
+            lambda s: s.list_subjects(scope=scope, status=status, after=position, limit=most),
+            reads=True,
         )
-        return found
+        return make_page(
+            found, limit=limit, order="subjects", position=lambda one: (one.due_at, one.id)
+        )
 
-    async def rules(self, ref: str) -> tuple[list[str], str | None]:
+    iterate = iterated(list)
+
+    async def rules(self, ref: str) -> tuple[Sequence[str], str | None]:
         """Return the rules that hold for a subject, and the level that they come from."""
         subject = await self.get(ref)
         levels = await perform(self._app, lambda s: s.levels(subject), reads=True)
@@ -277,10 +305,17 @@ class Subjects:
             dry_run=dry_run, by=by, tx=tx,
         )  # fmt: skip
 
+    async def audit(
+        self, ref: str, *, limit: int = DEFAULT_LIMIT, after: str | None = None
+    ) -> Page[AuditEvent]:
+        """Return who changed the subject, and what became of its reminders, newest first."""
+        entity = f"subject:{check_sought(ref, what='subject')}"
+        return await self._app.audit.list(entity=entity, limit=limit, after=after)
+
     async def _change(
         self, ref: str, occurrence: datetime, exception: OccurrenceChange | None, by: str, tx: Any
     ) -> None:
-        actor = check_name(by, what="actor (by=)")
+        actor = check_actor(by)
         await perform(
             self._app,
             lambda s: OccurrenceStatements(s.dialect).change_occurrence(
@@ -292,7 +327,7 @@ class Subjects:
 
     async def _close(self, ref: str, by: str, tx: Any, *, reason: str | None, delete: bool) -> None:
         check_sought(ref, what="subject")
-        actor = check_name(by, what="actor (by=)")
+        actor = check_actor(by)
         why = None if reason is None else _reason(reason)
 
         def close(statements: ReminderStatements) -> Statements:
@@ -300,6 +335,27 @@ class Subjects:
 
         if not await perform(self._app, close, tx):
             raise SubjectNotFound(ref)
+
+
+class SubjectHandle(Handle[Subjects, str]):
+    """One subject, by its reference."""
+
+    __slots__ = ()
+
+    @property
+    def ref(self) -> str:
+        return self._ref
+
+    put = bound(Subjects.put)
+    get = bound(Subjects.get)
+    complete = bound(Subjects.complete)
+    skip = bound(Subjects.skip)
+    move = bound(Subjects.move)
+    restore = bound(Subjects.restore)
+    occurrences = bound(Subjects.occurrences)
+    rules = bound(Subjects.rules)
+    delete = bound(Subjects.delete)
+    audit = bound(Subjects.audit)
 
 
 def _check_when(due: Any, repeats: Any) -> None:

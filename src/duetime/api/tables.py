@@ -1,19 +1,24 @@
-"""`app.track`: reminders that follow the rows of your own tables, whoever writes them."""
+"""`app.tables`: reminders that follow the rows of your own tables, whoever writes them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from duetime.domain.jobs.job import check_name
+from duetime.api.handle import Handle, bound, iterated
+from duetime.domain.audit import AuditEvent, check_actor
+from duetime.domain.change import Put
+from duetime.domain.jobs.job import check_sought
+from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
 from duetime.domain.reminders.tracking import Track, check_columns, make_track
 from duetime.errors import (
     InvalidInput,
     SchemaMismatch,
     StorageError,
+    TableNotFound,
     TransactionConflict,
     TransientError,
 )
@@ -32,44 +37,91 @@ _TRIES = 60
 _PAUSE = 0.25
 
 
-class Tracking:
-    """What `app.track`, `app.untrack` and `app.tracked` do."""
+class Tables:
+    """`app.tables`. `app.tables["games"]` is one of them, by the name that it is tracked under."""
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
 
-    async def track(
-        self, table: str, *, by: str = "unknown", progress: Progress | None = None, **options: Any
-    ) -> int:
-        """Install the triggers, then make subjects of the rows that are there; return how many
-        rows those were. What is tracked under the same name is changed."""
-        actor = check_name(by, what="actor (by=)")
-        store = await self._app.store()
-        statements = TrackingStatements(store.dialect, store.triggers)
-        track, info = await self._check(store, statements, make_track(table, **options))
+    def __getitem__(self, name: str) -> TableHandle:
+        return TableHandle(self, check_sought(name, what="name of what is tracked"))
+
+    async def put(
+        self,
+        table: str,
+        *,
+        id: str | Iterable[str],  # noqa: A002
+        due: str,
+        scope: str | None = None,
+        tz: str | None = None,
+        due_tz: str | None = None,
+        recipients: str | None = None,
+        data: str | Iterable[str] = (),
+        when: str | None = None,
+        remind: Any = None,
+        name: str | None = None,
+        by: str = "unknown",
+        progress: Progress | None = None,
+    ) -> Put:
+        """Make the rows of a table subjects, by triggers on it; return `added`, `changed`, `same`.
+
+        `id`, `due`, `tz`, `recipients`, `data` name columns; `tz` may also be a time zone. `scope`
+        is a column or a pattern such as `channel:{channel_id}`. `when` is a condition of SQL: a row
+        for which it is not true has no reminders. `due_tz` is the zone of due times without one.
+        Again under the same `name` (by default the table's), it changes what is tracked.
+        `affected` of the result: how many rows there are.
+        """
+        actor = check_actor(by)
+        store, statements, track, info = await self._check(
+            table, id=id, due=due, scope=scope, tz=tz, due_tz=due_tz, recipients=recipients,
+            data=data, when=when, remind=remind, name=name,
+        )  # fmt: skip
+        before = await store.transact(statements.find(track.name))
         await _patiently(lambda: store.transact(statements.install(track, info, actor=actor)))
         count = await self._fill(store, statements, track, info, progress)
         if not store.dialect.arms:
             await rearm_stale(self._app)
-        return count
+        return Put(
+            "added" if not before else "same" if before == [track] else "changed", affected=count
+        )
 
-    async def plan(self, table: str, **options: Any) -> list[str]:
-        """Return the statements that `track` would run on the table, and run none."""
-        store = await self._app.store()
-        statements = TrackingStatements(store.dialect, store.triggers)
-        track, info = await self._check(store, statements, make_track(table, **options))
+    async def plan(self, table: str, **options: Any) -> Sequence[str]:
+        """Return the SQL that `put` would run on the table, and run none of it."""
+        store, _, track, info = await self._check(table, **options)
         return store.triggers.install(track, info)
 
-    async def untrack(self, name: str, *, by: str = "unknown") -> int:
-        """Remove the triggers, then the subjects with their reminders; return how many."""
-        actor = check_name(by, what="actor (by=)")
+    async def get(self, name: str) -> TrackedInfo:
+        """Return what is tracked under a name, and what is wrong with it; raise `TableNotFound`."""
+        check_sought(name, what="name of what is tracked")
+        for found in await self._look(name=name, after="", limit=1):
+            return found
+        raise TableNotFound(name)
+
+    async def list(
+        self, *, limit: int = DEFAULT_LIMIT, after: str | None = None
+    ) -> Page[TrackedInfo]:
+        """Return what is tracked, by name, and what is wrong with each.
+
+        `after`: the `next` of the page before.
+        """
+        position = read_cursor(after, order="tables", shape=tuple[str])
+        found = await self._look(
+            name=None, after=position[0] if position else "", limit=check_limit(limit) + 1
+        )
+        return make_page(found, limit=limit, order="tables", position=lambda one: (one.track.name,))
+
+    iterate = iterated(list)
+
+    async def delete(self, name: str, *, by: str = "unknown") -> int:
+        """Remove the triggers, then the subjects with their reminders; return how many subjects
+        those were. The table itself stays. Raises `TableNotFound`."""
+        actor = check_actor(by)
+        check_sought(name, what="name of what is tracked")
         store = await self._app.store()
         statements = TrackingStatements(store.dialect, store.triggers)
         found = await store.transact(statements.find(name))
         if not found:
-            known = [track.name for track in await store.transact(statements.find())]
-            said = f"There are: {', '.join(known)}." if known else "Nothing is tracked."
-            raise InvalidInput(f"No tracked table is named {name!r}. {said}")
+            raise TableNotFound(name)
         track = found[0]
         await _patiently(lambda: store.transact(statements.remove(track)))
         count = 0
@@ -78,17 +130,28 @@ class Tracking:
         await store.transact(statements.forget(name, actor=actor))
         return count
 
-    async def all(self) -> list[TrackedInfo]:
-        """Return what is tracked, and how each does."""
+    async def audit(
+        self, name: str, *, limit: int = DEFAULT_LIMIT, after: str | None = None
+    ) -> Page[AuditEvent]:
+        """Return who changed what is tracked under a name, newest first."""
+        known = check_sought(name, what="name of what is tracked")
+        return await self._app.audit.list(entity=f"table:{known}", limit=limit, after=after)
+
+    async def _look(self, *, name: str | None, after: str, limit: int) -> Sequence[TrackedInfo]:
         store = await self._app.store()
         statements = TrackingStatements(store.dialect, store.triggers)
-        found: list[TrackedInfo] = await store.transact(statements.look())
+        found: Sequence[TrackedInfo] = await store.transact(
+            statements.look(name=name, after=after, limit=limit)
+        )
         return found
 
     async def _check(
-        self, store: Store, statements: TrackingStatements, given: Track
-    ) -> tuple[Track, TableInfo]:
+        self, table: str, **options: Any
+    ) -> tuple[Store, TrackingStatements, Track, TableInfo]:
         """Return the track as the table spells it; raise for what cannot be."""
+        store = await self._app.store()
+        statements = TrackingStatements(store.dialect, store.triggers)
+        given = make_track(table, **options)
         info: TableInfo = await store.transact(store.triggers.read(given.table))
         track = check_columns(given, info.columns)
         track = msgspec.structs.replace(track, table=info.name)
@@ -101,7 +164,7 @@ class Tracking:
             if (known.table, known.id) != (track.table, track.id):
                 raise InvalidInput(
                     f"{track.name!r} already tracks {known.table} by {', '.join(known.id)}. Choose "
-                    "another name=, or untrack it first."
+                    "another name=, or delete that one first."
                 )
         try:
             await store.transact(store.triggers.check(track, info))
@@ -116,7 +179,7 @@ class Tracking:
                 + f": {said or error}. On PostgreSQL a function, a type or an operator of your own "
                 "is written with its schema: public.is_open(state), operator(public.=)."
             ) from error
-        return track, info
+        return store, statements, track, info
 
     async def _fill(
         self,
@@ -145,7 +208,7 @@ class Tracking:
         track: Track,
         info: TableInfo,
         after: Sequence[str] | None,
-    ) -> tuple[int, list[str] | None]:
+    ) -> tuple[int, Sequence[str] | None]:
         """One batch. If a writer has its rows, fewer are tried: we hold none while we wait."""
         most = _MOST_ROWS
 
@@ -157,8 +220,22 @@ class Tracking:
                 most = max(1, most // 8)
                 raise
 
-        answer: tuple[int, list[str] | None] = await _patiently(fill)
+        answer: tuple[int, Sequence[str] | None] = await _patiently(fill)
         return answer
+
+
+class TableHandle(Handle[Tables, str]):
+    """One tracked table, by the name that it is tracked under."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return self._ref
+
+    get = bound(Tables.get)
+    delete = bound(Tables.delete)
+    audit = bound(Tables.audit)
 
 
 async def _patiently(work: Callable[[], Any]) -> Any:

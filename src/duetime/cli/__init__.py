@@ -35,15 +35,7 @@ _COMMANDS = {
     "schedules": ("schedules:schedules", "List, create and change schedules."),
     "scopes": ("scopes:scopes", "Show and change scopes, whose rules subjects inherit."),
     "subjects": ("subjects:subjects", "Show and change what people are reminded of."),
-    "track": ("tracking:track", "Have reminders follow the rows of TABLE, by triggers on it."),
-    "tracked": ("tracking:tracked", "List the tracked tables, and what is wrong with them."),
-    "untrack": (
-        "tracking:untrack",
-        (
-            "Stop following the table tracked as NAME: its triggers, subjects and reminders are "
-            "removed."
-        ),
-    ),
+    "tables": ("tables:tables", "Have reminders follow the rows of your tables."),
     "worker": ("worker:worker", "Run jobs until SIGTERM or SIGINT (Ctrl-C)."),
     "workers": ("workers:workers", "List the workers."),
 }

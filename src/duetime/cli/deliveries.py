@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import click
@@ -21,7 +22,7 @@ from duetime.domain.reminders.delivery import Delivery, DeliveryStatus
 def deliveries_command(context: click.Context, reminder_id: int) -> None:
     """Show what each channel did with a reminder: attempts, status, error."""
 
-    async def look(app: Duetime) -> list[Delivery]:
+    async def look(app: Duetime) -> Sequence[Delivery]:
         return await app.reminders.deliveries(reminder_id)
 
     target = target_of(context)

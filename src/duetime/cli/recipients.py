@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from duetime.app import Duetime
+from duetime.cli.audit import audit_command
 from duetime.cli.number import Number
 from duetime.cli.output import (
     as_json,
@@ -18,11 +19,12 @@ from duetime.cli.output import (
     print_json,
     print_table,
 )
+from duetime.cli.paging import paged, show_next
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, target_of
+from duetime.domain.page import Page
 from duetime.domain.reminders.recipient import MAX_PER_HOUR, Recipient
 
-_MOST_SHOWN = 1000
 _WHAT = "all, scope:REF, subject:REF, channel:NAME or rule:RULE"
 
 
@@ -35,16 +37,17 @@ def recipients(context: click.Context) -> None:
 
 
 @recipients.command("list")
-@click.option("--after", metavar="REF", default="", help="Those after this one.")
+@paged(default=100)
 @click.pass_context
-def list_command(context: click.Context, after: str) -> None:
-    """List recipients by reference, at most 1,000."""
+def list_command(context: click.Context, limit: int, after: str | None) -> None:
+    """List recipients by reference."""
 
-    async def look(app: Duetime) -> list[Recipient]:
-        return await app.recipients.find(after=after)
+    async def look(app: Duetime) -> Page[Recipient]:
+        return await app.recipients.list(limit=limit, after=after)
 
     target = target_of(context)
     found = target.run(look)
+    show_next(found)
     if target.json:
         print_json([_json(recipient) for recipient in found])
         return
@@ -65,8 +68,6 @@ def list_command(context: click.Context, after: str) -> None:
             for one in found
         ],
     )
-    if len(found) == _MOST_SHOWN:
-        echo(f"There may be more: duetime recipients list --after {one_line(found[-1].ref)}")
 
 
 @recipients.command("show")
@@ -193,6 +194,9 @@ def delete_command(context: click.Context, ref: str, yes: bool, by: str) -> None
         print_json({"recipient": ref, "deleted": True})
     else:
         echo(f"Recipient {one_line(ref)} is deleted.")
+
+
+recipients.add_command(audit_command("recipient", "REF"))
 
 
 def _change(context: click.Context, change: Any) -> None:

@@ -14,9 +14,11 @@ from duetime.cli.deliveries import ack_command, deliveries_command, snooze_comma
 from duetime.cli.moment import SPAN, iso
 from duetime.cli.number import JOB_ID, Number
 from duetime.cli.output import as_json, confirm, echo, one_line, plural, print_json, print_table
+from duetime.cli.paging import paged, show_next
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, Target, target_of
 from duetime.domain.duration import format_duration
+from duetime.domain.page import Page
 from duetime.domain.reminders.plan_recurrence import HORIZON
 from duetime.domain.reminders.reminder import (
     Reminder,
@@ -32,15 +34,13 @@ from duetime.reminders.resending import find_ended
 
 C = TypeVar("C", bound=Callable[..., Any])
 
-_MOST_SHOWN = 1000
-
 
 @click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def reminders(context: click.Context) -> None:
     """Show reminders: due, sent, or why not. Without a command, those of the next 7 days."""
     if context.invoked_subcommand is None:
-        context.invoke(preview_command, days=7)
+        context.invoke(preview_command)
 
 
 for command in (deliveries_command, ack_command, snooze_command):
@@ -51,15 +51,17 @@ for command in (deliveries_command, ack_command, snooze_command):
 @click.option(
     "--days", type=Number(1, 3650), default=7, metavar="N", help="How far ahead.  [default: 7]"
 )
+@paged(default=100)
 @click.pass_context
-def preview_command(context: click.Context, days: int) -> None:
+def preview_command(context: click.Context, days: int, limit: int, after: str | None) -> None:
     """Show what is due in the next days, earliest first, in UTC and on the subject's clock."""
 
-    async def look(app: Duetime) -> list[Reminder]:
-        return await app.reminders.preview(f"{days}d")
+    async def look(app: Duetime) -> Page[Reminder]:
+        return await app.reminders.preview(f"{days}d", limit=limit, after=after)
 
     target = target_of(context)
     found = target.run(look)
+    show_next(found)
     if target.json:
         print_json([reminder_json(reminder) for reminder in found])
         return
@@ -82,17 +84,26 @@ def preview_command(context: click.Context, days: int) -> None:
     metavar="STATUS",
     help=f"Only {', '.join(ReminderStatus)}.",
 )
+@paged(default=100)
 @click.pass_context
 def list_command(
-    context: click.Context, subject: str | None, status: ReminderStatusLike | None
+    context: click.Context,
+    subject: str | None,
+    status: ReminderStatusLike | None,
+    limit: int,
+    after: str | None,
 ) -> None:
-    """List reminders and what became of them, earliest first; at most 1,000."""
+    """List reminders and what became of them, newest first.
 
-    async def look(app: Duetime) -> list[Reminder]:
-        return await app.reminders.find(subject=subject, status=status)
+    Those of one subject, and those that are armed, are in the order of their times.
+    """
+
+    async def look(app: Duetime) -> Page[Reminder]:
+        return await app.reminders.list(subject=subject, status=status, limit=limit, after=after)
 
     target = target_of(context)
     found = target.run(look)
+    show_next(found)
     if target.json:
         print_json([reminder_json(reminder) for reminder in found])
         return
@@ -222,8 +233,6 @@ def show_reminders(found: Sequence[Reminder], *, ended: bool = True, subject: bo
         [[cell(reminder) for _, cell in columns] for reminder in found],
         right=(0, len(columns) - (2 if ended else 1)),
     )
-    if len(found) == _MOST_SHOWN:
-        echo(f"These are the first {_MOST_SHOWN:,}; there may be more.")
 
 
 def reminder_json(reminder: Reminder) -> dict[str, Any]:

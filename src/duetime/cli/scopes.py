@@ -7,11 +7,14 @@ from typing import Any
 import click
 
 from duetime.app import Duetime
-from duetime.cli.output import echo, one_line, plural, print_json, print_table
+from duetime.cli.audit import audit_command
+from duetime.cli.output import echo, one_line, plural, print_facts, print_json, print_table
+from duetime.cli.paging import paged, show_next
 from duetime.cli.person import by_option
 from duetime.cli.reminders import format_rules, read_rules, rule_options, rules_json
 from duetime.cli.target import Group, target_of
-from duetime.errors import InvalidInput
+from duetime.domain.change import Put
+from duetime.domain.page import Page
 from duetime.storage.reminders.reminders import ScopeInfo
 
 
@@ -24,15 +27,17 @@ def scopes(context: click.Context) -> None:
 
 
 @scopes.command("list")
+@paged(default=100)
 @click.pass_context
-def list_command(context: click.Context) -> None:
-    """List every scope, with the rules that it sets itself."""
+def list_command(context: click.Context, limit: int, after: str | None) -> None:
+    """List scopes, with the rules that they set themselves."""
 
-    async def look(app: Duetime) -> list[ScopeInfo]:
-        return await app.scopes.all()
+    async def look(app: Duetime) -> Page[ScopeInfo]:
+        return await app.scopes.list(limit=limit, after=after)
 
     target = target_of(context)
     found = target.run(look)
+    show_next(found)
     if target.json:
         print_json([_json(scope) for scope in found])
         return
@@ -45,6 +50,29 @@ def list_command(context: click.Context) -> None:
             (scope.ref, scope.parent, _say(scope), "locked" if scope.locked else "")
             for scope in found
         ],
+    )
+
+
+@scopes.command("get")
+@click.argument("ref")
+@click.pass_context
+def get_command(context: click.Context, ref: str) -> None:
+    """Show a scope, with the rules that it sets itself."""
+
+    async def look(app: Duetime) -> ScopeInfo:
+        return await app.scopes.get(ref)
+
+    target = target_of(context)
+    scope = target.run(look)
+    if target.json:
+        print_json(_json(scope))
+        return
+    echo(f"Scope {one_line(ref)}")
+    print_facts(
+        [
+            ("parent", scope.parent and one_line(scope.parent)),
+            ("rules", f"{_say(scope)}{', locked' if scope.locked else ''}"),
+        ]
     )
 
 
@@ -73,23 +101,20 @@ def put_command(
     """
     rules = read_rules(remind, no_rules)
 
-    async def put(app: Duetime) -> tuple[ScopeInfo | None, ScopeInfo, int]:
-        before = {scope.ref: scope for scope in await app.scopes.all()}.get(ref)
-        count = await app.scopes.put(ref, parent=parent, remind=rules, locked=locked, by=by)
-        [after] = [scope for scope in await app.scopes.all() if scope.ref == ref]
-        return before, after, count
+    async def put(app: Duetime) -> tuple[Put, ScopeInfo]:
+        result = await app.scopes.put(ref, parent=parent, remind=rules, locked=locked, by=by)
+        return result, await app.scopes.get(ref)
 
     target = target_of(context)
-    before, after, count = target.run(put)
-    result = "added" if before is None else "same" if before == after else "changed"
+    result, after = target.run(put)
     if target.json:
-        print_json(_json(after) | {"result": result, "subjects": count})
+        print_json(_json(after) | {"result": str(result), "subjects": result.affected})
         return
     said = "is the same: nothing changed" if result == "same" else f"is {result}"
     echo(f"Scope {one_line(ref)} {said}.")
     echo(f"  rules  {_say(after)}{', locked' if locked else ''}")
     if result != "same":
-        echo(f"  below  {plural(count, 'open subject')} armed again")
+        echo(f"  below  {plural(result.affected, 'open subject')} armed again")
 
 
 @scopes.command("delete")
@@ -99,17 +124,18 @@ def put_command(
 def delete_command(context: click.Context, ref: str, by: str) -> None:
     """Delete the scope REF. Refused while scopes or subjects are inside it."""
 
-    async def delete(app: Duetime) -> bool:
-        return await app.scopes.delete(ref, by=by)
+    async def delete(app: Duetime) -> None:
+        await app.scopes.delete(ref, by=by)
 
     target = target_of(context)
-    gone = target.run(delete)
-    if not gone:
-        raise InvalidInput(f"There is no scope {ref!r}.")
+    target.run(delete)
     if target.json:
         print_json({"scope": ref, "deleted": True})
     else:
         echo(f"Scope {one_line(ref)} is deleted.")
+
+
+scopes.add_command(audit_command("scope", "REF"))
 
 
 def _say(scope: ScopeInfo) -> str:

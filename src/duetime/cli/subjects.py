@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ import click
 import msgspec
 
 from duetime.app import Duetime
+from duetime.cli.audit import audit_command
 from duetime.cli.moment import MOMENT, Moment, iso
 from duetime.cli.output import (
     as_json,
@@ -22,6 +24,7 @@ from duetime.cli.output import (
     print_json,
     print_table,
 )
+from duetime.cli.paging import paged, show_next
 from duetime.cli.person import by_option
 from duetime.cli.reminders import (
     format_rules,
@@ -44,6 +47,7 @@ from duetime.cli.subject_occurrences import (
     skip_command,
 )
 from duetime.cli.target import Group, target_of
+from duetime.domain.page import MAX_LIMIT, Page
 from duetime.domain.reminders.recurrence import Occurrence
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Subject, SubjectStatus
 from duetime.domain.reminders.rule import format_time
@@ -66,11 +70,11 @@ class Found(msgspec.Struct):
     """A subject, the rules that hold for it and whose they are, its reminders and next times."""
 
     subject: Subject
-    rules: list[str]
+    rules: Sequence[str]
     source: str | None
-    reminders: list[Reminder]
+    reminders: Sequence[Reminder]
     now: datetime
-    occurrences: list[Occurrence]
+    occurrences: Sequence[Occurrence]
 
     @property
     def armed(self) -> list[Reminder]:
@@ -87,20 +91,29 @@ def subjects(context: click.Context) -> None:
 
 for command in (skip_command, move_command, restore_command, export_command, import_command):
     subjects.add_command(command)
+subjects.add_command(audit_command("subject", "REF"))
 
 
 @subjects.command("list")
 @click.option("--scope", metavar="REF", help="Only of this scope and of all inside it.")
 @click.option("--status", type=click.Choice(["open", "done"]), help="Only these.")
+@paged(default=100)
 @click.pass_context
-def list_command(context: click.Context, scope: str | None, status: SubjectStatus | None) -> None:
-    """List subjects, the next due first; at most 1,000."""
+def list_command(
+    context: click.Context,
+    scope: str | None,
+    status: SubjectStatus | None,
+    limit: int,
+    after: str | None,
+) -> None:
+    """List subjects, the next due first, then those that are not due or repeat."""
 
-    async def look(app: Duetime) -> list[Subject]:
-        return await app.subjects.find(scope=scope, status=status)
+    async def look(app: Duetime) -> Page[Subject]:
+        return await app.subjects.list(scope=scope, status=status, limit=limit, after=after)
 
     target = target_of(context)
     found = target.run(look)
+    show_next(found)
     if target.json:
         print_json([_plain(subject) for subject in found])
         return
@@ -246,7 +259,7 @@ def complete_command(
     """Mark a subject as done, and cancel what is not sent yet. `put` opens it again."""
 
     async def complete(app: Duetime) -> int:
-        armed = await app.reminders.find(subject=ref, status=ReminderStatus.ARMED)
+        armed = await app.reminders.list(subject=ref, status=ReminderStatus.ARMED, limit=MAX_LIMIT)
         await app.subjects.complete(ref, occurrence=occurrence, reason=reason, by=by)
         return sum(occurrence is None or one.due_at == occurrence for one in armed)
 
@@ -272,7 +285,7 @@ def delete_command(
 
     async def look(app: Duetime) -> int:
         await app.subjects.get(ref)
-        return len(await app.reminders.find(subject=ref))
+        return len(await app.reminders.list(subject=ref, limit=MAX_LIMIT))
 
     async def delete(app: Duetime) -> None:
         await app.subjects.delete(ref, reason=reason, by=by)
@@ -294,7 +307,7 @@ async def _find(app: Duetime, ref: str) -> Found:
     rules, source = await app.subjects.rules(ref)
     goes_on = subject.repeats is not None and subject.status == "open"
     again = await app.subjects.occurrences(ref, _SHOWN) if goes_on else []
-    reminders = await app.reminders.find(subject=ref)
+    reminders = await app.reminders.list(subject=ref, limit=MAX_LIMIT)
     return Found(subject, rules, source, reminders, await app.now(), again)
 
 

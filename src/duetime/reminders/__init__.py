@@ -1,2 +1,2 @@
-"""What `app.scopes`, `app.subjects`, `app.reminders`, `app.recipients` and `app.track` do, and how
+"""What `app.scopes`, `app.subjects`, `app.reminders`, `app.recipients` and `app.tables` do, and how
 a due reminder goes out."""

@@ -68,7 +68,7 @@ async def put(app: Duetime, *recipients: str, ref: str = "game", **more: Any) ->
 async def only(app: Duetime, recipient: str | None = None) -> Reminder:
     [found] = [
         reminder
-        for reminder in await app.reminders.find()
+        for reminder in await app.reminders.list()
         if recipient in (None, reminder.recipient)
     ]
     return found
@@ -199,7 +199,7 @@ async def test_an_unknown_channel_and_none_at_all_are_told(app: Duetime) -> None
         await put(app, "ann")
         await put(app, "bob", ref="b", remind={"rule": "-1h", "channels": ["pigeon"]})
         await world.advance("2h")
-        reasons = {r.recipient: r.reason for r in await app.reminders.find()}
+        reasons = {r.recipient: r.reason for r in await app.reminders.list()}
 
     assert "neither" in (reasons["ann"] or "")
     assert reasons["bob"] == "pigeon was not asked: there is no channel 'pigeon' here"
@@ -271,7 +271,7 @@ async def test_a_channels_rate_is_kept_and_nobody_is_lost(app: Duetime) -> None:
     async with app.testing(now=START) as world:
         await put(app, *people)
         await world.advance("2h")
-        statuses = {reminder.status.value for reminder in await app.reminders.find()}
+        statuses = {reminder.status.value for reminder in await app.reminders.list()}
 
     assert statuses == {"sent"}
     assert push.times == [60, 60, 61, 61.5, 62, 62.5, 63]
@@ -286,7 +286,7 @@ async def test_who_waits_for_a_place_says_so(app: Duetime) -> None:
     async with app.testing(now=START) as world:
         await put(app, "ann", "bob")
         await world.advance("61m")
-        [waits] = await app.reminders.find(status="armed")
+        [waits] = await app.reminders.list(status="armed")
         why = await app.reminders.explain(waits.id)
         [delivery] = await app.reminders.deliveries(waits.id)
 
@@ -416,7 +416,7 @@ async def test_a_template_that_is_not_there_or_cannot_be_filled_fails_at_once(
         await put(app, "ann", remind={"rule": "-1h", "template": "gone"})
         await put(app, "bob", ref="b", remind={"rule": "-1h", "template": "place"})
         await world.advance("2h")
-        found = {r.recipient: (r.status.value, r.reason) for r in await app.reminders.find()}
+        found = {r.recipient: (r.status.value, r.reason) for r in await app.reminders.list()}
 
     assert mail.asked == []
     assert len(world.ran) == 2, "no retry helps"
@@ -542,7 +542,7 @@ async def test_what_bounced_is_not_sent_again_if_it_is_no_longer_true(
             await world.advance("1h")
         changed = await app.receipt("mail-1", "bounced")
         await world.advance("30m")
-        first = (await app.reminders.find())[0]
+        first = (await app.reminders.list())[-1]
 
     assert changed == 1
     assert call.asked == []
@@ -663,7 +663,7 @@ async def test_a_snooze_ends_with_what_it_is_about(app: Duetime, verb: str) -> N
         else:
             await app.reminders.acknowledge(reminder.id, by="ann")
         await world.advance("30m")
-        [found] = [one for one in await app.reminders.find() if one.id == reminder.id]
+        [found] = [one for one in await app.reminders.list() if one.id == reminder.id]
 
     assert len(mail.messages) == 1
     assert found.status.value == "sent", "it was, once"
@@ -711,14 +711,14 @@ async def test_only_the_first_is_told_and_the_next_if_nobody_acknowledges(app: D
     mail = Box(app, "mail")
     async with app.testing(now=START) as world:
         await put(app, "ann", "bob", "cy", remind=LADDER)
-        armed = [reminder.recipient for reminder in await app.reminders.find()]
+        armed = [reminder.recipient for reminder in await app.reminders.list()]
         await world.advance("2h")
         trail = await actions(app)
-        found = [(r.recipient, r.status.value) for r in await app.reminders.find()]
+        found = [(r.recipient, r.status.value) for r in await app.reminders.list()]
 
     assert armed == ["ann"]
     assert mail.to == [("ann", 60), ("bob", 70), ("cy", 80)]
-    assert found == [("ann", "sent"), ("bob", "sent"), ("cy", "sent")]
+    assert found == [("cy", "sent"), ("bob", "sent"), ("ann", "sent")]
     assert [one[0] for one in trail] == ["put", "sent", "escalated", "sent", "escalated", "sent"]
 
 
@@ -740,10 +740,10 @@ async def test_a_failed_send_and_an_opt_out_escalate_at_once(app: Duetime) -> No
         await app.recipients.put("bob", muted=True)
         await put(app, "ann", "bob", "cy", "dan", remind=LADDER)
         await world.advance("61m")
-        found = [(r.recipient, r.status.value) for r in await app.reminders.find()]
+        found = [(r.recipient, r.status.value) for r in await app.reminders.list()]
 
     assert mail.to == [("cy", 60)]
-    assert found == [("ann", "failed"), ("bob", "skipped"), ("cy", "sent")]
+    assert found == [("cy", "sent"), ("bob", "skipped"), ("ann", "failed")]
 
 
 async def test_a_snooze_puts_the_escalation_off(app: Duetime) -> None:
@@ -852,11 +852,11 @@ async def test_a_reminder_with_many_deliveries_is_listed_once(app: Duetime) -> N
         reminder = await sent(app, world)
         await app.reminders.snooze(reminder.id, "10m")
         await world.advance("10m")
-        by_subject = await app.reminders.find(subject="game")
-        by_status = await app.reminders.find(status="sent")
+        by_subject = await app.reminders.list(subject="game")
+        by_status = await app.reminders.list(status="sent")
         deliveries = await app.reminders.deliveries(reminder.id)
         await app.subjects.put("later", due=START + timedelta(days=9), remind=["-1h"])
-        [waiting] = await app.reminders.find(subject="later")
+        [waiting] = await app.reminders.list(subject="later")
         none = await app.reminders.deliveries(waiting)
 
     assert len(by_subject) == len(by_status) == 1

@@ -111,7 +111,7 @@ async def test_one_that_is_withdrawn_and_armed_again_keeps_its_key(app: Duetime)
         await app.subjects.complete("game")
         await put(app, "ann", remind={"rule": "-1h", "past": "send_now"})
         await world.advance("10m")
-        statuses = sorted(one.status.value for one in await app.reminders.find())
+        statuses = sorted(one.status.value for one in await app.reminders.list())
 
     assert statuses == ["cancelled", "sent"]
     assert [message.key for message in box.asked] == [box.asked[0].key] * 2
@@ -158,7 +158,7 @@ async def test_a_late_receipt_settles_one_that_was_withdrawn(app: Duetime, chang
         else:
             await app.subjects.put("game", due=START + 9 * HOUR, remind="-1h", recipients=["ann"])
         await app.receipt(None, "delivered", key=first.key)
-        [after] = [one for one in await app.reminders.find() if one.id == first.id]
+        [after] = [one for one in await app.reminders.list() if one.id == first.id]
 
     assert after.status == "sent"
     assert "before that it was" in (after.reason or "")
@@ -224,9 +224,9 @@ async def test_a_late_receipt_settles_all_of_a_digest_that_failed(app: Duetime) 
         for n in range(4):
             await put(app, "ann", ref=f"game:{n}", remind="-2h")
         await world.advance("6h")
-        failed = await app.reminders.find(status="failed")
+        failed = await app.reminders.list(status="failed")
         changed = await app.receipt("call-1", "delivered", key=box.asked[0].key)
-        statuses = {one.status.value for one in await app.reminders.find()}
+        statuses = {one.status.value for one in await app.reminders.list()}
 
     assert len(failed) == 3
     assert changed == 3

@@ -29,7 +29,7 @@ async def put(app: Duetime, ref: str = "game", **more: Any) -> None:
 
 
 async def only(app: Duetime) -> Reminder:
-    [reminder] = await app.reminders.find()
+    [reminder] = await app.reminders.list()
     return reminder
 
 
@@ -116,7 +116,7 @@ async def test_an_early_failure_of_the_only_channel_fails_and_escalates(app: Due
     async with app.testing(now=START) as world:
         await put(app, remind={"rule": "-1h", "escalate": "10m"}, recipients=["ann", "bob"])
         await world.advance("61m")
-        ann, bob = await app.reminders.find()
+        ann, bob = await app.reminders.list()
         jobs = await app.jobs.list(task="duetime.remind", state=["pending", "retrying"])
 
     assert [message.recipient for message in box.asked] == ["ann", "bob"]
@@ -257,7 +257,7 @@ async def put_four(app: Duetime, **more: Any) -> None:
 
 
 async def in_digest(app: Duetime) -> list[Reminder]:
-    found = await app.reminders.find()
+    found = await app.reminders.list()
     alone = min(one.ended_at for one in found if one.ended_at is not None)
     return [one for one in found if one.ended_at != alone]
 

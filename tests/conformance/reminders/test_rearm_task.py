@@ -82,7 +82,7 @@ async def mark(app: Duetime, database: Database, at: datetime | None = None) -> 
 
 
 async def armed(app: Duetime) -> list[datetime]:
-    found = await app.reminders.find(status="armed")
+    found = await app.reminders.list(status="armed")
     return sorted(reminder.due_at for reminder in found)
 
 
@@ -90,7 +90,7 @@ async def test_any_worker_arms_what_is_marked(app: Duetime, database: Database) 
     for number in range(3):
         await app.subjects.put(f"game:{number}", due=DUE, remind=["-1h"])
     await mark(app, database)
-    stale = [reminder.stale for reminder in await app.reminders.find()]
+    stale = [reminder.stale for reminder in await app.reminders.list()]
     async with app.worker():
 
         async def done() -> bool:
@@ -125,11 +125,11 @@ async def test_what_came_due_since_the_mark_is_late_and_not_past(
     await app.subjects.put("game:1", due=datetime.now(UTC) - timedelta(hours=23), remind=["-1h"])
     await mark(app, database, datetime.now(UTC) - timedelta(minutes=1))
     await rearm_stale(app)
-    since = [r.status.value for r in await app.reminders.find(status="armed")]
+    since = [r.status.value for r in await app.reminders.list(status="armed")]
     await app.subjects.put("game:2", due=datetime.now(UTC) - timedelta(hours=24), remind=["-1h"])
     await mark(app, database, datetime.now(UTC) - timedelta(hours=2))
     await rearm_stale(app)
-    found = await app.reminders.find(subject="game:2", status="armed")
+    found = await app.reminders.list(subject="game:2", status="armed")
 
     assert since == ["armed"]
     assert [r.run_at == r.time < datetime.now(UTC) for r in found] == [True]
@@ -148,7 +148,7 @@ async def test_a_subject_that_cannot_be_read_does_not_hold_up_the_others(
 
     assert answer is None
     assert await armed(app) == [DUE + DAY] * 2
-    [odd] = await app.reminders.find(subject="game:1")
+    [odd] = await app.reminders.list(subject="game:1")
     assert odd.status == "superseded"
     assert odd.reason is not None
     assert odd.reason.startswith("its reminders cannot be computed: ")
@@ -313,7 +313,7 @@ async def test_a_row_that_changed_is_not_forgotten_with_its_job(
     await app.store()
     with closing(sqlite3.connect(database_url)) as connection, connection:
         connection.execute("create table game (id integer primary key, starts text)")
-    await app.track("game", id="id", due="starts", remind=["-1h"])
+    await app.tables.put("game", id="id", due="starts", remind=["-1h"])
     with closing(sqlite3.connect(database_url)) as connection, connection:
         connection.execute("insert into game (starts) values ('2035-06-01T18:00:00Z')")
         connection.execute("update duetime_tracked_change set at = at - 10000000")

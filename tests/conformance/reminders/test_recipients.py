@@ -35,8 +35,8 @@ async def test_put_get_find_and_delete(app: Duetime) -> None:
             await app.recipients.put("bob", channels=[("push", "t-1"), "mail"], max_per_hour=3),
         ]
         ann, bob = await app.recipients.get("ann"), await app.recipients.get("bob")
-        found = await app.recipients.find()
-        after = await app.recipients.find(after="ann")
+        found = await app.recipients.list(limit=1)
+        after = await app.recipients.list(limit=1, after=found.next)
         await app.recipients.delete("bob", by="eve")
         with pytest.raises(RecipientNotFound):
             await app.recipients.get("bob")
@@ -48,7 +48,7 @@ async def test_put_get_find_and_delete(app: Duetime) -> None:
     assert results == ["added", "same", "changed", "added"]
     assert (ann.tz, ann.quiet) == (None, "22:00-07:00")
     assert bob.channels == (Route("push", "t-1"), Route("mail", None))
-    assert (found, after) == ([ann, bob], [bob])
+    assert (found, after, after.next) == ([ann], [bob], None)
     assert [(event.action, event.actor) for event in events] == [
         ("recipient.put", "eve"),
         ("recipient.put", "bob"),
@@ -62,7 +62,7 @@ async def test_a_bad_put_changes_nothing(app: Duetime) -> None:
         with pytest.raises(InvalidInput):
             await app.recipients.put("ann", quiet="late")
 
-        assert await app.recipients.find() == []
+        assert await app.recipients.list() == []
 
 
 async def test_one_who_was_never_put_is_reached_at_their_reference(
@@ -156,7 +156,7 @@ async def test_quiet_hours_hold_a_reminder_until_they_end(app: Duetime, mail: Ma
         await put_games(app, 1)
         await world.advance("1h5m")
         waits = await explain(app, "game:0")
-        [job_id] = [one.job_id for one in await app.reminders.find(subject="game:0")]
+        [job_id] = [one.job_id for one in await app.reminders.list(subject="game:0")]
         assert job_id is not None
         attempts = (await app.jobs.get(job_id)).attempts
         await world.advance("2h")
@@ -233,7 +233,7 @@ async def test_muted_reminders_are_skipped_and_say_why(app: Duetime, mail: Mailb
                 ref, scope=scope, due=START + HOUR, remind=[rule], recipients=["ann", "bob"]
             )
         await world.advance("2h")
-        found = await app.reminders.find(status="skipped")
+        found = await app.reminders.list(status="skipped")
         reasons = {one.subject: one.reason for one in found if one.recipient == "ann"}
         why = await app.reminders.explain(found[0].id)
         [event] = await app.audit.list(entity="recipient:ann")
@@ -271,7 +271,7 @@ NOON_FRIDAY = datetime(2026, 3, 6, 12, tzinfo=UTC)
 
 
 async def times_of(app: Duetime, recipient: str) -> list[str]:
-    found = await app.reminders.find(status="armed")
+    found = await app.reminders.list(status="armed")
     return [f"{one.time:%d %H:%M}" for one in found if one.recipient == recipient]
 
 
@@ -289,7 +289,7 @@ async def test_rules_follow_the_recipients_clock_and_its_changes(
         third = await times_of(app, "bob")
         await app.recipients.delete("ann")
         fourth = await times_of(app, "ann")
-        gone = await app.reminders.find(status="superseded")
+        gone = await app.reminders.list(status="superseded")
         plain = (await app.subjects.get("plain")).revision
         await world.advance("7d")
 
@@ -310,7 +310,7 @@ async def test_a_clock_that_does_not_change_re_arms_nothing(app: Duetime, mail: 
         await app.recipients.put("ann", tz="Asia/Tokyo")
         await app.subjects.put("game", due=NOON_FRIDAY, remind=[NINE], recipients=["ann"])
         await app.recipients.put("ann", tz="Asia/Tokyo", quiet="22:00-07:00")
-        found = await app.reminders.find()
+        found = await app.reminders.list()
 
     assert [one.status.value for one in found] == ["armed"]
 
@@ -337,7 +337,7 @@ async def test_a_put_in_a_transaction_that_rolls_back_changes_nothing(pg_url: st
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         await app.recipients.put("ann", tz="Asia/Tokyo", tx=connection)
         await connection.rollback()
-        undone = await app.recipients.find(), await times_of(app, "ann")
+        undone = await app.recipients.list(), await times_of(app, "ann")
         await app.recipients.put("ann", tz="Asia/Tokyo", tx=connection)
         await connection.commit()
     done = await times_of(app, "ann")

@@ -60,7 +60,7 @@ def times(found: Iterable[tuple[datetime, datetime]]) -> list[str]:
 
 
 async def armed(app: Duetime, ref: str) -> list[str]:
-    found = await app.reminders.find(subject=ref, status="armed")
+    found = await app.reminders.list(subject=ref, status="armed")
     return [f"{one.due_at:%dT%H:%M}" for one in found]
 
 
@@ -71,7 +71,7 @@ async def test_occurrences_are_reminded_of_for_ever(app: Duetime, sent: list[Any
         ahead = await armed(app, "standup")
         await world.advance("100d")
         subject = await app.subjects.get("standup")
-        left = await app.reminders.find(subject="standup", status="armed")
+        left = await app.reminders.list(subject="standup", status="armed")
 
     assert (first, same) == ("added", "same")
     assert ahead == [f"{day:02}T09:00" for day in (2, 3, 4, 5, 6, 9, 10, 11, 12, 13)]
@@ -116,7 +116,7 @@ async def test_a_rule_that_ends(app: Duetime, sent: list[Any]) -> None:
 async def test_rare_ones_are_armed_two_ahead(app: Duetime, sent: list[Any]) -> None:
     async with app.testing(now=START) as world:
         await app.subjects.put("year", repeats="0 0 1 1 *", remind=["-30d"])
-        ahead = await app.reminders.find(subject="year")
+        ahead = await app.reminders.list(subject="year")
         await world.advance("1500d")
 
     assert [one.due_at.year for one in ahead] == [2027, 2028]
@@ -143,7 +143,7 @@ async def test_single_occurrences_are_skipped_moved_and_completed(
         await app.subjects.move("standup", occurrence=at("04T09:00"), to=at("04T15:00"))
         await app.subjects.complete("standup", occurrence=at("05T09:00"))
         await app.subjects.put("standup", repeats=WORKDAYS, remind=["-10m"], data={"x": 1})
-        found = await app.reminders.find(subject="standup")
+        found = await app.reminders.list(subject="standup")
         told = [await app.reminders.explain(one.id) for one in found if one.status != "armed"]
         next_ones = await app.subjects.occurrences("standup", 3)
         await world.advance("5d")
@@ -213,7 +213,7 @@ async def test_a_changed_recurrence_supersedes_with_a_reason(app: Duetime, sent:
         await app.subjects.put("standup", repeats=WORKDAYS, remind=["-10m", "+1h"])
         await world.advance_to(at("03T09:30"))
         await app.subjects.put("standup", repeats="0 10 * * 1-5", remind=["-10m", "+1h"])
-        [gone, *_] = await app.reminders.find(subject="standup", status="superseded")
+        [gone, *_] = await app.reminders.list(subject="standup", status="superseded")
         reason = gone.reason
         await world.advance_to(at("04T12:00"))
         await app.subjects.put("standup", due=at("20T09:00"), remind=["-10m"])
@@ -258,7 +258,7 @@ async def test_rules_of_a_scope_reach_recurring_subjects(app: Duetime, sent: lis
         none = await armed(app, "standup")
         await app.scopes.put("team", remind=["-20m"])
         await world.advance_to(at("04T12:00"))
-        found = await app.reminders.find(subject="standup")
+        found = await app.reminders.list(subject="standup")
 
     assert none == []
     assert times(sent) == ["03T08:40", "04T08:40"]
@@ -284,7 +284,7 @@ async def test_what_came_due_while_no_worker_was_there_is_late_not_lost(
         await app.subjects.put("standup", repeats=WORKDAYS, remind=[late, "-1h"])
         await world.outage("60d")
         await world.drain()
-        found = await app.reminders.find(subject="standup")
+        found = await app.reminders.list(subject="standup")
 
     days = [START + n * DAY for n in range(60)]
     due = [day + 9 * HOUR for day in days if day.weekday() < 5]
@@ -394,13 +394,13 @@ async def test_in_the_callers_transaction(app: Duetime, backend: Backend) -> Non
     async with app.testing(now=START):
         store = await app.store()
         await app.subjects.put("standup", repeats=WORKDAYS, remind=["-10m"])
-        before = await app.reminders.find(subject="standup")
+        before = await app.reminders.list(subject="standup")
         with suppress(UndoneError):
             async with store.transaction() as tx:
                 await app.subjects.skip("standup", at("03T09:00"), tx=tx)
                 await app.subjects.put("other", repeats="@daily", remind=["-10m"], tx=tx)
                 raise UndoneError
-        after = await app.reminders.find(subject="standup")
+        after = await app.reminders.list(subject="standup")
         with pytest.raises(SubjectNotFound):
             await app.subjects.get("other")
 

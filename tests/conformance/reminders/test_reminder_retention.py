@@ -45,7 +45,7 @@ async def prune(app: Duetime, age: timedelta = AGE) -> int:
 
 
 async def left(app: Duetime) -> list[tuple[str, str]]:
-    return sorted((one.subject, one.status.value) for one in await app.reminders.find())
+    return sorted((one.subject, one.status.value) for one in await app.reminders.list())
 
 
 async def put(app: Duetime, ref: str, due: datetime = START + 2 * HOUR, **more: Any) -> None:

@@ -14,7 +14,7 @@ from duetime import Duetime, Reminder, Retry, Sent, Skip
 from duetime.channels.channel import Message, NotSent
 from duetime.channels.console import Console
 from duetime.domain.reminders.reminder import ReminderStatus
-from duetime.errors import InvalidInput, ReminderNotFound, SubjectNotFound
+from duetime.errors import InvalidInput, ReminderNotFound, ScopeNotFound, SubjectNotFound
 from tests.conftest import Backend
 from tests.counting import Counted
 
@@ -58,7 +58,7 @@ def outbox(app: Duetime) -> Outbox:
 
 
 async def statuses(app: Duetime, subject: str) -> list[tuple[str, str]]:
-    found = await app.reminders.find(subject=subject)
+    found = await app.reminders.list(subject=subject)
     return [(reminder.rule.text, reminder.status.value) for reminder in found]
 
 
@@ -73,7 +73,7 @@ async def test_reminders_are_sent_at_their_times_through_inherited_rules(
         )
         rules = await app.subjects.rules("game:42")
         await world.advance("3d")
-        found = await app.reminders.find(subject="game:42")
+        found = await app.reminders.list(subject="game:42")
 
     assert answer == "added"
     assert rules == (["-1d", "-1h"], "guild:1")
@@ -95,7 +95,7 @@ async def test_a_moved_subject_supersedes_and_arms_anew(app: Duetime, outbox: Ou
         await app.subjects.put("game", due=START + 20 * HOUR, remind=["-1h", "-5h"])
         waiting = await world.enqueued()
         await world.advance("1d")
-        found = await app.reminders.find(subject="game", status="superseded")
+        found = await app.reminders.list(subject="game", status="superseded")
         why = await app.reminders.explain(found[0].id)
 
     assert outbox.times == [5.0, 15.0, 19.0]
@@ -154,7 +154,7 @@ async def test_a_subject_that_was_closed_while_its_reminder_waited_to_be_sent(
             return Sent()
 
         outbox.answer = answer
-        first = (await app.reminders.find(subject="b"))[0]
+        first = (await app.reminders.list(subject="b"))[0]
         await world.outage("30m")
         job, _ = await world._worker.claim(world.now)
         assert job is not None
@@ -177,13 +177,13 @@ async def test_changed_rules_of_a_scope_re_arm_everything_below(
         await app.scopes.put("channel", parent="guild")
         for ref, scope in (("a", "guild"), ("b", "channel"), ("c", "quiet")):
             await app.subjects.put(ref, scope=scope, due=START + 10 * HOUR)
-        count = await app.scopes.put("guild", remind=["-2h"])
+        put = await app.scopes.put("guild", remind=["-2h"])
         await world.advance("1d")
         locked = await app.scopes.put("guild", remind=["-2h"], locked=True)
 
-    assert count == 3
+    assert (put, put.affected) == ("changed", 3)
     assert sorted(outbox.sent) == [("a", "-2h", "", 8.0), ("b", "-2h", "", 8.0)]
-    assert locked == 3
+    assert (locked, locked.affected) == ("changed", 3)
 
 
 async def test_past_times_are_skipped_or_sent_now(app: Duetime, outbox: Outbox) -> None:
@@ -206,7 +206,7 @@ async def test_too_late_is_a_visible_expired(app: Duetime, outbox: Outbox) -> No
         await world.outage("2h")
         await world.drain()
         found = await statuses(app, "game")
-        [reminder] = await app.reminders.find(subject="game")
+        [reminder] = await app.reminders.list(subject="game")
         why = await app.reminders.explain(reminder.id)
 
     assert outbox.sent == []
@@ -222,7 +222,7 @@ async def test_wall_time_rules_follow_the_subjects_zone(app: Duetime, outbox: Ou
             tz="America/New_York",
             remind=["-2d at 09:00", "-0d at 09:00"],
         )
-        found = await app.reminders.find(subject="game")
+        found = await app.reminders.list(subject="game")
         await world.advance("5d")
 
     assert [f"{reminder.time:%d %H}" for reminder in found] == ["07 14", "09 13"]
@@ -243,7 +243,7 @@ async def test_a_handler_can_retry_and_skip(app: Duetime, outbox: Outbox) -> Non
         await app.subjects.put("retry", due=START + 5 * HOUR, remind=["-1h"])
         await app.subjects.put("skip", due=START + 5 * HOUR, remind=["-1h"])
         await world.advance("1d")
-        skipped = await app.reminders.find(subject="skip")
+        skipped = await app.reminders.list(subject="skip")
 
     assert outbox.times == [pytest.approx(4 + 10 / 60)]
     assert [(r.status.value, r.reason) for r in skipped] == [("skipped", "opted out")]
@@ -283,7 +283,7 @@ async def test_channels_are_tried_in_turn_and_receipts_come_back(app: Duetime) -
         await app.subjects.put("game", due=START + HOUR, remind=["-30m"], recipients=["ann"])
         await world.advance("1h")
         count = await app.receipt("mail-1", "delivered")
-        [reminder] = await app.reminders.find(subject="game")
+        [reminder] = await app.reminders.list(subject="game")
 
     [message] = mail.messages
     assert message.key == reminder.key
@@ -316,7 +316,7 @@ async def test_a_put_in_a_transaction_that_rolls_back_changes_nothing(
         await connection.commit()
         await app.subjects.put("gone", due=START + 9000 * DAY, remind=["-1d"], tx=connection)
         await connection.rollback()
-    found = await app.reminders.find()
+    found = await app.reminders.list()
     await app.close()
 
     assert [reminder.subject for reminder in found] == ["kept"]
@@ -344,7 +344,7 @@ async def test_bad_input_is_refused_and_changes_nothing(app: Duetime, outbox: Ou
         with pytest.raises(InvalidInput, match=r"returned by subjects\.define"):
             await app.subjects.put_many(["game"])  # type: ignore[list-item]
 
-        assert await app.reminders.find() == []
+        assert await app.reminders.list() == []
 
 
 async def test_scopes_that_are_too_deep_to_be_followed_are_refused(app: Duetime) -> None:
@@ -358,7 +358,7 @@ async def test_scopes_that_are_too_deep_to_be_followed_are_refused(app: Duetime)
             await app.scopes.put("level:100", parent="level:99")
 
         assert await app.subjects.rules("game") == (["-1h"], "level:1")
-        assert len(await app.reminders.find(subject="game")) == 1
+        assert len(await app.reminders.list(subject="game")) == 1
 
 
 async def test_trees_of_scopes_that_are_too_deep_together_are_not_joined(app: Duetime) -> None:
@@ -368,12 +368,12 @@ async def test_trees_of_scopes_that_are_too_deep_together_are_not_joined(app: Du
                 parent = None if level == 0 else f"{tree}:{level - 1}"
                 await app.scopes.put(f"{tree}:{level}", parent=parent)
         await app.scopes.put("below:side", parent="below:0")
-        before = await app.scopes.all()
+        before = await app.scopes.list()
         with pytest.raises(InvalidInput, match="at most 99 levels deep") as refused:
             await app.scopes.put("below:0", parent="above:59")
 
         assert "'below:0' would be at level 61, with 39 levels inside it" in str(refused.value)
-        assert await app.scopes.all() == before
+        assert await app.scopes.list() == before
         assert len(await app.audit.list(entity="scope:below:0")) == 1
         await app.scopes.put("below:0", parent="above:58")
         # What is as deep as can be is still changed in place.
@@ -390,12 +390,12 @@ async def test_a_text_is_not_a_list_of_recipients(app: Duetime, names: Any) -> N
 async def test_why_a_subject_was_closed_is_told(app: Duetime, outbox: Outbox, verb: str) -> None:
     async with app.testing(now=START):
         await app.subjects.put("game", due=START + DAY, remind="-1h")
-        [armed] = await app.reminders.find(subject="game")
+        [armed] = await app.reminders.list(subject="game")
         assert armed.job_id is not None
         await getattr(app.subjects, verb)("game", reason="too few players", by="bob")
         [event, *_] = await app.audit.list(entity="subject:game")
         job = await app.jobs.get(armed.job_id)
-        found = await app.reminders.find(subject="game")
+        found = await app.reminders.list(subject="game")
 
     why = f"the subject was {verb}d: too few players"
     assert (event.action, event.reason) == (f"subject.{verb}d", "too few players")
@@ -413,7 +413,7 @@ async def test_a_reason_is_of_a_whole_subject_and_a_text(app: Duetime) -> None:
 async def test_explain_takes_a_reminder_or_its_id(app: Duetime, outbox: Outbox) -> None:
     async with app.testing(now=START):
         await app.subjects.put("game", due=START + DAY, remind="-1h")
-        [armed] = await app.reminders.find(subject="game")
+        [armed] = await app.reminders.list(subject="game")
         assert await app.reminders.explain(armed) == await app.reminders.explain(armed.id)
         with pytest.raises(ReminderNotFound):
             await app.reminders.explain(999)
@@ -427,7 +427,7 @@ async def test_an_explanation_does_not_repeat_our_own_key(app: Duetime) -> None:
         rule = {"rule": "-1h", "past": "send_now"}
         await app.subjects.put("game", due=START + 30 * MINUTE, remind=rule)
         await world.drain()
-        [sent] = await app.reminders.find(subject="game")
+        [sent] = await app.reminders.list(subject="game")
         why = await app.reminders.explain(sent)
 
     assert sent.external_id == sent.key
@@ -439,7 +439,7 @@ async def test_an_explanation_does_not_repeat_our_own_key(app: Duetime) -> None:
 
 async def test_the_audit_names_what_it_has(app: Duetime) -> None:
     for entity in ("game:1", "game", ""):
-        with pytest.raises(InvalidInput, match="subject:…, scope:…, recipient:…"):
+        with pytest.raises(InvalidInput, match="scope:…, subject:…, recipient:…"):
             await app.audit.list(entity=entity)
 
 
@@ -455,7 +455,7 @@ async def test_subjects_are_listed_by_scope_with_all_inside_it(app: Duetime) -> 
         await app.subjects.complete("late")
 
         async def refs(**which: Any) -> list[str]:
-            return [subject.ref for subject in await app.subjects.find(**which)]
+            return [subject.ref for subject in await app.subjects.list(**which)]
 
         assert await refs() == ["elsewhere", "soon", "late", "open end"]
         assert await refs(scope="guild:1") == ["soon", "late", "open end"]
@@ -463,7 +463,7 @@ async def test_subjects_are_listed_by_scope_with_all_inside_it(app: Duetime) -> 
         assert await refs(scope="channel:9", status="done") == ["late"]
         assert await refs(scope="nowhere") == []
         with pytest.raises(InvalidInput, match="Use one of: open, done"):
-            await app.subjects.find(status="closed")  # type: ignore[arg-type]
+            await app.subjects.list(status="closed")  # type: ignore[arg-type]
 
 
 async def test_a_scope_is_deleted_only_when_nothing_is_inside_it(app: Duetime) -> None:
@@ -477,10 +477,11 @@ async def test_a_scope_is_deleted_only_when_nothing_is_inside_it(app: Duetime) -
             await app.scopes.delete("channel:9")
         await app.subjects.delete("game:42")
 
-        assert await app.scopes.delete("channel:9", by="ann")
-        assert await app.scopes.delete("guild:1")
-        assert not await app.scopes.delete("guild:1")
-        assert await app.scopes.all() == []
+        await app.scopes.delete("channel:9", by="ann")
+        await app.scopes["guild:1"].delete()
+        with pytest.raises(ScopeNotFound):
+            await app.scopes.delete("guild:1")
+        assert await app.scopes.list() == []
         [deleted, _] = await app.audit.list(entity="scope:channel:9")
 
     assert (deleted.actor, deleted.action) == ("ann", "scope.deleted")
@@ -503,8 +504,8 @@ async def test_many_subjects_are_put_by_few_statements(
             [define(n, START + DAY + (n % 2) * HOUR) for n in range(many)], by="ann"
         )
         ran_to_move = counted.ran()
-        found = await app.reminders.find(subject="game:0001")
-        still = await app.reminders.find(subject="game:1098")
+        found = await app.reminders.list(subject="game:0001")
+        still = await app.reminders.list(subject="game:1098")
         trail = await app.audit.list(entity="subject:game:0001")
 
     assert set(added.values()) == {"added"}

@@ -28,7 +28,7 @@ async def put(app: Duetime, **more: Any) -> str:
 
 
 async def only(app: Duetime) -> Reminder:
-    [reminder] = await app.reminders.find(subject="game")
+    [reminder] = await app.reminders.list(subject="game")
     return reminder
 
 
@@ -192,7 +192,7 @@ async def test_a_twin_that_was_sent_is_named(app: Duetime) -> None:
     async with app.testing(now=START) as world:
         await put(app)
         await world.advance("62m")
-        [first, second] = sorted(await app.reminders.find(subject="game"), key=lambda r: r.id)
+        [first, second] = sorted(await app.reminders.list(subject="game"), key=lambda r: r.id)
         with pytest.raises(InvalidInput, match=f"was sent as reminder {first.id}"):
             await app.reminders.resend(second)
         await world.advance("1h")
@@ -241,14 +241,14 @@ async def test_many_are_sent_again_by_what_they_have_in_common(app: Duetime) -> 
         await app.subjects.put("d", due=START + 5 * HOUR, remind="-1h", recipients=["ann"])
         await world.advance("5h")
         box.failures.clear()
-        found = {one.subject: one.id for one in await app.reminders.find(status="failed")}
+        found = {one.subject: one.id for one in await app.reminders.list(status="failed")}
         to_bob = await app.reminders.resend_many(recipient="bob", scope="guild")
         late = await app.reminders.resend_many(within="90m")
         await app.subjects.complete("c")
         rest = await app.reminders.resend_many(by="eve")
         none = await app.reminders.resend_many()
         await world.advance("1m")
-        statuses = {one.subject: one.status.value for one in await app.reminders.find()}
+        statuses = {one.subject: one.status.value for one in await app.reminders.list()}
         [event, *_] = [
             e for e in await app.audit.list(entity="subject:a") if e.action == "reminder.resent"
         ]

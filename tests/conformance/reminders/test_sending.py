@@ -180,13 +180,13 @@ async def test_the_digest_handlers_transaction_records_all_that_is_in_it(app: Du
     async def call_for_all(digest: Digest, ctx: Context) -> Sent:
         async with ctx.transaction():
             pass
-        seen.append(sorted(one.status.value for one in await app.reminders.find()))
+        seen.append(sorted(one.status.value for one in await app.reminders.list()))
         raise RuntimeError("the worker dies here")
 
     async with app.testing(now=START) as world:
         await put_four(app)
         await world.advance("4h")
-        after = [one.status.value for one in await app.reminders.find()]
+        after = [one.status.value for one in await app.reminders.list()]
 
     assert seen == [["sent"] * 4]
     assert after == ["sent"] * 4
@@ -269,7 +269,7 @@ async def test_a_digest_with_a_hostile_id_goes_out_once(app: Duetime) -> None:
     async with app.testing(now=START) as world:
         await put_four(app)
         await world.advance("4h")
-        statuses = [one.status.value for one in await app.reminders.find()]
+        statuses = [one.status.value for one in await app.reminders.list()]
 
     assert len(asked) == len(set(asked)) == 2
     assert statuses == ["sent"] * 4
@@ -287,7 +287,7 @@ async def test_a_reason_with_a_nul_skips_a_digest(app: Duetime) -> None:
     async with app.testing(now=START) as world:
         await put_four(app)
         await world.advance("4h")
-        statuses = sorted(one.status.value for one in await app.reminders.find())
+        statuses = sorted(one.status.value for one in await app.reminders.list())
 
     assert statuses == ["sent", "skipped", "skipped", "skipped"]
 
@@ -384,10 +384,10 @@ async def test_a_digest_waits_for_a_channel_that_is_down_and_records_what_failed
     async with app.testing(now=START) as world:
         await put_four(app)
         await world.advance("2h03m")
-        waiting = [one for one in await app.reminders.find() if one.status == "armed"]
+        waiting = [one for one in await app.reminders.list() if one.status == "armed"]
         pending = await app.reminders.deliveries(waiting[0])
         await world.advance("2h")
-        statuses = [one.status.value for one in await app.reminders.find()]
+        statuses = [one.status.value for one in await app.reminders.list()]
 
     assert len(waiting) == 3
     assert [(one.channel, one.status.value, one.error) for one in pending] == [
@@ -412,7 +412,7 @@ async def test_a_digest_obeys_the_tries_of_its_channels(app: Duetime) -> None:
     async with app.testing(now=START) as world:
         await put_four(app)
         await world.advance("4h")
-        [one, *_] = [one for one in await app.reminders.find() if one.channel == "mail"]
+        [one, *_] = [one for one in await app.reminders.list() if one.channel == "mail"]
         deliveries = await app.reminders.deliveries(one)
 
     assert (len(broker.asked), len(mail.asked)) == (2, 1)

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from duetime import Duetime, Reminder
-from duetime.errors import InvalidInput
+from duetime.errors import InvalidInput, TableNotFound
 from duetime.reminders.rearm import rearm_stale
 from duetime.storage.postgres.triggers import OWN_TABLES
 from tests.conftest import Backend
@@ -80,7 +80,7 @@ async def games(app: Duetime, table: Table) -> Table:
         "status text not null default 'scheduled', channel_id integer, players text, note text)"
     )
     await app.scopes.put("channel:9", remind=["-1h"])
-    await app.track(
+    await app.tables.put(
         "games",
         id="id",
         due="starts_at",
@@ -100,7 +100,7 @@ async def settle(app: Duetime) -> None:
 async def reminders(app: Duetime, subject: str) -> list[tuple[float, str]]:
     """(hours from DUE, status) of a subject's reminders."""
     await settle(app)
-    found = await app.reminders.find(subject=subject)
+    found = await app.reminders.list(subject=subject)
     return [((r.time - DUE) / HOUR, r.status.value) for r in found]
 
 
@@ -133,13 +133,14 @@ async def test_rows_that_were_there_are_back_filled_once(app: Duetime, table: Ta
             connection.execute(f"insert into tasks values ({number}, {at(DUE)})")
     seen: list[tuple[int, int]] = []
 
-    count = await app.track(
+    put = await app.tables.put(
         "tasks", id="id", due="due_at", remind=["-1d"],
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
-    again = await app.track("tasks", id="id", due="due_at", remind=["-1d"])
+    again = await app.tables.put("tasks", id="id", due="due_at", remind=["-1d"])
 
-    assert (count, again) == (2503, 2503)
+    assert (put, put.affected) == ("added", 2503)
+    assert (again, again.affected) == ("same", 2503)
     assert seen == [(1000, 2503), (2000, 2503), (2503, 2503)]
     assert table.ours("select count(*), max(revision) from duetime.subject") == [(2503, 1)]
     assert table.ours("select count(*) from duetime.reminder") == [(2503,)]
@@ -151,7 +152,7 @@ async def test_a_moved_row_moves_its_reminders(app: Duetime, games: Table) -> No
     games.run(f"update games set starts_at = {at(DUE + DAY)} where id = 1")
 
     assert await reminders(app, "games:1") == [(-1.0, "superseded"), (23.0, "armed")]
-    [old, _] = await app.reminders.find(subject="games:1")
+    [old, _] = await app.reminders.list(subject="games:1")
     assert old.reason == "the subject moved to 2035-06-02T18:00:00Z"
 
 
@@ -224,7 +225,7 @@ async def test_upserts_bulk_updates_and_changed_keys(app: Duetime, games: Table)
     assert await reminders(app, "games:3") == [(23.0, "armed")]
     games.run(f"update games set starts_at = {at(DUE + 2 * DAY)}")
     await settle(app)
-    found = await app.reminders.find(status="armed")
+    found = await app.reminders.list(status="armed")
     assert sorted((r.subject, (r.time - DUE) / HOUR) for r in found) == [
         ("games:1", 47.0), ("games:102", 47.0), ("games:3", 47.0),
     ]  # fmt: skip
@@ -268,7 +269,7 @@ async def test_a_row_without_a_due_time_has_no_reminders(app: Duetime, games: Ta
     assert empty == []
     assert await reminders(app, "games:1") == [(-1.0, "armed")]
     assert await reminders(app, "games:2") == [(-1.0, "superseded")]
-    [gone] = await app.reminders.find(subject="games:2")
+    [gone] = await app.reminders.list(subject="games:2")
     assert gone.reason == "the subject has no due time any more"
 
 
@@ -282,8 +283,10 @@ async def test_times_without_a_zone_are_read_in_the_zone_given(app: Duetime, tab
         " (2, '2035-10-28 02:30:00', 'Europe/Berlin'), (3, '2035-06-01 12:00:00', null),"
         " (4, '2035-06-01 12:00:00', 'Europe/Berlim')",
     )
-    await app.track("calls", id="id", due="at", tz="zone", remind=["0s"])
-    await app.track("calls", id="id", due="at", due_tz="Asia/Tokyo", remind=["0s"], name="tokyo")
+    await app.tables.put("calls", id="id", due="at", tz="zone", remind=["0s"])
+    await app.tables.put(
+        "calls", id="id", due="at", due_tz="Asia/Tokyo", remind=["0s"], name="tokyo"
+    )
 
     found = {
         subject: (await app.subjects.get(subject)).due_at
@@ -297,7 +300,7 @@ async def test_times_without_a_zone_are_read_in_the_zone_given(app: Duetime, tab
         "calls:4": datetime(2035, 6, 1, 12, tzinfo=UTC),
         "tokyo:3": datetime(2035, 6, 1, 3, tzinfo=UTC),
     }
-    [calls, _] = await app.tracked()
+    [calls, _] = await app.tables.list()
     assert (calls.subjects, calls.problems, calls.broken) == (4, 1, None)
     assert calls.example == "calls:4: there is no time zone 'Europe/Berlim': UTC is used"
 
@@ -310,17 +313,17 @@ async def test_what_cannot_be_read_does_not_fail_the_write(app: Duetime, games: 
 
     subject = await app.subjects.get("games:1")
     assert (subject.due_at, subject.scope) == (None, "channel:77")
-    [info] = await app.tracked()
+    [info] = await app.tables.list()
     assert info.problems == 1
     # The scope was made: it says nothing itself, and can be put later.
-    assert {scope.ref: scope.rules for scope in await app.scopes.all()}["channel:77"] is None
+    assert {scope.ref: scope.rules for scope in await app.scopes.list()}["channel:77"] is None
     games.run(f"update games set starts_at = {at(DUE)}")
     await settle(app)
-    assert await app.scopes.put("channel:77", remind=["-1d"]) == 1
+    assert (await app.scopes.put("channel:77", remind=["-1d"])).affected == 1
     assert (await reminders(app, "games:1"))[-1] == (-24.0, "armed") or (-24.0, "armed") in (
         await reminders(app, "games:1")
     )
-    [info] = await app.tracked()
+    [info] = await app.tables.list()
     assert info.problems == 0
 
 
@@ -333,8 +336,8 @@ async def test_composite_and_uuid_keys(app: Duetime, table: Table) -> None:
         f"insert into seats values ('a:b', 'c', {at(DUE)}), ('a', 'b:c', {at(DUE)})",
         f"insert into bookings values ('3f1c1d2e-0000-4000-8000-000000000001', {at(DUE)})",
     )
-    await app.track("seats", id=["room", "seat"], due="until", remind=["-1h"])
-    await app.track("bookings", id="id", due="until", remind=["-1h"])
+    await app.tables.put("seats", id=["room", "seat"], due="until", remind=["-1h"])
+    await app.tables.put("bookings", id="id", due="until", remind=["-1h"])
     table.run("delete from seats where seat = 'c'")
     await settle(app)
 
@@ -345,11 +348,11 @@ async def test_composite_and_uuid_keys(app: Duetime, table: Table) -> None:
 
 
 async def test_two_tracks_of_one_table(app: Duetime, games: Table) -> None:
-    await app.track("games", id="id", due="starts_at", remind=["-2h"], name="staff")
+    await app.tables.put("games", id="id", due="starts_at", remind=["-2h"], name="staff")
     games.run(game(1, status="cancelled"))
     await settle(app)
     assert games.ours("select ref from duetime.subject") == [("staff:1",)]
-    assert await app.untrack("staff") == 1
+    assert await app.tables.delete("staff") == 1
     games.run(game(2))
     await settle(app)
 
@@ -360,13 +363,13 @@ async def test_untrack_leaves_no_trace(app: Duetime, games: Table) -> None:
     games.run(game(1), game(2))
     await settle(app)
 
-    assert await app.untrack("games") == 2
+    assert await app.tables.delete("games") == 2
 
     games.run(game(3), "update games set note = 'z'", "delete from games where id = 1")
     await settle(app)
     for name in ("subject", "reminder", "tracked"):
         assert games.ours(f"select count(*) from duetime.{name}") == [(0,)], name
-    assert await app.tracked() == []
+    assert await app.tables.list() == []
     if games.is_postgres:
         left = "select count(*) from pg_trigger where tgname like 'duetime%'"
         assert games.run(left) == [(0,)]
@@ -375,8 +378,8 @@ async def test_untrack_leaves_no_trace(app: Duetime, games: Table) -> None:
     else:
         left = "select count(*) from sqlite_schema where name like 'duetime_track_%game%'"
         assert games.run(left) == [(0,)]
-    with pytest.raises(InvalidInput, match="No tracked table is named 'games'"):
-        await app.untrack("games")
+    with pytest.raises(TableNotFound, match="No tracked table is named 'games'"):
+        await app.tables.delete("games")
 
 
 async def test_reminders_of_rows_are_sent_when_due(app: Duetime, games: Table) -> None:
@@ -456,7 +459,7 @@ async def test_concurrent_writers_and_a_back_fill_end_in_the_truth(
     for writer in writers:
         writer.start()
     try:
-        await app.track("jobs", id="id", due="due_at", remind=["-1h"])
+        await app.tables.put("jobs", id="id", due="due_at", remind=["-1h"])
     finally:
         stop.set()
         for writer in writers:
@@ -507,13 +510,13 @@ async def test_what_cannot_be_tracked_is_told_and_changes_nothing(
     given: dict[str, Any] = {"id": "id", "due": "starts_at"} | options
 
     with pytest.raises(InvalidInput, match=_escaped(told)) as refused:
-        await app.track("games", **given)
+        await app.tables.put("games", **given)
 
     assert "db upgrade" not in str(refused.value)
 
-    assert await app.tracked() == []
+    assert await app.tables.list() == []
     with pytest.raises(InvalidInput, match="There is no table 'gmaes'"):
-        await app.track("gmaes", id="id", due="starts_at")
+        await app.tables.put("gmaes", id="id", due="starts_at")
 
 
 def _escaped(text: str) -> str:
@@ -524,11 +527,11 @@ async def test_a_track_keeps_its_table_and_key(app: Duetime, games: Table) -> No
     games.run(f"create table others (id integer primary key, starts_at {games.due})")
 
     with pytest.raises(InvalidInput, match=r"'games' tracks .*games.* by id already"):
-        await app.track("others", id="id", due="starts_at", name="games")
+        await app.tables.put("others", id="id", due="starts_at", name="games")
 
     # The condition and the rest may change.
     games.run(game(1, status="cancelled"))
-    await app.track("games", id="id", due="starts_at", remind=["-2h"])
+    await app.tables.put("games", id="id", due="starts_at", remind=["-2h"])
     assert await reminders(app, "games:1") == [(-2.0, "armed")]
 
 
@@ -536,10 +539,10 @@ async def test_the_plan_is_what_would_be_run(app: Duetime, table: Table) -> None
     await app.store()
     table.run(f'create table "my games" (id integer primary key, "starts at" {table.due})')
 
-    plan = await app.plan_track('"my games"' if table.is_postgres else "my games",
+    plan = await app.tables.plan('"my games"' if table.is_postgres else "my games",
                                 id="id", due="starts at", remind=["-1h"])  # fmt: skip
 
-    assert await app.tracked() == []
+    assert await app.tables.list() == []
     assert any("create trigger" in statement for statement in plan)
     assert all('"my games"' in s for s in plan if s.startswith("create trigger"))
 
@@ -551,11 +554,11 @@ async def test_a_dropped_table_is_shown_as_broken_and_can_be_untracked(
     await settle(app)
     games.run("drop table games")
 
-    [info] = await app.tracked()
+    [info] = await app.tables.list()
 
     assert info.broken is not None
     assert "triggers are gone" in info.broken
-    assert await app.untrack("games") == 1
+    assert await app.tables.delete("games") == 1
 
 
 async def test_a_renamed_table_is_followed_on(app: Duetime, games: Table) -> None:
@@ -563,7 +566,7 @@ async def test_a_renamed_table_is_followed_on(app: Duetime, games: Table) -> Non
     games.run(game(1).replace("games", "matches"))
 
     assert await reminders(app, "games:1") == [(-1.0, "armed")]
-    assert [info.broken for info in await app.tracked()] == [None]
+    assert [info.broken for info in await app.tables.list()] == [None]
 
 
 # PostgreSQL alone
@@ -578,7 +581,7 @@ async def test_copy_merge_and_truncate(app: Duetime, games: Table) -> None:
         with connection.cursor().copy("copy games (id, starts_at, channel_id) from stdin") as copy:
             for number in range(300):
                 copy.write_row((number, DUE, 9))
-    assert len(await app.reminders.find(status="armed")) == 300
+    assert len(await app.reminders.list(status="armed")) == 300
     games.run(
         f"merge into games as g using (values (1), (999)) as n(id) on g.id = n.id"
         f" when matched then update set starts_at = {at(DUE + DAY)}"
@@ -603,7 +606,7 @@ async def test_our_own_tables_are_not_tracked(app: Duetime, table: Table) -> Non
     assert {name for (name,) in found} == OWN_TABLES
     for name in ("duetime.job", "duetime.subject"):
         with pytest.raises(InvalidInput, match=f"{name} is one of Duetime's own tables"):
-            await app.track(name, id="id", due="created_at")
+            await app.tables.put(name, id="id", due="created_at")
 
 
 @on_postgres
@@ -614,8 +617,10 @@ async def test_lists_of_recipients(app: Duetime, table: Table) -> None:
         "insert into tasks values (1, '2035-06-01', array['ann', 'bob', 'ann', null],"
         " '[\"eve\", 7]'), (2, '2035-06-01', null, null)",
     )
-    await app.track("tasks", id="id", due="due_at", recipients="who", remind=["-1h"])
-    await app.track("tasks", id="id", due="due_at", recipients="also", remind=["-1h"], name="also")
+    await app.tables.put("tasks", id="id", due="due_at", recipients="who", remind=["-1h"])
+    await app.tables.put(
+        "tasks", id="id", due="due_at", recipients="also", remind=["-1h"], name="also"
+    )
 
     found = {
         ref: (await app.subjects.get(ref)).recipients
@@ -645,7 +650,7 @@ async def test_a_role_with_few_rights_tracks_its_own_table(
             connection.execute("create table shop.orders (id int primary key, pay_by timestamptz)")
             connection.execute(f"grant all on shop.orders to {writer}")
             connection.execute(f"insert into shop.orders values (1, {at(DUE)})")
-        await theirs.track("shop.orders", id="id", due="pay_by", remind=["-1h"])
+        await theirs.tables.put("shop.orders", id="id", due="pay_by", remind=["-1h"])
         with psycopg.connect(_as(backend.url, writer)) as connection:
             # A function of the writer's own does not come before ours.
             connection.execute("create temp table subject (id int)")
@@ -665,7 +670,7 @@ async def test_a_role_with_few_rights_tracks_its_own_table(
         assert await reminders(app, "orders:2") == [(-1.0, "armed")]
         [event, *_] = await app.audit.list(entity="subject:orders:2")
         assert event.actor == f"trigger: {writer}"
-        assert await theirs.untrack("orders") == 2
+        assert await theirs.tables.delete("orders") == 2
     finally:
         await theirs.close()
         table.run(f"drop owned by {owner}, {writer}", f"drop role {owner}", f"drop role {writer}")
@@ -696,7 +701,7 @@ async def test_only_the_owner_can_track(app: Duetime, backend: Backend, table: T
     theirs = Duetime(_as(backend.url, "few_other"))
     try:
         with pytest.raises(InvalidInput, match="belongs to another role"):
-            await theirs.track("public.games", id="id", due="starts_at")
+            await theirs.tables.put("public.games", id="id", due="starts_at")
     finally:
         await theirs.close()
         table.run("drop owned by few_other", "drop role few_other")
@@ -706,9 +711,9 @@ async def test_only_the_owner_can_track(app: Duetime, backend: Backend, table: T
 async def test_a_gone_column_is_told(app: Duetime, games: Table) -> None:
     games.run("alter table games rename column starts_at to begins_at")
 
-    [info] = await app.tracked()
+    [info] = await app.tables.list()
     assert info.broken == "the column starts_at is gone, and writes to the table fail"
-    await app.track("games", id="id", due="begins_at", remind=["-1h"])
+    await app.tables.put("games", id="id", due="begins_at", remind=["-1h"])
     games.run("insert into games (id, begins_at) values (1, " + at(DUE) + ")")
     assert await reminders(app, "games:1") == [(-1.0, "armed")]
 
@@ -773,12 +778,12 @@ async def test_numbers_are_seconds_or_milliseconds(app: Duetime, table: Table) -
         f"insert into tasks values (1, {seconds}), (2, {seconds}.5), (3, {seconds}000),"
         f" (4, '{seconds}'), (5, x'00')",
     )
-    await app.track("tasks", id="id", due="due", remind=["-1h"])
+    await app.tables.put("tasks", id="id", due="due", remind=["-1h"])
 
     found = [(await app.subjects.get(f"tasks:{number}")).due_at for number in range(1, 6)]
 
     assert found == [DUE, DUE + timedelta(seconds=0.5), DUE, DUE, None]
-    assert [info.problems for info in await app.tracked()] == [1]
+    assert [info.problems for info in await app.tables.list()] == [1]
 
 
 @on_sqlite
@@ -810,7 +815,7 @@ async def test_one_job_is_asked_for_however_many_rows_change(app: Duetime, games
 async def test_an_infinite_number_is_text_in_a_subject_s_data(app: Duetime, table: Table) -> None:
     await app.store()
     table.run(f"create table prices (id integer primary key, due {table.due}, price float)")
-    await app.track("prices", id="id", due="due", data=["price"], remind=["-1h"])
+    await app.tables.put("prices", id="id", due="due", data=["price"], remind=["-1h"])
     infinity = "'Infinity'::float" if table.is_postgres else "9e999"
     table.run(
         f"insert into prices values (1, {at(DUE)}, {infinity}), (2, {at(DUE)}, -{infinity}), "
@@ -835,7 +840,7 @@ async def test_apostrophes_in_every_text_that_reaches_a_trigger(app: Duetime, ta
     )
     await app.scopes.put("guild's:x'y", remind={"rule": "-1h", "template": "it's"})
 
-    count = await app.track(
+    put = await app.tables.put(
         games if table.is_postgres else games.strip('"'),
         id="id's",
         due="it's due",
@@ -848,21 +853,21 @@ async def test_apostrophes_in_every_text_that_reaches_a_trigger(app: Duetime, ta
     )
     await settle(app)
     first = await app.subjects.get("ann's own:O'Hara")
-    [armed] = await app.reminders.find(subject=first.ref)
+    [armed] = await app.reminders.list(subject=first.ref)
     table.run(
         f"insert into {games} values ('b''', {row.format(on)}), ('c''''', {row.format(off)})",
         f"update {games} set \"who's\" = 'l''autre' where \"id's\" = 'O''Hara'",
     )
     await settle(app)
-    opened = {one.ref for one in await app.subjects.find(status="open")}
-    [moved] = [r for r in await app.reminders.find(subject=first.ref) if r.status == "armed"]
+    opened = {one.ref for one in await app.subjects.list(status="open")}
+    [moved] = [r for r in await app.reminders.list(subject=first.ref) if r.status == "armed"]
     table.run(f"delete from {games} where \"id's\" = 'b'''")
     await settle(app)
-    left = {one.ref for one in await app.subjects.find(status="open")}
-    [shown] = await app.tracked()
-    removed = await app.untrack("ann's own", by="O'Brien")
+    left = {one.ref for one in await app.subjects.list(status="open")}
+    [shown] = await app.tables.list()
+    removed = await app.tables.delete("ann's own", by="O'Brien")
 
-    assert count == 1
+    assert put.affected == 1
     assert (first.recipients, first.scope) == (("d'Arcy",), "guild's:x'y")
     assert first.data == {"what's up": "it's on"}
     assert (armed.recipient, armed.rule.template) == ("d'Arcy", "it's")
@@ -882,7 +887,9 @@ async def test_apostrophes_where_a_back_fill_goes_on(app: Duetime, table: Table)
         rows = [(f"o'{n:04}", DUE.isoformat()) for n in range(1001)]
         connection.cursor().executemany(f"insert into many values ({mark}, {mark})", rows)
 
-    assert await app.track("many", id="id", due="at", remind=["0s"]) == 1001
+    put = await app.tables.put("many", id="id", due="at", remind=["0s"])
+
+    assert put.affected == 1001
     await settle(app)
     assert (await app.subjects.get("many:o'1000")).due_at == DUE
 
@@ -922,7 +929,7 @@ async def test_an_operator_planted_in_the_tables_schema_does_not_run_as_the_owne
             )
         with psycopg.connect(_as(backend.url, "few_thief")) as connection:
             connection.execute(plant.encode())
-        await theirs.track(
+        await theirs.tables.put(
             "shop.orders", id="id", due="pay_by", recipients="who", when="state = other",
             data=["state"], remind=["-1h"],
         )  # fmt: skip
@@ -936,10 +943,10 @@ async def test_an_operator_planted_in_the_tables_schema_does_not_run_as_the_owne
         assert await reminders(app, "orders:1") == [(-1.0, "armed")]
         assert seen == []
         with pytest.raises(InvalidInput, match="with its schema"):
-            await theirs.track(
+            await theirs.tables.put(
                 "shop.orders", id="id", due="pay_by", when="is(state, other)", name="two"
             )
-        await theirs.untrack("orders")
+        await theirs.tables.delete("orders")
     finally:
         await theirs.close()
         table.run("drop owned by few_owner, few_thief", "drop role few_owner, few_thief")
@@ -966,9 +973,9 @@ async def test_one_tenant_cannot_touch_the_subjects_of_another(
                     f"create table {name}.orders (id text primary key, at timestamptz)"
                 )
                 connection.execute(f"insert into {name}.orders values ('1', {at(DUE)})")
-        await ann.track("ann.orders", id="id", due="at", remind=["-1h"])
+        await ann.tables.put("ann.orders", id="id", due="at", remind=["-1h"])
         with pytest.raises(InvalidInput, match=r"tracks ann\.orders"):
-            await bob.track("bob.orders", id="id", due="at", remind=["-1h"], name="orders")
+            await bob.tables.put("bob.orders", id="id", due="at", remind=["-1h"], name="orders")
         [call] = table.run(
             "select proname from pg_proc where proname like '\\_track\\_%' and proname not like"
             " '%\\_clear' and pronamespace = 'duetime'::regnamespace and prosecdef"
@@ -985,16 +992,16 @@ async def test_one_tenant_cannot_touch_the_subjects_of_another(
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     connection.execute(statement)
         # Under a name whose subjects are the application's.
-        await bob.track("bob.orders", id="id", due="at", remind=["-2h"], name="ours")
-        [told] = [one for one in await app.tracked() if one.track.name == "ours"]
-        await bob.untrack("ours")
+        await bob.tables.put("bob.orders", id="id", due="at", remind=["-2h"], name="ours")
+        [told] = [one for one in await app.tables.list() if one.track.name == "ours"]
+        await bob.tables.delete("ours")
 
         assert await reminders(app, "ours:1") == [(-1.0, "armed")]
         assert await reminders(app, "orders:1") == [(-1.0, "armed")]
         assert "was not put by this table" in (told.example or "")
         with pytest.raises(InvalidInput, match="colon"):
-            await bob.track("bob.orders", id="id", due="at", name="orders:1")
-        await ann.untrack("orders")
+            await bob.tables.put("bob.orders", id="id", due="at", name="orders:1")
+        await ann.tables.delete("orders")
     finally:
         await ann.close()
         await bob.close()
@@ -1022,7 +1029,7 @@ async def test_whatever_a_row_holds_its_write_succeeds_and_the_problem_is_shown(
         f"create table games (id text primary key, starts_at {table.due}, channel text,"
         f" players {kind}, title text)"
     )
-    await app.track(
+    await app.tables.put(
         "games", id="id", due="starts_at", scope="channel", recipients="players",
         data=["title"], remind=["-1h"],
     )  # fmt: skip
@@ -1038,9 +1045,9 @@ async def test_whatever_a_row_holds_its_write_succeeds_and_the_problem_is_shown(
     await settle(app)
     [(ref,)] = table.ours("select ref from duetime.subject")
     subject = await app.subjects.get(ref)
-    sent = await app.reminders.find(subject=ref)
+    sent = await app.reminders.list(subject=ref)
     told = [await app.reminders.explain(one) for one in sent]
-    [tracked] = await app.tracked()
+    [tracked] = await app.tables.list()
     table.run("delete from games")
     await settle(app)
 

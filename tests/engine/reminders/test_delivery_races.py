@@ -92,7 +92,7 @@ def soon(milliseconds: int = 500) -> datetime:
 
 
 async def sent(app: Duetime, count: int) -> bool:
-    return len(await app.reminders.find(status="sent")) >= count
+    return len(await app.reminders.list(status="sent")) >= count
 
 
 async def idle(app: Duetime) -> bool:
@@ -110,7 +110,7 @@ async def test_an_acknowledgement_at_the_moment_of_the_escalation(
     refs = [f"game:{n}" for n in range(many)]
 
     async def acknowledge(ref: str) -> None:
-        [reminder] = await until(lambda: app.reminders.find(subject=ref, status="sent"))
+        [reminder] = await until(lambda: app.reminders.list(subject=ref, status="sent"))
         assert reminder.ended_at is not None
         moment = reminder.ended_at + wait + timedelta(milliseconds=random.uniform(-60, 60))
         await asyncio.sleep((moment - datetime.now(UTC)).total_seconds())
@@ -206,7 +206,7 @@ async def test_a_failed_send_escalates_once_whoever_settles_it(
             )
 
         async def failed() -> bool:
-            return len(await app.reminders.find(status="failed")) == 10 * len(people)
+            return len(await app.reminders.list(status="failed")) == 10 * len(people)
 
         await until(failed)
 
@@ -270,12 +270,12 @@ async def test_receipts_at_the_moment_of_the_record_are_neither_lost_nor_doubled
             await app.subjects.put(str(n), due=soon(), remind=[rule], recipients=["ann"])
 
         async def done() -> bool:
-            found = await app.reminders.find(status="sent")
+            found = await app.reminders.list(status="sent")
             return len(found) == many and len(second.sent) == many // 2
 
         await until(done)
         changed = await asyncio.gather(*tellings)
-        found = await app.reminders.find()
+        found = await app.reminders.list()
         deliveries = {r.subject: await app.reminders.deliveries(r) for r in found}
 
     assert changed == [1] * many
@@ -342,7 +342,7 @@ async def test_a_snooze_and_a_change_at_the_same_moment(backend: Backend, app: D
         await app.subjects.put_many([app.subjects.define(ref, **options) for ref in refs])
         await until(lambda: sent(app, many))
         first = len(ledger.sent)
-        reminders = await app.reminders.find()
+        reminders = await app.reminders.list()
         changes = [
             change
             for one in reminders
@@ -356,7 +356,7 @@ async def test_a_snooze_and_a_change_at_the_same_moment(backend: Backend, app: D
         await until(lambda: idle(app))
     refused = [answer for answer in answers if isinstance(answer, BaseException)]
     print(f"\n{backend.name}: {len(refused)} of {many} snoozes came too late")
-    statuses = Counter(one.status.value for one in await app.reminders.find())
+    statuses = Counter(one.status.value for one in await app.reminders.list())
 
     assert {type(answer) for answer in refused} <= {InvalidInput}
     assert first == len(ledger.sent) == many

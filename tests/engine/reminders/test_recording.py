@@ -155,7 +155,7 @@ async def test_a_job_that_was_lost_harms_no_other(backend: Backend, app: Duetime
     choir = Choir(app)
     async with app.worker():
         await choir.gather(app)
-        [reminder] = await app.reminders.find(subject="s7")
+        [reminder] = await app.reminders.list(subject="s7")
         job = reminder.job_id
         assert job is not None
         if backend.is_postgres:
@@ -192,7 +192,7 @@ async def test_one_that_is_being_changed_holds_up_no_other(backend: Backend, app
     choir = Choir(app)
     async with app.worker():
         await choir.gather(app)
-        [reminder] = await app.reminders.find(subject="s7")
+        [reminder] = await app.reminders.list(subject="s7")
         with psycopg.connect(backend.url) as other:
             other.execute("select from duetime.reminder where id = %s for update", (reminder.id,))
             choir.go.set()
@@ -227,7 +227,7 @@ async def test_who_waits_for_the_job_is_told(backend: Backend, app: Duetime) -> 
     store = await app.store()
     async with app.worker():
         await choir.gather(app)
-        [reminder] = await app.reminders.find(subject="s7")
+        [reminder] = await app.reminders.list(subject="s7")
         assert reminder.job_id is not None
         waiting = asyncio.create_task(store.wait_finished(reminder.job_id, 30))
         await asyncio.sleep(0.2)

@@ -46,17 +46,35 @@ insert into duetime.reminder (key, subject_id, due_at, rule_id, rule, time, revi
         case when d.job_id % 2000 = 0 then 'failed' when d.job_id % 2 = 0 then 'sent'
              else 'armed' end, d.job_id
     from duetime.subject as s cross join duetime.due as d;
+insert into duetime.subject (ref, due_at)
+    select 's' || n, now() + n * interval '1 minute' from generate_series(1, {rows} / 10) as n;
+insert into duetime.audit (actor, action, entity)
+    select 'ann', 'subject.put', 'subject:s' || n
+    from generate_series(1, {rows} / 10) as n cross join generate_series(1, 3);
+insert into duetime.schedule (name, target, timetable)
+    select 's' || n, 'noop', '{{"specs": [{{"cron": "0 9 * * *"}}], "tz": "UTC"}}'
+    from generate_series(1, 2000) as n;
+analyze duetime.subject, duetime.audit, duetime.schedule;
 analyze duetime.job, duetime.attempt, duetime.due, duetime.reminder;
 """
 READ = """
 select coalesce(sum(seq_scan), 0), coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)
-from pg_stat_user_tables where relname in ('job', 'due', 'attempt', 'reminder', 'job_key')
+from pg_stat_user_tables where relname in (
+    'job', 'due', 'attempt', 'reminder', 'job_key', 'subject', 'audit', 'schedule')
 """
 Look = Callable[[Duetime], Awaitable[Any]]
 
 
 def below(app: Duetime, job_id: int) -> Awaitable[Any]:
     return app.jobs.list(state="pending", after=make_cursor("jobs", (job_id,)))
+
+
+async def second_page(noun: Any, *, limit: int = 100, **filters: Any) -> Any:
+    """What follows the first page; of a few, what follows the first of them."""
+    if "entity" in filters:
+        limit = 1
+    first = await noun.list(limit=limit, **filters)
+    return await noun.list(limit=max(limit, 10), after=first.next, **filters)
 
 
 LOOKS: dict[str, tuple[Look, int]] = {
@@ -77,10 +95,20 @@ LOOKS: dict[str, tuple[Look, int]] = {
     ),
     "by key": (lambda app: app.jobs.list(key="key-7000"), 1),
     "by key and state": (lambda app: app.jobs.list(key="reminder-7", state="pending"), 1),
-    "reminders": (lambda app: app.reminders.find(), 1000),
-    "armed reminders": (lambda app: app.reminders.find(status="armed"), 1000),
-    "failed reminders": (lambda app: app.reminders.find(status="failed"), 100),
-    "sent reminders": (lambda app: app.reminders.find(status="sent"), 1000),
+    "reminders": (lambda app: app.reminders.list(), 100),
+    "armed reminders": (lambda app: app.reminders.list(status="armed"), 100),
+    "armed reminders, on": (lambda app: second_page(app.reminders, status="armed"), 100),
+    "reminders, on": (lambda app: second_page(app.reminders), 100),
+    "subjects": (lambda app: app.subjects.list(), 100),
+    "subjects, on": (lambda app: second_page(app.subjects), 100),
+    "open subjects": (lambda app: app.subjects.list(status="open"), 100),
+    "audit": (lambda app: app.audit.list(), 100),
+    "audit of one thing": (lambda app: app.audit.list(entity="subject:s7000"), 3),
+    "audit of one thing, on": (lambda app: second_page(app.audit, entity="subject:s7000"), 2),
+    "schedules": (lambda app: app.schedules.list(limit=10), 10),
+    "schedules, on": (lambda app: second_page(app.schedules, limit=10), 10),
+    "failed reminders": (lambda app: app.reminders.list(status="failed"), 100),
+    "sent reminders": (lambda app: app.reminders.list(status="sent"), 100),
 }
 DOCUMENTED = [
     "select duetime.next_due('default')",

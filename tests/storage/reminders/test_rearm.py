@@ -283,10 +283,10 @@ async def test_a_zone_that_the_server_does_not_know_is_left_to_a_worker(pg_url: 
         )
 
     await app.subjects.put("rent", due=due + timedelta(days=1), remind=["-1d at 09:00"])
-    before = [(r.status, r.stale) for r in await app.reminders.find(subject="rent")]
+    before = [(r.status, r.stale) for r in await app.reminders.list(subject="rent")]
     async with app.worker():
         await until(lambda: _armed_days(app, due))
-    found = await app.reminders.find(subject="rent")
+    found = await app.reminders.list(subject="rent")
     await app.close()
 
     assert before == [("armed", True)]
@@ -297,5 +297,5 @@ async def test_a_zone_that_the_server_does_not_know_is_left_to_a_worker(pg_url: 
 
 
 async def _armed_days(app: Duetime, due: datetime) -> bool:
-    found = await app.reminders.find(subject="rent", status="armed")
+    found = await app.reminders.list(subject="rent", status="armed")
     return [reminder.due_at for reminder in found] == [due + timedelta(days=1)]

@@ -95,7 +95,7 @@ def make_track(
     for column in (*keys, due, *texts, *(c for c in (recipients, tz) if c is not None)):
         check_name(column, what="column")
     check_name(table, what="table")
-    given = name if name is not None else table.rpartition(".")[2].strip('"')
+    given = default_name(table) if name is None else name
     if ":" in given:
         raise InvalidInput(
             f"The name of a tracked table must not contain a colon, got {given!r:.60}: the "
@@ -118,6 +118,15 @@ def make_track(
         remind=None if rules is None else tuple(rule.text for rule in rules),
         rules=None if rules is None else tuple(rule.to_json() for rule in rules),
     )
+
+
+def default_name(table: str) -> str:
+    """The name under which a table is tracked, if none is given.
+
+    >>> default_name('public."games"')
+    'games'
+    """
+    return table.rpartition(".")[2].strip('"')
 
 
 def check_condition(text: str) -> str:

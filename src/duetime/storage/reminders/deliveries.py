@@ -155,7 +155,7 @@ class DeliveryStatements(SendStatements):
 
     def apply_early(self, early: Sequence[int]) -> Statements:
         """Have failures take effect whose receipts arrived before the sends were recorded."""
-        for reminder in (yield from self.find(ids=early)) if early else []:
+        for reminder in (yield from self.find(early)) if early else []:
             known = yield from self.deliveries(reminder.id)
             failed = [one for one in known if one.round == reminder.snoozes and one.status.gave_up]
             if failed:
@@ -199,7 +199,7 @@ class DeliveryStatements(SendStatements):
             for row in settled
             if row[2] is not None and row[1] in (ReminderStatus.FAILED, ReminderStatus.SKIPPED)
         ]
-        for reminder in (yield from self.find(ids=unreached)) if unreached else []:
+        for reminder in (yield from self.find(unreached)) if unreached else []:
             if reminder.subject in subjects:
                 why = f"{reminder.recipient} was not reached: {reminder.reason}"
                 yield from self._arm_next(subjects[reminder.subject], reminder, why, "duetime")
@@ -365,7 +365,7 @@ class DeliveryStatements(SendStatements):
         subjects = {subject.ref: subject for subject in locked}
         if subjects:
             yield from self.hold(ids)
-        found = (yield from self.find(ids=ids)) if subjects else []
+        found = (yield from self.find(ids)) if subjects else []
         return subjects, [reminder for reminder in found if reminder.subject in subjects]
 
     def _tell(

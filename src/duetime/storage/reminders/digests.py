@@ -115,7 +115,7 @@ class DigestStatements(AdmissionStatements):
         members: list[Reminder] = []
         ids = [row[0] for row in rows]
         for part in in_parts(ids, MOST_REMINDERS):
-            members += yield from self.find(ids=part)
+            members += yield from self.find(part)
         around: dict[str, set[str]] = {}
         if any(muted.startswith("scope:") for muted in recipient.muted):
             scopes = sorted({member.scope for member in members if member.scope})

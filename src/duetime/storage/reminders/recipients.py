@@ -57,9 +57,9 @@ class RecipientStatements(ReminderStatements):
         yield from self._audit_recipient(ref, before, after, "recipient.disabled", actor)
         return True
 
-    def recipients(self, *, after: str) -> Statements:
+    def recipients(self, *, after: str, limit: int) -> Statements:
         """Return recipients by reference, those after one of them. Reads only."""
-        rows = yield from self._dialect.run("recipient_find", {"after": after})
+        rows = yield from self._dialect.run("recipient_list", {"after": after, "limit": limit})
         return [read_recipient(row) for row in rows]
 
     def recipient(self, ref: str) -> Statements:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.change import Put
 from duetime.domain.reminders.arming import Armed, Level, arm, resolve_rules
 from duetime.domain.reminders.keys import make_reminder_key
 from duetime.domain.reminders.plan_recurrence import Plan
@@ -32,6 +33,7 @@ from duetime.storage.reminders.recurring import (
 )
 from duetime.storage.store import Dialect, Row, Statement, Statements, in_parts, run_many
 
+_NEWEST = 2**63 - 1
 _BATCH = 2000
 """How many subjects are armed at a time, by the Python path."""
 _MOST_LEVELS = 99
@@ -64,7 +66,7 @@ class ReminderStatements:
     # Scopes
 
     def put_scope(self, scope: ScopeInfo, *, actor: str) -> Statements:
-        """Store it, and re-arm every open subject below; return how many those are."""
+        """Store it, and re-arm every open subject below; return what that did."""
         yield from self._dialect.run("scope_turn", {})
         yield from self._dialect.run("scope_own", {"ref": scope.ref})
         known = yield from self._scopes([scope.ref, *([scope.parent] if scope.parent else [])])
@@ -79,13 +81,13 @@ class ReminderStatements:
             "ref": scope.ref, "parent": scope.parent, "rules": rules, "locked": scope.locked,
         }  # fmt: skip
         yield from self._dialect.run("scope_put", [document])
-        count = 0
-        if before != scope:
-            count = yield from self._rearm_below(scope.ref)
-            yield from self._audit(
-                actor, "scope.put", f"scope:{scope.ref}", before and _scope_json(before), document
-            )
-        return count
+        if before == scope:
+            return Put("same", affected=0)
+        count = yield from self._rearm_below(scope.ref)
+        yield from self._audit(
+            actor, "scope.put", f"scope:{scope.ref}", before and _scope_json(before), document
+        )
+        return Put("added" if before is None else "changed", affected=count)
 
     def delete_scope(self, ref: str, *, actor: str) -> Statements:
         """Return whether it was there; raise `InvalidInput` if something is inside it."""
@@ -106,9 +108,15 @@ class ReminderStatements:
         yield from self._audit(actor, "scope.deleted", f"scope:{ref}", before, None)
         return True
 
-    def scopes(self) -> Statements:
-        rows = yield from self._dialect.run("scope_find", {})
+    def scopes(self, *, after: str = "", limit: int | None = None) -> Statements:
+        """Return scopes by reference, those after one of them. Reads only."""
+        rows = yield from self._dialect.run("scope_list", {"after": after, "limit": limit})
         return [_scope(row) for row in rows]
+
+    def scope(self, ref: str) -> Statements:
+        """Return the scope or None. Reads only."""
+        rows = yield from self._dialect.run("scope_get", {"ref": ref})
+        return _scope(rows[0]) if rows else None
 
     # Subjects
 
@@ -201,8 +209,24 @@ class ReminderStatements:
         rows = yield from self._dialect.run("subject_find", {"refs": given})
         return [self._subject(row) for row in rows]
 
-    def list_subjects(self, *, scope: str | None, status: str | None) -> Statements:
-        rows = yield from self._dialect.run("subject_list", {"scope": scope, "status": status})
+    def list_subjects(
+        self,
+        *,
+        scope: str | None,
+        status: str | None,
+        after: tuple[datetime | None, int] | None,
+        limit: int,
+    ) -> Statements:
+        """Return subjects, the next due first, then those that are not due. Reads only.
+
+        `after`: the due time and the id of the last one before.
+        """
+        due_at, last = after or (None, 0)
+        document = {
+            "scope": scope, "status": status, "due_at": due_at, "id": last, "limit": limit,
+            "undue": after is not None and due_at is None,
+        }  # fmt: skip
+        rows = yield from self._dialect.run("subject_list", document)
         return [self._subject(row) for row in rows]
 
     def levels(self, subject: Subject) -> Statements:
@@ -212,20 +236,33 @@ class ReminderStatements:
 
     # Reminders
 
-    def find(
-        self,
-        *,
-        ids: Sequence[int] | None = None,
-        subject: str | None = None,
-        status: str | None = None,
-        until: datetime | None = None,
+    def find(self, ids: Sequence[int]) -> Statements:
+        """Return reminders by their ids, in the order of time."""
+        rows = yield from self._dialect.run("reminder_get", {"ids": list(ids)})
+        return [self._reminder(row) for row in rows]
+
+    def newest(self, *, status: str | None, before_id: int | None, limit: int) -> Statements:
+        """Return reminders, newest first. Reads only."""
+        document = {"status": status, "before_id": before_id or _NEWEST, "limit": limit}
+        rows = yield from self._dialect.run("reminder_newest", document)
+        return [self._reminder(row) for row in rows]
+
+    def armed(
+        self, *, until: datetime | None, after: tuple[datetime, int] | None, limit: int
     ) -> Statements:
-        """Return reminders, earliest first."""
-        name = "reminder_get" if ids else "reminder_find" if subject is None else "reminder_about"
-        rows = yield from self._dialect.run(
-            name,
-            {"ids": ids and list(ids), "subject": subject, "status": status, "until": until},
-        )
+        """Return armed reminders, the next one first. Reads only."""
+        time, last = after or (None, 0)
+        document = {"until": until, "time": time, "id": last, "limit": limit}
+        rows = yield from self._dialect.run("reminder_next", document)
+        return [self._reminder(row) for row in rows]
+
+    def about(
+        self, subject: str, *, status: str | None, after: tuple[datetime, int] | None, limit: int
+    ) -> Statements:
+        """Return the reminders of a subject in the order of time. Reads only."""
+        time, last = after or (None, 0)
+        document = {"subject": subject, "status": status, "time": time, "id": last, "limit": limit}
+        rows = yield from self._dialect.run("reminder_about", document)
         return [self._reminder(row) for row in rows]
 
     def unsettled(self) -> Statements:

@@ -66,7 +66,7 @@ class ResendStatements(DeliveryStatements):
             actor, "reminder.resent", reminder, {"key": again.key},
             before={"status": reminder.status, "reason": reminder.reason},
         )  # fmt: skip
-        return (yield from self.find(ids=[reminder.id]))[0]
+        return (yield from self.find([reminder.id]))[0]
 
 
 def _check_ended(reminder: Reminder) -> None:

@@ -117,9 +117,10 @@ class TrackingStatements:
         rows = yield from self._dialect.run("tracked_find", {"name": name})
         return [_track(row[1]) for row in rows]
 
-    def look(self) -> Statements:
-        """Return what is tracked, and how each does."""
-        rows = yield from self._dialect.run("tracked_look", {})
+    def look(self, *, name: str | None, after: str, limit: int) -> Statements:
+        """Return what is tracked, by name, and how each does: one, or those after a name."""
+        document = {"name": name, "after": after, "limit": limit}
+        rows = yield from self._dialect.run("tracked_look", document)
         found = []
         for row in rows:
             track = _track(row[1])

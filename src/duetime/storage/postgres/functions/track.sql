@@ -161,7 +161,7 @@ begin
     select * into told from duetime.tracked as t where t.name = track;
     if not found then
         raise exception 'duetime: no tracked table is named %', track using errcode = '22023',
-            hint = 'Drop its triggers, or run `duetime track` again.';
+            hint = 'Drop its triggers, or run `duetime tables put` again.';
     end if;
     default_zone := coalesce(told.definition ->> 'zone', 'UTC');
     own_rules := case when json_typeof(told.definition -> 'rules') = 'array'

@@ -1,7 +1,7 @@
 -- Triggers would call what is no longer there, and the writes of users would fail.
 do $$ begin
     if exists (select from duetime.tracked) then
-        raise exception 'duetime: tables are tracked: run `duetime untrack` for each first'
+        raise exception 'duetime: tables are tracked: run `duetime tables delete` for each first'
             using errcode = '22023';
     end if;
 end $$;

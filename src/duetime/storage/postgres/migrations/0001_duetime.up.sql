@@ -423,6 +423,7 @@ create table duetime.subject (
     created_at duetime.moment not null default duetime.now(),
     updated_at duetime.moment not null default duetime.now()
 );
+create index subject_due on duetime.subject (due_at, id);
 create index subject_rearm on duetime.subject (rearm_at) where rearm_at is not null;
 create index subject_tracked on duetime.subject (tracked, id) where tracked is not null;
 create index subject_scope on duetime.subject (scope, id) where status = 'open';

@@ -20,7 +20,7 @@ grant execute on function duetime.enqueue, duetime.enqueue_many to duetime_produ
 -- Readers see everything and change nothing.
 grant select on all tables in schema "duetime" to duetime_reader;
 
--- Trackers own tables of their own, and have reminders follow their rows (`duetime track`).
+-- Trackers own tables of their own, and have reminders follow their rows (`duetime tables put`).
 grant select on duetime.tracked to duetime_tracker;
 grant execute on function duetime.track_define, duetime.track_clear, duetime.track_forget
     to duetime_tracker;

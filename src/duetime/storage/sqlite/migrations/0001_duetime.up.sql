@@ -404,6 +404,7 @@ create table duetime_subject (
     created_at integer not null,
     updated_at integer not null
 ) strict;
+create index duetime_subject_due on duetime_subject (due_at, id);
 create index duetime_subject_tracked on duetime_subject (tracked, id) where tracked is not null;
 create index duetime_subject_rearm on duetime_subject (rearm_at) where rearm_at is not null;
 create index duetime_subject_scope on duetime_subject (scope);

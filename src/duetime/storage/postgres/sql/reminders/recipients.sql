@@ -19,10 +19,14 @@ with input as (
 )
 delete from duetime.recipient where ref = (select ref from input) returning ref;
 
--- name: recipient_find
+-- name: recipient_list
+-- By reference, those after one of them.
 select p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.max_per_hour, p.disabled::text
-from duetime.recipient as p cross join (select %s::json as doc) as i
-where p.ref > (i.doc ->> 'after') order by p.ref limit 1000;
+from json_to_record(%s::json) as g("after" text, "limit" integer)
+cross join lateral (
+    select * from duetime.recipient as p where p.ref > g."after" order by p.ref limit g."limit"
+) as p
+order by p.ref;
 
 -- name: recipient_get
 select p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.max_per_hour, p.disabled::text

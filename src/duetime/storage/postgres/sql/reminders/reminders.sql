@@ -50,9 +50,18 @@ with recursive below as (
 )
 select max(b.level) from below as b;
 
--- name: scope_find
+-- name: scope_list
+-- By reference, those after one of them.
+select s.ref, s.parent, s.rules::text, s.locked
+from json_to_record(%s::json) as g("after" text, "limit" integer)
+cross join lateral (
+    select * from duetime.scope as s where s.ref > g."after" order by s.ref limit g."limit"
+) as s
+order by s.ref;
+
+-- name: scope_get
 select s.ref, s.parent, s.rules::text, s.locked from duetime.scope as s
-where %s::json is not null order by s.ref;
+where s.ref = %s::json ->> 'ref';
 
 -- name: scope_delete
 delete from duetime.scope where ref = %s::json ->> 'ref' returning ref;
@@ -94,9 +103,11 @@ where (json_typeof(i.doc -> 'refs') = 'null'
 order by s.due_at, s.ref limit 1000;
 
 -- name: subject_list
--- Of one scope and of all inside it, or of none in particular; the next due first.
+-- Of one scope and of all inside it, or of none in particular; the next due first, then those that
+-- are not due (or repeat). Each half is served by subject_due, from the last page's end on.
 with recursive input as (
-    select g.scope, g.status from json_to_record(%s::json) as g(scope text, status text)
+    select g.* from json_to_record(%s::json) as g(
+        scope text, status text, due_at timestamptz, id bigint, undue boolean, "limit" integer)
 ), below as (
     select i.scope as ref from input as i
     union
@@ -105,10 +116,21 @@ with recursive input as (
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules::text, s.data::text,
     s.recipients::text, s.revision, s.created_at, s.updated_at, s.repeats::text, s.planned_from,
     s.planned_until
-from duetime.subject as s cross join input as i
-where (i.scope is null or s.scope in (select b.ref from below as b))
-  and (i.status is null or s.status = i.status)
-order by s.due_at nulls last, s.ref limit 1000;
+from input as i cross join lateral (
+    (select s.* from duetime.subject as s
+     where not i.undue and s.due_at is not null
+       and (s.due_at, s.id) > (coalesce(i.due_at, '-infinity'), i.id)
+       and (i.scope is null or s.scope in (select b.ref from below as b))
+       and (i.status is null or s.status = i.status)
+     order by s.due_at, s.id limit i."limit")
+    union all
+    (select s.* from duetime.subject as s
+     where s.due_at is null and s.id > case when i.undue then i.id else 0 end
+       and (i.scope is null or s.scope in (select b.ref from below as b))
+       and (i.status is null or s.status = i.status)
+     order by s.due_at, s.id limit i."limit")
+) as s
+order by s.due_at nulls last, s.id limit (select i."limit" from input as i);
 
 -- name: scope_used
 -- What keeps a scope from being deleted: scopes and subjects inside it.
@@ -216,15 +238,19 @@ left join lateral (
     limit 1
 ) as d on true
 where r.id = any (array(select value::bigint from json_array_elements_text(%s::json -> 'ids')))
-order by coalesce(r.run_at, r.time), r.id limit 1000;
+order by coalesce(r.run_at, r.time), r.id;
 
 -- name: reminder_about
 -- Of one subject: by its reference, then the unique index of reminders.
+with given as (
+    select g.* from json_to_record(%s::json) as g(
+        subject text, status text, "time" timestamptz, id bigint, "limit" integer)
+)
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
     r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
     d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
     r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
-from json_to_record(%s::json) as g(subject text, until timestamptz, status text)
+from given as g
 join duetime.subject as s on s.ref = g.subject
 join duetime.reminder as r on r.subject_id = s.id
 left join lateral (
@@ -234,34 +260,29 @@ left join lateral (
         n.updated_at desc, n.id desc
     limit 1
 ) as d on true
-where (g.status is null or r.status = g.status) and (g.until is null or r.run_at < g.until)
-order by coalesce(r.run_at, r.time), r.id limit 1000;
+where (g.status is null or r.status = g.status)
+  and (coalesce(r.run_at, r.time), r.id) > (coalesce(g."time", '-infinity'), g.id)
+order by coalesce(r.run_at, r.time), r.id limit (select "limit" from given);
 
--- name: reminder_find
--- What is armed comes by its time (reminder_armed), up to `until`; of other statuses, the newest
--- rows (reminder_troubled, reminder_pkey), and of all, the newest. Shown in the order of time.
--- Deliveries are read only for those that are shown.
+-- name: reminder_newest
+-- Newest first: of one status that is rare (reminder_troubled), of another, or of all
+-- (reminder_pkey). Deliveries are read only for those that are shown.
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
     r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
     d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
     r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
 from (
-    select n.* from json_to_record(%s::json) as g(until timestamptz, status text)
+    select n.* from json_to_record(%s::json) as g(status text, before_id bigint, "limit" integer)
     cross join lateral (
         (select r.* from duetime.reminder as r
-         where g.status = 'armed' and r.status = 'armed'
-           and r.run_at < coalesce(g.until, 'infinity')
-         order by r.run_at, r.id limit 1000)
-        union all
-        (select r.* from duetime.reminder as r
          where g.status in ('failed', 'expired', 'skipped') and r.status = g.status
-           and r.status in ('failed', 'expired', 'skipped')
-         order by r.id desc limit 1000)
+           and r.status in ('failed', 'expired', 'skipped') and r.id < g.before_id
+         order by r.id desc limit g."limit")
         union all
         (select r.* from duetime.reminder as r
-         where (g.status is null or g.status not in ('armed', 'failed', 'expired', 'skipped'))
-           and (g.status is null or r.status = g.status)
-         order by r.id desc limit 1000)
+         where (g.status is null or g.status not in ('failed', 'expired', 'skipped'))
+           and (g.status is null or r.status = g.status) and r.id < g.before_id
+         order by r.id desc limit g."limit")
     ) as n
 ) as r
 join duetime.subject as s on s.id = r.subject_id
@@ -272,7 +293,34 @@ left join lateral (
         n.updated_at desc, n.id desc
     limit 1
 ) as d on true
-order by coalesce(r.run_at, r.time), r.id limit 1000;
+order by r.id desc;
+
+-- name: reminder_next
+-- Those that are armed, up to `until`, in the order of their times (reminder_armed).
+select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
+    r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
+    d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
+    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
+from (
+    select n.* from json_to_record(%s::json) as g(
+        until timestamptz, "time" timestamptz, id bigint, "limit" integer)
+    cross join lateral (
+        select r.* from duetime.reminder as r
+        where r.status = 'armed' and r.run_at < coalesce(g.until, 'infinity')
+          and r.run_at >= coalesce(g."time", '-infinity')
+          and (r.run_at, r.id) > (coalesce(g."time", '-infinity'), g.id)
+        order by r.run_at, r.id limit g."limit"
+    ) as n
+) as r
+join duetime.subject as s on s.id = r.subject_id
+left join lateral (
+    select n.channel, n.external_id, n.status from duetime.delivery as n
+    where n.reminder_id = r.id
+    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
+        n.updated_at desc, n.id desc
+    limit 1
+) as d on true
+order by r.run_at, r.id;
 
 -- name: reminder_settle
 -- How the jobs of reminders ended that were not recorded. One of which a receipt says that its

@@ -52,12 +52,18 @@ where g.name is null or t.name = g.name order by t.name;
 -- name: tracked_look
 select t.name, t.definition::text, t.created_at, n.subjects,
     n.problems + (t.problem is not null)::integer, coalesce(t.problem, n.example)
-from duetime.tracked as t cross join lateral (
+from json_to_record(%s::json) as g(name text, "after" text, "limit" integer)
+cross join lateral (
+    select * from duetime.tracked as t
+    where t.name > g."after" and (g.name is null or t.name = g.name)
+    order by t.name limit g."limit"
+) as t
+cross join lateral (
     select count(*) as subjects, count(s.problem) as problems,
         min(s.ref || ': ' || s.problem) as example
     from duetime.subject as s where s.tracked = t.name
 ) as n
-where %s::json is not null order by t.name;
+order by t.name;
 
 -- name: track_clear
 select duetime.track_clear(g.name, g.most)

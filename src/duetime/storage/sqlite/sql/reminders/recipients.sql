@@ -26,11 +26,13 @@ with input(doc) as (select ?)
 delete from duetime_recipient where ref = (select json_extract(doc, '$.doc.ref') from input)
 returning ref;
 
--- name: recipient_find
+-- name: recipient_list
+-- By reference, those after one of them.
 with input(doc) as (select ?)
 select p.ref, p.tz, p.channels, p.quiet, p.muted, p.max_per_hour, p.disabled
 from duetime_recipient as p
-where p.ref > (select json_extract(doc, '$.doc.after') from input) order by p.ref limit 1000;
+where p.ref > (select json_extract(doc, '$.doc.after') from input) order by p.ref
+limit (select json_extract(doc, '$.doc.limit') from input);
 
 -- name: recipient_get
 with input(doc) as (select ?)

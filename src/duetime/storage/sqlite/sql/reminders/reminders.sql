@@ -48,9 +48,17 @@ with recursive input(doc) as (select ?), below(ref, level) as (
 )
 select max(level) from below;
 
--- name: scope_find
+-- name: scope_list
+-- By reference, those after one of them.
 with input(doc) as (select ?)
-select s.ref, s.parent, s.rules, s.locked from duetime_scope as s cross join input order by s.ref;
+select s.ref, s.parent, s.rules, s.locked from duetime_scope as s
+where s.ref > (select json_extract(doc, '$.doc.after') from input)
+order by s.ref limit (select coalesce(json_extract(doc, '$.doc.limit'), -1) from input);
+
+-- name: scope_get
+with input(doc) as (select ?)
+select s.ref, s.parent, s.rules, s.locked from duetime_scope as s
+where s.ref = (select json_extract(doc, '$.doc.ref') from input);
 
 -- name: scope_delete
 with input(doc) as (select ?)
@@ -90,21 +98,39 @@ where json_extract(i.doc, '$.doc.refs') is null
 order by s.due_at, s.ref limit 1000;
 
 -- name: subject_list
--- Of one scope and of all inside it, or of none in particular; the next due first.
-with recursive input(scope, status) as (
-    select json_extract(d.doc, '$.doc.scope'), json_extract(d.doc, '$.doc.status')
-    from (select ? as doc) as d
+-- Of one scope and of all inside it, or of none in particular; the next due first, then those that
+-- are not due (or repeat). Each half is served by subject_due, from the last page's end on.
+with recursive input(doc) as (select ?), given(scope, status, due_at, id, undue) as materialized (
+    select json_extract(doc, '$.doc.scope'), json_extract(doc, '$.doc.status'),
+        json_extract(doc, '$.doc.due_at'), json_extract(doc, '$.doc.id'),
+        json_extract(doc, '$.doc.undue')
+    from input
 ), below(ref) as (
-    select i.scope from input as i
+    select g.scope from given as g
     union
     select s.ref from duetime_scope as s join below as b on s.parent = b.ref
+), due(id) as (
+    select s.id from given as g
+    cross join duetime_subject as s indexed by duetime_subject_due
+    where not g.undue and s.due_at >= coalesce(g.due_at, -9223372036854775808)
+      and (s.due_at, s.id) > (coalesce(g.due_at, -9223372036854775808), g.id)
+      and (g.scope is null or s.scope in (select b.ref from below as b))
+      and (g.status is null or s.status = g.status)
+    order by s.due_at, s.id limit (select json_extract(doc, '$.doc.limit') from input)
+), never(id) as (
+    select s.id from given as g
+    cross join duetime_subject as s indexed by duetime_subject_due
+    where s.due_at is null and s.id > iif(g.undue, g.id, 0)
+      and (g.scope is null or s.scope in (select b.ref from below as b))
+      and (g.status is null or s.status = g.status)
+    order by s.id limit (select json_extract(doc, '$.doc.limit') from input)
 )
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules, s.data, s.recipients, s.revision,
     s.created_at, s.updated_at, s.repeats, s.planned_from, s.planned_until
-from duetime_subject as s cross join input as i
-where (i.scope is null or s.scope in (select b.ref from below as b))
-  and (i.status is null or s.status = i.status)
-order by s.due_at is null, s.due_at, s.ref limit 1000;
+from (select id from due union all select id from never) as n
+cross join duetime_subject as s on s.id = n.id
+order by s.due_at is null, s.due_at, s.id
+limit (select json_extract(doc, '$.doc.limit') from input);
 
 -- name: scope_used
 -- What keeps a scope from being deleted: scopes and subjects inside it.
@@ -249,7 +275,7 @@ left join duetime_delivery as d on d.id = (
     order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
         n.updated_at desc, n.id desc
     limit 1)
-order by coalesce(r.run_at, r.time), r.id limit 1000;
+order by coalesce(r.run_at, r.time), r.id;
 
 -- name: reminder_about
 with input(doc) as (select ?)
@@ -265,39 +291,35 @@ left join duetime_delivery as d on d.id = (
         n.updated_at desc, n.id desc
     limit 1)
 where (json_extract(i.doc, '$.doc.status') is null or r.status = json_extract(i.doc, '$.doc.status'))
-  and (json_extract(i.doc, '$.doc.until') is null or r.run_at < json_extract(i.doc, '$.doc.until'))
-order by coalesce(r.run_at, r.time), r.id limit 1000;
+  and (coalesce(r.run_at, r.time), r.id) > (
+      coalesce(json_extract(i.doc, '$.doc.time'), -9223372036854775808),
+      json_extract(i.doc, '$.doc.id'))
+order by coalesce(r.run_at, r.time), r.id
+limit (select json_extract(doc, '$.doc.limit') from input);
 
--- name: reminder_find
--- What is armed comes by its time (reminder_armed), up to `until`; of other statuses, the newest
--- rows (reminder_troubled, the primary key), and of all, the newest. Shown in the order of time.
--- Deliveries are read only for those that are shown.
-with input(doc) as (select ?), given(status, until) as materialized (
-    select json_extract(doc, '$.doc.status'), json_extract(doc, '$.doc.until') from input
-), armed as (
-    select r.id from given as g cross join duetime_reminder as r indexed by duetime_reminder_armed
-    where g.status = 'armed' and r.status = 'armed'
-      and r.run_at < coalesce(g.until, 9223372036854775807)
-    order by r.run_at, r.id limit 1000
+-- name: reminder_newest
+-- Newest first: of one status that is rare (reminder_troubled), of another, or of all (the primary
+-- key). Deliveries are read only for those that are shown.
+with input(doc) as (select ?), given(status, before_id) as materialized (
+    select json_extract(doc, '$.doc.status'), json_extract(doc, '$.doc.before_id') from input
 ), troubled as (
     select r.id from given as g
     cross join duetime_reminder as r indexed by duetime_reminder_troubled
     where g.status in ('failed', 'expired', 'skipped') and r.status = g.status
-      and r.status in ('failed', 'expired', 'skipped')
-    order by r.id desc limit 1000
+      and r.status in ('failed', 'expired', 'skipped') and r.id < g.before_id
+    order by r.id desc limit (select json_extract(doc, '$.doc.limit') from input)
 ), other as (
     select r.id from given as g cross join duetime_reminder as r
-    where (g.status is null or g.status not in ('armed', 'failed', 'expired', 'skipped'))
-      and (g.status is null or +r.status = g.status)
-    order by r.id desc limit 1000
+    where (g.status is null or g.status not in ('failed', 'expired', 'skipped'))
+      and (g.status is null or +r.status = g.status) and r.id < g.before_id
+    order by r.id desc limit (select json_extract(doc, '$.doc.limit') from input)
 )
 select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
     r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
     d.status, r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
     r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
 from input as i
-cross join (select id from armed union all select id from troubled union all select id from other)
-    as n
+cross join (select id from troubled union all select id from other) as n
 cross join duetime_reminder as r on r.id = n.id
 join duetime_subject as s on s.id = r.subject_id
 left join duetime_delivery as d on d.id = (
@@ -305,7 +327,35 @@ left join duetime_delivery as d on d.id = (
     order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
         n.updated_at desc, n.id desc
     limit 1)
-order by coalesce(r.run_at, r.time), r.id limit 1000;
+order by r.id desc;
+
+-- name: reminder_next
+-- Those that are armed, up to `until`, in the order of their times (reminder_armed).
+with input(doc) as (select ?), given(until, time, id) as materialized (
+    select json_extract(doc, '$.doc.until'),
+        coalesce(json_extract(doc, '$.doc.time'), -9223372036854775808),
+        json_extract(doc, '$.doc.id')
+    from input
+), armed as (
+    select r.id from given as g cross join duetime_reminder as r indexed by duetime_reminder_armed
+    where r.status = 'armed' and r.run_at < coalesce(g.until, 9223372036854775807)
+      and r.run_at >= g.time and (r.run_at, r.id) > (g.time, g.id)
+    order by r.run_at, r.id limit (select json_extract(doc, '$.doc.limit') from input)
+)
+select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
+    r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
+    d.status, r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
+    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
+from input as i
+cross join armed as n
+cross join duetime_reminder as r on r.id = n.id
+join duetime_subject as s on s.id = r.subject_id
+left join duetime_delivery as d on d.id = (
+    select n.id from duetime_delivery as n where n.reminder_id = r.id
+    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
+        n.updated_at desc, n.id desc
+    limit 1)
+order by r.run_at, r.id;
 
 -- name: reminder_settle
 -- How the jobs of reminders ended that were not recorded. One of which a receipt says that its

@@ -90,7 +90,10 @@ select t.name, t.definition, t.created_at,
     (select count(*) from duetime_subject as s where s.tracked = t.name),
     (select count(s.problem) from duetime_subject as s where s.tracked = t.name),
     (select min(s.ref || ': ' || s.problem) from duetime_subject as s where s.tracked = t.name)
-from input as i cross join duetime_tracked as t order by t.name;
+from input as i cross join duetime_tracked as t
+where t.name > json_extract(i.doc, '$.doc.after')
+  and (json_extract(i.doc, '$.doc.name') is null or t.name = json_extract(i.doc, '$.doc.name'))
+order by t.name limit (select json_extract(doc, '$.doc.limit') from input);
 
 -- name: tracked_changes
 with input(doc) as (select ?)

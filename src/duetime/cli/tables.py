@@ -1,21 +1,35 @@
-"""`duetime track`, `untrack`, `tracked`: reminders that follow the rows of your own tables."""
+"""`duetime tables`: reminders that follow the rows of your own tables."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from duetime.app import Duetime
+from duetime.cli.audit import audit_command
 from duetime.cli.output import confirm, echo, one_line, plural, print_json, print_table
+from duetime.cli.paging import paged, show_next
 from duetime.cli.person import by_option
 from duetime.cli.reminders import read_rules, rule_options
-from duetime.cli.target import Command, target_of
+from duetime.cli.target import Group, target_of
+from duetime.domain.change import Put
+from duetime.domain.page import Page
+from duetime.domain.reminders.tracking import default_name
 from duetime.storage.reminders.tracking import TrackedInfo
 
 
-@click.command(cls=Command)
+@click.group(cls=Group, invoke_without_command=True)
+@click.pass_context
+def tables(context: click.Context) -> None:
+    """Have reminders follow the rows of your tables. Without a command, list those."""
+    if context.invoked_subcommand is None:
+        context.invoke(list_command)
+
+
+@tables.command("put")
 @click.argument("table")
 @click.option(
     "--id", "id_", metavar="COLUMN", multiple=True, required=True,
@@ -33,7 +47,7 @@ from duetime.storage.reminders.tracking import TrackedInfo
 @click.option("--dry-run", is_flag=True, help="Show the SQL for the table, and run nothing.")
 @by_option
 @click.pass_context
-def track(
+def put_command(
     context: click.Context,
     /,
     table: str,
@@ -47,16 +61,16 @@ def track(
     """Have reminders follow the rows of TABLE, by triggers on it.
 
     \b
-    duetime track game_sessions --id id --due scheduled_at --scope "channel:{channel_id}" \\
+    duetime tables put game_sessions --id id --due scheduled_at --scope "channel:{channel_id}" \\
         --when "status = 'scheduled'"
-    duetime track tasks --id id --due due_at --recipients owner --remind -1d --dry-run
+    duetime tables put tasks --id id --due due_at --recipients owner --remind -1d --dry-run
 
     Again under the same name, it changes what is tracked.
     """
     options |= {"id": id_, "remind": read_rules(remind, no_rules)}
     target = target_of(context)
     if dry_run:
-        statements = target.run(lambda app: app.plan_track(table, **options))
+        statements = target.run(lambda app: app.tables.plan(table, **options))
         if target.json:
             print_json(statements)
         else:
@@ -64,27 +78,27 @@ def track(
         return
     bar = None if target.json or not sys.stderr.isatty() else Bar()
 
-    async def follow(app: Duetime) -> tuple[int, list[TrackedInfo]]:
-        return await app.track(table, by=by, progress=bar, **options), await app.tracked()
+    async def put(app: Duetime) -> tuple[Put, TrackedInfo]:
+        result = await app.tables.put(table, by=by, progress=bar, **options)
+        return result, await app.tables.get(options["name"] or default_name(table))
 
-    count, known = target.run(follow)
-    name = options["name"] or table
+    result, info = target.run(put)
+    name, count = info.track.name, result.affected
     if target.json:
-        print_json({"table": table, "name": name, "rows": count})
+        print_json({"table": table, "name": name, "result": str(result), "rows": count})
         return
     named = f" as {one_line(name)}" if name != table else ""
     echo(f"{one_line(table)} is tracked{named}: {plural(count, 'row')} read.")
-    for one in known:
-        if one.track.name == name and one.problems:
-            echo(f"  {_state(one)}")
+    if info.problems:
+        echo(f"  {_state(info)}")
 
 
-@click.command(cls=Command)
+@tables.command("delete")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @by_option
 @click.pass_context
-def untrack(context: click.Context, name: str, yes: bool, by: str) -> None:
+def delete_command(context: click.Context, name: str, yes: bool, by: str) -> None:
     """Stop following the table tracked as NAME: its triggers, subjects and reminders are removed.
 
     The table itself stays as it is.
@@ -94,29 +108,55 @@ def untrack(context: click.Context, name: str, yes: bool, by: str) -> None:
             f"Remove the triggers of {one_line(name)}, and all its subjects with their reminders?"
         )
     target = target_of(context)
-    count = target.run(lambda app: app.untrack(name, by=by))
+    count = target.run(lambda app: app.tables.delete(name, by=by))
     if target.json:
         print_json({"name": name, "subjects": count})
     else:
         echo(f"{one_line(name)} is tracked no longer: {plural(count, 'subject')} removed.")
 
 
-@click.command(cls=Command)
+@tables.command("get")
+@click.argument("name")
 @click.pass_context
-def tracked(context: click.Context) -> None:
-    """List the tracked tables, and what is wrong with them."""
+def get_command(context: click.Context, name: str) -> None:
+    """Show what is tracked as NAME, and what is wrong with it."""
 
-    async def look(app: Duetime) -> list[TrackedInfo]:
-        return await app.tracked()
+    async def look(app: Duetime) -> TrackedInfo:
+        return await app.tables.get(name)
 
     target = target_of(context)
     found = target.run(look)
     if target.json:
         print_json(found)
+    else:
+        _show([found])
+
+
+tables.add_command(audit_command("table", "NAME"))
+
+
+@tables.command("list")
+@paged(default=100)
+@click.pass_context
+def list_command(context: click.Context, limit: int, after: str | None) -> None:
+    """List the tracked tables, and what is wrong with them."""
+
+    async def look(app: Duetime) -> Page[TrackedInfo]:
+        return await app.tables.list(limit=limit, after=after)
+
+    target = target_of(context)
+    found = target.run(look)
+    show_next(found)
+    if target.json:
+        print_json(found)
         return
     if not found:
-        echo("No table is tracked. Track one: duetime track TABLE --id ID --due COLUMN")
+        echo("No table is tracked. Track one: duetime tables put TABLE --id ID --due COLUMN")
         return
+    _show(found)
+
+
+def _show(found: Sequence[TrackedInfo]) -> None:
     print_table(
         ("NAME", "TABLE", "DUE", "SCOPE", "WHEN", "SUBJECTS", "STATE"),
         [
