@@ -210,3 +210,33 @@ async def in_a_test() -> None:
         await world.assert_not_enqueued(mail, key="k")
         await world.assert_not_enqueued(mail, count=1)  # refused: count
     app.testing(inlien=True)  # refused: inlien
+
+
+# Nouns and their handles
+
+
+async def nouns() -> None:
+    page = await app.jobs.list(state="dead", limit=10)
+    cursor: str | None = page.next
+    await app.jobs.list(after=cursor)
+    await app.jobs.list(after=7)  # refused: after
+    await app.jobs.list(before_id=7)  # refused: before_id
+    async for job in app.jobs.iterate(state="dead", queue="mail"):
+        print(job.id + 1)
+    app.jobs.iterate(quue="mail")  # refused: quue
+    print((await app.jobs[42].cancel(reason="withdrawn", by="ann")).ended)
+    await app.jobs[42].cancel(resaon="withdrawn")  # refused: resaon
+    app.jobs["42"]  # refused: int
+    await app.queues["mail"].pause(by="ann")
+    await app.queues["mail"].limit(runing=3)  # refused: runing
+    await app.schedules["digest"].pause(reason="holiday", until="2h")
+    await app.schedules["digest"].pause(untl="2h")  # refused: untl
+    await app.schedules["digest"].history(status="fired", limit=5)
+    await app.subjects["game:42"].complete(by="ann")
+    await app.recipients["ann"].mute("all", by="ann")
+    await app.reminders[7].snooze("10m")
+    await app.reminders[7].snooze("10m", bye="ann")  # refused: bye
+    await app.scopes["guild:1"].put(remind=["-1h"])
+    await app.tables["games"].delete(by="ann")
+    await app.audit.list(entity="job:42", by="ann")
+    await app.audit.list(kind="jobb")  # refused: jobb
