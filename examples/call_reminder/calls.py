@@ -28,7 +28,6 @@ class Phone:
     """A channel of our own: calls the recipient."""
 
     name = "phone"
-    carries_key = True
 
     def __init__(self) -> None:
         self._client: httpx2.AsyncClient | None = None

@@ -18,8 +18,6 @@ on_both = pytest.mark.parametrize("backend", ["postgres18", "sqlite"], indirect=
 
 
 class Box:
-    carries_key = True
-
     def __init__(self, name: str, failure: NotSent | None = None) -> None:
         self.name = name
         self.failure = failure

@@ -16,8 +16,6 @@ MINUTE = timedelta(minutes=1)
 class Mailbox:
     """A channel that notes what it sends, and when; it fails as it is told to."""
 
-    carries_key = True
-
     def __init__(self, app: Duetime, name: str) -> None:
         self.name = name
         self.failures: list[NotSent] = []

@@ -115,7 +115,6 @@ async def test_templates_are_filled_off_the_loop(
 
     class Box:
         name = "box"
-        carries_key = False
 
         async def send(self, message: Message) -> Sent:
             sent.append(message.body)

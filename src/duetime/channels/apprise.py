@@ -34,8 +34,6 @@ class Apprise:
     second notification.
     """
 
-    carries_key = False
-
     def __init__(
         self,
         *urls: str,

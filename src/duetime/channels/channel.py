@@ -68,11 +68,6 @@ class Channel(Protocol):
         """What rules and records call it."""
         ...
 
-    @property
-    def carries_key(self) -> bool:
-        """Whether the receiver sees the message's key, and so can drop a second copy."""
-        ...
-
     async def send(self, message: Message) -> Sent:
         """Send it, and wait until it is accepted; raise `NotSent` otherwise."""
         ...

@@ -13,8 +13,6 @@ from duetime.channels.channel import Message, NotSent, Sent
 class Console:
     """Writes each message as one line to `stream`, by default standard output."""
 
-    carries_key = True
-
     def __init__(self, stream: TextIO | None = None, *, name: str = "console") -> None:
         self.name = name
         self._stream = stream
@@ -40,8 +38,6 @@ class Console:
 
 class Log:
     """Writes each message to a logger, with its facts as attributes of the record."""
-
-    carries_key = True
 
     def __init__(
         self,

@@ -39,8 +39,6 @@ class Email:
     or refuses the login, passes.
     """
 
-    carries_key = True
-
     def __init__(
         self,
         host: str,

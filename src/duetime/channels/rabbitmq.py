@@ -44,8 +44,6 @@ class RabbitMQ:
     `unroutable="retry"` it may pass: for brokers whose exchanges and queues come and go.
     """
 
-    carries_key = True
-
     def __init__(
         self,
         url: str,

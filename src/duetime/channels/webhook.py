@@ -62,8 +62,6 @@ class Webhook:
     Redirects are not followed, and proxies of the environment are not used.
     """
 
-    carries_key = True
-
     def __init__(
         self,
         url: str | None = None,

@@ -123,7 +123,7 @@ class Worker:
             service.add_done_callback(self._service_ended)
         self.started.set()
         self.outage.worked("start")
-        self._events.worker_started(self.name, self.lease.worker_id, self._options.queues)
+        self._events.worker_started(self.name, self._options.queues)
         try:
             await self._work_until_stopped()
         finally:

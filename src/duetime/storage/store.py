@@ -78,7 +78,6 @@ class Capabilities(msgspec.Struct, frozen=True):
 
     notifies: bool
     """Another process is woken by the database; else it polls for changes."""
-    many_machines: bool
     placeholder: str
     """How a parameter is written in `Statements`: `%s` or `?`."""
 

@@ -62,7 +62,7 @@ def log_event(
 class Events:
     """The engine reports to it; applications read the logger `duetime.events`."""
 
-    def worker_started(self, worker: str, worker_id: int, queues: Sequence[str]) -> None:
+    def worker_started(self, worker: str, queues: Sequence[str]) -> None:
         self._say(
             logging.INFO,
             "worker_started",

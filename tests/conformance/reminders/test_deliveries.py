@@ -27,8 +27,6 @@ LASTS = NotSent("no such number", transient=False)
 class Box:
     """A channel that fails as often as it is told to, then accepts."""
 
-    carries_key = True
-
     def __init__(self, app: Duetime, name: str, *failures: Exception, **options: Any) -> None:
         self.name = name
         self.failures = list(failures)

@@ -252,8 +252,6 @@ async def test_a_handler_can_retry_and_skip(app: Duetime, outbox: Outbox) -> Non
 class Mailbox:
     """A channel that fails as it is told to."""
 
-    carries_key = True
-
     def __init__(self, name: str, failure: NotSent | None = None) -> None:
         self.name = name
         self.failure = failure

@@ -15,7 +15,6 @@ class Deadly:
     """Notes each message outside of the database; at a digest the process is gone."""
 
     name = "mail"
-    carries_key = True
 
     def __init__(self, file: str) -> None:
         self._file = Path(file)

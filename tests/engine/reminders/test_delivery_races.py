@@ -43,7 +43,6 @@ async def app(backend: Backend) -> AsyncIterator[Duetime]:
 class Ledger:
     """A channel, the same for every worker: the outside world."""
 
-    carries_key = True
     name = "mail"
 
     def __init__(self) -> None:

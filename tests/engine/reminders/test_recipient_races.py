@@ -36,7 +36,6 @@ class Mail:
     """The outside world: what came out, over all workers."""
 
     name = "mail"
-    carries_key = True
 
     def __init__(self) -> None:
         self.messages: list[Message] = []

@@ -27,7 +27,7 @@ _CHUNK = 2000
 class PostgresStore(HotPath, Operations):
     """The store: enqueues here; `HotPath` serves workers, `Operations` people."""
 
-    capabilities = Capabilities(notifies=True, many_machines=True, placeholder="%s")
+    capabilities = Capabilities(notifies=True, placeholder="%s")
     _computing: ThreadPoolExecutor | None = None
     _copies: bool | None = None
     """Whether our role may COPY into the tables, once it is known."""

@@ -66,7 +66,7 @@ from duetime.storage.store import (
 class SqliteStore:
     """One connection on one thread, which runs whole transactions."""
 
-    capabilities = Capabilities(notifies=False, many_machines=False, placeholder="?")
+    capabilities = Capabilities(notifies=False, placeholder="?")
 
     def __init__(
         self,
