@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from duetime.domain.duration import Duration, format_duration, parse_duration, read_duration
-from duetime.domain.jobs.retry import MOST_ATTEMPTS
+from duetime.domain.jobs.retry import DEFAULT_MAX_ATTEMPTS, MOST_ATTEMPTS
 from duetime.domain.urls import show_url
 from duetime.errors import InvalidInput, SettingsError
 
@@ -121,7 +121,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Whose schedules the app declares: give each service on one database a name of its own."""
     release: str = ""
     """Which release of the service this is: a later one is written with greater numbers."""
-    max_attempts: int = 3
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
     retry_base: timedelta = timedelta(seconds=15)
     max_args_bytes: int = 1024 * 1024
     migrate: bool | None = None

@@ -1,7 +1,7 @@
 """No statement on SQLite reads a table that grows from its beginning to its end.
 
-SQLite decides alone which of two tables is the outer loop. Once it took `occurrence` instead of the
-list of what had changed, and each tick took longer than the one before.
+SQLite decides alone which of two tables is the outer loop. Once it took `schedule_tick` instead
+of the list of what had changed, and each tick took longer than the one before.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ GROWING = {
     "due",
     "job",
     "job_key",
-    "occurrence",
     "recipient",
     "recipient_use",
     "reminder",
     "schedule",
+    "schedule_tick",
     "scope",
     "subject",
 }
 """The others have a row for each worker, queue, claim or tracked table."""
 WHOLE = {
-    "audit_find": "what people ask for, the newest first, until a page is full",
     "audit_prune": "in the order of an index, until the first that is young",
     "prune_keys": "once in an hour",
     "queues": "counts what waits",
@@ -84,18 +83,18 @@ def test_neither_how_jobs_ended_nor_a_ledger_is_walked(
     """All attempts that ended alike, and all ticks that a schedule ever had, are many."""
     for detail in _plan(connection, STATEMENTS[name]):
         assert not re.search(r"attempt_ended \(outcome=\?\)", detail)
-        assert not re.search(r"(o|occurrence) USING PRIMARY KEY \(schedule_id=\?\)$", detail)
+        assert not re.search(r"(o|schedule_tick) USING PRIMARY KEY \(schedule_id=\?\)$", detail)
 
 
 def test_a_whole_read_is_seen(connection: sqlite3.Connection) -> None:
     slow = f"""
     with input(doc) as (select ?)
-    update {DEFAULT_PREFIX}occurrence as o set reason = m.reason
+    update {DEFAULT_PREFIX}schedule_tick as o set reason = m.reason
     from (select json_extract(e.value, '$.tick') as tick, json_extract(e.value, '$.why') as reason
           from input as i cross join json_each(i.doc) as e) as m
     where o.tick = m.tick
     """
-    assert _scanned(connection, slow) == {"occurrence"}
+    assert _scanned(connection, slow) == {"schedule_tick"}
 
 
 def _scanned(connection: sqlite3.Connection, text: str) -> set[str]:

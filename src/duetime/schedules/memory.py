@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from duetime.domain.jobs.job import NewJob
+from duetime.domain.jobs.job import DEFAULT_PRIORITY, DEFAULT_QUEUE, NewJob
 from duetime.domain.jobs.keys import run_key
+from duetime.domain.jobs.retry import DEFAULT_MAX_ATTEMPTS
 from duetime.storage.schedules.rows import NewSchedule
 from duetime.storage.store import Store
 
@@ -61,12 +62,12 @@ def _job(schedule: NewSchedule, tick: datetime) -> NewJob:
     return NewJob(
         task=schedule.target,
         args=schedule.args,
-        queue=schedule.queue or "default",
-        priority=5 if schedule.priority is None else schedule.priority,
+        queue=schedule.queue or DEFAULT_QUEUE,
+        priority=DEFAULT_PRIORITY if schedule.priority is None else schedule.priority,
         run_at=run_at,
         key=run_key(schedule.name, tick),
         hold=_HOLD,
-        max_attempts=schedule.max_attempts or 3,
+        max_attempts=schedule.max_attempts or DEFAULT_MAX_ATTEMPTS,
         timeout=schedule.timeout,
         expires_at=run_at + expires,
     )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from duetime.domain.jobs.retry import DEFAULT_MAX_ATTEMPTS
 from duetime.domain.reasons import Reason, describe_error
 from duetime.errors import InvalidInput
 
@@ -87,7 +88,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     on_conflict: OnConflict = "return"
     hold: timedelta | None = None
     partition: str | None = None
-    max_attempts: int = 3
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
     timeout: timedelta | None = None
     expires_at: datetime | None = None
     expires_after: timedelta | None = None

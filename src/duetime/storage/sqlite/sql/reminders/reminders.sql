@@ -347,8 +347,8 @@ select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.
     d.status, r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
     r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
 from input as i
-cross join armed as n
-cross join duetime_reminder as r on r.id = n.id
+cross join armed as a
+cross join duetime_reminder as r on r.id = a.id
 join duetime_subject as s on s.id = r.subject_id
 left join duetime_delivery as d on d.id = (
     select n.id from duetime_delivery as n where n.reminder_id = r.id
