@@ -12,7 +12,12 @@ from typing import Any, TypedDict
 import msgspec
 
 from duetime.domain.duration import Duration, format_duration, parse_duration, read_duration
-from duetime.domain.jobs.retry import DEFAULT_MAX_ATTEMPTS, MOST_ATTEMPTS
+from duetime.domain.jobs.job import (
+    DEFAULT_MAX_ARGS_BYTES,
+    DEFAULT_MAX_ATTEMPTS,
+    DEFAULT_QUEUE,
+)
+from duetime.domain.jobs.retry import MOST_ATTEMPTS
 from duetime.domain.urls import show_url
 from duetime.errors import InvalidInput, SettingsError
 
@@ -105,7 +110,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prepare: bool = True
     pool_size: int = 4
     database_timeout: timedelta = timedelta(seconds=30)
-    queues: tuple[str, ...] = ("default",)
+    queues: tuple[str, ...] = (DEFAULT_QUEUE,)
     concurrency: int = 50
     batch: int = 1000
     lease: timedelta = DEFAULT_LEASE
@@ -123,7 +128,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Which release of the service this is: a later one is written with greater numbers."""
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     retry_base: timedelta = timedelta(seconds=15)
-    max_args_bytes: int = 1024 * 1024
+    max_args_bytes: int = DEFAULT_MAX_ARGS_BYTES
     migrate: bool | None = None
     """Bring the schema up to date when the app starts. Default: on SQLite only."""
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from duetime.domain.jobs.job import DEFAULT_PRIORITY, DEFAULT_QUEUE, NewJob
+from duetime.domain.jobs.job import (
+    DEFAULT_MAX_ATTEMPTS,
+    DEFAULT_PRIORITY,
+    DEFAULT_QUEUE,
+    NewJob,
+)
 from duetime.domain.jobs.keys import run_key
-from duetime.domain.jobs.retry import DEFAULT_MAX_ATTEMPTS
 from duetime.storage.schedules.rows import NewSchedule
 from duetime.storage.store import Store
 

@@ -16,8 +16,11 @@ from duetime.errors import InvalidInput
 
 FIRST_PRIORITY = 0
 LAST_PRIORITY = 9
-DEFAULT_PRIORITY = 5
+# In SQL too, for tasks that no worker has registered: `_task_options`, `task_default`.
 DEFAULT_QUEUE = "default"
+DEFAULT_PRIORITY = 5
+DEFAULT_MAX_ATTEMPTS = 3
+DEFAULT_MAX_ARGS_BYTES = 1024 * 1024
 LONGEST_NAME = 200
 OWN_TASKS = "duetime."
 """The tasks of Duetime itself begin so: reminders, digests, re-arming."""

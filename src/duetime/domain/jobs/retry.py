@@ -8,9 +8,9 @@ from random import Random
 from typing import Protocol
 
 from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.jobs.job import DEFAULT_MAX_ATTEMPTS
 from duetime.errors import InvalidInput
 
-DEFAULT_MAX_ATTEMPTS = 3
 MOST_ATTEMPTS = 10_000
 
 

@@ -125,22 +125,30 @@ class Enqueue:
 
     def _flush(self) -> Write:
         new, self._new = self._new, []
+        for plan in new:
+            self._wake(plan[3])
         whole = len(new) - len(new) % _ROWS
         for start in range(0, whole, _ROWS):
-            yield from self._insert(new[start : start + _ROWS])
-        for plan in new[whole:]:
-            yield from self._insert([plan])
-
-    def _insert(self, plans: Sequence[Plan]) -> Write:
-        values: list[Any] = []
-        for job_id, args, key, kind in plans:
-            values += (
+            yield from self._copy(new[start : start + _ROWS])
+        for job_id, args, key, kind in new[whole:]:
+            values = (
                 job_id, kind.task, kind.run_at, args, kind.queue, kind.priority, key, kind.hold,
                 kind.partition, kind.max_attempts, kind.timeout, kind.expires_at, self._now,
                 kind.trace,
             )  # fmt: skip
-            self._wake(kind)
-        yield _of_rows(self._sql["add_jobs"], len(plans)), values
+            yield self._sql["add_job"], values
+
+    def _copy(self, plans: Sequence[Plan]) -> Write:
+        job_values: list[Any] = []
+        due_values: list[Any] = []
+        for job_id, args, key, kind in plans:
+            job_values += (
+                job_id, kind.task, args, kind.queue, kind.priority, key, kind.hold, kind.partition,
+                kind.max_attempts, kind.timeout, kind.expires_at, self._now, kind.trace,
+            )  # fmt: skip
+            due_values += (job_id, kind.queue, kind.priority, kind.run_at, kind.partition)
+        yield _of_rows(self._sql["copy_job"], len(plans)), job_values
+        yield _of_rows(self._sql["copy_due"], len(plans)), due_values
 
 
 def _of_rows(insert: str, rows: int) -> str:

@@ -30,6 +30,7 @@ drop table duetime_schedule;
 drop view duetime_jobs;
 drop view duetime_end_waiting;
 drop view duetime_new_job;
+drop view duetime_task_default;
 drop table duetime_progress;
 drop table duetime_parked;
 drop table duetime_rate_use;

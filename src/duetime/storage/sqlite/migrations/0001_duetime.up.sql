@@ -171,6 +171,9 @@ create table duetime_progress (
     at       integer not null
 ) strict;
 
+-- The options of a task that no worker has registered.
+create view duetime_task_default as select 'default' as queue, 5 as priority, 3 as max_attempts;
+
 -- Jobs are made here: insert them, and each gets its row of `due`. An option that is null is the
 -- task's, as its last deployed worker knows it, unless the job is `complete`: then null is none.
 create view duetime_new_job as
@@ -184,10 +187,13 @@ begin
                              timeout, expires_at, created_at, trace)
     values (
         new.id, new.task,
-        coalesce(new.queue, (select queue from duetime_task where name = new.task), 'default'),
-        coalesce(new.priority, (select priority from duetime_task where name = new.task), 5),
+        coalesce(new.queue, (select queue from duetime_task where name = new.task),
+                 (select queue from duetime_task_default)),
+        coalesce(new.priority, (select priority from duetime_task where name = new.task),
+                 (select priority from duetime_task_default)),
         new.args, new.key, new.hold, new.partition,
-        coalesce(new.max_attempts, (select max_attempts from duetime_task where name = new.task), 3),
+        coalesce(new.max_attempts, (select max_attempts from duetime_task where name = new.task),
+                 (select max_attempts from duetime_task_default)),
         coalesce(new.timeout,
                  (select timeout from duetime_task where name = new.task and new.complete is not 1)),
         new.expires_at, new.created_at, new.trace);

@@ -25,9 +25,9 @@ select pg_try_advisory_xact_lock(hashtext('duetime.rearm')) where %s::json is no
 -- Jobs that will look at marks: in a worker's hands, or waiting in the lane in which they are asked
 -- for, or in the one of suspects. One for a later time does not count, unless it is a retry.
 with input as materialized (
-    select g.task, coalesce(t.queue, 'default') as queue, (select duetime.now()) as now
+    select g.task, t.queue, (select duetime.now()) as now
     from json_to_record(%s::json) as g(task text, remind text)
-    left join duetime.task as t on t.name = g.remind
+    cross join lateral duetime._task_options(g.remind) as t
 )
 select j.id from input as i
 cross join lateral (

@@ -28,7 +28,7 @@ select 1 from input;
 -- Jobs that will look at marks: in a worker's hands, or waiting in the lane in which they are asked
 -- for, or in the one of suspects. One for a later time does not count, unless it is a retry.
 with input(task, queue, now) as (
-    select json_extract(g.doc, '$.doc.task'), coalesce(t.queue, 'default'),
+    select json_extract(g.doc, '$.doc.task'), coalesce(t.queue, (select queue from duetime_task_default)),
         json_extract(g.doc, '$.now')
     from (select ? as doc) as g
     left join duetime_task as t on t.name = json_extract(g.doc, '$.doc.remind')
