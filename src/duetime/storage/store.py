@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
-Statement = tuple[str, Sequence[Any]]
+Statement = tuple[str, Sequence[Any] | Mapping[str, Any]]
 Statements = Generator[Statement, list[Row], Any]
 """A piece of work as SQL, without I/O: yields (statement, parameters), is sent the rows."""
 

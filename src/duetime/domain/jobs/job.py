@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from duetime.domain.jobs.retry import DEFAULT_MAX_ATTEMPTS
 from duetime.domain.reasons import Reason, describe_error
 from duetime.errors import InvalidInput
 

@@ -6,11 +6,11 @@ wanted states. Jobs in other states are not read, however many there are.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any
 
 from duetime.domain.jobs.job import JobFilter, JobState
-from duetime.storage.store import Row
+from duetime.storage.store import Row, Statement
 
 _NEWEST = 2**63 - 1
 _LEAST_PAGE = 100
@@ -26,21 +26,21 @@ _SOURCES: dict[JobState, str] = {
     JobState.EXPIRED: "troubled_ids",
 }
 
-Finding = Generator[tuple[str, dict[str, Any]], Sequence[Row], list[Row]]
-"""Statements without I/O: the backend runs each and sends its rows back."""
+Make = Callable[[str, dict[str, Any]], Statement]
+"""Makes a backend's statement of its name and parameters."""
 
 
-def find_jobs(which: JobFilter) -> Finding:
-    """Yield statements by name with their parameters, take their rows, return those of the jobs.
+def find_jobs(which: JobFilter, make: Make) -> Generator[Statement, list[Row], list[Row]]:
+    """Return the rows of the jobs.
 
-    Run them in one snapshot: a job that changes its state between two of them could be missed.
+    Run it in one snapshot: a job that changes its state between two statements could be missed.
     """
     found: list[Row] = []
     before = _NEWEST if which.before_id is None else which.before_id
     while len(found) < which.limit:
-        ids, floor = yield from _next_ids(which, before)
+        ids, floor = yield from _next_ids(which, before, make)
         if ids:
-            found += yield (
+            found += yield make(
                 "given_jobs",
                 {
                     "ids": ids,
@@ -58,8 +58,8 @@ def find_jobs(which: JobFilter) -> Finding:
 
 
 def _next_ids(
-    which: JobFilter, before: int
-) -> Generator[tuple[str, dict[str, Any]], Sequence[Row], tuple[list[int], int | None]]:
+    which: JobFilter, before: int, make: Make
+) -> Generator[Statement, list[Row], tuple[list[int], int | None]]:
     """Return candidates below `before`, newest first, and the id down to which they are complete.
 
     That is None if there are no more.
@@ -70,7 +70,7 @@ def _next_ids(
     ids: set[int] = set()
     floor: int | None = None
     for source in _sources(which):
-        rows = yield (
+        rows = yield make(
             source,
             {
                 "before": before,

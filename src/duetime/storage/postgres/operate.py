@@ -27,6 +27,7 @@ from duetime.storage.jobs.audit import (
 )
 from duetime.storage.jobs.find import find_jobs
 from duetime.storage.postgres.connection import array, translate_errors
+from duetime.storage.postgres.driving import drive
 from duetime.storage.postgres.listener import Listener
 from duetime.storage.postgres.pool import Connection
 from duetime.storage.postgres.sessions import Sessions
@@ -66,16 +67,10 @@ class Operations(Sessions):
         return _job_info(row, history=attempts)
 
     async def find(self, which: JobFilter) -> list[JobInfo]:
-        finding = find_jobs(which)
-        rows: Sequence[Row] | None = None
         async with self._connection() as connection, connection.transaction():
             await self._on(connection, "begin_snapshot")
-            while True:
-                try:
-                    name, parameters = finding.send(rows) if rows is not None else next(finding)
-                except StopIteration as done:
-                    return [_job_info(row) for row in done.value]
-                rows = await self._on(connection, name, **parameters)
+            statements = find_jobs(which, lambda name, values: (self._sql[name], values))
+            return [_job_info(row) for row in await drive(connection, statements)]
 
     async def cancel(self, job_id: int, *, reason: str, by: str = "unknown") -> JobState | None:
         async with self._connection() as connection, connection.transaction():

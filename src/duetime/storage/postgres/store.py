@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -13,11 +12,10 @@ import msgspec
 
 from duetime.domain.jobs.job import Enqueued, NewJob
 from duetime.storage.postgres.bulk import BEGIN, END, CopyRows
-from duetime.storage.postgres.connection import rows_of
+from duetime.storage.postgres.driving import drive
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
-from duetime.storage.postgres.pool import Connection
-from duetime.storage.store import Capabilities, Row, Statement, Statements, in_parts
+from duetime.storage.store import Capabilities, Statements, in_parts
 
 _BULK = 1000
 """From this many jobs on, COPY is faster than one function call."""
@@ -50,7 +48,7 @@ class PostgresStore(HotPath, Operations):
             self._connection() as connection,
             whole or connection.transaction(),
         ):
-            return cast("list[Enqueued]", await _drive(connection, self.enqueue_in(jobs)))
+            return cast("list[Enqueued]", await drive(connection, self.enqueue_in(jobs)))
 
     async def transact(
         self, statements: Statements, *, reads: bool = False, computes: bool = False
@@ -60,7 +58,7 @@ class PostgresStore(HotPath, Operations):
             self._lasting_connection() as connection,
             nullcontext() if reads else connection.transaction(),
         ):
-            return await _drive(
+            return await drive(
                 connection,
                 statements,
                 seconds=self._call_seconds,
@@ -116,33 +114,3 @@ class PostgresStore(HotPath, Operations):
                 for queue, run_at in sorted(rows.first_due.items()):
                     await self._on(connection, "wake", queue=queue, run_at=run_at)
             return [Enqueued(job_id, "created") for job_id in ids]
-
-
-async def _drive(
-    connection: Connection,
-    statements: Statements,
-    *,
-    seconds: float | None = None,
-    thread: ThreadPoolExecutor | None = None,
-) -> Any:
-    """Execute the statements; with a `thread`, what they compute is computed there."""
-    loop = asyncio.get_running_loop()
-    rows: list[Row] | None = None
-    while True:
-        if thread is None:
-            statement, answer = _advance(statements, rows)
-        else:
-            statement, answer = await loop.run_in_executor(thread, _advance, statements, rows)
-        if statement is None:
-            return answer
-        async with asyncio.timeout(seconds):
-            cursor = await connection.execute(statement[0], statement[1] or None)
-            rows = await rows_of(cursor)
-
-
-def _advance(statements: Statements, rows: list[Row] | None) -> tuple[Statement | None, Any]:
-    """The next statement, or None and what they return: a future cannot hold `StopIteration`."""
-    try:
-        return (next(statements) if rows is None else statements.send(rows)), None
-    except StopIteration as done:
-        return None, done.value

@@ -30,7 +30,7 @@ from duetime.storage.sqlite.moment import (
     to_us,
 )
 from duetime.storage.sqlite.transaction import Transaction
-from duetime.storage.store import Dialect, Row, WorkerInfo
+from duetime.storage.store import Dialect, Row, Statement, WorkerInfo
 
 # Look
 
@@ -44,14 +44,10 @@ def get(tx: Transaction, job_id: int) -> JobInfo | None:
 
 
 def find(tx: Transaction, which: JobFilter) -> list[JobInfo]:
-    finding = find_jobs(which)
-    rows: Sequence[Row] | None = None
-    while True:
-        try:
-            name, parameters = finding.send(rows) if rows is not None else next(finding)
-        except StopIteration as done:
-            return [_job(row) for row in done.value]
-        rows = tx.rows(name, **{key: _encoded(value) for key, value in parameters.items()})
+    def make(name: str, parameters: dict[str, Any]) -> Statement:
+        return tx.statement(name), {key: _encoded(value) for key, value in parameters.items()}
+
+    return [_job(row) for row in tx.drive(find_jobs(which, make))]
 
 
 def _encoded(value: Any) -> Any:

@@ -28,6 +28,9 @@ class Transaction:
         self.cancelled: list[tuple[int, int]] = []
         """(worker, job) whose cancellation was asked for."""
 
+    def statement(self, name: str) -> str:
+        return self._sql[name]
+
     def rows(self, statement: str, /, **parameters: Any) -> list[Row]:
         return self.connection.execute(self._sql[statement], parameters).fetchall()
 
