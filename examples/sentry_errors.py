@@ -2,13 +2,11 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import sentry_sdk
 from sentry_sdk.integrations.logging import ignore_logger
 
-from duetime import Constant, Context, Duetime, DuetimeError
+from duetime import CallNext, Constant, Context, Duetime, DuetimeError
 
 app = Duetime()  # DUETIME_DATABASE, or else sqlite:///duetime.db
 
@@ -26,7 +24,7 @@ def flush_sentry() -> None:
 
 
 @app.middleware
-async def isolate(ctx: Context, call_next: Callable[[], Awaitable[Any]]) -> Any:
+async def isolate(ctx: Context, call_next: CallNext) -> object:
     # Whatever the handler adds (breadcrumbs, tags) stays with its job: the context variables of
     # a job, in which Sentry keeps its scopes, are not seen by other jobs.
     scope = sentry_sdk.get_isolation_scope().fork()

@@ -6,9 +6,20 @@ no overload matches, and must accept every other line. `test_types.py` runs them
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 
-from duetime import Constant, Context, Digest, Duetime, JobState, Reminder, Sent
+from duetime import (
+    CallNext,
+    Constant,
+    Context,
+    Digest,
+    Duetime,
+    JobHandle,
+    JobState,
+    Reminder,
+    Sent,
+)
 from duetime.channels.console import Console
 from duetime.channels.email import Email
 from duetime.channels.rabbitmq import RabbitMQ
@@ -63,6 +74,67 @@ async def enqueue() -> None:
     await app.enqueue_many([mail.job("ann"), mail.using(queue="a").job("bob")])
     await app.enqueue_many([mail])  # refused: Task
     print(text, number)
+
+
+# Calling a task, and its result
+
+
+@app.task
+def sync_task(number: int) -> date:
+    return date(2026, 3, number)
+
+
+@app.task(queue="mail")
+async def async_task(number: int) -> Decimal:
+    return Decimal(number)
+
+
+async def results() -> None:
+    day: date = sync_task(1)
+    total: Decimal = await async_task(1)
+    wrong_day: str = sync_task(1)  # refused: date
+    wrong_total: str = await async_task(1)  # refused: Decimal
+    async_task(1) + 1  # refused: Coroutine
+    await async_task("one")  # refused: int
+    sync_task(1).isoformat()
+    handle: JobHandle[date] = await sync_task.enqueue(1)
+    stored: date = app.sync(sync_task.enqueue_sync(1).result())
+    wrong_handle: JobHandle[str] = await sync_task.enqueue(1)  # refused: JobHandle
+    wrong_stored: Decimal = app.sync(sync_task.enqueue_sync(1).result())  # refused: date
+    print(day, total, handle, stored, wrong_day, wrong_total, wrong_handle, wrong_stored)
+
+
+# Hooks
+
+
+@app.on_startup
+async def start() -> None: ...
+
+
+@app.on_shutdown
+def stop() -> None: ...
+
+
+@app.on_startup  # refused: LifeT
+async def start_wrong(app: Duetime) -> None: ...
+
+
+@app.middleware
+async def around(ctx: Context, call_next: CallNext) -> object:
+    print(ctx.args["to"])
+    return await call_next()
+
+
+@app.middleware  # refused: MiddlewareT
+async def around_wrong(ctx: Context) -> object: ...
+
+
+@app.on_error
+def failed(ctx: Context, error: BaseException, will_retry: bool) -> None: ...
+
+
+@app.on_error  # refused: ErrorT
+async def failed_wrong(ctx: Context, error: str) -> None: ...
 
 
 # Workers
