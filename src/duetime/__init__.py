@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from duetime.api.jobs import JobHandle, Jobs
     from duetime.api.presets import Presets
     from duetime.api.queues import QueueHandle, Queues
-    from duetime.api.recipients import Recipients
-    from duetime.api.reminders import Reminders
+    from duetime.api.recipients import RecipientHandle, Recipients
+    from duetime.api.reminders import ReminderHandle, Reminders
     from duetime.api.schedules import ScheduleArguments, ScheduleHandle, ScheduleInfo, Schedules
-    from duetime.api.scopes import Scopes
-    from duetime.api.subjects import Subjects
+    from duetime.api.scopes import ScopeHandle, Scopes
+    from duetime.api.subjects import SubjectHandle, Subjects
+    from duetime.api.tables import Progress, TableHandle, Tables
     from duetime.api.task_registry import TaskArguments
     from duetime.api.tasks import AsyncTask, BoundTask, SyncTask, Task
     from duetime.api.worker_thread import WorkerThread
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from duetime.channels.rabbitmq import RabbitMQ
     from duetime.channels.webhook import Secrets, Webhook, make_secret
     from duetime.domain.audit import AuditEvent, AuditKind
+    from duetime.domain.change import Put
     from duetime.domain.duration import Duration
     from duetime.domain.jobs.job import (
         AttemptInfo, AttemptOutcome, JobInfo, JobState, JobStateLike, KeyOutcome, NewJob,
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
     )
     from duetime.domain.reminders.rule import Past, Rule, Whose
     from duetime.domain.reminders.rule_text import RuleLike, RulesLike
-    from duetime.domain.reminders.tracking import Track
+    from duetime.domain.reminders.tracking import TableArguments, Track
     from duetime.domain.schedules.presets import Preset
     from duetime.domain.schedules.preview import PreviewRow
     from duetime.domain.schedules.schedule import (
@@ -103,20 +105,21 @@ __all__ = [
     "Jobs", "KeyConflict", "KeyOutcome", "LifeHook", "Limits", "Log", "Message", "Middleware",
     "MissingPackage", "MutedLike", "NewJob", "NewSchedule", "NotSent", "Occurrence",
     "OccurrenceChange", "OlderRelease", "OnConflict", "Overlap", "Page", "Past", "Policy",
-    "PolicyArguments", "Preset", "PresetNotFound", "Presets", "PreviewRow", "Problem",
-    "QueueHandle", "QueueInfo", "QueueNotFound", "Queues", "Quiet", "RabbitMQ", "Reason",
-    "ReceiptStatus", "Recipient", "RecipientNotFound", "Recipients", "Recurrence", "Reminder",
-    "ReminderNotFound", "ReminderStatus", "ReminderStatusLike", "Reminders", "RepeatsLike",
-    "Requeued", "ResendStatus", "Resent", "Resolve", "ResultTimeout", "Retention", "Retry",
-    "RetryPolicy", "Route", "Rule", "RuleLike", "RulesLike", "ScheduleArguments", "ScheduleHandle",
-    "ScheduleInfo", "ScheduleNotFound", "Schedules", "SchemaMismatch", "ScopeInfo",
-    "ScopeNotFound", "Scopes", "Secrets", "Security", "Sent", "Settings", "SettingsArguments",
-    "SettingsError", "Skip", "Snooze", "Spec", "StartupFailed", "StorageError", "Subject",
-    "SubjectNotFound", "SubjectStatus", "Subjects", "SyncTask", "TableNotFound", "Task",
-    "TaskArguments", "Template", "TemplateError", "TickInfo", "TickStatus", "TickStatusLike",
-    "Timetable", "Track", "TrackedInfo", "TransactionConflict", "TransientError", "UnknownTask",
-    "UnsupportedTransaction", "Webhook", "Whose", "Worker", "WorkerArguments", "WorkerInfo",
-    "WorkerThread", "configure_logging", "make_secret",
+    "PolicyArguments", "Preset", "PresetNotFound", "Presets", "PreviewRow", "Problem", "Progress",
+    "Put", "QueueHandle", "QueueInfo", "QueueNotFound", "Queues", "Quiet", "RabbitMQ", "Reason",
+    "ReceiptStatus", "Recipient", "RecipientHandle", "RecipientNotFound", "Recipients",
+    "Recurrence", "Reminder", "ReminderHandle", "ReminderNotFound", "ReminderStatus",
+    "ReminderStatusLike", "Reminders", "RepeatsLike", "Requeued", "ResendStatus", "Resent",
+    "Resolve", "ResultTimeout", "Retention", "Retry", "RetryPolicy", "Route", "Rule", "RuleLike",
+    "RulesLike", "ScheduleArguments", "ScheduleHandle", "ScheduleInfo", "ScheduleNotFound",
+    "Schedules", "SchemaMismatch", "ScopeHandle", "ScopeInfo", "ScopeNotFound", "Scopes",
+    "Secrets", "Security", "Sent", "Settings", "SettingsArguments", "SettingsError", "Skip",
+    "Snooze", "Spec", "StartupFailed", "StorageError", "Subject", "SubjectHandle",
+    "SubjectNotFound", "SubjectStatus", "Subjects", "SyncTask", "TableArguments", "TableHandle",
+    "TableNotFound", "Tables", "Task", "TaskArguments", "Template", "TemplateError", "TickInfo",
+    "TickStatus", "TickStatusLike", "Timetable", "Track", "TrackedInfo", "TransactionConflict",
+    "TransientError", "UnknownTask", "UnsupportedTransaction", "Webhook", "Whose", "Worker",
+    "WorkerArguments", "WorkerInfo", "WorkerThread", "configure_logging", "make_secret",
 ]
 
 _HOMES = {
@@ -126,11 +129,12 @@ _HOMES = {
         "duetime.api.jobs": "JobHandle Jobs",
         "duetime.api.presets": "Presets",
         "duetime.api.queues": "QueueHandle Queues",
-        "duetime.api.recipients": "Recipients",
-        "duetime.api.reminders": "Reminders",
+        "duetime.api.recipients": "RecipientHandle Recipients",
+        "duetime.api.reminders": "ReminderHandle Reminders",
         "duetime.api.schedules": "ScheduleArguments ScheduleHandle ScheduleInfo Schedules",
-        "duetime.api.scopes": "Scopes",
-        "duetime.api.subjects": "Subjects",
+        "duetime.api.scopes": "ScopeHandle Scopes",
+        "duetime.api.subjects": "SubjectHandle Subjects",
+        "duetime.api.tables": "Progress TableHandle Tables",
         "duetime.api.task_registry": "TaskArguments",
         "duetime.api.tasks": "AsyncTask BoundTask SyncTask Task",
         "duetime.api.worker_thread": "WorkerThread",
@@ -143,6 +147,7 @@ _HOMES = {
         "duetime.channels.rabbitmq": "RabbitMQ",
         "duetime.channels.webhook": "Secrets Webhook make_secret",
         "duetime.domain.audit": "AuditEvent AuditKind",
+        "duetime.domain.change": "Put",
         "duetime.domain.duration": "Duration",
         "duetime.domain.jobs.job": (
             "AttemptInfo AttemptOutcome JobInfo JobState JobStateLike KeyOutcome NewJob "
@@ -164,7 +169,7 @@ _HOMES = {
         ),
         "duetime.domain.reminders.rule": "Past Rule Whose",
         "duetime.domain.reminders.rule_text": "RuleLike RulesLike",
-        "duetime.domain.reminders.tracking": "Track",
+        "duetime.domain.reminders.tracking": "TableArguments Track",
         "duetime.domain.schedules.presets": "Preset",
         "duetime.domain.schedules.preview": "PreviewRow",
         "duetime.domain.schedules.schedule": (

@@ -270,6 +270,17 @@ async def remind() -> None:
     await app.subjects.import_ical(b"", dryrun=True)  # refused: dryrun
 
 
+# Tables
+
+
+async def track() -> None:
+    await app.tables.put("games", id="id", due="starts_at", remind=["-1h"], when="open", by="ann")
+    await app.tables.put("games", id="id", due="starts_at", scop="x")  # refused: scop
+    await app.tables.put("games", id="id")  # refused: due
+    await app.tables.plan("games", id=["id"], due="starts_at", data=["title"])
+    await app.tables.plan("games", id="id", due="starts_at", dta="x")  # refused: dta
+
+
 # The testing kit
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -13,7 +13,8 @@ from duetime.domain.audit import AuditEvent, check_actor
 from duetime.domain.change import Put
 from duetime.domain.jobs.job import check_sought
 from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
-from duetime.domain.reminders.tracking import Track, check_columns, make_track
+from duetime.domain.reminders.rule_text import RulesLike
+from duetime.domain.reminders.tracking import TableArguments, Track, check_columns, make_track
 from duetime.errors import (
     InvalidInput,
     SchemaMismatch,
@@ -58,7 +59,7 @@ class Tables:
         recipients: str | None = None,
         data: str | Iterable[str] = (),
         when: str | None = None,
-        remind: Any = None,
+        remind: RulesLike | None = None,
         name: str | None = None,
         by: str = "unknown",
         progress: Progress | None = None,
@@ -85,7 +86,7 @@ class Tables:
             "added" if not before else "same" if before == [track] else "changed", affected=count
         )
 
-    async def plan(self, table: str, **options: Any) -> Sequence[str]:
+    async def plan(self, table: str, **options: Unpack[TableArguments]) -> Sequence[str]:
         """Return the SQL that `put` would run on the table, and run none of it."""
         store, _, track, info = await self._check(table, **options)
         return store.triggers.install(track, info)
@@ -146,7 +147,7 @@ class Tables:
         return found
 
     async def _check(
-        self, table: str, **options: Any
+        self, table: str, **options: Unpack[TableArguments]
     ) -> tuple[Store, TrackingStatements, Track, TableInfo]:
         """Return the track as the table spells it; raise for what cannot be."""
         store = await self._app.store()

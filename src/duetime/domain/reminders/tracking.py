@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import msgspec
 
@@ -67,6 +67,22 @@ class Track(msgspec.Struct, frozen=True, kw_only=True):
         scope = [part for part, is_column in self.scope_parts if is_column]
         rest = [column for column in (self.tz, self.recipients) if column is not None]
         return list(dict.fromkeys([*self.id, self.due, *scope, *rest, *self.data]))
+
+
+class TableArguments(TypedDict, total=False):
+    """The keyword arguments of `tables.plan(…)`, and of `tables.put(…)` but for `by` and
+    `progress`."""
+
+    id: Required[str | Iterable[str]]
+    due: Required[str]
+    scope: str | None
+    tz: str | None
+    due_tz: str | None
+    recipients: str | None
+    data: str | Iterable[str]
+    when: str | None
+    remind: RulesLike | None
+    name: str | None
 
 
 def make_track(
