@@ -63,7 +63,7 @@ def _check_workers(
     whose = "" if name is None else f" named {name}"
     if not live:
         state = f": the lease of {meant[0].name} has run out" if meant else ""
-        return Check("worker", False, f"No live worker was found{whose}{state}.")
+        return Check("worker", False, f"There is no live worker{whose}{state}.")
     served = sorted({queue for one in live for queue in one.queues})
     if missing := sorted(set(queues) - set(served)):
         text = f"No live worker{whose} serves the queue {', '.join(missing)}."

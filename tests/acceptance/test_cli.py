@@ -169,7 +169,7 @@ async def test_jobs_whose_key_is_taken_are_named_and_left(backend: Backend, app:
 
     assert one.code == 1
     assert f"Job {holder} of task 'shop.fail' already holds the key 'k'" in one.error
-    left = f"Job {job_id} was left as it is: job {holder} holds its key.\n"
+    left = f"Job {job_id} was not requeued, because job {holder} holds its key.\n"
     assert many.out == f"{left}0 jobs requeued.\n"
     assert told.json == {"requeued": 0, "conflicts": {str(job_id): holder}}
 

@@ -51,7 +51,7 @@ async def test_deliveries_are_shown_acknowledged_and_snoozed(
     plain = duetime(backend.url, "reminders", "deliveries", ids["ann"], "--json")
     explained = duetime(backend.url, "reminders", "explain", ids["ann"])
     acknowledged = duetime(backend.url, "reminders", "ack", ids["ann"], "--by", "ann")
-    again = duetime(backend.url, "reminders", "ack", "--external", "mail-ann", "--json")
+    again = duetime(backend.url, "reminders", "ack", "--external-id", "mail-ann", "--json")
     snoozed = duetime(backend.url, "reminders", "snooze", ids["bob"], "10m", "--by", "bob")
     preview = duetime(backend.url, "reminders", "preview")
     events = [(event.action, event.actor) for event in await app.audit.list(entity="subject:game")]
@@ -66,7 +66,7 @@ async def test_deliveries_are_shown_acknowledged_and_snoozed(
     assert "Before that, push failed: no such token." in explained.out
     assert acknowledged.out == f"Reminder {ids['ann']} is acknowledged.\n"
     assert again.json == {"reminder": "mail-ann", "new": False}
-    assert re.fullmatch(rf"Reminder {ids['bob']} is sent again at \S+\.\n", snoozed.out)
+    assert re.fullmatch(rf"Reminder {ids['bob']} will be sent again at \S+\.\n", snoozed.out)
     assert "bob" in preview.out
     assert events[:2] == [("reminder.snoozed", "bob"), ("reminder.acknowledged", "ann")]
 
@@ -147,10 +147,10 @@ async def test_what_cannot_be_done_says_why(backend: Backend, app: Duetime) -> N
         (("snooze", known, "10m"), "only one that was sent can be snoozed", 1),
         (("snooze", known, "soon"), "soon", 1),
         (("ack", "999"), "There is no reminder 999", 1),
-        (("ack", "--external", "x"), "No delivery is known as 'x'", 1),
+        (("ack", "--external-id", "x"), "No delivery is known as 'x'", 1),
         (("ack",), "Give either", 2),
-        (("ack", known, "--external", "x"), "Give either", 2),
-        (("deliveries", "x"), "not a whole number", 2),
+        (("ack", known, "--external-id", "x"), "Give either", 2),
+        (("deliveries", "x"), "not an integer", 2),
     ):
         answer = duetime(backend.url, "reminders", *arguments)
 

@@ -62,7 +62,7 @@ def test_option_from_an_empty_variable(arguments: tuple[str, ...], tmp_path: Pat
     answer = duetime(None, *arguments, cwd=tmp_path)
 
     assert answer.code == 2
-    assert "is empty" in answer.error
+    assert "must not be empty" in answer.error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -120,8 +120,8 @@ async def test_schema_of_another_version(backend: Backend, app: Duetime) -> None
         ("tests.acceptance.shop:send", "shop:send must be a Duetime app, got <task"),
         ("tests.acceptance.shop:", "--app must be MODULE:APP"),
         (":app", "--app must be MODULE:APP"),
-        ("shop.py:app", "--app names a module, not a file: write shop:app"),
-        ("./shop/jobs.py", "--app names a module, not a file: write shop.jobs"),
+        ("shop.py:app", "--app takes a module, not a file. Write shop:app"),
+        ("./shop/jobs.py", "--app takes a module, not a file. Write shop.jobs"),
         ("broken:app", "ZeroDivisionError: division by zero"),
         ("hungry:app", "No module named 'not_installed'"),
     ],

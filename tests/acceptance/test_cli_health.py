@@ -24,7 +24,7 @@ HEALTHY, NO_DATABASE, BAD_SCHEMA, NO_WORKER = 0, 3, 4, 5
 async def test_with_a_live_worker_all_is_well(backend: Backend, app: Duetime) -> None:
     async with app.worker(name=f"{socket.gethostname()}:1", queues=["default", "mail"]):
         plain = await asyncio.to_thread(duetime, backend.url, "health")
-        queue = duetime(backend.url, "health", "--queue", "mail", "--here", "--json")
+        queue = duetime(backend.url, "health", "--queue", "mail", "--this-host", "--json")
         other = duetime(backend.url, "health", "--queue", "mail", "--queue", "other", "--json")
         named = duetime(backend.url, "health", "--worker", "nobody", "--json")
 

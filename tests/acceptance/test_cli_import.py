@@ -83,8 +83,8 @@ async def test_a_plan_is_shown_and_nothing_written(folder: Path, app: Duetime) -
     assert "MAILTO=ops@example.com is left out" in plan.out
     assert "warm-up (line 6): @reboot" in plan.out
     assert "oops (line 7): Cron expression '61 * * * *' has a bad minute field" in plan.out
-    assert "3 schedules: 3 added, 0 changed, 0 the same; 2 not translated." in plan.out
-    assert "Add --apply to write it." in plan.out
+    assert "3 schedules: 3 added, 0 changed, 0 the same; 2 not imported." in plan.out
+    assert "Add --apply to apply it." in plan.out
     assert await names(app) == []
 
 
@@ -96,7 +96,7 @@ async def test_what_is_applied_is_the_same_afterwards(folder: Path, app: Duetime
     moved = CRONTAB.replace("@daily", "@weekly")
     changed = import_(folder, "crontab", "-", "--task", "run_command", given=moved)
 
-    assert done.out.endswith("3 schedules: 3 added, 0 changed, 0 the same; 2 not translated.\n")
+    assert done.out.endswith("3 schedules: 3 added, 0 changed, 0 the same; 2 not imported.\n")
     assert set(becomes(same).values()) == {"same"}
     assert same.json["applied"]
     assert [one["where"] for one in same.json["untranslated"]] == ["line 6", "line 7"]
@@ -117,7 +117,7 @@ async def test_without_a_task_the_plan_says_how_to_write_one(folder: Path, app: 
     assert "needs --task" in plan.out
     assert plain.json["schedules"][0]["task"] is None
     assert refused.code == 2
-    assert "--apply needs --task" in refused.error
+    assert "--apply requires --task" in refused.error
     assert await names(app) == []
 
 
@@ -160,7 +160,7 @@ def test_tasks_are_checked_against_the_app(folder: Path, app: Duetime) -> None:
     assert any("no task 'shop.mail'" in note for note in office["notes"])
     assert unfit.code == 1
     assert "The signature is shop.add" in unfit.out
-    assert "Nothing in tests.recorded.beat:app could be translated" in unfit.error
+    assert "No schedule in tests.recorded.beat:app could be imported" in unfit.error
 
 
 async def test_canary_cut_over_and_rollback(folder: Path, app: Duetime) -> None:
@@ -274,16 +274,24 @@ async def test_what_the_code_declares_is_left_alone(folder: Path, app: Duetime) 
         (("crontab", "nowhere"), 1, "nowhere cannot be read: No such file"),
         (("crontab", "empty"), 1, "There are no schedules in empty."),
         (("crontab", "crontab", "--tz", "Europe/Berln"), 2, "Did you mean 'Europe/Berlin'"),
-        (("crontab", "crontab", "--only", "x"), 2, "--only names 'x', but there are only"),
+        (
+            ("crontab", "crontab", "--only", "x"),
+            2,
+            "--only has the unknown schedule 'x'. The source has:",
+        ),
         (("celery-beat", "nowhere:app"), 1, "There is no module 'nowhere'"),
         (("celery-beat", "new_shop:nothing"), 1, "'new_shop' has no nothing"),
         (("celery-beat", "new_shop:app"), 1, "has no conf.beat_schedule"),
         (
             ("celery-beat", "tests.recorded.beat", "--task-map", "x=y"),
             2,
-            "--task-map names 'x', but the source has only celery.backend_cleanup, shop.add",
+            "--task-map has the unknown task 'x'. The source has: celery.backend_cleanup, shop.add",
         ),
-        (("celery-beat", "tests.recorded.beat", "--task-map", "x"), 2, "'x' is not OLD=NEW"),
+        (
+            ("celery-beat", "tests.recorded.beat", "--task-map", "x"),
+            2,
+            "'x' must have the form OLD=NEW",
+        ),
         (("django-celery-beat", "nowhere.db"), 1, "There is no database at 'nowhere.db'"),
         (("django-celery-beat", "duetime.db"), 1, "no table django_celery_beat_periodictask"),
         (("django-celery-beat", "crontab"), 1, "'crontab' cannot be read: file is not a database"),
@@ -317,4 +325,4 @@ def test_nothing_translated_is_a_failure(folder: Path, app: Duetime) -> None:
 
     assert answer.code == 1
     assert "@reboot" in answer.out
-    assert "Nothing in standard input could be translated" in answer.error
+    assert "No schedule in standard input could be imported" in answer.error

@@ -33,9 +33,9 @@ async def test_recipients_are_put_shown_listed_and_deleted(backend: Backend, app
     gone = duetime(backend.url, "recipients", "delete", "ann", "--yes", "--json")
     [event, *_] = await app.audit.list(entity="recipient:ann")
 
-    assert none.out.startswith("No recipients are stored.")
+    assert none.out.startswith("No recipients.")
     assert added.out.splitlines()[0] == "Recipient ann is added."
-    assert same.out.splitlines()[0] == "Recipient ann is the same: nothing changed."
+    assert same.out.splitlines()[0] == "Recipient ann is unchanged."
     assert stored.channels == (Route("push", "t=7"), Route("email", None))
     assert (stored.max_per_hour, stored.muted) == (5, ("rule:-1h",))
     assert rows(listed)[1] == [
@@ -77,7 +77,7 @@ async def test_muting_changes_nothing_else(backend: Backend, app: Duetime) -> No
         (("put", "ann", "--tz", "Mars"), 1, "Mars"),
         (("put", "ann", "--quiet", "night"), 1, "Write it as '22:00-07:00'"),
         (("put", "ann", "--channel", "=x"), 1, "channel"),
-        (("put", "ann", "--max-per-hour", "0"), 2, "0 is not between 1 and 1,000"),
+        (("put", "ann", "--max-per-hour", "0"), 2, "0 must be between 1 and 1,000"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

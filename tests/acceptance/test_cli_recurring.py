@@ -69,10 +69,10 @@ async def test_what_is_wrong_is_told(backend: Backend, app: Duetime) -> None:
         "either --due or --repeats" in answer("put", "x", "--due", "1h", "--repeats", "@daily")[1]
     )
     assert (
-        "--start needs --repeats"
+        "--start requires --repeats"
         in answer("put", "x", "--due", "1h", "--start", "2999-01-01T09:00Z")[1]
     )
-    assert "is a part of a spec" in answer("put", "x", "--repeats", "0")[1]
+    assert "is only part of a spec" in answer("put", "x", "--repeats", "0")[1]
     assert "There is no occurrence" in answer("skip", "rent", "2999-01-02T09:00Z")[1]
     assert "cannot be read: No such file" in answer("import", "gone.ics")[1]
     assert "not an iCalendar file" in answer("import", __file__)[1]
@@ -102,6 +102,6 @@ async def test_calendars_are_imported_and_exported(
     assert done.out == "4 events imported: 3 added, 0 changed, 1 same.\n"
     assert set(again.json["results"].values()) == {"same"}
     assert partly.out == "1 event imported: 1 added, 0 changed, 0 same.\n"
-    assert "Left out customized-zone: its time zone" in partly.err
+    assert "Not imported: customized-zone: its time zone" in partly.err
     assert file.out.count("BEGIN:VEVENT") == 2
     assert back.out == piped.out == "1 event imported: 0 added, 0 changed, 1 same.\n"

@@ -153,10 +153,10 @@ async def test_a_subjects_own_rules_hold_unless_a_scope_is_locked(
 
     assert "  rules  -1d at 09:00, +1h, its own\n  armed  2 reminders\n" in own.out
     assert "  rules  none, its own\n  armed  0 reminders\n" in none.out
-    assert "  rules  none: neither it nor a scope around it has any\n" in unset.out
+    assert "  rules  none: neither the subject nor its scopes have rules\n" in unset.out
     assert "  due    none: it has no reminders\n" in never.out
     assert "  rules      -2h, from guild:1\n" in locked.out
-    assert "  own rules  -1d at 09:00, +1h; they do not hold: a scope around it" in locked.out
+    assert "  own rules  -1d at 09:00, +1h; not in effect, because an enclosing scope" in locked.out
 
 
 @on_sqlite
@@ -171,7 +171,7 @@ async def test_subjects_are_listed_also_those_that_repeat(backend: Backend, app:
     await app.subjects.complete("standup")
     done = duetime(backend.url, "subjects", "show", "standup")
 
-    assert empty.out.startswith("No subjects. Put one:")
+    assert empty.out.startswith("No subjects. Add one:")
     assert no_match.out == "No subjects match.\n"
     assert rows(once)[0][-1] == "RECIPIENTS"
     assert rows(once)[1][2] == "2999-12-24T18:00:00Z"
@@ -217,7 +217,7 @@ async def test_the_audit_says_who_changed_what(backend: Backend, app: Duetime) -
     assert [event["actor"] for event in last.json] == ["cem"]
     assert nothing.out == "There are no audit events for subject:gone.\n"
     assert unknown.code == 1
-    assert unknown.error.startswith("The audit has no 'game:42'. It has job:\u2026, queue:")
+    assert unknown.error.startswith("'game:42' cannot be audited. Use one of: job:\u2026, queue:")
 
 
 @on_both
@@ -298,15 +298,15 @@ async def test_a_subject_is_completed_and_deleted(backend: Backend, app: Duetime
     ("command", "message"),
     [
         (("subjects", "put", "a"), "Give either --due or --repeats"),
-        (("subjects", "put", "a", "--due", "soon"), "neither a span such as '30m' nor a time"),
+        (("subjects", "put", "a", "--due", "soon"), "neither a duration such as '30m' nor a time"),
         (("subjects", "put", "a", "--due", "2026-12-24"), "Write '2026-12-24T00:00:00Z'"),
         ((*GAME, "--data", "[7]"), "is not a JSON object"),
         ((*GAME, "--remind", "{-1h}"), "is not JSON"),
         ((*GAME, "--remind", "-1h", "--none"), "either --remind or --none"),
         (("scopes", "put", "a", "--remind", "-1h", "--none"), "either --remind or --none"),
-        (("reminders", "preview", "--days", "0"), "0 is not between 1 and 3,650"),
+        (("reminders", "preview", "--days", "0"), "0 must be between 1 and 3,650"),
         (("reminders", "list", "--status", "asleep"), "'asleep' is not one of"),
-        (("reminders", "explain", "first"), "'first' is not a whole number"),
+        (("reminders", "explain", "first"), "'first' is not an integer"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )
@@ -330,7 +330,7 @@ def test_wrong_command_line(
         (("subjects", "delete", "a", "--yes"), "There is no subject 'a'"),
         ((*GAME, "--scope", "nowhere"), "There is no scope 'nowhere'"),
         ((*GAME, "--tz", "Mars"), "There is no time zone 'Mars'"),
-        ((*GAME, "--remind", "1h"), "write '-1h' for before"),
+        ((*GAME, "--remind", "1h"), "Write '-1h' for a time before"),
         (("scopes", "put", "a", "--parent", "nowhere"), "There is no scope 'nowhere'"),
         (("reminders", "explain", "99"), "There is no reminder 99"),
     ],

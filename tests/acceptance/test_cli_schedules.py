@@ -60,7 +60,7 @@ async def test_schedules_are_listed(backend: Backend, app: Duetime) -> None:
     table = schedules(backend.url)
     plain = schedules(backend.url, "list", "--json")
 
-    assert none.out.startswith("No schedules. Make one: duetime schedules put")
+    assert none.out.startswith("No schedules. Add one: duetime schedules put")
     heading, digest, over, poll, trial = table.out.splitlines()
     assert heading.split() == ["NAME", "WHEN", "NEXT", "LAST", "STATUS"]
     assert digest.split("  ")[1] == "0 9 * * 1-5 (America/New_York)"
@@ -192,8 +192,8 @@ async def test_a_person_is_told_that_the_code_declares_it(backend: Backend, app:
     refused = schedules(backend.url, "delete", "poll", given="n\n")
     changed = schedules(backend.url, "put", "poll", "shop.clean", "@hourly")
 
-    assert "the next worker that starts adds it again" in refused.err
-    assert changed.out.endswith("the next worker that starts sets it back.\n")
+    assert "the next worker that starts will add it again" in refused.err
+    assert changed.out.endswith("the next worker that starts will revert the change.\n")
 
 
 @on_both
@@ -252,7 +252,7 @@ async def test_a_backfill_runs_what_has_not_run(backend: Backend, app: Duetime) 
     assert refused.code == 1
     assert len(untouched) == 2
     assert done.out.startswith("9 ticks of daily will run, from 2026-01-01T00:00:00Z")
-    assert again.out.endswith("is left to run.\n")
+    assert again.out.endswith("have already run.\n")
     assert len(await app.schedules["daily"].history(before=datetime(2026, 2, 1, tzinfo=UTC))) == 9
 
 
@@ -344,20 +344,20 @@ async def test_a_schedule_is_previewed(backend: Backend, app: Duetime) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (("put", "a", "b"), "When? Give a SPEC"),
-        (("put", "a", "b", "0", "9", "x"), "Quote the whole: '0 9 * * *'"),
-        (("put", "a", "b", "@every", "10m"), "Quote the whole: '@every 10m'"),
+        (("put", "a", "b"), "Give a SPEC"),
+        (("put", "a", "b", "0", "9", "x"), "Put the whole spec in quotes: '0 9 * * *'"),
+        (("put", "a", "b", "@every", "10m"), "Put the whole spec in quotes: '@every 10m'"),
         (("put", "a", "b", "@daily", "--args", "[7]"), "is not a JSON object"),
         (("put", "a", "b", "@daily", "--overlap", "maybe"), "'maybe' is not one of"),
-        (("put", "a", "b", "@daily", "--priority", "10"), "10 is not between 0 and 9"),
+        (("put", "a", "b", "@daily", "--priority", "10"), "10 must be between 0 and 9"),
         (("pause", "a", "--until", "2026-12-24"), "Write '2026-12-24T00:00:00Z'"),
-        (("pause", "a", "--until", "soon"), "neither a span such as '30m' nor a time"),
+        (("pause", "a", "--until", "soon"), "neither a duration such as '30m' nor a time"),
         (("reschedule", "a", "9999-12-31T23:00-05:00"), "between the years 1970 and 9000"),
         (("history", "a", "--status", "asleep"), "'asleep' is not one of"),
-        (("explain", "a", "30m"), "'30m' is not a time such as"),
-        (("preview",), "Give either a schedule's NAME, or --spec"),
-        (("preview", "a", "--spec", "@daily"), "Give either a schedule's NAME, or --spec"),
-        (("preview", "a", "--tz", "UTC"), "--tz goes with --spec"),
+        (("explain", "a", "30m"), "'30m' is not a valid time such as"),
+        (("preview",), "Give either the NAME of a schedule, or --spec"),
+        (("preview", "a", "--spec", "@daily"), "Give either the NAME of a schedule, or --spec"),
+        (("preview", "a", "--tz", "UTC"), "--tz can only be combined with --spec"),
         (("backfill", "a"), "Missing option '--from'"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),

@@ -59,13 +59,13 @@ async def test_a_table_is_tracked_shown_and_left(games: Backend) -> None:
     left = duetime(url, "tables", "delete", "game_sessions", "--yes")
     gone = duetime(url, "tables")
 
-    assert (tracked.code, tracked.out) == (0, "game_sessions is tracked: 2 rows read.\n")
+    assert (tracked.code, tracked.out) == (0, "game_sessions is now tracked: 2 rows read.\n")
     assert "2999-12-24T17:00:00Z" in subject.out
     assert listed.out.splitlines()[1].split()[-2:] == ["1", "ok"]
     assert [one["track"]["when"] for one in as_json] == ["status = 'scheduled'"]
     assert refused.code == 1
     assert refused.err.splitlines()[-1].startswith("Error: Not confirmed")
-    assert left.out == "game_sessions is tracked no longer: 1 subject removed.\n"
+    assert left.out == "game_sessions is no longer tracked: 1 subject removed.\n"
     assert gone.out.startswith("No table is tracked.")
 
 
@@ -78,7 +78,7 @@ async def test_a_track_of_another_name_says_so_and_what_cannot_be_read(games: Ba
         run(games, "update game_sessions set scheduled_at = 'soon' where id = 1")
     again = duetime(games.url, *TRACK, "--name", "matches")
 
-    assert named.out == "game_sessions is tracked as matches: 2 rows read.\n"
+    assert named.out == "game_sessions is now tracked as matches: 2 rows read.\n"
     assert again.out.splitlines()[1].startswith("  1 problem, such as matches:1: its due time")
 
 
@@ -102,7 +102,7 @@ async def test_a_mistake_is_one_line_that_says_what_to_do(games: Backend) -> Non
     name = duetime(games.url, "tables", "delete", "games", "--yes")
 
     assert (column.code, condition.code, name.code) == (1, 1, 1)
-    assert "has no column 'sheduled_at'. It has: id, status" in column.err
+    assert "has no column 'sheduled_at'. Its columns are: id, status" in column.err
     assert "state" in condition.err
     assert "No tracked table is named 'games'." in name.err
     assert [answer.err.count("\n") for answer in (column, condition, name)] == [1, 1, 1]

@@ -72,7 +72,7 @@ def backup_command(context: click.Context, file: str) -> None:
     if target.json:
         print_json(msgspec.structs.asdict(backup) | {"version": version})
     else:
-        echo(f"{backup.file}: {backup.bytes:,} bytes, version {version}, complete and checked.")
+        echo(f"{backup.file}: {backup.bytes:,} bytes, schema version {version}, integrity checked.")
 
 
 @db.command("status")
@@ -89,7 +89,7 @@ def status_command(context: click.Context) -> None:
         echo(f"Version {status.version}, up to date.")
     elif status.version == status.latest:
         echo(
-            f"Version {status.version}; its SQL functions are of another release of Duetime. "
+            f"Version {status.version}. The SQL functions are those of another release of Duetime. "
             "Run `duetime db upgrade`."
         )
     else:
@@ -103,9 +103,7 @@ def status_command(context: click.Context) -> None:
 
 @db.command("roles")
 @click.option("--apply", is_flag=True, help="Run the statements.")
-@click.option(
-    "--prefix", default="duetime", show_default=True, help="What the roles' names begin with."
-)
+@click.option("--prefix", default="duetime", show_default=True, help="Prefix of the role names.")
 @click.pass_context
 def roles_command(context: click.Context, apply: bool, prefix: str) -> None:
     """Print the SQL that makes roles with the least rights: worker, operator, producer, tracker,
@@ -119,7 +117,7 @@ def roles_command(context: click.Context, apply: bool, prefix: str) -> None:
     if target.json:
         print_json({"sql": script, "applied": apply})
     elif apply:
-        echo("The roles and their rights are in the database. Grant each to those that log")
+        echo("The roles and their privileges are in place. Grant each to the users that log")
         echo(f"in, for example: grant {prefix}_producer to web;")
     else:
         echo(script.rstrip())

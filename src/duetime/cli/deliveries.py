@@ -62,7 +62,7 @@ def deliveries_command(context: click.Context, reminder_id: int) -> None:
 
 @click.command("ack", cls=Command)
 @click.argument("reminder_id", metavar="[ID]", type=JOB_ID, required=False)
-@click.option("--external", metavar="ID", help="The id under which its receiver knows it.")
+@click.option("--external-id", "external", metavar="ID", help="The id that the receiver gave it.")
 @by_option
 @click.pass_context
 def ack_command(
@@ -71,18 +71,22 @@ def ack_command(
     """Acknowledge a reminder that was sent, so that it does not escalate."""
     which = reminder_id if external is None else external
     if which is None or (reminder_id is not None and external is not None):
-        raise click.UsageError("Give either a reminder's ID or --external.")
+        raise click.UsageError("Give either the ID of a reminder or --external-id.")
 
     async def acknowledge(app: Duetime) -> bool:
         return await app.reminders.acknowledge(which, by=by)
 
     target = target_of(context)
     new = target.run(acknowledge)
-    name = f"Reminder {which}" if external is None else f"The reminder known as {external}"
+    name = (
+        f"Reminder {which}"
+        if external is None
+        else (f"The reminder with the external id {external}")
+    )
     if target.json:
         print_json({"reminder": which, "new": new})
     else:
-        echo(f"{name} is acknowledged." if new else f"{name} was acknowledged before.")
+        echo(f"{name} is acknowledged." if new else f"{name} was already acknowledged.")
 
 
 @click.command("snooze", cls=Command)
@@ -101,7 +105,7 @@ def snooze_command(context: click.Context, reminder_id: int, span: timedelta, by
     if target.json:
         print_json({"reminder": reminder_id, "run_at": at})
     else:
-        echo(f"Reminder {reminder_id} is sent again at {iso(at.replace(microsecond=0))}.")
+        echo(f"Reminder {reminder_id} will be sent again at {iso(at.replace(microsecond=0))}.")
 
 
 def _remarks(delivery: Delivery) -> str:

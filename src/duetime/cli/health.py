@@ -24,10 +24,15 @@ _EXIT_CODES = {"database": 3, "schema": 4, "worker": 5}
     "queues",
     metavar="NAME",
     multiple=True,
-    help="A live worker must work on this queue. May be repeated.",
+    help="Require a live worker that serves this queue. May be repeated.",
 )
-@click.option("--worker", "name", metavar="NAME", help="Only a worker of this name counts.")
-@click.option("--here", is_flag=True, help="Only workers of this host or container count.")
+@click.option("--worker", "name", metavar="NAME", help="Require a live worker with this name.")
+@click.option(
+    "--this-host",
+    "here",
+    is_flag=True,
+    help="Require a live worker on this host or in this container.",
+)
 @click.option("--no-worker", is_flag=True, help="Check the database and its schema only.")
 @click.option(
     "--timeout",
@@ -56,9 +61,11 @@ def health(
                 5  there is no live worker
     """
     if here and name is not None:
-        raise click.UsageError("Give either --here or --worker.")
+        raise click.UsageError("--this-host and --worker cannot be combined.")
     if no_worker and (here or name is not None or queues):
-        raise click.UsageError("--no-worker goes without --here, --worker and --queue.")
+        raise click.UsageError(
+            "--no-worker cannot be combined with --this-host, --worker or --queue."
+        )
     target = target_of(context)
     app = target.load()
     app.settings = msgspec.structs.replace(app.settings, migrate=False)

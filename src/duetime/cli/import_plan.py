@@ -21,13 +21,13 @@ def print_plan(plan: Plan) -> None:
             notes.setdefault(note, []).append(planned.schedule.name)
     _print_lines("Notes:", [f"{some(names)}: {note}." for note, names in notes.items()])
     _print_lines(
-        "Not translated:",
+        "Not imported:",
         [f"{one.name} ({one.where}): {one.reason}." for one in plan.untranslated],
     )
     if any(planned.found.task is None for planned in plan.schedules):
         echo(
-            "\nA crontab runs commands, Duetime runs tasks. Write one, and name it with --task "
-            f"run_command:\n\n{_indent(HOW_TO_RUN).rstrip()}"
+            "\nA crontab runs commands, but Duetime runs tasks. Write a task that runs a command, "
+            f"and pass it with --task run_command:\n\n{_indent(HOW_TO_RUN).rstrip()}"
         )
 
 
@@ -41,14 +41,14 @@ def summary(plan: Plan, *, applied: bool, shadow: bool, checked: bool) -> str:
     if waiting := plan.count("needs --task"):
         text = f"\n{plural(waiting, 'schedule')} to add or change, once --task is given"
     if plan.untranslated:
-        text += f"; {len(plan.untranslated)} not translated"
-    text += ", as canaries that run nothing." if shadow else "."
+        text += f"; {len(plan.untranslated)} not imported"
+    text += ", in shadow: their ticks are recorded, but nothing runs." if shadow else "."
     if applied:
         return text
     if not checked:
-        text += " Without --app, neither tasks nor arguments were checked."
+        text += " Tasks and arguments were not checked. To check them, add --app."
     needed = "--task and --apply" if waiting else "--apply"
-    return f"{text}\nThis is the plan; nothing was written. Add {needed} to write it."
+    return f"{text}\nThis is only a plan; nothing was changed. Add {needed} to apply it."
 
 
 def plan_as_json(plan: Plan, *, applied: bool, shadow: bool) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def importing() -> None:
 def _read_map(context: Any, parameter: Any, given: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     if bad := [old + equals + new for old, equals, new in pairs if not (old and new)]:
-        raise click.BadParameter(f"{bad[0]!r} is not OLD=NEW.")
+        raise click.BadParameter(f"{bad[0]!r} must have the form OLD=NEW.")
     return {old: new for old, _, new in pairs}
 
 
@@ -63,19 +63,26 @@ def _check_zone(context: Any, parameter: Any, tz: str | None) -> str | None:
 def plan_options(command: C) -> C:
     for option in reversed(
         [
-            click.option("--apply", is_flag=True, help="Write the plan; else it is only shown."),
+            click.option(
+                "--apply", is_flag=True, help="Apply the plan. Without this, it is only shown."
+            ),
             click.option(
                 "--tz",
                 metavar="ZONE",
                 callback=_check_zone,
-                help="The zone of times that have none, such as Europe/Berlin.",
+                help="The time zone of times without one, such as Europe/Berlin.",
             ),
-            click.option("--prefix", default="", metavar="TEXT", help="Put before every name."),
+            click.option("--prefix", default="", metavar="TEXT", help="Prefix of every name."),
             click.option(
-                "--only", multiple=True, metavar="NAME", help="Only this schedule (repeat it)."
+                "--only",
+                multiple=True,
+                metavar="NAME",
+                help="Import only this schedule. May be repeated.",
             ),
             click.option(
-                "--shadow", is_flag=True, help="As canaries: record every tick, run nothing."
+                "--shadow",
+                is_flag=True,
+                help="Import in shadow: record every tick, but run nothing.",
             ),
             by_option,
         ]
@@ -89,14 +96,18 @@ map_option = click.option(
     multiple=True,
     metavar="OLD=NEW",
     callback=_read_map,
-    help="Another name for a task (repeat it).",
+    help="Use another name for a task. May be repeated.",
 )
 
 
 @importing.command("crontab")
 @click.argument("file")
-@click.option("--task", metavar="NAME", help="The task that runs a command: it takes `command`.")
-@click.option("--system", is_flag=True, help="Lines have a user, as in /etc/crontab.")
+@click.option(
+    "--task",
+    metavar="NAME",
+    help="The task that runs the commands. It takes the argument `command`.",
+)
+@click.option("--system", is_flag=True, help="Each line has a user field, as in /etc/crontab.")
 @plan_options
 @click.pass_context
 def crontab_command(
@@ -106,8 +117,8 @@ def crontab_command(
     chosen = Choice(**choice)
     if chosen.apply and task is None:
         raise click.UsageError(
-            "--apply needs --task: the task that runs the commands. Without --apply, the plan "
-            "shows how to write one."
+            "--apply requires --task, the task that runs the commands. Run without --apply to see "
+            "how to write one."
         )
     source = "standard input" if file == "-" else file
     text = _read(source, lambda: _read_text(file))
@@ -153,7 +164,9 @@ def django_celery_beat_command(context: click.Context, /, source: str, **choice:
 @importing.command("apscheduler")
 @click.argument("source", metavar="MODULE:SCHEDULER|URL")
 @click.option(
-    "--trust-pickle", is_flag=True, help="Read the job store's pickles: only if you trust it."
+    "--trust-pickle",
+    is_flag=True,
+    help="Load the pickles of the job store. Use it only if you trust the database.",
 )
 @map_option
 @plan_options
@@ -166,9 +179,9 @@ def apscheduler_command(
     stored = "://" in source or Path(source).is_file()
     if stored and not trust_pickle:
         raise click.UsageError(
-            "A job store holds pickles, and a pickle may be made to do harm to who reads it. Name "
-            "the scheduler instead (MODULE:SCHEDULER), or add --trust-pickle if nobody else "
-            "writes to that database."
+            "The job store contains pickles, and loading a malicious pickle can run any code. Give "
+            "the scheduler instead (MODULE:SCHEDULER), or add --trust-pickle if you trust everyone "
+            "who can write to that database."
         )
     if stored:
         jobs = _read(DATABASE, lambda: apscheduler.read_database(source))
@@ -246,7 +259,7 @@ def _import_found(
         checked = target.app is not None
         echo(summary(plan, applied=applied, shadow=choice.shadow, checked=checked))
     if not plan.schedules:
-        raise click.ClickException(f"Nothing in {source} could be translated.")
+        raise click.ClickException(f"No schedule in {source} could be imported.")
 
 
 def _choose(found: list[Found], choice: Choice, source: str) -> list[Found]:
@@ -256,9 +269,11 @@ def _choose(found: list[Found], choice: Choice, source: str) -> list[Found]:
     known = {*origins, *(origin.replace(":", ".") for origin in origins)}
     if unknown := sorted(set(choice.task_map) - known):
         raise click.UsageError(
-            f"--task-map names {unknown[0]!r}, but the source has only {some(origins)}."
+            f"--task-map has the unknown task {unknown[0]!r}. The source has: {some(origins)}."
         )
     names = [one.name for one in found]
     if unknown := sorted(set(choice.only) - set(names)):
-        raise click.UsageError(f"--only names {unknown[0]!r}, but there are only {some(names)}.")
+        raise click.UsageError(
+            f"--only has the unknown schedule {unknown[0]!r}. The source has: {some(names)}."
+        )
     return [one for one in found if not choice.only or one.name in choice.only]

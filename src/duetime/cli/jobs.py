@@ -120,7 +120,7 @@ def explain_command(context: click.Context, job_id: int) -> None:
 
 @jobs.command("cancel")
 @click.argument("job_ids", metavar="ID...", type=JOB_ID, nargs=-1, required=True)
-@click.option("--reason", default="cancelled", help="The reason, for people to read.")
+@click.option("--reason", default="cancelled", help="A reason, shown to people.")
 @by_option
 @click.pass_context
 def cancel_command(context: click.Context, job_ids: tuple[int, ...], reason: str, by: str) -> None:
@@ -129,9 +129,9 @@ def cancel_command(context: click.Context, job_ids: tuple[int, ...], reason: str
     async def cancel(app: Duetime, job_id: int) -> str:
         match await app.jobs.cancel(job_id, reason=reason, by=by):
             case JobState.RUNNING:
-                return "is running: its worker was asked to stop it"
+                return "is running: its worker was requested to stop it"
             case JobState.CANCELLED:
-                return "was cancelled before"
+                return "was already cancelled"
         return "is cancelled"
 
     _each(context, job_ids, cancel)
@@ -153,7 +153,9 @@ def retry_command(context: click.Context, job_ids: tuple[int, ...], by: str) -> 
                 if error.state in ("dead", "cancelled", "expired", "superseded")
                 else ""
             )
-            raise DuetimeError(f"Job {job_id} is {error.state}: it does not wait.{hint}") from None
+            raise DuetimeError(
+                f"Job {job_id} is {error.state}, so it cannot be retried.{hint}"
+            ) from None
         return "is due now"
 
     _each(context, job_ids, retry)
@@ -203,10 +205,16 @@ jobs.add_command(audit_command("job", "ID", type=JOB_ID))
     type=click.Choice(["dead", "cancelled", "expired", "superseded"]),
     multiple=True,
     metavar="STATE",
-    help="All that are dead, cancelled, expired or superseded.",
+    help="All jobs in this state: dead, cancelled, expired or superseded.",
 )
-@click.option("--queue", metavar="NAME", help="All of this queue; dead ones, unless --state.")
-@click.option("--task", metavar="NAME", help="All of this task; dead ones, unless --state.")
+@click.option(
+    "--queue",
+    metavar="NAME",
+    help="All jobs of this queue; only dead ones, unless --state is given.",
+)
+@click.option(
+    "--task", metavar="NAME", help="All jobs of this task; only dead ones, unless --state is given."
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @by_option
 @click.pass_context
@@ -226,7 +234,7 @@ def requeue_command(
     duetime jobs requeue --state dead --task shop.send_invoice
     """
     if bool(job_ids) == bool(states or queue or task):
-        raise click.UsageError("Give either the jobs' ids, or --state, --queue or --task.")
+        raise click.UsageError("Give either job ids, or --state, --queue or --task.")
     if job_ids:
         _each(context, job_ids, partial(_requeue, by=by))
     else:
@@ -264,7 +272,7 @@ def _requeue_all(
         print_json({"requeued": requeued, "conflicts": conflicts})
         return
     for job_id, holder in sorted(conflicts.items()):
-        echo(f"Job {job_id} was left as it is: job {holder} holds its key.")
+        echo(f"Job {job_id} was not requeued, because job {holder} holds its key.")
     if requeued or conflicts:
         echo(f"{plural(requeued, 'job')} requeued.")
     else:

@@ -38,14 +38,16 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
     def _read_span(self, text: str, param: Any, ctx: Any) -> Any:
         example = "such as '2026-01-31T09:00:00Z'"
         if not self._or_span:
-            self.fail(f"{text[:40]!r} is not a time {example}.", param, ctx)
+            self.fail(f"{text[:40]!r} is not a valid time {example}.", param, ctx)
         try:
             return read_duration(text, name="A span")
         except TooLong as error:
             self.fail(str(error), param, ctx)
         except InvalidInput:
             self.fail(
-                f"{text[:40]!r} is neither a span such as '30m' nor a time {example}.", param, ctx
+                f"{text[:40]!r} is neither a duration such as '30m' nor a time {example}.",
+                param,
+                ctx,
             )
 
 

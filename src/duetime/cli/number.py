@@ -21,11 +21,9 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
         number = read_whole_number(str(value))
         if number is None:
-            self.fail(
-                f"{value[:40]!r} is not a whole number: write digits, such as 20.", param, ctx
-            )
+            self.fail(f"{value[:40]!r} is not an integer such as 20.", param, ctx)
         if not self._least <= number <= self._most:
-            self.fail(f"{number} is not between {self._least:,} and {self._most:,}.", param, ctx)
+            self.fail(f"{number} must be between {self._least:,} and {self._most:,}.", param, ctx)
         return number
 
 

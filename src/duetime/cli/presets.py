@@ -57,7 +57,9 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
 @presets.command("put")
 @click.argument("name")
 @click.argument("specs", metavar="SPEC...", type=SPEC, nargs=-1, required=True)
-@click.option("--tz", metavar="ZONE", default="UTC", help="Such as Europe/Berlin.  [default: UTC]")
+@click.option(
+    "--tz", metavar="ZONE", default="UTC", help="Time zone, such as Europe/Berlin.  [default: UTC]"
+)
 @click.option("--description", metavar="TEXT", default="", help="What it means; people see it.")
 @by_option
 @click.pass_context
@@ -74,7 +76,7 @@ def put_command(
     if target.json:
         print_json({"preset": name, "result": result})
     else:
-        said = "is the same: nothing changed" if result == "same" else f"is {result}"
+        said = "is unchanged" if result == "same" else f"is {result}"
         echo(f"Preset {name} {said}.")
 
 

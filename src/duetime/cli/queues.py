@@ -65,7 +65,7 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
 
 @queues.command("pause")
 @click.argument("queue")
-@click.option("--reason", default="", help="The reason, for people to read.")
+@click.option("--reason", default="", help="A reason, shown to people.")
 @by_option
 @click.pass_context
 def pause_command(context: click.Context, queue: str, reason: str, by: str) -> None:

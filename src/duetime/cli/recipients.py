@@ -52,7 +52,7 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
         print_json([_json(recipient) for recipient in found])
         return
     if not found:
-        echo("No recipients are stored. Anyone else is reached by their reference.")
+        echo("No recipients. Anyone can still be reminded: the reference is then the address.")
         return
     print_table(
         ("RECIPIENT", "ZONE", "CHANNELS", "QUIET", "PER HOUR", "MUTED"),
@@ -85,21 +85,23 @@ def show_command(context: click.Context, ref: str) -> None:
 
 @recipients.command("put")
 @click.argument("ref")
-@click.option("--tz", metavar="ZONE", help="Their clock.  [default: the subject's]")
+@click.option(
+    "--tz", metavar="ZONE", help="Time zone of the recipient.  [default: that of the subject]"
+)
 @click.option(
     "--channel",
     "channels",
     metavar="NAME=ADDRESS",
     multiple=True,
-    help="Where they are reached, in this order. May be repeated.  [default: all, at REF]",
+    help="Channels in the order in which they are tried. May be repeated.  [default: all, at REF]",
 )
-@click.option("--quiet", metavar="HOURS", help="When not to disturb, such as 22:00-07:00.")
-@click.option("--mute", metavar="WHAT", multiple=True, help=f"Nothing of {_WHAT}. May be repeated.")
+@click.option("--quiet", metavar="HOURS", help="Quiet hours, such as 22:00-07:00.")
+@click.option("--mute", metavar="WHAT", multiple=True, help=f"Mute {_WHAT}. May be repeated.")
 @click.option(
     "--max-per-hour",
     type=Number(1, MAX_PER_HOUR),
     metavar="N",
-    help="What is more waits, and goes out in one message.  [default: no limit]",
+    help="Send at most N messages per hour, the rest in one digest.  [default: no limit]",
 )
 @by_option
 @click.pass_context
@@ -205,7 +207,7 @@ def _change(context: click.Context, change: Any) -> None:
     if target.json:
         print_json(_json(after) | {"result": result})
         return
-    said = "is the same: nothing changed" if result == "same" else f"is {result}"
+    said = "is unchanged" if result == "same" else f"is {result}"
     echo(f"Recipient {one_line(after.ref)} {said}.")
     _facts(after)
 

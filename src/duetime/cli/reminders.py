@@ -49,7 +49,11 @@ for command in (deliveries_command, ack_command, snooze_command):
 
 @reminders.command("preview")
 @click.option(
-    "--days", type=Number(1, 3650), default=7, metavar="N", help="How far ahead.  [default: 7]"
+    "--days",
+    type=Number(1, 3650),
+    default=7,
+    metavar="N",
+    help="How many days ahead.  [default: 7]",
 )
 @paged(default=100)
 @click.pass_context
@@ -71,13 +75,13 @@ def preview_command(context: click.Context, days: int, limit: int, after: str | 
     show_reminders(found, ended=False)
     if days > HORIZON.days:
         echo(
-            f"Subjects that repeat are armed about {HORIZON.days} days ahead: "
-            "`duetime subjects show REF` tells when they are due."
+            f"Reminders of recurring subjects are armed about {HORIZON.days} days ahead. `duetime "
+            "subjects show REF` shows when a subject is due."
         )
 
 
 @reminders.command("list")
-@click.option("--subject", metavar="REF", help="Only of this subject.")
+@click.option("--subject", metavar="REF", help="Only reminders of this subject.")
 @click.option(
     "--status",
     type=click.Choice([status.value for status in ReminderStatus]),
@@ -136,12 +140,20 @@ def explain_command(context: click.Context, reminder_id: int) -> None:
     "--status",
     type=click.Choice(["failed", "expired", "skipped"]),
     metavar="STATUS",
-    help="All that failed, expired or were skipped.",
+    help="All reminders with this status: failed, expired or skipped.",
 )
-@click.option("--subject", metavar="REF", help="All of this subject; failed ones, unless --status.")
-@click.option("--scope", metavar="REF", help="All in this scope, or inside it.")
-@click.option("--recipient", metavar="REF", help="All to this recipient.")
-@click.option("--within", type=SPAN, metavar="SPAN", help="All that ended in the last 2h, 1d, …")
+@click.option(
+    "--subject",
+    metavar="REF",
+    help="All reminders of this subject; only failed ones, unless --status is given.",
+)
+@click.option(
+    "--scope", metavar="REF", help="All reminders in this scope and the scopes inside it."
+)
+@click.option("--recipient", metavar="REF", help="All reminders to this recipient.")
+@click.option(
+    "--within", type=SPAN, metavar="SPAN", help="All reminders that finished in the last 2h, 1d, …"
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @by_option
 @click.pass_context
@@ -167,8 +179,7 @@ def resend_command(
     which = {"subject": subject, "scope": scope, "recipient": recipient, "within": within}
     if bool(reminder_ids) == bool(status or any(which.values())):
         raise click.UsageError(
-            "Give either the reminders' ids, or --status, --subject, --scope, --recipient or "
-            "--within."
+            "Give either reminder ids, or --status, --subject, --scope, --recipient or --within."
         )
     target = target_of(context)
     if reminder_ids:
@@ -280,7 +291,9 @@ class RuleType(click.ParamType):  # type: ignore[type-arg]  # generic only in ne
 def rule_options(command: C) -> C:
     """Add `--remind` and `--none`, which `read_rules` reads."""
     for option in (
-        click.option("--none", "no_rules", is_flag=True, help="No reminders: an empty list."),
+        click.option(
+            "--none", "no_rules", is_flag=True, help="No reminders, whatever the scopes say."
+        ),
         click.option(
             "--remind",
             type=RuleType(),

@@ -27,7 +27,12 @@ from duetime.storage.schedules.rows import TickInfo
     metavar="STATUS",
     help=f"Only {', '.join(TickStatus)}.",
 )
-@click.option("--since", type=MOMENT_OR_SPAN, metavar="TIME", help="From then on, or 2d ago on.")
+@click.option(
+    "--since",
+    type=MOMENT_OR_SPAN,
+    metavar="TIME",
+    help="Only ticks since this time, or since 2d ago.",
+)
 @click.option("--before", type=MOMENT_OR_SPAN, metavar="TIME", help="Only ticks before then.")
 @paged()
 @click.pass_context

@@ -41,7 +41,11 @@ class SpecType(click.ParamType):  # type: ignore[type-arg]  # generic only in ne
         text = value.strip()
         if _FIELD.fullmatch(text):
             example = "@every 10m" if text[0] == "@" else "0 9 * * *"
-            self.fail(f"{text!r} is a part of a spec. Quote the whole: '{example}'.", param, ctx)
+            self.fail(
+                f"{text!r} is only part of a spec. Put the whole spec in quotes: '{example}'.",
+                param,
+                ctx,
+            )
         return _read_object(self, text, param, ctx) if text.startswith("{") else text
 
 
@@ -70,15 +74,22 @@ SPEC = SpecType()
 def times_options(command: C) -> C:
     """Add the options that specs share."""
     for option in (
-        click.option("--end", metavar="TIME", help="No ticks from then on."),
-        click.option("--start", metavar="TIME", help="No ticks before; intervals count from it."),
+        click.option("--end", metavar="TIME", help="No ticks at or after this time."),
+        click.option(
+            "--start",
+            metavar="TIME",
+            help="No ticks before this time. Intervals are counted from it.",
+        ),
         click.option(
             "--exclude",
             metavar="DATE|CRON",
             multiple=True,
-            help="A local date, or a cron expression, on which nothing runs. May be repeated.",
+            help="A local date, or a cron expression, on which the schedule does not run. May be "
+            "repeated.",
         ),
-        click.option("--tz", metavar="ZONE", help="Such as Europe/Berlin.  [default: UTC]"),
+        click.option(
+            "--tz", metavar="ZONE", help="Time zone, such as Europe/Berlin.  [default: UTC]"
+        ),
     ):
         command = option(command)
     return command
@@ -91,21 +102,26 @@ def _policy_options(command: C) -> C:
     options: list[tuple[str, dict[str, Any]]] = [
         ("--catch-up", {"metavar": "HOW", "type": click.Choice(catch_up),
                         "help": f"Missed ticks: {', '.join(catch_up)}.  [default: latest]"}),
-        ("--max-runs", many | {"help": "With all: only the last N missed."}),
+        ("--max-runs", many | {"help": "With --catch-up all: only the last N missed ticks."}),
         ("--max-age", span | {"help": "Missed ticks older than this are skipped."}),
         ("--pace", span | {"help": "The time between runs that are caught up.  [default: 0s]"}),
-        ("--grace", span | {"help": "Later than this is missed.  [default: 10s]"}),
+        ("--grace", span | {"help": "A tick that starts later than this is missed.  [default: "
+        "10s]"}),
         ("--overlap", {"metavar": "HOW", "type": click.Choice(overlap),
-                       "help": f"If a run has not ended: {', '.join(overlap)}.  [default: skip]"}),
-        ("--max-concurrent-runs", many | {"help": "How many may run at once.  [default: 1]"}),
+                       "help": f"If the previous run has not finished: {', '.join(overlap)}.  "
+                       "[default: skip]"}),
+        ("--max-concurrent-runs", many | {"help": "How many runs may run at once.  [default: 1]"}),
         ("--burst-allowed", {"is_flag": True, "default": None,
-                             "help": "Caught-up and backfilled runs may run together."}),
-        ("--after", {"metavar": "SCHEDULE", "help": "Only if that schedule succeeded lately."}),
-        ("--within", span | {"help": "With --after: how lately.  [default: 1h]"}),
-        ("--wait", span | {"help": "With --after: wait so long for it, else skip."}),
-        ("--pause-after", many | {"help": "Pause after so many failures in a row."}),
-        ("--expires", span | {"help": "A run that could not start for so long is skipped."}),
-        ("--shadow", {"is_flag": True, "default": None, "help": "Record the ticks; run nothing."}),
+                             "help": "Caught-up and backfilled runs may run at the same time."}),
+        ("--after", {"metavar": "SCHEDULE", "help": "Run only if that schedule succeeded "
+        "recently."}),
+        ("--within", span | {"help": "With --after: how recently.  [default: 1h]"}),
+        ("--wait", span | {"help": "With --after: how long to wait for it before the tick is "
+        "skipped."}),
+        ("--pause-after", many | {"help": "Pause the schedule after N failures in a row."}),
+        ("--expires", span | {"help": "A run that could not start within this time is skipped."}),
+        ("--shadow", {"is_flag": True, "default": None, "help": "Record the ticks, but run "
+        "nothing."}),
     ]  # fmt: skip
     for name, attributes in reversed(options):
         command = click.option(name, **attributes)(command)
@@ -118,11 +134,14 @@ def _policy_options(command: C) -> C:
 @click.argument("specs", metavar="SPEC...", type=SPEC, nargs=-1)
 @click.option("--args", type=ObjectType(), metavar="JSON", help="The task's arguments.")
 @times_options
-@click.option("--jitter", type=SPAN, metavar="SPAN", help="Each run starts up to so much later.")
-@click.option("--preset", metavar="NAME", help="A spec by its name: `schedules presets`.")
-@click.option("--queue", metavar="NAME", help="The runs' queue.  [default: the task's]")
+@click.option("--jitter", type=SPAN, metavar="SPAN", help="Delay each run by up to this much.")
+@click.option("--preset", metavar="NAME", help="A named timetable: see `schedules presets`.")
+@click.option("--queue", metavar="NAME", help="Queue of the runs.  [default: that of the task]")
 @click.option(
-    "--priority", type=Number(0, 9), metavar="N", help="0 (first) to 9.  [default: the task's]"
+    "--priority",
+    type=Number(0, 9),
+    metavar="N",
+    help="0 (first) to 9 (last).  [default: that of the task]",
 )
 @_policy_options
 @by_option
@@ -150,7 +169,7 @@ def put_command(
     With --app, the arguments are checked, and the task's own options are the defaults.
     """
     if not specs and preset is None:
-        raise click.UsageError("When? Give a SPEC such as '0 9 * * *', or --preset.")
+        raise click.UsageError("Give a SPEC such as '0 9 * * *', or --preset.")
     given = {option: value for option, value in options.items() if value is not None}
 
     target = target_of(context)
@@ -172,7 +191,7 @@ def put_command(
         return
     _tell(result, declared, info, now)
     if unknown:
-        echo(f"The app has no task {one_line(task)}: it runs when a worker knows it.")
+        echo(f"The app has no task {one_line(task)}. Its runs wait until a worker knows the task.")
 
 
 async def _is_declared(app: Duetime, name: str) -> bool:
@@ -183,12 +202,14 @@ async def _is_declared(app: Duetime, name: str) -> bool:
 
 
 def _tell(result: str, declared: bool, info: ScheduleInfo, now: datetime) -> None:
-    said = "is the same: nothing changed" if result == "same" else f"is {result}"
+    said = "is unchanged" if result == "same" else f"is {result}"
     echo(f"Schedule {info.name} {said}.")
     echo(f"  when  {info.when}")
     echo(f"  next  {next_run(info, now)}")
     if declared and result != "same":
-        echo("The code declares this schedule: the next worker that starts sets it back.")
+        echo(
+            "This schedule is declared in code: the next worker that starts will revert the change."
+        )
 
 
 @click.command("preview", cls=Command)
@@ -202,9 +223,18 @@ def _tell(result: str, declared: bool, info: ScheduleInfo, now: datetime) -> Non
     metavar="N",
     help="How many ticks, at most 1,000.  [default: 10]",
 )
-@click.option("--since", type=MOMENT, metavar="TIME", help="From when on.  [default: now]")
-@click.option("--spec", "specs", type=SPEC, metavar="SPEC", multiple=True, help="Try this spec.")
-@click.option("--preset", metavar="NAME", help="Try this preset.")
+@click.option(
+    "--since", type=MOMENT, metavar="TIME", help="Show ticks after this time.  [default: now]"
+)
+@click.option(
+    "--spec",
+    "specs",
+    type=SPEC,
+    metavar="SPEC",
+    multiple=True,
+    help="Preview this spec. May be repeated.",
+)
+@click.option("--preset", metavar="NAME", help="Preview this preset.")
 @times_options
 @click.pass_context
 def preview_command(
@@ -228,11 +258,11 @@ def preview_command(
     target = target_of(context)
     trying = bool(specs or preset)
     if trying == (name is not None):
-        raise click.UsageError("Give either a schedule's NAME, or --spec or --preset to try.")
+        raise click.UsageError("Give either the NAME of a schedule, or --spec or --preset.")
     given = {option: value for option, value in times.items() if value}
     if name is not None:
         if given:
-            raise click.UsageError(f"--{min(given)} goes with --spec; a schedule has its own.")
+            raise click.UsageError(f"--{min(given)} can only be combined with --spec.")
         _preview_stored(target, name, count, since)
         return
     if preset is not None:
@@ -259,9 +289,9 @@ def _preview_stored(target: Target, name: str, count: int, since: datetime | Non
         return
     echo(f"{info.name}: {info.when}")
     if info.broken is not None:
-        echo(f"It is set aside, and does not run: {info.broken}")
+        echo(f"It is broken and does not run: {info.broken}")
         return
     if info.paused_at is not None:
         until = f" until {iso(info.paused_until)}" if info.paused_until else ""
-        echo(f"It is paused{until}: no tick of the pause runs.")
+        echo(f"It is paused{until}: ticks during the pause do not run.")
     show_preview(Timetable.from_json(info.timetable), rows, count, now=now, name=name)

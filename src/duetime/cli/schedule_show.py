@@ -66,17 +66,17 @@ def show_schedule(info: ScheduleInfo, rows: Sequence[TickInfo], now: datetime) -
         ]
     )
     if rows:
-        echo("\nThe last ticks, and those that are armed:")
+        echo("\nRecent and armed ticks:")
         show_history(info, rows, now)
 
 
 def next_run(info: ScheduleInfo, now: datetime) -> str:
     """When it runs next, or why it does not."""
     if info.broken is not None:
-        return "none: it is set aside, because its stored times or policies cannot be read"
+        return "none: it is broken, because its stored timetable or policies cannot be read"
     if info.paused_at is not None:
         return "none: it is paused"
-    return _there(info.next_run_at, info.tz, now) or "none: no tick lies ahead"
+    return _there(info.next_run_at, info.tz, now) or "none: its timetable has ended"
 
 
 def show_history(info: ScheduleInfo, rows: Sequence[TickInfo], now: datetime) -> None:
@@ -216,7 +216,7 @@ def _result(row: TickInfo, timetable: Timetable, now: datetime) -> str:
         reason = f"waited ({reason})"
     why = f"; {reason}" if reason else ""
     if row.finished_at is None:
-        return f"begun on {row.claimed_by}, not ended{why}"
+        return f"running on {row.claimed_by}{why}"
     match row.succeeded:
         case True:
             return f"succeeded on {row.claimed_by}{why}"

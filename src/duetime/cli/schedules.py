@@ -63,7 +63,7 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
         print_json(found)
         return
     if not found:
-        echo('No schedules. Make one: duetime schedules put NAME TASK "0 9 * * *"')
+        echo('No schedules. Add one: duetime schedules put NAME TASK "0 9 * * *"')
         return
     print_table(
         ("NAME", "WHEN", "NEXT", "LAST", "STATUS"), [schedule_row(info, now) for info in found]
@@ -90,12 +90,12 @@ def show_command(context: click.Context, name: str) -> None:
 
 @schedules.command("pause")
 @click.argument("name")
-@click.option("--reason", metavar="TEXT", default="", help="The reason, for people to read.")
+@click.option("--reason", metavar="TEXT", default="", help="A reason, shown to people.")
 @click.option(
     "--until",
     type=MOMENT_OR_SPAN,
     metavar="TIME",
-    help="Resume by itself then: a time, or a span such as 2h.",
+    help="Resume automatically at this time, or after a duration such as 2h.",
 )
 @by_option
 @click.pass_context
@@ -121,7 +121,9 @@ def pause_command(
 @schedules.command("resume")
 @click.argument("name")
 @click.option(
-    "--missed", is_flag=True, help="Catch up on the ticks of the pause, by the schedule's policy."
+    "--missed",
+    is_flag=True,
+    help="Catch up on the ticks missed during the pause, as the policy of the schedule says.",
 )
 @by_option
 @click.pass_context
@@ -145,7 +147,7 @@ def resume_command(context: click.Context, name: str, missed: bool, by: str) -> 
 
 @schedules.command("trigger")
 @click.argument("name")
-@click.option("--reason", metavar="TEXT", help="The reason, for the audit.")
+@click.option("--reason", metavar="TEXT", help="A reason, stored in the audit.")
 @by_option
 @click.pass_context
 def trigger_command(context: click.Context, name: str, reason: str | None, by: str) -> None:
@@ -159,7 +161,7 @@ def trigger_command(context: click.Context, name: str, reason: str | None, by: s
     if target.json:
         print_json({"schedule": name, "job_id": job_id})
     else:
-        echo(f"Schedule {name} runs once now, as job {job_id}.")
+        echo(f"Schedule {name} was triggered: job {job_id} is due now.")
 
 
 @schedules.command("reschedule")
@@ -183,7 +185,7 @@ def reschedule_command(
     if target.json:
         print_json({"schedule": name, "tick": tick, "run_at": row.run_at, "job_id": row.job_id})
     else:
-        echo(f"The run of {iso(tick)} moves to {exact(row.run_at, now)}.")
+        echo(f"The run of {iso(tick)} was moved to {exact(row.run_at, now)}.")
 
 
 @schedules.command("backfill")
@@ -194,11 +196,17 @@ def reschedule_command(
     type=MOMENT_OR_SPAN,
     metavar="TIME",
     required=True,
-    help="A time, or a span such as 7d: so long ago.",
+    help="Start of the range: a time, or a duration ago such as 7d.",
 )
-@click.option("--to", "end", type=MOMENT_OR_SPAN, metavar="TIME", help="Excluded.  [default: now]")
-@click.option("--failed", is_flag=True, help="Also the ticks that ran and failed.")
-@click.option("--dry-run", is_flag=True, help="Only print how many ticks that is.")
+@click.option(
+    "--to",
+    "end",
+    type=MOMENT_OR_SPAN,
+    metavar="TIME",
+    help="End of the range, not included.  [default: now]",
+)
+@click.option("--failed", is_flag=True, help="Also run ticks that ran and failed.")
+@click.option("--dry-run", is_flag=True, help="Only show how many ticks would run.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @by_option
 @click.pass_context
@@ -234,7 +242,7 @@ def backfill_command(
     if target.json:
         print_json({"schedule": name, "runs": runs, "from": first, "to": last, "dry_run": dry_run})
     elif not runs:
-        echo(f"No tick of {name} {span} is left to run.")
+        echo(f"All ticks of {name} {span} have already run.")
     else:
         verb = "would run" if dry_run else "will run"
         echo(f"{plural(runs, 'tick')} of {name} {verb}, {span}.")
@@ -242,7 +250,7 @@ def backfill_command(
 
 @schedules.command("delete")
 @click.argument("name")
-@click.option("--reason", metavar="TEXT", help="The reason, for the audit.")
+@click.option("--reason", metavar="TEXT", help="A reason, stored in the audit.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @by_option
 @click.pass_context
@@ -259,7 +267,7 @@ def delete_command(
 
     target = target_of(context)
     info = target.run(look)
-    again = " The code declares it: the next worker that starts adds it again."
+    again = " It is declared in code: the next worker that starts will add it again."
     note = again if info.declared else ""
     if not yes:
         confirm(f"Delete the schedule {name} and its history?{note}")

@@ -42,7 +42,7 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
         print_json([_json(scope) for scope in found])
         return
     if not found:
-        echo("No scopes. Make one: duetime scopes put NAME --remind -1d --remind -1h")
+        echo("No scopes. Add one: duetime scopes put NAME --remind -1d --remind -1h")
         return
     print_table(
         ("SCOPE", "PARENT", "RULES", "LOCKED"),
@@ -78,9 +78,11 @@ def get_command(context: click.Context, ref: str) -> None:
 
 @scopes.command("put")
 @click.argument("ref")
-@click.option("--parent", metavar="REF", help="The scope around it.")
+@click.option("--parent", metavar="REF", help="The scope that contains it.")
 @rule_options
-@click.option("--locked", is_flag=True, help="Levels inside cannot set other rules.")
+@click.option(
+    "--locked", is_flag=True, help="Subjects and scopes inside cannot set their own rules."
+)
 @by_option
 @click.pass_context
 def put_command(
@@ -110,7 +112,7 @@ def put_command(
     if target.json:
         print_json(_json(after) | {"result": str(result), "subjects": result.affected})
         return
-    said = "is the same: nothing changed" if result == "same" else f"is {result}"
+    said = "is unchanged" if result == "same" else f"is {result}"
     echo(f"Scope {one_line(ref)} {said}.")
     echo(f"  rules  {_say(after)}{', locked' if locked else ''}")
     if result != "same":

@@ -21,7 +21,9 @@ _MOST_SHOWN = 20
 
 @click.command("export", cls=Command)
 @click.argument("refs", metavar="[REF]...", nargs=-1)
-@click.option("--scope", metavar="REF", help="The open subjects in this scope and inside it.")
+@click.option(
+    "--scope", metavar="REF", help="Only open subjects in this scope and the scopes inside it."
+)
 @click.pass_context
 def export_command(context: click.Context, refs: tuple[str, ...], scope: str | None) -> None:
     """Write subjects and their reminders as an iCalendar file: those named, else all open ones.
@@ -42,8 +44,8 @@ def export_command(context: click.Context, refs: tuple[str, ...], scope: str | N
 
 @click.command("import", cls=Command)
 @click.argument("file")
-@click.option("--scope", metavar="REF", help="The scope that they are put in.")
-@click.option("--tz", metavar="ZONE", help="The zone of times that name none.")
+@click.option("--scope", metavar="REF", help="The scope of the imported subjects.")
+@click.option("--tz", metavar="ZONE", help="Time zone of times without one.")
 @rule_options
 @click.option(
     "--recipient",
@@ -52,7 +54,7 @@ def export_command(context: click.Context, refs: tuple[str, ...], scope: str | N
     multiple=True,
     help="Who is reminded. May be repeated.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would change.")
+@click.option("--dry-run", is_flag=True, help="Only show what would change.")
 @by_option
 @click.pass_context
 def import_command(
@@ -94,9 +96,9 @@ def _show(done: Imported, dry_run: bool) -> None:
     said = "would be" if dry_run else "imported"
     echo(f"{plural(len(done.results), 'event')} {said}: {told}.")
     for problem in done.problems[:_MOST_SHOWN]:
-        echo(f"Left out {one_line(problem.uid)}: {one_line(problem.reason)}", err=True)
+        echo(f"Not imported: {one_line(problem.uid)}: {one_line(problem.reason)}", err=True)
     if (more := len(done.problems) - _MOST_SHOWN) > 0:
-        echo(f"Left out {more:,} more.", err=True)
+        echo(f"Not imported: {more:,} more.", err=True)
 
 
 def _read(file: str) -> bytes:

@@ -31,13 +31,17 @@ def repeat_options(command: C) -> C:
                 multiple=True,
                 help="Instead of --due: '0 9 * * 1-5', 'FREQ=WEEKLY;BYDAY=MO', … May be repeated.",
             ),
-            click.option("--start", type=MOMENT, metavar="TIME", help="It repeats from here on."),
-            click.option("--until", type=MOMENT, metavar="TIME", help="It repeats up to here."),
+            click.option(
+                "--start", type=MOMENT, metavar="TIME", help="No occurrences before this time."
+            ),
+            click.option(
+                "--until", type=MOMENT, metavar="TIME", help="No occurrences after this time."
+            ),
             click.option(
                 "--exclude",
                 metavar="DATE",
                 multiple=True,
-                help="Not on this day, or not when this cron expression matches. May be repeated.",
+                help="A local date, or a cron expression, without occurrences. May be repeated.",
             ),
         ]
     ):
@@ -56,7 +60,7 @@ def read_repeats(
     options = {name: value for name, value in given.items() if value}
     if not specs:
         if options:
-            raise click.UsageError(f"--{next(iter(options))} needs --repeats.")
+            raise click.UsageError(f"--{next(iter(options))} requires --repeats.")
         return None
     if len(specs) == 1 and isinstance(specs[0], dict):
         return specs[0] | options
@@ -80,7 +84,7 @@ def skip_command(context: click.Context, ref: str, occurrence: datetime, by: str
 @click.command("move", cls=Command)
 @click.argument("ref")
 @click.argument("occurrence", type=MOMENT, metavar="TIME")
-@click.option("--to", type=MOMENT, metavar="TIME", required=True, help="When it is due instead.")
+@click.option("--to", type=MOMENT, metavar="TIME", required=True, help="The new due time.")
 @by_option
 @click.pass_context
 def move_command(

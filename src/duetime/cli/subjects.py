@@ -95,8 +95,12 @@ subjects.add_command(audit_command("subject", "REF"))
 
 
 @subjects.command("list")
-@click.option("--scope", metavar="REF", help="Only of this scope and of all inside it.")
-@click.option("--status", type=click.Choice(["open", "done"]), help="Only these.")
+@click.option(
+    "--scope", metavar="REF", help="Only subjects in this scope and the scopes inside it."
+)
+@click.option(
+    "--status", type=click.Choice(["open", "done"]), help="Only subjects with this status."
+)
 @paged(default=100)
 @click.pass_context
 def list_command(
@@ -121,7 +125,7 @@ def list_command(
         echo("No subjects match.")
         return
     if not found:
-        echo("No subjects. Put one: duetime subjects put game:42 --due 2026-12-24T18:00Z")
+        echo("No subjects. Add one: duetime subjects put game:42 --due 2026-12-24T18:00Z")
         return
     again = any(subject.repeats for subject in found)
     print_table(
@@ -164,12 +168,12 @@ def show_command(context: click.Context, ref: str) -> None:
     "--due",
     type=Due(),
     metavar="TIME",
-    help="When: a time, a span from now such as 2h, or none.",
+    help="Due time: a time, a duration from now such as 2h, or none.",
 )
 @repeat_options
-@click.option("--scope", metavar="REF", help="The scope that it is in.")
+@click.option("--scope", metavar="REF", help="The scope of the subject.")
 @click.option(
-    "--tz", metavar="ZONE", default="UTC", help="The clock of wall times.  [default: UTC]"
+    "--tz", metavar="ZONE", default="UTC", help="Time zone of wall times.  [default: UTC]"
 )
 @rule_options
 @click.option(
@@ -179,7 +183,9 @@ def show_command(context: click.Context, ref: str) -> None:
     multiple=True,
     help="Who is reminded. May be repeated.",
 )
-@click.option("--data", type=ObjectType(), metavar="JSON", help="What the handler is given.")
+@click.option(
+    "--data", type=ObjectType(), metavar="JSON", help="Data for the handler and for templates."
+)
 @by_option
 @click.pass_context
 def put_command(
@@ -233,7 +239,7 @@ def put_command(
         print_json({"subject": ref, "result": result, "due_at": found.subject.due_at}
                    | _rules(found) | _again(found) | {"armed": len(found.armed)})  # fmt: skip
         return
-    said = "is the same: nothing changed" if result == "same" else f"is {result}"
+    said = "is unchanged" if result == "same" else f"is {result}"
     echo(f"Subject {one_line(ref)} {said}.")
     print_facts(
         [
@@ -249,8 +255,10 @@ def put_command(
 
 @subjects.command("complete")
 @click.argument("ref")
-@click.option("--occurrence", type=MOMENT, metavar="TIME", help="Only this one of many.")
-@click.option("--reason", metavar="TEXT", help="What its reminders and the audit say.")
+@click.option("--occurrence", type=MOMENT, metavar="TIME", help="Complete only this occurrence.")
+@click.option(
+    "--reason", metavar="TEXT", help="A reason, shown with its reminders and in the audit."
+)
 @by_option
 @click.pass_context
 def complete_command(
@@ -274,7 +282,7 @@ def complete_command(
 
 @subjects.command("delete")
 @click.argument("ref")
-@click.option("--reason", metavar="TEXT", help="What the audit says.")
+@click.option("--reason", metavar="TEXT", help="A reason, stored in the audit.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @by_option
 @click.pass_context
@@ -341,7 +349,7 @@ def _show(found: Found) -> None:
     subject = found.subject
     echo(f"Subject {one_line(subject.ref)}: {subject.status}")
     hidden = subject.rules is not None and found.source != subject.ref
-    own = f"{format_rules(subject.rules)}; they do not hold: a scope around it is locked"
+    own = f"{format_rules(subject.rules)}; not in effect, because an enclosing scope is locked"
     print_facts(
         [
             ("due", _due(found)),
@@ -403,7 +411,7 @@ def _repeats(found: Found) -> str | None:
 def _whose(found: Found) -> str:
     """The rules that hold, and where they come from."""
     if found.source is None:
-        return "none: neither it nor a scope around it has any"
+        return "none: neither the subject nor its scopes have rules"
     own = found.source == found.subject.ref
     if own:
         return f"{format_rules(found.subject.rules)}, its own"

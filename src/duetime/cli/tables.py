@@ -33,18 +33,29 @@ def tables(context: click.Context) -> None:
 @click.argument("table")
 @click.option(
     "--id", "id_", metavar="COLUMN", multiple=True, required=True,
-    help="What identifies a row. May be repeated.",
+    help="Column that identifies a row. May be repeated.",
 )  # fmt: skip
-@click.option("--due", metavar="COLUMN", required=True, help="When it is due.")
+@click.option("--due", metavar="COLUMN", required=True, help="Column with the due time.")
 @click.option("--scope", metavar="COLUMN", help="A column, or a pattern: 'channel:{channel_id}'.")
-@click.option("--tz", metavar="COLUMN", help="A column, or a time zone.  [default: UTC]")
-@click.option("--due-tz", metavar="ZONE", help="The zone of due times without one.  [default: tz]")
-@click.option("--recipients", metavar="COLUMN", help="Who is reminded: a text, or a list.")
-@click.option("--data", metavar="COLUMN", multiple=True, help="For the message. May be repeated.")
-@click.option("--when", metavar="SQL", help="Only rows for which this holds have reminders.")
+@click.option(
+    "--tz", metavar="COLUMN", help="A column with the time zone, or a time zone.  [default: UTC]"
+)
+@click.option("--due-tz", metavar="ZONE", help="Time zone of due times without one.  [default: tz]")
+@click.option(
+    "--recipients", metavar="COLUMN", help="Column with the recipients: a text, or a list."
+)
+@click.option(
+    "--data",
+    metavar="COLUMN",
+    multiple=True,
+    help="Column to pass to the message. May be repeated.",
+)
+@click.option("--when", metavar="SQL", help="Condition: only matching rows have reminders.")
 @rule_options
-@click.option("--name", metavar="NAME", help="What it is called.  [default: the table's name]")
-@click.option("--dry-run", is_flag=True, help="Show the SQL for the table, and run nothing.")
+@click.option(
+    "--name", metavar="NAME", help="Name of the tracked table.  [default: the name of the table]"
+)
+@click.option("--dry-run", is_flag=True, help="Show the SQL, but do not run it.")
 @by_option
 @click.pass_context
 def put_command(
@@ -88,7 +99,7 @@ def put_command(
         print_json({"table": table, "name": name, "result": str(result), "rows": count})
         return
     named = f" as {one_line(name)}" if name != table else ""
-    echo(f"{one_line(table)} is tracked{named}: {plural(count, 'row')} read.")
+    echo(f"{one_line(table)} is now tracked{named}: {plural(count, 'row')} read.")
     if info.problems:
         echo(f"  {_state(info)}")
 
@@ -112,7 +123,7 @@ def delete_command(context: click.Context, name: str, yes: bool, by: str) -> Non
     if target.json:
         print_json({"name": name, "subjects": count})
     else:
-        echo(f"{one_line(name)} is tracked no longer: {plural(count, 'subject')} removed.")
+        echo(f"{one_line(name)} is no longer tracked: {plural(count, 'subject')} removed.")
 
 
 @tables.command("get")

@@ -137,7 +137,7 @@ def _shared_options(app_variable: str | None = None) -> list[click.Parameter]:
 def _remember(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     target = target_of(context)
     if value == "":
-        raise click.BadParameter("it is empty. Leave it out, or give it a value.")
+        raise click.BadParameter("must not be empty. Leave it out, or give a value.")
     if value and parameter.name is not None:
         setattr(target, parameter.name, value)
 
@@ -152,8 +152,8 @@ def load_app(path: str) -> Duetime:
             part for part in module_name.removesuffix(".py").split("/") if part not in ("", ".")
         ]
         raise SettingsError(
-            f"--app names a module, not a file: write {'.'.join(parts)}{colon}{attribute}, in the "
-            "directory from which Python imports it."
+            f"--app takes a module, not a file. Write {'.'.join(parts)}{colon}{attribute}, and run "
+            "the command in the directory from which Python imports it."
         )
     module = import_named(module_name)
     value: Any = module
@@ -179,7 +179,8 @@ def import_named(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise SettingsError(
-                f"There is no module {error.name!r}, neither in {here} nor installed."
+                f"There is no module {error.name!r}, neither in {here} nor among the installed "
+                "packages."
             ) from None
         raise SettingsError(f"The module {name!r} cannot be imported: {error}.") from error
     except DuetimeError:

@@ -23,7 +23,7 @@ log = logging.getLogger("duetime.cli")
 
 
 @click.command(cls=Command)
-@click.option("--queues", metavar="A,B", help="The queues to work on.  [default: default]")
+@click.option("--queues", metavar="A,B", help="The queues to serve.  [default: default]")
 @click.option(
     "--concurrency", metavar="N", help="How many jobs each process runs at once.  [default: 50]"
 )
@@ -32,15 +32,17 @@ log = logging.getLogger("duetime.cli")
     type=Number(1, 512),
     default=1,
     metavar="N",
-    help="How many processes; one that dies is replaced.  [default: 1]",
+    help="How many worker processes to run. One that dies is replaced.  [default: 1]",
 )
 @click.option(
-    "--grace", metavar="SPAN", help="How long running jobs may take after a stop.  [default: 30s]"
+    "--grace",
+    metavar="SPAN",
+    help="How long running jobs may take to finish after a stop.  [default: 30s]",
 )
 @click.option(
     "--lease",
     metavar="SPAN",
-    help="After this silence a worker's jobs are rescued.  [default: 30s]",
+    help="A worker without a heartbeat for this long loses its jobs.  [default: 30s]",
 )
 @click.option(
     "--heartbeat",
@@ -48,9 +50,11 @@ log = logging.getLogger("duetime.cli")
     help="How often the lease is renewed.  [default: a third of it, at most 10s]",
 )
 @click.option(
-    "--poll", metavar="SPAN", help="How often to look for jobs if nothing wakes it.  [default: 1s]"
+    "--poll",
+    metavar="SPAN",
+    help="How often to check for jobs without a notification.  [default: 1s]",
 )
-@click.option("--name", metavar="NAME", help="The worker's name.  [default: host:pid:random]")
+@click.option("--name", metavar="NAME", help="Name of the worker.  [default: host:pid:random]")
 @click.option(
     "--log-format",
     type=click.Choice(["console", "json"]),
@@ -92,7 +96,7 @@ def worker(
     """
     target = target_of(context)
     if target.app is None:
-        raise click.UsageError("Which app? Give --app MODULE:APP, or set DUETIME_APP.")
+        raise click.UsageError("--app MODULE:APP is required, or set DUETIME_APP.")
     log_format = log_format or ("json" if target.json else "console")
     app = target.load()
     app.settings = change_settings(app.settings, options)
@@ -135,7 +139,7 @@ def _greet(target: Target, app: Duetime) -> None:
             logging.WARNING,
             "no_tasks",
             "The app has no tasks: %(hint)s.",
-            hint="import the modules that define them in the app's",
+            hint="import the modules that define tasks in the module of the app",
         )
 
 
