@@ -67,17 +67,15 @@ def make_pruner(store: Store, options: WorkerOptions, others: Sequence[Prune]) -
     """Remove old jobs with their history and old audit events, and end jobs that were parked for
     too long; then have the `others` remove what is theirs. In small batches, so that no statement
     takes long."""
-    audit, parked = options.retention.get("audit"), options.retention.get("parked")
+    audit, parked = options.retention["audit"], options.retention["parked"]
     retention = {how: options.retention[how] for how in AttemptOutcome if how in options.retention}
     after = 0
     """The id of the job to continue after."""
 
     async def prune_jobs() -> float | None:
         nonlocal after
-        pruned = 0
-        if retention:
-            pruned, after = await store.prune(retention, after=after, batch=PRUNE_BATCH)
-        if parked is not None and (ended := await store.end_parked(parked, batch=PRUNE_BATCH)):
+        pruned, after = await store.prune(retention, after=after, batch=PRUNE_BATCH)
+        if ended := await store.end_parked(parked, batch=PRUNE_BATCH):
             log_event(
                 log,
                 logging.ERROR,
@@ -86,8 +84,7 @@ def make_pruner(store: Store, options: WorkerOptions, others: Sequence[Prune]) -
                 count=len(ended),
                 jobs=ended[:10],
             )
-        if audit is not None:
-            pruned = max(pruned, await store.transact(prune_audit(store.dialect, audit)))
+        pruned = max(pruned, await store.transact(prune_audit(store.dialect, audit)))
         if pruned >= PRUNE_BATCH:
             return AGAIN_SECONDS
         return GO_ON_SECONDS if after else None

@@ -38,7 +38,7 @@ class ReminderFollower(Follower):
         self._digests = DigestEnds(dialect)
         self._marks = RearmStatements(dialect)
         self._pruning = PruneStatements(dialect)
-        self._retention = settings.retention.get("reminder")
+        self._retention = settings.retention["reminder"]
         self._pruned_to = 0
         """The id of the reminder to continue after."""
         self._ended: list[FinishedJob] = []
@@ -99,8 +99,6 @@ class ReminderFollower(Follower):
                 pass
 
     async def prune(self) -> float | None:
-        if self._retention is None:
-            return None
         look = self._pruning.prune(self._retention, self._pruned_to)
         gone, self._pruned_to = await self._store.transact(look)
         return AGAIN_SECONDS if gone and self._pruned_to else None

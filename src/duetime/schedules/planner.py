@@ -68,7 +68,7 @@ class Planner(Follower):
         """If the schedule tables fail, runs start all the same, and declared schedules tick in
         memory."""
         self._fallen_back = False
-        self._retention = settings.retention.get("occurrence")
+        self._retention = settings.retention["tick"]
         self._pruned_to = 0
         """The id of the schedule to continue after."""
         self._schedules = ScheduleStatements(self._store.dialect)
@@ -325,8 +325,6 @@ class Planner(Follower):
         return at
 
     async def prune(self) -> float | None:
-        if self._retention is None:
-            return None
         look = self._statements.prune(self._retention, self._pruned_to, batch=PRUNE_BATCH)
         pruned, self._pruned_to = await self._store.transact(look)
         if pruned >= PRUNE_BATCH:
