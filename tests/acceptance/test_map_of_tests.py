@@ -42,5 +42,13 @@ def test_no_two_files_of_tests_have_one_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_the_recipes_name_only_files_that_are_there() -> None:
+    recipes = (TESTS.parent / "docs" / "contributing.md").read_text()
+    paths = set(re.findall(r"`((?:src|tests|docs)/[\w/.-]+)`", recipes))
+
+    assert len(paths) > 30
+    assert {path for path in paths if not (TESTS.parent / path).exists()} == set()
+
+
 def nested(file: Path) -> bool:
     return file.parent != TESTS
