@@ -8,15 +8,17 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import duetime
+from duetime.domain.jobs.job import ClaimedJob
 from duetime.errors import SettingsError
 from duetime.telemetry.events import Events, log_event
+from duetime.telemetry.job_labels import current_job, label_record
 from duetime.telemetry.logs import (
     ConsoleFormatter,
     FallbackHandler,
@@ -26,6 +28,7 @@ from duetime.telemetry.logs import (
 )
 
 EVENTS = "duetime.events"
+MOMENT = datetime(2026, 3, 8, tzinfo=UTC)
 
 
 def record(
@@ -86,6 +89,42 @@ def test_json_of_other_loggers_carries_their_extras_and_name() -> None:
     line = as_json(record("hello", name="shop", level=logging.WARNING, order=42))
 
     assert (line["event"], line["logger"], line["order"]) == ("hello", "shop", 42)
+
+
+def labelled(**extra: Any) -> logging.LogRecord:
+    """A record of an application, made inside a handler."""
+    job = ClaimedJob(7, 1, "mail.send", "mail", 5, "{}", 2, 3, MOMENT, MOMENT, key="order:1")
+    label = current_job.set(job)
+    try:
+        return label_record(record("hello", name="shop", **extra))
+    finally:
+        current_job.reset(label)
+
+
+def test_lines_of_a_handler_carry_its_job() -> None:
+    line = as_json(labelled(order=42))
+
+    assert {name: line[name] for name in ("job_id", "task", "key", "attempt", "queue")} == {
+        "job_id": 7,
+        "task": "mail.send",
+        "key": "order:1",
+        "attempt": 2,
+        "queue": "mail",
+    }
+    assert line["order"] == 42
+    assert not [name for name in line if name.startswith("duetime")]
+    assert (
+        ConsoleFormatter()
+        .format(labelled())
+        .endswith("job_id=7 task=mail.send key=order:1 attempt=2 queue=mail")
+    )
+
+
+def test_lines_about_another_job_are_not_mixed_with_the_handlers_own() -> None:
+    line = as_json(labelled(job_id=8))
+
+    assert line["job_id"] == 8
+    assert not {"task", "key", "attempt", "queue"} & line.keys()
 
 
 def test_json_field_never_hides_the_lines_own() -> None:

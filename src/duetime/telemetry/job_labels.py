@@ -45,12 +45,16 @@ class _Labelling:
         self._make = make
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
-        record: logging.LogRecord = self._make(*args, **kwargs)
-        job = current_job.get()
-        if job is not None:
-            record.duetime_job_id = job.id
-            record.duetime_task = job.task
-            record.duetime_key = job.key
-            record.duetime_attempt = job.attempt
-            record.duetime_queue = job.queue
-        return record
+        return label_record(self._make(*args, **kwargs))
+
+
+def label_record(record: logging.LogRecord) -> logging.LogRecord:
+    """Set the attributes, if the record is made inside a handler."""
+    job = current_job.get()
+    if job is not None:
+        record.duetime_job_id = job.id
+        record.duetime_task = job.task
+        record.duetime_key = job.key
+        record.duetime_attempt = job.attempt
+        record.duetime_queue = job.queue
+    return record
