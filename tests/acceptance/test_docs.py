@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ import pytest
 import duetime
 from duetime import JobState, errors
 from duetime.cli import cli
+from duetime.domain.duration import parse_duration
 from duetime.domain.jobs.explain import JOB_SENTENCES
 from duetime.domain.reasons import REASONS
 from duetime.domain.schedules.explain import SCHEDULE_SENTENCES, TICK_SENTENCES
@@ -70,6 +72,50 @@ def test_migrations_page_leads_to_the_schema_that_the_package_needs() -> None:
 
 def test_every_setting_is_in_the_manual() -> None:
     assert missing("settings", Settings.__struct_fields__) == []
+
+
+@pytest.mark.parametrize("name", Settings.__struct_fields__)
+def test_the_manual_states_the_default_of_a_setting(name: str) -> None:
+    page = (DOCS / "reference" / "settings.md").read_text()
+    [written] = re.findall(
+        rf"^\| `{name}` \| `DUETIME_{name.upper()}` \| (.*?) \|", page, re.MULTILINE
+    )
+    default = getattr(Settings(), name)
+
+    match default:
+        case timedelta():
+            # Of what follows from another setting, the page states the most.
+            assert parse_duration(written.split("at most ")[-1].strip()) == default
+        case dict():
+            ages = dict(pair.split("=") for pair in written.strip("`").split(", "))
+            assert {key: parse_duration(age) for key, age in ages.items()} == default
+        case bool():
+            assert written == ("on" if default else "off")
+        case tuple():
+            assert written == f"`{','.join(default)}`"
+        case int():
+            assert written == str(default)
+        case str():
+            assert written == (f"`{default}`" if default else "empty")
+        case None:
+            assert written in ("the same", "on for SQLite only")
+
+
+def test_the_help_of_a_worker_states_the_defaults() -> None:
+    worker = cli.get_command(click.Context(cli), "worker")
+    assert worker is not None
+    told = {
+        option.name: found[1]
+        for option in worker.params
+        if isinstance(option, click.Option)
+        and (found := re.search(r"\[default: (?:.*at most )?(\S+?)\]", option.help or ""))
+    }
+
+    defaults = Settings()
+    for name in ("grace", "lease", "heartbeat", "poll"):
+        assert parse_duration(told[name]) == getattr(defaults, name), name
+    assert told["concurrency"] == str(defaults.concurrency)
+    assert told["queues"] == ",".join(defaults.queues)
 
 
 def test_every_public_name_is_in_the_manual() -> None:
