@@ -113,8 +113,8 @@ async def test_jobs_are_listed_newest_first_and_filtered(backend: Backend, app: 
 async def test_a_job_is_shown_with_its_attempts(backend: Backend, app: Duetime) -> None:
     [job_id] = await dead_jobs(app, 1)
 
-    shown = duetime(backend.url, "jobs", "show", str(job_id))
-    plain = duetime(backend.url, "jobs", "show", str(job_id), "--json")
+    shown = duetime(backend.url, "jobs", "get", str(job_id))
+    plain = duetime(backend.url, "jobs", "get", str(job_id), "--json")
 
     assert shown.code == 0
     assert f"Job {job_id}: shop.fail, dead" in shown.out

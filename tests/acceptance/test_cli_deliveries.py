@@ -50,8 +50,8 @@ async def test_deliveries_are_shown_acknowledged_and_snoozed(
     table = duetime(backend.url, "reminders", "deliveries", ids["ann"])
     plain = duetime(backend.url, "reminders", "deliveries", ids["ann"], "--json")
     explained = duetime(backend.url, "reminders", "explain", ids["ann"])
-    acknowledged = duetime(backend.url, "reminders", "ack", ids["ann"], "--by", "ann")
-    again = duetime(backend.url, "reminders", "ack", "--external-id", "mail-ann", "--json")
+    acknowledged = duetime(backend.url, "reminders", "acknowledge", ids["ann"], "--by", "ann")
+    again = duetime(backend.url, "reminders", "acknowledge", "--external-id", "mail-ann", "--json")
     snoozed = duetime(backend.url, "reminders", "snooze", ids["bob"], "10m", "--by", "bob")
     preview = duetime(backend.url, "reminders", "preview")
     events = [(event.action, event.actor) for event in await app.audit.list(entity="subject:game")]
@@ -143,13 +143,13 @@ async def test_what_cannot_be_done_says_why(backend: Backend, app: Duetime) -> N
     known = str(reminder.id)
 
     for arguments, message, code in (
-        (("ack", known), f"Reminder {known} is armed: only one that was sent", 1),
+        (("acknowledge", known), f"Reminder {known} is armed: only one that was sent", 1),
         (("snooze", known, "10m"), "only one that was sent can be snoozed", 1),
         (("snooze", known, "soon"), "soon", 1),
-        (("ack", "999"), "There is no reminder 999", 1),
-        (("ack", "--external-id", "x"), "No delivery is known as 'x'", 1),
-        (("ack",), "Give either", 2),
-        (("ack", known, "--external-id", "x"), "Give either", 2),
+        (("acknowledge", "999"), "There is no reminder 999", 1),
+        (("acknowledge", "--external-id", "x"), "No delivery is known as 'x'", 1),
+        (("acknowledge",), "Give either", 2),
+        (("acknowledge", known, "--external-id", "x"), "Give either", 2),
         (("deliveries", "x"), "not an integer", 2),
     ):
         answer = duetime(backend.url, "reminders", *arguments)

@@ -140,9 +140,9 @@ def test_unknown_app(path: str, message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "jobs show -- -1",
-        "jobs show 99999999999999999999",
-        "jobs show seven",
+        "jobs get -- -1",
+        "jobs get 99999999999999999999",
+        "jobs get seven",
         "jobs list --limit -3",
         "jobs list --state asleep",
         "jobs requeue",
@@ -153,7 +153,7 @@ def test_unknown_app(path: str, message: str, tmp_path: Path) -> None:
         "queues limit default --running 1 --none",
         "queues limit default --rate 5",
         "queues limit default --period 1m",
-        "jobs show 1_0",
+        "jobs get 1_0",
         "jobs list --limit \u0663",
         "schedules history daily --since 999999d",
         "db downgrade --to -1",
@@ -199,7 +199,7 @@ def test_worker_settings_that_cannot_be_used(
 
 @pytest.mark.parametrize(
     "command",
-    ["jobs show 4711", "jobs cancel 4711", "jobs retry 4711", "jobs requeue 4711"],
+    ["jobs get 4711", "jobs cancel 4711", "jobs retry 4711", "jobs requeue 4711"],
 )
 async def test_unknown_job(command: str, backend: Backend, app: Duetime) -> None:
     answer = duetime(backend.url, *command.split())
@@ -226,7 +226,7 @@ async def test_unknown_job(command: str, backend: Backend, app: Duetime) -> None
             ("queues", "pause", "mail", "--by", " "),
             "The actor (by=) must have at least one visible character",
         ),
-        (("schedules", "show", "a\udcff"), "is not valid text"),
+        (("schedules", "get", "a\udcff"), "is not valid text"),
         (("schedules", "put", "a\udcff", "shop.send", "@every 1h"), "is not valid text"),
         (("jobs", "list", "--queue", "a\udcff"), "is not valid text"),
         (("worker", "--app", SHOP, "--name", "a\udcff"), "is not valid text"),

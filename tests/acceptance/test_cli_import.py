@@ -223,7 +223,7 @@ async def test_django_celery_beat_on_postgresql(pg_url: str) -> None:
     assert when["Nightly in New York"] == "cron 30 2 * * * (America/New_York)"
     assert when["Bounded"].startswith("every 3d, starting 2026-05-04T06:30:00Z, ending 2098")
     assert len(done.json["untranslated"]) == 8
-    paused = duetime(pg_url, "schedules", "show", "Turned off", "--json").json
+    paused = duetime(pg_url, "schedules", "get", "Turned off", "--json").json
     assert paused["pause_reason"] == "not enabled in django-celery-beat"
 
 

@@ -115,8 +115,8 @@ async def fill(app: Duetime) -> None:
 
 COMMANDS: list[tuple[str, ...]] = [
     ("jobs", "list"),
-    ("jobs", "show", "1"),
-    ("jobs", "show", "2"),
+    ("jobs", "get", "1"),
+    ("jobs", "get", "2"),
     ("jobs", "explain", "1"),
     ("jobs", "explain", "2"),
     ("jobs", "cancel", "99", "--reason", ODD),
@@ -125,30 +125,30 @@ COMMANDS: list[tuple[str, ...]] = [
     ("queues", "resume", ODD),
     ("workers",),
     ("schedules",),
-    ("schedules", "show", ODD),
+    ("schedules", "get", ODD),
     ("schedules", "history", ODD),
     ("schedules", "explain", ODD),
     ("schedules", "preview", ODD),
     ("audit", "list"),
     ("schedules", "presets"),
     ("schedules", "pause", ODD, "--by", ODD),
-    ("schedules", "show", f"no{ODD}"),
-    ("scopes", "show", ODD),
-    ("scopes", "show", f"no{ODD}"),
+    ("schedules", "get", f"no{ODD}"),
+    ("scopes", "get", ODD),
+    ("scopes", "get", f"no{ODD}"),
     ("subjects",),
-    ("subjects", "show", ODD),
+    ("subjects", "get", ODD),
     ("subjects", "delete", ODD),
     ("reminders", "list"),
     ("reminders", "explain", "1"),
     ("reminders", "preview", "--days", "3000"),
     ("recipients",),
-    ("recipients", "show", ODD),
+    ("recipients", "get", ODD),
     ("recipients", "delete", ODD),
     ("audit", "list", f"subject:{ODD}"),
     ("audit", "list", f"recipient:{ODD}"),
     ("tables", "put", f"no{ODD}", "--ref", ODD, "--due", ODD),
     ("jobs", ODD),
-    ("jobs", "show", ODD),
+    ("jobs", "get", ODD),
     ("jobs", "list", "--state", ODD),
     ("worker", "--app", f"no{ODD}:app"),
     ("db", "status", "--database", f"mysql://{ODD}"),
@@ -179,10 +179,10 @@ async def test_an_ical_file_is_escaped_on_a_terminal_only(backend: Backend, app:
 @pytest.mark.parametrize(
     ("command", "code", "exit_code"),
     [
-        (("jobs", "show", "999"), "job_not_found", 1),
-        (("schedules", "show", "nothing"), "schedule_not_found", 1),
-        (("subjects", "show", "nothing"), "subject_not_found", 1),
-        (("jobs", "show", "x"), "usage", 2),
+        (("jobs", "get", "999"), "job_not_found", 1),
+        (("schedules", "get", "nothing"), "schedule_not_found", 1),
+        (("subjects", "get", "nothing"), "subject_not_found", 1),
+        (("jobs", "get", "x"), "usage", 2),
         (("jobs", "nothing"), "usage", 2),
         (("jobs", "list", "--database", "mysql://ann:hunter2@db/x"), "invalid_database_url", 1),
         (("jobs", "list", "--database", "sqlite:///none.db"), "schema_mismatch", 1),
@@ -212,7 +212,7 @@ async def test_with_json_each_job_that_cannot_be_changed_has_its_code(
     assert [job["code"] for job in answer.json] == ["illegal_transition", "job_not_found"]
 
 
-@pytest.mark.parametrize("command", ["jobs list --limit 5000", "jobs", "jobs show 1", "--help"])
+@pytest.mark.parametrize("command", ["jobs list --limit 5000", "jobs", "jobs get 1", "--help"])
 async def test_a_reader_that_has_gone_is_no_error(
     backend: Backend, app: Duetime, command: str
 ) -> None:

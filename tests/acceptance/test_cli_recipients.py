@@ -27,7 +27,7 @@ async def test_recipients_are_put_shown_listed_and_deleted(backend: Backend, app
                    "--mute", "rule:-1h")  # fmt: skip
     stored = await app.recipients.get("ann")
     listed = duetime(backend.url, "recipients")
-    shown = duetime(backend.url, "recipients", "show", "ann")
+    shown = duetime(backend.url, "recipients", "get", "ann")
     page = duetime(backend.url, "recipients", "list", "--limit", "1", "--json")
     kept = duetime(backend.url, "recipients", "delete", "ann", given="n\n")
     gone = duetime(backend.url, "recipients", "delete", "ann", "--yes", "--json")
@@ -69,7 +69,7 @@ async def test_muting_changes_nothing_else(backend: Backend, app: Duetime) -> No
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
-        (("show", "ann"), 1, "There is no recipient 'ann'"),
+        (("get", "ann"), 1, "There is no recipient 'ann'"),
         (("delete", "ann", "--yes"), 1, "There is no recipient 'ann'"),
         (("unmute", "ann", "all"), 1, "There is no recipient 'ann'"),
         (("mute", "ann"), 2, "WHAT"),

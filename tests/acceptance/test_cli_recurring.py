@@ -32,10 +32,10 @@ async def test_a_subject_that_repeats_is_put_and_shown(backend: Backend, app: Du
         backend.url, "subjects", "move", "rent", "2999-04-01T09:00Z", "--to", "2999-04-03T11:00Z"
     )
     done = duetime(backend.url, "subjects", "complete", "rent", "--occurrence", "2999-01-01T09:00Z")
-    shown = duetime(backend.url, "subjects", "show", "rent")
-    plain = duetime(backend.url, "subjects", "show", "rent", "--json").json
+    shown = duetime(backend.url, "subjects", "get", "rent")
+    plain = duetime(backend.url, "subjects", "get", "rent", "--json").json
     duetime(backend.url, "subjects", "restore", "rent", "2999-01-01T09:00Z")
-    restored = duetime(backend.url, "subjects", "show", "rent", "--json").json
+    restored = duetime(backend.url, "subjects", "get", "rent", "--json").json
 
     assert put.out.splitlines()[:1] == ["Subject rent is added."]
     assert "  repeats  rrule FREQ=MONTHLY;BYMONTHDAY=1 (UTC), except 2999-03-01" in put.out

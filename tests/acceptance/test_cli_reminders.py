@@ -104,8 +104,8 @@ async def test_a_subject_is_put_moved_and_shown(backend: Backend, app: Duetime) 
     added = duetime(backend.url, *put)
     same = duetime(backend.url, *put, "--json")
     moved = duetime(backend.url, *put, "--due", "2999-12-25T18:00Z")
-    shown = duetime(backend.url, "subjects", "show", "game:42")
-    plain = duetime(backend.url, "subjects", "show", "game:42", "--json")
+    shown = duetime(backend.url, "subjects", "get", "game:42")
+    plain = duetime(backend.url, "subjects", "get", "game:42", "--json")
     explained = duetime(backend.url, "reminders", "explain", str(plain.json["reminders"][0]["id"]))
 
     assert added.out.splitlines()[0] == "Subject game:42 is added."
@@ -149,7 +149,7 @@ async def test_a_subjects_own_rules_hold_unless_a_scope_is_locked(
     never = duetime(backend.url, *GAME[:3], "--due", "none")
     await app.scopes.put("guild:1", remind=["-2h"], locked=True)
     duetime(backend.url, *put)
-    locked = duetime(backend.url, "subjects", "show", "game:42")
+    locked = duetime(backend.url, "subjects", "get", "game:42")
 
     assert "  rules  -1d at 09:00, +1h, its own\n  armed  2 reminders\n" in own.out
     assert "  rules  none, its own\n  armed  0 reminders\n" in none.out
@@ -169,7 +169,7 @@ async def test_subjects_are_listed_also_those_that_repeat(backend: Backend, app:
     await app.subjects.put("standup", repeats="0 9 * * 1-5", remind=["-10m"])
     both = duetime(backend.url, "subjects", "list")
     await app.subjects.complete("standup")
-    done = duetime(backend.url, "subjects", "show", "standup")
+    done = duetime(backend.url, "subjects", "get", "standup")
 
     assert empty.out.startswith("No subjects. Add one:")
     assert no_match.out == "No subjects match.\n"
@@ -325,7 +325,7 @@ def test_wrong_command_line(
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (("subjects", "show", "a"), "There is no subject 'a'"),
+        (("subjects", "get", "a"), "There is no subject 'a'"),
         (("subjects", "complete", "a"), "There is no subject 'a'"),
         (("subjects", "delete", "a", "--yes"), "There is no subject 'a'"),
         ((*GAME, "--scope", "nowhere"), "There is no scope 'nowhere'"),

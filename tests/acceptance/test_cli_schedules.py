@@ -90,8 +90,8 @@ async def test_the_ledger_is_shown_and_explained(backend: Backend, app: Duetime)
     history = schedules(backend.url, "history", "good")
     ran = schedules(backend.url, "history", "good", "--status", "triggered", "--json")
     later = schedules(backend.url, "history", "good", "--since", "2999-01-01T00:00Z")
-    shown = schedules(backend.url, "show", "bad")
-    plain = schedules(backend.url, "show", "good", "--json")
+    shown = schedules(backend.url, "get", "bad")
+    plain = schedules(backend.url, "get", "good", "--json")
     [row] = ran.json
     tick = schedules(backend.url, "explain", "good", row["tick"])
     whole = schedules(backend.url, "explain", "bad", "--json")
@@ -392,7 +392,7 @@ def test_a_spec_that_cannot_be_read(options: tuple[str, ...], message: str) -> N
 @on_sqlite
 async def test_what_the_library_refuses_is_one_line(backend: Backend, app: Duetime) -> None:
     await app.schedules.put("poll", "shop.clean", "@daily")
-    verbs = ("show", "history", "explain", "preview", "pause", "resume", "trigger", "delete")
+    verbs = ("get", "history", "explain", "preview", "pause", "resume", "trigger", "delete")
 
     unknown = [schedules(backend.url, verb, "nothing") for verb in verbs]
     unknown += [

@@ -52,7 +52,7 @@ async def games(backend: Backend) -> Backend:
 async def test_a_table_is_tracked_shown_and_left(games: Backend) -> None:
     url = games.url
     tracked = duetime(url, *TRACK)
-    subject = duetime(url, "subjects", "show", "game_sessions:1")
+    subject = duetime(url, "subjects", "get", "game_sessions:1")
     listed = duetime(url, "tables")
     as_json = json.loads(duetime(url, "tables", "--json").out)
     refused = duetime(url, "tables", "delete", "game_sessions")
@@ -90,7 +90,7 @@ async def test_a_dry_run_shows_the_sql_and_runs_none(games: Backend) -> None:
     assert "create trigger" in shown.out
     assert "status = 'scheduled'" in shown.out
     assert duetime(games.url, "tables").out.startswith("No table is tracked.")
-    assert duetime(games.url, "subjects", "show", "game_sessions:1").code == 1
+    assert duetime(games.url, "subjects", "get", "game_sessions:1").code == 1
 
 
 @on_both

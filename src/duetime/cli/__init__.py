@@ -1,4 +1,4 @@
-"""The command `duetime`: one file per noun.
+"""The command `duetime`: a module or a package per noun.
 
 Exit codes: 0 done, 1 it could not be done, 2 the command line is wrong. Each error is one line on
 standard error, and with `--json` also an object on standard output.
@@ -27,14 +27,14 @@ _COMMANDS = {
         "health:health",
         "Check that the database answers, its schema is current, and a live worker is registered.",
     ),
-    "import": ("importing:importing", "Import schedules from other schedulers."),
-    "jobs": ("jobs:jobs", "List, inspect and change jobs."),
+    "import": ("importing.commands:importing", "Import schedules from other schedulers."),
+    "jobs": ("jobs.commands:jobs", "List, inspect and change jobs."),
     "queues": ("queues:queues", "List, pause and limit queues."),
     "recipients": ("recipients:recipients", "Show and change how people are reached."),
-    "reminders": ("reminders:reminders", "Show reminders: due, sent, or why not."),
-    "schedules": ("schedules:schedules", "List, create and change schedules."),
+    "reminders": ("reminders.commands:reminders", "Show reminders: due, sent, or why not."),
+    "schedules": ("schedules.commands:schedules", "List, create and change schedules."),
     "scopes": ("scopes:scopes", "Show and change scopes, whose rules subjects inherit."),
-    "subjects": ("subjects:subjects", "Show and change what people are reminded of."),
+    "subjects": ("subjects.commands:subjects", "Show and change what people are reminded of."),
     "tables": ("tables:tables", "Have reminders follow the rows of your tables."),
     "worker": ("worker:worker", "Run jobs until SIGTERM or SIGINT (Ctrl-C)."),
     "workers": ("workers:workers", "List the workers."),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import click
 
 from duetime.app import Duetime
-from duetime.cli.audit import audit_command
+from duetime.cli.events import audit_command
 from duetime.cli.moment import SPAN
 from duetime.cli.number import Number
 from duetime.cli.output import echo, plural, print_json, print_table, relative
@@ -45,22 +46,24 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
     if not found:
         echo("No queue has jobs, a worker, a pause or a limit.")
         return
-    print_table(
-        ("QUEUE", "PENDING", "DUE", "RUNNING", "PARKED", "NEXT", "REMARKS"),
-        [
-            (
-                queue.name,
-                queue.pending,
-                queue.due,
-                queue.running,
-                queue.parked,
-                relative(queue.next_run_at, now),
-                _remarks(queue, now),
-            )
-            for queue in found
-        ],
-        right=(1, 2, 3, 4),
-    )
+    _show(found, now)
+
+
+@queues.command("get")
+@click.argument("queue")
+@click.pass_context
+def get_command(context: click.Context, queue: str) -> None:
+    """Show what waits in QUEUE and runs, its pause and its limits."""
+
+    async def look(app: Duetime) -> tuple[QueueInfo, datetime]:
+        return await app.queues.get(queue), await app.now()
+
+    target = target_of(context)
+    found, now = target.run(look)
+    if target.json:
+        print_json(found)
+    else:
+        _show([found], now)
 
 
 @queues.command("pause")
@@ -155,6 +158,25 @@ def limit_command(
 
 
 queues.add_command(audit_command("queue", "QUEUE"))
+
+
+def _show(found: Sequence[QueueInfo], now: datetime) -> None:
+    print_table(
+        ("QUEUE", "PENDING", "DUE", "RUNNING", "PARKED", "NEXT", "REMARKS"),
+        [
+            (
+                queue.name,
+                queue.pending,
+                queue.due,
+                queue.running,
+                queue.parked,
+                relative(queue.next_run_at, now),
+                _remarks(queue, now),
+            )
+            for queue in found
+        ],
+        right=(1, 2, 3, 4),
+    )
 
 
 def _remarks(queue: QueueInfo, now: datetime) -> str:

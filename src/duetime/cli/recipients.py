@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from duetime.app import Duetime
-from duetime.cli.audit import audit_command
+from duetime.cli.events import audit_command
 from duetime.cli.number import Number
 from duetime.cli.output import (
     as_json,
@@ -70,10 +70,10 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
     )
 
 
-@recipients.command("show")
+@recipients.command("get")
 @click.argument("ref")
 @click.pass_context
-def show_command(context: click.Context, ref: str) -> None:
+def get_command(context: click.Context, ref: str) -> None:
     """Show everything about a recipient."""
 
     async def look(app: Duetime) -> Recipient:

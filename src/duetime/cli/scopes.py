@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from duetime.app import Duetime
-from duetime.cli.audit import audit_command
+from duetime.cli.events import audit_command
 from duetime.cli.output import echo, one_line, plural, print_facts, print_json, print_table
 from duetime.cli.paging import paged, show_next
 from duetime.cli.person import by_option
-from duetime.cli.reminders import format_rules, read_rules, rule_options, rules_json
+from duetime.cli.rules import format_rules, read_rules, rule_options, rules_json
 from duetime.cli.target import Group, target_of
 from duetime.domain.change import Put
 from duetime.domain.page import Page

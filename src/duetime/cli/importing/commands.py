@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from duetime.app import Duetime
-from duetime.cli.import_plan import plan_as_json, print_plan, some, summary
+from duetime.cli.importing.plan import plan_as_json, print_plan, some, summary
 from duetime.cli.output import echo, print_json
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, Target, import_named, target_of

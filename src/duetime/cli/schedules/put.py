@@ -16,7 +16,7 @@ from duetime.cli.moment import MOMENT, SPAN, iso
 from duetime.cli.number import Number
 from duetime.cli.output import echo, one_line, print_json
 from duetime.cli.person import by_option
-from duetime.cli.schedule_show import next_run, show_preview
+from duetime.cli.schedules.show import next_run, show_preview
 from duetime.cli.target import Command, Target, target_of
 from duetime.domain.schedules.presets import find_preset
 from duetime.domain.schedules.preview import MOST_ROWS, PreviewRow, preview

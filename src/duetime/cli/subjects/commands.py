@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from duetime.app import Duetime
-from duetime.cli.audit import audit_command
+from duetime.cli.events import audit_command
 from duetime.cli.moment import MOMENT, Moment, iso
 from duetime.cli.output import (
     as_json,
@@ -26,18 +26,11 @@ from duetime.cli.output import (
 )
 from duetime.cli.paging import paged, show_next
 from duetime.cli.person import by_option
-from duetime.cli.reminders import (
-    format_rules,
-    read_rules,
-    reminder_json,
-    rule_options,
-    rules_json,
-    show_reminders,
-    wall,
-)
-from duetime.cli.schedule_put import ObjectType
-from duetime.cli.subject_ical import export_command, import_command
-from duetime.cli.subject_occurrences import (
+from duetime.cli.reminders.commands import reminder_json, show_reminders, wall
+from duetime.cli.rules import format_rules, read_rules, rule_options, rules_json
+from duetime.cli.schedules.put import ObjectType
+from duetime.cli.subjects.ical import export_command, import_command
+from duetime.cli.subjects.occurrences import (
     move_command,
     occurrences_json,
     read_repeats,
@@ -145,10 +138,10 @@ def list_command(
     )
 
 
-@subjects.command("show")
+@subjects.command("get")
 @click.argument("ref")
 @click.pass_context
-def show_command(context: click.Context, ref: str) -> None:
+def get_command(context: click.Context, ref: str) -> None:
     """Show when a subject is due, the rules that hold and where they come from, its reminders."""
 
     async def look(app: Duetime) -> Found:

@@ -11,7 +11,7 @@ import click
 from duetime.app import Duetime
 from duetime.cli.output import echo, one_line, plural, print_json, write_file
 from duetime.cli.person import by_option
-from duetime.cli.reminders import read_rules, rule_options
+from duetime.cli.rules import read_rules, rule_options
 from duetime.cli.target import Command, target_of
 from duetime.integrations.ical.exchange import Imported
 from duetime.integrations.ical.limits import MOST_BYTES

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from duetime.app import Duetime
-from duetime.cli.audit import audit_command
+from duetime.cli.events import audit_command
+from duetime.cli.jobs.show import job_row, show_job
 from duetime.cli.moment import MOMENT_OR_SPAN
 from duetime.cli.number import JOB_ID, Number
 from duetime.cli.output import (
@@ -24,7 +25,6 @@ from duetime.cli.output import (
 )
 from duetime.cli.paging import paged, show_next
 from duetime.cli.person import by_option
-from duetime.cli.show import job_row, show_job
 from duetime.cli.target import Group, Target, target_of
 from duetime.domain.jobs.job import JobInfo, JobState, JobStateLike, Requeued
 from duetime.domain.page import MAX_LIMIT, Page
@@ -84,10 +84,10 @@ def list_command(
     )
 
 
-@jobs.command("show")
+@jobs.command("get")
 @click.argument("job_id", metavar="ID", type=JOB_ID)
 @click.pass_context
-def show_command(context: click.Context, job_id: int) -> None:
+def get_command(context: click.Context, job_id: int) -> None:
     """Show a job with its arguments, times and every attempt."""
 
     async def look(app: Duetime) -> tuple[JobInfo, datetime]:

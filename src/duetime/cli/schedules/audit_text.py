@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from duetime.cli.output import compact, plural
-from duetime.cli.schedule_show import POLICIES, policy_value
+from duetime.cli.schedules.show import POLICIES, policy_value
 from duetime.domain.audit import AuditEvent
 from duetime.domain.schedules.schedule import Policy
 from duetime.domain.schedules.timetable import Timetable

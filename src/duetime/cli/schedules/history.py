@@ -11,7 +11,7 @@ from duetime.app import Duetime
 from duetime.cli.moment import MOMENT, MOMENT_OR_SPAN, ago
 from duetime.cli.output import echo, print_json, show_explanation
 from duetime.cli.paging import paged, show_next
-from duetime.cli.schedule_show import show_history
+from duetime.cli.schedules.show import show_history
 from duetime.cli.target import Command, target_of
 from duetime.domain.page import Page
 from duetime.domain.reasons import Explanation

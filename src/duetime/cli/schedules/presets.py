@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from duetime.app import Duetime
-from duetime.cli.audit import audit_command
+from duetime.cli.events import audit_command
 from duetime.cli.output import echo, print_json, print_table
 from duetime.cli.paging import paged, show_next
 from duetime.cli.person import by_option
-from duetime.cli.schedule_put import SPEC
+from duetime.cli.schedules.put import SPEC
 from duetime.cli.target import Group, target_of
 from duetime.domain.page import Page
 from duetime.domain.schedules.presets import PRESETS, Preset

@@ -8,15 +8,16 @@ import click
 
 from duetime.api.schedules import ScheduleHandle, ScheduleInfo, ticks_between
 from duetime.app import Duetime
-from duetime.cli.audit import audit_command
+from duetime.cli.events import audit_command
 from duetime.cli.moment import MOMENT_OR_SPAN, ago, iso
 from duetime.cli.output import as_json, confirm, echo, exact, plural, print_json, print_table
 from duetime.cli.paging import paged, show_next
 from duetime.cli.person import by_option
-from duetime.cli.presets import presets
-from duetime.cli.schedule_history import explain_command, history_command
-from duetime.cli.schedule_put import preview_command, put_command
-from duetime.cli.schedule_show import next_run, schedule_row, show_schedule
+from duetime.cli.schedules.audit_text import describe_schedule_event
+from duetime.cli.schedules.history import explain_command, history_command
+from duetime.cli.schedules.presets import presets
+from duetime.cli.schedules.put import preview_command, put_command
+from duetime.cli.schedules.show import next_run, schedule_row, show_schedule
 from duetime.cli.target import Group, target_of
 from duetime.domain.jobs.job import check_moment
 from duetime.domain.page import Page
@@ -41,7 +42,7 @@ for command in (
     preview_command,
     history_command,
     explain_command,
-    audit_command("schedule", "NAME"),
+    audit_command("schedule", "NAME", describe=describe_schedule_event),
     presets,
 ):
     schedules.add_command(command)
@@ -70,10 +71,10 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
     )
 
 
-@schedules.command("show")
+@schedules.command("get")
 @click.argument("name")
 @click.pass_context
-def show_command(context: click.Context, name: str) -> None:
+def get_command(context: click.Context, name: str) -> None:
     """Show a schedule with its policies and its last ticks."""
 
     async def look(app: Duetime) -> tuple[ScheduleInfo, list[TickInfo], datetime]:

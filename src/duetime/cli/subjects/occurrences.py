@@ -12,8 +12,8 @@ from duetime.app import Duetime
 from duetime.cli.moment import MOMENT, iso
 from duetime.cli.output import echo, one_line, print_json, print_table, relative
 from duetime.cli.person import by_option
-from duetime.cli.reminders import wall
-from duetime.cli.schedule_put import SpecType
+from duetime.cli.reminders.commands import wall
+from duetime.cli.schedules.put import SpecType
 from duetime.cli.target import Command, target_of
 from duetime.domain.reminders.recurrence import Occurrence
 

@@ -60,12 +60,12 @@ def deliveries_command(context: click.Context, reminder_id: int) -> None:
     )
 
 
-@click.command("ack", cls=Command)
+@click.command("acknowledge", cls=Command)
 @click.argument("reminder_id", metavar="[ID]", type=JOB_ID, required=False)
 @click.option("--external-id", "external", metavar="ID", help="The id that the receiver gave it.")
 @by_option
 @click.pass_context
-def ack_command(
+def acknowledge_command(
     context: click.Context, reminder_id: int | None, external: str | None, by: str
 ) -> None:
     """Acknowledge a reminder that was sent, so that it does not escalate."""

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import click
 
 from duetime.app import Duetime
-from duetime.cli.deliveries import ack_command, deliveries_command, snooze_command
 from duetime.cli.moment import SPAN, iso
 from duetime.cli.number import JOB_ID, Number
 from duetime.cli.output import as_json, confirm, echo, one_line, plural, print_json, print_table
 from duetime.cli.paging import paged, show_next
 from duetime.cli.person import by_option
+from duetime.cli.reminders.deliveries import acknowledge_command, deliveries_command, snooze_command
 from duetime.cli.target import Group, Target, target_of
-from duetime.domain.duration import format_duration
 from duetime.domain.page import Page
 from duetime.domain.reminders.plan_recurrence import HORIZON
 from duetime.domain.reminders.reminder import (
@@ -27,8 +25,6 @@ from duetime.domain.reminders.reminder import (
     ResendStatus,
     Resent,
 )
-from duetime.domain.reminders.rule import Rule
-from duetime.domain.reminders.rule_text import parse_rule
 from duetime.domain.schedules.cron import parse_zone
 from duetime.reminders.resending import find_ended
 
@@ -43,7 +39,7 @@ def reminders(context: click.Context) -> None:
         context.invoke(preview_command)
 
 
-for command in (deliveries_command, ack_command, snooze_command):
+for command in (deliveries_command, acknowledge_command, snooze_command):
     reminders.add_command(command)
 
 
@@ -76,7 +72,7 @@ def preview_command(context: click.Context, days: int, limit: int, after: str | 
     if days > HORIZON.days:
         echo(
             f"Reminders of recurring subjects are armed about {HORIZON.days} days ahead. `duetime "
-            "subjects show REF` shows when a subject is due."
+            "subjects get REF` shows when a subject is due."
         )
 
 
@@ -115,6 +111,23 @@ def list_command(
         echo("No reminders match." if subject or status else "No reminders.")
         return
     show_reminders(found)
+
+
+@reminders.command("get")
+@click.argument("reminder_id", metavar="ID", type=JOB_ID)
+@click.pass_context
+def get_command(context: click.Context, reminder_id: int) -> None:
+    """Show a reminder and what became of it."""
+
+    async def look(app: Duetime) -> Reminder:
+        return await app.reminders.get(reminder_id)
+
+    target = target_of(context)
+    found = target.run(look)
+    if target.json:
+        print_json(reminder_json(found))
+    else:
+        show_reminders([found])
 
 
 @reminders.command("explain")
@@ -269,82 +282,3 @@ def _remarks(reminder: Reminder) -> str:
     known = f", there {reminder.provider_id}" if reminder.provider_id else ""
     told = f": {reminder.delivery}" if reminder.delivery not in (None, "sent") else ""
     return f"by {reminder.channel}{known}{told}" if reminder.channel else ""
-
-
-# Rules
-
-
-class RuleType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
-    """A rule as the library reads it; one that begins with { is JSON."""
-
-    name = "rule"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if not isinstance(value, str) or not value.strip().startswith("{"):
-            return value
-        try:
-            return json.loads(value)
-        except ValueError as error:
-            self.fail(f"{value[:60]!r} is not JSON: {error}.", param, ctx)
-
-
-def rule_options(command: C) -> C:
-    """Add `--remind` and `--none`, which `read_rules` reads."""
-    for option in (
-        click.option(
-            "--none", "no_rules", is_flag=True, help="No reminders, whatever the scopes say."
-        ),
-        click.option(
-            "--remind",
-            type=RuleType(),
-            metavar="RULE",
-            multiple=True,
-            help="-1h, '-1d at 09:00', … May be repeated.  [default: inherited]",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def read_rules(remind: tuple[Any, ...], no_rules: bool) -> list[Any] | None:
-    """The rules that the options say; None: inherited."""
-    if remind and no_rules:
-        raise click.UsageError("Give either --remind or --none.")
-    return list(remind) if remind or no_rules else None
-
-
-def rules_json(rules: Iterable[Rule] | None) -> list[dict[str, Any]] | None:
-    """Rules as `--remind` reads them; what has its default is left out."""
-    return None if rules is None else [{"rule": rule.text} | _options(rule) for rule in rules]
-
-
-def format_rules(rules: Iterable[Rule] | None) -> str:
-    """Rules for people."""
-    if rules is None:
-        return "inherited"
-    return ", ".join(map(_format_rule, rules)) or "none"
-
-
-def _format_rule(rule: Rule) -> str:
-    options = "; ".join(f"{name} {_say(value)}" for name, value in _options(rule).items())
-    return f"{rule.text} ({options})" if options else rule.text
-
-
-def _say(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, list) else str(value)
-
-
-def _options(rule: Rule) -> dict[str, Any]:
-    """Those that differ from what its text alone says."""
-    plain = parse_rule(rule.text)
-    given = {
-        name: getattr(rule, name)
-        for name in ("past", "expires", "urgent", "zone", "channels", "template", "escalate")
-        if getattr(rule, name) != getattr(plain, name)
-    }
-    if "expires" in given and given["expires"] != "at_due":
-        span = given["expires"]
-        given["expires"] = "never" if span is None else format_duration(span)
-    if "escalate" in given:
-        given["escalate"] = format_duration(given["escalate"])
-    return given | ({"channels": list(rule.channels)} if rule.channels else {})

@@ -1,0 +1,1 @@
+"""`duetime import`: schedules of other schedulers."""

@@ -1,0 +1,1 @@
+"""`duetime jobs`: see and change them."""

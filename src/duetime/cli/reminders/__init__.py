@@ -1,0 +1,1 @@
+"""`duetime reminders`: what will be sent, what was, and why not."""

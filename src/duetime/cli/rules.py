@@ -1,0 +1,91 @@
+"""Rules on the command line: the options `--remind` and `--none`, and how rules are shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+from duetime.domain.duration import format_duration
+from duetime.domain.reminders.rule import Rule
+from duetime.domain.reminders.rule_text import parse_rule
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+class RuleType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A rule as the library reads it; one that begins with { is JSON."""
+
+    name = "rule"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not isinstance(value, str) or not value.strip().startswith("{"):
+            return value
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            self.fail(f"{value[:60]!r} is not JSON: {error}.", param, ctx)
+
+
+def rule_options(command: C) -> C:
+    """Add `--remind` and `--none`, which `read_rules` reads."""
+    for option in (
+        click.option(
+            "--none", "no_rules", is_flag=True, help="No reminders, whatever the scopes say."
+        ),
+        click.option(
+            "--remind",
+            type=RuleType(),
+            metavar="RULE",
+            multiple=True,
+            help="-1h, '-1d at 09:00', … May be repeated.  [default: inherited]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def read_rules(remind: tuple[Any, ...], no_rules: bool) -> list[Any] | None:
+    """The rules that the options say; None: inherited."""
+    if remind and no_rules:
+        raise click.UsageError("Give either --remind or --none.")
+    return list(remind) if remind or no_rules else None
+
+
+def rules_json(rules: Iterable[Rule] | None) -> list[dict[str, Any]] | None:
+    """Rules as `--remind` reads them; what has its default is left out."""
+    return None if rules is None else [{"rule": rule.text} | _options(rule) for rule in rules]
+
+
+def format_rules(rules: Iterable[Rule] | None) -> str:
+    """Rules for people."""
+    if rules is None:
+        return "inherited"
+    return ", ".join(map(_format_rule, rules)) or "none"
+
+
+def _format_rule(rule: Rule) -> str:
+    options = "; ".join(f"{name} {_say(value)}" for name, value in _options(rule).items())
+    return f"{rule.text} ({options})" if options else rule.text
+
+
+def _say(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _options(rule: Rule) -> dict[str, Any]:
+    """Those that differ from what its text alone says."""
+    plain = parse_rule(rule.text)
+    given = {
+        name: getattr(rule, name)
+        for name in ("past", "expires", "urgent", "zone", "channels", "template", "escalate")
+        if getattr(rule, name) != getattr(plain, name)
+    }
+    if "expires" in given and given["expires"] != "at_due":
+        span = given["expires"]
+        given["expires"] = "never" if span is None else format_duration(span)
+    if "escalate" in given:
+        given["escalate"] = format_duration(given["escalate"])
+    return given | ({"channels": list(rule.channels)} if rule.channels else {})

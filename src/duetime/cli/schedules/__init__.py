@@ -1,0 +1,1 @@
+"""`duetime schedules`: see, make and change what runs when."""

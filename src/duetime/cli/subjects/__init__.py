@@ -1,0 +1,1 @@
+"""`duetime subjects`: what people are reminded of."""
