@@ -161,7 +161,7 @@ async def show_reminders() -> None:
         truth = reminder.status == "sent" and 0 <= late < 500
         check(truth, f"{reminder.subject}: {reminder.external_id} is sent, {late:.1f} ms late")
     for reminder, status in ((old, "superseded"), (catan, "cancelled")):
-        check(reminder.status == status, await app.reminders.explain(reminder.id))
+        check(reminder.status == status, str(await app.reminders.explain(reminder.id)))
 
 
 async def reminders_of(subjects: Iterable[str]) -> list[Reminder]:

@@ -84,7 +84,7 @@ async def book(
 async def tell(number: int) -> list[str]:
     """Say what became of its reminders."""
     reminders = await app.reminders.list(subject=f"appointment:{number}")
-    return [await app.reminders.explain(reminder.id) for reminder in reminders]
+    return [str(await app.reminders.explain(reminder.id)) for reminder in reminders]
 
 
 @api.post("/call-status")

@@ -161,7 +161,12 @@ async def get_history(task_id: int) -> dict[str, list[dict[str, Any]]]:
     return {
         "audit": [{"at": one.at, "action": one.action, "by": one.actor} for one in events],
         "reminders": [
-            {"time": one.time, "to": one.recipient, "status": one.status, "reason": one.reason}
+            {
+                "time": one.time,
+                "to": one.recipient,
+                "status": one.status,
+                "reason": one.reason and str(one.reason),
+            }
             for one in reminders
         ],
     }

@@ -17,6 +17,7 @@ from duetime.cli import cli
 from duetime.domain.duration import parse_duration
 from duetime.domain.jobs.explain import JOB_SENTENCES
 from duetime.domain.reasons import REASONS
+from duetime.domain.reminders.explain import REMINDER_SENTENCES
 from duetime.domain.schedules.explain import SCHEDULE_SENTENCES, TICK_SENTENCES
 from duetime.settings import Settings
 from duetime.wiring import make_migrator
@@ -147,7 +148,7 @@ def test_every_log_event_is_in_the_manual() -> None:
 def test_every_reason_is_in_the_manual_with_its_sentence() -> None:
     page = (DOCS / "reference" / "reasons.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `(.*)` \|$", page, re.MULTILINE)
-    tables = (REASONS, JOB_SENTENCES, SCHEDULE_SENTENCES, TICK_SENTENCES)
+    tables = (REASONS, JOB_SENTENCES, SCHEDULE_SENTENCES, TICK_SENTENCES, REMINDER_SENTENCES)
 
     assert rows == [row for table in tables for row in table.items()]
 

@@ -54,4 +54,4 @@ async def put_games(app: Duetime, count: int, rule: Any = "0s", **options: Any) 
 
 async def explain(app: Duetime, subject: str) -> str:
     [reminder] = await app.reminders.list(subject=subject)
-    return await app.reminders.explain(reminder.id)
+    return str(await app.reminders.explain(reminder.id))

@@ -20,16 +20,16 @@ from duetime.domain.page import (
     make_page,
     read_cursor,
 )
+from duetime.domain.reasons import Explanation
 from duetime.domain.reminders.delivery import Delivery
+from duetime.domain.reminders.explain import explain_reminder
 from duetime.domain.reminders.reminder import (
     Reminder,
     ReminderStatus,
     ReminderStatusLike,
     ResendStatus,
     Resent,
-    explain_reminder,
 )
-from duetime.domain.reminders.rule import format_time
 from duetime.errors import InvalidInput, ReminderNotFound
 from duetime.reminders.deliveries import acknowledge, find_deliveries, id_of, snooze
 from duetime.reminders.resending import find_ended, resend, resend_many
@@ -130,19 +130,13 @@ class Reminders:
             position=lambda one: (one.run_at, one.id),
         )
 
-    async def explain(self, reminder: int | Reminder) -> str:
+    async def explain(self, reminder: int | Reminder) -> Explanation:
         """Say what became of a reminder, and why. Raises `ReminderNotFound`."""
         found = await self.get(reminder)
         deliveries = await find_deliveries(self._app, found.id)
-        told = explain_reminder(found, deliveries, now=await self._app.now())
         subject = await self._app.subjects.get(found.subject)
-        if subject.problem is not None:
-            told = f"{told} Of its row something cannot be used: {subject.problem}."
-        repeats = subject.repeats
-        if repeats is None:
-            return told
-        which = f"It is of the occurrence of {format_time(found.due_at)}"
-        return f"{told} {which}; the subject repeats: {repeats.describe()}."
+        now = await self._app.now()
+        return explain_reminder(found, deliveries, now=now, subject=subject)
 
     async def deliveries(self, reminder: int | Reminder) -> Sequence[Delivery]:
         """Return what each channel did with a reminder, in the order in which they were asked.

@@ -43,7 +43,91 @@ REASONS = {
     "shadow": "in shadow: recorded, and not run",
     "triggered": "triggered by {by}",
     "backfilled": "backfilled by {by}",
-    # Why a job ended.
+    # Why a reminder was armed, waits, was sent, or was not.
+    "past_skipped": "its time {time} had passed when the subject was put",
+    "past_expired": "its time {time} had passed when the subject was put, and it had to start "
+    "before {expires_at}",
+    "past_replaced": "its time {time} had passed when the subject was put, and a later time of the "
+    "rule is sent in its place",
+    "past_sent": "its time {time} had passed when the subject was put, and its rule sends it late",
+    "subject_completed": "the subject was completed[: {text}]",
+    "subject_deleted": "the subject was deleted[: {text}]",
+    "subject_moved": "the subject moved to {to}",
+    "subject_without_due": "the subject no longer has a due time",
+    "subject_changed": "the subject has changed, and its reminders are yet to be armed again",
+    "recipient_removed": "the recipient is no longer one of the subject's",
+    "rule_removed": "its rule no longer applies",
+    "rules_changed": "the rules changed",
+    "zone_changed": "the time zone of {recipient} changed",
+    "occurrence_skipped": "this occurrence is skipped",
+    "occurrence_completed": "this occurrence was completed",
+    "occurrence_moved": "this occurrence moved to {to}",
+    "occurrence_gone": "the subject no longer repeats then",
+    "not_computable": "the reminders of the subject cannot be computed: {text}",
+    "reminder_snoozed": "snoozed by {by}",
+    "reminder_resent": "sent again by {by}",
+    "acknowledged": "acknowledged by {by}",
+    "not_acknowledged": "{recipient} did not acknowledge it in time"
+    "[, and it had to start before {expires_at}]",
+    "not_reached": "{recipient} was not reached[: {why:reason}]"
+    "[, and it had to start before {expires_at}]",
+    "not_delivered": "{channel} reported that it {status}",
+    "reported_sent": "{channel} reported that it was {status}[; before that it was {was}]"
+    "[: {why:reason}]",
+    "acknowledged_sent": "{by} has acknowledged it[; before that it was {was}][: {why:reason}]",
+    "sent_before": "it was sent before, and is not sent again: {why:reason}",
+    "sent_anyway": "it was being sent when it became {was}[: {why:reason}]",
+    "sent_in_digest": "it went out in digest {digest}, with {others} more"
+    "[, beyond {beyond} in an hour, before one would have expired]"
+    "[; it was being sent when it became {was}][: {why:reason}]",
+    "sent_as_other": "it was sent already, as reminder {reminder}",
+    "other_sending": "reminder {reminder}, which is the same, is being sent",
+    "other_job": "it is sent by job {job}, not by this one",
+    "reminder_ended": "the reminder is {status}[: {why:reason}]",
+    "just_ended": "it was sent or withdrawn just now",
+    "quiet_hours": "it waits until {local} ({tz}) for the quiet hours {quiet} of {recipient}",
+    "waited_quiet_hours": "it waited until {local} ({tz}) for the quiet hours {quiet} of "
+    "{recipient}",
+    "sent_in_quiet_hours": "it was sent in the quiet hours {quiet} of {recipient}: it would have "
+    "expired at {expires_at}",
+    "hourly_limit": "it waits until {until}: {recipient} gets at most {limit} in an hour",
+    "waited_hourly_limit": "it waited until {until}: {recipient} gets at most {limit} in an hour",
+    "in_digest": "it waits for digest {digest}[: {recipient} gets at most {limit} in an hour]",
+    "waited_in_digest": "it waited for digest {digest}"
+    "[: {recipient} gets at most {limit} in an hour]",
+    "digest_sending": "digest {digest}, in which it is, is being sent",
+    "digest_gone": "its digest is gone",
+    "digest_waits": "the digest of {recipient} waits until {until}",
+    "digest_empty": "nothing is left in the digest",
+    "digest_single": "the only reminder in the digest is sent alone",
+    "digest_cancelled": "it was to go out in digest {digest}, which was cancelled[: {text}]",
+    "digest_failed": "it was to go out in digest {digest}, which failed[: {why:reason}]",
+    "muted_all": "{recipient} has muted everything",
+    "muted": "{recipient} has muted {kind} {name}",
+    "no_rule_channel": "{recipient} has none of the rule's channels: {channels:list}",
+    "no_channel_left": "no channel of {recipient} is left: {channels:reasons}",
+    "message_failed": "{text}",
+    "no_sender": "there is neither a handler (@app.on_reminder) nor a channel",
+    "channels_failed": "{channels:reasons}",
+    "channel_muted": "{channel} is muted",
+    "channel_disabled": "{channel} is disabled[ ({text})]",
+    "channel_missing": "there is no channel {channel!r} here",
+    "channel_not_asked": "{channel} was not asked[: {text}]",
+    "channel_failed": "{channel} failed[ {times} times][: {text}]",
+    "channel_failed_later": "{channel} took it, and reported later that it failed[: {text}]",
+    "channel_bounced": "{channel} bounced[: {text}]",
+    "channel_rate": "{channel} takes {rate}: its next free place is at {at}",
+    "subjects_locked": "some subjects are locked",
+    # Why a job ended, or runs again.
+    "failed": "{text}",
+    "skipped": "{text}",
+    "skipped_by_handler": "skipped by its handler",
+    "snoozed": "snoozed by its handler[: {text}]",
+    "retry": "its handler asked for a retry[: {text}]",
+    "discarded": "discarded by its handler[: {text}]",
+    "cancelled_by_handler": "cancelled by its handler[: {text}]",
+    "job_gone": "its job is gone",
+    "job_ended": "its job is {outcome}",
     "cancelled": "cancelled[: {text}]",
     "superseded": "superseded[: {text}]",
     "expired": "too late[: {text}]",
@@ -72,6 +156,10 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     def of(cls, code: str, **facts: Any) -> Reason:
         """Make one; facts that are None are left out."""
         return cls(code, plain_facts(facts))
+
+    def because(self, why: Reason | None, **facts: Any) -> Reason:
+        """The same, with more facts and the reason behind it."""
+        return Reason(self.code, self.facts | plain_facts(facts | {"why": why}))
 
     def __str__(self) -> str:
         also = _ALSO_UNTIL if "until_tick" in self.facts else ""
@@ -148,6 +236,18 @@ def read_reason(text: str | None) -> Reason | None:
         return Reason("unreadable_reason", {"text": text[:200]})
 
 
+def read_attempt_reason(
+    outcome: str, code: str | None, error: str | None, facts: str | None
+) -> Reason:
+    """Return why an attempt ended, from its columns. What a handler raised has no code of ours."""
+    if outcome == "dead" and error is not None:
+        return Reason.of("failed", error_code=code, text=error)
+    if code is None and error is None:
+        return Reason.of("job_ended", outcome=outcome)
+    known = {} if facts is None else msgspec.json.decode(facts)
+    return Reason(code or outcome, known | plain_facts({"text": error}))
+
+
 def plain_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts as JSON has them, without those that are None."""
     return {name: _plain(value) for name, value in facts.items() if value is not None}
@@ -167,7 +267,7 @@ def _plain(value: Any) -> Any:
             return int(seconds) if seconds.is_integer() else seconds
         case Reason():
             return msgspec.to_builtins(value)
-        case set() | frozenset() | tuple():
+        case list() | tuple():
             return [_plain(one) for one in value]
     return value
 
@@ -194,6 +294,8 @@ class _Formatter(string.Formatter):
 
     def format_field(self, value: Any, format_spec: str) -> str:
         match format_spec:
+            case "if":
+                return ""
             case "span" if isinstance(value, int | float):
                 return format_duration(timedelta(seconds=value))
             case "utc" if isinstance(value, str):
@@ -201,10 +303,17 @@ class _Formatter(string.Formatter):
             case "list" if isinstance(value, list):
                 return ", ".join(map(str, value))
             case "reason" if isinstance(value, dict):
-                return str(msgspec.convert(value, Reason))
-            case "span" | "utc" | "list" | "reason":
+                return _one_clause(msgspec.convert(value, Reason))
+            case "reasons" if isinstance(value, list):
+                return "; ".join(map(_one_clause, msgspec.convert(value, list[Reason])))
+            case "span" | "utc" | "list" | "reason" | "reasons":
                 return str(value)
         return str(super().format_field(value, format_spec))
+
+
+def _one_clause(reason: Reason) -> str:
+    """Inside of another sentence, one does not end."""
+    return str(reason).rstrip(".")
 
 
 _FORMATTER = _Formatter()

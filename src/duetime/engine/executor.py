@@ -23,6 +23,7 @@ from duetime.domain.jobs.outcome import (
     Snooze,
 )
 from duetime.domain.jobs.task import TaskDefinition
+from duetime.domain.reasons import Reason
 from duetime.errors import (
     DuetimeError,
     InvalidArguments,
@@ -79,9 +80,9 @@ def ignore_outcome(job: ClaimedJob, value: Any) -> None:
 def end_as_completed(end: FinishedJob) -> None:
     """The database refused this end: the handler's own transaction had completed the job."""
     if end.outcome is not COMPLETED:
-        _log_ignored(end.job, end.error_code or end.outcome, end.error)
+        _log_ignored(end.job, end.error_code or end.outcome, end.message)
         end.outcome, end.again_after = COMPLETED, None
-        end.error_code = end.error = end.traceback = end.exception = None
+        end.error_code = end.error = end.facts = end.traceback = end.exception = None
 
 
 def _log_ignored(job: ClaimedJob, outcome: str, error: str | None) -> None:
@@ -107,15 +108,17 @@ def _end_with(end: FinishedJob, task: TaskDefinition, value: Any, random: Random
         case Snooze():
             end.outcome = AttemptOutcome.SNOOZED
             end.again_after = value.after
-            end.error = _clean(_say(value), _MAX_ERROR)
+            _give_reason(end, value, code="snoozed")
         case Cancel():
             end.outcome = AttemptOutcome.CANCELLED
-            end.error = _clean(_say(value), _MAX_ERROR)
+            _give_reason(end, value, code=value.code)
         case Discard():
             end.outcome = AttemptOutcome.DEAD
             _describe(end, value, code="discarded")
+            _give_reason(end, value, code="discarded")
         case Retry():
             _describe(end, value, code="retry")
+            _give_reason(end, value, code="retry")
             _again(end, task, value, random)
         case JobCancelled():
             end.outcome = AttemptOutcome.CANCELLED
@@ -179,7 +182,7 @@ def _again(end: FinishedJob, task: TaskDefinition, value: BaseException, random:
             # A broken policy must neither lose the job nor spin on it.
             end.outcome = AttemptOutcome.DEAD
             failed = f"its retry policy failed: {type(error).__name__}: {_say(error)}"
-            end.error = _clean(f"{end.error}; and {failed}", _MAX_ERROR)
+            end.error = _clean(f"{end.message}; and {failed}", _MAX_ERROR)
             return
     end.again_after = after
 
@@ -234,6 +237,16 @@ def _say_with_causes(error: BaseException, code: str) -> str:
             text += f"; caused by {said if said == name else f'{name}: {said}'}"
         cause = cause.__cause__
     return text
+
+
+def _give_reason(end: FinishedJob, outcome: Outcome, *, code: str) -> None:
+    """The words of a handler are kept as they are; a reason of ours, by its code and facts."""
+    given = outcome.args[0] if outcome.args else None
+    if isinstance(given, Reason):
+        end.error_code, end.error = given.code, None
+        end.facts = msgspec.json.encode(given.facts).decode() if given.facts else None
+    elif end.error is None:
+        end.error_code, end.error = code, _clean(_say(outcome), _MAX_ERROR)
 
 
 def _say(error: BaseException) -> str:

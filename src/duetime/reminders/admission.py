@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from duetime.domain.jobs.outcome import Outcome, Snooze
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.admission import Send, Wait, decide, routes_of
 from duetime.domain.reminders.recipient import Recipient, Route
 from duetime.domain.reminders.reminder import Reminder
@@ -17,7 +18,7 @@ from duetime.storage.reminders.admissions import (
     AdmissionState,
     AdmissionStatements,
     Ask,
-    said_after,
+    reason_after_wait,
 )
 from duetime.storage.store import Statements
 
@@ -76,7 +77,7 @@ async def admit(
     if admission.recipient is None and admission.digest is None and admission.held is None:
         # As if never put: nothing is muted, quiet or limited.
         routes = routes_of(nobody, channels, reminder.rule)
-        assert not isinstance(routes, str)
+        assert not isinstance(routes, Reason)
         return _sends(reminder, nobody, Send(routes))
     recipient = admission.recipient or nobody
     around: set[str] = set()
@@ -100,7 +101,7 @@ async def admit(
         await perform(app, lambda s: s.hold(reminder, waits))
         return Snooze(waits.until - admission.now, waits.reason)
     elif admission.held is not None or decision.note is not None:
-        note = decision.note or said_after(reminder)
+        note = decision.note or reason_after_wait(reminder)
         if not await perform(app, lambda s: s.note(reminder, note)):
             return GONE
     return _sends(reminder, recipient, decision)

@@ -10,6 +10,7 @@ import msgspec
 
 from duetime.channels.channel import Message, Sent
 from duetime.domain.jobs.outcome import Outcome, Skip
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.admission import expiry, routes_of
 from duetime.domain.reminders.delivery import Delivery, clean_error
 from duetime.domain.reminders.digest import Digest
@@ -38,7 +39,7 @@ async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context
         return begun
     handled = sender.digest_handler is not None
     routes = routes_of(begun.to, None if handled else list(sender.channels))
-    if isinstance(routes, str):
+    if isinstance(routes, Reason):
         # Each of them says why, when it is looked at by itself.
         await app._perform(lambda dialect: DigestStatements(dialect).drop_digest(digest_id))
         return Skip(routes)
@@ -59,7 +60,7 @@ async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context
     else:
         await _note(app, attempt, begun)
         if isinstance(outcome, Skip):
-            await _skip(app, digest_id, clean_error(outcome.reason))
+            await _skip(app, digest_id, _reason_of(outcome))
     await disable_all(app, begun.recipient, attempt.disabled, worker=ctx.worker)
     return outcome if isinstance(outcome, Outcome) else None
 
@@ -125,7 +126,13 @@ async def _note(app: Duetime, attempt: SendAttempt, digest: Digest) -> None:
         await perform(app, lambda s: s.note(digest.reminders, notes))
 
 
-async def _skip(app: Duetime, digest_id: int, reason: str) -> None:
+def _reason_of(skip: Skip) -> Reason:
+    """Why the handler does not send it, if it says so."""
+    said = skip.args[0]
+    return said if isinstance(said, Reason) else Reason.of("skipped", text=clean_error(said))
+
+
+async def _skip(app: Duetime, digest_id: int, reason: Reason) -> None:
     while await app._perform(lambda dialect: DigestEnds(dialect).skip(digest_id, reason)):
         pass
 

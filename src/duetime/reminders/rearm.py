@@ -14,6 +14,7 @@ from duetime.domain.jobs.job import DEFAULT_QUEUE
 from duetime.domain.jobs.outcome import Snooze
 from duetime.domain.jobs.retry import Exponential
 from duetime.domain.jobs.task import TaskDefinition, TaskOptions
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.reminder import REARM_TASK
 from duetime.engine.context import Context
 from duetime.errors import InvalidInput
@@ -72,7 +73,7 @@ async def rearm_stale(app: Duetime) -> Snooze | None:
     if await store.transact(statements.stale(0, 1), reads=True):
         # Locked by others, or marked meanwhile. Who locked one may undo his change and leave the
         # mark as it was, so that this job has to come back for it.
-        return Snooze(_AGAIN, "some subjects are locked")
+        return Snooze(_AGAIN, Reason("subjects_locked"))
     return None
 
 

@@ -13,18 +13,18 @@ import msgspec
 from duetime.channels.channel import Channel, Message, NotSent, Sent
 from duetime.domain.jobs.outcome import Completed, Discard, Outcome, Retry, Snooze
 from duetime.domain.jobs.rate import Rate
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.delivery import (
     HANDLER,
     Delivery,
     DeliveryStatus,
+    channel_failed,
+    channels_failed,
     clean_error,
     clean_external_id,
-    describe_failures,
-    times,
 )
 from duetime.domain.reminders.recipient import Route
 from duetime.domain.reminders.reminder import REMIND_TASK
-from duetime.domain.reminders.rule import format_time
 from duetime.engine.context import Context
 from duetime.errors import InvalidInput
 from duetime.reminders.deliveries import perform
@@ -142,7 +142,7 @@ class SendAttempt:
         if (taken := self.taken()) is not None:
             return taken
         if self.known(HANDLER).status.gave_up:
-            return Discard(describe_failures(self._deliveries.values()))
+            return Discard(channels_failed(self._deliveries.values()))
         try:
             outcome = await call(handler, what, self._ctx)
         except Outcome as raised:
@@ -157,7 +157,7 @@ class SendAttempt:
         elif isinstance(answer, Retry | Discard) and not self._ctx.committed:
             lasts = isinstance(answer, Discard)
             status = DeliveryStatus.FAILED if lasts else DeliveryStatus.PENDING
-            self.note(HANDLER, status, error=answer.reason)
+            self.note(HANDLER, status, error=answer)
         return answer
 
     def sent_by_handler(self, result: Any) -> SendAttempt:
@@ -185,12 +185,12 @@ class SendAttempt:
             try:
                 message = await self._make(route)
             except InvalidInput as error:
-                return Discard(str(error))
+                return Discard(Reason.of("message_failed", text=str(error)))
             outcome = await self._ask(route, configured, message)
             if outcome is not None:
                 return outcome
         if not self._deliveries:
-            return Discard("there is neither a handler (@app.on_reminder) nor a channel")
+            return Discard(Reason("no_sender"))
         return await self._wait_for_any(routes)
 
     async def _make(self, route: Route) -> Message:
@@ -206,7 +206,7 @@ class SendAttempt:
 
     async def _wait_for_any(self, routes: Iterable[Route]) -> Outcome:
         """All were asked: wait for the first that may be asked again, if there is one."""
-        failures = describe_failures(self._deliveries.values())
+        failures = channels_failed(self._deliveries.values())
         waits = [
             next_at
             for route in routes
@@ -248,7 +248,7 @@ class SendAttempt:
                 at = await self._app.now() + wait
                 self.note(name, DeliveryStatus.PENDING, error=said, next_at=at)
                 if is_in_time and tried < (configured.tries or self._ctx.job.max_attempts):
-                    return self._again(wait, f"{name} failed{times(tried)}: {said}", broke)
+                    return self._again(wait, channel_failed(name, tried, said), broke)
                 return None
         self.note(name, DeliveryStatus.FAILED, error=said)
         return None
@@ -262,7 +262,7 @@ class SendAttempt:
             return None
         at = await self._app.now() + wait
         self.note(channel, DeliveryStatus.PENDING, tried=0, next_at=at)
-        reason = f"{channel} takes {rate}: its next free place is at {format_time(at)}"
+        reason = Reason.of("channel_rate", channel=channel, rate=str(rate), at=at)
         return Snooze(max(wait, timedelta(0)), reason)
 
     async def _next_try(
@@ -288,7 +288,7 @@ class SendAttempt:
             return expires_at
         return min(expires_at, due_at + configured.retry_for)
 
-    def _again(self, wait: timedelta, reason: str, broke: Exception | None) -> Outcome:
+    def _again(self, wait: timedelta, reason: Reason, broke: Exception | None) -> Outcome:
         """The job's attempts do not end what its channels may still be asked for: the last attempt
         is given back.
 

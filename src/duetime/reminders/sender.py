@@ -11,6 +11,7 @@ from duetime.channels.channel import Message, Sent
 from duetime.domain.jobs.job import NewJob
 from duetime.domain.jobs.keys import DIGEST_PREFIX
 from duetime.domain.jobs.outcome import Outcome, Skip, Snooze
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.recipient import Route
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus
 from duetime.engine.context import Context
@@ -99,22 +100,22 @@ class Sender:
     async def _refuse(self, ready: Ready | None, job_id: int) -> Outcome | None:
         """Why a reminder whose job runs is not to be sent, or not yet."""
         if ready is None:
-            return Skip("its subject was deleted")
+            return Skip(Reason("subject_deleted"))
         current = ready.reminder
         if current.status is not ReminderStatus.ARMED:
-            return Skip(f"{current.status}: {current.reason}")
+            return Skip(_ended(current))
         if current.job_id != job_id:
             # Someone enqueued it by hand, or it is what is left of an earlier round.
-            return Skip(f"reminder {current.id} is sent by job {current.job_id}, not by this one")
+            return Skip(Reason.of("other_job", job=current.job_id))
         if current.stale:
-            return Snooze("50ms", "its subject has changed, and is yet to be armed again")
+            return Snooze("50ms", Reason("subject_changed"))
         if ready.twin is None or current.snoozes:
             return None
         # Its subject was closed and opened again as it was, or moved away and back.
         state, other = ready.twin
         if state == "sending":
-            return Snooze(_TWIN_AGAIN, f"reminder {other}, which is the same, is being sent")
-        reason = f"it was sent already, as reminder {other}"
+            return Snooze(_TWIN_AGAIN, Reason.of("other_sending", reminder=other))
+        reason = Reason.of("sent_as_other", reminder=other)
         await perform(self._app, lambda s: s.withdraw(current.id, reason))
         return Skip(reason)
 
@@ -163,9 +164,9 @@ class Sender:
             await perform(self._app, lambda s: s.note([reminder], notes))
         ready = await self._ready.get(reminder.id)
         if ready is None:
-            return Skip("its subject was deleted")
+            return Skip(Reason("subject_deleted"))
         if ready.reminder.status is not ReminderStatus.ARMED:
-            return Skip(f"{ready.reminder.status}: {ready.reminder.reason}")
+            return Skip(_ended(ready.reminder))
         return None
 
     def _record(self, attempt: SendAttempt, reminder: Reminder, ctx: Context) -> Record:
@@ -179,3 +180,7 @@ class Sender:
             return None
         later = self.escalation.using(delay=reminder.rule.escalate)
         return later.job(reminder=reminder.id, snoozes=reminder.snoozes)
+
+
+def _ended(reminder: Reminder) -> Reason:
+    return Reason.of("reminder_ended", status=reminder.status.value, why=reminder.reason)

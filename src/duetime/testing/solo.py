@@ -207,7 +207,7 @@ class SoloWorker:
             attempt=job.attempt,
             at=now,
             outcome=outcome,
-            error=None if end is None else end.error,
+            error=None if end is None else end.message,
             exception=_exception(end, running.value) if outcome in _FAILED else None,
         )
 

@@ -121,7 +121,7 @@ async def test_an_early_failure_of_the_only_channel_fails_and_escalates(app: Due
 
     assert [message.recipient for message in box.asked] == ["ann", "bob"]
     assert (ann.status, bob.status) == ("failed", "failed")
-    assert ann.reason == "phone took it, and told later that it failed: told early"
+    assert str(ann.reason) == "phone took it, and reported later that it failed: told early"
     assert bob.reason == ann.reason
     assert jobs == []
 
@@ -181,8 +181,8 @@ async def test_a_handler_that_completed_its_job_is_told_of_an_early_failure(app:
         reminder = await only(app)
 
     assert len(calls) == 1
-    assert (reminder.status, reminder.reason) == (
-        "failed", "handler took it, and told later that it failed: busy",
+    assert (reminder.status, str(reminder.reason)) == (
+        "failed", "handler took it, and reported later that it failed: busy",
     )  # fmt: skip
 
 
@@ -323,7 +323,9 @@ async def test_an_early_failure_of_the_only_channel_of_a_digest_fails_all_of_it(
 
     assert len(box.digests) == 1
     assert [one.status for one in reminders] == ["failed"] * 3
-    assert "phone took it, and told later that it failed: told early" in str(reminders[0].reason)
+    assert "phone took it, and reported later that it failed: told early" in str(
+        reminders[0].reason
+    )
     assert jobs == []
 
 

@@ -151,9 +151,10 @@ async def test_a_subject_that_cannot_be_read_does_not_hold_up_the_others(
     [odd] = await app.reminders.list(subject="game:1")
     assert odd.status == "superseded"
     assert odd.reason is not None
-    assert odd.reason.startswith("its reminders cannot be computed: ")
+    assert odd.reason.code == "not_computable"
     [event, *_] = await app.audit.list(entity="subject:game:1")
-    assert (event.action, event.reason) == ("subject.not_armed", odd.reason)
+    assert (event.action, event.reason) == ("subject.not_armed", None)
+    assert event.after == {"why": {"code": "not_computable", "facts": odd.reason.facts}}
     assert events_of(caplog) == ["rearm_failed"]
 
 

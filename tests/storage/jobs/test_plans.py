@@ -124,7 +124,7 @@ def ending(jobs: list[int]) -> dict[str, Any]:
 
 def ending_fully(jobs: list[int]) -> dict[str, Any]:
     nothing = "{" + ",".join("null" for _ in jobs) + "}"
-    names = ("again", "codes", "errors", "tracebacks", "results")
+    names = ("again", "codes", "errors", "facts", "tracebacks", "results")
     return (
         ending(jobs)
         | {"outcome": "{" + ",".join("completed" for _ in jobs) + "}"}

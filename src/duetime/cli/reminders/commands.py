@@ -17,6 +17,7 @@ from duetime.cli.person import by_option
 from duetime.cli.reminders.deliveries import acknowledge_command, deliveries_command, snooze_command
 from duetime.cli.target import Group, Target, target_of
 from duetime.domain.page import Page
+from duetime.domain.reasons import Explanation
 from duetime.domain.reminders.plan_recurrence import HORIZON
 from duetime.domain.reminders.reminder import (
     Reminder,
@@ -136,15 +137,15 @@ def get_command(context: click.Context, reminder_id: int) -> None:
 def explain_command(context: click.Context, reminder_id: int) -> None:
     """Explain what became of a reminder, and why."""
 
-    async def explain(app: Duetime) -> str:
+    async def explain(app: Duetime) -> Explanation:
         return await app.reminders.explain(reminder_id)
 
     target = target_of(context)
-    sentence = target.run(explain)
+    explanation = target.run(explain)
     if target.json:
-        print_json({"id": reminder_id, "sentence": sentence})
+        print_json(explanation)
     else:
-        echo(one_line(sentence))
+        echo(one_line(explanation.sentence))
 
 
 @reminders.command("resend")
@@ -278,7 +279,7 @@ def _when(reminder: Reminder) -> datetime:
 
 def _remarks(reminder: Reminder) -> str:
     if reminder.status is not ReminderStatus.SENT:
-        return reminder.reason or ""
+        return str(reminder.reason or "")
     known = f", there {reminder.provider_id}" if reminder.provider_id else ""
     told = f": {reminder.delivery}" if reminder.delivery not in (None, "sent") else ""
     return f"by {reminder.channel}{known}{told}" if reminder.channel else ""

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.reasons import Reason
+
+Why = str | Reason | None
+"""What a handler says; or, if the outcome is Duetime's own, a reason with a code."""
 
 RESULT_NOT_STORED = "result_not_stored"
 """The error code of an attempt that completed, and whose result could not be stored."""
@@ -27,8 +31,8 @@ class Completed(Outcome):
 class Retry(Outcome):
     """Try again: after the given time, or when the task's retry policy says."""
 
-    def __init__(self, reason: str = "retry asked for", *, after: Duration | None = None) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: Why = None, *, after: Duration | None = None) -> None:
+        super().__init__(reason or Reason("retry"))
         self.reason = reason
         self.after = None if after is None else parse_duration(after, name="after")
 
@@ -36,8 +40,8 @@ class Retry(Outcome):
 class Snooze(Outcome):
     """Not now: run again after the given time. The attempt is given back."""
 
-    def __init__(self, after: Duration, reason: str = "snoozed") -> None:
-        super().__init__(reason)
+    def __init__(self, after: Duration, reason: Why = None) -> None:
+        super().__init__(reason or Reason("snoozed"))
         self.reason = reason
         self.after = parse_duration(after, name="after")
 
@@ -45,21 +49,22 @@ class Snooze(Outcome):
 class Cancel(Outcome):
     """Stop for good, as cancelled: the work is no longer wanted."""
 
-    def __init__(self, reason: str = "cancelled by its handler") -> None:
-        super().__init__(reason)
+    code = without_reason = "cancelled_by_handler"
+
+    def __init__(self, reason: Why = None) -> None:
+        super().__init__(reason or Reason(self.without_reason))
         self.reason = reason
 
 
 class Skip(Cancel):
     """Of a reminder: do not send it, for this reason."""
 
-    def __init__(self, reason: str = "skipped by its handler") -> None:
-        super().__init__(reason)
+    code, without_reason = "skipped", "skipped_by_handler"
 
 
 class Discard(Outcome):
     """Stop for good, as dead: the failure is permanent, and a retry would not help."""
 
-    def __init__(self, reason: str = "discarded by its handler") -> None:
-        super().__init__(reason)
+    def __init__(self, reason: Why = None) -> None:
+        super().__init__(reason or Reason("discarded"))
         self.reason = reason

@@ -7,10 +7,11 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from duetime.domain.jobs.outcome import Skip
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.quiet import defer
 from duetime.domain.reminders.recipient import Recipient, Route
 from duetime.domain.reminders.reminder import Reminder
-from duetime.domain.reminders.rule import Rule, format_time
+from duetime.domain.reminders.rule import Rule
 from duetime.domain.schedules.cron import parse_zone
 
 HOUR = timedelta(hours=1)
@@ -34,7 +35,7 @@ class Send(NamedTuple):
     """Now, by these routes in turn."""
 
     routes: tuple[Route, ...]
-    note: str | None = None
+    note: Reason | None = None
     """What people should know about it."""
 
 
@@ -42,7 +43,7 @@ class Wait(NamedTuple):
     """Not before `until`."""
 
     until: datetime
-    reason: str
+    reason: Reason
     held: str
     """By `quiet` hours, or by the `limit`: then what waits goes out together."""
 
@@ -63,7 +64,7 @@ def decide(
     if (muted := why_muted(recipient, reminder, around)) is not None:
         return Skip(muted)
     routes = routes_of(recipient, channels, reminder.rule)
-    if isinstance(routes, str):
+    if isinstance(routes, Reason):
         return Skip(routes)
     if reminder.rule.urgent:
         return Send(routes)
@@ -74,14 +75,14 @@ def decide(
         expires_at = expiry(reminder)
         if expires_at is None or expires_at > until:
             local = until.astimezone(parse_zone(quiet.tz))
-            reason = (
-                f"it waits until {local:%H:%M} ({quiet.tz}) for the quiet hours {quiet.text} "
-                f"of {recipient.ref}"
-            )
-            return Wait(until, reason, "quiet")
-        note = (
-            f"it was sent in the quiet hours {quiet.text} of {recipient.ref}: it would have "
-            f"expired at {format_time(expires_at)}"
+            facts = {"until": until, "local": f"{local:%H:%M}", "tz": quiet.tz}
+            hours = {"quiet": quiet.text, "recipient": recipient.ref}
+            return Wait(until, Reason.of("quiet_hours", **facts, **hours), "quiet")
+        note = Reason.of(
+            "sent_in_quiet_hours",
+            quiet=quiet.text,
+            recipient=recipient.ref,
+            expires_at=expires_at,
         )
     if uses is None or recipient.max_per_hour is None or uses.admitted:
         return Send(routes, note)
@@ -89,31 +90,28 @@ def decide(
         return Send(routes, note)
     free = max(now, uses.frees_at or now)
     until = free if quiet is None else defer(free, quiet)
-    reason = (
-        f"it waits until {format_time(until)}: {recipient.ref} gets at most "
-        f"{recipient.max_per_hour} in an hour"
-    )
-    return Wait(until, reason, "limit")
+    limit = {"recipient": recipient.ref, "limit": recipient.max_per_hour}
+    return Wait(until, Reason.of("hourly_limit", until=until, **limit), "limit")
 
 
-def why_muted(recipient: Recipient, reminder: Reminder, around: Collection[str]) -> str | None:
+def why_muted(recipient: Recipient, reminder: Reminder, around: Collection[str]) -> Reason | None:
     """Which opt-out covers a reminder. Channels are left out: see `routes_of`."""
     for muted in recipient.muted:
         kind, _, name = muted.partition(":")
         if kind == "all":
-            return f"{recipient.ref} has muted everything"
+            return Reason.of("muted_all", recipient=recipient.ref)
         if (
             (kind == "scope" and (name == reminder.scope or name in around))
             or (kind == "subject" and name == reminder.subject)
             or (kind == "rule" and name == reminder.rule.text)
         ):
-            return f"{recipient.ref} has muted {kind} {name}"
+            return Reason.of("muted", recipient=recipient.ref, kind=kind, name=name)
     return None
 
 
 def routes_of(
     recipient: Recipient, channels: Sequence[str] | None, rule: Rule | None = None
-) -> tuple[Route, ...] | str:
+) -> tuple[Route, ...] | Reason:
     """Where to send, in order; or why nowhere.
 
     Those that the rule names, in the rule's order, else the recipient's own, else all of the app's.
@@ -129,21 +127,20 @@ def routes_of(
     else:
         found = [own[name] for name in named or own if name in own]
         if not found:
-            wanted = ", ".join(named or ())
-            return f"{recipient.ref} has none of the rule's channels: {wanted}"
+            return Reason.of("no_rule_channel", recipient=recipient.ref, channels=list(named or ()))
     left: list[Route] = []
-    gone: list[str] = []
+    gone: list[Reason] = []
     off = {(one.channel, one.address): one.reason for one in recipient.disabled}
     for route in found:
         address = route.address or recipient.ref or None
         if f"channel:{route.channel}" in recipient.muted:
-            gone.append(f"{route.channel} is muted")
+            gone.append(Reason.of("channel_muted", channel=route.channel))
         elif (reason := off.get((route.channel, address or ""))) is not None:
-            gone.append(f"{route.channel} is disabled ({reason})")
+            gone.append(Reason.of("channel_disabled", channel=route.channel, text=reason))
         else:
             left.append(Route(route.channel, address))
     if not left:
-        return f"no channel of {recipient.ref} is left: {'; '.join(gone)}"
+        return Reason.of("no_channel_left", recipient=recipient.ref, channels=gone)
     return tuple(left)
 
 

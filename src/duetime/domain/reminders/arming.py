@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from duetime.domain.jobs.job import check_moment
-from duetime.domain.reminders.rule import Rule, format_time, rule_times
+from duetime.domain.reasons import Reason
+from duetime.domain.reminders.rule import Rule, rule_times
 
 
 class Level(NamedTuple):
@@ -55,7 +56,7 @@ class Armed(msgspec.Struct, frozen=True):
     time: datetime
     run_at: datetime | None
     status: Literal["armed", "skipped", "expired"]
-    reason: str | None = None
+    reason: Reason | None = None
     expires_at: datetime | None = None
     """From when on it is too late to start."""
 
@@ -98,16 +99,18 @@ def _arm_rule(
     newest = max((time for time in times if time < now), default=None)
     for time in times:
         expires_at = rule.expires_at(time, due)
-        late = f"its time {format_time(time)} was past when the subject was put"
         if time >= now:
             yield Armed(rule, time, time, "armed", None, expires_at)
         elif rule.past == "skip":
-            yield Armed(rule, time, None, "skipped", late, expires_at)
+            yield Armed(rule, time, None, "skipped", _past("past_skipped", time), expires_at)
         elif expires_at is not None and expires_at <= now:
-            reason = f"{late}, and it was to start before {format_time(expires_at)}"
+            reason = _past("past_expired", time, expires_at=expires_at)
             yield Armed(rule, time, None, "expired", reason, expires_at)
         elif time != newest:
-            reason = f"{late}, and a later time of the rule is sent in its place"
-            yield Armed(rule, time, None, "skipped", reason, expires_at)
+            yield Armed(rule, time, None, "skipped", _past("past_replaced", time), expires_at)
         else:
-            yield Armed(rule, time, now, "armed", f"{late}, as its rule allows", expires_at)
+            yield Armed(rule, time, now, "armed", _past("past_sent", time), expires_at)
+
+
+def _past(code: str, time: datetime, **facts: datetime) -> Reason:
+    return Reason.of(code, time=time, **facts)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
 import msgspec
 
-from duetime.domain.reminders.rule import format_time
+from duetime.domain.reasons import Reason
 from duetime.errors import InvalidInput
 
 HANDLER = "handler"
@@ -145,55 +145,51 @@ def comes_after(status: DeliveryStatus, known: DeliveryStatus) -> bool:
     return _ORDER[status] > _ORDER[known]
 
 
-def describe_failure(delivery: Delivery) -> str:
+def explain_failure(delivery: Delivery) -> Reason:
     """Say how often a channel failed, and how the last time.
 
-    >>> describe_failure(Delivery(id=1, reminder_id=1, round=0, channel="push", key="k", attempts=3,
-    ...     status=DeliveryStatus.FAILED, external_id=None, error="no answer.", next_at=None,
-    ...     sent_at=None, updated_at=datetime.min))
+    >>> str(explain_failure(Delivery(id=1, reminder_id=1, round=0, channel="push", key="k",
+    ...     attempts=3, status=DeliveryStatus.FAILED, external_id=None, error="no answer.",
+    ...     next_at=None, sent_at=None, updated_at=datetime.min)))
     'push failed 3 times: no answer'
     """
-    why = f": {delivery.error.rstrip('.')}" if delivery.error else ""
-    if delivery.status is DeliveryStatus.BOUNCED:
-        return f"{delivery.channel} bounced{why}"
-    if delivery.sent_at is not None and delivery.status is DeliveryStatus.FAILED:
-        return f"{delivery.channel} took it, and told later that it failed{why}"
     failures = delivery.attempts - delivery.status.accepted
-    if not failures:
-        return f"{delivery.channel} was not asked{why}"
-    return f"{delivery.channel} failed{times(failures)}{why}"
+    if delivery.status is DeliveryStatus.BOUNCED:
+        code = "channel_bounced"
+    elif delivery.sent_at is not None and delivery.status is DeliveryStatus.FAILED:
+        code = "channel_failed_later"
+    elif failures:
+        return channel_failed(delivery.channel, failures, delivery.error)
+    else:
+        code = "channel_not_asked"
+    return Reason.of(code, channel=delivery.channel, text=_clause(delivery.error))
 
 
-def describe_receipt(channel: str, status: DeliveryStatus) -> str:
-    """Say what a provider told later, as the reason to try another channel."""
-    how = "bounced" if status is DeliveryStatus.BOUNCED else "failed"
-    return f"{channel} told that it {how}"
+def channel_failed(channel: str, times: int, error: str | None) -> Reason:
+    """A channel failed so often, and the last time so."""
+    often = times if times > 1 else None
+    return Reason.of("channel_failed", channel=channel, times=often, text=_clause(error))
 
 
-def describe_failures(deliveries: Iterable[Delivery]) -> str:
-    """Say it of all that did."""
-    return "; ".join(
-        describe_failure(delivery)
+def _clause(error: str | None) -> str | None:
+    return None if error is None else error.rstrip(".") or None
+
+
+def explain_receipt(channel: str, status: DeliveryStatus) -> Reason:
+    """What a provider told later, as the reason to try another channel."""
+    how = DeliveryStatus.BOUNCED if status is DeliveryStatus.BOUNCED else DeliveryStatus.FAILED
+    return Reason.of("not_delivered", channel=channel, status=how.value)
+
+
+def explain_failures(deliveries: Iterable[Delivery]) -> list[Reason]:
+    """How each channel failed that did."""
+    return [
+        explain_failure(delivery)
         for delivery in deliveries
         if delivery.error is not None or delivery.status.gave_up
-    )
+    ]
 
 
-def describe_wait(deliveries: Sequence[Delivery], now: datetime) -> str:
-    """Say which channel is asked again, and when; nothing if none waits."""
-    return "; ".join(
-        f"{delivery.channel} is asked again at {format_time(delivery.next_at)}"
-        for delivery in deliveries
-        if delivery.status is DeliveryStatus.PENDING
-        and delivery.next_at is not None
-        and delivery.next_at > now
-    )
-
-
-def times(count: int) -> str:
-    """Say how often, if not once.
-
-    >>> times(1), times(2)
-    ('', ' 2 times')
-    """
-    return "" if count == 1 else f" {count} times"
+def channels_failed(deliveries: Iterable[Delivery]) -> Reason:
+    """All channels failed, as the reason not to send."""
+    return Reason.of("channels_failed", channels=explain_failures(deliveries))

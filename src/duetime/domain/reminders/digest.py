@@ -26,8 +26,8 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
     recipient: str
     to: Recipient
     reminders: tuple[Reminder, ...]
-    note: str | None = None
-    """What people should know about it."""
+    beyond: int | None = None
+    """It goes out although the recipient got so many in the last hour: one would expire."""
 
     @property
     def title(self) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from duetime.domain import effort
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.rule import format_time, read_moment
 from duetime.domain.schedules.timetable import (
     EPOCH,
@@ -38,8 +39,8 @@ _MOST_STEPS = 4_000_000
 _MOMENT = timedelta(microseconds=1)
 _OPTIONS = ("start", "until", "exclude", "exceptions")
 
-SKIPPED = "this occurrence is skipped"
-COMPLETED = "this occurrence was completed"
+SKIPPED = Reason("occurrence_skipped")
+COMPLETED = Reason("occurrence_completed")
 
 OccurrenceChange = datetime | Literal["skip", "done"]
 
@@ -149,13 +150,13 @@ class Recurrence(msgspec.Struct, frozen=True):
                 kept[at] = "done"
         return Recurrence(self.timetable, _check_exceptions(kept))
 
-    def why_not(self, due: datetime) -> str:
+    def why_not(self, due: datetime) -> Reason:
         """Say why an occurrence that was due then no longer is."""
         match (self.exceptions or {}).get(due):
             case None:
-                return "the subject does not repeat then any more"
+                return Reason("occurrence_gone")
             case exception:
-                return describe_exception(exception)
+                return explain_exception(exception)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads, without the zone: that is the subject's."""
@@ -246,10 +247,10 @@ def parse_repeats(value: RepeatsLike, tz: str = "UTC") -> Recurrence:
     return Recurrence(made, None if exceptions is None else _read_exceptions(exceptions))
 
 
-def describe_exception(exception: OccurrenceChange) -> str:
+def explain_exception(exception: OccurrenceChange) -> Reason:
     """Say what became of an occurrence."""
     if isinstance(exception, datetime):
-        return f"this occurrence moved to {format_time(exception)}"
+        return Reason.of("occurrence_moved", to=exception)
     return SKIPPED if exception == "skip" else COMPLETED
 
 

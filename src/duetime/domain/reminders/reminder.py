@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
 
-from duetime.domain.reminders.delivery import (
-    Delivery,
-    describe_failures,
-    describe_receipt,
-    describe_wait,
-)
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.keys import key_of_round
 from duetime.domain.reminders.recipient import Recipient
 from duetime.domain.reminders.recurrence import Recurrence
-from duetime.domain.reminders.rule import Rule, format_time
+from duetime.domain.reminders.rule import Rule
 
 REMIND_TASK = "duetime.remind"
 MOST_RECIPIENTS = 1000
@@ -99,7 +93,7 @@ class Reminder(msgspec.Struct, frozen=True, kw_only=True):
     recipient: str
     run_at: datetime | None
     status: ReminderStatus
-    reason: str | None
+    reason: Reason | None
     job_id: int | None
     tz: str
     data: dict[str, Any]
@@ -127,68 +121,3 @@ class Reminder(msgspec.Struct, frozen=True, kw_only=True):
     def provider_id(self) -> str | None:
         """The id under which its receiver knows it, if that is not our own key."""
         return None if self.external_id == self.key else self.external_id
-
-
-def explain_reminder(
-    reminder: Reminder, deliveries: Sequence[Delivery] = (), *, now: datetime
-) -> str:
-    """Say what became of it, and what its channels did."""
-    what = f"Reminder {reminder.id} ({reminder.rule.text} of {reminder.subject!r}"
-    what += f", to {reminder.recipient})" if reminder.recipient else ")"
-    again = " again" if reminder.snoozes else ""
-    mine = [one for one in deliveries if one.round == reminder.snoozes]
-    failures, wait = describe_failures(mine), describe_wait(mine, now)
-    match reminder.status:
-        case ReminderStatus.ARMED if reminder.run_at is not None and reminder.run_at > now:
-            text = (
-                f"{what} is due{again} at {format_time(reminder.run_at)}, as job {reminder.job_id}"
-            )
-            return _sentences(text, _own_reason(reminder, mine), failures, wait)
-        case ReminderStatus.ARMED:
-            text = (
-                f"{what} is due{again}, as job {reminder.job_id}; "
-                f"`duetime jobs explain {reminder.job_id}` says what that waits for"
-            )
-            return _sentences(text, failures, wait)
-        case ReminderStatus.SENT:
-            return _sentences(
-                _describe_sent(what, reminder, mine), *_describe_after(reminder, mine)
-            )
-        case status:
-            text = f"{what} was not sent{again}: {status}, {reminder.reason or 'without a reason'}"
-            told = None if status is ReminderStatus.FAILED else failures
-            return _sentences(text, told)
-
-
-def _describe_sent(what: str, reminder: Reminder, deliveries: Sequence[Delivery]) -> str:
-    by = f" by {reminder.channel}" if reminder.channel else ""
-    known = f", there known as {reminder.provider_id}" if reminder.provider_id else ""
-    sent_at = next((one.sent_at for one in deliveries if one.status.accepted), reminder.ended_at)
-    at = format_time(sent_at) if sent_at else "an unknown time"
-    return f"{what} was sent{by} at {at}{known}"
-
-
-def _describe_after(reminder: Reminder, deliveries: Sequence[Delivery]) -> list[str]:
-    """What failed before it was sent, and what was told since."""
-    reason = _own_reason(reminder, deliveries)
-    found = [reason] if reason else []
-    if failures := describe_failures(deliveries):
-        accepted = any(one.status.accepted for one in deliveries)
-        found.append(f"Before that, {failures}" if accepted else failures)
-    if reminder.acknowledged_at is not None:
-        at = format_time(reminder.acknowledged_at)
-        found.append(f"It was acknowledged by {reminder.acknowledged_by} at {at}")
-    elif reminder.delivery == "delivered":
-        found.append("It was delivered")
-    return found
-
-
-def _own_reason(reminder: Reminder, deliveries: Sequence[Delivery]) -> str | None:
-    """Its reason, unless that repeats what is said of a delivery."""
-    told = {describe_receipt(one.channel, one.status) for one in deliveries}
-    return None if reminder.reason in told else reminder.reason
-
-
-def _sentences(*parts: str | None) -> str:
-    """The parts that are there, as sentences."""
-    return " ".join(f"{part[0].upper()}{part[1:].rstrip('.')}." for part in parts if part)

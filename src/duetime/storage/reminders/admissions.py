@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from duetime.domain.jobs.outcome import Outcome, Skip, Snooze
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.admission import HOUR, Send, Uses, Wait, decide, digest_time, gather
 from duetime.domain.reminders.digest import DIGEST_TASK
 from duetime.domain.reminders.recipient import Recipient
@@ -24,7 +25,7 @@ from duetime.storage.store import Dialect, Row, Statement, Statements
 _AFTER_DIGEST = timedelta(seconds=10)
 """What is in a digest looks so long after it, whether it was sent."""
 _SOON = timedelta(seconds=1)
-GONE = Skip("it was sent or withdrawn just now")
+GONE = Skip(Reason("just_ended"))
 
 
 class AdmissionState(NamedTuple):
@@ -95,7 +96,7 @@ class AdmissionStatements(RecipientStatements):
         """It waits, alone."""
         yield from self._hold_all({reminder.id: _as_hold(wait)})
 
-    def note(self, reminder: Reminder, reason: str | None) -> Statements:
+    def note(self, reminder: Reminder, reason: Reason | None) -> Statements:
         """It goes out now; `reason`: what people should know. Returns whether it still may."""
         return bool((yield from self._hold_all({reminder.id: {"reason": reason}})))
 
@@ -144,7 +145,7 @@ class AdmissionStatements(RecipientStatements):
                 joining.append((reminder, uses))
             elif isinstance(decision, Send):
                 answers[reminder.id] = decision
-                holds[reminder.id] = {"reason": decision.note or said_after(reminder)}
+                holds[reminder.id] = {"reason": decision.note or reason_after_wait(reminder)}
                 hour.count(use_of(reminder))
             elif isinstance(decision, Wait):
                 answers[reminder.id] = Snooze(decision.until - hour.now, decision.reason)
@@ -186,7 +187,7 @@ class AdmissionStatements(RecipientStatements):
         if admission is None or admission.status != ReminderStatus.ARMED:
             return GONE
         if admission.digest is None:
-            return Snooze(timedelta(0), "its digest is gone")
+            return Snooze(timedelta(0), Reason("digest_gone"))
         if admission.digest_status == "waiting":
             recipient = recipient or Recipient(ref=reminder.recipient)
             what = use_of_digest(admission.digest)
@@ -196,7 +197,7 @@ class AdmissionStatements(RecipientStatements):
             yield from self._hold_all({reminder.id: hold})
             return waits
         # Should it fail for good, whoever settles its job ends this one too.
-        return Snooze(_AFTER_DIGEST, f"digest {admission.digest}, in which it is, is being sent")
+        return Snooze(_AFTER_DIGEST, Reason.of("digest_sending", digest=admission.digest))
 
     def _join(
         self, recipient: Recipient, joining: Sequence[tuple[Reminder, Uses]], now: datetime
@@ -225,8 +226,8 @@ class AdmissionStatements(RecipientStatements):
         else:
             at = moment(rows[0][2])
         most = recipient.max_per_hour
-        limit = "" if most is None else f": {recipient.ref} gets at most {most} in an hour"
-        reason = f"it waits for digest {rows[0][0]}{limit}"
+        limit = {} if most is None else {"recipient": recipient.ref, "limit": most}
+        reason = Reason.of("in_digest", digest=rows[0][0], **limit)
         hold = {"run_at": at, "reason": reason, "held": "limit", "digest": rows[0][0]}
         # The digest's job decides just now: it may not have seen this one, so ask again.
         return hold, Snooze(at - now + _AFTER_DIGEST if settled else _SOON, reason)
@@ -265,7 +266,7 @@ def _look(admission: AdmissionState | None) -> Outcome | None:
         return GONE
     if admission.digest is not None:
         # Another worker, which got the job after us, has put it there.
-        return Snooze(timedelta(0), f"it is in digest {admission.digest}")
+        return Snooze(timedelta(0), Reason.of("in_digest", digest=admission.digest))
     return None
 
 
@@ -273,11 +274,18 @@ def _as_hold(wait: Wait) -> dict[str, Any]:
     return {"run_at": wait.until, "reason": wait.reason, "held": wait.held}
 
 
-def said_after(reminder: Reminder) -> str | None:
-    """What is said of one that waited, and goes out now."""
-    if reminder.reason is None or not reminder.reason.startswith("it waits"):
+_WAITED = {
+    "quiet_hours": "waited_quiet_hours",
+    "hourly_limit": "waited_hourly_limit",
+    "in_digest": "waited_in_digest",
+}
+
+
+def reason_after_wait(reminder: Reminder) -> Reason | None:
+    """The reason of one that waited, and goes out now."""
+    if reminder.reason is None or reminder.reason.code not in _WAITED:
         return None
-    return reminder.reason.replace("it waits", "it waited", 1)
+    return Reason(_WAITED[reminder.reason.code], reminder.reason.facts)
 
 
 def use_of(reminder: Reminder) -> str:

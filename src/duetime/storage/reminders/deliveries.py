@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.arming import Armed, resolve_rules
 from duetime.domain.reminders.delivery import (
     Delivery,
     DeliveryStatus,
     comes_after,
-    describe_receipt,
+    explain_receipt,
 )
 from duetime.domain.reminders.digest import Digest
 from duetime.domain.reminders.reminder import REMIND_TASK, Reminder, ReminderStatus, Subject
@@ -99,7 +100,11 @@ class DeliveryStatements(SendStatements):
                 f"late from {format_time(expires_at)} on. Snooze it for less."
             )
         yield from self._send_again(
-            reminder, run_at, f"snoozed by {actor}", rule, snoozes=reminder.snoozes + 1
+            reminder,
+            run_at,
+            Reason.of("reminder_snoozed", by=actor),
+            rule,
+            snoozes=reminder.snoozes + 1,
         )
         yield from self._tell(actor, "reminder.snoozed", reminder, {"until": format_time(run_at)})
         return run_at
@@ -136,7 +141,7 @@ class DeliveryStatements(SendStatements):
             )  # fmt: skip
             subject = subjects[reminder.subject]
             if status.accepted and delivery.round == reminder.snoozes:
-                reported = f"{delivery.channel} reported that it was {status}"
+                reported = Reason.of("reported_sent", channel=delivery.channel, status=status.value)
                 reminder = yield from self._settle_as_sent(
                     reminder, reported, actor, after={"channel": delivery.channel,
                                                       "external_id": external_id},
@@ -179,7 +184,7 @@ class DeliveryStatements(SendStatements):
                 or (wait is not None and sent_at is not None and sent_at + wait > now)
             ):
                 return None
-            why = f"{reminder.recipient} did not acknowledge it in time"
+            why = Reason.of("not_acknowledged", recipient=reminder.recipient)
             return (yield from self._arm_next(subjects[reminder.subject], reminder, why, worker))
         return None
 
@@ -201,11 +206,13 @@ class DeliveryStatements(SendStatements):
         ]
         for reminder in (yield from self.find(unreached)) if unreached else []:
             if reminder.subject in subjects:
-                why = f"{reminder.recipient} was not reached: {reminder.reason}"
+                why = not_reached(reminder, reminder.reason)
                 yield from self._arm_next(subjects[reminder.subject], reminder, why, "duetime")
         return len(settled)
 
-    def _arm_next(self, subject: Subject, reminder: Reminder, why: str, actor: str) -> Statements:
+    def _arm_next(
+        self, subject: Subject, reminder: Reminder, why: Reason, actor: str
+    ) -> Statements:
         """Arm the reminder of the next recipient, of a locked subject. Twice is as once."""
         rule = yield from self._rule_that_holds(subject, reminder)
         if rule is None or rule.escalate is None or reminder.recipient not in subject.recipients:
@@ -221,20 +228,18 @@ class DeliveryStatements(SendStatements):
         expires_at = rule.expires_at(reminder.time, reminder.due_at)
         armed = Armed(rule, reminder.time, now, "armed", why, expires_at)
         if expires_at is not None and expires_at <= now:
-            late = f"{why}, and it was to start before {format_time(expires_at)}"
+            late = Reason(why.code, why.facts | {"expires_at": format_time(expires_at)})
             armed = Armed(rule, reminder.time, None, "expired", late, expires_at)
         installation = yield from self._dialect.installation()
         document = _reminder_document(installation, subject, reminder.due_at, following, armed)
         yield from self._dialect.run("reminder_write", [document])
-        yield from self._tell(
-            actor, "reminder.escalated", reminder, {"to": following, "reason": why}
-        )
+        yield from self._tell(actor, "reminder.escalated", reminder, {"to": following, "why": why})
         return following
 
     # Parts
 
     def _settle_as_sent(
-        self, reminder: Reminder, how: str, actor: str, *, after: dict[str, Any] | None = None
+        self, reminder: Reminder, how: Reason, actor: str, *, after: dict[str, Any] | None = None
     ) -> Statements:
         """It did go out, whatever was recorded: its answers were lost. Returns it as it is then.
 
@@ -244,7 +249,7 @@ class DeliveryStatements(SendStatements):
             return reminder
         reason = how
         if reminder.status is not ReminderStatus.ARMED:
-            reason += f"; before that it was {reminder.status}: {reminder.reason}"
+            reason = how.because(reminder.reason, was=reminder.status.value)
         if not (
             yield from self._dialect.run("reminder_told", {"id": reminder.id, "reason": reason})
         ):
@@ -265,7 +270,7 @@ class DeliveryStatements(SendStatements):
                     "acknowledged."
                 )
             reminder = yield from self._settle_as_sent(
-                reminder, f"{actor} has acknowledged it", actor
+                reminder, Reason.of("acknowledged_sent", by=actor), actor
             )
         document = {"id": reminder.id, "by": actor}
         if not (yield from self._dialect.run("reminder_acknowledge", document)):
@@ -278,7 +283,7 @@ class DeliveryStatements(SendStatements):
             yield from self._dialect.run(
                 "reminder_withdraw",
                 {"ids": sorted(set(idle)), "status": ReminderStatus.CANCELLED,
-                 "reason": f"acknowledged by {actor}"},
+                 "reason": Reason.of("acknowledged", by=actor)},
             )  # fmt: skip
         yield from self._tell(actor, "reminder.acknowledged", reminder, {})
         return 1
@@ -300,11 +305,11 @@ class DeliveryStatements(SendStatements):
             for other in map(self._delivery, others)
         ):
             return
-        why = describe_receipt(delivery.channel, status)
+        why = explain_receipt(delivery.channel, status)
         yield from self._send_again(reminder, now, why, rule, snoozes=reminder.snoozes)
 
     def _send_again(
-        self, reminder: Reminder, run_at: datetime, reason: str, rule: Rule, *, snoozes: int
+        self, reminder: Reminder, run_at: datetime, reason: Reason, rule: Rule, *, snoozes: int
     ) -> Statements:
         again = msgspec.structs.replace(reminder, snoozes=snoozes)
         yield from self._dialect.run(
@@ -374,3 +379,8 @@ class DeliveryStatements(SendStatements):
         what = {"reminder": reminder.id, "rule": reminder.rule.text}
         what |= {"recipient": reminder.recipient}
         yield from self._audit(actor, action, f"subject:{reminder.subject}", before, what | after)
+
+
+def not_reached(reminder: Reminder, why: Reason | None) -> Reason:
+    """Why the next recipient is told: the one before was not reached."""
+    return Reason.of("not_reached", recipient=reminder.recipient, why=why)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from duetime.domain.reasons import Reason, read_attempt_reason
 from duetime.domain.reminders.reminder import ReminderStatus
-from duetime.storage.reminders.deliveries import DeliveryStatements
+from duetime.storage.reminders.deliveries import DeliveryStatements, not_reached
 from duetime.storage.store import Statements
 
 _PART = 100
@@ -35,16 +36,19 @@ class DigestEnds(DeliveryStatements):
         if not rows:
             # Its job was enqueued again meanwhile.
             return False
-        _, outcome, error = rows[0]
+        _, outcome, _, error, _ = rows[0]
         # As it is with a reminder whose own job ended so.
         skipped = outcome in ("cancelled", "completed")
         status = ReminderStatus.SKIPPED if skipped else ReminderStatus.FAILED
-        how = "was cancelled" if outcome == "cancelled" else "failed"
-        why = error or ("its job is gone" if outcome is None else f"its job is {outcome}")
-        reason = f"it was to go out in digest {digest_id}, which {how}: {why}"
+        if outcome == "cancelled":
+            reason = Reason.of("digest_cancelled", digest=digest_id, text=error)
+        else:
+            gone = outcome is None
+            why = Reason("job_gone") if gone else read_attempt_reason(*rows[0][1:])
+            reason = Reason.of("digest_failed", digest=digest_id, why=why)
         return (yield from self._end_some(digest_id, status, reason))
 
-    def skip(self, digest_id: int, reason: str) -> Statements:
+    def skip(self, digest_id: int, reason: Reason) -> Statements:
         """End some of what is in a digest that is not to be sent; return whether there is more."""
         if not (yield from self._lock_digest(digest_id)):
             return False
@@ -57,7 +61,7 @@ class DigestEnds(DeliveryStatements):
             yield from self._dialect.run("recipient_lock", {"ref": rows[0][1]})
         return bool(rows)
 
-    def _end_some(self, digest_id: int, status: ReminderStatus, reason: str) -> Statements:
+    def _end_some(self, digest_id: int, status: ReminderStatus, reason: Reason) -> Statements:
         rows = yield from self._dialect.run("digest_members", {"id": digest_id})
         if not rows:
             yield from self._dialect.run("digest_delete", {"id": digest_id})
@@ -73,6 +77,6 @@ class DigestEnds(DeliveryStatements):
             yield from self._dialect.run("delivery_settle", ids)
         for one in members:
             if one.rule.escalate is not None:
-                why = f"{one.recipient} was not reached: {reason}"
+                why = not_reached(one, reason)
                 yield from self._arm_next(subjects[one.subject], one, why, "duetime")
         return True

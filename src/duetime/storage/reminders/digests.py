@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from duetime.domain.jobs.outcome import Skip, Snooze
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.admission import digest_time, expiry, why_muted
 from duetime.domain.reminders.digest import MOST_REMINDERS, Digest, in_order
 from duetime.domain.reminders.keys import make_digest_key
@@ -28,15 +29,15 @@ class DigestStatements(AdmissionStatements):
         """
         found = yield from self._dialect.run("digest_get", {"id": digest_id})
         if not found:
-            return Skip("nothing is left of it")
+            return Skip(Reason("digest_empty"))
         ref = found[0][1]
         recipient = (yield from self.lock_recipient(ref)) or Recipient(ref=ref)
         found = yield from self._dialect.run("digest_get", {"id": digest_id})
         if not found:
-            return Skip("nothing is left of it")
+            return Skip(Reason("digest_empty"))
         _, _, status, own_job = found[0]
         if own_job != job_id:
-            return Skip(f"digest {digest_id} is sent by job {own_job}, not by this one")
+            return Skip(Reason.of("other_job", job=own_job))
         what = use_of_digest(digest_id)
         hour = yield from self._hour(recipient, [what])
         now, uses = hour.now, hour.beside(what)
@@ -44,10 +45,10 @@ class DigestStatements(AdmissionStatements):
         if status == "waiting" and members:
             at = digest_time(recipient, members, now, uses)
             if at > now:
-                return Snooze(at - now, f"{ref} gets it then")
+                return Snooze(at - now, Reason.of("digest_waits", recipient=ref, until=at))
         if not members or (status == "waiting" and len(members) == 1):
             yield from self._disband(digest_id, recipient, members, now)
-            return Skip("nothing is left of it" if not members else "the only one goes alone")
+            return Skip(Reason("digest_single" if members else "digest_empty"))
         if status == "waiting":
             members = members[:MOST_REMINDERS]
             ids = [member.id for member in members]
@@ -61,7 +62,7 @@ class DigestStatements(AdmissionStatements):
             recipient=ref,
             to=recipient,
             reminders=in_order(members),
-            note=f"beyond {most} in an hour, before one would have expired" if beyond else None,
+            beyond=most if beyond else None,
         )
 
     def drop_digest(self, digest_id: int) -> Statements:
@@ -76,9 +77,9 @@ class DigestStatements(AdmissionStatements):
         Returns the reminders for which a receipt arrived before this record.
         """
         members = [reminder.id for reminder in digest.reminders]
-        reason = f"it went out in digest {digest.id}, with {len(members) - 1} more"
-        if digest.note:
-            reason += f"; {digest.note}"
+        reason = Reason.of(
+            "sent_in_digest", digest=digest.id, others=len(members) - 1, beyond=digest.beyond
+        )
         sent = accepting(deliveries)
         channel, external_id = sent["channel"], sent["external_id"]
         rows = yield from self._dialect.run(
@@ -97,10 +98,10 @@ class DigestStatements(AdmissionStatements):
             "audit_write",
             [
                 {"actor": worker, "action": "reminder.sent", "entity": f"subject:{one.subject}",
-                 "before": None, "reason": reason,
-                 "after": {"reminder": one.id, "rule": one.rule.text, "channel": channel,
-                           "recipient": digest.recipient, "external_id": external_id,
-                           "digest": digest.key}}
+                 "before": None, "reason": None,
+                 "after": {"why": reason, "reminder": one.id, "rule": one.rule.text,
+                           "channel": channel, "recipient": digest.recipient,
+                           "external_id": external_id, "digest": digest.key}}
                 for one in digest.reminders
             ],
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from duetime.domain.reminders.recurrence import OccurrenceChange, describe_exception
+from duetime.domain.reminders.recurrence import OccurrenceChange, explain_exception
 from duetime.domain.reminders.reminder import Subject
 from duetime.domain.reminders.rule import format_time
 from duetime.errors import InvalidInput, SubjectNotFound
@@ -52,7 +52,7 @@ class OccurrenceStatements(ReminderStatements):
                 "subject_update",
                 [subject_document(subject) | {"id": subject.id, "revision": subject.revision}],
             )
-            why = None if exception is None else describe_exception(exception)
+            why = None if exception is None else explain_exception(exception)
             yield from self._rearm([subject], why)
             done = "moved" if isinstance(exception, datetime) else _ACTIONS.get(str(exception))
             yield from self._audit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.reminder import REARM_TASK, REMIND_TASK, ReminderStatus
 from duetime.storage.reminders.reminders import ReminderStatements
 from duetime.storage.store import Statements
@@ -63,7 +64,7 @@ class RearmStatements(ReminderStatements):
         rows = yield from self._dialect.run("rearm_clear", [subject_id])
         found = yield from self._dialect.run("reminder_of", [subject_id])
         armed = [row[0] for row in found if row[6] == ReminderStatus.ARMED]
-        told = f"its reminders cannot be computed: {reason}"
+        told = Reason.of("not_computable", text=reason)
         if armed:
             yield from self._dialect.run(
                 "reminder_withdraw",
@@ -73,5 +74,5 @@ class RearmStatements(ReminderStatements):
             yield from self._dialect.run(
                 "audit_write",
                 [{"actor": "duetime", "action": "subject.not_armed", "entity": f"subject:{row[1]}",
-                  "before": None, "after": None, "reason": told}],
+                  "before": None, "after": {"why": told}, "reason": None}],
             )  # fmt: skip

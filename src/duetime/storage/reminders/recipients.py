@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.recipient import Disabled, Recipient, Route
 from duetime.domain.reminders.rule import format_time
 from duetime.storage.reminders.reminders import ReminderStatements
@@ -100,7 +101,7 @@ class RecipientStatements(ReminderStatements):
             yield from self._dialect.run("subject_revise", [subject.id for subject in subjects])
             for subject in subjects:
                 subject.revision += 1
-            yield from self._rearm(subjects, f"the time zone of {ref} changed")
+            yield from self._rearm(subjects, Reason.of("zone_changed", recipient=ref))
             after = rows[-1][0]
 
     def _audit_recipient(

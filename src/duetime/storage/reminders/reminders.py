@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.change import Put
+from duetime.domain.reasons import Reason, read_reason
 from duetime.domain.reminders.arming import Armed, Level, arm, resolve_rules
 from duetime.domain.reminders.keys import make_reminder_key
 from duetime.domain.reminders.plan_recurrence import Plan
@@ -186,7 +187,7 @@ class ReminderStatements:
             subject.status = "done"
             subject.revision += 1
             yield from self._update([subject])
-            why = f"the subject was {what}" + (f": {reason}" if reason else "")
+            why = Reason.of(f"subject_{what}", text=reason or None)
             yield from self._rearm_stored([subject], why)
             if delete:
                 yield from self._dialect.run("subject_delete", [subject.id])
@@ -282,7 +283,7 @@ class ReminderStatements:
     def _rearm(
         self,
         subjects: Sequence[Subject],
-        why: str | None,
+        why: Reason | None,
         *,
         as_of: Mapping[int, datetime] | None = None,
         catch_up: bool = False,
@@ -308,7 +309,7 @@ class ReminderStatements:
                 known_rule = Rule.from_json(row[8])
                 existing.setdefault(row[1], {})[place] = (row[0], row[6], known_rule)
             write: list[dict[str, Any]] = []
-            gone: dict[tuple[str, str], list[int]] = {}
+            gone: dict[tuple[str, bytes], list[int]] = {}
             plans: dict[int, Plan | None] = {}
             for subject in batch:
                 known = existing.get(subject.id, {})
@@ -326,7 +327,9 @@ class ReminderStatements:
                     if status == ReminderStatus.ARMED and (
                         place not in wanted or wanted[place][1].rule != rule
                     ):
-                        gone.setdefault(_withdrawal(subject, place, why), []).append(reminder_id)
+                        ends_as, reason = _withdrawal(subject, place, why)
+                        same = ends_as, msgspec.json.encode(reason)
+                        gone.setdefault(same, []).append(reminder_id)
                         del known[place]
                 write += [
                     _reminder_document(installation, subject, place[0], recipient, armed)
@@ -340,10 +343,9 @@ class ReminderStatements:
                         or (armed.time >= when and not catch_up)
                     )
                 ]
-            for (status, reason), ids in gone.items():
-                yield from self._dialect.run(
-                    "reminder_withdraw", {"ids": ids, "status": status, "reason": reason}
-                )
+            for (ends_as, encoded), ids in gone.items():
+                document = {"ids": ids, "status": ends_as, "reason": msgspec.Raw(encoded)}
+                yield from self._dialect.run("reminder_withdraw", document)
             yield from run_many(self._dialect, "reminder_write", write)
             yield from self._note_plans(batch, plans, now)
             if not sure:
@@ -416,7 +418,7 @@ class ReminderStatements:
     def _rearm_stored(
         self,
         subjects: Sequence[Subject],
-        why: str | None,
+        why: Reason | None,
         *,
         as_of: Mapping[int, datetime] | None = None,
     ) -> Statements:
@@ -432,7 +434,7 @@ class ReminderStatements:
 
     def _rearm_below(self, ref: str) -> Statements:
         """Re-arm the open subjects below a scope; return how many those are."""
-        why, count, after = "the rules changed", 0, 0
+        why, count, after = Reason("rules_changed"), 0, 0
         while True:
             if self._dialect.arms:
                 document = {"ref": ref, "after": after, "most": _MANY, "why": why}
@@ -449,7 +451,7 @@ class ReminderStatements:
             count, after = count + len(ids), ids[-1]
 
     def _revise(
-        self, ids: Sequence[int], why: str | None, *, as_of: Mapping[int, datetime] | None = None
+        self, ids: Sequence[int], why: Reason | None, *, as_of: Mapping[int, datetime] | None = None
     ) -> Statements:
         """Lock subjects and arm them under a revision of its own: what comes back is armed again,
         beside what it was."""
@@ -521,7 +523,8 @@ class ReminderStatements:
         return Reminder(
             id=row[0], subject=row[1], scope=row[2], due_at=self._dialect.moment(row[3]),
             rule=Rule.from_json(row[4]), time=self._dialect.moment(row[5]), recipient=row[6],
-            run_at=maybe(row[7]), status=ReminderStatus(row[8]), reason=row[9], job_id=row[10],
+            run_at=maybe(row[7]), status=ReminderStatus(row[8]), reason=read_reason(row[9]),
+            job_id=row[10],
             tz=row[11], data=msgspec.json.decode(row[13]), channel=row[17], external_id=row[18],
             delivery=row[19], ended_at=maybe(row[20]), stale=bool(row[21]),
             snoozes=row[22], acknowledged_at=maybe(row[23]), acknowledged_by=row[24],
@@ -576,21 +579,21 @@ def _chain(subject: Subject, scopes: Mapping[str, ScopeInfo]) -> list[Level]:
     return levels
 
 
-def _withdrawal(subject: Subject, place: tuple[Any, ...], why: str | None) -> tuple[str, str]:
+def _withdrawal(subject: Subject, place: tuple[Any, ...], why: Reason | None) -> tuple[str, Reason]:
     """The status and the reason of a reminder that is no longer true."""
     if subject.status != "open":
-        return ReminderStatus.CANCELLED, why or "the subject was completed"
+        return ReminderStatus.CANCELLED, why or Reason("subject_completed")
     if subject.repeats is not None and not subject.repeats.is_due(place[0]):
         reason = why or subject.repeats.why_not(place[0])
         ended = reason in (SKIPPED, COMPLETED)
         return ReminderStatus.CANCELLED if ended else ReminderStatus.SUPERSEDED, reason
     if subject.due_at is None and subject.repeats is None:
-        return ReminderStatus.SUPERSEDED, "the subject has no due time any more"
+        return ReminderStatus.SUPERSEDED, Reason("subject_without_due")
     if subject.due_at is not None and subject.due_at != place[0]:
-        return ReminderStatus.SUPERSEDED, f"the subject moved to {format_time(subject.due_at)}"
+        return ReminderStatus.SUPERSEDED, Reason.of("subject_moved", to=subject.due_at)
     if place[3] and place[3] not in subject.recipients:
-        return ReminderStatus.SUPERSEDED, "the recipient is no longer one of the subject's"
-    return ReminderStatus.SUPERSEDED, why or "its rule no longer holds"
+        return ReminderStatus.SUPERSEDED, Reason("recipient_removed")
+    return ReminderStatus.SUPERSEDED, why or Reason("rule_removed")
 
 
 def _reminder_document(

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.reminder import REMIND_TASK, Reminder, ReminderStatus
 from duetime.domain.reminders.rule import format_time
 from duetime.errors import InvalidInput, ReminderNotFound
@@ -55,7 +56,7 @@ class ResendStatements(DeliveryStatements):
             {
                 "id": reminder.id,
                 "run_at": now,
-                "reason": f"sent again by {actor}",
+                "reason": Reason.of("reminder_resent", by=actor),
                 "snoozes": again.snoozes,
                 "key": again.key,
                 "task": REMIND_TASK,

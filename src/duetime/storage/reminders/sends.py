@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from duetime.domain.jobs.rate import Rate
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.delivery import Delivery, DeliveryStatus
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus
 from duetime.storage.reminders.admissions import AdmissionState, read_admission_state
@@ -99,7 +100,7 @@ class SendStatements(ReminderStatements):
                 "receipt_known_as", {"id": delivery.id, "external_id": external_id}
             )
 
-    def withdraw(self, reminder_id: int, reason: str) -> Statements:
+    def withdraw(self, reminder_id: int, reason: Reason) -> Statements:
         """End one that is not to be sent."""
         yield from self._dialect.run(
             "reminder_withdraw",

@@ -79,7 +79,7 @@ end $$;
 -- Make the armed reminders of locked subjects true again: what `ReminderStatements._rearm` does in
 -- Python, for any number of subjects at once. `why` is the reason for what no longer holds, where
 -- the subject itself does not tell. What SQL cannot compute is left to a worker.
-create or replace function duetime.rearm(ids bigint[], why text default null) returns void
+create or replace function duetime.rearm(ids bigint[], why json default null) returns void
     language plpgsql set jit = off set plan_cache_mode = auto set work_mem = '32MB' as $$
 declare
     moment constant timestamptz := duetime.now();
@@ -115,10 +115,11 @@ begin
             from duetime.scope as s join chain as c on s.ref = c.parent
             where c.level < 100
         )
-        select from chain as c where c.rules::text like '%"zone":"recipient"%'
+        select from chain as c cross join json_array_elements(c.rules) as e(rule)
+        where e.rule ->> 'zone' = 'recipient'
         union all
-        select from duetime.subject as n
-        where n.id = any (ids) and n.status = 'open' and n.rules::text like '%"zone":"recipient"%')
+        select from duetime.subject as n cross join json_array_elements(n.rules) as e(rule)
+        where n.id = any (ids) and n.status = 'open' and e.rule ->> 'zone' = 'recipient')
     then
         -- As `recipient_share`: a transaction that changes a clock waits for this one. If it came
         -- first we do not wait, since it may wait for our subjects: a worker arms them again later.
@@ -155,7 +156,7 @@ begin
     end if;
 end $$;
 
-create or replace function duetime._rearm_some(ids bigint[], why text, moment timestamptz) returns void
+create or replace function duetime._rearm_some(ids bigint[], why json, moment timestamptz) returns void
     language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -260,13 +261,15 @@ with recursive subject as materialized (
              when t.time <> t.newest then 'skipped'
              else 'armed' end as status,
         case when t.time < moment then
-            'its time ' || duetime._say(t.time) || ' was past when the subject was put'
-            || case when t.past = 'skip' then ''
-                    when t.expires_at <= moment then
-                        ', and it was to start before ' || duetime._say(t.expires_at)
-                    when t.time <> t.newest then
-                        ', and a later time of the rule is sent in its place'
-                    else ', as its rule allows' end
+            case when t.past = 'skip' then json_build_object('code', 'past_skipped', 'facts',
+                     json_build_object('time', duetime._say(t.time)))
+                 when t.expires_at <= moment then json_build_object('code', 'past_expired', 'facts',
+                     json_build_object('time', duetime._say(t.time),
+                                       'expires_at', duetime._say(t.expires_at)))
+                 when t.time <> t.newest then json_build_object('code', 'past_replaced', 'facts',
+                     json_build_object('time', duetime._say(t.time)))
+                 else json_build_object('code', 'past_sent', 'facts',
+                     json_build_object('time', duetime._say(t.time))) end
             end as reason
     from timed as t
 ), known as materialized (
@@ -291,27 +294,29 @@ with recursive subject as materialized (
     -- One that was snoozed has been sent.
     update duetime.reminder as r
     set status = case when r.snoozes > 0 then 'sent' else m.status end,
-        reason = case when r.snoozes > 0 then 'it was sent before, and is not sent again: ' else '' end
-            || m.reason,
+        reason = case when r.snoozes > 0 then json_build_object('code', 'sent_before', 'facts',
+                          json_build_object('why', m.reason))
+                      else m.reason end,
         ended_at = moment
     from (
         select m.known_id,
             case when s.status <> 'open' then 'cancelled' else 'superseded' end as status,
-            case when s.status <> 'open' then coalesce(why, 'the subject was completed')
-                 when s.due_at is null then 'the subject has no due time any more'
-                 when s.due_at <> m.known_due then 'the subject moved to ' || s.due_said
+            case when s.status <> 'open' then coalesce(why, json_build_object('code', 'subject_completed'))
+                 when s.due_at is null then json_build_object('code', 'subject_without_due')
+                 when s.due_at <> m.known_due then json_build_object('code', 'subject_moved',
+                     'facts', json_build_object('to', s.due_said))
                  when m.known_to <> '' and not exists (
                         select from json_array_elements_text(s.recipients) as e(recipient)
                         where e.recipient = m.known_to)
-                     then 'the recipient is no longer one of the subject''s'
-                 else coalesce(why, 'its rule no longer holds') end as reason
+                     then json_build_object('code', 'recipient_removed')
+                 else coalesce(why, json_build_object('code', 'rule_removed')) end as reason
         from matched as m join subject as s on s.id = m.known_of
         where m.known_status = 'armed' and not m.holds
     ) as m
     where r.id = m.known_id and coalesce(r.status, '') = 'armed'
     returning r.job_id, r.reason
 ), ended as materialized (
-    select duetime._end_waiting(array_agg(g.job_id), 'superseded', array_agg(g.reason))
+    select duetime._end_waiting(array_agg(g.job_id), 'superseded', reasons => array_agg(g.reason))
     from gone as g
 ), given as materialized (
     select m.*, s.revision, nextval('duetime.reminder_id_seq') as id,
@@ -342,7 +347,7 @@ end $$;
 -- The rules of a scope changed: re-arm the open subjects of it and of all scopes inside it, some at
 -- a time. Returns how many those were, and the last.
 create or replace function duetime.rearm_below(
-    ref text, after bigint, most integer, why text, out count integer, out last bigint)
+    ref text, after bigint, most integer, why json, out count integer, out last bigint)
     language plpgsql as $$
 #variable_conflict use_column
 declare

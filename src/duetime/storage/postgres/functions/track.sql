@@ -331,7 +331,7 @@ begin
             perform duetime.rearm(moved);
         end if;
         if cardinality(closed) > 0 then
-            perform duetime.rearm(closed, 'the subject was completed');
+            perform duetime.rearm(closed, json_build_object('code', 'subject_completed'));
         end if;
         -- Someone put one of the same name meanwhile: now it can be seen, and is left to them.
         exit when missing = 0;
@@ -373,9 +373,9 @@ begin
                 'status', s.status, 'recipients', s.recipients)
         from duetime.subject as s where s.id = any (ids)
     )
-    insert into duetime.attempt (job_id, token, attempt, outcome, finished_at, error)
+    insert into duetime.attempt (job_id, token, attempt, outcome, finished_at, error_code)
     select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'superseded', moment,
-        'the subject was deleted'
+        'subject_deleted'
     from (select * from left_due union all select * from unparked) as l;
     delete from duetime.subject as s where s.id = any (ids);
 end $$;

@@ -441,7 +441,7 @@ create table duetime.reminder (
     revision   integer not null,
     run_at     duetime.moment,
     status     text not null,
-    reason     text,
+    reason     json,
     job_id     bigint,
     held       text check (held in ('quiet', 'limit')),
     digest_id  bigint,
@@ -534,7 +534,7 @@ create index channel_use_at on duetime.channel_use (channel, at);
 -- the last.
 create view duetime.reminders as
 select r.id, s.ref as subject, s.scope, r.due_at, r.rule_id as rule, r.recipient, r.time, r.run_at,
-    r.status, r.reason, r.job_id, r.ended_at, d.channel, d.external_id, d.status as delivery,
+    r.status, r.reason ->> 'code' as reason, r.reason -> 'facts' as facts, r.job_id, r.ended_at, d.channel, d.external_id, d.status as delivery,
     r.acknowledged_at, r.acknowledged_by, r.snoozes
 from duetime.reminder as r
 join duetime.subject as s on s.id = r.subject_id

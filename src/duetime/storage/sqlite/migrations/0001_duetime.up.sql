@@ -521,7 +521,8 @@ create index duetime_channel_use_at on duetime_channel_use (channel, at);
 -- the last.
 create view duetime_reminders as
 select r.id, s.ref as subject, s.scope, r.due_at, r.rule_id as rule, r.recipient, r.time, r.run_at,
-    r.status, r.reason, r.job_id, r.ended_at, d.channel, d.external_id, d.status as delivery,
+    r.status, json_extract(r.reason, '$.code') as reason,
+    json_extract(r.reason, '$.facts') as facts, r.job_id, r.ended_at, d.channel, d.external_id, d.status as delivery,
     r.acknowledged_at, r.acknowledged_by, r.snoozes
 from duetime_reminder as r
 join duetime_subject as s on s.id = r.subject_id

@@ -7,7 +7,7 @@
 -- round; and the columns of `admission_read`. Indexes: the primary keys, the unique index of
 -- reminders, of deliveries.
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
-    r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
+    r.reason::text, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
     null, null, null, r.ended_at, s.rearm_at <= (select duetime.now()),
     r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key,
     (select case when o.status = 'sent' or o.snoozes > 0 then 'sent' else 'sending' end
@@ -59,7 +59,8 @@ with input as materialized (
     update duetime.reminder as r
     set status = 'sent', ended_at = duetime.now(),
         reason = case when r.status = 'armed' then r.reason
-                      else 'it was being sent when it became ' || r.status || ': ' || r.reason end
+                      else json_build_object('code', 'sent_anyway', 'facts', json_strip_nulls(
+                          json_build_object('was', r.status, 'why', r.reason))) end
     from input as g where r.id = g.id and r.status <> 'sent'
 )
 insert into duetime.delivery as d (reminder_id, round, channel, key, status, attempts, external_id,
@@ -163,7 +164,7 @@ returning r.id;
 with given as materialized (
     select g.*, nextval('duetime.job_id_seq') as job_id
     from json_to_record(%s::json) as g(
-        id bigint, run_at timestamptz, reason text, snoozes integer, key text, task text,
+        id bigint, run_at timestamptz, reason json, snoozes integer, key text, task text,
         expires_at timestamptz)
 ), armed as (
     update duetime.reminder as r

@@ -67,10 +67,10 @@ with input as materialized (
               case when json_typeof(doc -> 'jobs') = 'array' then doc -> 'jobs' end as jobs
           from (select %s::json as doc) as given) as g
 )
-select d.id, a.outcome, a.error
+select d.id, a.outcome, a.error_code, a.error, a.facts::text
 from duetime.digest as d cross join input as i
 left join lateral (
-    select a.outcome, a.error, a.finished_at from duetime.attempt as a where a.job_id = d.job_id
+    select a.outcome, a.error, a.error_code, a.facts, a.finished_at from duetime.attempt as a where a.job_id = d.job_id
     order by a.token desc limit 1
 ) as a on true
 where d.status = 'sending' and (i.id is null or d.id = i.id)
@@ -96,7 +96,7 @@ with input as materialized (
     select g.*, array(select value::bigint from json_array_elements_text(g.members)) as ids
     from json_to_record(%s::json) as g(
         members json, channel text, key text, status text, attempts integer, external_id text,
-        reason text)
+        reason json)
 ), mine as materialized (
     select r.id, r.job_id, r.status, r.reason, r.snoozes from duetime.reminder as r
     where r.id = any ((select ids from input)::bigint[])
@@ -105,8 +105,8 @@ with input as materialized (
     update duetime.reminder as r
     set status = 'sent', ended_at = duetime.now(), held = null,
         reason = case when m.status = 'armed' then i.reason
-            else i.reason || '; it was being sent when it became ' || m.status || ': '
-                || coalesce(m.reason, '') end
+            else json_build_object('code', i.reason ->> 'code', 'facts', (i.reason -> 'facts')::jsonb
+                || jsonb_strip_nulls(jsonb_build_object('was', m.status, 'why', m.reason))) end
     from mine as m cross join input as i where r.id = m.id and r.status <> 'sent'
 ), noted as (
     insert into duetime.delivery as d (reminder_id, round, channel, key, status, attempts,

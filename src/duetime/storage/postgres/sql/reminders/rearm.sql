@@ -67,9 +67,9 @@ returning id, ref;
 
 -- name: rearm_these
 select duetime.rearm(array(select value::bigint from json_array_elements_text(g.ids)), g.why)
-from json_to_record(%s::json) as g(ids json, why text);
+from json_to_record(%s::json) as g(ids json, why json);
 
 -- name: rearm_below
 select n.count, n.last
-from json_to_record(%s::json) as g(ref text, after bigint, most integer, why text)
+from json_to_record(%s::json) as g(ref text, after bigint, most integer, why json)
 cross join duetime.rearm_below(g.ref, g.after, g.most, g.why) as n;

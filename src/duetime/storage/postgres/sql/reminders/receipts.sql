@@ -34,7 +34,7 @@ where d.id = g.id and d.external_id is null;
 -- It was sent, as its receiver tells, although its answer was lost. One that a worker sends just
 -- now, alone or in a digest, is left to that worker. Its job has nothing left to do.
 with input as materialized (
-    select * from json_to_record(%s::json) as g(id bigint, reason text)
+    select * from json_to_record(%s::json) as g(id bigint, reason json)
 ), told as materialized (
     update duetime.reminder as r
     set status = 'sent', ended_at = duetime.now(), held = null, reason = g.reason

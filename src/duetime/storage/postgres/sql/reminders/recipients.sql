@@ -114,7 +114,7 @@ update duetime.reminder as r
 set run_at = coalesce(g.run_at, r.run_at), reason = coalesce(g.reason, r.reason), held = g.held,
     digest_id = g.digest
 from json_to_recordset(%s::json) as g(
-    id bigint, run_at timestamptz, reason text, held text, digest bigint)
+    id bigint, run_at timestamptz, reason json, held text, digest bigint)
 where r.id = g.id and r.status = 'armed'
 returning r.id;
 

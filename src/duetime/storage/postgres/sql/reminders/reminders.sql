@@ -181,7 +181,7 @@ with given as materialized (
         case when g.run_at is not null then nextval('duetime.job_id_seq') end as job_id
     from json_to_recordset(%s::json) as g(
         subject_id bigint, due_at timestamptz, rule_id text, rule json, time timestamptz,
-        recipient text, revision integer, run_at timestamptz, status text, reason text,
+        recipient text, revision integer, run_at timestamptz, status text, reason json,
         key text, task text, expires_at timestamptz)
 ), fresh as (
     insert into duetime.reminder (id, key, subject_id, due_at, rule_id, rule, time, recipient,
@@ -207,17 +207,18 @@ select f.id from made join fresh as f on true;
 with input as materialized (
     select g.status, g.reason,
         array(select value::bigint from json_array_elements_text(g.ids)) as ids
-    from json_to_record(%s::json) as g(ids json, status text, reason text)
+    from json_to_record(%s::json) as g(ids json, status text, reason json)
 ), gone as materialized (
     update duetime.reminder as r
     set status = case when r.snoozes > 0 then 'sent' else (select status from input) end,
-        reason = case when r.snoozes > 0 then 'it was sent before, and is not sent again: ' else '' end
-            || (select reason from input),
+        reason = case when r.snoozes > 0 then json_build_object('code', 'sent_before', 'facts',
+                          json_build_object('why', (select reason from input)))
+                      else (select reason from input) end,
         ended_at = duetime.now()
     where r.id = any ((select ids from input)::bigint[]) and coalesce(r.status, '') = 'armed'
     returning r.job_id
 ), ended as materialized (
-    select duetime._end_waiting(array_agg(g.job_id), 'superseded', array_agg(i.reason))
+    select duetime._end_waiting(array_agg(g.job_id), 'superseded', reasons => array_agg(i.reason))
     from gone as g cross join input as i
 )
 select g.job_id from gone as g cross join (select count(*) from ended) as e;
@@ -225,7 +226,7 @@ select g.job_id from gone as g cross join (select count(*) from ended) as e;
 -- name: reminder_get
 -- By id: what every sender asks right before.
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
-    r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
+    r.reason::text, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
     d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
     r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
 from duetime.reminder as r
@@ -247,7 +248,7 @@ with given as (
         subject text, status text, "time" timestamptz, id bigint, "limit" integer)
 )
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
-    r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
+    r.reason::text, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
     d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
     r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
 from given as g
@@ -268,7 +269,7 @@ order by coalesce(r.run_at, r.time), r.id limit (select "limit" from given);
 -- Newest first: of one status that is rare (reminder_troubled), of another, or of all
 -- (reminder_pkey). Deliveries are read only for those that are shown.
 select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
-    r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
+    r.reason::text, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
     d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
     r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
 from (
@@ -332,7 +333,8 @@ set status = case when exists (select from duetime.delivery as d
                   when a.outcome = 'expired' then 'expired'
                   when a.outcome in ('completed', 'cancelled') then 'skipped'
                   else 'failed' end,
-    reason = coalesce(a.error, r.reason), ended_at = a.finished_at
+    reason = coalesce(duetime._attempt_reason(a.outcome, a.error_code, a.error, a.facts), r.reason),
+    ended_at = a.finished_at
 from duetime.attempt as a
 where r.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
   and coalesce(r.status, '') = 'armed' and a.job_id = r.job_id

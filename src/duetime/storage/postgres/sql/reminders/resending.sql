@@ -21,7 +21,7 @@ from json_to_record(%s::json) as g(id bigint, round integer);
 with given as materialized (
     select g.*, nextval('duetime.job_id_seq') as job_id
     from json_to_record(%s::json) as g(
-        id bigint, run_at timestamptz, reason text, snoozes integer, key text, task text,
+        id bigint, run_at timestamptz, reason json, snoozes integer, key text, task text,
         taken boolean)
 ), armed as (
     update duetime.reminder as r

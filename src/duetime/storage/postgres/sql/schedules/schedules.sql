@@ -238,8 +238,7 @@ with named as materialized (
     where o.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
 ), ended as materialized (
     select s.schedule_id, s.tick, a.outcome, a.claimed_at, a.started_at, a.finished_at, a.error,
-        json_build_object('code', coalesce(a.error_code, a.outcome), 'facts', coalesce(a.facts::jsonb, '{}')
-            || jsonb_strip_nulls(jsonb_build_object('text', a.error))) as reason,
+        a.error_code, a.facts,
         n.name as worker, s.finished_at is null as is_first
     from named as s
     cross join lateral (
@@ -263,7 +262,8 @@ with named as materialized (
         reason = case when e.outcome = 'expired'
                            or e.outcome in ('cancelled', 'superseded')
                               and o.status in ('armed', 'waiting') and o.begun_at is null
-                      then e.reason else o.reason end,
+                      then duetime._attempt_reason(e.outcome, e.error_code, e.error, e.facts)
+                      else o.reason end,
         begun_at = coalesce(o.begun_at, e.claimed_at), worker = coalesce(e.worker, o.worker),
         started_at = e.started_at, finished_at = e.finished_at,
         succeeded = case e.outcome when 'completed' then true when 'dead' then false end,

@@ -55,7 +55,8 @@ with input(doc) as (select ?)
 update duetime_reminder
 set status = 'sent', ended_at = (select json_extract(doc, '$.now') from input),
     reason = iif(status = 'armed', reason,
-                 'it was being sent when it became ' || status || ': ' || reason)
+                 json_object('code', 'sent_anyway', 'facts',
+                             json_patch('{}', json_object('was', status, 'why', json(reason)))))
 where id in (select json_extract(e.value, '$.id')
              from input as i cross join json_each(i.doc, '$.doc') as e)
   and status <> 'sent';

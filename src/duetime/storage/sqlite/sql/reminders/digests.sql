@@ -74,7 +74,7 @@ where id = (select json_extract(doc, '$.doc.id') from input);
 -- Digests that were closed and not sent, and whose job has ended, or is nowhere any more: one, those
 -- of jobs, or all; and how it ended. What has just completed may be about to be recorded.
 with input(doc) as (select ?)
-select d.id, a.outcome, a.error
+select d.id, a.outcome, a.error_code, a.error, a.facts
 from input as i cross join duetime_digest as d indexed by duetime_digest_sending
 left join duetime_attempt as a on a.job_id = d.job_id
     and a.token = (select max(o.token) from duetime_attempt as o where o.job_id = d.job_id)
@@ -99,9 +99,9 @@ delete from duetime_digest where id = (select json_extract(doc, '$.doc.id') from
 with input(doc) as (select ?)
 update duetime_reminder
 set status = 'sent', ended_at = (select json_extract(doc, '$.now') from input), held = null,
-    reason = (select json_extract(doc, '$.doc.reason') from input)
-        || iif(status = 'armed', '',
-               '; it was being sent when it became ' || status || ': ' || coalesce(reason, ''))
+    reason = iif(status = 'armed', (select json_extract(doc, '$.doc.reason') from input),
+                 json_patch((select json_extract(doc, '$.doc.reason') from input),
+                            json_object('facts', json_object('was', status, 'why', json(reason)))))
 where status <> 'sent'
   and id in (select e.value from input as i cross join json_each(i.doc, '$.doc.members') as e);
 

@@ -245,8 +245,9 @@ returning value;
 -- Reminders that are no longer true end, with their jobs; one that is being sent is told by its
 -- status, which its sender asks for right before. One that was snoozed has been sent.
 with input(doc) as (select ?)
-insert into duetime_end_waiting (job_id, outcome, error, at)
-select r.job_id, 'superseded', json_extract(i.doc, '$.doc.reason'), json_extract(i.doc, '$.now')
+insert into duetime_end_waiting (job_id, outcome, error_code, facts, at)
+select r.job_id, 'superseded', json_extract(i.doc, '$.doc.reason.code'),
+    json_extract(i.doc, '$.doc.reason.facts'), json_extract(i.doc, '$.now')
 from input as i cross join json_each(i.doc, '$.doc.ids') as e
 cross join duetime_reminder as r on r.id = e.value and r.status = 'armed';
 
@@ -254,8 +255,9 @@ cross join duetime_reminder as r on r.id = e.value and r.status = 'armed';
 with input(doc) as (select ?)
 update duetime_reminder
 set status = iif(snoozes > 0, 'sent', (select json_extract(doc, '$.doc.status') from input)),
-    reason = iif(snoozes > 0, 'it was sent before, and is not sent again: ', '')
-        || (select json_extract(doc, '$.doc.reason') from input),
+    reason = (select iif(snoozes > 0, json_object('code', 'sent_before', 'facts', json_object(
+                             'why', json(json_extract(doc, '$.doc.reason')))),
+                         json_extract(doc, '$.doc.reason')) from input),
     ended_at = (select json_extract(doc, '$.now') from input)
 where status = 'armed'
   and id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
@@ -368,7 +370,13 @@ set status = case when exists (select 1 from duetime_delivery as d
                   when a.outcome = 'expired' then 'expired'
                   when a.outcome in ('completed', 'cancelled') then 'skipped'
                   else 'failed' end,
-    reason = coalesce(a.error, r.reason), ended_at = a.finished_at
+    reason = case
+        when a.error_code is null and a.error is null then r.reason
+        when a.outcome = 'dead' and a.error is not null then json_object('code', 'failed', 'facts',
+            json_patch('{}', json_object('error_code', a.error_code, 'text', a.error)))
+        else json_object('code', coalesce(a.error_code, a.outcome), 'facts',
+            json_patch(coalesce(a.facts, '{}'), json_object('text', a.error))) end,
+    ended_at = a.finished_at
 from duetime_attempt as a
 where r.job_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
   and r.status = 'armed' and a.job_id = r.job_id
