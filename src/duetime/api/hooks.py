@@ -73,9 +73,9 @@ class HookRegistry:
             raise InvalidInput(f"@app.{kind} takes a function, got {function!r:.100}.")
         _check_arguments(function, kind, takes, count)
         name = name_of(function)
-        if "<" in name:
-            # Lambdas and functions inside functions share their names.
-            if not any(known is function for known in hooks):
+        if "<" in name or inspect.ismethod(function):
+            # Lambdas, functions inside functions and methods of several objects share their names.
+            if function not in hooks:
                 hooks.append(function)
             return
         self._app._registrations.add(

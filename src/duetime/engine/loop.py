@@ -348,6 +348,9 @@ class Loop:
         if job is self._quarantined:
             self._quarantine_next = True
         if not self.holdings.drop(job):
+            if end is not None:
+                # Lost: nobody logs it. See `Events.jobs_finished`.
+                end.exception = None
             return
         ended = self.holdings.ended
         if end is not None and not end.recorded:

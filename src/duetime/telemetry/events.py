@@ -189,8 +189,11 @@ class Events:
             # Of most there is nothing to say. A look into the table costs 0.2 µs.
             ended = [end for end in ended if end.outcome is not _COMPLETED]
         for end in ended:
+            # The frames of an exception may lead back to this record, which the garbage collector
+            # does not look into.
+            exception, end.exception = end.exception, None
             if end.outcome in _FAILED:
-                self._job_failed(worker, end)
+                self._job_failed(worker, end, exception)
             else:
                 self._job_ended(worker, end)
 
@@ -205,11 +208,8 @@ class Events:
             reason=end.message,
         )
 
-    def _job_failed(self, worker: str, end: FinishedJob) -> None:
+    def _job_failed(self, worker: str, end: FinishedJob, exception: BaseException | None) -> None:
         again = None if end.again_after is None else end.again_after.total_seconds()
-        # The frames of an exception may lead back to this record, which the garbage collector
-        # does not look into.
-        exception, end.exception = end.exception, None
         self._say(
             _LEVELS[end.outcome],
             "job_failed",

@@ -435,10 +435,15 @@ def test_hooks_of_a_wrong_shape_are_refused() -> None:
 def test_hook_that_is_registered_twice_runs_once() -> None:
     app = Duetime("sqlite:///hooks.db")
 
-    app.on_startup(module_hook)
-    app.on_startup(module_hook)
+    one, other = Client(), Client()
+    for hook in (module_hook, module_hook, one.open, other.open, one.open):
+        app.on_startup(hook)
 
-    assert app._hooks.startup == [module_hook]
+    assert app._hooks.startup == [module_hook, one.open, other.open]
 
 
 def module_hook() -> None: ...
+
+
+class Client:
+    def open(self) -> None: ...

@@ -146,11 +146,11 @@ async def test_failure_is_logged_with_its_exception_and_a_readable_sentence(
     assert (first.levelname, last.levelname) == ("WARNING", "ERROR")
     assert first.getMessage() == (
         f"Job {job.id} of task shop.pay failed on attempt 1 of 2 and will be retried in 0 s: "
-        "RuntimeError: not paid"
+        "RuntimeError: not paid; caused by ConnectionError: the bank does not answer"
     )
     assert last.getMessage() == (
         f"Job {job.id} of task shop.pay failed on attempt 2 of 2 and will not be retried: "
-        "RuntimeError: not paid"
+        "RuntimeError: not paid; caused by ConnectionError: the bank does not answer"
     )
     assert last.exc_info is not None
     kind, error, traceback = last.exc_info
@@ -201,8 +201,9 @@ def test_plain_logging_shows_readable_lines(tmp_path: Path) -> None:
     assert "duetime/engine" not in done.stderr
 
 
+@pytest.mark.parametrize("how", ["fails", "is cancelled"])
 async def test_an_exception_is_freed_once_its_attempt_is_recorded(
-    app: Duetime, monkeypatch: pytest.MonkeyPatch
+    app: Duetime, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Its frames lead back to the record of the attempt, which the collector does not search."""
     # Pytest keeps what is logged.
@@ -212,21 +213,28 @@ async def test_an_exception_is_freed_once_its_attempt_is_recorded(
         pass
 
     made: list[weakref.ref[Failure]] = []
+    began = asyncio.Event()
 
-    @app.task(max_attempts=1, timeout="10s")
+    @app.task(max_attempts=2 if how == "is cancelled" else 1, timeout="10s")
     async def fail() -> None:
         failure = Failure("no")
         made.append(weakref.ref(failure))
+        began.set()
+        try:
+            await asyncio.sleep(60 if how == "is cancelled" else 0)
+        except asyncio.CancelledError:
+            pass
         raise failure
+
+    def is_freed() -> bool:
+        gc.collect()
+        return made[0]() is None
 
     async with app.worker():
         job = await fail.enqueue()
-        await until_true(lambda: len(made) == 1)
-
-        def is_freed() -> bool:
-            gc.collect()
-            return made[0]() is None
-
+        await began.wait()
+        if how == "is cancelled":
+            await job.cancel()
         await until_true(is_freed)
 
-    assert (await job.get()).state == "dead"
+    assert (await job.get()).state == ("dead" if how == "fails" else "cancelled")
