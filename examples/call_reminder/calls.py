@@ -12,13 +12,22 @@ from typing import Annotated
 import httpx2
 from fastapi import Body, FastAPI, HTTPException
 
-from duetime import Console, Duetime, Exponential, Message, NotSent, Sent, configure_logging
+from duetime import (
+    Console,
+    Duetime,
+    Exponential,
+    Message,
+    NotSent,
+    ReceiptStatus,
+    Sent,
+    configure_logging,
+)
 from duetime.errors import DeliveryNotFound
 
 PROVIDER = os.environ.get("PROVIDER_URL", "http://127.0.0.1:8001")
 HERE = os.environ.get("PUBLIC_URL", "http://127.0.0.1:8000")
 RETRY_BASE = os.environ.get("RETRY_BASE", "60s")
-RECEIPTS = {"completed": "delivered", "no-answer": "failed"}
+RECEIPTS: dict[str, ReceiptStatus] = {"completed": "delivered", "no-answer": "failed"}
 
 configure_logging("console", "warning")  # Each try that failed is a line.
 app = Duetime(migrate=True)
