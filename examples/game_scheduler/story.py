@@ -94,7 +94,7 @@ async def play(processes: list[Process]) -> None:
     processes.append(worker)
 
     async def it_works() -> bool:
-        return any(f":{worker.pid}:" in one.name for one in await app.workers())
+        return any(f":{worker.pid}:" in one.name for one in await app.workers.list())
 
     await wait_until(it_works)
 

@@ -50,11 +50,12 @@ if TYPE_CHECKING:
     from duetime.api.subjects import Subjects
     from duetime.api.tables import Tables
     from duetime.api.worker_thread import WorkerThread
+    from duetime.api.workers import Workers
     from duetime.domain.schedules.timetable import Spec
     from duetime.engine.followers import MakeFollower
     from duetime.engine.worker import Worker
     from duetime.reminders.sender import Sender
-    from duetime.storage.store import Store, WorkerInfo
+    from duetime.storage.store import Store
     from duetime.testing import Opening
 
 T = TypeVar("T")
@@ -146,6 +147,13 @@ class Duetime:
         from duetime.api.reminders import Reminders
 
         return Reminders(self)
+
+    @lazy
+    def workers(self) -> Workers:
+        """See who works at the moment."""
+        from duetime.api.workers import Workers
+
+        return Workers(self)
 
     @lazy
     def audit(self) -> Audit:
@@ -252,12 +260,6 @@ class Duetime:
     def sync(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run any of Duetime's coroutines from sync code: `app.sync(app.jobs.get(7))`."""
         return self._portal.call(coroutine)
-
-    # Look
-
-    async def workers(self) -> list[WorkerInfo]:
-        """Return the workers that have registered, alive or not yet buried."""
-        return await (await self.store()).workers()
 
     async def now(self) -> datetime:
         """The database's clock."""

@@ -11,6 +11,7 @@ import msgspec
 
 from duetime.app import Duetime
 from duetime.domain.duration import format_duration
+from duetime.domain.page import MAX_LIMIT
 from duetime.domain.urls import show_url
 from duetime.errors import SchemaMismatch, StorageError
 from duetime.storage.store import WorkerInfo
@@ -40,7 +41,7 @@ async def check_health(
     try:
         async with asyncio.timeout(timeout.total_seconds()):
             await app.store()
-            found, now = await app.workers(), await app.now()
+            found, now = await app.workers.list(limit=MAX_LIMIT), await app.now()
     except SchemaMismatch as error:
         return [Check("database", True, where), Check("schema", False, str(error))]
     except StorageError as error:

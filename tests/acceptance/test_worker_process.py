@@ -47,7 +47,7 @@ async def test_sigterm_lets_the_running_job_finish(backend: Backend, app: Duetim
     assert info.state is JobState.COMPLETED
     assert info.attempts == 1
     assert (await app.jobs.get(waiting)).state is JobState.PENDING
-    assert await app.workers() == []
+    assert await app.workers.list() == []
 
 
 @pytest.mark.parametrize("options", [(), ("--processes", "2")])

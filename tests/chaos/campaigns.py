@@ -76,7 +76,7 @@ async def kill_workers(url: str, *, kills: int, jobs: int, seed: int = 0) -> Cou
     async def is_busy(process: subprocess.Popen[str]) -> bool:
         if not await app.jobs.list(state="pending", limit=1):
             await enqueue(50)
-        mine = [one for one in await app.workers() if f":{process.pid}:" in one.name]
+        mine = [one for one in await app.workers.list() if f":{process.pid}:" in one.name]
         return any(worker.running for worker in mine)
 
     async def all_done() -> bool:

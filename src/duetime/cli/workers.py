@@ -8,7 +8,9 @@ import click
 
 from duetime.app import Duetime
 from duetime.cli.output import echo, print_json, print_table, relative
+from duetime.cli.paging import paged, show_next
 from duetime.cli.target import Group, target_of
+from duetime.domain.page import Page
 from duetime.storage.store import WorkerInfo
 
 
@@ -21,15 +23,17 @@ def workers(context: click.Context) -> None:
 
 
 @workers.command("list")
+@paged(default=100)
 @click.pass_context
-def list_command(context: click.Context) -> None:
+def list_command(context: click.Context, limit: int, after: str | None) -> None:
     """List the workers: the live ones, and those whose jobs are still to be rescued."""
 
-    async def look(app: Duetime) -> tuple[list[WorkerInfo], datetime]:
-        return await app.workers(), await app.now()
+    async def look(app: Duetime) -> tuple[Page[WorkerInfo], datetime]:
+        return await app.workers.list(limit=limit, after=after), await app.now()
 
     target = target_of(context)
     found, now = target.run(look)
+    show_next(found)
     if target.json:
         print_json(found)
         return

@@ -89,7 +89,7 @@ async def test_a_worker_whose_loop_was_blocked_begins_anew(
         return "back"
 
     def lease_is_gone() -> bool:
-        [worker] = app.sync(app.workers())
+        [worker] = app.sync(app.workers.list())
         return worker.lease_until < app.sync(app.now())
 
     def host() -> object:

@@ -126,7 +126,7 @@ async def test_a_stalled_worker_that_wakes_is_refused(url: str) -> None:
             await after.result("30s")
 
             async def back() -> bool:
-                alive = [w for w in await app.workers() if f":{stalled.pid}:" in w.name]
+                alive = [w for w in await app.workers.list() if f":{stalled.pid}:" in w.name]
                 return bool(alive) and all(w.running == 0 for w in alive)
 
             await until(back)

@@ -91,7 +91,7 @@ async def test_failing_startup_stops_the_worker_before_it_claims(app: Duetime) -
     assert isinstance(it.value.__cause__, ConnectionError)
     assert told == ["closed"]
     assert (await job.get()).state is JobState.PENDING
-    assert await app.workers() == []
+    assert await app.workers.list() == []
 
 
 async def test_every_shutdown_hook_runs_even_if_others_fail(

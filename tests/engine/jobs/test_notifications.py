@@ -65,7 +65,7 @@ async def test_a_forged_cancel_stops_no_job(pg_app: Duetime, stranger: str) -> N
     async with pg_app.worker(concurrency=2):
         job = await work.enqueue()
         await begun.wait()
-        [worker] = await pg_app.workers()
+        [worker] = await pg_app.workers.list()
         for payload in (f"{worker.id} {job.id}", f"{worker.id}"):
             await asyncio.to_thread(notify, stranger, "duetime.cancel", payload)
         # It has looked, and gone on.
@@ -90,7 +90,7 @@ async def test_no_payload_ends_a_worker_or_a_wait(
         first = await work.enqueue(1)
         waiting = asyncio.create_task(first.result(timeout="30s"))
         await reaches(pg_app, first.id, JobState.RUNNING)
-        [worker] = await pg_app.workers()
+        [worker] = await pg_app.workers.list()
         for payload in [*ODD, *(f"{worker.id} {odd}" for odd in ODD)]:
             await asyncio.to_thread(notify, stranger, channel, payload)
         hold.set()

@@ -144,7 +144,7 @@ async def test_a_worker_that_is_cancelled_during_a_claim_gives_it_back(
     job = await app.jobs.get(handle.id)
 
     assert (job.state, job.attempts) == (JobState.PENDING, 0)
-    assert await app.workers() == []
+    assert await app.workers.list() == []
 
 
 @on_two
@@ -168,7 +168,7 @@ async def test_a_worker_that_gave_back_the_last_of_a_claim_is_gone(app: Duetime)
         )
         worker.stop(now=True)
 
-    assert await app.workers() == []
+    assert await app.workers.list() == []
 
 
 @on_two

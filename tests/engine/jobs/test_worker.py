@@ -891,7 +891,7 @@ async def test_graceful_stop_gives_back_what_did_not_end(app: Duetime) -> None:
     for handle in (first, second):
         job = await handle.get()
         assert (job.state, job.attempts) == (JobState.PENDING, 0)
-    assert await app.workers() == []
+    assert await app.workers.list() == []
 
 
 async def test_a_worker_in_a_thread_serves_sync_code(app: Duetime) -> None:

@@ -870,14 +870,14 @@ async def test_a_worker_of_the_old_deploy_that_lost_its_lease_reverts_nothing(
     old = deploy(make_app(), notes, "@hourly")
     new = deploy(make_app(), notes, "30 * * * *")
     async with old.worker(name="old"), new.worker(name="new"):
-        before = await old.workers()
+        before = await old.workers.list()
         gone = (
             f"update {table(backend, 'worker')} set lease_until = '2020-01-01Z' where name = 'old'"
         )
         effects.run(backend.url, gone)
 
         async def registered_anew() -> bool:
-            ids = {worker.id for worker in await old.workers() if worker.name == "old"}
+            ids = {worker.id for worker in await old.workers.list() if worker.name == "old"}
             return bool(ids - {worker.id for worker in before})
 
         await until(registered_anew)

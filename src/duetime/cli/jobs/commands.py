@@ -181,11 +181,11 @@ def reschedule_command(
 
 @jobs.command("reprioritise")
 @click.argument("job_id", metavar="ID", type=JOB_ID)
-@click.argument("priority", type=Number(1, 9))
+@click.argument("priority", type=Number(0, 9))
 @by_option
 @click.pass_context
 def reprioritise_command(context: click.Context, job_id: int, priority: int, by: str) -> None:
-    """Change the priority of a job that waits: 1 is served first, 9 last."""
+    """Change the priority of a job that waits: 0 is served first, 9 last."""
 
     async def reprioritise(app: Duetime, job_id: int) -> str:
         await app.jobs.reprioritise(job_id, priority, by=by)
