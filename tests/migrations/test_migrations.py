@@ -184,8 +184,8 @@ async def test_a_filled_database_keeps_every_row_down_and_up(backend: Backend) -
     assert contents(backend) == before
     filled = {name.removeprefix("duetime_") for name, rows in before.items() if rows}
     assert filled >= {
-        "job", "due", "attempt", "job_key", "queue", "schedule", "occurrence", "scope", "subject",
-        "recipient", "reminder", "audit",
+        "job", "due", "attempt", "job_key", "queue", "schedule", "schedule_tick", "scope",
+        "subject", "recipient", "reminder", "audit",
     }  # fmt: skip
 
 

@@ -185,7 +185,7 @@ async def test_reschedule(twins: Twins, to: datetime, expires: str | None) -> No
         ("select duetime.trigger_schedule('no')", "there is no schedule named 'no'"),
         ("select duetime.reschedule('no', now())", "there is no schedule named 'no'"),
         ("select duetime.reschedule('sql', null)", "must not be null"),
-        ("select duetime.pause_schedule('sql', until => '2029-01-01Z')", "is past"),
+        ("select duetime.pause_schedule('sql', until => '2029-01-01Z')", "is in the past"),
         ("select duetime.pause_schedule('sql', actor => ' ')", "actor must have 1 to 200"),
         (
             "select duetime.pause_schedule('sql'), duetime.reschedule('sql', now())",

@@ -153,7 +153,7 @@ def test_open(session: Session) -> None:
 def test_paced(session: Session) -> None:
     plan, pages = session.plan("schedule_paced", [{"schedule_id": n} for n in range(1, 51)])
 
-    assert "occurrence_pkey" in plan
+    assert "schedule_tick_pkey" in plan
     assert scanned(plan) == set()
     assert pages < 50 * 120, "the last hundred rows of each"
 
@@ -189,7 +189,7 @@ def test_prune(session: Session) -> None:
     page = {"ids": list(range(1, SCHEDULES + 1)), "age": 90 * DAY, "most": 1000}
     plan, pages = session.plan("schedule_prune", page)
 
-    assert "using occurrence_pkey" in plan
+    assert "using schedule_tick_pkey" in plan
     assert scanned(plan) == set()
     assert discarded(plan) == 0
     assert pages < 5 * SCHEDULES, "where the ledger of each begins"
@@ -197,7 +197,7 @@ def test_prune(session: Session) -> None:
 
 def scanned(plan: str) -> set[str]:
     """The tables that grow and that are read from end to end."""
-    return set(re.findall(r"Seq Scan on (job|due|attempt|occurrence|schedule)\b", plan))
+    return set(re.findall(r"Seq Scan on (job|due|attempt|schedule_tick|schedule)\b", plan))
 
 
 def discarded(plan: str) -> int:

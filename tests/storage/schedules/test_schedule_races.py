@@ -42,7 +42,7 @@ MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 SHORT: dict[str, Any] = {"lease": "1s", "heartbeat": "200ms", "rescue_every": "200ms"}
 PLANNERS = 10
-TABLES = ("schedule", "occurrence", "job", "job_key", "due", "attempt", "audit")
+TABLES = ("schedule", "schedule_tick", "job", "job_key", "due", "attempt", "audit")
 
 on_postgres = pytest.mark.parametrize("backend", ["postgres15"], indirect=True)
 on_both = pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
@@ -102,7 +102,7 @@ class Planner:
                 job.run_at = decision.at
                 waiting.append(job)
             elif decision is not None and decision.action == "skip":
-                ends.append(ended(job, AttemptOutcome.CANCELLED, error=decision.reason))
+                ends.append(ended(job, AttemptOutcome.CANCELLED, error=str(decision.reason)))
             else:
                 ends.append(ended(job))
         if runs:
@@ -234,10 +234,10 @@ async def test_a_long_outage_is_planned_in_parts(fleet: Fleet) -> None:
     await fleet.move(2 * HOUR)
 
     await fleet.first.repair()
-    [(first,)] = fleet.query("select count(*) from {occurrence}")
+    [(first,)] = fleet.query("select count(*) from {schedule_tick}")
     while await fleet.first.repair():
         pass
-    [(ticks,)] = fleet.query("select count(*) from {occurrence}")
+    [(ticks,)] = fleet.query("select count(*) from {schedule_tick}")
 
     assert first <= 5000
     assert ticks == 2 * 3600 + 2
@@ -319,7 +319,7 @@ async def test_a_run_that_was_claimed_before_the_pause_does_not_start(fleet: Fle
 
     assert not run.clear
     assert decision.action == "skip"
-    assert "holiday" in (decision.reason or "")
+    assert "holiday" in str(decision.reason)
 
 
 @on_both
@@ -872,14 +872,14 @@ async def test_the_first_worker_after_an_outage_catches_up_as_the_policy_says(
 ) -> None:
     app = numbered.app
     now = await app.now()
-    ticks = [now + n * SECOND for n in (0.6, 0.7, 0.8, 0.9, 3.2)]
+    ticks = [now + n * SECOND for n in (0.6, 0.7, 0.8, 0.9, 4.0)]
     await app.schedules.apply(
         app.schedules.define(
-            catch_up, numbered.task, *ticks, args={"n": 1}, catch_up=catch_up, grace="300ms"
+            catch_up, numbered.task, *ticks, args={"n": 1}, catch_up=catch_up, grace="1s"
         )
         for catch_up in ("skip", "latest", "all")
     )
-    await until(lambda: passed(app, ticks[3] + SECOND / 2))
+    await until(lambda: passed(app, ticks[3] + 1.2 * SECOND))
     async with app.worker():
         await until_true(lambda: len(numbered.ran) == 8)
     found = {
