@@ -521,14 +521,13 @@ class ReminderStatements:
             return None if value is None else self._dialect.moment(value)
 
         return Reminder(
-            id=row[0], subject=row[1], scope=row[2], due_at=self._dialect.moment(row[3]),
-            rule=Rule.from_json(row[4]), time=self._dialect.moment(row[5]), recipient=row[6],
-            run_at=maybe(row[7]), status=ReminderStatus(row[8]), reason=read_reason(row[9]),
-            job_id=row[10],
-            tz=row[11], data=msgspec.json.decode(row[13]), channel=row[17], external_id=row[18],
-            delivery=row[19], ended_at=maybe(row[20]), stale=bool(row[21]),
-            snoozes=row[22], acknowledged_at=maybe(row[23]), acknowledged_by=row[24],
-            first_key=row[25],
+            stale=bool(row[0]), id=row[1], subject=row[2], scope=row[3],
+            due_at=self._dialect.moment(row[4]), rule=Rule.from_json(row[5]),
+            time=self._dialect.moment(row[6]), recipient=row[7], run_at=maybe(row[8]),
+            status=ReminderStatus(row[9]), reason=read_reason(row[10]), job_id=row[11], tz=row[12],
+            data=msgspec.json.decode(row[13]), channel=row[14], external_id=row[15],
+            delivery=row[16], ended_at=maybe(row[17]), snoozes=row[18],
+            acknowledged_at=maybe(row[19]), acknowledged_by=row[20], first_key=row[21],
         )  # fmt: skip
 
 

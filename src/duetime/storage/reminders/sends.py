@@ -18,7 +18,7 @@ from duetime.storage.store import Row, Statements, run_many
 
 _SLACK = timedelta(seconds=1)
 """How late those may come who were promised a place."""
-_TWIN, _DELIVERIES, _ADMISSION = 26, 27, 28
+_TWIN, _DELIVERIES, _ADMISSION = 22, 23, 24
 """Where the columns of `reminder_ready` begin that `reminder_get` has not."""
 
 
@@ -52,7 +52,8 @@ class SendStatements(ReminderStatements):
     def ready(self, reminder_ids: Sequence[int]) -> Statements:
         """Return all that is asked right before they are sent, `{id: Ready}`. Reads only."""
         rows = yield from self._dialect.run("reminder_ready", list(reminder_ids))
-        return {row[0]: self._ready(row) for row in rows}
+        found = [self._ready(row) for row in rows]
+        return {ready.reminder.id: ready for ready in found}
 
     def free(self, reminder_ids: Sequence[int]) -> Statements:
         """Hold the reminders that nobody else changes just now; return their ids."""

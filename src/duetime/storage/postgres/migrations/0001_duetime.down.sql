@@ -5,7 +5,7 @@ do $$ begin
             using errcode = '22023';
     end if;
 end $$;
-drop view duetime.reminders, duetime.schedule_ticks, duetime.schedules, duetime.open_run, duetime.jobs;
+drop view duetime.reminders, duetime.reminder_row, duetime.schedule_ticks, duetime.schedules, duetime.open_run, duetime.jobs;
 -- The clock last: columns have it as their default. The others first: some may name a table's row.
 do $$
 declare

@@ -530,12 +530,13 @@ create table duetime.channel_use (
 );
 create index channel_use_at on duetime.channel_use (channel, at);
 
--- Reminders as people see them, each with the delivery that counts: the last accepted one, else
--- the last.
-create view duetime.reminders as
-select r.id, s.ref as subject, s.scope, r.due_at, r.rule_id as rule, r.recipient, r.time, r.run_at,
-    r.status, r.reason ->> 'code' as reason, r.reason -> 'facts' as facts, r.job_id, r.ended_at, d.channel, d.external_id, d.status as delivery,
-    r.acknowledged_at, r.acknowledged_by, r.snoozes
+-- Reminders with their subjects, and with the delivery that counts: the last accepted one, else the
+-- last.
+create view duetime.reminder_row as
+select r.id, s.ref as subject, s.scope, r.due_at, r.rule::text as rule, r.time, r.recipient, r.run_at,
+    r.status, r.reason::text as reason, r.job_id, s.tz, s.data::text as data, d.channel, d.external_id,
+    d.status as delivery, r.ended_at, r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key,
+    s.rearm_at, r.rule_id, r.subject_id
 from duetime.reminder as r
 join duetime.subject as s on s.id = r.subject_id
 left join lateral (
@@ -545,6 +546,13 @@ left join lateral (
         n.updated_at desc, n.id desc
     limit 1
 ) as d on true;
+
+-- Reminders as people see them.
+create view duetime.reminders as
+select id, subject, scope, due_at, rule_id as rule, recipient, time, run_at, status,
+    reason::json ->> 'code' as reason, reason::json -> 'facts' as facts, job_id, ended_at, channel,
+    external_id, delivery, acknowledged_at, acknowledged_by, snoozes
+from duetime.reminder_row;
 
 -- Tracked tables: triggers keep subjects and reminders true.
 

@@ -10,6 +10,7 @@ drop table duetime_tracked;
 drop view duetime_rearm_job;
 drop view duetime_clock;
 drop view duetime_reminders;
+drop view duetime_reminder_row;
 drop table duetime_channel_use;
 drop table duetime_channel_rate;
 drop table duetime_delivery;

@@ -517,13 +517,13 @@ create table duetime_channel_use (
 ) strict;
 create index duetime_channel_use_at on duetime_channel_use (channel, at);
 
--- Reminders as people see them, each with the delivery that counts: the last accepted one, else
--- the last.
-create view duetime_reminders as
-select r.id, s.ref as subject, s.scope, r.due_at, r.rule_id as rule, r.recipient, r.time, r.run_at,
-    r.status, json_extract(r.reason, '$.code') as reason,
-    json_extract(r.reason, '$.facts') as facts, r.job_id, r.ended_at, d.channel, d.external_id, d.status as delivery,
-    r.acknowledged_at, r.acknowledged_by, r.snoozes
+-- Reminders with their subjects, and with the delivery that counts: the last accepted one, else the
+-- last.
+create view duetime_reminder_row as
+select r.id, s.ref as subject, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at,
+    r.status, r.reason, r.job_id, s.tz, s.data, d.channel, d.external_id,
+    d.status as delivery, r.ended_at, r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key,
+    s.rearm_at, r.rule_id, r.subject_id
 from duetime_reminder as r
 join duetime_subject as s on s.id = r.subject_id
 left join duetime_delivery as d on d.id = (
@@ -531,6 +531,13 @@ left join duetime_delivery as d on d.id = (
     order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
         n.updated_at desc, n.id desc
     limit 1);
+
+-- Reminders as people see them.
+create view duetime_reminders as
+select id, subject, scope, due_at, rule_id as rule, recipient, time, run_at, status,
+    json_extract(reason, '$.code') as reason, json_extract(reason, '$.facts') as facts, job_id,
+    ended_at, channel, external_id, delivery, acknowledged_at, acknowledged_by, snoozes
+from duetime_reminder_row;
 
 -- Tracked tables: triggers keep subjects and reminders true.
 

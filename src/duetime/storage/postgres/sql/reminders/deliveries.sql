@@ -6,10 +6,9 @@
 -- reminder of the same place was sent or is being sent; what the channels did with this one in this
 -- round; and the columns of `admission_read`. Indexes: the primary keys, the unique index of
 -- reminders, of deliveries.
-select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
-    r.reason::text, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
-    null, null, null, r.ended_at, s.rearm_at <= (select duetime.now()),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key,
+select s.rearm_at <= (select duetime.now()), r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time,
+    r.recipient, r.run_at, r.status, r.reason::text, r.job_id, s.tz, s.data::text, null, null, null,
+    r.ended_at, r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key,
     (select case when o.status = 'sent' or o.snoozes > 0 then 'sent' else 'sending' end
          || ' ' || o.id
      from duetime.reminder as o

@@ -223,21 +223,11 @@ with input as materialized (
 )
 select g.job_id from gone as g cross join (select count(*) from ended) as e;
 
+-- What is read of reminders, by different ways to find them.
+
 -- name: reminder_get
 -- By id: what every sender asks right before.
-select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
-    r.reason::text, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
-    d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
-from duetime.reminder as r
-join duetime.subject as s on s.id = r.subject_id
-left join lateral (
-    select n.channel, n.external_id, n.status from duetime.delivery as n
-    where n.reminder_id = r.id
-    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
-        n.updated_at desc, n.id desc
-    limit 1
-) as d on true
+select r.rearm_at <= (select duetime.now()), r.* from duetime.reminder_row as r
 where r.id = any (array(select value::bigint from json_array_elements_text(%s::json -> 'ids')))
 order by coalesce(r.run_at, r.time), r.id;
 
@@ -247,20 +237,8 @@ with given as (
     select g.* from json_to_record(%s::json) as g(
         subject text, status text, "time" timestamptz, id bigint, "limit" integer)
 )
-select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
-    r.reason::text, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
-    d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
-from given as g
-join duetime.subject as s on s.ref = g.subject
-join duetime.reminder as r on r.subject_id = s.id
-left join lateral (
-    select n.channel, n.external_id, n.status from duetime.delivery as n
-    where n.reminder_id = r.id
-    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
-        n.updated_at desc, n.id desc
-    limit 1
-) as d on true
+select r.rearm_at <= (select duetime.now()), r.*
+from given as g join duetime.reminder_row as r on r.subject = g.subject
 where (g.status is null or r.status = g.status)
   and (coalesce(r.run_at, r.time), r.id) > (coalesce(g."time", '-infinity'), g.id)
 order by coalesce(r.run_at, r.time), r.id limit (select "limit" from given);
@@ -268,59 +246,39 @@ order by coalesce(r.run_at, r.time), r.id limit (select "limit" from given);
 -- name: reminder_newest
 -- Newest first: of one status that is rare (reminder_troubled), of another, or of all
 -- (reminder_pkey). Deliveries are read only for those that are shown.
-select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
-    r.reason::text, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
-    d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
+select r.rearm_at <= (select duetime.now()), r.*
 from (
-    select n.* from json_to_record(%s::json) as g(status text, before_id bigint, "limit" integer)
+    select n.id from json_to_record(%s::json) as g(status text, before_id bigint, "limit" integer)
     cross join lateral (
-        (select r.* from duetime.reminder as r
+        (select r.id from duetime.reminder as r
          where g.status in ('failed', 'expired', 'skipped') and r.status = g.status
            and r.status in ('failed', 'expired', 'skipped') and r.id < g.before_id
          order by r.id desc limit g."limit")
         union all
-        (select r.* from duetime.reminder as r
+        (select r.id from duetime.reminder as r
          where (g.status is null or g.status not in ('failed', 'expired', 'skipped'))
            and (g.status is null or r.status = g.status) and r.id < g.before_id
          order by r.id desc limit g."limit")
     ) as n
-) as r
-join duetime.subject as s on s.id = r.subject_id
-left join lateral (
-    select n.channel, n.external_id, n.status from duetime.delivery as n
-    where n.reminder_id = r.id
-    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
-        n.updated_at desc, n.id desc
-    limit 1
-) as d on true
+) as n
+join duetime.reminder_row as r on r.id = n.id
 order by r.id desc;
 
 -- name: reminder_next
 -- Those that are armed, up to `until`, in the order of their times (reminder_armed).
-select r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time, r.recipient, r.run_at, r.status,
-    r.reason, r.job_id, s.tz, s.status, s.data::text, s.revision, r.revision, s.due_at,
-    d.channel, d.external_id, d.status, r.ended_at, s.rearm_at <= (select duetime.now()),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
+select r.rearm_at <= (select duetime.now()), r.*
 from (
-    select n.* from json_to_record(%s::json) as g(
+    select n.id from json_to_record(%s::json) as g(
         until timestamptz, "time" timestamptz, id bigint, "limit" integer)
     cross join lateral (
-        select r.* from duetime.reminder as r
+        select r.id from duetime.reminder as r
         where r.status = 'armed' and r.run_at < coalesce(g.until, 'infinity')
           and r.run_at >= coalesce(g."time", '-infinity')
           and (r.run_at, r.id) > (coalesce(g."time", '-infinity'), g.id)
         order by r.run_at, r.id limit g."limit"
     ) as n
-) as r
-join duetime.subject as s on s.id = r.subject_id
-left join lateral (
-    select n.channel, n.external_id, n.status from duetime.delivery as n
-    where n.reminder_id = r.id
-    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
-        n.updated_at desc, n.id desc
-    limit 1
-) as d on true
+) as n
+join duetime.reminder_row as r on r.id = n.id
 order by r.run_at, r.id;
 
 -- name: reminder_settle

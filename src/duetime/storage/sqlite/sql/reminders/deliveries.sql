@@ -7,10 +7,9 @@
 -- reminder of the same place was sent or is being sent; what the channels did with this one in this
 -- round; and the columns of `admission_read`.
 with input(doc) as (select ?)
-select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
-    r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, null, null, null,
-    r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key,
+select s.rearm_at <= json_extract(i.doc, '$.now'), r.id, s.ref, s.scope, r.due_at, r.rule, r.time,
+    r.recipient, r.run_at, r.status, r.reason, r.job_id, s.tz, s.data, null, null, null,
+    r.ended_at, r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key,
     (select iif(o.status = 'sent' or o.snoozes > 0, 'sent', 'sending') || ' ' || o.id
      from duetime_reminder as o
      where o.subject_id = r.subject_id and o.due_at = r.due_at and o.rule_id = r.rule_id

@@ -263,35 +263,20 @@ where status = 'armed'
   and id in (select e.value from input as i cross join json_each(i.doc, '$.doc.ids') as e)
 returning job_id;
 
+-- What is read of reminders, by different ways to find them.
+
 -- name: reminder_get
 with input(doc) as (select ?)
-select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
-    r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
-    d.status, r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
+select r.rearm_at <= json_extract(i.doc, '$.now'), r.*
 from input as i cross join json_each(i.doc, '$.doc.ids') as e
-cross join duetime_reminder as r on r.id = e.value
-cross join duetime_subject as s on s.id = r.subject_id
-left join duetime_delivery as d on d.id = (
-    select n.id from duetime_delivery as n where n.reminder_id = r.id
-    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
-        n.updated_at desc, n.id desc
-    limit 1)
+cross join duetime_reminder_row as r on r.id = e.value
 order by coalesce(r.run_at, r.time), r.id;
 
 -- name: reminder_about
 with input(doc) as (select ?)
-select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
-    r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
-    d.status, r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
+select r.rearm_at <= json_extract(i.doc, '$.now'), r.*
 from input as i cross join duetime_subject as s on s.ref = json_extract(i.doc, '$.doc.subject')
-cross join duetime_reminder as r on r.subject_id = s.id
-left join duetime_delivery as d on d.id = (
-    select n.id from duetime_delivery as n where n.reminder_id = r.id
-    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
-        n.updated_at desc, n.id desc
-    limit 1)
+cross join duetime_reminder_row as r on r.subject_id = s.id
 where (json_extract(i.doc, '$.doc.status') is null or r.status = json_extract(i.doc, '$.doc.status'))
   and (coalesce(r.run_at, r.time), r.id) > (
       coalesce(json_extract(i.doc, '$.doc.time'), -9223372036854775808),
@@ -316,19 +301,10 @@ with input(doc) as (select ?), given(status, before_id) as materialized (
       and (g.status is null or +r.status = g.status) and r.id < g.before_id
     order by r.id desc limit (select json_extract(doc, '$.doc.limit') from input)
 )
-select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
-    r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
-    d.status, r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
+select r.rearm_at <= json_extract(i.doc, '$.now'), r.*
 from input as i
 cross join (select id from troubled union all select id from other) as n
-cross join duetime_reminder as r on r.id = n.id
-join duetime_subject as s on s.id = r.subject_id
-left join duetime_delivery as d on d.id = (
-    select n.id from duetime_delivery as n where n.reminder_id = r.id
-    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
-        n.updated_at desc, n.id desc
-    limit 1)
+cross join duetime_reminder_row as r on r.id = n.id
 order by r.id desc;
 
 -- name: reminder_next
@@ -344,19 +320,10 @@ with input(doc) as (select ?), given(until, time, id) as materialized (
       and r.run_at >= g.time and (r.run_at, r.id) > (g.time, g.id)
     order by r.run_at, r.id limit (select json_extract(doc, '$.doc.limit') from input)
 )
-select r.id, s.ref, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at, r.status, r.reason,
-    r.job_id, s.tz, s.status, s.data, s.revision, r.revision, s.due_at, d.channel, d.external_id,
-    d.status, r.ended_at, s.rearm_at <= json_extract(i.doc, '$.now'),
-    r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key
+select r.rearm_at <= json_extract(i.doc, '$.now'), r.*
 from input as i
 cross join armed as a
-cross join duetime_reminder as r on r.id = a.id
-join duetime_subject as s on s.id = r.subject_id
-left join duetime_delivery as d on d.id = (
-    select n.id from duetime_delivery as n where n.reminder_id = r.id
-    order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,
-        n.updated_at desc, n.id desc
-    limit 1)
+cross join duetime_reminder_row as r on r.id = a.id
 order by r.run_at, r.id;
 
 -- name: reminder_settle
