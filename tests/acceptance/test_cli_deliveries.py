@@ -145,7 +145,7 @@ async def test_what_cannot_be_done_says_why(backend: Backend, app: Duetime) -> N
     for arguments, message, code in (
         (("acknowledge", known), f"Reminder {known} is armed: only one that was sent", 1),
         (("snooze", known, "10m"), "only one that was sent can be snoozed", 1),
-        (("snooze", known, "soon"), "soon", 1),
+        (("snooze", known, "soon"), "soon", 2),
         (("acknowledge", "999"), "There is no reminder 999", 1),
         (("acknowledge", "--external-id", "x"), "No delivery is known as 'x'", 1),
         (("acknowledge",), "Give either", 2),

@@ -66,5 +66,5 @@ def check_entity(entity: Any) -> str:
 def check_kind(kind: Any) -> str:
     """Return `kind` if the audit has events of such things."""
     if kind not in KINDS:
-        raise InvalidInput(f"The audit has no kind {kind!r:.60}. It has {', '.join(KINDS)}.")
+        raise InvalidInput(f"{kind!r:.60} cannot be audited. Use one of: {', '.join(KINDS)}.")
     return str(kind)

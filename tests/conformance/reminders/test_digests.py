@@ -88,7 +88,7 @@ async def test_what_is_more_than_the_limit_goes_out_in_one_digest(
         waits = await explain(app, "game:5")
         await world.advance("3h")
         why = await explain(app, "game:5")
-        found = await app.reminders.list(status="sent")
+        found = await app.reminders.list(status="sent", limit=1000)
         deliveries = [one for game in found for one in await app.reminders.deliveries(game.id)]
         audit = await app.audit.list(entity="subject:game:5")
         jobs = [await app.jobs.get(one.job_id) for one in found if one.job_id]
@@ -149,7 +149,7 @@ async def test_a_digest_whose_template_cannot_be_filled_fails_at_once(
         await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 3)
         await world.advance("3h")
-        found = await app.reminders.list(status="failed")
+        found = await app.reminders.list(status="failed", limit=1000)
 
     assert len(mail.tried) == 1
     assert len(found) == 2
@@ -299,7 +299,7 @@ async def test_a_digest_goes_out_before_one_of_it_would_expire(app: Duetime, mai
         await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 4, "-30m")
         await world.advance("5h")
-        found = await app.reminders.list()
+        found = await app.reminders.list(limit=1000)
         why = await explain(app, "game:3")
 
     assert {one.status.value for one in found} == {"sent"}
@@ -343,7 +343,7 @@ async def test_a_digest_that_fails_for_good_fails_all_that_is_in_it(
         await world.advance("1h30m")
         mail.failures = [NotSent("no such address", transient=False)] * 9
         await world.advance("3h")
-        found = await app.reminders.list(status="failed")
+        found = await app.reminders.list(status="failed", limit=1000)
         why = await explain(app, "game:2")
         jobs = [await app.jobs.get(one.job_id) for one in found if one.job_id]
 
@@ -394,7 +394,7 @@ async def test_a_large_digest_that_fails_ends_in_parts(
     monkeypatch.setattr("duetime.storage.reminders.digest_ends._PART", 2)
     async with app.testing(now=START) as world:
         await _fail_a_digest(app, mail, world, 6)
-        failed = await app.reminders.list(status="failed")
+        failed = await app.reminders.list(status="failed", limit=1000)
 
     assert len(failed) == 5
     assert [m.recipient for m in mail.messages] == ["ann", *["bob"] * 5]
@@ -418,7 +418,7 @@ async def test_a_digest_whose_job_is_taken_away_ends_with_it(
         else:
             await app.jobs.cancel(job.id, reason="no need")
         await world.advance("2m")
-        found = [one for one in await app.reminders.list() if one.subject != "game:0"]
+        found = [one for one in await app.reminders.list(limit=1000) if one.subject != "game:0"]
 
     how = "failed: its job is gone" if lost else "was cancelled: no need"
     ann = [one for one in found if one.recipient == "ann"]
@@ -467,7 +467,7 @@ async def test_of_workers_that_end_a_digest_at_once_one_escalates(
         await asyncio.gather(*(end(one) for one in others * 3))
         for one in others:
             await one.close()
-        bob = await app.reminders.list(status="armed")
+        bob = await app.reminders.list(status="armed", limit=1000)
         left = await app.jobs.list(task="duetime.digest", state="pending")
         escalated = [
             event.action
@@ -490,7 +490,7 @@ async def test_a_limit_that_is_taken_back_lets_all_out(app: Duetime, mail: Mailb
         await world.advance("1h30m")
         await app.recipients.put("ann")
         await world.advance("1m")
-        found = await app.reminders.list(status="sent")
+        found = await app.reminders.list(status="sent", limit=1000)
 
     assert len(found) == 4
     assert mail.hours[1] == pytest.approx(1.5, abs=0.01)
@@ -503,7 +503,7 @@ async def test_muting_all_ends_what_waits_in_a_digest(app: Duetime, mail: Mailbo
         await world.advance("1h30m")
         await app.recipients.mute("ann", "all")
         await world.advance("3h")
-        found = await app.reminders.list(status="skipped")
+        found = await app.reminders.list(status="skipped", limit=1000)
 
     assert {str(one.reason) for one in found} == {"ann has muted everything"}
     assert len(found) == 3
@@ -560,7 +560,7 @@ async def test_a_handler_of_digests_gets_what_waited(app: Duetime) -> None:
         await app.recipients.put("ann", max_per_hour=2, quiet="13:10-16:00")
         await put_games(app, 5)
         await world.advance("9h")
-        found = await app.reminders.list()
+        found = await app.reminders.list(limit=1000)
 
     [digest] = handler.digests
     assert len(handler.seen) == 2
@@ -582,7 +582,7 @@ async def test_a_handler_of_digests_can_retry_and_skip(app: Duetime) -> None:
         await app.recipients.put("ann", max_per_hour=2)
         await put_games(app, 5)
         await world.advance("9h")
-        found = await app.reminders.list(status="skipped")
+        found = await app.reminders.list(status="skipped", limit=1000)
 
     assert len({digest.key for digest in handler.digests}) == 1
     assert {str(one.reason) for one in found} == {"holiday"}
@@ -601,7 +601,7 @@ async def test_what_a_handler_of_digests_skips_escalates(app: Duetime) -> None:
         await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 3, LADDER, recipients=["ann", "bob"])
         await world.advance("2h5m")
-        skipped = await app.reminders.list(status="skipped")
+        skipped = await app.reminders.list(status="skipped", limit=1000)
 
     assert {(one.recipient, str(one.reason)) for one in skipped} == {("ann", "holiday")}
     told = [(one.recipient, one.subject) for one in handler.seen]
@@ -632,7 +632,7 @@ async def test_what_a_handler_skips_takes_no_place(app: Duetime) -> None:
         await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 2)
         await world.advance("1h30m")
-        found = await app.reminders.list(status="sent")
+        found = await app.reminders.list(status="sent", limit=1000)
 
     assert [one.subject for one in found] == ["game:1"]
 
@@ -735,7 +735,7 @@ async def test_a_reminder_of_a_stale_subject_is_not_sent(
         mark_stale(backend, "game:0", START, START + 9 * HOUR)
         await world.advance("1500ms")
         waiting = list(mail.messages)
-        [reminder] = await app.reminders.list(status="armed")
+        [reminder] = await app.reminders.list(status="armed", limit=1000)
         await world.advance("10h")
 
     assert waiting == []

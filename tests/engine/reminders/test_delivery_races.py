@@ -91,7 +91,7 @@ def soon(milliseconds: int = 500) -> datetime:
 
 
 async def sent(app: Duetime, count: int) -> bool:
-    return len(await app.reminders.list(status="sent")) >= count
+    return len(await app.reminders.list(status="sent", limit=1000)) >= count
 
 
 async def idle(app: Duetime) -> bool:
@@ -205,7 +205,7 @@ async def test_a_failed_send_escalates_once_whoever_settles_it(
             )
 
         async def failed() -> bool:
-            return len(await app.reminders.list(status="failed")) == 10 * len(people)
+            return len(await app.reminders.list(status="failed", limit=1000)) == 10 * len(people)
 
         await until(failed)
 
@@ -269,12 +269,12 @@ async def test_receipts_at_the_moment_of_the_record_are_neither_lost_nor_doubled
             await app.subjects.put(str(n), due=soon(), remind=[rule], recipients=["ann"])
 
         async def done() -> bool:
-            found = await app.reminders.list(status="sent")
+            found = await app.reminders.list(status="sent", limit=1000)
             return len(found) == many and len(second.sent) == many // 2
 
         await until(done)
         changed = await asyncio.gather(*tellings)
-        found = await app.reminders.list()
+        found = await app.reminders.list(limit=1000)
         deliveries = {r.subject: await app.reminders.deliveries(r) for r in found}
 
     assert changed == [1] * many
@@ -341,7 +341,7 @@ async def test_a_snooze_and_a_change_at_the_same_moment(backend: Backend, app: D
         await app.subjects.put_many([app.subjects.define(ref, **options) for ref in refs])
         await until(lambda: sent(app, many))
         first = len(ledger.sent)
-        reminders = await app.reminders.list()
+        reminders = await app.reminders.list(limit=1000)
         changes = [
             change
             for one in reminders
@@ -355,7 +355,7 @@ async def test_a_snooze_and_a_change_at_the_same_moment(backend: Backend, app: D
         await until(lambda: idle(app))
     refused = [answer for answer in answers if isinstance(answer, BaseException)]
     print(f"\n{backend.name}: {len(refused)} of {many} snoozes came too late")
-    statuses = Counter(one.status.value for one in await app.reminders.list())
+    statuses = Counter(one.status.value for one in await app.reminders.list(limit=1000))
 
     assert {type(answer) for answer in refused} <= {InvalidInput}
     assert first == len(ledger.sent) == many

@@ -105,7 +105,7 @@ async def until_held(backend: Backend) -> None:
 
 async def until_all_sent(backend: Backend, app: Duetime) -> None:
     async def sent() -> bool:
-        return not await app.reminders.list(status="armed")
+        return not await app.reminders.list(status="armed", limit=1000)
 
     await until_or_tell(backend, sent)
 
@@ -305,7 +305,7 @@ async def test_withdrawals_race_with_the_digest(backend: Backend, app: Duetime) 
         )
         await until_all_sent(backend, app)
     # The workers have stopped: what was handed over is recorded.
-    found = await app.reminders.list()
+    found = await app.reminders.list(limit=1000)
     went = {one["subject"] for message in mail.digests for one in message.data["reminders"]}
     went |= {message.subject for message in mail.singles}
 
@@ -348,7 +348,7 @@ async def test_changes_of_a_clock_race_with_puts_and_rules(backend: Backend, app
 
         await until(marked)
     zone = (await app.recipients.get("ann")).tz
-    armed = [one for one in await app.reminders.list(status="armed") if one.rule.wall]
+    armed = [one for one in await app.reminders.list(status="armed", limit=1000) if one.rule.wall]
     offset = {"Asia/Tokyo": 9, "America/New_York": -4, "Europe/Berlin": 2, "UTC": 0}[zone or "UTC"]
 
     assert len(armed) == 40
@@ -378,7 +378,7 @@ async def test_a_put_that_is_not_committed_when_the_clock_changes(
     async with fleet(backend, mail, workers=1):
 
         async def right() -> bool:
-            found = await app.reminders.list(status="armed")
+            found = await app.reminders.list(status="armed", limit=1000)
             return [one.time.hour for one in found] == [13, 13]
 
         await until(right)

@@ -564,7 +564,7 @@ async def test_puts_of_a_new_subject_at_once_add_it_once(backend: Backend, app: 
         answers.append(sorted(await asyncio.gather(*puts)))
         events = await app.audit.list(entity=f"subject:{ref}")
         added.append(len([event for event in events if event.before is None]))
-    reminders = await app.reminders.list(status="armed")
+    reminders = await app.reminders.list(status="armed", limit=1000)
 
     assert len(reminders) == 25
     assert answers == [["added"] + ["same"] * (CLIENTS - 1)] * 25
@@ -772,7 +772,7 @@ async def test_a_change_broken_off_anywhere_leaves_nothing(backend: Backend, app
     await app.scopes.put("guild", remind=["-1h"])
     await app.subjects.put("game", scope="guild", due=due, recipients=["ann"])
     moved: dict[str, Any] = {"scope": "guild", "due": due + HOUR, "recipients": ["ann", "bob"]}
-    [armed] = await app.reminders.list()
+    [armed] = await app.reminders.list(limit=1000)
     note = {"channel": "c", "key": "k", "status": "sent", "attempts": 1, "external_id": None}
     changes: dict[str, Callable[[], Statements]] = {
         "add": lambda: verbs.put([app.subjects.define("new", **moved)], actor="x"),
@@ -832,7 +832,7 @@ async def test_a_handler_that_dies_after_sending_tries_again_with_its_key(
         await app.subjects.put("game", due=soon(), remind=["0s"])
         await until_true(lambda: len(keys) == 2)
         await until(lambda: settled(backend))
-    [reminder] = await app.reminders.list()
+    [reminder] = await app.reminders.list(limit=1000)
 
     assert keys == [reminder.key] * 2
     assert (reminder.status.value, reminder.external_id) == ("sent", "ext")
@@ -863,7 +863,7 @@ async def test_a_record_whose_session_is_killed_is_tried_again(
         await until_true(lambda: "send_not_recorded" in events_of(caplog))
         query(backend, "drop trigger killer on duetime.audit")
         await until(lambda: settled(backend))
-    [reminder] = await app.reminders.list()
+    [reminder] = await app.reminders.list(limit=1000)
 
     assert keys == [reminder.key]
     assert reminder.status.value == "sent"
@@ -1124,7 +1124,7 @@ async def test_measure_rearming_and_punctuality(backend: Backend, app: Duetime) 
             puts.append((time.monotonic() - began) * 1000)
 
             async def over() -> bool:
-                return not await app.reminders.list(status="armed")
+                return not await app.reminders.list(status="armed", limit=1000)
 
             await until(over)
     far = datetime.now(UTC) + 1000 * HOUR
