@@ -90,7 +90,7 @@ _inherited: list[object] = []
 
 
 def keep_inherited(thing: object) -> None:
-    """Never let go of what belongs to the parent process."""
+    """Never release what belongs to the parent process."""
     _inherited.append(thing)
 
 

@@ -155,7 +155,7 @@ class Sending:
     ) -> int:
         """Record what a provider tells later: `delivered`, `bounced`, `failed`, `acknowledged`.
 
-        Returns how many deliveries it told more of: 0 if that was known, or is late. After
+        Returns how many deliveries changed: 0 if the receipt is a repeat, or is late. After
         `bounced` or `failed` the next channel is tried. `key`: the message's, if the provider
         echoes it. By it a message is found whose send is not recorded: the provider was faster, or
         its answer was lost. Then that channel is not asked again. Raises `DeliveryNotFound`.

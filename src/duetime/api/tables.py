@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from duetime.app import Duetime
 
 Progress = Callable[[int, int], None]
-"""Is told how many rows are done, of how many."""
+"""Called with how many rows are done, and how many there are."""
 
 _MOST_ROWS = 1000
 _TRIES = 60

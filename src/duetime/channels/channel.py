@@ -34,7 +34,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """The receiver accepted it, under an id of its own if it told one."""
+    """The receiver accepted the message, and may have given it an id of its own."""
 
     external_id: str | None = None
 

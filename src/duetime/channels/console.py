@@ -72,7 +72,7 @@ class Log:
         return Sent(message.key)
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
 
 def line_of(message: Message) -> str:

@@ -1,4 +1,4 @@
-"""How answers look: JSON for machines; aligned columns and relative times for people."""
+"""Output of commands: JSON for programs; aligned columns and relative times for people."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _MAX_TRACEBACK = 20_000
 _MAX_CAUSES = 5
 FAILED = (AttemptOutcome.RETRIED, AttemptOutcome.DEAD)
 COMPLETED = AttemptOutcome.COMPLETED
-"""For the hot path: before Python 3.12 a look into an enumeration costs 0.1 µs."""
+"""For the hot path: before Python 3.12 a lookup in an enumeration costs 0.1 µs."""
 
 
 class TimedOut(Exception):

@@ -54,7 +54,7 @@ def _is_transaction(block: ast.With | ast.AsyncWith, context_name: str) -> bool:
 
 
 def _returns(body: list[ast.stmt]) -> Iterator[int]:
-    """The lines on which a value is returned; functions defined inside are not looked into."""
+    """The lines on which a value is returned; functions defined inside are ignored."""
     nodes: list[ast.AST] = list(body)
     while nodes:
         node = nodes.pop(0)

@@ -1,4 +1,4 @@
-"""Where a worker looks: its lanes, in turn, and from which time on."""
+"""The lanes that a worker claims from, in turn, and from which time on."""
 
 from __future__ import annotations
 

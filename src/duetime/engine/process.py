@@ -38,7 +38,7 @@ DAMAGED = 74
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 PARENT_SECONDS = 0.5
-"""How often a child looks whether its parent lives."""
+"""How often a child checks whether its parent is alive."""
 _BEYOND_GRACE_SECONDS = 10.0
 """What a stop may take beyond the grace time."""
 _THREAD_SECONDS = 0.5
@@ -201,13 +201,13 @@ class WorkerProcess:
 class Signals:
     """Counts SIGTERM and SIGINT on a thread of its own, which acts even if the loop is blocked.
 
-    `told(count)` is called on the loop for the first two. The third ends the process; so does a
-    stop that takes longer than the grace time and a bit.
+    `on_signal(count)` is called on the loop for the first two. The third ends the process; so
+    does a stop that takes much longer than the grace period.
     """
 
-    def __init__(self, grace: float, told: Callable[[int], None]) -> None:
+    def __init__(self, grace: float, on_signal: Callable[[int], None]) -> None:
         self._grace = grace
-        self._told = told
+        self._on_signal = on_signal
         self._count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._former: dict[int, Any] = {}
@@ -238,7 +238,7 @@ class Signals:
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         self._loop = loop
         if self._count:
-            loop.call_soon(self._told, self._count)
+            loop.call_soon(self._on_signal, self._count)
 
     def detach(self) -> None:
         loop, self._loop = self._loop, None
@@ -273,7 +273,7 @@ class Signals:
     def _tell(self) -> None:
         try:
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._told, self._count)
+                self._loop.call_soon_threadsafe(self._on_signal, self._count)
         except RuntimeError:
             # The loop has just been closed: it is all over.
             pass

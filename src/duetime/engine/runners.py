@@ -42,7 +42,7 @@ _HOLD_SECONDS = 0.1
 """About how much work a worker may hold back from others."""
 _YIELD_SECONDS = 0.001
 _WATCH_SECONDS = 0.0012
-"""From so long before a job is due, each turn of the event loop looks whether it is."""
+"""From so long before a job is due, each turn of the event loop checks whether it is."""
 _WATCH_EVERY_SECONDS = 0.02
 """Not more often: it keeps the CPU busy."""
 _STUCK_SECONDS = 5.0
@@ -71,7 +71,7 @@ class Running(msgspec.Struct, eq=False):
     in_thread: bool = False
     thread_id: int | None = None
     timer: asyncio.TimerHandle | None = None
-    """Its time-out; once that has passed, the next look whether it still runs."""
+    """Its timeout; once that has passed, the next check whether it still runs."""
     timed_out: bool = False
     recorded: bool = False
     """It ran out of time and went on: its attempt has ended as timed out without it."""
@@ -93,7 +93,7 @@ class Running(msgspec.Struct, eq=False):
         return "" if self.runner is None else stack_of_task(self.runner)
 
     def stop(self, reason: str) -> None:
-        """Ask the handler to stop: an async one is cancelled, one in a thread is told."""
+        """Stop the handler: an async one is cancelled, one in a thread sees `ctx.cancelled`."""
         if self.reason is None:
             self.reason = reason
             self.interrupt(reason)
@@ -313,7 +313,7 @@ class Runners:
         """Run one job after another, for as long as nothing of a handler is left on our task.
 
         To a handler this is a task of its own: nobody can reach the next one by it. To make one
-        for every job would cost a fifth of the throughput; to look costs a hundredth.
+        for every job would cost a fifth of the throughput; to check costs a hundredth.
         """
         me = asyncio.current_task()
         assert me is not None
@@ -432,7 +432,7 @@ class Runners:
         if context is not None and context.completed:
             end.completed_before = True
         if running.reason == CANCELLED and end.again_after is not None:
-            # It failed after it was told to stop: it does not run again.
+            # It failed after it was requested to stop: it does not run again.
             end.outcome = AttemptOutcome.CANCELLED
             end.again_after = None
         if self._hooks.error and end.outcome in FAILED:

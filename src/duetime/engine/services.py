@@ -27,7 +27,7 @@ PRUNE_BATCH = 1000
 AGAIN_SECONDS = 0.1
 """When the pruner continues after a full batch."""
 GO_ON_SECONDS = 1.0
-"""When it continues if there are more old rows to look at: it may have to keep all of them."""
+"""When it continues if there are more old rows to check: it may have to keep all of them."""
 _FIRST_SECONDS = 10.0
 """Within so long the pruner begins."""
 _CANCEL_AGAIN_SECONDS = 2.0
@@ -156,7 +156,7 @@ async def _stopped(stopping: asyncio.Event, seconds: float) -> bool:
 
 
 async def end_all(services: Sequence[asyncio.Task[None]], seconds: float) -> None:
-    """Wait until services that were told to stop have ended; what takes longer is cancelled.
+    """Wait until services that were stopped have finished; what takes longer is cancelled.
 
     Until all have ended: before Python 3.12 `wait_for`, which drivers use, may swallow a cancel
     that comes at the moment of its answer. Not too often: a second cancel would hit the driver

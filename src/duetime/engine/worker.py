@@ -39,7 +39,7 @@ log = logging.getLogger("duetime.worker")
 _ROUND_SECONDS = 5.0
 """How long, within the grace, a stop waits for the rounds of services that are under way."""
 _LAST_SECONDS = 0.25
-"""How long a stop waits for what was told to end now."""
+"""How long a stop waits for handlers that were requested to stop."""
 
 
 class Worker:

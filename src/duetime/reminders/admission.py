@@ -53,7 +53,7 @@ class Admissions:
             answers: Sequence[Send | Outcome | None] = await perform(
                 self._app, lambda s: s.admit(asks)
             )
-        except Exception:  # noqa: BLE001 -- whose it is, is told it when asked for alone.
+        except Exception:  # noqa: BLE001 -- the one that caused it gets it when it is tried alone.
             return [None] * len(asks)
         return answers
 

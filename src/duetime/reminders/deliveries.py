@@ -83,7 +83,7 @@ async def receipt(
         external_id = _external_id(external_id)
     elif key is None:
         raise InvalidInput("A receipt must identify its message: give the provider's id, or key=.")
-    told = read_receipt(status)
+    reported = read_receipt(status)
     actor = check_name(by, what="actor (by=)")
     why = None if reason is None else clean_error(reason)
     if channel is not None:
@@ -95,7 +95,7 @@ async def receipt(
             if external_id is not None:
                 return (
                     yield from statements.receipt(
-                        external_id, told, reason=why, channel=channel, actor=actor
+                        external_id, reported, reason=why, channel=channel, actor=actor
                     )
                 )
         except DeliveryNotFound:
@@ -103,7 +103,7 @@ async def receipt(
                 raise
         return (
             yield from statements.receipt_by_key(
-                str(key), told, external_id=external_id, reason=why, channel=channel,
+                str(key), reported, external_id=external_id, reason=why, channel=channel,
                 only_channel=_only_channel(app, str(key)), actor=actor,
             )
         )  # fmt: skip

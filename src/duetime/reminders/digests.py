@@ -40,7 +40,7 @@ async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context
     handled = sender.digest_handler is not None
     routes = routes_of(begun.to, None if handled else list(sender.channels))
     if isinstance(routes, Reason):
-        # Each of them says why, when it is looked at by itself.
+        # Each of them gets its own reason when it is checked by itself.
         await app._perform(lambda dialect: DigestStatements(dialect).drop_digest(digest_id))
         return Skip(routes)
     attempt = SendAttempt(app, await _outgoing(app, sender, begun), ctx)

@@ -31,7 +31,7 @@ log = logging.getLogger("duetime.rearm")
 _BATCH = 500
 """How many subjects are locked at once: others wait for them."""
 _AGAIN = "100ms"
-"""When to look again for subjects that someone else has locked."""
+"""When to try again subjects that another transaction has locked."""
 _RETRY = Exponential("1s", max="1m", max_attempts=1000)
 
 

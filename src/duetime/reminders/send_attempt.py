@@ -161,7 +161,7 @@ class SendAttempt:
         return answer
 
     def sent_by_handler(self, result: Any) -> SendAttempt:
-        """As it is if the handler has sent it, which may have told the receiver's id."""
+        """As it is if the handler has sent it, which may have returned the receiver's id."""
         attempt = SendAttempt(self._app, self._outgoing, self._ctx)
         attempt.note_sent(HANDLER, result if isinstance(result, Sent) else Sent())
         return attempt

@@ -42,9 +42,9 @@ log = logging.getLogger("duetime.planner")
 
 _REPAIR_SECONDS = 1.0
 _UNSETTLED_EVERY = 5
-"""Every so many repairs, look for runs that ended and were not recorded."""
+"""How many repairs pass between two searches for runs that finished and were not recorded."""
 _FALLBACK_SECONDS = 5.0
-"""How often schedules that fell back to memory look for their table."""
+"""How often schedules that fell back to memory try their table again."""
 _MOST_KEPT = 10_000
 
 

@@ -65,7 +65,7 @@ def run_many(
 ) -> Generator[Statement, list[Row], list[Row]]:
     """Run a statement that takes a list, in parts; return the rows of all.
 
-    For each item of a list SQLite looks at the whole of it.
+    For each item of a list SQLite scans the whole of it.
     """
     rows: list[Row] = []
     for part in in_parts(documents, _PART):
@@ -164,7 +164,7 @@ class Sleeper(Protocol):
         """Whether every enqueue wakes us; a lost connection ends that."""
 
     async def fall_asleep(self, queues: Sequence[str]) -> bool:
-        """From now on every enqueue wakes us. False: one is in flight; look again soon."""
+        """From now on every enqueue wakes us. False: one is in flight; check again soon."""
 
     async def sleep(self, seconds: float) -> str:
         """Wait for a wake-up or the time; return the reason and forget it.
@@ -289,7 +289,7 @@ class Store(Protocol):
     ) -> int:
         """Put parked jobs of these tasks and queues, but those of `sparing`, back into `due`, and
         wake nobody: the caller
-        knows them and looks at once; another worker would only park them again."""
+        knows them and checks at once; another worker would only park them again."""
 
     def finish_in(self, ended: FinishedJob) -> Statements:
         """The statements of a fenced finish in the caller's transaction; returns a bool."""

@@ -186,7 +186,7 @@ class Events:
 
     def jobs_finished(self, worker: str, ended: Sequence[FinishedJob]) -> None:
         if not log.isEnabledFor(logging.INFO):
-            # Of most there is nothing to say. A look into the table costs 0.2 µs.
+            # For most there is nothing to log. A lookup in the table costs 0.2 µs.
             ended = [end for end in ended if end.outcome is not _COMPLETED]
         for end in ended:
             # The frames of an exception may lead back to this record, which the garbage collector
@@ -231,7 +231,7 @@ class Events:
         self._say(
             logging.ERROR,
             "job_stuck",
-            f"{_JOB} still runs after %(running_s)s s, although it was told to stop: %(reason)s. "
+            f"{_JOB} still runs after %(running_s)s s, although it was stopped: %(reason)s. "
             "It is here:\n%(traceback)s",
             job_id=job.id,
             task=job.task,

@@ -1,4 +1,4 @@
-"""How log lines look: one JSON object each for machines, or short and aligned for people."""
+"""Format of log lines: one JSON object each for programs, or short and aligned for people."""
 
 from __future__ import annotations
 
@@ -119,9 +119,11 @@ class ConsoleFormatter(logging.Formatter):
             fields.pop("worker_id", None)
         moment = _moment(record).astimezone().strftime("%H:%M:%S.%f")[:-3]
         level = self._paint(_COLOURS.get(record.levelno, ""), f"{record.levelname:<7}")
-        told = " ".join(f"{self._paint(_DIM, name + '=')}{_brief(v)}" for name, v in fields.items())
-        if told:
-            event = self._paint(_BOLD, event) + " " * (_EVENT_WIDTH - len(event)) + " " + told
+        shown = " ".join(
+            f"{self._paint(_DIM, name + '=')}{_brief(v)}" for name, v in fields.items()
+        )
+        if shown:
+            event = self._paint(_BOLD, event) + " " * (_EVENT_WIDTH - len(event)) + " " + shown
         lines = [f"{self._paint(_DIM, moment)} {level} {event}"]
         if isinstance(trace, str):
             lines.append(_indent(trace))

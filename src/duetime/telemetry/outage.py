@@ -30,7 +30,7 @@ class LogThrottle:
 
 class Outage:
     """One worker's view of its database. All that it does for itself fails at once: that is one
-    outage, and is told once."""
+    outage, and is logged once."""
 
     def __init__(self, worker: str | None) -> None:
         self._worker = worker

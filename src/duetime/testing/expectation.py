@@ -1,4 +1,4 @@
-"""What a test expects to be enqueued, and how that is told when it is not."""
+"""What a test expects to be enqueued, and the message when it is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker without a loop of its own: it claims and runs one job when it is told to."""
+"""A worker without a loop of its own: it claims and runs one job on request."""
 
 from __future__ import annotations
 

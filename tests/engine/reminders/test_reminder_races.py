@@ -995,7 +995,7 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
     "unsettled": ("reminder_unsettled", {}),
     "settle": ("reminder_settle", SOME),
     "by key": ("receipt_keyed", {"key": "dtr_x"}),
-    "settle by a receipt": ("reminder_told", {"id": 7, "reason": "x"}),
+    "settle by a receipt": ("reminder_report", {"id": 7, "reason": "x"}),
     "lock, by ref": ("subject_lock", {"ids": [], "refs": ["subject:7", "subject:9"]}),
     "lock, by id": ("subject_lock", {"ids": SOME, "refs": []}),
     "below": ("subjects_below", {"ref": "channel:7", "after": 0}),

@@ -1,4 +1,4 @@
-"""`duetime import`: take over schedules from cron, Celery or APScheduler, after a look."""
+"""`duetime import`: import schedules from cron, Celery or APScheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an import's plan looks, for people and for machines."""
+"""The plan of an import, printed for people or as JSON."""
 
 from __future__ import annotations
 

@@ -45,13 +45,13 @@ def show_job(job: JobInfo, now: datetime) -> None:
             ("finished", exact(job.finished_at, now) if job.state.ended else None),
         ]
     )
-    told: str | None = None
+    shown: str | None = None
     for attempt in job.history:
-        _show_attempt(attempt, now, told=told)
-        told = attempt.traceback
+        _show_attempt(attempt, now, shown=shown)
+        shown = attempt.traceback
 
 
-def _show_attempt(attempt: AttemptInfo, now: datetime, *, told: str | None) -> None:
+def _show_attempt(attempt: AttemptInfo, now: datetime, *, shown: str | None) -> None:
     waited = attempt.claimed_at is None
     echo(f"\n{'While it waited' if waited else f'Attempt {attempt.attempt}'}: {attempt.outcome}")
     took = None
@@ -68,7 +68,7 @@ def _show_attempt(attempt: AttemptInfo, now: datetime, *, told: str | None) -> N
             ("error", _error(attempt)),
         ]
     )
-    if attempt.traceback and attempt.traceback == told:
+    if attempt.traceback and attempt.traceback == shown:
         echo("    (the same traceback)")
     elif attempt.traceback:
         for line in attempt.traceback.rstrip().splitlines():

@@ -281,5 +281,5 @@ def _remarks(reminder: Reminder) -> str:
     if reminder.status is not ReminderStatus.SENT:
         return str(reminder.reason or "")
     known = f", there {reminder.provider_id}" if reminder.provider_id else ""
-    told = f": {reminder.delivery}" if reminder.delivery not in (None, "sent") else ""
-    return f"by {reminder.channel}{known}{told}" if reminder.channel else ""
+    status = f": {reminder.delivery}" if reminder.delivery not in (None, "sent") else ""
+    return f"by {reminder.channel}{known}{status}" if reminder.channel else ""

@@ -92,9 +92,11 @@ def import_command(
 
 
 def _show(done: Imported, dry_run: bool) -> None:
-    told = ", ".join(f"{done.count(result):,} {result}" for result in ("added", "changed", "same"))
+    counts = ", ".join(
+        f"{done.count(result):,} {result}" for result in ("added", "changed", "same")
+    )
     said = "would be" if dry_run else "imported"
-    echo(f"{plural(len(done.results), 'event')} {said}: {told}.")
+    echo(f"{plural(len(done.results), 'event')} {said}: {counts}.")
     for problem in done.problems[:_MOST_SHOWN]:
         echo(f"Not imported: {one_line(problem.uid)}: {one_line(problem.reason)}", err=True)
     if (more := len(done.problems) - _MOST_SHOWN) > 0:

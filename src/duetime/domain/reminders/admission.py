@@ -166,7 +166,7 @@ def digest_time(
 
 
 def gather(at: datetime, reminder: Reminder, now: datetime) -> datetime:
-    """When a digest first looks: a little later than at once, for what else is due now."""
+    """When a digest is first checked: a little later than at once, for what else is due now."""
     expires_at = expiry(reminder)
     pause = _GATHER
     if expires_at is not None:

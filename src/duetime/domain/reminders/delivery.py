@@ -1,4 +1,4 @@
-"""A delivery's values: what one channel did with one reminder, and what was told of it later."""
+"""A delivery: what one channel did with one reminder, and what receipts reported later."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DeliveryStatus(StrEnum):
 
     @property
     def accepted(self) -> bool:
-        """Whether the channel took the message, and nobody told since that it did not arrive."""
+        """Whether the channel accepted the message, and no receipt reported a failure since."""
         return self in _ACCEPTED
 
     @property
@@ -101,7 +101,7 @@ def clean_error(error: object) -> str:
 def clean_external_id(value: object) -> str | None:
     """Return a receiver's id as text that every database can store, and index; None if it is empty.
 
-    What is cut off is still told apart, by a hash of the whole.
+    Ids that differ only in what is cut off stay different, by a hash of the whole.
 
     >>> clean_external_id(17), clean_external_id(""), clean_external_id("CA\\x0017")
     ('17', None, 'CA\\\\017')
@@ -176,7 +176,7 @@ def _clause(error: str | None) -> str | None:
 
 
 def explain_receipt(channel: str, status: DeliveryStatus) -> Reason:
-    """What a provider told later, as the reason to try another channel."""
+    """What a receipt reported, as the reason to try another channel."""
     how = DeliveryStatus.BOUNCED if status is DeliveryStatus.BOUNCED else DeliveryStatus.FAILED
     return Reason.of("not_delivered", channel=channel, status=how.value)
 

@@ -46,7 +46,7 @@ def explain_reminder(
     subject: Subject | None = None,
 ) -> Explanation:
     """Say what became of it, and what its channels did: its sentence is followed by those of its
-    steps. `subject`: whose problem and recurrence are told, too.
+    steps. `subject`: whose problem and recurrence are mentioned, too.
     """
     mine = [one for one in deliveries if one.round == reminder.snoozes]
     sent = next((one.sent_at for one in mine if one.status.accepted), reminder.ended_at)
@@ -72,8 +72,8 @@ def explain_reminder(
         code = "due" if is_due else "not_due"
     steps = [*_steps(reminder, mine, now, code), *_steps_of_subject(reminder, subject)]
     explanation = make_explanation(REMINDER_SENTENCES, code, facts, steps=steps)
-    told = explanation.steps[1:] if _tells_reason(code) and reminder.reason else explanation.steps
-    sentence = " ".join([explanation.sentence, *(_as_sentence(step.sentence) for step in told)])
+    shown = explanation.steps[1:] if _tells_reason(code) and reminder.reason else explanation.steps
+    sentence = " ".join([explanation.sentence, *(_as_sentence(step.sentence) for step in shown)])
     return Explanation(code, sentence, explanation.facts, explanation.steps)
 
 
@@ -105,7 +105,7 @@ def _steps(
 def _steps_after(
     reminder: Reminder, deliveries: Sequence[Delivery], failures: Sequence[Reason]
 ) -> Iterator[Reason | Explanation]:
-    """What failed before it was sent, and what was told since."""
+    """What failed before it was sent, and what receipts reported since."""
     if failures and any(one.status.accepted for one in deliveries):
         before = {"channels": list(failures)}
         yield make_explanation(REMINDER_SENTENCES, "failed_before", before)

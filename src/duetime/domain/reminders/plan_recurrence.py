@@ -1,4 +1,4 @@
-"""How far ahead a recurrence is armed: which occurrences now, and when to look again."""
+"""How far ahead a recurrence is armed: which occurrences now, and when to continue."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def plan(
     oldest_armed: datetime | None = None,
     behind_since: datetime | None = None,
 ) -> Plan:
-    """Choose the occurrences whose reminders are armed now, and when to look again.
+    """Choose the occurrences whose reminders are armed now, and when to continue.
 
     `planned`: since when, and until when, occurrences are planned already; None: never before.
     What became due since then, while no worker was there, is among them. `oldest_armed`: the due

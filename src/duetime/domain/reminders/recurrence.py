@@ -259,7 +259,7 @@ def _check_pace(made: Timetable) -> None:
     first = made.start or min(starts, default=EPOCH)
     ticks = (tick.at for tick in made.ticks(first - _MOMENT))
     hour = next(ticks, EPOCH) + timedelta(minutes=_PACE)
-    # More than one a minute; most are told by their second.
+    # More than one a minute; most are recognised by their second.
     if len(list(takewhile(hour.__gt__, islice(ticks, _PACE)))) == _PACE:
         raise InvalidInput(
             f"'{made.describe()}' repeats too often: a subject can be due at most once a minute. "

@@ -45,7 +45,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     `past`: what to do if its time is past when it is armed. `expires` bounds its start: so long
     after its time, `"at_due"`, or None for never. `zone`: whose wall time. `urgent` ignores quiet
-    hours. `escalate`: the recipients are told one after another, each so long after the one before,
+    hours. `escalate`: the recipients are reminded in turn, each so long after the one before,
     until somebody acknowledges.
     """
 

@@ -42,7 +42,7 @@ def parse_rule(value: RuleLike) -> Rule:
     - `urgent`: whether it ignores quiet hours.
     - `zone`: "subject" (default) or "recipient", whose wall time.
     - `channels`: their names, in the order in which they are tried; `template`: its name.
-    - `escalate`: a duration. The recipients are told in turn, until somebody acknowledges.
+    - `escalate`: a duration. The recipients are reminded in turn, until somebody acknowledges.
 
     Raises `InvalidInput`.
 

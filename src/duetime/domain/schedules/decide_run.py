@@ -20,7 +20,7 @@ from duetime.domain.schedules.schedule import (
 
 UNDECIDED_WAIT = timedelta(milliseconds=200)
 RETRY_WAIT = timedelta(seconds=5)
-"""A run that waits for another looks again after this time, if nothing tells it before."""
+"""A run that waits for another is checked again after this time, if nothing releases it before."""
 _NOTED_WITHIN = timedelta(seconds=1)
 """That a run has begun is in the ledger so soon."""
 _MISSED_AFTER = timedelta(seconds=1)
@@ -28,7 +28,7 @@ _MISSED_AFTER = timedelta(seconds=1)
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What a claimed run does: `run`, `skip` for good, or `wait` (look again at `at`)."""
+    """What a claimed run does: `run`, `skip` for good, or `wait` (check again at `at`)."""
 
     action: Literal["run", "skip", "wait"]
     status: TickStatus
@@ -170,8 +170,8 @@ def _in_the_way(
 def counts_for(schedule: Schedule, run: OpenRun, other: OpenRun, now: datetime) -> bool:
     """Whether `other` takes a place from `run`: it has begun, or comes before it and will.
 
-    Of two that are claimed at the same moment the earlier goes first, whoever looks first. The
-    look before a run (`schedule_gate`) goes by the same order.
+    Of two that are claimed at the same moment the earlier goes first, whoever checks first. The
+    check before a run (`schedule_gate`) goes by the same order.
     """
     if other.status is TickStatus.WAITING:
         return other.begun and other.tick < run.tick

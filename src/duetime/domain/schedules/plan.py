@@ -180,7 +180,7 @@ def next_run_at(opened: Sequence[OpenRun], plan: Plan, now: datetime) -> datetim
     if plan.more and plan.planned_until <= now:
         return plan.planned_until
     first = min((at for at in times if at > now), default=None)
-    # Everything that was looked at is excluded: look on from there when the time comes.
+    # Every tick that was checked is excluded: continue from there when the time comes.
     return plan.planned_until if first is None and plan.more else first
 
 
@@ -285,7 +285,7 @@ def _last(
 ) -> list[datetime]:
     """The last `most` of the times after `since`; `until` is not before any of them.
 
-    There may be a great many, and long spans without any. So they are looked for from the end, and
+    There may be a great many, and long spans without any. So they are searched from the end, and
     only so many in each part.
     """
     many: datetime | None = None

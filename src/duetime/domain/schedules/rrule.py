@@ -250,7 +250,7 @@ class Rule:
 class _Search:
     """What is left of the steps that a search for the next tick may take.
 
-    `day`: no day before it needs to be looked at again.
+    `day`: no day before it needs to be checked again.
     """
 
     def __init__(self, text: str, steps: int, *, refill: bool = True) -> None:
@@ -276,7 +276,7 @@ class _Search:
 class _Interval(int):
     """An interval that tells the search how often it is used.
 
-    dateutil looks for a match until the year 9999, for hours if need be, and cannot be told to
+    dateutil looks for a match until the year 9999, for hours if need be, and has no option to
     stop. But each round of its search adds the interval, or multiplies it.
     """
 

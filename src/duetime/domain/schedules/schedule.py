@@ -84,7 +84,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def plain(self) -> bool:
-        """Whether a tick on time needs no more than a look at the runs before it."""
+        """Whether a tick on time only needs a check of the runs before it."""
         return self.after is None and not self.shadow
 
 

@@ -39,7 +39,7 @@ MOST_SPECS = 50
 MOST_EXCLUSIONS = 1000
 _LONGEST_JSON = 500_000
 _MOST_MASKED = 20_000
-"""How many excluded ticks in a row are looked at: about a quarter of a second."""
+"""How many excluded ticks in a row are checked: about a quarter of a second."""
 _STEPS_TO_READ = 1_500_000
 _TOO_LONG = "The times take too long to compute. Give fewer or simpler specs and exclusions."
 _MOST_YEARS_MASKED = 100

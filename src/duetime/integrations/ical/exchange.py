@@ -78,7 +78,7 @@ async def import_ical(
     as it is, unless it is given here. `remind` takes the place of the events' alarms; `tz` is the
     zone of times that name none. `dry_run` only says what would change.
     """
-    # What is wrong with the call is told once, and before anything is put.
+    # A wrong argument is reported once, before anything is stored.
     if tz is not None:
         parse_zone(tz)
     if remind is not None:

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: how they are made, and how their errors are told."""
+"""Connections to PostgreSQL: how they are opened, and how their errors are translated."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def shares_sessions(dsn: str) -> bool:
 def translate_errors(*, rights: str = _RIGHTS) -> Iterator[None]:
     """Raise the driver's errors as ours; one that may pass as a `TransientError`.
 
-    `rights`: what a role needs for this, if it has to be told.
+    `rights`: which privileges this needs, to be added to the message.
     """
     try:
         yield

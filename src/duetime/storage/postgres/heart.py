@@ -29,7 +29,7 @@ class PostgresHeart:
                     self._connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 with self._connection.transaction():
                     # A beat that takes longer than this has failed: the next one is due.
-                    # As in the pool, no name is looked for where others may create some.
+                    # As in the pool, no name is resolved where others may create objects.
                     self._connection.execute(
                         "set local statement_timeout = '5s';"
                         " set local search_path = pg_catalog, pg_temp"

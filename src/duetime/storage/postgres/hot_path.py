@@ -31,7 +31,7 @@ from duetime.storage.store import (
 
 _LONGEST_SHORT_US = 2**31 - 1
 _LOOK = 5
-"""The pruner looks at so many times as many jobs as it removes at most."""
+"""The pruner checks at most this many times as many jobs as it removes."""
 _COMPLETED = AttemptOutcome.COMPLETED
 _OPEN_AT = ClaimedJob.__struct_fields__.index("limited")
 """`claim_limited` has one more column than a claim."""
@@ -123,7 +123,7 @@ class HotPath(Sessions):
         except StorageError as error:
             if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
                 raise
-            # Something was ended twice under its token: look at each.
+            # Something was finished twice under its token: check each.
             return await self._exchange(
                 worker_id, ended, closed, lanes, limited, want, look_ahead, lead, True
             )

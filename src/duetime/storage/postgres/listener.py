@@ -22,18 +22,18 @@ _CALL_SECONDS = 10.0
 
 
 class Listener:
-    """Calls `heard(channel, payload)` for each NOTIFY; `heard("", "")` after a reconnect,
+    """Calls `on_notify(channel, payload)` for each NOTIFY; `on_notify("", "")` after a reconnect,
     since what was sent meanwhile is lost.
 
-    Every role that may connect can send any payload: it says where to look, never what is true.
+    Every role that may connect can send any payload: it says what to check, never what is true.
     """
 
     def __init__(
-        self, dsn: str, channels: Sequence[str], heard: Callable[[str, str], None]
+        self, dsn: str, channels: Sequence[str], on_notify: Callable[[str, str], None]
     ) -> None:
         self._dsn = dsn
         self._channels = channels
-        self._heard = heard
+        self._on_notify = on_notify
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._busy = asyncio.Lock()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -114,7 +114,7 @@ class Listener:
             notify.extra.decode(errors="replace"),
         )
         try:
-            self._heard(channel, payload)
+            self._on_notify(channel, payload)
         except Exception as error:  # noqa: BLE001
             log_event(
                 log,
@@ -166,5 +166,5 @@ class Listener:
                 "The listening connection is back after %(attempt)s attempts.",
                 attempt=attempt + 1,
             )
-            self._heard("", "")
+            self._on_notify("", "")
             return

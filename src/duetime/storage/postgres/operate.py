@@ -1,4 +1,4 @@
-"""How people look at jobs, queues and workers, and change them."""
+"""Operations on jobs, queues and workers: list, inspect, change."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Operations(Sessions):
             state = await self._state(connection, job_id)
             if state is None or state.ended:
                 return state
-            # Between two looks it was claimed, or its attempt ended: it stands elsewhere now.
+            # Between two reads it was claimed, or its attempt finished: it is in another table now.
         raise StorageError(
             f"Job {job_id} changed state during each attempt to cancel it. Nothing was changed. "
             "Try again."
@@ -213,7 +213,7 @@ class Operations(Sessions):
         event = asyncio.Event()
         self._watched.setdefault(job_id, []).append(event)
         try:
-            # A finish may have begun before it could see us: look again soon, then less often.
+            # A finish may have begun before it could see us: check again soon, then less often.
             async with self._looks:
                 if seconds:
                     await self._rows("watch", job=job_id, wait=timedelta(seconds=seconds))

@@ -90,7 +90,7 @@ class Pool:
             await self.give_back(connection)
 
     async def take(self, seconds: float, *, hasty: bool = False) -> Connection:
-        """Return a connection that works, as far as can be told without asking the server.
+        """Return a connection that works, as far as can be known without a round trip.
 
         Waits up to `seconds` for one. If `hasty`, it does not wait while the server is away.
         """
@@ -157,7 +157,7 @@ class Pool:
 
 
 def _is_stale(connection: Connection) -> bool:
-    """Whether the server has closed it: a look at the socket, which costs microseconds."""
+    """Whether the server has closed it: a check of the socket, which costs microseconds."""
     try:
         for _ in range(_READS):
             socket = select.poll()

@@ -88,7 +88,7 @@ class Sessions:
         self._turns = asyncio.Semaphore(pool_size)
 
     async def open(self) -> None:
-        """Connect; a wrong password or host is told at once."""
+        """Connect; a wrong password or host fails at once."""
         with translate_errors():
             probe = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True)
             await probe.close()

@@ -12,7 +12,7 @@ class PostgresSleeper:
     """Holds the `asleep` locks while its worker sleeps (see `duetime.wake` in the schema).
 
     Every role that may connect can send a NOTIFY with any payload. So a notification only makes
-    the worker look; what it then does is read from the tables.
+    the worker check; what it then does is read from the tables.
     """
 
     def __init__(
@@ -30,7 +30,9 @@ class PostgresSleeper:
         self._fall_asleep = f"select {schema}.fall_asleep(%s)"
         self._wake_up = f"select {schema}.wake_up(%s)"
         self._worker_id = str(worker_id)
-        self._listener = Listener(dsn, [self._wake, self._cancel], self._heard) if notify else None
+        self._listener = (
+            Listener(dsn, [self._wake, self._cancel], self._on_notify) if notify else None
+        )
         self._poll = poll
         self._asleep_on: list[str] = []
         self._asleep = False
@@ -60,7 +62,7 @@ class PostgresSleeper:
         return self._asleep
 
     async def sleep(self, seconds: float) -> str:
-        # Without a listener nobody wakes us: look often.
+        # Without a listener nobody wakes us: check often.
         if self._listener is None or not self._listener.connected:
             seconds = min(seconds, self._poll)
         if not self._woken.is_set() and seconds > 0:
@@ -99,7 +101,7 @@ class PostgresSleeper:
         if self._listener is not None:
             await self._listener.close()
 
-    def _heard(self, channel: str, payload: str) -> None:
+    def _on_notify(self, channel: str, payload: str) -> None:
         if channel == self._cancel:
             if payload == self._worker_id:
                 self._cancel_announced = True

@@ -42,7 +42,7 @@ class PostgresTriggers:
         self._schema = schema
 
     def read(self, table: str) -> Generator[Statement, list[Row], TableInfo]:
-        # The user's table is looked for where the user's own statements look.
+        # The user's table is resolved by the user's own search path.
         yield "set local search_path to default", ()
         rows = yield self._sql["track_table"], (msgspec.json.encode({"table": table}).decode(),)
         if not rows:

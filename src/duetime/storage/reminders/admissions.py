@@ -23,7 +23,7 @@ from duetime.storage.reminders.recipients import RecipientStatements, read_recip
 from duetime.storage.store import Dialect, Row, Statement, Statements
 
 _AFTER_DIGEST = timedelta(seconds=10)
-"""What is in a digest looks so long after it, whether it was sent."""
+"""How long after a digest its reminders check whether it was sent."""
 _SOON = timedelta(seconds=1)
 GONE = Skip(Reason("just_ended"))
 

@@ -118,7 +118,7 @@ class DeliveryStatements(SendStatements):
         channel: str | None,
         actor: str,
     ) -> Statements:
-        """Record what a provider told later; return how many deliveries that told more of."""
+        """Record a receipt; return how many deliveries changed."""
         rows = yield from self._known(external_id, channel)
         subjects, found = yield from self._locked([row[1] for row in rows])
         reminders = {reminder.id: reminder for reminder in found}
@@ -131,7 +131,7 @@ class DeliveryStatements(SendStatements):
             changed += 1
             error = reason if status.gave_up else None
             yield from self._dialect.run(
-                "delivery_told", {"id": delivery.id, "status": status, "error": error}
+                "delivery_report", {"id": delivery.id, "status": status, "error": error}
             )
             reminder = reminders[delivery.reminder_id]
             after = {"channel": delivery.channel, "external_id": external_id, "status": status}
@@ -189,7 +189,7 @@ class DeliveryStatements(SendStatements):
         return None
 
     def settle(self, jobs: Sequence[int]) -> Statements:
-        """Record how the jobs of reminders ended that were not sent; the next recipient is told."""
+        """Record reminders whose jobs finished without a send, and escalate."""
         rows = yield from self._dialect.run("reminder_subject", {"ids": [], "jobs": list(jobs)})
         subjects = {}
         if rows:
@@ -251,7 +251,7 @@ class DeliveryStatements(SendStatements):
         if reminder.status is not ReminderStatus.ARMED:
             reason = how.because(reminder.reason, was=reminder.status.value)
         if not (
-            yield from self._dialect.run("reminder_told", {"id": reminder.id, "reason": reason})
+            yield from self._dialect.run("reminder_report", {"id": reminder.id, "reason": reason})
         ):
             return reminder
         yield from self._tell(
@@ -382,5 +382,5 @@ class DeliveryStatements(SendStatements):
 
 
 def not_reached(reminder: Reminder, why: Reason | None) -> Reason:
-    """Why the next recipient is told: the one before was not reached."""
+    """Why the next recipient is reminded: the one before was not reached."""
     return Reason.of("not_reached", recipient=reminder.recipient, why=why)

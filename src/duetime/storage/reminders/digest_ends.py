@@ -1,4 +1,4 @@
-"""How digests end that were not sent: what is in them ends too, and the next recipients are told.
+"""Digests that were not sent: what is in them fails too, and escalates to the next recipients.
 
 Statements without I/O.
 """

@@ -66,7 +66,7 @@ class DigestStatements(AdmissionStatements):
         )
 
     def drop_digest(self, digest_id: int) -> Statements:
-        """It is not sent: what was in it is looked at again, each by itself."""
+        """It is not sent: what was in it is checked again, each by itself."""
         yield from self._dialect.run("digest_delete", {"id": digest_id})
 
     def digest_sent(

@@ -11,7 +11,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class PruneStatements:
-    """Every method is one transaction, which looks at some rows and removes what may go."""
+    """Every method is one transaction, which checks some rows and deletes old ones."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -19,7 +19,7 @@ class PruneStatements:
     def prune(self, age: timedelta, after: int) -> Statements:
         """Remove what ended longer ago than `age`; return (how many, the id to go on after).
 
-        That is 0 when all were looked at. What stays is what keeps a subject from being reminded
+        That is 0 when all were checked. What stays is what keeps a subject from being reminded
         of twice: its place is taken.
         """
         given = {"age": age // _MICROSECOND, "after": after, "most": MOST_LOOKED_AT}

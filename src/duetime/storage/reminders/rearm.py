@@ -64,15 +64,15 @@ class RearmStatements(ReminderStatements):
         rows = yield from self._dialect.run("rearm_clear", [subject_id])
         found = yield from self._dialect.run("reminder_of", [subject_id])
         armed = [row[0] for row in found if row[6] == ReminderStatus.ARMED]
-        told = Reason.of("not_computable", text=reason)
+        problem = Reason.of("not_computable", text=reason)
         if armed:
             yield from self._dialect.run(
                 "reminder_withdraw",
-                {"ids": armed, "status": ReminderStatus.SUPERSEDED, "reason": told},
+                {"ids": armed, "status": ReminderStatus.SUPERSEDED, "reason": problem},
             )
         for row in rows:
             yield from self._dialect.run(
                 "audit_write",
                 [{"actor": "duetime", "action": "subject.not_armed", "entity": f"subject:{row[1]}",
-                  "before": None, "after": {"why": told}, "reason": None}],
+                  "before": None, "after": {"why": problem}, "reason": None}],
             )  # fmt: skip

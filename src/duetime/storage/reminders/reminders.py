@@ -42,7 +42,7 @@ _MOST_LEVELS = 99
 _MANY = 5000
 """How many subjects one statement re-arms in SQL."""
 _AGAIN = timedelta(milliseconds=100)
-"""When to look again at subjects whose recipients' clocks are being changed."""
+"""When to try again subjects whose recipients' time zones are being changed."""
 
 
 class ScopeInfo(msgspec.Struct, frozen=True):
@@ -512,7 +512,7 @@ class ReminderStatements:
             repeats=None if row[12] is None else Recurrence.from_json(row[12], row[4]),
             planned=None if row[13] is None
             else (self._dialect.moment(row[13]), self._dialect.moment(row[14])),
-            # Only what people look at has it.
+            # Only what is shown to people has it.
             problem=row[15] if len(row) > 15 else None,
         )  # fmt: skip
 
@@ -554,7 +554,7 @@ def _wanted(
 
 
 def _comes_later(subject: Subject, recipient: str, rule: Rule) -> bool:
-    """Whether a recipient is told only if the ones before do not acknowledge."""
+    """Whether a recipient is reminded only if the ones before do not acknowledge."""
     first = subject.recipients[:1] or ("",)
     return rule.escalate is not None and recipient not in first
 

@@ -1,4 +1,4 @@
-"""What people do to schedules: declare, change, operate, look.
+"""What people do to schedules: declare, change, operate, list.
 
 Statements without I/O, for every backend.
 """

@@ -304,8 +304,8 @@ class Planning:
         after: Any,
         reason: str | None = None,
     ) -> Statements:
-        told = event(actor, action, schedule, before, after, reason)
-        yield from self._dialect.run("audit_write", [told])
+        change = event(actor, action, schedule, before, after, reason)
+        yield from self._dialect.run("audit_write", [change])
 
 
 def event(

@@ -23,7 +23,7 @@ _PATIENCE = {"patience": timedelta(seconds=1) // MICROSECOND}
 _SCHEDULES = 1000
 """Of how many schedules runs are removed at once."""
 _LEFT_FOR = timedelta(seconds=1)
-"""How long a run waits for a worker that can read its schedule, before any worker looks again."""
+"""How long a run waits for a worker that can read its schedule, before any worker checks again."""
 
 
 class RunStatements(Planning):
@@ -173,13 +173,13 @@ class RunStatements(Planning):
         return paused
 
     def nudge(self, schedule_ids: Sequence[int]) -> Statements:
-        """Let runs look again that went back to wait for something that has ended."""
+        """Check again runs that wait for something that has finished."""
         yield from self._dialect.run("schedule_nudge", list(schedule_ids))
 
     def prune(self, age: timedelta, after: int, *, batch: int) -> Statements:
         """Remove runs that were due and ended longer ago than `age`, of some schedules.
 
-        Returns (how many, the schedule to go on after): 0 when all were looked at. If a batch is
+        Returns (how many, the schedule to go on after): 0 when all were checked. If a batch is
         full, there may be more of the same schedules.
         """
         rows = yield from self._dialect.run("schedule_page", {"after": after, "most": _SCHEDULES})

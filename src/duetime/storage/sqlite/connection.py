@@ -1,4 +1,4 @@
-"""Connections to an SQLite file: how they are made, and how their errors are told."""
+"""Connections to an SQLite file: how they are opened, and how their errors are translated."""
 
 from __future__ import annotations
 
@@ -131,10 +131,10 @@ def translate_errors(path: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise tell(error, path) from error
+        raise translate_error(error, path) from error
 
 
-def tell(error: sqlite3.Error, path: str) -> StorageError:
+def translate_error(error: sqlite3.Error, path: str) -> StorageError:
     """Return the driver's error as ours, with what to do about it."""
     name = getattr(error, "sqlite_errorname", "") or ""
     text = str(error)

@@ -27,7 +27,7 @@ class Asleep(Protocol):
         """May be called from any thread."""
 
     def sync_cancelled(self, jobs: Iterable[int]) -> None:
-        """As `notify_cancelled`, with all that the database knows: the new ones are told."""
+        """As `notify_cancelled`, with all cancelled jobs: only new ones are notified."""
 
 
 class Shared:
@@ -78,7 +78,7 @@ class Shared:
 
     @property
     def anyone(self) -> bool:
-        """Whether anyone has to be told of changes."""
+        """Whether anyone waits for changes."""
         return bool(self.sleepers or self._waiting)
 
     def watch(self, job_id: int, event: asyncio.Event) -> None:
@@ -98,8 +98,8 @@ class Shared:
         if not self._waiting:
             return
         with self._lock:
-            told = [entry for job_id in jobs for entry in self._waiting.get(job_id, ())]
-        for loop, event in told:
+            waiters = [entry for job_id in jobs for entry in self._waiting.get(job_id, ())]
+        for loop, event in waiters:
             call_soon(loop, event.set)
 
 

@@ -12,8 +12,8 @@ from duetime.storage.sqlite.shared import Shared, call_soon
 class SqliteSleeper:
     """Lives on its worker's event loop; the threads of stores wake it.
 
-    An enqueue commits, then looks who sleeps; a worker says that it sleeps, then looks once more
-    for jobs. Whichever comes first, one of them sees the other.
+    An enqueue commits, then checks who sleeps; a worker announces that it sleeps, then checks
+    once more for jobs. Whichever comes first, one of them sees the other.
     """
 
     def __init__(self, shared: Shared, worker_id: int) -> None:
@@ -27,7 +27,7 @@ class SqliteSleeper:
         self._woken = asyncio.Event()
         self._reason: str | None = None
         self._cancelled: list[int] = []
-        self._told: frozenset[int] = frozenset()
+        self._on_signal: frozenset[int] = frozenset()
         shared.add_sleeper(self)
 
     @property
@@ -74,13 +74,13 @@ class SqliteSleeper:
 
     def notify_cancelled(self, jobs: Iterable[int]) -> None:
         new = tuple(jobs)
-        self._told |= set(new)
+        self._on_signal |= set(new)
         call_soon(self._loop, self._on_cancelled, new)
 
     def sync_cancelled(self, jobs: Iterable[int]) -> None:
         """These are cancelled, as the database says: tell those that are new."""
         cancelled = frozenset(jobs)
-        new, self._told = cancelled - self._told, cancelled
+        new, self._on_signal = cancelled - self._on_signal, cancelled
         if new:
             self.notify_cancelled(sorted(new))
 

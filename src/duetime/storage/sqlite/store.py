@@ -103,7 +103,7 @@ class SqliteStore:
     # Life
 
     async def open(self) -> None:
-        """Open the file; one that is missing, damaged or read-only is told at once."""
+        """Open the file; one that is missing, corrupted or read-only fails at once."""
         with translate_errors(self.path):
             await asyncio.to_thread(self._thread.start)
 
@@ -162,7 +162,7 @@ class SqliteStore:
 
     async def sleeper(self, worker_id: int) -> SqliteSleeper:
         sleeper = SqliteSleeper(self._shared, worker_id)
-        # The thread may rest without end; from now on it has to look out.
+        # The thread may rest without end; from now on it has to poll.
         self._thread.look()
         return sleeper
 
@@ -388,7 +388,7 @@ class SqliteStore:
         event = asyncio.Event()
         self._shared.watch(job_id, event)
         try:
-            # Watch first, then look: an end between the two is seen by one of them.
+            # Watch first, then read: a finish between the two is seen by one of them.
             if (job := await self._ended_job(job_id)) is not None or not seconds:
                 return job
             with contextlib.suppress(TimeoutError):

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from duetime.errors import DatabaseCorrupted, DatabaseUnreachable, InvalidInput
-from duetime.storage.sqlite.connection import connect, persist, tell
+from duetime.storage.sqlite.connection import connect, persist, translate_error
 from duetime.storage.sqlite.shared import Shared, call_soon
 from duetime.storage.sqlite.transaction import Transaction
 from duetime.storage.sqlite.turn import Turn
@@ -68,7 +68,7 @@ class StoreThread:
         self._shared = shared
         self._turn = turn
         self._call_seconds = call_seconds
-        # Half of a call's time for the lock, so that its failure is told, not guessed.
+        # Half of a call's time for the lock, so that it fails with SQLite's own error.
         self._lock_seconds = call_seconds / 2
         self._poll_seconds = poll_seconds
         self._changed = changed
@@ -87,7 +87,7 @@ class StoreThread:
         try:
             persist(lambda: connection.execute("pragma journal_mode = wal"), self._lock_seconds)
             self._version = self._data_version(connection)
-            # A file that cannot be written is told now, not at the first job.
+            # A file that cannot be written fails now, not at the first job.
             with self._write_lock(connection):
                 pass
         except BaseException:
@@ -139,7 +139,7 @@ class StoreThread:
         return result  # type: ignore[no-any-return]
 
     def look(self) -> None:
-        """Another connection of this process has committed: look at once."""
+        """Another connection of this process has committed: check at once."""
         if self._thread is not None and self._shared.anyone:
             self._calls.put(_Call(None, None, _ignore))
 
@@ -194,9 +194,9 @@ class StoreThread:
         try:
             result = self._run(connection, call)
         except sqlite3.Error as error:
-            told = tell(error, self._path)
-            told.__cause__ = error
-            call.answer(None, told)
+            translated = translate_error(error, self._path)
+            translated.__cause__ = error
+            call.answer(None, translated)
         except OverflowError:
             call.answer(
                 None, InvalidInput("The number is too large: SQLite integers have 64 bits.")
@@ -257,14 +257,14 @@ class StoreThread:
             self._shared.notify_cancelled(worker_id, job_id)
 
     def _rest(self, connection: sqlite3.Connection) -> None:
-        """Nothing to do: look for changes; move the log into the file."""
+        """Nothing to do: check for changes; checkpoint the log."""
         self._poll(connection)
         if self._written and time.monotonic() - self._written > _IDLE_SECONDS:
             self._written = 0.0
             try:
                 connection.execute("pragma wal_checkpoint(passive)").fetchall()
             except sqlite3.Error as error:
-                if isinstance(tell(error, self._path), DatabaseCorrupted):
+                if isinstance(translate_error(error, self._path), DatabaseCorrupted):
                     return
                 if self._seldom.passes():
                     log_event(
@@ -287,11 +287,11 @@ class StoreThread:
             version = self._data_version(connection)
             if version != self._version:
                 self._changed(self._transaction(connection))
-                # Kept only now: a look that failed is repeated.
+                # Kept only now: a read that failed is repeated.
                 self._version = version
         except sqlite3.Error as error:
             # Of a damaged file the workers say so themselves.
-            damaged = isinstance(tell(error, self._path), DatabaseCorrupted)
+            damaged = isinstance(translate_error(error, self._path), DatabaseCorrupted)
             if not damaged and self._seldom.passes():
                 log_event(
                     log,

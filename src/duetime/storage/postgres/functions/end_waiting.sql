@@ -1,5 +1,5 @@
 -- End jobs that wait, in `due` or set aside: each gets an attempt that says so, its key is free, and
--- those who await its result are told. `reasons`: a code with its facts for each. `unstarted`: only
+-- those who wait for its result are notified. `reasons`: a code with its facts for each. `unstarted`: only
 -- those that never ran. Returns the jobs that waited.
 create or replace function duetime._end_waiting(
     ids bigint[], outcome text, errors text[] default null, code text default null,
@@ -30,9 +30,9 @@ begin
         returning job_id
     ), freed as (
         delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
-    ), told as materialized (
+    ), notified as materialized (
         select count(pg_notify('duetime.ended', e.job_id::text)) from ended as e
         where exists (select from duetime.waiter as w where w.job_id = e.job_id)
     )
-    select e.job_id from ended as e, told;
+    select e.job_id from ended as e, notified;
 end $$;

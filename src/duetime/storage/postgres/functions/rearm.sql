@@ -220,7 +220,7 @@ with recursive subject as materialized (
              when h.expires_at_due and t.time < h.due_at then h.due_at end as expires_at
     from holding as h
     cross join lateral (
-        -- Of a rule that escalates, the first is told; what was armed for others since stays.
+        -- Of a rule that escalates, the first is reminded; what was armed for others since stays.
         select e.recipient, h.escalate_us is not null and e.place > 1 as later
         from json_array_elements_text(h.recipients) with ordinality as e(recipient, place)
         union all

@@ -126,7 +126,7 @@ end $$;
 -- triggers and by the back-fill, with one entry per row that changed what is tracked, and the
 -- references of rows that are gone. A row must not fail for what it holds: what cannot be used of it
 -- (an unknown zone, a due time out of range, a scope or an id that is too long, too many recipients, too
--- much data) is told as the subject's `problem`; a scope that is not there is made, empty. A subject
+-- much data) is stored as the subject's `problem`; a scope that is not there is made, empty. A subject
 -- that the application or another track has put stays theirs.
 create or replace function duetime._track_rows(
     track text, refs text[], scopes text[], dues timestamptz[], local_dues timestamp[],
@@ -139,7 +139,7 @@ declare
     moment constant timestamptz := duetime.now();
     -- The role that writes: ours, while this function runs, is its owner's.
     actor constant text := 'trigger: ' || coalesce(nullif(current_setting('role'), 'none'), session_user);
-    told duetime.tracked;
+    tracked_row duetime.tracked;
     default_zone text;
     own_rules json;
     own_texts json;
@@ -158,15 +158,15 @@ begin
     end if;
     perform set_config('plan_cache_mode', case when cardinality(refs) < 100
         then 'force_generic_plan' else 'force_custom_plan' end, true);
-    select * into told from duetime.tracked as t where t.name = track;
+    select * into tracked_row from duetime.tracked as t where t.name = track;
     if not found then
         raise exception 'duetime: no tracked table is named %', track using errcode = '22023',
             hint = 'Drop its triggers, or run `duetime tables put` again.';
     end if;
-    default_zone := coalesce(told.definition ->> 'zone', 'UTC');
-    own_rules := case when json_typeof(told.definition -> 'rules') = 'array'
-                      then told.definition -> 'rules' end;
-    own_texts := case when own_rules is not null then told.definition -> 'remind' end;
+    default_zone := coalesce(tracked_row.definition ->> 'zone', 'UTC');
+    own_rules := case when json_typeof(tracked_row.definition -> 'rules') = 'array'
+                      then tracked_row.definition -> 'rules' end;
+    own_texts := case when own_rules is not null then tracked_row.definition -> 'remind' end;
     bad_zones := array(
         select z.zone from (select distinct unnest(zones) as zone) as z
         where z.zone is not null and not duetime._is_zone(z.zone));
@@ -241,7 +241,7 @@ begin
                     when not isfinite(n.local_due)
                         or n.local_due not between '1969-12-30' and '9000-01-03' then 'infinity'
                     when n.local_due is not null then duetime._to_instant(
-                        n.local_due, coalesce(told.definition ->> 'due_zone', z.tz))
+                        n.local_due, coalesce(tracked_row.definition ->> 'due_zone', z.tz))
                     end as raw, duetime._recipients(n.recipients) as recipients) as w
             cross join lateral (
                 select w.raw, case when w.raw between '1970-01-01Z' and '9000-01-01Z'
@@ -338,7 +338,7 @@ begin
     end loop;
     select min(s.ref) into foreign_ref from duetime.subject as s
     where s.ref = any (refs) and s.tracked is distinct from track;
-    if foreign_ref is not null and told.problem is null then
+    if foreign_ref is not null and tracked_row.problem is null then
         update duetime.tracked as t
         set problem = 'the subject ' || left(foreign_ref, 100) || ' was not put by this table, and is left alone'
         where t.name = track and t.problem is null;

@@ -340,11 +340,11 @@ with leaving as (
     returning job_id
 ), freed as (
     delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
-), told as materialized (
+), notified as materialized (
     select count(pg_notify('duetime.ended', e.job_id::text)) from ended as e
     where exists (select from duetime.waiter as w where w.job_id = e.job_id)
 )
-select g.job_id from gone as g, told where not g.cancelled;
+select g.job_id from gone as g, notified where not g.cancelled;
 
 -- name: drop_claims
 -- Those that all their jobs have left. One whose other jobs ended is closed by their finish.
@@ -455,11 +455,11 @@ with held as (
     returning queue, job_id
 ), woken as materialized (
     select count(duetime.wake(q.queue)) from (select distinct queue from back order by queue) as q
-), told as materialized (
+), notified as materialized (
     select count(pg_notify('duetime.ended', e.job_id::text)) from ended as e
     where exists (select from duetime.waiter as w where w.job_id = e.job_id)
 )
-select back.job_id from back, woken, told;
+select back.job_id from back, woken, notified;
 
 -- name: set_progress
 insert into duetime.progress (job_id, token, progress, at)
@@ -536,14 +536,14 @@ with held as (
     select count(duetime.wake(q.queue)) from (
         select queue from fate union select queue from held where queue is not null
         order by 1) as q
-), told as materialized (
+), notified as materialized (
     select count(pg_notify('duetime.ended', f.job_id::text)) from fate as f
     where f.outcome in ('dead', 'cancelled')
       and exists (select from duetime.waiter as w where w.job_id = f.job_id)
 )
 select f.job_id, f.task, f.attempt - (f.outcome = 'given back')::integer, f.outcome,
     coalesce(n.name, f.worker_id::text)
-from fate as f left join duetime.worker_name as n on n.id = f.worker_id, woken, told;
+from fate as f left join duetime.worker_name as n on n.id = f.worker_id, woken, notified;
 
 -- name: bury_workers
 -- Dead workers that hold nothing any more.

@@ -51,7 +51,7 @@ order by r.id for no key update;
 
 -- name: reminder_sent
 -- They were handed over: the reminders and what their channels did, in one statement. Returns what
--- was noted. What a receiver told before that (then it has `sent_at`) stays.
+-- was noted. What a receipt reported before that (then it has `sent_at`) stays.
 with input as materialized (
     select * from json_to_recordset(%s::json) as g(id bigint, round integer, deliveries json)
 ), marked as (
@@ -117,7 +117,7 @@ join duetime.delivery as d
 join duetime.reminder as r on r.id = d.reminder_id
 order by d.id;
 
--- name: delivery_told
+-- name: delivery_report
 update duetime.delivery as d
 set status = g.status, error = coalesce(g.error, d.error), updated_at = duetime.now()
 from json_to_record(%s::json) as g(id bigint, status text, error text)

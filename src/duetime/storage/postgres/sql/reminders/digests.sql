@@ -91,7 +91,7 @@ delete from duetime.digest where id = (%s::json ->> 'id')::bigint;
 
 -- name: digest_sent
 -- All that went with it is sent, and the jobs that waited to do so have nothing left to do. Returns
--- what was noted. What a receiver told before that (then it has `sent_at`) stays.
+-- what was noted. What a receipt reported before that (then it has `sent_at`) stays.
 with input as materialized (
     select g.*, array(select value::bigint from json_array_elements_text(g.members)) as ids
     from json_to_record(%s::json) as g(

@@ -30,12 +30,12 @@ update duetime.delivery as d set external_id = g.external_id
 from json_to_record(%s::json) as g(id bigint, external_id text)
 where d.id = g.id and d.external_id is null;
 
--- name: reminder_told
+-- name: reminder_report
 -- It was sent, as its receiver tells, although its answer was lost. One that a worker sends just
 -- now, alone or in a digest, is left to that worker. Its job has nothing left to do.
 with input as materialized (
     select * from json_to_record(%s::json) as g(id bigint, reason json)
-), told as materialized (
+), reported as materialized (
     update duetime.reminder as r
     set status = 'sent', ended_at = duetime.now(), held = null, reason = g.reason
     from input as g
@@ -46,12 +46,12 @@ with input as materialized (
                     or exists (select from duetime.parked as p where p.job_id = r.job_id))))
     returning r.id, r.job_id
 ), left_due as (
-    delete from duetime.due where job_id in (select job_id from told) returning job_id, attempt
+    delete from duetime.due where job_id in (select job_id from reported) returning job_id, attempt
 ), unparked as (
-    delete from duetime.parked where job_id in (select job_id from told) returning job_id, attempt
+    delete from duetime.parked where job_id in (select job_id from reported) returning job_id, attempt
 ), ended as (
     insert into duetime.attempt (job_id, token, attempt, outcome, finished_at)
     select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'completed', duetime.now()
     from (select * from left_due union all select * from unparked) as l
 )
-select id from told;
+select id from reported;

@@ -200,7 +200,7 @@ with given as materialized (
 select f.id from made join fresh as f on true;
 
 -- name: reminder_withdraw
--- Reminders that are no longer true end, with their jobs; one that is being sent is told by its
+-- Reminders that are no longer true end, with their jobs; one that is being sent is stopped by its
 -- status, which its sender asks for right before. One that was snoozed has been sent. The document
 -- is read once, not for each row; and the status has a form that the index of all that is armed
 -- does not serve.

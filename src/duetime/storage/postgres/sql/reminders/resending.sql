@@ -9,7 +9,7 @@ where r.id = (%s::json ->> 'id')::bigint and (o.status = 'sent' or o.snoozes > 0
 order by o.id desc limit 1;
 
 -- name: resend_taken
--- Whether a channel took it in this round, whatever it told later.
+-- Whether a channel took it in this round, whatever it reported later.
 select exists (select from duetime.delivery as d
                where d.reminder_id = g.id and d.round = g.round and d.sent_at is not null)
     or exists (select from duetime.reminder as r where r.id = g.id and r.status = 'sent')

@@ -130,7 +130,7 @@ where json_extract(i.doc, '$.doc.channel') is null
    or d.channel = json_extract(i.doc, '$.doc.channel')
 order by d.id;
 
--- name: delivery_told
+-- name: delivery_report
 with input(doc) as (select ?)
 update duetime_delivery
 set status = (select json_extract(doc, '$.doc.status') from input),

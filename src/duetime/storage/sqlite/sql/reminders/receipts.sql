@@ -38,13 +38,13 @@ with input(doc) as (select ?)
 update duetime_delivery set external_id = (select json_extract(doc, '$.doc.external_id') from input)
 where id = (select json_extract(doc, '$.doc.id') from input) and external_id is null;
 
--- name: reminder_told
+-- name: reminder_report
 -- It was sent, as its receiver tells, although its answer was lost. One that a worker sends just
 -- now, alone or in a digest, is left to that worker. Its job has nothing left to do.
 with input(doc) as (select ?)
 update duetime_counter set value = value + 1 from input where name = 'token';
 
--- name: reminder_told_2
+-- name: reminder_report_2
 with input(doc) as (select ?)
 update duetime_reminder
 set status = 'sent', ended_at = (select json_extract(doc, '$.now') from input), held = null,
@@ -56,7 +56,7 @@ where id = (select json_extract(doc, '$.doc.id') from input) and status <> 'sent
                 or exists (select 1 from duetime_parked as p
                            where p.job_id = duetime_reminder.job_id))));
 
--- name: reminder_told_3
+-- name: reminder_report_3
 with input(doc) as (select ?)
 insert into duetime_attempt (job_id, token, attempt, outcome, finished_at)
 select d.job_id, (select value from duetime_counter where name = 'token'), d.attempt, 'completed',
@@ -66,19 +66,19 @@ cross join duetime_reminder as r on r.id = json_extract(i.doc, '$.doc.id') and r
 cross join (select job_id, attempt from duetime_due
             union all select job_id, attempt from duetime_parked) as d on d.job_id = r.job_id;
 
--- name: reminder_told_4
+-- name: reminder_report_4
 with input(doc) as (select ?)
 delete from duetime_due where job_id in (
     select r.job_id from input as i cross join duetime_reminder as r
         on r.id = json_extract(i.doc, '$.doc.id') and r.status = 'sent');
 
--- name: reminder_told_5
+-- name: reminder_report_5
 with input(doc) as (select ?)
 delete from duetime_parked where job_id in (
     select r.job_id from input as i cross join duetime_reminder as r
         on r.id = json_extract(i.doc, '$.doc.id') and r.status = 'sent');
 
--- name: reminder_told_6
+-- name: reminder_report_6
 with input(doc) as (select ?)
 select r.id from input as i cross join duetime_reminder as r
     on r.id = json_extract(i.doc, '$.doc.id') and r.status = 'sent';

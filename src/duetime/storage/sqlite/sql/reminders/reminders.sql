@@ -242,7 +242,7 @@ where name in ('job', 'reminder')
 returning value;
 
 -- name: reminder_withdraw
--- Reminders that are no longer true end, with their jobs; one that is being sent is told by its
+-- Reminders that are no longer true end, with their jobs; one that is being sent is stopped by its
 -- status, which its sender asks for right before. One that was snoozed has been sent.
 with input(doc) as (select ?)
 insert into duetime_end_waiting (job_id, outcome, error_code, facts, at)

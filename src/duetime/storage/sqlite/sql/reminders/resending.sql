@@ -12,7 +12,7 @@ where o.status = 'sent' or o.snoozes > 0
 order by o.id desc limit 1;
 
 -- name: resend_taken
--- Whether a channel took it in this round, whatever it told later.
+-- Whether a channel took it in this round, whatever it reported later.
 with input(doc) as (select ?)
 select exists (select 1 from duetime_delivery as d
                where d.reminder_id = json_extract(i.doc, '$.doc.id')

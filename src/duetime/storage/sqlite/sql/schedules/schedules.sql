@@ -534,7 +534,7 @@ where attempt = 0 and job_id in (select o.job_id from input as i cross join duet
 returning job_id;
 
 -- name: schedule_delete
--- SQLite minds foreign keys only if it is told to: the ledger goes first.
+-- SQLite checks foreign keys only if that is enabled: the ledger goes first.
 with input(doc) as (select ?)
 delete from duetime_schedule_tick
 where schedule_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
