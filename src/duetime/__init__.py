@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from duetime.api.task_registry import TaskArguments
     from duetime.api.tasks import AsyncTask, BoundTask, SyncTask, Task
     from duetime.api.worker_thread import WorkerThread
+    from duetime.api.workers import Workers
     from duetime.app import Duetime
     from duetime.channels.apprise import Apprise
     from duetime.channels.channel import Channel, Message, NotSent, Sent
@@ -119,7 +120,7 @@ __all__ = [
     "TableNotFound", "Tables", "Task", "TaskArguments", "Template", "TemplateError", "TickInfo",
     "TickStatus", "TickStatusLike", "Timetable", "Track", "TrackedInfo", "TransactionConflict",
     "TransientError", "UnknownTask", "UnsupportedTransaction", "Webhook", "Whose", "Worker",
-    "WorkerArguments", "WorkerInfo", "WorkerThread", "configure_logging", "make_secret",
+    "WorkerArguments", "WorkerInfo", "WorkerThread", "Workers", "configure_logging", "make_secret",
 ]
 
 _HOMES = {
@@ -138,6 +139,7 @@ _HOMES = {
         "duetime.api.task_registry": "TaskArguments",
         "duetime.api.tasks": "AsyncTask BoundTask SyncTask Task",
         "duetime.api.worker_thread": "WorkerThread",
+        "duetime.api.workers": "Workers",
         "duetime.app": "Duetime",
         "duetime.channels.apprise": "Apprise",
         "duetime.channels.channel": "Channel Message NotSent Sent",

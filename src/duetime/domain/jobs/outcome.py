@@ -7,9 +7,6 @@ from typing import Any
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.reasons import Reason
 
-Why = str | Reason | None
-"""What a handler says; or, if the outcome is Duetime's own, a reason with a code."""
-
 RESULT_NOT_STORED = "result_not_stored"
 """The error code of an attempt that completed, and whose result could not be stored."""
 NOT_STORED = "not_stored"
@@ -31,7 +28,9 @@ class Completed(Outcome):
 class Retry(Outcome):
     """Try again: after the given time, or when the task's retry policy says."""
 
-    def __init__(self, reason: Why = None, *, after: Duration | None = None) -> None:
+    def __init__(
+        self, reason: str | Reason | None = None, *, after: Duration | None = None
+    ) -> None:
         super().__init__(reason or Reason("retry"))
         self.reason = reason
         self.after = None if after is None else parse_duration(after, name="after")
@@ -40,7 +39,7 @@ class Retry(Outcome):
 class Snooze(Outcome):
     """Not now: run again after the given time. The attempt is given back."""
 
-    def __init__(self, after: Duration, reason: Why = None) -> None:
+    def __init__(self, after: Duration, reason: str | Reason | None = None) -> None:
         super().__init__(reason or Reason("snoozed"))
         self.reason = reason
         self.after = parse_duration(after, name="after")
@@ -51,7 +50,7 @@ class Cancel(Outcome):
 
     code = without_reason = "cancelled_by_handler"
 
-    def __init__(self, reason: Why = None) -> None:
+    def __init__(self, reason: str | Reason | None = None) -> None:
         super().__init__(reason or Reason(self.without_reason))
         self.reason = reason
 
@@ -65,6 +64,6 @@ class Skip(Cancel):
 class Discard(Outcome):
     """Stop for good, as dead: the failure is permanent, and a retry would not help."""
 
-    def __init__(self, reason: Why = None) -> None:
+    def __init__(self, reason: str | Reason | None = None) -> None:
         super().__init__(reason or Reason("discarded"))
         self.reason = reason
