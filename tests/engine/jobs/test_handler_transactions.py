@@ -350,14 +350,14 @@ async def waits_for_the_lock(url: str) -> bool:
 
 
 async def test_waiting_for_another_handlers_connection_has_no_limit(pg_url: str) -> None:
-    app = Duetime(pg_url, database_timeout="200ms", pool_size=1)
+    app = Duetime(pg_url, database_timeout="600ms", pool_size=1)
     inside: list[int] = []
 
     @app.task(max_attempts=1)
     async def hold(ctx: Context) -> None:
         async with ctx.transaction():
             inside.append(ctx.id)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
 
     async with app.worker():
         handles = [await hold.enqueue() for _ in range(2)]

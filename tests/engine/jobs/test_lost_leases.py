@@ -206,10 +206,10 @@ async def test_a_blocked_event_loop_does_not_cost_the_lease(
 ) -> None:
     @app.task(max_attempts=1)
     async def block() -> str:
-        time.sleep(2.0)  # noqa: ASYNC251 - that is the point.
+        time.sleep(3.0)  # noqa: ASYNC251 - that is the point.
         return "done"
 
-    async with app.worker(lease="600ms", heartbeat="150ms", rescue_every="100ms"):
+    async with app.worker(lease="1500ms", heartbeat="200ms", rescue_every="100ms"):
         assert await (await block.enqueue()).result("30s") == "done"
 
     assert count(caplog, "worker_fenced") == 0

@@ -22,7 +22,7 @@ from tests.conftest import Backend
 from tests.waiting import until
 
 SHORT: dict[str, Any] = {
-    "lease": "3s",
+    "lease": "20s",
     "heartbeat": "500ms",
     "rescue_every": "300ms",
     "grace": "2s",
@@ -162,14 +162,14 @@ async def test_a_worker_that_dies_while_it_sends_is_followed_under_the_same_key(
     """At least once: nobody knows whether the first one arrived. Then it escalates as ever."""
     ledger = Ledger()
     ledger.hang = True
-    dying = Duetime(backend.url, **SHORT)
+    dying = Duetime(backend.url, **SHORT | {"lease": "2s"})
     dying.add_channel(ledger)
     worker = dying._make_worker(await dying.store())
     running = asyncio.create_task(worker.run())
     await worker.started.wait()
     rule = {"rule": "0s", "escalate": "500ms"}
     await app.subjects.put("game", due=soon(), remind=rule, recipients=["ann", "bob"])
-    await asyncio.wait_for(ledger.hanging.wait(), 10)
+    await asyncio.wait_for(ledger.hanging.wait(), 30)
     # It stops without a word, as a process that is killed: its lease runs out.
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -17,7 +17,7 @@ from tests.conftest import Backend, query
 from tests.counting import Counted
 from tests.waiting import until_true
 
-SHORT: dict[str, Any] = {"lease": "5s", "heartbeat": "1s", "rescue_every": "500ms", "grace": "5s"}
+SHORT: dict[str, Any] = {"lease": "20s", "heartbeat": "1s", "rescue_every": "500ms", "grace": "5s"}
 COUNT = 20
 
 on_both = pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)

@@ -41,7 +41,7 @@ WORKERS = 4
 CLIENTS = 8
 HOUR = timedelta(hours=1)
 MILLISECOND = timedelta(milliseconds=1)
-SHORT: dict[str, Any] = {"lease": "5s", "heartbeat": "1s", "rescue_every": "500ms", "grace": "5s"}
+SHORT: dict[str, Any] = {"lease": "20s", "heartbeat": "1s", "rescue_every": "500ms", "grace": "5s"}
 TABLES = ("scope", "subject", "reminder", "delivery", "job", "due", "attempt", "audit")
 
 on_both = pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)

@@ -540,9 +540,9 @@ async def passed(app: Duetime, moment: datetime) -> bool:
 async def test_a_pause_ends_by_itself_while_a_worker_runs(make_app: MakeApp, notes: Notes) -> None:
     app = make_app(notes)
     async with app.worker():
-        ticks = await soon(app, 0.5, 2.8)
+        ticks = await soon(app, 1.0, 3.5)
         await app.schedules.put("s", "note", *ticks, catch_up="skip", grace="400ms")
-        await app.schedules["s"].pause(until="1s")
+        await app.schedules["s"].pause(until="1500ms")
         rows = await closed(app, 2)
 
     assert notes.ticks == ticks[1:]
