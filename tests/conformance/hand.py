@@ -14,6 +14,7 @@ from duetime.domain.jobs.job import (
     JobInfo,
     NewJob,
 )
+from duetime.domain.reasons import Reason
 from duetime.storage.store import Exchange, Lane, Statements, Store
 
 FLOOR = datetime(1970, 1, 1, tzinfo=UTC)
@@ -82,9 +83,9 @@ class Hand:
         self._close(jobs)
         await self.store.release(jobs)
 
-    async def park(self, *jobs: ClaimedJob, reason: str = "unknown task") -> None:
+    async def park(self, *jobs: ClaimedJob) -> None:
         self._close(jobs)
-        await self.store.park(jobs, reason)
+        await self.store.park(jobs, Reason.of("task_unknown", worker="w1", tasks=["strange"]))
 
     def _remember(self, jobs: Iterable[ClaimedJob]) -> None:
         for job in jobs:

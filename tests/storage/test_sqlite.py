@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from duetime.domain.jobs.job import JobState, NewJob
+from duetime.domain.reasons import Reason
 from duetime.errors import DatabaseUnreachable, InvalidDatabaseURL, SchemaMismatch, StorageError
 from duetime.storage.migrations import downgrade, read_status, upgrade
 from duetime.storage.sqlite.migrator import SqliteMigrator
@@ -496,7 +497,7 @@ def _serve(path: str, orders: Any) -> None:
             if verb == "enqueue":
                 orders.send(await enqueue(store, queue=argument))
             elif verb == "cancel":
-                orders.send(await store.cancel(argument, reason="test"))
+                orders.send(await store.cancel(argument, reason=Reason("cancelled")))
             elif verb == "drain":
                 hand = await Hand.register(store, ["default"], timedelta(seconds=30), "other")
                 taken = []

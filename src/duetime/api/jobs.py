@@ -30,7 +30,7 @@ from duetime.domain.jobs.job import (
 from duetime.domain.jobs.keys import read_run_key
 from duetime.domain.jobs.outcome import NOT_STORED, RESULT_NOT_STORED
 from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
-from duetime.domain.reasons import Explanation
+from duetime.domain.reasons import Explanation, Reason
 from duetime.domain.reminders.reminder import REMIND_TASK
 from duetime.errors import (
     IllegalTransition,
@@ -105,7 +105,7 @@ class Jobs:
     iterate = iterated(list)
 
     async def cancel(
-        self, job_id: int, *, reason: str = "cancelled", by: str = "unknown"
+        self, job_id: int, *, reason: str | None = None, by: str = "unknown"
     ) -> JobState:
         """Cancel a job that waits, or ask the worker that runs it to stop it.
 
@@ -113,9 +113,12 @@ class Jobs:
         sees `ctx.cancelled`. Cancelling twice is one cancellation.
         """
         check_job_id(job_id)
-        check_text(reason, what="The reason")
+        if reason is not None:
+            check_text(reason, what="The reason")
         actor = check_actor(by)
-        state = await (await self._app.store()).cancel(job_id, reason=reason, by=actor)
+        state = await (await self._app.store()).cancel(
+            job_id, reason=Reason.of("cancelled", text=reason or None), by=actor
+        )
         return self._moved(job_id, state, "cancelled", also=(JobState.RUNNING, JobState.CANCELLED))
 
     async def reschedule(self, job_id: int, at: datetime, *, by: str = "unknown") -> None:

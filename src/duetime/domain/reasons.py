@@ -130,7 +130,17 @@ REASONS = {
     "job_ended": "its job is {outcome}",
     "cancelled": "cancelled[: {text}]",
     "superseded": "superseded[: {text}]",
-    "expired": "too late[: {text}]",
+    "expired": "it had to start before {expires_at}",
+    "cancelled_before_start": "cancelled before it began",
+    "cancelled_given_back": "cancelled[: {text}]; its worker gave it back",
+    "cancelled_worker_lost": "cancelled[: {text}]; its worker was lost",
+    "next_run_due": "cancelled: the next run of its schedule is due",
+    "worker_lost": "its worker was lost: the lease ran out before the job ended",
+    "parked": "it was parked for too long[: {why:reason}]",
+    # Why a job is parked.
+    "task_unknown": "worker {worker} does not know the task {tasks:list}",
+    "arguments_unusable": "worker {worker} cannot use its arguments: {text}",
+    "row_unreadable": "its row cannot be read: {text}",
 }
 """Every code, with its sentence. A part in brackets is left out if a fact in it is missing."""
 
@@ -234,6 +244,17 @@ def read_reason(text: str | None) -> Reason | None:
         return msgspec.json.decode(text, type=Reason)
     except (msgspec.DecodeError, RecursionError):
         return Reason("unreadable_reason", {"text": text[:200]})
+
+
+def write_reason(reason: Reason) -> str:
+    """Return it as it is stored."""
+    return msgspec.json.encode(reason).decode()
+
+
+def write_cancel_reason(reason: Reason) -> str | None:
+    """Return the reason of a cancel as its claim has it. None: nobody said anything, so that the
+    attempt itself says how it ended."""
+    return None if reason == Reason("cancelled") else write_reason(reason)
 
 
 def read_attempt_reason(

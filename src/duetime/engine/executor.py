@@ -121,8 +121,7 @@ def _end_with(end: FinishedJob, task: TaskDefinition, value: Any, random: Random
             _give_reason(end, value, code="retry")
             _again(end, task, value, random)
         case JobCancelled():
-            end.outcome = AttemptOutcome.CANCELLED
-            end.error = _clean(str(value.reason), _MAX_ERROR)
+            end.outcome, end.error_code = AttemptOutcome.CANCELLED, "cancelled"
         case InvalidArguments():
             # No later attempt can read what this one could not.
             end.outcome = AttemptOutcome.DEAD

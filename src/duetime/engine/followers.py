@@ -42,7 +42,7 @@ class Gate(Protocol):
     async def put_off(self, jobs: Sequence[ClaimedJob]) -> None:
         """Give jobs back, to be claimed again at their `run_at`; the attempt does not count."""
 
-    def park(self, job: ClaimedJob, reason: str) -> None:
+    def park(self, job: ClaimedJob, reason: Reason) -> None:
         """Set a job aside for workers that can run it; this one does not claim it again."""
 
 

@@ -499,7 +499,7 @@ class _Gate:
         self._decide(jobs)
         await self._loop.returns.give_back(jobs)
 
-    def park(self, job: ClaimedJob, reason: str) -> None:
+    def park(self, job: ClaimedJob, reason: Reason) -> None:
         self._decide([job])
         self._loop.returns.leave(job, reason)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from duetime.domain.jobs.job import ClaimedJob
+from duetime.domain.reasons import Reason
 from duetime.engine.followers import Followers, WorkerView
 from duetime.engine.holdings import Holdings
 from duetime.engine.stopping import Stopping
@@ -85,19 +86,19 @@ class Returns:
     def park_unknown(self, jobs: Sequence[ClaimedJob]) -> None:
         """Set aside jobs whose task this worker does not know."""
         if jobs:
-            names = ", ".join(sorted({job.task for job in jobs}))
-            self._park_soon(jobs, f"worker {self._worker} does not know the task {names}")
+            tasks = sorted({job.task for job in jobs})
+            self._park_soon(jobs, Reason.of("task_unknown", worker=self._worker, tasks=tasks))
 
-    def leave(self, job: ClaimedJob, reason: str) -> None:
+    def leave(self, job: ClaimedJob, reason: Reason) -> None:
         """Set a job aside that this worker cannot run, and do not take it up again."""
         self.left.append(job.id)
         self._park_soon([job], reason)
 
-    def _park_soon(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
+    def _park_soon(self, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
         self._events.jobs_parked(self._worker, jobs, reason)
         self._do_soon(self._park(jobs, reason))
 
-    async def _park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
+    async def _park(self, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
         try:
             await self._store.park(jobs, reason)
         except StorageError as error:

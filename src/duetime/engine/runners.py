@@ -23,6 +23,7 @@ import msgspec
 
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.task import TaskDefinition
+from duetime.domain.reasons import Reason
 from duetime.engine.context import Context
 from duetime.engine.executor import COMPLETED, FAILED, TimedOut, end_with, ignore_outcome
 from duetime.engine.hooks import Hooks, call_through
@@ -239,10 +240,9 @@ class Runners:
                 if job.id == job_id:
                     del held[index]
                     at = int((time.monotonic() - received) * 1e6)
-                    error = "cancelled before it began"
-                    self._ended(
-                        job, FinishedJob(job, AttemptOutcome.CANCELLED, at, at, error=error)
-                    )
+                    reason = Reason("cancelled_before_start")
+                    end = FinishedJob.because(job, AttemptOutcome.CANCELLED, reason, at_us=at)
+                    self._ended(job, end)
                     return True
         for running in self.running:
             # The thread of an earlier attempt may still run.
@@ -365,8 +365,8 @@ class Runners:
         if job.expires_at is not None and job.expires_at <= job.claimed_at + timedelta(
             microseconds=started_us
         ):
-            error = f"it was to start before {job.expires_at.isoformat()}"
-            return FinishedJob(job, AttemptOutcome.EXPIRED, started_us, started_us, error=error)
+            reason = Reason.of("expired", expires_at=job.expires_at)
+            return FinishedJob.because(job, AttemptOutcome.EXPIRED, reason, at_us=started_us)
         self._started(job)
         value: Any
         raised = True

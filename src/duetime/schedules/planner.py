@@ -138,7 +138,8 @@ class Planner(Follower):
             if job.args is not None:
                 self._tasks[job.task].decode(job.args)
         except InvalidArguments as error:
-            gate.park(job, f"worker {self._worker} cannot use its arguments: {error}")
+            why = {"worker": self._worker, "text": str(error)}
+            gate.park(job, Reason.of("arguments_unusable", **why))
             return False
         return True
 
@@ -220,9 +221,7 @@ class Planner(Follower):
         self._start(run, gate)
         cancel = [job_id for decision in decisions.values() for job_id in decision.cancel]
         if cancel:
-            await self._store.cancel_many(
-                cancel, reason="cancelled: the next run of its schedule is due"
-            )
+            await self._store.cancel_many(cancel, reason=Reason("next_run_due"))
         if wait:
             await gate.put_off(wait)
             waiting = {looked[job.id].schedule_id for job in wait}

@@ -21,6 +21,7 @@ from duetime.domain.jobs.job import (
     Requeued,
 )
 from duetime.domain.jobs.queue import Limits, QueueInfo
+from duetime.domain.reasons import Reason
 
 if TYPE_CHECKING:
     from duetime.storage.reminders.tracking import Triggers
@@ -277,7 +278,7 @@ class Store(Protocol):
         """Give claimed jobs back, unstarted; their attempts do not count. What was cancelled
         ends so."""
 
-    async def park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
+    async def park(self, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
         """Set aside claimed jobs whose task this worker does not know."""
 
     async def park_unreadable(self, queues: Sequence[str], *, most: int) -> dict[int, str]:
@@ -347,13 +348,13 @@ class Store(Protocol):
     async def find(self, which: JobFilter) -> list[JobInfo]:
         """Newest first."""
 
-    async def cancel(self, job_id: int, *, reason: str, by: str = "unknown") -> JobState | None:
+    async def cancel(self, job_id: int, *, reason: Reason, by: str = "unknown") -> JobState | None:
         """Cancel a job that waits, or ask its worker to stop it. Returns the state it was in.
 
         Either way it does not run again: an attempt that still ends may complete it, no more.
         """
 
-    async def cancel_many(self, job_ids: Sequence[int], *, reason: str) -> None:
+    async def cancel_many(self, job_ids: Sequence[int], *, reason: Reason) -> None:
         """Cancel several, in one transaction. For the engine: it is not in the audit."""
 
     async def reschedule(

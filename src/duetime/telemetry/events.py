@@ -267,7 +267,7 @@ class Events:
             state=rescued.state.value,
         )
 
-    def jobs_parked(self, worker: str, jobs: Sequence[ClaimedJob], reason: str) -> None:
+    def jobs_parked(self, worker: str, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
         for job in jobs:
             self._say(
                 logging.WARNING,
@@ -276,7 +276,8 @@ class Events:
                 job_id=job.id,
                 task=job.task,
                 worker_id=worker,
-                reason=reason,
+                code=reason.code,
+                reason=str(reason),
             )
 
     def tick_skipped(self, worker: str, job: ClaimedJob, status: str, reason: Reason) -> None:

@@ -233,7 +233,7 @@ class SoloWorker:
             self._overran[job.token] = end
 
     async def _park(self, job: ClaimedJob) -> None:
-        reason = f"the test's app does not know the task {job.task}"
+        reason = Reason.of("task_unknown", worker=_NAME, tasks=[job.task])
         self._app._events.jobs_parked(_NAME, [job], reason)
         await self._store.park([job], reason)
 
@@ -256,7 +256,7 @@ class _Gate:
     async def put_off(self, jobs: Sequence[ClaimedJob]) -> None:
         await self._store.release(jobs)
 
-    def park(self, job: ClaimedJob, reason: str) -> None:
+    def park(self, job: ClaimedJob, reason: Reason) -> None:
         # There is no other worker: it runs, and its arguments fail it.
         self.started = True
 

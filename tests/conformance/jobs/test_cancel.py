@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob, JobState
+from duetime.domain.reasons import Reason
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, seconds
 from tests.conformance.hand import Hand, answer, ended, enqueue, enqueue_many, get, ids, retried
@@ -34,7 +35,7 @@ async def test_an_attempt_that_would_run_again_ends_a_cancelled_job(
 ) -> None:
     job_id = await enqueue(store, key="k")
     job = await hand.claim_one()
-    was = await store.cancel(job_id, reason="no")
+    was = await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
     told = await hand.exchange(end(job), want=0)  # type: ignore[operator]
 
     assert was is JobState.RUNNING
@@ -47,7 +48,7 @@ async def test_an_attempt_that_would_run_again_ends_a_cancelled_job(
 async def test_others_of_the_same_claim_run_again(store: Store, clock: Clock, hand: Hand) -> None:
     cancelled, other = await enqueue_many(store, 2)
     jobs = await hand.claim()
-    await store.cancel(cancelled, reason="no")
+    await store.cancel(cancelled, reason=Reason.of("cancelled", text="no"))
     told = await hand.exchange(*(retried_now(job) for job in jobs), want=0)
 
     assert told.cancelled == {cancelled}
@@ -59,7 +60,7 @@ async def test_a_settled_attempt_that_would_run_again_ends_a_cancelled_job(
 ) -> None:
     job_id = await enqueue(store, key="k")
     job = await hand.claim_one()
-    await store.cancel(job_id, reason="no")
+    await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
     told = await store.settle([retried_now(job)], [job.token])
 
     assert (told.refused, told.cancelled) == (frozenset(), frozenset({job_id}))
@@ -72,7 +73,7 @@ async def test_an_attempt_that_ends_its_job_counts_as_it_is(
 ) -> None:
     job_id = await enqueue(store, key="k")
     job = await hand.claim_one()
-    await store.cancel(job_id, reason="no")
+    await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
     told = await hand.exchange(ended(job, outcome), want=0)
 
     assert told.cancelled == frozenset()
@@ -85,7 +86,7 @@ async def test_a_cancelled_job_that_is_given_back_ends(
     job_id = await enqueue(store, key="k")
     other = await enqueue(store)
     jobs = await hand.claim()
-    await store.cancel(job_id, reason="no")
+    await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
     await hand.release(*jobs)
 
     [again] = await hand.claim()
@@ -99,7 +100,7 @@ async def test_a_cancelled_job_that_is_given_back_ends(
 async def test_a_cancelled_job_that_is_parked_ends(store: Store, clock: Clock, hand: Hand) -> None:
     job_id = await enqueue(store, key="k")
     job = await hand.claim_one()
-    await store.cancel(job_id, reason="no")
+    await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
     await hand.park(job)
 
     assert await store.unpark(["noop"], ["default"]) == 0
@@ -112,7 +113,7 @@ async def test_a_cancelled_job_whose_claim_nobody_knows_ends(
     job_id = await enqueue(store, key="k")
     other = await enqueue(store)
     await hand.claim()
-    await store.cancel(job_id, reason="no")
+    await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
     given_back = await store.disown(hand.id, [])
 
     assert given_back == 1
@@ -126,17 +127,17 @@ async def test_a_cancelled_job_whose_claim_nobody_knows_ends(
 REASON = "the customer's order was withdrawn"
 
 
-async def reason_of(store: Store, job_id: int) -> str | None:
+async def reason_of(store: Store, job_id: int) -> tuple[str | None, str | None]:
     job = await get(store, job_id)
     assert job.state is JobState.CANCELLED
-    return job.error
+    return job.error_code, job.error
 
 
 @pytest.mark.parametrize(
     "end",
     [
-        lambda job: ended(job, AttemptOutcome.CANCELLED, error="cancelled"),
-        lambda job: ended(job, AttemptOutcome.CANCELLED, error="cancelled before it began"),
+        lambda job: ended(job, AttemptOutcome.CANCELLED, error_code="cancelled"),
+        lambda job: ended(job, AttemptOutcome.CANCELLED, error_code="cancelled_before_start"),
         retried_now,
         snoozed,
     ],
@@ -146,11 +147,11 @@ async def test_the_reason_is_kept_by_the_attempt_that_is_stopped(
 ) -> None:
     _, job_id, _ = await enqueue_many(store, 3)
     jobs = await hand.claim()
-    await store.cancel(jobs[2].id, reason="another reason")
-    await store.cancel(job_id, reason=REASON)
+    await store.cancel(jobs[2].id, reason=Reason.of("cancelled", text="another reason"))
+    await store.cancel(job_id, reason=Reason.of("cancelled", text=REASON))
     await hand.exchange(end(jobs[1]), want=0)
 
-    assert await reason_of(store, job_id) == REASON
+    assert (await reason_of(store, job_id))[1] == REASON
 
 
 async def test_the_reason_is_kept_when_the_job_is_given_back(
@@ -158,10 +159,10 @@ async def test_the_reason_is_kept_when_the_job_is_given_back(
 ) -> None:
     job_id = await enqueue(store)
     job = await hand.claim_one()
-    await store.cancel(job_id, reason=REASON)
+    await store.cancel(job_id, reason=Reason.of("cancelled", text=REASON))
     await store.release([job])
 
-    assert await reason_of(store, job_id) == f"{REASON}; its worker gave it back"
+    assert await reason_of(store, job_id) == ("cancelled_given_back", REASON)
 
 
 async def test_the_reason_is_kept_when_the_claim_is_disowned(
@@ -169,10 +170,10 @@ async def test_the_reason_is_kept_when_the_claim_is_disowned(
 ) -> None:
     job_id = await enqueue(store)
     await hand.claim_one()
-    await store.cancel(job_id, reason=REASON)
+    await store.cancel(job_id, reason=Reason.of("cancelled", text=REASON))
     await store.disown(hand.id, [])
 
-    assert await reason_of(store, job_id) == f"{REASON}; its worker gave it back"
+    assert await reason_of(store, job_id) == ("cancelled_given_back", REASON)
 
 
 async def test_the_reason_is_kept_when_the_worker_is_lost(
@@ -180,11 +181,11 @@ async def test_the_reason_is_kept_when_the_worker_is_lost(
 ) -> None:
     job_id = await enqueue(store)
     await hand.claim_one()
-    await store.cancel(job_id, reason=REASON)
+    await store.cancel(job_id, reason=Reason.of("cancelled", text=REASON))
     await clock.advance("60s")
     await store.rescue()
 
-    assert await reason_of(store, job_id) == f"{REASON}; its worker was lost"
+    assert await reason_of(store, job_id) == ("cancelled_worker_lost", REASON)
 
 
 async def test_without_a_reason_the_attempt_says_what_it_was(
@@ -192,9 +193,23 @@ async def test_without_a_reason_the_attempt_says_what_it_was(
 ) -> None:
     job_id = await enqueue(store)
     job = await hand.claim_one()
-    await store.cancel(job_id, reason="cancelled")
+    await store.cancel(job_id, reason=Reason("cancelled"))
     await hand.exchange(
-        ended(job, AttemptOutcome.CANCELLED, error="cancelled before it began"), want=0
+        ended(job, AttemptOutcome.CANCELLED, error_code="cancelled_before_start"), want=0
     )
 
-    assert await reason_of(store, job_id) == "cancelled before it began"
+    assert await reason_of(store, job_id) == (
+        "cancelled_before_start", "cancelled before it began",
+    )  # fmt: skip
+
+
+async def test_a_cancel_of_ours_keeps_its_code(store: Store, clock: Clock, hand: Hand) -> None:
+    waiting, running = await enqueue_many(store, 2)
+    jobs = await hand.claim(1)
+    await store.cancel_many([waiting, running], reason=Reason("next_run_due"))
+    await hand.exchange(ended(jobs[0], AttemptOutcome.CANCELLED, error_code="cancelled"), want=0)
+
+    for job_id in (waiting, running):
+        assert await reason_of(store, job_id) == (
+            "next_run_due", "cancelled: the next run of its schedule is due",
+        )  # fmt: skip

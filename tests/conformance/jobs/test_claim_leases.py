@@ -6,6 +6,7 @@ import asyncio
 
 from duetime.domain.jobs.job import JobState
 from duetime.domain.jobs.queue import Limits
+from duetime.domain.reasons import Reason
 from duetime.storage.store import Rescued, Store
 from tests.conformance.conftest import Clock, MakeHand, seconds
 from tests.conformance.hand import Hand, answer, enqueue, enqueue_many, get, ids
@@ -142,7 +143,7 @@ async def test_what_was_claimed_after_the_lease_and_cancelled_is_cancelled(
     job_id = await enqueue(store)
     hand = await make_hand()
     await hand.claim_one()
-    await store.cancel(job_id, reason="test")
+    await store.cancel(job_id, reason=Reason.of("cancelled", text="test"))
     await end_lease_before_claims(store, backend, hand)
     await clock.advance("1s")
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from duetime.domain.jobs.job import AttemptOutcome, JobState, NewJob
+from duetime.domain.reasons import Reason
 from duetime.errors import InvalidInput
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
@@ -279,7 +280,7 @@ async def test_key_is_held_while_running_and_retrying(
 
 async def test_key_is_free_when_its_job_was_cancelled(store: Store) -> None:
     first = await enqueue(store, key="k")
-    await store.cancel(first, reason="test")
+    await store.cancel(first, reason=Reason.of("cancelled", text="test"))
 
     assert (await answer(store, key="k")).outcome == "created"
 

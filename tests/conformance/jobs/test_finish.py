@@ -381,7 +381,7 @@ async def test_parked_job_is_set_aside_until_unparked(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
     job_id = await enqueue(store, "strange")
-    await hand.park(await hand.claim_one(), reason="no worker knows it")
+    await hand.park(await hand.claim_one())
     parked = await get(store, job_id)
     claimable = await hand.claim()
     others = await store.unpark(["another"], ["default"])
@@ -389,7 +389,7 @@ async def test_parked_job_is_set_aside_until_unparked(
     again = await hand.claim_one()
 
     assert (parked.state, parked.attempts) == (JobState.PARKED, 0)
-    assert parked.parked_reason == "no worker knows it"
+    assert str(parked.parked_reason) == "worker w1 does not know the task strange"
     assert (claimable, others, count) == ([], 0, 1)
     assert (again.id, again.attempt, again.run_at) == (job_id, 1, clock.now)
 

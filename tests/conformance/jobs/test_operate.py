@@ -8,6 +8,7 @@ import pytest
 
 from duetime.domain.jobs.job import AttemptOutcome, JobFilter, JobState
 from duetime.domain.jobs.queue import Limits
+from duetime.domain.reasons import Reason
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, seconds
 from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids, retried
@@ -17,7 +18,7 @@ from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids,
 
 async def test_cancel_of_a_waiting_job_ends_it(store: Store, clock: Clock, hand: Hand) -> None:
     job_id = await enqueue(store)
-    was = await store.cancel(job_id, reason="not wanted")
+    was = await store.cancel(job_id, reason=Reason.of("cancelled", text="not wanted"))
     job = await get(store, job_id)
     [record] = job.history
 
@@ -31,7 +32,7 @@ async def test_cancel_of_a_retrying_job_ends_it(store: Store, clock: Clock, hand
     job_id = await enqueue(store)
     await hand.end(retried(await hand.claim_one(), seconds(60)))
 
-    assert await store.cancel(job_id, reason="no") is JobState.RETRYING
+    assert await store.cancel(job_id, reason=Reason("cancelled")) is JobState.RETRYING
     job = await get(store, job_id)
     assert (job.state, job.attempts) == (JobState.CANCELLED, 1)
 
@@ -40,7 +41,7 @@ async def test_cancel_of_a_parked_job_ends_it(store: Store, clock: Clock, hand: 
     job_id = await enqueue(store)
     await hand.park(await hand.claim_one())
 
-    assert await store.cancel(job_id, reason="no") is JobState.PARKED
+    assert await store.cancel(job_id, reason=Reason("cancelled")) is JobState.PARKED
     assert (await get(store, job_id)).state is JobState.CANCELLED
     assert await store.unpark(["noop"], ["default"]) == 0
 
@@ -50,7 +51,7 @@ async def test_cancel_of_a_running_job_asks_its_worker(
 ) -> None:
     job_id, _ = await enqueue_many(store, 2)
     job, _ = await hand.claim()
-    was = await store.cancel(job_id, reason="no")
+    was = await store.cancel(job_id, reason=Reason("cancelled"))
     heart = store.heart()
     beat = await asyncio.to_thread(heart.beat, hand.id, seconds(30))
     await asyncio.to_thread(heart.close)
@@ -68,13 +69,13 @@ async def test_cancel_of_an_ended_job_changes_nothing(
     job_id = await enqueue(store)
     await hand.finish(await hand.claim_one())
 
-    assert await store.cancel(job_id, reason="no") is JobState.COMPLETED
+    assert await store.cancel(job_id, reason=Reason("cancelled")) is JobState.COMPLETED
     assert len((await get(store, job_id)).history) == 1
 
 
 async def test_unknown_job(store: Store, clock: Clock) -> None:
     assert await store.get(404) is None
-    assert await store.cancel(404, reason="no") is None
+    assert await store.cancel(404, reason=Reason("cancelled")) is None
     assert await store.reschedule(404, clock.now) is None
     assert await store.reprioritise(404, 1) is None
 
@@ -184,7 +185,7 @@ async def test_find_by_state(store: Store, clock: Clock, hand: Hand) -> None:
     )
     await hand.park(jobs[3])
     cancelled = await enqueue(store)
-    await store.cancel(cancelled, reason="no")
+    await store.cancel(cancelled, reason=Reason("cancelled"))
 
     async def found(*states: JobState) -> list[int]:
         return ids(await store.find(JobFilter(states=states)))
@@ -311,7 +312,7 @@ async def test_jobs_that_were_parked_for_too_long_end_as_dead(
 ) -> None:
     hand = await make_hand(lease="30d")
     old = await enqueue(store, "strange", key="k")
-    await hand.park(await hand.claim_one(), reason="no worker knows it")
+    await hand.park(await hand.claim_one())
     await clock.advance("2d")
     young = await enqueue(store, "strange")
     await hand.park(await hand.claim_one())
@@ -322,7 +323,7 @@ async def test_jobs_that_were_parked_for_too_long_end_as_dead(
 
     assert (ended, again) == ([old], [])
     assert (job.state, job.error_code) == (JobState.DEAD, "parked")
-    assert job.error == "it was parked for too long: no worker knows it"
+    assert job.error == ("it was parked for too long: worker w1 does not know the task strange")
     assert (await get(store, young)).state is JobState.PARKED
     assert freed != old, "its key is free"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from duetime.domain.jobs.job import JobState
+from duetime.domain.reasons import Reason
 from duetime.storage.store import Rescued, Store
 from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, answer, ended, enqueue, enqueue_many, get, ids, retried
@@ -137,13 +138,13 @@ async def test_lost_job_that_was_to_be_cancelled_is_cancelled(
 ) -> None:
     job_id = await enqueue(store)
     await (await make_hand()).claim_one()
-    await store.cancel(job_id, reason="test")
+    await store.cancel(job_id, reason=Reason.of("cancelled", text="test"))
     await clock.advance("31s")
     rescued = await store.rescue()
     job = await get(store, job_id)
 
     assert [one.state for one in rescued] == [JobState.CANCELLED]
-    assert (job.state, job.error_code) == (JobState.CANCELLED, None)
+    assert (job.state, job.error_code) == (JobState.CANCELLED, "cancelled_worker_lost")
 
 
 async def test_only_what_had_not_ended_is_lost(

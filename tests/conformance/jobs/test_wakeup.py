@@ -10,6 +10,7 @@ import pytest
 
 from duetime.domain.jobs.job import AttemptOutcome, NewJob
 from duetime.domain.jobs.queue import Limits
+from duetime.domain.reasons import Reason
 from duetime.storage.store import Sleeper, Store
 from tests.conformance.conftest import MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, drive, ended, enqueue, ids, retried
@@ -217,7 +218,7 @@ async def test_cancel_of_a_running_job_is_told_its_worker(
     await hand.claim_one()
     other = await open_store()
     sleep = await fall_asleep(sleeper)
-    await other.cancel(job_id, reason="test")
+    await other.cancel(job_id, reason=Reason.of("cancelled", text="test"))
     reason = await reason_of(sleep)
 
     assert reason == "cancelled"
@@ -270,7 +271,7 @@ async def test_wait_ends_with_the_job(
     await asyncio.sleep(0.1)
     waited = not wait.done()
     if job is None:
-        await store.cancel(job_id, reason="test")
+        await store.cancel(job_id, reason=Reason.of("cancelled", text="test"))
     else:
         outcome = AttemptOutcome.COMPLETED if how == "finish" else AttemptOutcome.DEAD
         await hand.end(ended(job, outcome))

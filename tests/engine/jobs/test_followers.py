@@ -141,7 +141,7 @@ class Decider(Feature):
                     job.run_at += timedelta(hours=1)
                     await gate.put_off([job])
                 case "park":
-                    gate.park(job, "for another worker")
+                    gate.park(job, Reason("task_unknown"))
                 case _:
                     gate.start([job])
 

@@ -696,7 +696,7 @@ async def test_an_unknown_task_is_parked_and_runs_when_a_worker_knows_it(app: Du
     await other.close()
     job = await app.jobs.get(handle.id)
 
-    assert "old-deploy does not know the task new.task" in (parked.parked_reason or "")
+    assert "old-deploy does not know the task new.task" in str(parked.parked_reason)
     assert explanation.code == "parked"
     assert result == "done"
     assert job.attempts == 1, "being parked costs no attempt"

@@ -10,6 +10,7 @@ import pytest
 
 from duetime import Duetime, JobState
 from duetime.domain.jobs.job import JobFilter, NewJob
+from duetime.domain.reasons import Reason
 from duetime.engine.services import Service, repeat
 from duetime.errors import DatabaseUnreachable, StorageError, TransactionConflict, TransientError
 from duetime.storage.postgres.connection import translate_errors
@@ -47,7 +48,7 @@ async def test_a_deadlock_is_told_as_one(pg_url: str) -> None:
         await connection.execute("set deadlock_timeout = '1min'")
         hold = "select from duetime.due where job_id = %s for update"
         await connection.execute(hold, (ids[1],))
-        cancelling = asyncio.create_task(store.cancel_many(ids, reason="no"))
+        cancelling = asyncio.create_task(store.cancel_many(ids, reason=Reason("cancelled")))
         await until(lambda: waits(pg_url))
         await connection.execute(hold, (ids[0],))
     with pytest.raises(TransactionConflict, match=r"deadlock.*Try again"):

@@ -14,6 +14,7 @@ import pytest
 from duetime import Duetime, JobState
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob, JobFilter, NewJob
 from duetime.domain.jobs.queue import Limits
+from duetime.domain.reasons import Reason
 from duetime.storage import transaction
 from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.connection import array
@@ -270,11 +271,11 @@ async def test_a_cancel_that_meets_the_end_of_an_attempt_wins(
                 worker_id, ended=[again], closed=[job.token] if alone else []
             ),
             "released": lambda: store.release([job]),
-            "parked": lambda: store.park([job], "unknown"),
+            "parked": lambda: store.park([job], Reason("task_unknown")),
         }
         ending = asyncio.ensure_future(ends[how]())
         await until(lambda: blocked(pg_url))
-        cancelling = asyncio.create_task(store.cancel(job.id, reason="no"))
+        cancelling = asyncio.create_task(store.cancel(job.id, reason=Reason("cancelled")))
         await until(lambda: blocked(pg_url, at_least=2))
     await ending
     was = await cancelling
@@ -304,7 +305,7 @@ async def test_the_end_of_an_attempt_waits_for_a_cancel_in_flight(
         ends: dict[str, Callable[[], Awaitable[Any]]] = {
             "retried": lambda: store.exchange(worker_id, ended=[again], closed=[job.token]),
             "released": lambda: store.release([job]),
-            "parked": lambda: store.park([job], "unknown"),
+            "parked": lambda: store.park([job], Reason("task_unknown")),
             "disowned": lambda: store.disown(worker_id, []),
         }
         ending = asyncio.ensure_future(ends[how]())
@@ -330,7 +331,7 @@ async def test_a_cancel_that_meets_a_claim_asks_its_worker(
             " values (%s, %s, '{1}', now())",
             (worker_id, [given.job_id]),
         )
-        cancelling = asyncio.create_task(store.cancel(given.job_id, reason="no"))
+        cancelling = asyncio.create_task(store.cancel(given.job_id, reason=Reason("cancelled")))
         await until(lambda: blocked(pg_url))
         await connection.commit()
 

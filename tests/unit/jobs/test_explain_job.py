@@ -11,11 +11,12 @@ import pytest
 from duetime.domain.jobs.explain import WorkerFacts, explain_job
 from duetime.domain.jobs.job import JobInfo, JobState
 from duetime.domain.jobs.queue import Limits, QueueInfo
-from duetime.domain.reasons import Explanation
+from duetime.domain.reasons import Explanation, Reason
 
 NOW = datetime(2026, 3, 8, 12, tzinfo=UTC)
 SOON = NOW + timedelta(seconds=30)
 
+PARKED = Reason("task_unknown", {"worker": "w2", "tasks": ["send"]})
 JOB = JobInfo(
     id=7,
     task="send",
@@ -86,7 +87,7 @@ def explain(
             "in 30s after attempt 1 failed (no line).",
         ),
         (
-            {"state": JobState.PARKED, "parked_reason": "worker w2 does not know the task send"},
+            {"state": JobState.PARKED, "parked_reason": PARKED},
             "parked",
             "worker w2 does not know the task send. It runs as soon as a worker of the queue",
         ),

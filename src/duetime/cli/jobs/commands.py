@@ -120,7 +120,7 @@ def explain_command(context: click.Context, job_id: int) -> None:
 
 @jobs.command("cancel")
 @click.argument("job_ids", metavar="ID...", type=JOB_ID, nargs=-1, required=True)
-@click.option("--reason", default="cancelled", help="A reason, shown to people.")
+@click.option("--reason", help="A reason, shown to people.")
 @by_option
 @click.pass_context
 def cancel_command(context: click.Context, job_ids: tuple[int, ...], reason: str, by: str) -> None:

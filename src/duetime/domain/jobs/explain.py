@@ -28,10 +28,10 @@ JOB_SENTENCES = {
     "worker_gone": "Job {job} is held by a worker that no longer exists: it will be rescued within "
     "seconds.",
     # It waits: what keeps it from starting.
-    "unreadable": "Job {job} is parked: {text}. Cancel it; or correct the row, then cancel and "
-    "requeue it.",
-    "parked": "Job {job} is parked: {text}. It runs as soon as a worker of the queue {queue!r} "
-    "knows the task {task!r}.",
+    "unreadable": "Job {job} is parked[: {reason:reason}]. Cancel it; or correct the row, then "
+    "cancel and requeue it.",
+    "parked": "Job {job} is parked[: {reason:reason}]. It runs as soon as a worker of the queue "
+    "{queue!r} knows the task {task!r}.",
     "not_due": "Job {job} is not due: it may start at {run_at:utc}, in {wait:span}"
     "[ after attempt {attempts} failed ({error})].",
     "queue_paused": "Job {job} waits: its queue {queue!r} was paused at {paused_at:utc}"
@@ -144,8 +144,9 @@ def _stands(job: JobInfo, now: datetime) -> tuple[str, dict[str, Any]]:
         facts = {"error": job.error, "error_code": job.error_code, "finished_at": job.finished_at}
         return job.state.value, facts
     if job.state is JobState.PARKED:
-        unreadable = (job.parked_reason or "").startswith(UNREADABLE)
-        return "unreadable" if unreadable else "parked", {"text": job.parked_reason}
+        why = job.parked_reason
+        unreadable = why is not None and why.code == UNREADABLE
+        return "unreadable" if unreadable else "parked", {"reason": why}
     if job.lease_until is None:
         return "worker_gone", {}
     held = {"worker": job.worker, "lease_until": job.lease_until}

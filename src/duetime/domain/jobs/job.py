@@ -29,8 +29,8 @@ RUN_KEYS = "tick:"
 PARKED_CODE = "parked"
 """The error code of jobs that were parked until their retention was over."""
 
-UNREADABLE = "its row cannot be read"
-"""So begins the reason for which such a job is parked."""
+UNREADABLE = "row_unreadable"
+"""The code of the reason for which such a job is parked."""
 
 OnConflict = Literal["reject", "return", "replace"]
 KeyOutcome = Literal["created", "existing", "replaced", "rejected"]
@@ -220,7 +220,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     error_code: str | None
     error: str | None
     facts: dict[str, Any] | None
-    parked_reason: str | None
+    parked_reason: Reason | None
     progress: Any = None
     history: tuple[AttemptInfo, ...] = ()
 

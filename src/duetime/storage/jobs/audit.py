@@ -12,17 +12,19 @@ from duetime.domain.audit import make_event
 from duetime.domain.duration import format_duration
 from duetime.domain.jobs.job import JobState
 from duetime.domain.jobs.queue import Limits
+from duetime.domain.reasons import Reason
 
 Event = dict[str, Any]
 
 
-def cancel_events(job_id: int, state: JobState | None, *, by: str, reason: str) -> list[Event]:
+def cancel_events(job_id: int, state: JobState | None, *, by: str, reason: Reason) -> list[Event]:
     """`state`: the one that the job was in. None if that was an end: nothing was changed."""
     if state is None or state.ended:
         return []
     running = state is JobState.RUNNING
     after = {"state": state, "cancel_requested": True} if running else {"state": "cancelled"}
-    return [_of_job(job_id, "cancel", {"state": state}, after, by=by, reason=reason)]
+    said = reason.facts.get("text")
+    return [_of_job(job_id, "cancel", {"state": state}, after, by=by, reason=said)]
 
 
 def reschedule_event(job_id: int, before: datetime, after: datetime, *, by: str) -> Event:

@@ -12,6 +12,7 @@ import msgspec
 import psycopg
 
 from duetime.domain.jobs.job import PARKED_CODE, UNREADABLE, AttemptOutcome, ClaimedJob, FinishedJob
+from duetime.domain.reasons import Reason, write_reason
 from duetime.domain.reminders.keys import shorten_installation
 from duetime.errors import JobNotFound, StorageError, TransientError
 from duetime.storage.postgres.connection import array, translate_errors
@@ -237,8 +238,8 @@ class HotPath(Sessions):
     async def release(self, jobs: Sequence[ClaimedJob]) -> None:
         await self._put("put_back", jobs)
 
-    async def park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
-        await self._put("park", jobs, reason=reason)
+    async def park(self, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
+        await self._put("park", jobs, reason=write_reason(reason))
 
     async def _put(self, name: str, jobs: Sequence[ClaimedJob], **more: Any) -> None:
         ids = array(job.id for job in jobs)
@@ -266,9 +267,10 @@ class HotPath(Sessions):
             except TransientError:
                 raise
             except StorageError as error:
-                reason = f"{UNREADABLE}: {error}"
-                if await self._rows("park_unreadable", job=row[0], reason=reason):
-                    parked[row[0]] = reason
+                reason = Reason.of(UNREADABLE, text=str(error))
+                written = write_reason(reason)
+                if await self._rows("park_unreadable", job=row[0], reason=written):
+                    parked[row[0]] = str(reason)
         return parked
 
     async def unpark(

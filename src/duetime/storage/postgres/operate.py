@@ -14,7 +14,7 @@ import msgspec
 
 from duetime.domain.jobs.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
 from duetime.domain.jobs.queue import Limits, QueueInfo
-from duetime.domain.reasons import describe_error
+from duetime.domain.reasons import Reason, describe_error, write_cancel_reason
 from duetime.errors import JobNotFound, StorageError
 from duetime.storage.jobs.audit import (
     Event,
@@ -72,26 +72,28 @@ class Operations(Sessions):
             statements = find_jobs(which, lambda name, values: (self._sql[name], values))
             return [_job_info(row) for row in await drive(connection, statements)]
 
-    async def cancel(self, job_id: int, *, reason: str, by: str = "unknown") -> JobState | None:
+    async def cancel(self, job_id: int, *, reason: Reason, by: str = "unknown") -> JobState | None:
         async with self._connection() as connection, connection.transaction():
             state = await self._cancel(connection, job_id, reason)
             events = cancel_events(job_id, state, by=by, reason=reason)
             await self._audit(connection, events)
             return state
 
-    async def cancel_many(self, job_ids: Sequence[int], *, reason: str) -> None:
+    async def cancel_many(self, job_ids: Sequence[int], *, reason: Reason) -> None:
         async with self._connection() as connection, connection.transaction():
             await self._on(connection, "lock_claims_of", jobs=array(job_ids))
             for job_id in sorted(job_ids):
                 await self._cancel(connection, job_id, reason)
 
-    async def _cancel(self, connection: Connection, job_id: int, reason: str) -> JobState | None:
+    async def _cancel(self, connection: Connection, job_id: int, reason: Reason) -> JobState | None:
         for _ in range(_CANCEL_TRIES):
             state = await self._state(connection, job_id)
-            if await self._on(connection, "cancel_waiting", job=job_id, reason=reason):
+            said = {"code": reason.code, "text": reason.facts.get("text")}
+            if await self._on(connection, "cancel_waiting", job=job_id, **said):
                 return JobState.PENDING if state is None or state.ended else state
             held = await self._on(connection, "lock_claims_of", jobs=array([job_id]))
-            if held and await self._on(connection, "cancel_running", job=job_id, reason=reason):
+            told = {"job": job_id, "reason": write_cancel_reason(reason)}
+            if held and await self._on(connection, "cancel_running", **told):
                 return JobState.RUNNING
             state = await self._state(connection, job_id)
             if state is None or state.ended:
@@ -250,6 +252,8 @@ class Operations(Sessions):
 def _job_info(row: Row, history: tuple[AttemptInfo, ...] = ()) -> JobInfo:
     values = dict(zip(JobInfo.__struct_fields__, row, strict=False))
     values["state"] = JobState(values["state"])
+    if values["parked_reason"] is not None:
+        values["parked_reason"] = msgspec.convert(values["parked_reason"], Reason)
     return JobInfo(**_described(values), history=history)
 
 

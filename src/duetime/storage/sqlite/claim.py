@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.jobs.job import UNREADABLE, ClaimedJob
+from duetime.domain.reasons import Reason, write_reason
 from duetime.storage.sqlite.moment import from_us, maybe_from_us, maybe_span
 from duetime.storage.sqlite.transaction import Transaction
 from duetime.storage.store import MOST_CLAIMED_ARGS, Lane
@@ -198,8 +199,9 @@ def park_unreadable(tx: Transaction, queues: Sequence[str], most: int) -> dict[i
         try:
             decode(_chosen(tx, [job_id]))
         except (sqlite3.Error, ValueError) as error:
-            parked[job_id] = f"{UNREADABLE}: {error}"
-            tx.run("park_unreadable", job=job_id, reason=parked[job_id], now=tx.now)
+            reason = Reason.of(UNREADABLE, text=str(error))
+            parked[job_id] = str(reason)
+            tx.run("park_unreadable", job=job_id, reason=write_reason(reason), now=tx.now)
             tx.run("leave_due", jobs=encode_ids([job_id]))
     return parked
 

@@ -79,10 +79,17 @@ def settle(tx: Transaction, ended: Sequence[FinishedJob]) -> Exchange:
 
 
 def end_waiting(
-    tx: Transaction, job_id: int, outcome: str, *, reason: str, code: str | None = None
+    tx: Transaction,
+    job_id: int,
+    outcome: str,
+    *,
+    code: str | None = None,
+    error: str | None = None,
+    facts: str | None = None,
 ) -> None:
     """End a job that waits, in `due` or set aside."""
-    tx.run("end_waiting", job=job_id, outcome=outcome, code=code, reason=reason, now=tx.now)
+    said = {"code": code, "error": error, "facts": facts}
+    tx.run("end_waiting", job=job_id, outcome=outcome, **said, now=tx.now)
     tx.ended.append(job_id)
 
 

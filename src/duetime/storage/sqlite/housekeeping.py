@@ -75,8 +75,8 @@ def long_parked(tx: Transaction, age: timedelta, batch: int) -> list[Row]:
 def end_parked(tx: Transaction, age: timedelta, batch: int) -> list[int]:
     old = long_parked(tx, age, batch)
     for job_id, reason in old:
-        reason = f"it was parked for too long: {reason}"
-        end_waiting(tx, job_id, "dead", code=PARKED_CODE, reason=reason)
+        facts = f'{{"why":{reason}}}'
+        end_waiting(tx, job_id, "dead", code=PARKED_CODE, facts=facts)
     return [row[0] for row in old]
 
 
@@ -106,10 +106,9 @@ def rescue(tx: Transaction, sparing: int) -> list[Rescued]:
             rescued.append(Rescued(job_id, task, attempt, rescued_state(outcome, attempt), worker))
             continue
         if outcome == "cancelled":
-            code, error = None, f"{reason}; its worker was lost"
+            code, error = "cancelled_worker_lost", reason
         else:
-            code = "worker_lost"
-            error = "its worker was lost: the lease ran out before the job ended"
+            code, error = "worker_lost", None
         recorded.append(
             (job_id, token, attempt, worker_id, outcome, claimed_at, tx.now, code, error)
         )

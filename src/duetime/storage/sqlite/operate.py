@@ -10,7 +10,7 @@ import msgspec
 
 from duetime.domain.jobs.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
 from duetime.domain.jobs.queue import Limits, QueueInfo
-from duetime.domain.reasons import describe_error
+from duetime.domain.reasons import Reason, describe_error, read_reason, write_cancel_reason
 from duetime.storage.jobs.audit import (
     Event,
     QueueRow,
@@ -96,12 +96,13 @@ def workers(tx: Transaction) -> list[WorkerInfo]:
 # Change
 
 
-def cancel(tx: Transaction, job_id: int, reason: str) -> JobState | None:
+def cancel(tx: Transaction, job_id: int, reason: Reason) -> JobState | None:
     state = _state(tx, job_id)
     if tx.value("waits", job=job_id):
-        end_waiting(tx, job_id, "cancelled", reason=reason)
+        end_waiting(tx, job_id, "cancelled", code=reason.code, error=reason.facts.get("text"))
         return state
-    worker_id = tx.value("cancel_running", job=job_id, reason=reason, now=tx.now)
+    written = write_cancel_reason(reason)
+    worker_id = tx.value("cancel_running", job=job_id, reason=written, now=tx.now)
     if worker_id is not None:
         tx.cancelled.append((worker_id, job_id))
     return state
@@ -236,7 +237,7 @@ def _job(row: Row, history: tuple[AttemptInfo, ...] = ()) -> JobInfo:
         error_code=row[18],
         error=describe_error(row[18], facts := _decode(row[20]), row[19]),
         facts=facts,
-        parked_reason=row[21],
+        parked_reason=read_reason(row[21]),
         progress=_decode(row[22]),
         history=history,
     )

@@ -23,6 +23,7 @@ from duetime.domain.jobs.job import (
     Requeued,
 )
 from duetime.domain.jobs.queue import Limits, QueueInfo
+from duetime.domain.reasons import Reason, write_reason
 from duetime.errors import JobNotFound
 from duetime.storage.jobs.audit import cancel_events
 from duetime.storage.sqlite import finish, hot_path, housekeeping, operate
@@ -226,8 +227,10 @@ class SqliteStore:
     async def release(self, jobs: Sequence[ClaimedJob]) -> None:
         await self._thread.write(lambda tx: finish.put(tx, "put_back", jobs))
 
-    async def park(self, jobs: Sequence[ClaimedJob], reason: str) -> None:
-        await self._thread.write(lambda tx: finish.put(tx, "park", jobs, reason=reason, now=tx.now))
+    async def park(self, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
+        await self._thread.write(
+            lambda tx: finish.put(tx, "park", jobs, reason=write_reason(reason), now=tx.now)
+        )
 
     async def park_unreadable(self, queues: Sequence[str], *, most: int) -> dict[int, str]:
         return await self._thread.write(lambda tx: park_unreadable(tx, queues, most))
@@ -313,7 +316,7 @@ class SqliteStore:
     async def find(self, which: JobFilter) -> list[JobInfo]:
         return await self._thread.read(lambda tx: operate.find(tx, which))
 
-    async def cancel(self, job_id: int, *, reason: str, by: str = "unknown") -> JobState | None:
+    async def cancel(self, job_id: int, *, reason: Reason, by: str = "unknown") -> JobState | None:
         def work(tx: Transaction) -> JobState | None:
             state = operate.cancel(tx, job_id, reason)
             operate.audit(tx, self.dialect, cancel_events(job_id, state, by=by, reason=reason))
@@ -321,7 +324,7 @@ class SqliteStore:
 
         return await self._thread.write(work)
 
-    async def cancel_many(self, job_ids: Sequence[int], *, reason: str) -> None:
+    async def cancel_many(self, job_ids: Sequence[int], *, reason: Reason) -> None:
         def work(tx: Transaction) -> None:
             for job_id in job_ids:
                 operate.cancel(tx, job_id, reason)

@@ -87,7 +87,7 @@ create table duetime.claim (
     partition  text,
     cancelled  bigint[],
     -- One for each in `cancelled`.
-    cancel_reasons text[]
+    cancel_reasons json[]
 );
 alter table duetime.claim alter column job_ids set storage main;
 create index claim_worker on duetime.claim (worker_id);
@@ -186,7 +186,7 @@ create table duetime.parked (
     run_at    duetime.moment not null,
     attempt   duetime.attempts not null,
     partition text,
-    reason    text not null,
+    reason    json not null,
     parked_at duetime.moment not null,
     unreadable boolean not null default false
 );

@@ -109,7 +109,7 @@ order by j.id desc limit %(page)s;
 
 -- name: cancel_waiting
 -- A job that waits ends as cancelled at once. Zero rows: it does not wait.
-select duetime._end_waiting(array[%(job)s::bigint], 'cancelled', array[%(reason)s::text]);
+select duetime._end_waiting(array[%(job)s::bigint], 'cancelled', array[%(text)s::text], code => %(code)s);
 
 -- name: lock_claims_of
 -- The next statement then sees whether an attempt has just ended; one that ends later waits for
@@ -125,7 +125,7 @@ order by token for no key update;
 with asked as (
     update duetime.claim as c
     set cancelled = array_append(c.cancelled, %(job)s),
-        cancel_reasons = array_append(c.cancel_reasons, nullif(%(reason)s::text, 'cancelled'))
+        cancel_reasons = array_append(c.cancel_reasons, %(reason)s::json)
     where %(job)s = any (c.job_ids)
       and not exists (select from duetime.attempt as a where a.job_id = %(job)s and a.token = c.token)
     returning c.worker_id

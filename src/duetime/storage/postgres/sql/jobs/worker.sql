@@ -243,9 +243,12 @@ with ended as materialized (
            m.claimed_at,
            m.claimed_at + e.started * interval '1 microsecond',
            m.claimed_at + e.finished * interval '1 microsecond',
-           e.code,
+           case when e.code = 'cancelled'
+                then coalesce(m.cancel_reasons[array_position(m.cancelled, e.job_id)] ->> 'code', e.code)
+                else e.code end,
            case when e.outcome = 'cancelled' or e.again is not null
-                then coalesce(m.cancel_reasons[array_position(m.cancelled, e.job_id)], e.error)
+                then coalesce(m.cancel_reasons[array_position(m.cancelled, e.job_id)] -> 'facts' ->> 'text',
+                              e.error)
                 else e.error end,
            e.facts::json, e.traceback, e.result::json
     from ended as e join mine as m on m.job_id = e.job_id and m.token = e.token
@@ -333,9 +336,9 @@ with leaving as (
                       where a.job_id = u.job_id and a.token = l.token)
 ), ended as (
     insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
-                                 finished_at, error)
+                                 finished_at, error_code, error)
     select g.job_id, g.token, g.attempt, g.worker_id, 'cancelled', g.claimed_at, duetime.now(),
-           coalesce(g.reason, 'cancelled') || '; its worker gave it back'
+           'cancelled_given_back', g.reason -> 'facts' ->> 'text'
     from gone as g where g.cancelled
     returning job_id
 ), freed as (
@@ -369,7 +372,7 @@ select count(duetime.wake(queue)) from (
 
 -- name: park
 insert into duetime.parked (job_id, queue, task, priority, run_at, attempt, partition, reason, parked_at)
-select j.id, j.queue, j.task, j.priority, r.run_at, r.attempt, j.partition, %(reason)s, duetime.now()
+select j.id, j.queue, j.task, j.priority, r.run_at, r.attempt, j.partition, %(reason)s::json, duetime.now()
 from unnest(%(jobs)s::bigint[], %(run_ats)s::timestamptz[], %(attempts)s::smallint[])
     as r(job_id, run_at, attempt)
 join duetime.job as j on j.id = r.job_id
@@ -400,7 +403,7 @@ with taken as (
 insert into duetime.parked (job_id, queue, task, priority, run_at, attempt, partition, reason,
                             parked_at, unreadable)
 select t.job_id, t.queue, j.task, t.priority, duetime.now(), greatest(least(t.attempt, 20000), 0),
-    t.partition, %(reason)s, duetime.now(), true
+    t.partition, %(reason)s::json, duetime.now(), true
 from taken as t join duetime.job as j on j.id = t.job_id
 returning job_id;
 
@@ -434,9 +437,9 @@ with held as (
                       where a.job_id = u.job_id and a.token = h.token)
 ), ended as (
     insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
-                                 finished_at, error)
+                                 finished_at, error_code, error)
     select g.job_id, g.token, g.attempt, g.worker_id, 'cancelled', g.claimed_at, duetime.now(),
-           coalesce(g.reason, 'cancelled') || '; its worker gave it back'
+           'cancelled_given_back', g.reason -> 'facts' ->> 'text'
     from gone as g where g.cancelled
     returning job_id
 ), freed as (
@@ -513,9 +516,8 @@ with held as (
     insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                  finished_at, error_code, error)
     select f.job_id, f.token, f.attempt, f.worker_id, f.outcome, f.claimed_at, duetime.now(),
-           case when f.outcome <> 'cancelled' then 'worker_lost' end,
-           case when f.outcome = 'cancelled' then coalesce(f.reason, 'cancelled') || '; its worker was lost'
-                else 'its worker was lost: the lease ran out before the job ended' end
+           case when f.outcome = 'cancelled' then 'cancelled_worker_lost' else 'worker_lost' end,
+           case when f.outcome = 'cancelled' then f.reason -> 'facts' ->> 'text' end
     from fate as f where f.outcome <> 'given back'
 ), again as (
     insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
@@ -618,7 +620,7 @@ with old as materialized (
     order by p.job_id limit %(batch)s for update skip locked
 )
 select duetime._end_waiting(array_agg(o.job_id), 'dead',
-                            array_agg('it was parked for too long: ' || o.reason), code => %(code)s)
+                            reasons => array_agg(json_build_object('code', %(code)s::text, 'facts', json_build_object('why', o.reason))))
 from old as o;
 
 -- name: prune_leftovers

@@ -131,9 +131,11 @@ insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, outcom
                                        result, facts)
 select c.job_id, c.token, c.attempt, c.worker_id, json_extract(e.value, '$[4]'), c.claimed_at,
     c.claimed_at + json_extract(e.value, '$[2]'), c.claimed_at + json_extract(e.value, '$[3]'),
-    json_extract(e.value, '$[6]'),
+    case when json_extract(e.value, '$[6]') = 'cancelled'
+         then coalesce(json_extract(c.cancel_reason, '$.code'), 'cancelled')
+         else json_extract(e.value, '$[6]') end,
     case when json_extract(e.value, '$[4]') = 'cancelled'
-         then coalesce(c.cancel_reason, json_extract(e.value, '$[7]'))
+         then coalesce(json_extract(c.cancel_reason, '$.facts.text'), json_extract(e.value, '$[7]'))
          else json_extract(e.value, '$[7]') end,
     json_extract(e.value, '$[8]'), json_extract(e.value, '$[9]'), json_extract(e.value, '$[10]')
 from json_each(:ended) as e cross join duetime_claim as c
@@ -195,9 +197,9 @@ where c.cancelled is not null;
 -- name: end_cancelled
 -- What is to be given back, and was cancelled, ends so.
 insert into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at, finished_at,
-                             error)
+                             error_code, error)
 select c.job_id, c.token, c.attempt, c.worker_id, 'cancelled', c.claimed_at, :now,
-    coalesce(c.cancel_reason, 'cancelled') || '; its worker gave it back'
+    'cancelled_given_back', json_extract(c.cancel_reason, '$.facts.text')
 from json_each(:ended) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
 where c.cancelled is not null

@@ -79,13 +79,13 @@ select exists (select 1 from duetime_due where job_id = :job)
     or exists (select 1 from duetime_parked where job_id = :job);
 
 -- name: end_waiting
-insert into duetime_end_waiting (job_id, outcome, error_code, error, at)
-values (:job, :outcome, :code, :reason, :now);
+insert into duetime_end_waiting (job_id, outcome, error_code, error, facts, at)
+values (:job, :outcome, :code, :error, :facts, :now);
 
 -- name: cancel_running
 -- Ask the worker that holds the job to stop it; its sleeper or its heartbeat finds it.
 update duetime_claim
-set cancelled = :now, cancel_reason = coalesce(cancel_reason, nullif(:reason, 'cancelled'))
+set cancelled = :now, cancel_reason = coalesce(cancel_reason, :reason)
 where job_id = :job returning worker_id;
 
 -- name: waiting_place

@@ -81,7 +81,7 @@ select c.job_id, c.token, c.attempt, c.worker_id, c.claimed_at, j.task, j.queue,
          when c.attempt >= coalesce(t.max_attempts, j.max_attempts) then 'dead' else 'lost' end,
     (select count(*) from duetime_attempt as a where a.job_id = c.job_id and +a.outcome = 'lost'),
     coalesce(n.name, cast(c.worker_id as text)), c.queue is not null,
-    coalesce(c.cancel_reason, 'cancelled')
+    json_extract(c.cancel_reason, '$.facts.text')
 from duetime_claim as c
 join duetime_job as j on j.id = c.job_id
 -- Reminders may be armed before a worker ever said how many attempts they have.
