@@ -8,15 +8,15 @@ from typing import Any
 
 import psycopg
 
-from duetime.wiring import backend_of, sqlite_path
+from duetime.wiring import file_of
 
 CREATE = "create table effect (n integer, job_id bigint, token bigint, worker text, at float)"
 
 
 def run(url: str, statement: str) -> list[Any]:
     """Run one statement on the test's database, over a connection of its own."""
-    if backend_of(url) == "sqlite":
-        with closing(sqlite3.connect(sqlite_path(url), timeout=10)) as connection, connection:
+    if (file := file_of(url)) is not None:
+        with closing(sqlite3.connect(file, timeout=10)) as connection, connection:
             return connection.execute(statement).fetchall()
     with psycopg.connect(url, autocommit=True) as postgres:
         cursor = postgres.execute(statement)

@@ -7,14 +7,14 @@ import random
 import sys
 import time
 
-from duetime.wiring import backend_of
+from duetime.wiring import file_of
 from tests.workload import app, started
 
 
 async def produce(number: int, jobs: int) -> None:
     chance = random.Random(number)
     store = await app.store()
-    holds = backend_of(app.settings.database) == "postgres"
+    holds = file_of(app.settings.database) is None
     lines = []
     for index in range(jobs):
         await asyncio.sleep(chance.choice((0.0, 0.001, 0.003, 0.01, 0.02)))

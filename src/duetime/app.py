@@ -36,7 +36,7 @@ from duetime.settings import (
     load_settings,
 )
 from duetime.telemetry.events import Events
-from duetime.wiring import backend_of
+from duetime.wiring import file_of
 
 # `import duetime` is quick: each part is imported when it is first used.
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Duetime:
 
     def __init__(self, database: str | None = None, **settings: Unpack[SettingsArguments]) -> None:
         self.settings: Settings = load_settings({"database": database, **settings})
-        backend_of(self.settings.database)
+        file_of(self.settings.database)  # Checks the URL.
         self.tasks: dict[str, TaskDefinition] = {}
         self.task = TaskRegistry(self)
         self._registrations = Registrations()
@@ -240,7 +240,7 @@ class Duetime:
 
         store = self._unopened()
         answer: list[Enqueued] = await transaction.run_async(
-            tx, store.enqueue_in(jobs), placeholder=store.capabilities.placeholder
+            tx, store.enqueue_in(jobs), placeholder=store.placeholder
         )
         return answer
 
@@ -253,7 +253,7 @@ class Duetime:
         _check_jobs(jobs)
         store = self._unopened()
         answer: list[Enqueued] = transaction.run(
-            tx, store.enqueue_in(jobs), placeholder=store.capabilities.placeholder
+            tx, store.enqueue_in(jobs), placeholder=store.placeholder
         )
         return answer
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from duetime.api.portal import keep_inherited
 from duetime.settings import Settings
-from duetime.wiring import backend_of, make_migrator, make_store
+from duetime.wiring import file_of, make_migrator, make_store
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -65,7 +65,7 @@ class Database:
         from duetime.storage import transaction
 
         store = self.unopened()
-        placeholder = store.capabilities.placeholder
+        placeholder = store.placeholder
         return await transaction.run_async(tx, make(store.dialect), placeholder=placeholder)
 
     def unopened(self) -> Store:
@@ -91,7 +91,9 @@ class Database:
                 return
             migrator = make_migrator(self._app.settings)
             migrate = self._app.settings.migrate
-            if migrate or (migrate is None and backend_of(self._app.settings.database) == "sqlite"):
+            if migrate is None:
+                migrate = file_of(self._app.settings.database) is not None
+            if migrate:
                 upgrade(migrator)
             check_version(migrator.version(), len(migrator.migrations))
             self.checked = True

@@ -15,7 +15,7 @@ from duetime.domain.page import MAX_LIMIT
 from duetime.domain.urls import show_url
 from duetime.errors import SchemaMismatch, StorageError
 from duetime.storage.store import WorkerInfo
-from duetime.wiring import backend_of, sqlite_path
+from duetime.wiring import file_of
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -36,8 +36,9 @@ async def check_health(
     """
     url = app.settings.database
     where = show_url(url)
-    if backend_of(url) == "sqlite" and not await asyncio.to_thread(Path(sqlite_path(url)).exists):
-        return [Check("database", False, f"There is no file {sqlite_path(url)!r}.")]
+    file = file_of(url)
+    if file is not None and not await asyncio.to_thread(Path(file).exists):
+        return [Check("database", False, f"There is no file {file!r}.")]
     try:
         async with asyncio.timeout(timeout.total_seconds()):
             await app.store()

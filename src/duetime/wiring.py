@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 def make_store(settings: Settings) -> Store:
     """Return the store for the database URL; it is not opened yet."""
-    if backend_of(settings.database) == "sqlite":
+    if (file := file_of(settings.database)) is not None:
         from duetime.storage.sqlite.store import SqliteStore
 
         return SqliteStore(
-            sqlite_path(settings.database),
+            file,
             prefix=settings.prefix,
             call_seconds=settings.database_timeout.total_seconds(),
         )
@@ -42,10 +42,10 @@ def make_store(settings: Settings) -> Store:
 
 def make_migrator(settings: Settings) -> Migrator:
     """Return what changes the schema of the database."""
-    if backend_of(settings.database) == "sqlite":
+    if (file := file_of(settings.database)) is not None:
         from duetime.storage.sqlite.migrator import SqliteMigrator
 
-        return SqliteMigrator(sqlite_path(settings.database), settings.prefix)
+        return SqliteMigrator(file, settings.prefix)
     _need_psycopg()
     from duetime.storage.postgres.migrator import PostgresMigrator
 
@@ -54,7 +54,7 @@ def make_migrator(settings: Settings) -> Migrator:
 
 def make_roles(settings: Settings, prefix: str) -> PostgresRoles:
     """Return what says which role may do what."""
-    if backend_of(settings.database) == "sqlite":
+    if file_of(settings.database) is not None:
         raise InvalidInput("SQLite has no roles: whoever can write to the file can do everything.")
     _need_psycopg()
     from duetime.storage.postgres.roles import PostgresRoles
@@ -64,30 +64,29 @@ def make_roles(settings: Settings, prefix: str) -> PostgresRoles:
 
 def back_up(settings: Settings, target: str) -> Backup:
     """Copy the database into a new file, while workers run. SQLite only."""
-    if backend_of(settings.database) != "sqlite":
+    file = file_of(settings.database)
+    if file is None:
         raise InvalidInput(
             "To back up PostgreSQL, use its own tools: pg_dump --format=custom "
             f"--file={shlex.quote(target)} DATABASE. See the manual, Backups."
         )
     from duetime.storage.sqlite.backup import back_up
 
-    return back_up(sqlite_path(settings.database), target)
+    return back_up(file, target)
 
 
-def backend_of(url: str) -> str:
-    """Return `postgres` or `sqlite`."""
+def file_of(url: str) -> str | None:
+    """Return the file that the database is (SQLite); None: it is on a server (PostgreSQL).
+
+    `sqlite:///jobs.db` is relative, `sqlite:////var/jobs.db` absolute, as elsewhere.
+    """
     if url.startswith(("postgresql://", "postgres://")):
-        return "postgres"
-    if url.startswith("sqlite://"):
-        return "sqlite"
-    raise InvalidDatabaseURL(
-        "The database URL must begin with postgresql:// or sqlite:///, "
-        + (f"got {show_url(url)}." if "://" in url else "and this one has no scheme.")
-    )
-
-
-def sqlite_path(url: str) -> str:
-    """`sqlite:///jobs.db` is relative, `sqlite:////var/jobs.db` absolute, as elsewhere."""
+        return None
+    if not url.startswith("sqlite://"):
+        raise InvalidDatabaseURL(
+            "The database URL must begin with postgresql:// or sqlite:///, "
+            + (f"got {show_url(url)}." if "://" in url else "and this one has no scheme.")
+        )
     path = url.partition("://")[2]
     if not path.startswith("/") or len(path) < 2:
         raise InvalidDatabaseURL(

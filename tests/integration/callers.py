@@ -60,7 +60,7 @@ class Caller:
         return answers
 
     def run(self, statements: Statements) -> Any:
-        placeholder = self.store.capabilities.placeholder
+        placeholder = self.store.placeholder
         if transaction.is_async(self.tx):
             return self.do(transaction.run_async(self.tx, statements, placeholder=placeholder))
         return transaction.run(self.tx, statements, placeholder=placeholder)

@@ -433,9 +433,7 @@ def test_no_library_is_imported_before_it_is_met() -> None:
 
 def enqueue(tx: Any, database: Database, name: str) -> None:
     statements = database.store.enqueue_in([NewJob(task=name)])
-    [enqueued] = transaction.run(
-        tx, statements, placeholder=database.store.capabilities.placeholder
-    )
+    [enqueued] = transaction.run(tx, statements, placeholder=database.store.placeholder)
     assert enqueued.outcome == "created"
 
 

@@ -10,7 +10,7 @@ from duetime.domain.urls import check_postgres_url, hide_passwords, show_url
 from duetime.errors import DuetimeError, InvalidDatabaseURL
 from duetime.settings import Settings, load_settings
 from duetime.storage.postgres.connection import make_dsn
-from duetime.wiring import backend_of, sqlite_path
+from duetime.wiring import file_of
 
 SECRET = "hunter2"
 _ODD = st.text(alphabet="@/:?#%[]&= '\"\\,x\u2100\u0000\n", max_size=6)
@@ -31,7 +31,7 @@ def test_no_error_shows_a_password(scheme: str, password: str) -> None:
         f"host=127.0.0.1 password={password}",
     ):
         shown = [show_url(url), repr(Settings(database=url, listen_database=url))]
-        for read in (backend_of, sqlite_path, make_dsn):
+        for read in (file_of, make_dsn):
             try:
                 read(url)
             except DuetimeError as error:

@@ -17,7 +17,7 @@ import msgspec
 from duetime.app import Duetime
 from duetime.errors import DuetimeError, SettingsError
 from duetime.settings import Settings
-from duetime.wiring import backend_of
+from duetime.wiring import file_of
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Target(msgspec.Struct):
         """Return the app that was named, or one without tasks on the database that was named."""
         app = Duetime(self.database) if self.app is None else load_app(self.app)
         if self.database is not None:
-            backend_of(self.database)
+            file_of(self.database)  # Checks the URL.
             app.settings = msgspec.structs.replace(app.settings, database=self.database)
         return app
 

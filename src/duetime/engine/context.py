@@ -155,7 +155,7 @@ class Context:
         """Complete this job in the handler's own transaction `tx`, which commits both or none."""
         self._refuse_twice()
         statements = self._completion(self._ended(result), result)
-        placeholder = self._store.capabilities.placeholder
+        placeholder = self._store.placeholder
         if not await transaction.run_async(tx, statements, placeholder=placeholder):
             raise ClaimLost(self.job.id, self.job.token)
         self.completed = True
@@ -164,7 +164,7 @@ class Context:
         """`complete`, for handlers that run in threads."""
         self._refuse_twice()
         statements = self._completion(self._ended(result), result)
-        placeholder = self._store.capabilities.placeholder
+        placeholder = self._store.placeholder
         if not transaction.run(tx, statements, placeholder=placeholder):
             raise ClaimLost(self.job.id, self.job.token)
         self.completed = True

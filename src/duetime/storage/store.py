@@ -74,15 +74,6 @@ def run_many(
     return rows
 
 
-class Capabilities(msgspec.Struct, frozen=True):
-    """What a backend can do, asked instead of its type."""
-
-    notifies: bool
-    """Another process is woken by the database; else it polls for changes."""
-    placeholder: str
-    """How a parameter is written in `Statements`: `%s` or `?`."""
-
-
 class Lane(msgspec.Struct):
     """One (queue, priority) in time order, and the time before which all was seen."""
 
@@ -194,7 +185,8 @@ MOST_CLAIMED_ARGS = 16 * 1024
 class Store(Protocol):
     """A backend. `open` before use; every method may raise `StorageError`."""
 
-    capabilities: Capabilities
+    placeholder: str
+    """How a parameter is written in `Statements`: `%s` or `?`."""
     installation: str
     """What the keys of this installation carry; known as soon as a worker is registered."""
 

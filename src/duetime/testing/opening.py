@@ -23,7 +23,7 @@ from duetime.app import Duetime
 from duetime.errors import DuetimeError, StorageError
 from duetime.settings import Settings
 from duetime.testing.world import World, read_moment
-from duetime.wiring import backend_of, make_migrator
+from duetime.wiring import file_of, make_migrator
 
 _MOST_EXTRA = 1000
 _in_a_world: WeakSet[Duetime] = WeakSet()
@@ -126,7 +126,7 @@ def _settings(settings: Settings, *, isolated: bool, folder: Path) -> Settings:
     settings = msgspec.structs.replace(settings, migrate=True)
     if not isolated:
         return settings
-    if backend_of(settings.database) == "sqlite":
+    if file_of(settings.database) is not None:
         return msgspec.structs.replace(settings, database=f"sqlite:///{folder / 'world.db'}")
     return msgspec.structs.replace(settings, schema=_name_schema())
 
@@ -146,7 +146,7 @@ async def _close_stores(app: Duetime) -> None:
 
 
 def _drop(settings: Settings) -> None:
-    if backend_of(settings.database) == "sqlite":
+    if file_of(settings.database) is not None:
         return
     try:
         with make_migrator(settings).session() as session:

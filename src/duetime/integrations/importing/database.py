@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from duetime.domain.urls import HOW_TO_WRITE, check_postgres_url, describe_parse_error
 from duetime.errors import InvalidInput
-from duetime.wiring import backend_of, sqlite_path
+from duetime.wiring import file_of
 
 _SECONDS = 10
 
@@ -25,8 +25,8 @@ def read_tables(
     `source` is a URL, as SQLAlchemy writes it, too; or the path of a SQLite file.
     """
     url = re.sub(r"^(\w+)\+\w+://", r"\1://", source if "://" in source else f"sqlite:///{source}")
-    read = _read_sqlite if backend_of(url) == "sqlite" else _read_postgres
-    rows = read(url, queries)
+    file = file_of(url)
+    rows = _read_postgres(url, queries) if file is None else _read_sqlite(file, queries)
     if rows[needed] is None:
         raise InvalidInput(
             f"The database has no table {needed}. Check that it is the right database."
@@ -34,8 +34,7 @@ def read_tables(
     return {name: found or [] for name, found in rows.items()}
 
 
-def _read_sqlite(url: str, queries: Mapping[str, str]) -> dict[str, list[dict[str, Any]] | None]:
-    path = sqlite_path(url)
+def _read_sqlite(path: str, queries: Mapping[str, str]) -> dict[str, list[dict[str, Any]] | None]:
     if not Path(path).is_file():
         raise InvalidInput(f"There is no database at {path!r}.")
     rows: dict[str, list[dict[str, Any]] | None] = {}

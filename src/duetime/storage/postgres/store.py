@@ -15,7 +15,7 @@ from duetime.storage.postgres.bulk import BEGIN, END, CopyRows
 from duetime.storage.postgres.driving import drive
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
-from duetime.storage.store import Capabilities, Statements, in_parts
+from duetime.storage.store import Statements, in_parts
 
 _BULK = 1000
 """From this many jobs on, COPY is faster than one function call."""
@@ -25,7 +25,7 @@ _CHUNK = 2000
 class PostgresStore(HotPath, Operations):
     """The store: enqueues here; `HotPath` serves workers, `Operations` people."""
 
-    capabilities = Capabilities(notifies=True, placeholder="%s")
+    placeholder = "%s"
     _computing: ThreadPoolExecutor | None = None
     _copies: bool | None = None
     """Whether our role may COPY into the tables, once it is known."""

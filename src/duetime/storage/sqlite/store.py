@@ -55,7 +55,6 @@ from duetime.storage.sqlite.triggers import SqliteTriggers
 from duetime.storage.sqlite.turn import turn_of
 from duetime.storage.statements import load_statements
 from duetime.storage.store import (
-    Capabilities,
     Exchange,
     Lane,
     Rescued,
@@ -67,7 +66,7 @@ from duetime.storage.store import (
 class SqliteStore:
     """One connection on one thread, which runs whole transactions."""
 
-    capabilities = Capabilities(notifies=False, placeholder="?")
+    placeholder = "?"
 
     def __init__(
         self,
