@@ -53,8 +53,8 @@ def parse_rule(value: RuleLike) -> Rule:
     >>> parse_rule("1h")
     Traceback (most recent call last):
         ...
-    duetime.errors.InvalidInput: The rule '1h' is not clear: write '-1h' for before the due time, \
-'+1h' for after it.
+    duetime.errors.InvalidInput: The rule '1h' has no sign. Write '-1h' for a time before the due \
+time, or '+1h' for a time after it.
     """
     if isinstance(value, Rule):
         return check_rule(value)
