@@ -9,7 +9,9 @@ context: see `Context.finish_with`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
@@ -17,8 +19,11 @@ from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.domain.reasons import Reason
 from duetime.engine.services import Service
+from duetime.errors import StorageError
 from duetime.storage.store import Store
-from duetime.telemetry.events import Events
+from duetime.telemetry.events import Events, log_event
+
+log = logging.getLogger("duetime.worker")
 
 
 class WorkerView(NamedTuple):
@@ -49,7 +54,8 @@ class Gate(Protocol):
 class Follower:
     """What a feature does about jobs beside running them. Each worker has one of each feature.
 
-    It follows the jobs of its `tasks`, and those whose key begins with its `key_prefix`.
+    It follows the jobs of its `tasks`, and those whose key begins with its `key_prefix`. An error
+    that it raises is logged and stops neither the worker nor the job.
     """
 
     name = ""
@@ -65,9 +71,9 @@ class Follower:
     async def before_start(self, jobs: Sequence[ClaimedJob], received: float, gate: Gate) -> None:
         """Decide on jobs that were claimed together, at the monotonic time `received`.
 
-        Each must be passed to `gate`, in any order and as soon as it is decided on. Jobs that are
-        left over, because this raised an error, are given back. A job that has a `start_by` and did
-        not find a free runner until then is asked about again.
+        Each must be passed to `gate`, in any order and as soon as it is decided on. Those that are
+        left over are given back. A job that has a `start_by` and found no free runner until then
+        is asked about again.
         """
         raise NotImplementedError
 
@@ -161,7 +167,8 @@ class Followers:
 
     def started(self, job: ClaimedJob) -> None:
         for follower in self.of(job):
-            follower.started(job)
+            with self._logged(follower):
+                follower.started(job)
 
     def ended(self, ended: Sequence[FinishedJob]) -> None:
         """Report jobs that have ended. Those that run again have not."""
@@ -172,16 +179,35 @@ class Followers:
                 for follower in self.of(end.job):
                     followed.setdefault(follower, []).append(end)
         for follower, mine in followed.items():
-            follower.ended(mine)
+            with self._logged(follower):
+                follower.ended(mine)
 
     async def given_back(self, jobs: Sequence[ClaimedJob]) -> None:
         for follower in self._all:
             if mine := [job for job in jobs if follower in self.of(job)]:
-                await follower.given_back(mine)
+                with self._logged(follower):
+                    await follower.given_back(mine)
 
     async def flush(self) -> None:
         for follower in self._all:
             await follower.flush()
+
+    @contextmanager
+    def _logged(self, follower: Follower) -> Iterator[None]:
+        """A mistake in a feature must not take the worker down: `repair` makes up for it."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            log_event(
+                log,
+                logging.ERROR,
+                "follower_failed",
+                "The follower %(follower)s raised an error; its next repair makes up for it.",
+                follower=follower.name,
+                exc_info=error,
+            )
 
 
 class Upkeep:

@@ -292,6 +292,8 @@ class Loop:
     async def _ask(self, follower: Follower, gate: _Gate) -> None:
         try:
             await follower.before_start(list(gate.undecided.values()), gate.received, gate)
+            if gate.undecided:
+                raise RuntimeError(f"{follower.name} did not decide on {len(gate.undecided)} jobs")
         except Exception as error:  # noqa: BLE001 -- whatever it was, the jobs are given back.
             left = [job for job in gate.undecided.values() if self.holdings.holds(job)]
             now = self._clock.now()

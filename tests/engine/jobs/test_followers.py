@@ -14,6 +14,7 @@ from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.engine.followers import Follower, Gate, WorkerView
 from duetime.engine.services import Service
 from duetime.storage.store import Dialect, Statements
+from tests.log_events import events_of
 from tests.waiting import until, until_true
 
 on_both = pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
@@ -216,6 +217,58 @@ async def test_what_it_failed_to_decide_on_is_given_back(
             await handle.result("30s")
 
     assert sorted(broken.starts) == [handle.id for handle in handles], "each of them once"
+
+
+class Silent(Feature):
+    """Forgets to decide on the first batch."""
+
+    async def before_start(self, jobs: Sequence[ClaimedJob], received: float, gate: Gate) -> None:
+        if self.asked:
+            gate.start(jobs)
+        self.asked.append([job.id for job in jobs])
+
+
+async def test_what_it_did_not_decide_on_is_given_back(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duetime.engine.loop._AGAIN_AFTER", timedelta(0))
+
+    @app.task(name="followed", max_attempts=1)
+    async def followed() -> str:
+        return "ran"
+
+    handle = await followed.enqueue()
+    async with following(app, Silent()):
+        assert await handle.result("10s") == "ran"
+
+
+class Careless(Feature):
+    """Raises whatever it is told."""
+
+    def started(self, job: ClaimedJob) -> None:
+        raise RuntimeError("a bug")
+
+    def ended(self, ended: Sequence[FinishedJob]) -> None:
+        super().ended(ended)
+        raise RuntimeError("a bug")
+
+
+async def test_its_errors_stop_neither_jobs_nor_the_worker(
+    app: Duetime, caplog: pytest.LogCaptureFixture
+) -> None:
+    careless = Careless()
+
+    @app.task(name="followed", max_attempts=1)
+    async def followed() -> str:
+        return "ran"
+
+    async with following(app, careless):
+        for number in range(2):
+            handle = await followed.enqueue()
+            assert await handle.result("10s") == "ran"
+            await until_true(lambda number=number: len(careless.ends) > number)  # type: ignore[misc]
+
+    assert events_of(caplog).count("follower_failed") == 4
 
 
 async def test_it_writes_in_the_transaction_that_completes_its_job(app: Duetime) -> None:
