@@ -342,7 +342,7 @@ set status = case when exists (select 1 from duetime_delivery as d
         when a.outcome = 'dead' and a.error is not null then json_object('code', 'failed', 'facts',
             json_patch('{}', json_object('error_code', a.error_code, 'text', a.error)))
         else json_object('code', coalesce(a.error_code, a.outcome), 'facts',
-            json_patch(coalesce(a.facts, '{}'), json_object('text', a.error))) end,
+            json_patch(json_patch('{}', json_object('text', a.error)), coalesce(a.facts, '{}'))) end,
     ended_at = a.finished_at
 from duetime_attempt as a
 where r.job_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)

@@ -392,7 +392,8 @@ set status = case when e.outcome = 'expired' then 'skipped'
                        or e.outcome in ('cancelled', 'superseded')
                           and o.status in ('armed', 'waiting') and o.begun_at is null
                   then json_object('code', coalesce(e.error_code, e.outcome), 'facts',
-                                   json_patch(coalesce(e.facts, '{}'), json_object('text', e.error)))
+                                   json_patch(json_patch('{}', json_object('text', e.error)),
+                                              coalesce(e.facts, '{}')))
                   else o.reason end,
     begun_at = coalesce(o.begun_at, e.claimed_at), worker = coalesce(e.worker, o.worker),
     started_at = e.started_at, finished_at = e.finished_at,
