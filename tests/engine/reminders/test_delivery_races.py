@@ -19,6 +19,7 @@ from duetime.domain.reminders.delivery import DeliveryStatus, ReceiptStatus
 from duetime.errors import InvalidInput
 from tests import effects
 from tests.conftest import Backend
+from tests.engine.reminders.test_reminder_races import EVEN_LATE
 from tests.waiting import until
 
 SHORT: dict[str, Any] = {
@@ -118,7 +119,7 @@ async def test_an_acknowledgement_at_the_moment_of_the_escalation(
     async with fleet(backend, ledger):
         acknowledging = [asyncio.create_task(acknowledge(ref)) for ref in refs]
         for ref in refs:
-            rule = {"rule": "0s", "escalate": wait}
+            rule = EVEN_LATE | {"escalate": wait}
             await app.subjects.put(ref, due=soon(1000), remind=rule, recipients=["ann", "bob"])
         await asyncio.gather(*acknowledging)
         await until(lambda: idle(app))
@@ -145,7 +146,7 @@ async def test_an_escalation_outlives_the_workers_that_sent(backend: Backend, ap
     ledger = Ledger()
     async with fleet(backend, ledger, count=1):
         await app.subjects.put(
-            "game", due=soon(), remind={"rule": "0s", "escalate": "1s"}, recipients=["ann", "bob"]
+            "game", due=soon(), remind=EVEN_LATE | {"escalate": "1s"}, recipients=["ann", "bob"]
         )
         await until(lambda: sent(app, 1))
     assert ledger.recipients == ["ann"]
@@ -167,7 +168,7 @@ async def test_a_worker_that_dies_while_it_sends_is_followed_under_the_same_key(
     worker = dying._make_worker(await dying.store())
     running = asyncio.create_task(worker.run())
     await worker.started.wait()
-    rule = {"rule": "0s", "escalate": "500ms"}
+    rule = EVEN_LATE | {"escalate": "500ms"}
     await app.subjects.put("game", due=soon(), remind=rule, recipients=["ann", "bob"])
     await asyncio.wait_for(ledger.hanging.wait(), 30)
     # It stops without a word, as a process that is killed: its lease runs out.
@@ -200,7 +201,7 @@ async def test_a_failed_send_escalates_once_whoever_settles_it(
             await app.subjects.put(
                 f"game:{n}",
                 due=soon(),
-                remind={"rule": "0s", "escalate": "1h"},
+                remind=EVEN_LATE | {"escalate": "1h"},
                 recipients=people,
             )
 
@@ -220,7 +221,7 @@ async def test_the_same_receipt_from_all_sides_is_taken_once(
     first, second = Ledger(), Ledger()
     second.name = "call"
     async with fleet(backend, first, second):
-        await app.subjects.put("game", due=soon(), remind="0s", recipients=["ann"])
+        await app.subjects.put("game", due=soon(), remind=EVEN_LATE, recipients=["ann"])
         await until(lambda: sent(app, 1))
         counts = await asyncio.gather(
             *(app.receipt("id-1", "bounced", channel="mail") for _ in range(20))
@@ -265,8 +266,7 @@ async def test_receipts_at_the_moment_of_the_record_are_neither_lost_nor_doubled
     second.name = "call"
     async with fleet(backend, first, second, count=2):
         for n in range(many):
-            rule = {"rule": "0s", "past": "send_now"}
-            await app.subjects.put(str(n), due=soon(), remind=[rule], recipients=["ann"])
+            await app.subjects.put(str(n), due=soon(), remind=EVEN_LATE, recipients=["ann"])
 
         async def done() -> bool:
             found = await app.reminders.list(status="sent", limit=1000)
@@ -293,7 +293,7 @@ async def test_a_rate_holds_over_all_workers(backend: Backend, app: Duetime) -> 
     keep_places(backend)
     async with fleet(backend, ledger, rate=f"{rate}/s"):
         people = [f"p{n}" for n in range(many)]
-        await app.subjects.put("game", due=soon(1000), remind="0s", recipients=people)
+        await app.subjects.put("game", due=soon(1000), remind=EVEN_LATE, recipients=people)
         await until(lambda: sent(app, many))
     times = sorted(place for (place,) in effects.run(backend.url, "select at from place"))
     fullest = max(sum(start <= at < start + 1_000_000 for at in times) for start in times)
@@ -368,7 +368,7 @@ async def test_retries_of_a_channel_count_across_workers(backend: Backend, app: 
     ledger.failure = NotSent("no answer", transient=True)
     backup.name = "call"
     async with fleet(backend, ledger, backup, tries=5, retry=Constant("50ms")):
-        await app.subjects.put("game", due=soon(), remind="0s", recipients=["ann"])
+        await app.subjects.put("game", due=soon(), remind=EVEN_LATE, recipients=["ann"])
         await until(lambda: sent(app, 1))
     deliveries = await app.reminders.deliveries(1)
 

@@ -20,7 +20,7 @@ from duetime import Constant, Duetime, Sent
 from duetime.channels.channel import Message, NotSent
 from tests.conftest import Backend, query
 from tests.counting import Counted
-from tests.engine.reminders.test_reminder_races import SHORT
+from tests.engine.reminders.test_reminder_races import EVEN_LATE, SHORT
 from tests.waiting import until, until_true, waits
 
 WORKERS = 8
@@ -84,7 +84,7 @@ async def put_games(app: Duetime, count: int = GAMES) -> None:
     await app.recipients.put("ann", max_per_hour=MOST)
     due = datetime.now(UTC) + timedelta(milliseconds=500)
     games = [
-        app.subjects.define(f"game:{n}", due=due, remind=["0s"], recipients=["ann"])
+        app.subjects.define(f"game:{n}", due=due, remind=EVEN_LATE, recipients=["ann"])
         for n in range(count)
     ]
     await app.subjects.put_many(games)
@@ -185,7 +185,7 @@ async def test_who_lets_a_message_through_holds_the_recipients_row(
         await pg_app.subjects.put(
             "game:1",
             due=datetime.now(UTC) + timedelta(milliseconds=500),
-            remind=["0s"],
+            remind=EVEN_LATE,
             recipients=["ann"],
         )
         await until(lambda: waits(pg_url))

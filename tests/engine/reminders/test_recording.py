@@ -15,6 +15,7 @@ import pytest
 from duetime import Constant, Context, Duetime, Reminder, Sent
 from tests.conftest import Backend, query
 from tests.counting import Counted
+from tests.engine.reminders.test_reminder_races import EVEN_LATE
 from tests.waiting import until_true
 
 SHORT: dict[str, Any] = {"lease": "20s", "heartbeat": "1s", "rescue_every": "500ms", "grace": "5s"}
@@ -77,7 +78,9 @@ class Choir:
         """All of them are being sent, and none has ended."""
         due = datetime.now(UTC) + timedelta(milliseconds=200)
         refs = [f"s{number}" for number in range(COUNT)]
-        await app.subjects.put_many([app.subjects.define(r, due=due, remind=["0s"]) for r in refs])
+        await app.subjects.put_many(
+            [app.subjects.define(r, due=due, remind=EVEN_LATE) for r in refs]
+        )
         await until_true(lambda: len(self.keys) == COUNT)
 
 
