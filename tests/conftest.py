@@ -15,6 +15,7 @@ from zlib import crc32
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 
 from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.migrator import PostgresMigrator
@@ -22,6 +23,10 @@ from duetime.storage.sqlite.migrator import SqliteMigrator
 from duetime.testing import opening
 from tests.postgres_binaries import find_system, find_wheel
 from tests.servers import PostgresServer
+
+# A test never depends on how busy the machine is.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 TESTS = Path(__file__).parent
 BACKENDS = ("postgres15", "postgres18", "sqlite")

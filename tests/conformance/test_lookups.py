@@ -58,7 +58,7 @@ async def test_what_is_no_reason_is_refused(app: Duetime, reason: str) -> None:
     await app.schedules.put("daily", "shop.send", "0 9 * * *")
 
     for change in WITH_REASON.values():
-        with pytest.raises(InvalidInput, match="the reason"):
+        with pytest.raises(InvalidInput, match="The reason"):
             await change(app, NOT_NAMES[reason])
 
 

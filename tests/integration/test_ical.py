@@ -248,7 +248,7 @@ def test_a_bomb_in_a_time_zone_or_a_rule_does_not_go_off() -> None:
     assert len(problems) == 19
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.binary(max_size=400))
 def test_noise_inside_an_event_never_breaks_the_reader(noise: bytes) -> None:
     text = noise.decode("utf-8", "replace")
@@ -345,7 +345,7 @@ ALARMS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     REPEATS,
     st.sampled_from(["UTC", "Europe/Berlin", "America/New_York"]),

@@ -327,7 +327,7 @@ async def test_bad_input_is_refused_and_changes_nothing(app: Duetime, outbox: Ou
             ({"due": START, "remind": ["soon"]}, "soon"),
             ({"due": START, "scope": "nowhere"}, "no scope 'nowhere'"),
             ({"due": START, "tz": "Mars/Olympus"}, "Mars"),
-            ({"due": START, "data": {"x": object()}}, "plain JSON"),
+            ({"due": START, "data": {"x": object()}}, "encoded as JSON"),
         ):
             with pytest.raises(InvalidInput, match=message):
                 await app.subjects.put("game", **options)
@@ -416,7 +416,7 @@ async def test_explain_takes_a_reminder_or_its_id(app: Duetime, outbox: Outbox) 
         assert (await app.reminders.explain(armed)).sentence == by_id.sentence
         with pytest.raises(ReminderNotFound):
             await app.reminders.explain(999)
-        with pytest.raises(InvalidInput, match="whole number"):
+        with pytest.raises(InvalidInput, match="positive integer"):
             await app.reminders.explain("1")  # type: ignore[arg-type]
 
 

@@ -53,7 +53,6 @@ RULES = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(st.sampled_from(SPECS), ZONES, st.data())
 def test_what_is_stored_is_read_back(spec: Any, tz: str, data: st.DataObject) -> None:
     recurrence = parse_repeats(spec, tz)
@@ -164,7 +163,7 @@ def test_what_anyone_stored_is_checked(text: str) -> None:
 # Planning
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.sampled_from(SPECS),
     ZONES,

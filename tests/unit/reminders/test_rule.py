@@ -452,7 +452,7 @@ def walk_to(wall: datetime, tz: str) -> datetime:
     return at
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.sampled_from(CHANGES), AROUND, st.integers(-3, 3), WALL_MINUTES)
 def test_wall_times_agree_with_a_walk_through_real_time(
     change: tuple[str, datetime], around: timedelta, days: int, wall: time
@@ -466,7 +466,6 @@ def test_wall_times_agree_with_a_walk_through_real_time(
     assert found == [walk_to(datetime.combine(local_day, wall), tz)]
 
 
-@settings(deadline=None)
 @given(RULES, MOMENTS.filter(lambda due: due.year > 2000), st.sampled_from(CHANGES))
 def test_times_are_unique_ascending_and_utc(
     rule: Rule, due: datetime, change: tuple[str, datetime]
@@ -610,7 +609,6 @@ def test_a_wall_time_may_be_the_recipients() -> None:
     assert [one.time for one in armed(rules[1], 7 * DAY)] == [DUE - timedelta(hours=33)]
 
 
-@settings(deadline=None)
 @given(st.lists(RULES, max_size=4), AROUND, AROUND, st.sampled_from(CHANGES))
 @example([parse_rule("-1h")] * 2, timedelta(0), -DAY, ("UTC", DUE))
 def test_there_is_one_entry_per_rule_and_time(
@@ -678,7 +676,7 @@ def test_quiet_hours_are_those_that_the_clock_shows(
     assert f"{defer(instant(at), parse_quiet(text, tz)):%dT%H:%M}" == expected
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.sampled_from(CHANGES), AROUND, WALL_MINUTES, WALL_MINUTES)
 def test_quiet_hours_agree_with_a_walk_through_real_time(
     change: tuple[str, datetime], around: timedelta, start: time, end: time

@@ -84,7 +84,7 @@ BEGIN = st.sampled_from(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(specs=SPECS, exclude=MASKS, tz=ZONES, begin=BEGIN)
 def test_runs_are_the_ticks_that_are_not_excluded(
     specs: list[str], exclude: list[str], tz: str, begin: datetime

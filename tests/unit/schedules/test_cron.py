@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from cronsim import CronSim
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duetime.domain.schedules.cron import ALIASES, next_change, parse_cron, parse_zone, to_instant
@@ -97,7 +97,6 @@ def test_ticks_advance_from_anywhere_in_a_repeated_hour(text: str, zone: str) ->
         assert all(earlier < later for earlier, later in pairwise(ticks))
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["30 2 * * *", "*/20 1-3 * * *", "0 0 L * *", "5 0 29 2 *", "0 0 * * 5#2"]),
     st.sampled_from([NEW_YORK, "Australia/Lord_Howe", "Africa/Casablanca", "Asia/Gaza", "UTC"]),
@@ -124,7 +123,6 @@ FIELDS = st.tuples(
 )
 
 
-@settings(deadline=None)
 @given(FIELDS, INSTANTS)
 def test_without_clock_changes_ticks_are_those_of_cronsim(
     fields: tuple[str, ...], after: datetime
@@ -310,7 +308,6 @@ def test_what_fires_rarely_is_accepted(text: str) -> None:
     assert parse_cron(text).text == text
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="0123456789*/-,#LWlw @MONJAN\t\x00é", max_size=30))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:

@@ -64,7 +64,6 @@ TABLES = st.builds(
 MOMENTS = st.datetimes(datetime(2026, 3, 1), datetime(2026, 11, 10), timezones=st.just(UTC))
 
 
-@settings(deadline=None)
 @given(TABLES, MOMENTS)
 def test_ticks_ascend_and_go_on_from_any_of_them(table: Timetable, after: datetime) -> None:
     ticks = list(islice(table.ticks(after), 12))
@@ -75,7 +74,6 @@ def test_ticks_ascend_and_go_on_from_any_of_them(table: Timetable, after: dateti
         assert list(islice(table.ticks(ticks[5].at), 6)) == ticks[6:]
 
 
-@settings(deadline=None)
 @given(TABLES)
 def test_what_is_stored_is_read_back(table: Timetable) -> None:
     text = msgspec.json.encode(table.to_json())
@@ -85,7 +83,6 @@ def test_what_is_stored_is_read_back(table: Timetable) -> None:
     assert pickle.loads(pickle.dumps(table)) == table
 
 
-@settings(deadline=None)
 @given(st.permutations(SPECS))
 def test_the_order_of_specs_does_not_matter(specs: list[Any]) -> None:
     table = timetable(*specs, specs[0], exclude=["@daily", "2026-01-01"])
@@ -199,7 +196,7 @@ PARTS = [
         ("MINUTELY", 3),
     ],
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.integers(1, 5),
     st.lists(st.sampled_from(PARTS), unique=True, max_size=4),
@@ -229,7 +226,7 @@ def test_rules_agree_with_dateutil_from_their_start(
 WEEKDAYS = ["MO", "TU", "WE", "TH", "FR", "SA", "SU"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     start=st.datetimes(datetime(2024, 1, 1), datetime(2025, 12, 31)),
     days=st.lists(st.sampled_from(WEEKDAYS), unique=True, max_size=4),
@@ -264,7 +261,7 @@ def test_positions_are_those_in_the_whole_week(
     assert [tick.at for tick in islice(table.ticks(after), 10)] == wanted[:10]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     start=st.datetimes(datetime(2024, 1, 1), datetime(2030, 12, 31)),
     week=st.integers(1, 53),
