@@ -421,7 +421,7 @@ def test_what_is_not_known_is_refused(tx: Any, sqlite: Database) -> None:
 
 def test_no_library_is_imported_before_it_is_met() -> None:
     code = (
-        "import sys, duetime.transaction; "
+        "import sys, duetime.storage.transaction; "
         "print(*{'psycopg', 'asyncpg', 'sqlalchemy', 'django', 'aiosqlite'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

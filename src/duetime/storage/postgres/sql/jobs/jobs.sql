@@ -1,28 +1,5 @@
 -- Statements with which people look at jobs and change them.
 
--- name: now
-select duetime.now();
-
--- name: enqueue
-select job_id, outcome from duetime.enqueue_many(%s::json, %s) order by place;
-
--- name: may_copy
--- Whether this role may write to the tables; one that only enqueues calls the function.
-select has_table_privilege('duetime.job', 'insert') and has_table_privilege('duetime.due', 'insert')
-    and has_sequence_privilege('duetime.job_id_seq', 'usage');
-
--- name: reserve_ids
-select duetime.now(), array(select nextval('duetime.job_id_seq') from generate_series(1, %(count)s));
-
--- name: copy_job
-copy duetime.job (id, task, queue, priority, args, partition, max_attempts, timeout, expires_at, created_at, trace) from stdin (format binary);
-
--- name: copy_due
-copy duetime.due (queue, priority, run_at, job_id, partition) from stdin (format binary);
-
--- name: wake
-select duetime.wake(%(queue)s, %(run_at)s);
-
 -- name: get_job
 select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
     finished_at, key, partition, timeout, expires_at, worker, claimed_at, lease_until,
@@ -212,24 +189,3 @@ where j.id = any (%(ids)s::bigint[]);
 
 -- name: watch
 insert into duetime.waiter (job_id, until) values (%(job)s, duetime.now() + %(wait)s);
-
--- name: complete
--- Several, in the order given; each is fenced by itself.
-select duetime.complete(g.finish)
-from json_array_elements(%s::json) with ordinality as g(finish, place)
-order by g.place;
-
--- name: create_clock
-create table if not exists duetime.driven_clock (moment timestamptz);
-
--- name: set_clock
-with old as (delete from duetime.driven_clock)
-insert into duetime.driven_clock (moment) select %(now)s where %(now)s::timestamptz is not null;
-
--- name: driven_clock
-create or replace function duetime.now() returns timestamptz
-    language sql volatile as 'select moment from duetime.driven_clock';
-
--- name: real_clock
-create or replace function duetime.now() returns timestamptz
-    language sql volatile as 'select clock_timestamp()';

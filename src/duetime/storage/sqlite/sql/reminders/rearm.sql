@@ -66,10 +66,3 @@ with input(doc) as (select ?)
 update duetime_subject set rearm_at = null
 where id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
 returning id, ref;
-
--- name: drive_clock
-insert into duetime_counter (name, value) select 'clock', :now where :now is not null
-on conflict (name) do update set value = excluded.value;
-
--- name: free_clock
-delete from duetime_counter where name = 'clock' and :now is null;

@@ -1,0 +1,383 @@
+-- Statements of the hot path: claim, finish, give back.
+
+-- name: claim
+-- At most one worker gets a job: its row of `due` is locked, skipped by others, deleted.
+-- Served by due_pkey, lane by lane. `ctid = any(array(…))` keeps the delete a TID scan.
+-- One row for each job, in no order: sorting them here, arguments and all, costs 1 µs a job. And
+-- one without a task, that has what they share: the token, if there are jobs, and the moment. Its
+-- `expires_at` is null if the worker's lease has run out: then nothing is claimed. A claim may wait
+-- for a lock, no matter how long: so it is the claim itself that checks.
+-- Large arguments are not returned: a thousand jobs of a megabyte each would fill a worker's memory.
+-- They are read when the job starts.
+with lane as materialized (
+    select l.queue, l.priority, l.floor, l.place
+    from rows from (json_to_recordset(%(lanes)s::json)
+                    as (queue text, priority smallint, floor timestamptz))
+        with ordinality as l(queue, priority, floor, place)
+    -- `offset 0` keeps it a probe for each lane: a join may read every limited queue.
+    where not exists (
+        select from duetime.queue as q
+        where q.name = l.queue
+          and (q.paused_at is not null
+               or coalesce(q.running, q.per_partition, q.rate) is not null)
+        offset 0)
+    order by l.place
+), clock as materialized (
+    select now.moment, w.moment + make_interval(secs => %(lead)s) as until
+    from (select duetime.now() as moment offset 0) as now
+    left join lateral (select now.moment from duetime.worker
+                       where id = %(worker)s and lease_until > now.moment) as w on true
+), picked as materialized (
+    select d.id
+    from lane cross join lateral (
+        select due.ctid as id
+        from duetime.due
+        where due.queue = lane.queue and due.priority = lane.priority
+          and due.run_at >= lane.floor and due.run_at <= (select until from clock)
+        order by due.run_at, due.job_id
+        limit %(want)s
+        for update skip locked
+    ) as d
+    limit %(want)s
+), taken as (
+    delete from duetime.due where ctid = any (array(select id from picked))
+    returning queue, priority, run_at, job_id, attempt
+), held as (
+    insert into duetime.claim (worker_id, job_ids, attempts, claimed_at)
+    select %(worker)s, array_agg(job_id), array_agg((attempt + 1)::smallint),
+           (select moment from clock)
+    from taken having count(*) > 0
+    returning token
+)
+select h.token, null, null, null, null, null, null, c.moment, null, null, null, c.until, null
+from clock as c left join held as h on true
+union all
+select t.job_id, j.task, t.queue, t.priority,
+    -- The size as stored costs nothing; the other would fetch what is stored apart.
+    case when pg_column_size(j.args) <= %(most_args)s
+          and octet_length(j.args::text) <= %(most_args)s then j.args::text end,
+    t.attempt + 1, j.max_attempts,
+    t.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace::text
+from taken as t
+cross join lateral (select * from duetime.job where job.id = t.job_id offset 0) as j;
+
+-- name: next_run_at
+-- The earliest due time of the lanes: one probe of due_pkey for each. Overdue counts: a job
+-- that fell due after the claim looked must not be slept over.
+select duetime.now(), min(least(d.run_at, '9999-01-01Z'))
+from unnest(%(queues)s::text[]) as l(queue)
+cross join generate_series(0, 9) as p(priority)
+cross join lateral (
+    select due.run_at from duetime.due
+    where due.queue = l.queue and due.priority = p.priority
+    order by due.run_at, due.job_id limit 1
+) as d
+where not exists (
+    select from duetime.queue as q
+    where q.name = l.queue
+      and (q.paused_at is not null or coalesce(q.running, q.per_partition, q.rate) is not null));
+
+-- name: next_limited_at
+select min(d.run_at)
+from unnest(%(queues)s::text[]) as l(queue)
+cross join generate_series(0, 9) as p(priority)
+cross join lateral (
+    select due.run_at from duetime.due
+    where due.queue = l.queue and due.priority = p.priority and due.run_at > %(now)s
+    order by due.run_at, due.job_id limit 1
+) as d;
+
+-- name: args_of
+select args::text from duetime.job where id = %(job)s;
+
+-- name: claim_limited
+select job_id, token, task, queue, priority,
+    case when octet_length(args) <= %(most_args)s then args end, attempt, max_attempts, run_at, claimed_at, key,
+    partition, timeout, expires_at, trace, open_at
+from duetime.claim_limited(%(worker)s, %(queue)s, %(want)s, %(quarantined)s)
+order by priority, run_at, job_id;
+
+-- name: claim_quarantined
+-- One job of the quarantine lane (priority 10), alone in its claim; none if the lease has run out.
+with picked as materialized (
+    select due.ctid as id from duetime.due
+    where due.queue = %(queue)s and due.priority = 10 and due.run_at <= (select duetime.now())
+      and exists (
+        select from duetime.worker as w
+        where w.id = %(worker)s and w.lease_until > (select duetime.now()))
+      and not exists (
+        select from duetime.queue as q
+        where q.name = %(queue)s
+          and (q.paused_at is not null or coalesce(q.running, q.per_partition, q.rate) is not null))
+    order by due.run_at, due.job_id
+    limit 1
+    for update skip locked
+), taken as (
+    delete from duetime.due where ctid = any (array(select id from picked))
+    returning queue, priority, run_at, job_id, attempt
+), held as (
+    insert into duetime.claim (worker_id, job_ids, attempts, claimed_at)
+    select %(worker)s, array[job_id], array[(attempt + 1)::smallint], duetime.now() from taken
+    returning token, claimed_at
+)
+select t.job_id, h.token, j.task, t.queue, j.priority, j.args::text, t.attempt + 1,
+    j.max_attempts, t.run_at, h.claimed_at, j.key, j.partition, j.timeout, j.expires_at,
+    j.trace::text
+from held as h cross join taken as t join duetime.job as j on j.id = t.job_id;
+
+-- name: finish
+-- Accepts an ended job only if its claim is still there (the fence); `key share` makes the
+-- rescuer wait for us, and us for it. Returns the refused, or one row of nulls if there is none.
+-- A second finish under one token, which no healthy worker sends, is a unique violation: then
+-- `finish_fully` sorts them out. Looking first would cost an index probe a job, `on conflict` a
+-- WAL record. `unnest` stands in the select list, where it fills no table of its own.
+with ended as not materialized (
+    select unnest(%(jobs)s::bigint[]) as job_id, unnest(%(tokens)s::bigint[]) as token,
+           unnest(%(attempts)s::smallint[]) as attempt, unnest(%(started)s::integer[]) as started,
+           unnest(%(finished)s::integer[]) as finished
+), held as materialized (
+    select c.token, c.worker_id, c.claimed_at, c.job_ids from duetime.claim as c
+    where c.token = any (%(held)s::bigint[]) for key share
+), mine as (
+    select h.token, h.worker_id, h.claimed_at, unnest(h.job_ids) as job_id from held as h
+), accepted as (
+    insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
+                                 started_at, finished_at)
+    select e.job_id, e.token, e.attempt, m.worker_id, 'completed', m.claimed_at,
+           m.claimed_at + e.started * interval '1 microsecond',
+           m.claimed_at + e.finished * interval '1 microsecond'
+    from ended as e join mine as m on m.job_id = e.job_id and m.token = e.token
+    returning job_id, token
+), closed as (
+    -- After the fence has been passed, not before: the count makes it wait.
+    delete from duetime.claim
+    where token = any (%(closed)s::bigint[]) and (select count(*) from accepted) >= 0
+    returning queue
+), woken as materialized (
+    select count(pg_notify('duetime.ended', a.job_id::text))
+    from accepted as a
+    where (select exists (select from duetime.waiter))
+      and exists (select from duetime.waiter as w where w.job_id = a.job_id)
+), sleepers as materialized (
+    select count(duetime.wake(c.queue)) from closed as c where c.queue is not null
+)
+select r.job_id, r.token
+from woken cross join sleepers left join lateral (
+    select e.job_id, e.token from ended as e
+    where (select count(*) from accepted) < cardinality(%(jobs)s::bigint[])
+      and not exists (select from accepted as a where a.job_id = e.job_id and a.token = e.token)
+) as r on true;
+
+-- name: finish_fully
+-- As `finish`, for what ended otherwise than plainly completed: with an outcome, an error or a
+-- result; what runs again (retried or snoozed) returns to `due`, after `again`, and held keys are
+-- let go. That asks `accepted` alone: the planner takes it for one row, and would join it with
+-- `ended` pair by pair. What was cancelled meanwhile does not run again, and is returned as such:
+-- `share` makes a cancel wait for us, and us for it.
+with ended as materialized (
+    select * from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[], %(attempts)s::smallint[],
+                         %(started)s::bigint[], %(finished)s::bigint[], %(outcome)s::text[],
+                         %(again)s::interval[], %(codes)s::text[], %(errors)s::text[],
+                         %(facts)s::text[], %(tracebacks)s::text[], %(results)s::text[])
+        as e(job_id, token, attempt, started, finished, outcome, again, code, error, facts,
+             traceback, result)
+), held as materialized (
+    select c.token, c.worker_id, c.claimed_at, c.job_ids, c.cancelled, c.cancel_reasons
+    from duetime.claim as c
+    where c.token = any (%(held)s::bigint[]) order by c.token for share
+), mine as materialized (
+    select h.token, h.worker_id, h.claimed_at, h.cancelled, h.cancel_reasons,
+           unnest(h.job_ids) as job_id
+    from held as h
+), accepted as (
+    insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
+                                 started_at, finished_at, error_code, error, facts, traceback,
+                                 result)
+    select e.job_id, e.token, e.attempt, m.worker_id,
+           case when e.again is not null and e.job_id = any (m.cancelled) then 'cancelled'
+                else e.outcome end,
+           m.claimed_at,
+           m.claimed_at + e.started * interval '1 microsecond',
+           m.claimed_at + e.finished * interval '1 microsecond',
+           case when e.code = 'cancelled'
+                then coalesce(m.cancel_reasons[array_position(m.cancelled, e.job_id)] ->> 'code', e.code)
+                else e.code end,
+           case when e.outcome = 'cancelled' or e.again is not null
+                then coalesce(m.cancel_reasons[array_position(m.cancelled, e.job_id)] -> 'facts' ->> 'text',
+                              e.error)
+                else e.error end,
+           e.facts::json, e.traceback, e.result::json
+    from ended as e join mine as m on m.job_id = e.job_id and m.token = e.token
+    on conflict (job_id, token) do nothing
+    returning job_id, token, outcome
+), again as (
+    insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
+    select j.queue, j.priority, duetime.now() + e.again, j.id,
+           e.attempt - (e.outcome = 'snoozed')::integer, j.partition
+    from accepted as a join ended as e on e.job_id = a.job_id and e.token = a.token
+    cross join lateral (select * from duetime.job where job.id = a.job_id offset 0) as j
+    where e.again is not null and a.outcome <> 'cancelled'
+    on conflict (job_id) do nothing
+    returning queue, run_at
+), closed as (
+    -- After the fence has been passed, not before: the count makes it wait.
+    delete from duetime.claim
+    where token = any (%(closed)s::bigint[]) and (select count(*) from accepted) >= 0
+    returning queue
+), freed as (
+    delete from duetime.job_key as k using accepted as a
+    where k.job_id = a.job_id and a.outcome not in ('retried', 'snoozed')
+      and (k.hold is null or a.outcome <> 'completed')
+), kept as (
+    update duetime.job_key as k set held_until = duetime.now() + k.hold
+    from accepted as a
+    where k.job_id = a.job_id and a.outcome = 'completed' and k.hold is not null
+), woken as materialized (
+    select count(pg_notify('duetime.ended', a.job_id::text))
+    from accepted as a where exists (select from duetime.waiter as w where w.job_id = a.job_id)
+), sleepers as materialized (
+    select count(duetime.wake(q.queue, q.run_at)) from (
+        select s.queue, min(s.run_at) as run_at from (
+            select again.queue, again.run_at from again
+            union all
+            select closed.queue, null from closed where closed.queue is not null
+        ) as s group by s.queue order by s.queue
+    ) as q
+)
+select r.job_id, r.token, r.cancelled
+from woken cross join sleepers left join lateral (
+    select e.job_id, e.token, false as cancelled from ended as e
+    where (select count(*) from accepted) < cardinality(%(jobs)s::bigint[])
+      and not exists (select from accepted as a where a.job_id = e.job_id and a.token = e.token)
+    union all
+    select a.job_id, a.token, true from accepted as a
+    where a.outcome = 'cancelled'
+      and a.job_id in (select unnest(h.cancelled) from held as h)
+) as r on true;
+
+-- name: finished_before
+-- Which of these attempts are already in the history, from a finish whose answer was lost.
+-- (The row of a rescue has no start.)
+select e.job_id, e.token from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[]) as e(job_id, token)
+where exists (select from duetime.attempt as a
+              where a.job_id = e.job_id and a.token = e.token and a.started_at is not null);
+
+-- name: lock_claims
+-- Before jobs leave their claims: waits for a finish in flight (its key share), and gives the
+-- next statement a snapshot that sees it.
+select token from duetime.claim where token = any (%(tokens)s::bigint[]) order by token for update;
+
+-- name: leave_claims
+-- Take jobs out of their claims: an old token never matches them again. Those that were cancelled
+-- end so; returns the others that had not ended.
+with leaving as (
+    select l.token, array_agg(l.job_id) as job_ids
+    from unnest(%(tokens)s::bigint[], %(jobs)s::bigint[]) as l(token, job_id) group by l.token
+), left_over as (
+    update duetime.claim as c
+    set job_ids = array(select id from unnest(c.job_ids) as id where id <> all (l.job_ids)),
+        attempts = array(select p.attempt from unnest(c.job_ids, c.attempts) as p(id, attempt)
+                         where p.id <> all (l.job_ids))
+    from leaving as l, duetime.claim as before
+    where c.token = l.token and before.token = c.token
+    returning c.token, c.worker_id, c.claimed_at, c.cancelled, c.cancel_reasons, l.job_ids as leaving,
+        before.job_ids, before.attempts
+), gone as materialized (
+    select l.token, l.worker_id, l.claimed_at, u.job_id, u.attempt,
+        coalesce(u.job_id = any (l.cancelled), false) as cancelled,
+        l.cancel_reasons[array_position(l.cancelled, u.job_id)] as reason
+    from left_over as l cross join lateral unnest(l.job_ids, l.attempts) as u(job_id, attempt)
+    where u.job_id = any (l.leaving)
+      and not exists (select from duetime.attempt as a
+                      where a.job_id = u.job_id and a.token = l.token)
+), ended as (
+    insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
+                                 finished_at, error_code, error)
+    select g.job_id, g.token, g.attempt, g.worker_id, 'cancelled', g.claimed_at, duetime.now(),
+           'cancelled_given_back', g.reason -> 'facts' ->> 'text'
+    from gone as g where g.cancelled
+    returning job_id
+), freed as (
+    delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
+), notified as materialized (
+    select count(pg_notify('duetime.ended', e.job_id::text)) from ended as e
+    where exists (select from duetime.waiter as w where w.job_id = e.job_id)
+)
+select g.job_id from gone as g, notified where not g.cancelled;
+
+-- name: drop_claims
+-- Those that all their jobs have left. One whose other jobs ended is closed by their finish.
+delete from duetime.claim where token = any (%(tokens)s::bigint[]) and job_ids = '{}';
+
+-- name: put_back
+-- What was in quarantine stays there.
+insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
+select j.queue,
+    case when (select count(*) from duetime.attempt as a
+               where a.job_id = j.id and a.outcome = 'lost') >= 2 then 10 else j.priority end,
+    r.run_at, j.id, r.attempt, j.partition
+from unnest(%(jobs)s::bigint[], %(run_ats)s::timestamptz[], %(attempts)s::smallint[])
+    as r(job_id, run_at, attempt)
+join duetime.job as j on j.id = r.job_id
+where r.job_id = any (%(left)s::bigint[])
+on conflict (job_id) do nothing;
+
+-- name: wake_for
+select count(duetime.wake(queue)) from (
+    select distinct queue from duetime.job where id = any (%(jobs)s::bigint[]) order by queue) as q;
+
+-- name: park
+insert into duetime.parked (job_id, queue, task, priority, run_at, attempt, partition, reason, parked_at)
+select j.id, j.queue, j.task, j.priority, r.run_at, r.attempt, j.partition, %(reason)s::json, duetime.now()
+from unnest(%(jobs)s::bigint[], %(run_ats)s::timestamptz[], %(attempts)s::smallint[])
+    as r(job_id, run_at, attempt)
+join duetime.job as j on j.id = r.job_id
+where r.job_id = any (%(left)s::bigint[]);
+
+-- name: disown
+-- Claims of a live worker that it does not know of: the answer was lost on the way. What was
+-- cancelled ends so.
+with held as (
+    delete from duetime.claim where worker_id = %(worker)s and token <> all (%(known)s::bigint[])
+    returning token, worker_id, claimed_at, job_ids, attempts, cancelled, cancel_reasons
+), gone as materialized (
+    select h.token, h.worker_id, h.claimed_at, u.job_id, u.attempt,
+        coalesce(u.job_id = any (h.cancelled), false) as cancelled,
+        h.cancel_reasons[array_position(h.cancelled, u.job_id)] as reason
+    from held as h cross join lateral unnest(h.job_ids, h.attempts) as u(job_id, attempt)
+    where not exists (select from duetime.attempt as a
+                      where a.job_id = u.job_id and a.token = h.token)
+), ended as (
+    insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
+                                 finished_at, error_code, error)
+    select g.job_id, g.token, g.attempt, g.worker_id, 'cancelled', g.claimed_at, duetime.now(),
+           'cancelled_given_back', g.reason -> 'facts' ->> 'text'
+    from gone as g where g.cancelled
+    returning job_id
+), freed as (
+    delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
+), back as (
+    insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
+    select j.queue,
+        case when (select count(*) from duetime.attempt as a
+                   where a.job_id = j.id and a.outcome = 'lost') >= 2 then 10 else j.priority end,
+        -- It may have been claimed ahead of its time, and must not be early now.
+        greatest(least(g.claimed_at, duetime.now()) + make_interval(secs => %(lead)s), duetime.now()),
+        j.id, g.attempt - 1, j.partition
+    from gone as g join duetime.job as j on j.id = g.job_id
+    where not g.cancelled
+    on conflict (job_id) do nothing
+    returning queue, job_id
+), woken as materialized (
+    select count(duetime.wake(q.queue)) from (select distinct queue from back order by queue) as q
+), notified as materialized (
+    select count(pg_notify('duetime.ended', e.job_id::text)) from ended as e
+    where exists (select from duetime.waiter as w where w.job_id = e.job_id)
+)
+select back.job_id from back, woken, notified;
+
+-- name: complete
+-- Several, in the order given; each is fenced by itself.
+select duetime.complete(g.finish)
+from json_array_elements(%s::json) with ordinality as g(finish, place)
+order by g.place;
