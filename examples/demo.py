@@ -123,7 +123,7 @@ async def show_cancel() -> None:
     await wait_until(handle, lambda job: job.state is JobState.RUNNING)
     asked = time.monotonic()
     await handle.cancel(reason="changed my mind")
-    info = await wait_until(handle, lambda job: job.state.ended)
+    info = await wait_until(handle, lambda job: job.state.finished)
     took = (time.monotonic() - asked) * 1000
     check(
         info.state is JobState.CANCELLED,

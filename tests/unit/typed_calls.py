@@ -307,7 +307,7 @@ async def nouns() -> None:
     async for job in app.jobs.iterate(state="dead", queue="mail"):
         print(job.id + 1)
     app.jobs.iterate(quue="mail")  # refused: quue
-    print((await app.jobs[42].cancel(reason="withdrawn", by="ann")).ended)
+    print((await app.jobs[42].cancel(reason="withdrawn", by="ann")).finished)
     await app.jobs[42].cancel(resaon="withdrawn")  # refused: resaon
     app.jobs["42"]  # refused: int
     await app.queues["mail"].pause(by="ann")

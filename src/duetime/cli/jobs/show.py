@@ -34,7 +34,7 @@ def show_job(job: JobInfo, now: datetime) -> None:
             ("key", job.key),
             ("partition", job.partition),
             ("created", exact(job.created_at, now)),
-            ("due", exact(job.run_at, now) if not job.state.ended else None),
+            ("due", exact(job.run_at, now) if not job.state.finished else None),
             ("expires", exact(job.expires_at, now)),
             ("time-out", None if job.timeout is None else format_duration(job.timeout)),
             ("worker", job.worker if job.state is JobState.RUNNING else None),
@@ -42,7 +42,7 @@ def show_job(job: JobInfo, now: datetime) -> None:
             ("lease until", exact(job.lease_until, now)),
             ("progress", None if job.progress is None else compact(job.progress)),
             ("parked", job.parked_reason),
-            ("finished", exact(job.finished_at, now) if job.state.ended else None),
+            ("finished", exact(job.finished_at, now) if job.state.finished else None),
         ]
     )
     shown: str | None = None
@@ -83,7 +83,7 @@ def _error(attempt: AttemptInfo) -> str | None:
 
 
 def _when(job: JobInfo, now: datetime) -> str:
-    if job.state.ended:
+    if job.state.finished:
         return relative(job.finished_at, now)
     if job.state is JobState.RUNNING:
         return f"began {relative(job.claimed_at, now)}"

@@ -103,7 +103,7 @@ def _look(
     now: datetime,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the codes of checks that are passed, then the one that says why the job stands so."""
-    if job.state.ended or job.state is JobState.RUNNING or job.state is JobState.PARKED:
+    if job.state.finished or job.state is JobState.RUNNING or job.state is JobState.PARKED:
         yield _stands(job, now)
         return
     if job.run_at is not None and job.run_at > now:
@@ -140,7 +140,7 @@ def _look(
 
 
 def _stands(job: JobInfo, now: datetime) -> tuple[str, dict[str, Any]]:
-    if job.state.ended:
+    if job.state.finished:
         facts = {"error": job.error, "error_code": job.error_code, "finished_at": job.finished_at}
         return job.state.value, facts
     if job.state is JobState.PARKED:

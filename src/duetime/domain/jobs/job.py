@@ -50,8 +50,9 @@ class JobState(StrEnum):
     EXPIRED = "expired"
 
     @property
-    def ended(self) -> bool:
-        return self in _ENDED
+    def finished(self) -> bool:
+        """Whether it is final, unless the job is requeued."""
+        return self in _FINISHED
 
 
 JobStateLike = (
@@ -63,7 +64,7 @@ JobStateLike = (
 )  # fmt: skip
 
 
-_ENDED = frozenset(
+_FINISHED = frozenset(
     {
         JobState.COMPLETED,
         JobState.DEAD,

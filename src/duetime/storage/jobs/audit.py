@@ -19,7 +19,7 @@ Event = dict[str, Any]
 
 def cancel_events(job_id: int, state: JobState | None, *, by: str, reason: Reason) -> list[Event]:
     """`state`: the one that the job was in. None if that was an end: nothing was changed."""
-    if state is None or state.ended:
+    if state is None or state.finished:
         return []
     running = state is JobState.RUNNING
     after = {"state": state, "cancel_requested": True} if running else {"state": "cancelled"}

@@ -90,13 +90,13 @@ class Operations(Sessions):
             state = await self._state(connection, job_id)
             said = {"code": reason.code, "text": reason.facts.get("text")}
             if await self._on(connection, "cancel_waiting", job=job_id, **said):
-                return JobState.PENDING if state is None or state.ended else state
+                return JobState.PENDING if state is None or state.finished else state
             held = await self._on(connection, "lock_claims_of", jobs=array([job_id]))
             told = {"job": job_id, "reason": write_cancel_reason(reason)}
             if held and await self._on(connection, "cancel_running", **told):
                 return JobState.RUNNING
             state = await self._state(connection, job_id)
-            if state is None or state.ended:
+            if state is None or state.finished:
                 return state
             # Between two reads it was claimed, or its attempt finished: it is in another table now.
         raise StorageError(
@@ -237,7 +237,7 @@ class Operations(Sessions):
         if not rows:
             raise JobNotFound(job_id)
         job = _job_info(rows[0])
-        return await self._with_history(rows[0]) if job.state.ended else None
+        return await self._with_history(rows[0]) if job.state.finished else None
 
     def _on_finished_notification(self, channel: str, payload: str) -> None:
         # Whoever is woken reads the job again. Without a payload we have reconnected.

@@ -406,7 +406,7 @@ class SqliteStore:
             job = await self.get(job_id)
         if job is None:
             raise JobNotFound(job_id)
-        return job if job.state.ended else None
+        return job if job.state.finished else None
 
     def _changed(self, tx: Transaction) -> None:
         """Another connection has written: tell those whom it concerns. Runs on the thread."""
