@@ -19,6 +19,8 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 WRONG_IMPORTS = {
     "layers": ("storage/store.py", "import duetime.engine.worker"),
     "features": ("engine/loop.py", "import duetime.storage.schedules.rows"),
+    "engine": ("engine/lanes.py", "import duetime.engine.loop"),
+    "reminders": ("reminders/messages.py", "import duetime.reminders.sender"),
     "cycles": ("domain/jobs/retry.py", "import duetime.domain.jobs.task"),
     "domain": ("domain/duration.py", "import asyncio"),
     "domain-columns": ("domain/jobs/job.py", "import duetime.domain.schedules.cron"),
