@@ -229,7 +229,7 @@ async def test_login() -> None:
         {"security": "ssl3"},
         {"username": "due"},
         {"password": "secret"},
-        {"timeout": 5},
+        {"timeout": 0},
     ],
 )
 def test_options_are_checked_at_once(options: dict[str, Any]) -> None:
