@@ -190,7 +190,7 @@ async def test_why_nothing_is_armed_is_told(backend: Backend, app: Duetime) -> N
     put = duetime(backend.url, *GAME[:3], "--due", "2020-01-01T00:00Z", "--remind", "-1h")
 
     assert (
-        "  armed      0 reminders\n  not armed  its time 2019-12-31T23:00:00Z was past" in put.out
+        "  armed      0 reminders\n  not armed  its time 2019-12-31T23:00:00Z had passed" in put.out
     )
 
 
