@@ -1,4 +1,4 @@
-"""Every error that Duetime raises. One root; each message says what happened and what to do."""
+"""Every error that Duetime raises, under one root. Messages say what happened and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class DuetimeError(Exception):
     """The root of all errors raised by Duetime."""
 
     code: ClassVar[str] = "error"
-    """The class's name for machines: `JobNotFound` is `job_not_found`."""
+    """A stable code for programs, made from the name: `JobNotFound` is `job_not_found`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -21,11 +21,11 @@ class DuetimeError(Exception):
 
 
 class InvalidInput(DuetimeError, ValueError):
-    """What was given cannot be accepted; nothing was changed."""
+    """An argument is not valid. Nothing was changed."""
 
 
 class InvalidArguments(InvalidInput):
-    """A task's arguments do not fit its signature, are not JSON, or are too large."""
+    """The arguments do not match the task's signature, are not JSON, or are too large."""
 
     def __init__(self, message: str, *, task: str, argument: str | None = None) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class InvalidArguments(InvalidInput):
 
 
 class InvalidSchedule(InvalidInput):
-    """A schedule's times cannot be read, never come, or name an unknown time zone."""
+    """The timetable cannot be parsed, never fires, or has an unknown time zone."""
 
 
 class MissingPackage(InvalidSchedule):
@@ -42,7 +42,7 @@ class MissingPackage(InvalidSchedule):
 
 
 class UnknownTask(DuetimeError, LookupError):
-    """No task of that name is registered in this process."""
+    """No task with this name is registered in this process."""
 
     def __init__(self, task: str) -> None:
         super().__init__(
@@ -53,7 +53,7 @@ class UnknownTask(DuetimeError, LookupError):
 
 
 class JobNotFound(DuetimeError, LookupError):
-    """No job has that id (it may have been pruned)."""
+    """There is no job with this id. It may have been pruned."""
 
     def __init__(self, job_id: int) -> None:
         super().__init__(f"There is no job {job_id}. It may have been pruned.")
@@ -71,7 +71,7 @@ class QueueNotFound(DuetimeError, LookupError):
 
 
 class ScheduleNotFound(DuetimeError, LookupError):
-    """No schedule has that name."""
+    """There is no schedule with this name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"There is no schedule named {name!r}. `duetime schedules` lists them.")
@@ -120,7 +120,7 @@ class TableNotFound(DuetimeError, LookupError):
 
 
 class SubjectNotFound(DuetimeError, LookupError):
-    """No subject has that reference."""
+    """There is no subject with this reference."""
 
     def __init__(self, ref: str) -> None:
         super().__init__(f"There is no subject {ref!r}. It may have been deleted.")
@@ -128,49 +128,49 @@ class SubjectNotFound(DuetimeError, LookupError):
 
 
 class ReminderNotFound(DuetimeError, LookupError):
-    """No reminder has that id."""
+    """There is no reminder with this id."""
 
     def __init__(self, reminder_id: int) -> None:
         super().__init__(
-            f"There is no reminder {reminder_id}: it was pruned, or its subject was deleted."
+            f"There is no reminder {reminder_id}. It may have been pruned, or its subject deleted."
         )
         self.reminder_id = reminder_id
 
 
 class DeliveryNotFound(DuetimeError, LookupError):
-    """No delivery has that external id; the receipt may have come before the send was recorded."""
+    """No delivery has this external id. The receipt may have arrived before the send."""
 
     def __init__(self, external_id: str) -> None:
         super().__init__(
-            f"No delivery is known as {external_id!r:.200}. If it was sent just now, its record "
-            "may not be stored yet: tell it again in a moment."
+            f"No delivery has the external id {external_id!r:.200}. If the message was sent just "
+            "now, the send may not be recorded yet: try again in a moment."
         )
         self.external_id = external_id
 
 
 class RecipientNotFound(DuetimeError, LookupError):
-    """No recipient of that reference was put."""
+    """There is no stored recipient with this reference."""
 
     def __init__(self, ref: str) -> None:
         super().__init__(
-            f"There is no recipient {ref!r:.200}. It can be reminded anyway: its reference is then "
-            "its address."
+            f"There is no stored recipient {ref!r:.200}. It can still be reminded: the reference "
+            "is then the address."
         )
         self.ref = ref
 
 
 class KeyConflict(DuetimeError):
-    """Another job holds the key, and the policy is `reject`, or the job is to be requeued."""
+    """Another job holds the key, and `on_conflict` is `reject`, or the job is being requeued."""
 
     def __init__(self, *, task: str, key: str, job_id: int, requeued: int | None = None) -> None:
         super().__init__(
             f"Job {job_id} of task {task!r} already holds the key {key!r}; "
             + (
                 'nothing was enqueued. Use on_conflict="return" to get that job, or "replace" '
-                "to move it."
+                "to replace it."
                 if requeued is None
-                else f"job {requeued} was not requeued. Wait until that one has ended and its "
-                "key is free, or cancel it."
+                else f"job {requeued} was not requeued. Wait until that one has finished and "
+                "its key is free, or cancel it."
             )
         )
         self.task = task
@@ -179,28 +179,28 @@ class KeyConflict(DuetimeError):
 
 
 class IllegalTransition(DuetimeError):
-    """The job is not in a state in which this can be done."""
+    """The state of the job does not allow this operation."""
 
     def __init__(self, job_id: int, *, state: str, action: str) -> None:
-        super().__init__(f"Job {job_id} is {state}: it cannot be {action}.")
+        super().__init__(f"Job {job_id} is {state} and cannot be {action}.")
         self.job_id = job_id
         self.state = state
 
 
 class ClaimLost(DuetimeError):
-    """This worker no longer holds the job: another may run it. Stop, and write nothing."""
+    """This worker no longer holds the job; another may run it. Stop, and write nothing."""
 
     def __init__(self, job_id: int, token: int) -> None:
         super().__init__(
-            f"Job {job_id} is no longer held under token {token}: its lease ran out and it was "
-            "given to another worker. Nothing was written."
+            f"This worker no longer holds job {job_id} (token {token}): its lease expired, and "
+            "another worker may run the job. Nothing was written."
         )
         self.job_id = job_id
         self.token = token
 
 
 class JobCancelled(DuetimeError):
-    """Raised in a handler that asks whether its job was cancelled, when it was."""
+    """Raised by `ctx.check()` in a handler whose job should stop."""
 
     def __init__(self, job_id: int, reason: str = "cancelled") -> None:
         super().__init__(f"Job {job_id} should stop: {reason}.")
@@ -209,7 +209,7 @@ class JobCancelled(DuetimeError):
 
 
 class JobFailed(DuetimeError):
-    """`result()` was awaited for a job that ended without one."""
+    """The job finished without a result."""
 
     def __init__(
         self, job_id: int, *, state: str, error: str | None, error_code: str | None = None
@@ -234,10 +234,10 @@ class InvalidResult(DuetimeError):
 
 
 class ResultTimeout(DuetimeError, TimeoutError):
-    """The job did not end in the time given; it goes on."""
+    """The job did not finish within the timeout. It is not cancelled."""
 
     def __init__(self, job_id: int, seconds: float) -> None:
-        super().__init__(f"Job {job_id} did not end within {seconds:g} s; it is still there.")
+        super().__init__(f"Job {job_id} did not finish within {seconds:g} s. It is not cancelled.")
         self.job_id = job_id
 
 
@@ -253,36 +253,36 @@ class StartupFailed(DuetimeError):
 
 
 class StorageError(DuetimeError):
-    """The database refused or failed."""
+    """The database rejected a statement, or failed."""
 
 
 class TransientError(StorageError):
-    """The database failed in a way that may pass: workers try again, and so may you."""
+    """A temporary failure of the database. Workers try again, and so can you."""
 
 
 class DataRejected(StorageError):
-    """The database does not accept these values: a constraint, a type or a trigger is against
-    them. Trying again with the same values is of no use."""
+    """A constraint, a type or a trigger of the database rejected the values. Trying again with
+    the same values does not help."""
 
 
 class DatabaseUnreachable(TransientError):
-    """No connection could be made, or it broke off. What became of a commit is unknown."""
+    """The connection failed or was lost. Whether a commit succeeded is unknown."""
 
 
 class TransactionConflict(TransientError):
-    """Another transaction was in the way, and the database undid this one. Nothing was changed."""
+    """The transaction conflicted with another one and was rolled back. Nothing was changed."""
 
 
 class DatabaseCorrupted(StorageError):
-    """The SQLite file is damaged, or is not a database. Its workers stop."""
+    """The SQLite file is corrupted, or is not a database. Its workers stop."""
 
 
 class InvalidDatabaseURL(StorageError, ValueError):
-    """The database URL cannot be understood."""
+    """The database URL, schema or prefix is not valid, or the driver is missing."""
 
 
 class SchemaMismatch(StorageError):
-    """The database's schema is not the one that this version of Duetime works with."""
+    """The tables are missing, or their version is not the one that this Duetime needs."""
 
     def __init__(self, message: str, *, found: int, expected: int) -> None:
         super().__init__(message)
@@ -291,12 +291,12 @@ class SchemaMismatch(StorageError):
 
 
 class UnsupportedTransaction(DuetimeError, TypeError):
-    """`tx=` was given something that Duetime cannot write through."""
+    """The value of `tx=` is not a supported connection or session."""
 
 
 class SettingsError(DuetimeError, ValueError):
-    """A setting has a value that cannot be used."""
+    """A setting is unknown, or its value is not valid."""
 
 
 class EndlessWork(DuetimeError):
-    """In a test world, jobs led to more jobs without end."""
+    """In a test world, jobs kept creating more jobs without end."""

@@ -147,7 +147,7 @@ async def test_what_cannot_be_done_says_why(backend: Backend, app: Duetime) -> N
         (("snooze", known, "10m"), "only one that was sent can be snoozed", 1),
         (("snooze", known, "soon"), "soon", 2),
         (("acknowledge", "999"), "There is no reminder 999", 1),
-        (("acknowledge", "--external-id", "x"), "No delivery is known as 'x'", 1),
+        (("acknowledge", "--external-id", "x"), "No delivery has the external id 'x'", 1),
         (("acknowledge",), "Give either", 2),
         (("acknowledge", known, "--external-id", "x"), "Give either", 2),
         (("deliveries", "x"), "not an integer", 2),

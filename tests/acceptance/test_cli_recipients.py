@@ -69,9 +69,9 @@ async def test_muting_changes_nothing_else(backend: Backend, app: Duetime) -> No
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
-        (("get", "ann"), 1, "There is no recipient 'ann'"),
-        (("delete", "ann", "--yes"), 1, "There is no recipient 'ann'"),
-        (("unmute", "ann", "all"), 1, "There is no recipient 'ann'"),
+        (("get", "ann"), 1, "There is no stored recipient 'ann'"),
+        (("delete", "ann", "--yes"), 1, "There is no stored recipient 'ann'"),
+        (("unmute", "ann", "all"), 1, "There is no stored recipient 'ann'"),
         (("mute", "ann"), 2, "WHAT"),
         (("mute", "ann", "mondays"), 1, "cannot be muted"),
         (("put", "ann", "--tz", "Mars"), 1, "Mars"),

@@ -528,7 +528,7 @@ class Runners:
 
     def _end_without(self, running: Running, why: str) -> None:
         if not running.is_given_up:
-            late = _timed_out(running.job, "the handler did not end within", f"; {why}")
+            late = _timed_out(running.job, "the handler did not finish within", f"; {why}")
             running.recorded = True
             self._fail(running, late)
 

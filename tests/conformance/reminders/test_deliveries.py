@@ -476,7 +476,7 @@ async def test_a_receipt_of_nothing_is_told(app: Duetime) -> None:
     Box(app, "mail")
     async with app.testing(now=START) as world:
         await sent(app, world)
-        with pytest.raises(DeliveryNotFound, match="No delivery is known as 'nothing'"):
+        with pytest.raises(DeliveryNotFound, match="No delivery has the external id 'nothing'"):
             await app.receipt("nothing", "delivered")
         with pytest.raises(DeliveryNotFound):
             await app.receipt("mail-1", "delivered", channel="push")

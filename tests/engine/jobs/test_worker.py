@@ -594,7 +594,7 @@ async def test_operating_on_ended_or_missing_jobs_is_a_clear_error(app: Duetime)
         handle = await quick.enqueue()
         await handle.result("30s")
 
-    with pytest.raises(IllegalTransition, match=r"is completed: it cannot be cancelled"):
+    with pytest.raises(IllegalTransition, match=r"is completed and cannot be cancelled"):
         await handle.cancel()
     with pytest.raises(IllegalTransition, match="rescheduled"):
         await app.jobs.reschedule(handle.id, datetime.now(UTC))
@@ -675,7 +675,7 @@ async def test_results_time_out_while_the_job_goes_on(app: Duetime) -> None:
 
     handle = await nothing.using(delay="1h").enqueue()
 
-    with pytest.raises(ResultTimeout, match="did not end within"):
+    with pytest.raises(ResultTimeout, match="did not finish within"):
         await handle.result("50ms")
 
 
