@@ -298,7 +298,7 @@ def test_transaction_of_another_database_is_refused(
     caller.write(name)
 
     caller.store = store
-    with pytest.raises(UnsupportedTransaction, match=r"are on (sqlite|postgresql)"):
+    with pytest.raises(UnsupportedTransaction, match=r"are stored on (sqlite|postgresql)"):
         caller.enqueue(NewJob(task=name))
     caller.commit()
     assert (database.tickets(name), database.jobs(name)) == (1, 0)
