@@ -101,7 +101,7 @@ async def test_a_reminder_that_failed_is_sent_again(backend: Backend, app: Dueti
     assert (twice.code, "is armed" in twice.err) == (1, True)
     assert (again.json["status"], again.json["key"]) == ("armed", f"{failed.key}_1")
     assert completed.code == 0
-    assert (event.action, event.reason) == ("subject.completed", "over")
+    assert (event.action, event.reason) == ("subject.complete", "over")
 
 
 @on_both

@@ -288,7 +288,7 @@ async def test_a_subject_is_completed_and_deleted(backend: Backend, app: Duetime
     assert (refused.code, untouched) == (1, "done")
     assert gone.json == {"subject": "game:42", "deleted": True, "reminders": 2}
     deleted, completed, _ = await app.audit.list(entity="subject:game:42")
-    assert (deleted.action, completed.actor) == ("subject.deleted", "ann")
+    assert (deleted.action, completed.actor) == ("subject.delete", "ann")
 
 
 # Errors

@@ -147,7 +147,7 @@ async def test_task_app_reminds_once_whoever_writes(backend: Backend, tmp_path: 
     assert (changed["action"], added["action"]) == ("subject.put", "subject.put")
     assert (sent["action"], mailed["action"]) == ("reminder.sent", "reminder.sent")
     assert sent["by"] != mailed["by"]  # Another run of the worker.
-    assert deleted["action"] == "subject.deleted"
+    assert deleted["action"] == "subject.delete"
     assert (first["to"], first["status"]) == ("ann", "sent")
     assert second["reason"] == "reminded of it in the last 24 h"
     log = (tmp_path / "server.log").read_text()

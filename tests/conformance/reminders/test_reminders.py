@@ -396,7 +396,7 @@ async def test_why_a_subject_was_closed_is_told(app: Duetime, outbox: Outbox, ve
         found = await app.reminders.list(subject="game")
 
     why = f"the subject was {verb}d: too few players"
-    assert (event.action, event.reason) == (f"subject.{verb}d", "too few players")
+    assert (event.action, event.reason) == (f"subject.{verb}", "too few players")
     assert job.error == why
     assert [str(one.reason) for one in found] == ([why] if verb == "complete" else [])
 
@@ -484,7 +484,7 @@ async def test_a_scope_is_deleted_only_when_nothing_is_inside_it(app: Duetime) -
         assert await app.scopes.list() == []
         [deleted, _] = await app.audit.list(entity="scope:channel:9")
 
-    assert (deleted.actor, deleted.action) == ("ann", "scope.deleted")
+    assert (deleted.actor, deleted.action) == ("ann", "scope.delete")
 
 
 async def test_many_subjects_are_put_by_few_statements(

@@ -205,7 +205,7 @@ async def test_a_deleted_row_leaves_nothing_that_waits(app: Duetime, games: Tabl
         " where j.task = 'duetime' || '.remind'"
     ) == [(1,)]
     [event, *_] = await app.audit.list(entity="subject:games:1")
-    assert (event.action, event.actor.split(":")[0]) == ("subject.deleted", "trigger")
+    assert (event.action, event.actor.split(":")[0]) == ("subject.delete", "trigger")
 
 
 async def test_upserts_bulk_updates_and_changed_keys(app: Duetime, games: Table) -> None:

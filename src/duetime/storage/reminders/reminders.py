@@ -106,7 +106,7 @@ class ReminderStatements:
             )
         yield from self._dialect.run("scope_delete", {"ref": ref})
         before = _scope_json(known[ref])
-        yield from self._audit(actor, "scope.deleted", f"scope:{ref}", before, None)
+        yield from self._audit(actor, "scope.delete", f"scope:{ref}", before, None)
         return True
 
     def scopes(self, *, after: str = "", limit: int | None = None) -> Statements:
@@ -193,7 +193,12 @@ class ReminderStatements:
                 yield from self._dialect.run("subject_delete", [subject.id])
             after = None if delete else subject_summary(subject)
             yield from self._audit(
-                actor, f"subject.{what}", f"subject:{ref}", before, after, reason=reason
+                actor,
+                "subject.delete" if delete else "subject.complete",
+                f"subject:{ref}",
+                before,
+                after,
+                reason=reason,
             )
             return True
         return False

@@ -117,7 +117,7 @@ begin
                    call, call || '_clear', owner);
     if known.definition::text is distinct from definition::text then
         insert into duetime.audit (actor, action, entity, before, after)
-        values (actor, 'table.track', 'table:' || name, known.definition, definition);
+        values (actor, 'table.put', 'table:' || name, known.definition, definition);
     end if;
     return known.table_name;
 end $$;
@@ -300,7 +300,7 @@ begin
             returning id, ref, scope, due_at, tz, recipients
         ), audited as (
             insert into duetime.audit (at, actor, action, entity, before, after)
-            select moment, actor, case when c.closes then 'subject.completed' else 'subject.put' end,
+            select moment, actor, case when c.closes then 'subject.complete' else 'subject.put' end,
                 'subject:' || c.ref,
                 json_build_object('scope', c.old_scope, 'due_at', duetime._say(c.old_due_at),
                     'tz', c.old_tz, 'status', c.old_status,
@@ -368,7 +368,7 @@ begin
         returning p.job_id, p.attempt
     ), audited as (
         insert into duetime.audit (at, actor, action, entity, before)
-        select moment, actor, 'subject.deleted', 'subject:' || s.ref,
+        select moment, actor, 'subject.delete', 'subject:' || s.ref,
             json_build_object('scope', s.scope, 'due_at', duetime._say(s.due_at), 'tz', s.tz,
                 'status', s.status, 'recipients', s.recipients)
         from duetime.subject as s where s.id = any (ids)
@@ -440,7 +440,7 @@ begin
     execute format('drop function if exists duetime.%I, duetime.%I',
                    '_track_' || md5(known.name), '_track_' || md5(known.name) || '_clear');
     insert into duetime.audit (actor, action, entity, before)
-    values (actor, 'table.untrack', 'table:' || known.name, known.definition);
+    values (actor, 'table.delete', 'table:' || known.name, known.definition);
     return true;
 end $$;
 

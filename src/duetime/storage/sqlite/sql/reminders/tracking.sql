@@ -30,7 +30,7 @@ where x."unique" = 1 and x.partial = 0;
 with input(doc) as (select ?)
 insert into duetime_audit (id, at, actor, action, entity, before, after)
 select (select value from duetime_counter where name = 'audit') + 1, json_extract(i.doc, '$.now'),
-    json_extract(i.doc, '$.doc.actor'), 'table.track',
+    json_extract(i.doc, '$.doc.actor'), 'table.put',
     'table:' || json_extract(i.doc, '$.doc.name'),
     (select definition from duetime_tracked where name = json_extract(i.doc, '$.doc.name')),
     json_extract(i.doc, '$.doc.definition')
@@ -60,7 +60,7 @@ on conflict (name) do update set (table_name, definition, updated_at)
 with input(doc) as (select ?)
 insert into duetime_audit (id, at, actor, action, entity, before)
 select (select value from duetime_counter where name = 'audit') + 1, json_extract(i.doc, '$.now'),
-    json_extract(i.doc, '$.doc.actor'), 'table.untrack', 'table:' || t.name, t.definition
+    json_extract(i.doc, '$.doc.actor'), 'table.delete', 'table:' || t.name, t.definition
 from input as i cross join duetime_tracked as t on t.name = json_extract(i.doc, '$.doc.name');
 
 -- name: tracked_forget_2
