@@ -527,7 +527,7 @@ async def test_a_withdrawn_reminder_that_was_parked_ends(backend: Backend, app: 
         backend,
         "insert into duetime.parked (job_id, queue, task, priority, run_at, attempt, reason,"
         " parked_at) select job_id, queue, 'duetime.remind', priority, run_at, attempt,"
-        " 'no worker knows its task', run_at from duetime.due",
+        ' \'{"code": "task_unknown"}\', run_at from duetime.due',
     )
     query(backend, "delete from duetime.due")
     await app.subjects.complete("game")
