@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from duetime import Context, Discard, Duetime, Exponential, JobState, Retry, Task
+from duetime.domain.jobs.job import JobFilter
 from duetime.domain.reasons import Reason
 from duetime.domain.schedules import rrule, timetable
 from duetime.domain.schedules.schedule import Overlap, TickStatus
@@ -25,10 +27,10 @@ from duetime.storage.schedules import runs
 from duetime.storage.schedules.planning import Planning
 from duetime.storage.schedules.rows import NewSchedule
 from duetime.testing import World
-from tests.conftest import Backend
+from tests.conftest import Backend, query
 from tests.counting import Counted
 from tests.log_events import event_of, events_of
-from tests.waiting import until
+from tests.waiting import until, until_true
 
 START = datetime(2026, 3, 2, tzinfo=UTC)  # a Monday
 MINUTE = timedelta(minutes=1)
@@ -852,6 +854,27 @@ async def test_shadow_records_and_runs_nothing(app: Duetime, tasks: Recorder) ->
 
 
 # Operate
+
+
+async def test_a_pause_tells_who_awaits_the_next_run(
+    app: Duetime, tasks: Recorder, backend: Backend
+) -> None:
+    def watched() -> bool:
+        return not backend.is_postgres or bool(query(backend, "select job_id from duetime.waiter"))
+
+    try:
+        await app.schedules.put("s", tasks.note, "@hourly")
+        store = await app.store()
+        run = (await store.find(JobFilter(task="note")))[-1]
+        awaited = asyncio.create_task(store.wait_finished(run.id, 20))
+        await until_true(watched)
+        await app.schedules["s"].pause()
+        job = await awaited
+    finally:
+        await app.close()
+
+    assert job is not None
+    assert job.state is JobState.SUPERSEDED
 
 
 async def test_pause_and_resume_without_the_missed(app: Duetime, tasks: Recorder) -> None:
