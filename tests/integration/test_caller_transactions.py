@@ -133,7 +133,7 @@ def test_commit_keeps_the_row_and_the_job(caller: Caller, database: Database, na
     caller.write(name)
     [enqueued] = caller.enqueue(NewJob(task=name))
 
-    assert enqueued.outcome == "created"
+    assert enqueued.action == "created"
     assert (database.tickets(name), database.jobs(name)) == (0, 0)
     caller.commit()
     assert (database.tickets(name), database.jobs(name)) == (1, 1)
@@ -193,7 +193,7 @@ def test_held_key_leaves_the_transaction_usable(
     caller.write(name)
     caller.commit()
 
-    assert (second.outcome, second.job_id) == ("rejected", first.job_id)
+    assert (second.action, second.job_id) == ("rejected", first.job_id)
     assert (database.tickets(name), database.jobs(name)) == (1, 1)
 
 
@@ -352,7 +352,7 @@ async def test_psycopg_async_pipeline(postgres: Database, name: str) -> None:
         [enqueued] = await transaction.run_async(connection, statements, placeholder="%s")
         assert postgres.jobs(name) == 0
 
-    assert enqueued.outcome == "created"
+    assert enqueued.action == "created"
     assert postgres.jobs(name) == 1
 
 
@@ -406,7 +406,7 @@ async def test_plain_transaction_is_run_inline_by_async_code(sqlite: Database, n
         [enqueued] = await transaction.run_async(connection, statements, placeholder="?")
         connection.commit()
 
-    assert enqueued.outcome == "created"
+    assert enqueued.action == "created"
     assert sqlite.jobs(name) == 1
 
 
@@ -434,7 +434,7 @@ def test_no_library_is_imported_before_it_is_met() -> None:
 def enqueue(tx: Any, database: Database, name: str) -> None:
     statements = database.store.enqueue_in([NewJob(task=name)])
     [enqueued] = transaction.run(tx, statements, placeholder=database.store.placeholder)
-    assert enqueued.outcome == "created"
+    assert enqueued.action == "created"
 
 
 async def claim(database: Database, queue: str) -> ClaimedJob:

@@ -210,7 +210,7 @@ async def test_sqlite_store_waits_for_the_write_lock_of_another(sqlite_store: Sq
         [given] = await enqueuing
 
     assert not done
-    assert given.outcome == "created"
+    assert given.action == "created"
 
 
 def _try_to_write(path: str) -> Statements:

@@ -14,12 +14,12 @@ from duetime.domain.audit import AuditEvent, check_actor
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.jobs.explain import explain_job
 from duetime.domain.jobs.job import (
+    EnqueueAction,
     Enqueued,
     JobFilter,
     JobInfo,
     JobState,
     JobStateLike,
-    KeyOutcome,
     Requeued,
     check_job_id,
     check_moment,
@@ -69,7 +69,7 @@ class Jobs:
 
     def _enqueued(self, task: str, enqueued: Enqueued) -> JobHandle[Any]:
         """Return the handle of a job that was enqueued."""
-        return JobHandle(self, enqueued.job_id, task=task, outcome=enqueued.outcome)
+        return JobHandle(self, enqueued.job_id, task=task, action=enqueued.action)
 
     async def get(self, job_id: int) -> JobInfo:
         """Return the job with its history; raise `JobNotFound`."""
@@ -285,7 +285,7 @@ class Jobs:
 class JobHandle(Handle[Jobs, int], Generic[R]):
     """One job: what `enqueue` returns, and `app.jobs[42]`."""
 
-    __slots__ = ("outcome", "task")
+    __slots__ = ("action", "task")
 
     def __init__(
         self,
@@ -293,12 +293,12 @@ class JobHandle(Handle[Jobs, int], Generic[R]):
         job_id: int,
         *,
         task: str | None = None,
-        outcome: KeyOutcome | None = None,
+        action: EnqueueAction | None = None,
     ) -> None:
         super().__init__(jobs, job_id)
         self.task = task
         """The task's name, if the job was enqueued here."""
-        self.outcome = outcome
+        self.action = action
         """Of an enqueue: `created`; or for a held key `existing`, `replaced` or `rejected`."""
 
     @property
@@ -307,7 +307,7 @@ class JobHandle(Handle[Jobs, int], Generic[R]):
 
     @property
     def created(self) -> bool:
-        return self.outcome == "created"
+        return self.action == "created"
 
     get = bound(Jobs.get)
     cancel = bound(Jobs.cancel)

@@ -169,7 +169,7 @@ class BoundTask(Generic[P, R]):
         return self._handle(job, enqueued)
 
     def _handle(self, job: NewJob, enqueued: Enqueued) -> JobHandle[R]:
-        if enqueued.outcome == "rejected":
+        if enqueued.action == "rejected":
             raise KeyConflict(task=job.task, key=job.key or "", job_id=enqueued.job_id)
         return self._app.jobs._enqueued(job.task, enqueued)
 

@@ -217,7 +217,7 @@ class World:
         reset = _depth.set(depth + 1)
         try:
             for answer in answers:
-                if answer.outcome in ("created", "replaced"):
+                if answer.action in ("created", "replaced"):
                     job = await self._worker.claim_this(answer.job_id, self._now)
                     if job is not None:
                         _raise_failure(await self._run(job))

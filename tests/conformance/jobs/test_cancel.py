@@ -26,7 +26,7 @@ async def is_over(store: Store, hand: Hand, job_id: int) -> None:
     job = await get(store, job_id)
     assert (job.state, job.run_at) == (JobState.CANCELLED, None)
     assert await hand.claim() == []
-    assert (await answer(store, key="k")).outcome == "created"
+    assert (await answer(store, key="k")).action == "created"
 
 
 @pytest.mark.parametrize("end", [retried_now, snoozed])

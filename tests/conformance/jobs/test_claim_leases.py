@@ -120,7 +120,7 @@ async def test_what_was_claimed_after_the_lease_is_given_back_and_does_not_count
     assert (waiting.state, waiting.attempts, waiting.priority) == (JobState.PENDING, 0, 2)
     assert waiting.history == ()
     assert (again.id, again.attempt) == (job_id, 1)
-    assert (await answer(store, key="k")).outcome == "existing"
+    assert (await answer(store, key="k")).action == "existing"
 
 
 async def test_what_a_worker_that_is_gone_has_claimed_is_given_back_and_does_not_count(

@@ -163,7 +163,7 @@ async def test_held_key_returns_the_job_that_holds_it(store: Store) -> None:
     first = await answer(store, key="k")
     second = await answer(store, key="k")
 
-    assert (first.outcome, second.outcome) == ("created", "existing")
+    assert (first.action, second.action) == ("created", "existing")
     assert second.job_id == first.job_id
 
 
@@ -171,14 +171,14 @@ async def test_held_key_rejects(store: Store) -> None:
     first = await answer(store, key="k")
     second = await answer(store, key="k", on_conflict="reject")
 
-    assert (second.job_id, second.outcome) == (first.job_id, "rejected")
+    assert (second.job_id, second.action) == (first.job_id, "rejected")
 
 
 async def test_key_is_of_its_task(store: Store) -> None:
     first = await answer(store, "a", key="k")
     second = await answer(store, "b", key="k")
 
-    assert second.outcome == "created"
+    assert second.action == "created"
     assert second.job_id != first.job_id
 
 
@@ -199,7 +199,7 @@ async def test_replace_moves_the_job_that_waits(store: Store, clock: Clock, hand
     await clock.advance("90s")
     early = await hand.claim()
 
-    assert (second.job_id, second.outcome) == (first.job_id, "replaced")
+    assert (second.job_id, second.action) == (first.job_id, "replaced")
     assert (job.run_at, job.args) == (clock.after("30s"), {"n": 2})
     assert (job.queue, job.priority, job.partition) == ("other", 1, "p")
     assert job.expires_at == clock.after("58m30s")
@@ -216,11 +216,11 @@ async def test_replace_of_a_running_job_makes_another(
     await hand.finish(running)
     fourth = await answer(store, key="k")
 
-    assert second.outcome == "created"
+    assert second.action == "created"
     assert second.job_id != first.job_id
     assert third.job_id == second.job_id
     # The end of the first does not free the key: the second holds it.
-    assert (fourth.job_id, fourth.outcome) == (second.job_id, "existing")
+    assert (fourth.job_id, fourth.action) == (second.job_id, "existing")
 
 
 async def test_replace_twice_in_one_call(store: Store, clock: Clock) -> None:
@@ -231,7 +231,7 @@ async def test_replace_twice_in_one_call(store: Store, clock: Clock) -> None:
     given = await store.enqueue(jobs)
     job = await get(store, given[0].job_id)
 
-    assert [one.outcome for one in given] == ["created", "replaced", "replaced"]
+    assert [one.action for one in given] == ["created", "replaced", "replaced"]
     assert len({one.job_id for one in given}) == 1
     assert (job.args, job.run_at) == ({"n": 3}, clock.after("3s"))
 
@@ -249,7 +249,7 @@ async def test_keyed_and_plain_jobs_in_one_call_answer_in_order(store: Store) ->
     tasks = [(await get(store, one.job_id)).task for one in given]
 
     assert tasks == ["b", "plain", "a", "b", "plain"]
-    assert [one.outcome for one in given] == ["created"] * 3 + ["existing", "created"]
+    assert [one.action for one in given] == ["created"] * 3 + ["existing", "created"]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ async def test_key_is_free_when_its_job_ended(
     await hand.end(ended(await hand.claim_one(), outcome))
     second = await answer(store, key="k", on_conflict="reject")
 
-    assert second.outcome == "created"
+    assert second.action == "created"
     assert second.job_id != first.job_id
 
 
@@ -275,14 +275,14 @@ async def test_key_is_held_while_running_and_retrying(
     await hand.end(retried(job, seconds(10)))
     while_retrying = await answer(store, key="k")
 
-    assert while_running.outcome == while_retrying.outcome == "existing"
+    assert while_running.action == while_retrying.action == "existing"
 
 
 async def test_key_is_free_when_its_job_was_cancelled(store: Store) -> None:
     first = await enqueue(store, key="k")
     await store.cancel(first, reason=Reason.of("cancelled", text="test"))
 
-    assert (await answer(store, key="k")).outcome == "created"
+    assert (await answer(store, key="k")).action == "created"
 
 
 async def test_hold_keeps_the_key_after_completion(store: Store, clock: Clock, hand: Hand) -> None:
@@ -293,15 +293,15 @@ async def test_hold_keeps_the_key_after_completion(store: Store, clock: Clock, h
     await clock.advance("1s")
     after = await answer(store, key="k", on_conflict="reject")
 
-    assert (within.job_id, within.outcome) == (first.job_id, "rejected")
-    assert after.outcome == "created"
+    assert (within.job_id, within.action) == (first.job_id, "rejected")
+    assert after.action == "created"
 
 
 async def test_hold_ends_with_a_job_that_failed(store: Store, clock: Clock, hand: Hand) -> None:
     await answer(store, key="k", hold=seconds(60))
     await hand.end(ended(await hand.claim_one(), AttemptOutcome.DEAD))
 
-    assert (await answer(store, key="k")).outcome == "created"
+    assert (await answer(store, key="k")).action == "created"
 
 
 async def test_replace_within_the_hold_makes_another(
@@ -311,7 +311,7 @@ async def test_replace_within_the_hold_makes_another(
     await hand.finish(await hand.claim_one())
     second = await answer(store, key="k", on_conflict="replace")
 
-    assert second.outcome == "created"
+    assert second.action == "created"
     assert second.job_id != first.job_id
 
 
@@ -325,7 +325,7 @@ async def test_of_50_racing_clients_one_creates(
     )
     hand = await make_hand()
 
-    assert [one.outcome for one in given].count("created") == 1
+    assert [one.action for one in given].count("created") == 1
     assert len({one.job_id for one in given}) == 1
     assert len(await hand.claim()) == 1
 

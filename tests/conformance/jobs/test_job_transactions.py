@@ -109,7 +109,7 @@ async def test_enqueue_commits_with_the_users_rows(store: Store, clock: Clock, h
         await execute(connection, "insert into note values ('a')")
         given = await enqueue_through(connection, store, NewJob(task="a"), NewJob(task="b"))
 
-    assert [one.outcome for one in given] == ["created", "created"]
+    assert [one.action for one in given] == ["created", "created"]
     assert ids(await hand.claim()) == [one.job_id for one in given]
     assert await read_notes(store) == ["a"]
 
@@ -127,7 +127,7 @@ async def test_enqueue_is_rolled_back_with_the_users_rows(
     assert await store.get(given.job_id) is None
     assert await hand.claim() == []
     assert await read_notes(store) == []
-    assert (await answer(store, "a", key="k")).outcome == "created"
+    assert (await answer(store, "a", key="k")).action == "created"
 
 
 async def test_enqueue_of_many_in_a_transaction(store: Store, clock: Clock) -> None:
@@ -150,7 +150,7 @@ async def test_keys_hold_in_a_transaction(store: Store, clock: Clock) -> None:
             NewJob(task="a", key="k", on_conflict="replace", run_at=clock.after("2m")),
             NewJob(task="b", key="k"),
         )
-    outcomes = [one.outcome for one in given]
+    outcomes = [one.action for one in given]
 
     assert outcomes == ["existing", "rejected", "replaced", "created"]
     assert [one.job_id for one in given[:3]] == [first.job_id] * 3
@@ -181,9 +181,9 @@ async def test_finish_commits_with_the_users_rows(store: Store, clock: Clock, ha
     assert attempt.started_at == job.claimed_at + seconds(0.001)
     assert attempt.finished_at == job.claimed_at + seconds(0.002)
     assert await read_notes(store) == ["paid"]
-    assert (await answer(store, key="k")).outcome == "existing"
+    assert (await answer(store, key="k")).action == "existing"
     await clock.advance("60s")
-    assert (await answer(store, key="k")).outcome == "created"
+    assert (await answer(store, key="k")).action == "created"
 
 
 @pytest.mark.usefixtures("notes")

@@ -25,8 +25,8 @@ async def test_requeued_job_holds_its_key_again(store: Store, clock: Clock, hand
     await hand.finish(await hand.claim_one())
 
     assert (requeued.jobs, requeued.conflicts) == ([job_id], {})
-    assert (existing.job_id, existing.outcome) == (job_id, "existing")
-    assert (await answer(store, key="k")).outcome == "created"
+    assert (existing.job_id, existing.action) == (job_id, "existing")
+    assert (await answer(store, key="k")).action == "created"
 
 
 async def test_requeued_job_holds_its_key_after_completion_as_was_asked_at_the_enqueue(
@@ -44,8 +44,8 @@ async def test_requeued_job_holds_its_key_after_completion_as_was_asked_at_the_e
 
     assert between != job_id
     assert requeued.jobs == [job_id]
-    assert (held.job_id, held.outcome) == (job_id, "existing")
-    assert (await answer(store, key="k")).outcome == "created"
+    assert (held.job_id, held.action) == (job_id, "existing")
+    assert (await answer(store, key="k")).action == "created"
 
 
 async def test_job_whose_key_another_holds_is_not_requeued(
@@ -100,7 +100,7 @@ async def test_of_a_requeue_and_an_enqueue_at_once_one_gets_the_key(
             answer(other, key=key, run_at=clock.after("1h")),
         )
 
-        if given.outcome == "created":
+        if given.action == "created":
             assert (requeued.jobs, requeued.conflicts) == ([], {job_id: given.job_id})
         else:
             assert (requeued.jobs, given.job_id) == ([job_id], job_id)

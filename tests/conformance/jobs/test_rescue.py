@@ -123,14 +123,14 @@ async def test_lost_job_without_attempts_left_is_dead(
 
     assert rescued == [Rescued(job_id, "noop", 1, JobState.DEAD, "dead")]
     assert (job.state, job.error_code, job.run_at) == (JobState.DEAD, "worker_lost", None)
-    assert (await answer(store, key="k")).outcome == "created"
+    assert (await answer(store, key="k")).action == "created"
 
 
 async def test_lost_job_keeps_its_key(store: Store, clock: Clock, make_hand: MakeHand) -> None:
     await enqueue(store, key="k")
     await lose(store, clock, make_hand)
 
-    assert (await answer(store, key="k")).outcome == "existing"
+    assert (await answer(store, key="k")).action == "existing"
 
 
 async def test_lost_job_that_was_to_be_cancelled_is_cancelled(

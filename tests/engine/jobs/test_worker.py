@@ -711,8 +711,8 @@ async def test_keys(app: Duetime) -> None:
     moved = await note.using(key="a", delay="2h", on_conflict="replace").enqueue(3)
 
     assert first.created
-    assert (same.id, same.outcome) == (first.id, "existing")
-    assert (moved.id, moved.outcome) == (first.id, "replaced")
+    assert (same.id, same.action) == (first.id, "existing")
+    assert (moved.id, moved.action) == (first.id, "replaced")
     assert (await moved.get()).args == {"n": 3}
     with pytest.raises(KeyConflict, match=f"Job {first.id} of task") as caught:
         await note.using(key="a", on_conflict="reject").enqueue(4)
@@ -732,7 +732,7 @@ async def test_a_key_is_free_again_after_the_end_or_its_hold(app: Duetime) -> No
         held_again = await note.using(key="held").enqueue()
 
     assert free_again.created
-    assert (held_again.id, held_again.outcome) == (held.id, "existing")
+    assert (held_again.id, held_again.action) == (held.id, "existing")
 
 
 async def test_a_paused_queue_starts_nothing_until_resumed(app: Duetime) -> None:

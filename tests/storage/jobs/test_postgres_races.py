@@ -210,7 +210,7 @@ async def test_an_open_enqueue_with_a_held_key_does_not_hold_up_the_end_of_its_j
             ended = FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1)
             answer = await store.exchange(worker_id, ended=[ended], closed=[job.token])
 
-    assert existing.outcome == "existing"
+    assert existing.action == "existing"
     assert answer.refused == frozenset()
 
 
@@ -286,7 +286,7 @@ async def test_a_cancel_that_meets_the_end_of_an_attempt_wins(
     assert found.state is JobState.CANCELLED
     assert await claim(store, worker_id) == []
     [given] = await store.enqueue([NewJob(task="noop", key="k")])
-    assert given.outcome == "created"
+    assert given.action == "created"
 
 
 @pytest.mark.parametrize("how", ["retried", "released", "parked", "disowned"])

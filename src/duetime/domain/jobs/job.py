@@ -33,7 +33,7 @@ UNREADABLE = "row_unreadable"
 """The code of the reason for which such a job is parked."""
 
 OnConflict = Literal["reject", "return", "replace"]
-KeyOutcome = Literal["created", "existing", "replaced", "rejected"]
+EnqueueAction = Literal["created", "existing", "replaced", "rejected"]
 
 
 class JobState(StrEnum):
@@ -102,7 +102,7 @@ class Enqueued(msgspec.Struct, frozen=True, gc=False):
     """What became of a job that was given: `created`, or the `existing` one that holds its key."""
 
     job_id: int
-    outcome: KeyOutcome
+    action: EnqueueAction
 
 
 class ClaimedJob(msgspec.Struct, gc=False):
