@@ -211,7 +211,7 @@ async def test_too_late_is_a_visible_expired(app: Duetime, outbox: Outbox) -> No
 
     assert outbox.sent == []
     assert found == [("-30m", "expired")]
-    assert "it was to start before 2026-03-02T01:00:00" in why
+    assert "it had to start before 2026-03-02T01:00:00" in why
 
 
 async def test_wall_time_rules_follow_the_subjects_zone(app: Duetime, outbox: Outbox) -> None:
