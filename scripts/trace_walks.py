@@ -156,7 +156,7 @@ class Walks:
             handle = await self.greet.enqueue(name="Ann")
 
             async def ended() -> bool:
-                return (await self.observer.app.jobs.get(handle.id)).state.ended
+                return (await self.observer.app.jobs.get(handle.id)).state.finished
 
             await self.observer.until(ended)
 
@@ -179,7 +179,7 @@ class Walks:
             async def recorded() -> bool:
                 [reminder] = await self.observer.app.reminders.list(subject=name)
                 job = await self.observer.app.jobs.get(reminder.job_id)
-                return reminder.status == "sent" and job.state.ended
+                return reminder.status == "sent" and job.state.finished
 
             await self.observer.until(recorded)
 
