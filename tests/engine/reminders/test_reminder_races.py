@@ -990,7 +990,6 @@ insert into duetime_attempt (job_id, token, attempt, outcome, finished_at)
     select job_id, job_id, 1, 'completed', {now} from duetime_reminder where status = 'sent';
 """
 SOME = list(range(1, 51))
-NOTHING: dict[str, Any] = {"ids": None, "subject": None, "status": None, "until": None}
 DOCUMENTS: dict[str, tuple[str, Any]] = {
     "of": ("reminder_of", SOME),
     "withdraw": ("reminder_withdraw", {"ids": SOME, "status": "superseded", "reason": "x"}),
@@ -1012,7 +1011,10 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
     ),
     "deliveries": ("delivery_of", [77]),
     "known": ("delivery_known", {"external_id": "x", "channel": None}),
-    "find, by subject": ("reminder_about", NOTHING | {"subject": "subject:7"}),
+    "list, by subject": (
+        "reminder_about",
+        {"subject": "subject:7", "status": None, "time": None, "id": 0, "limit": 100},
+    ),
 }
 
 

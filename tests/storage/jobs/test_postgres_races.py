@@ -299,7 +299,7 @@ async def test_the_end_of_an_attempt_waits_for_a_cancel_in_flight(
     again = FinishedJob(job, AttemptOutcome.SNOOZED, 0, 1, again_after=timedelta(0))
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         cursor = await connection.execute(
-            store._sql["cancel_running"], {"job": job.id, "reason": "cancelled"}
+            store._sql["cancel_running"], {"job": job.id, "reason": '{"code": "cancelled"}'}
         )
         assert cursor.rowcount == 1
         ends: dict[str, Callable[[], Awaitable[Any]]] = {
