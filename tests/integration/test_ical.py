@@ -281,7 +281,7 @@ def subject(app: Duetime, ref: str, rules: Any, **options: Any) -> Entry:
 
 
 async def test_what_is_written_says_what_is_meant() -> None:
-    app = Duetime("sqlite://")
+    app = Duetime("sqlite:///never_opened.db")
     file = write_calendar(
         [
             subject(
@@ -356,7 +356,7 @@ ALARMS = st.lists(
 def test_what_we_write_we_read(
     repeats: Any, tz: str, rules: list[str], title: str, data: st.DataObject
 ) -> None:
-    app = Duetime("sqlite://")
+    app = Duetime("sqlite:///never_opened.db")
     entry = subject(app, "s", rules, repeats=repeats, tz=tz, data={"title": title})
     made = entry.subject.repeats
     assert made is not None
