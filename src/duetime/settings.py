@@ -17,14 +17,14 @@ from duetime.domain.jobs.job import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_QUEUE,
 )
-from duetime.domain.jobs.retry import MOST_ATTEMPTS
+from duetime.domain.jobs.retry import MAX_ATTEMPTS
 from duetime.domain.urls import show_url
 from duetime.errors import InvalidInput, SettingsError
 
 DEFAULT_LEASE = timedelta(seconds=30)
 DEFAULT_DATABASE = "sqlite:///duetime.db"
 _LONGEST_POLL = timedelta(minutes=10)
-_MOST = {"concurrency": 10_000, "batch": 1000, "pool_size": 1000, "max_attempts": MOST_ATTEMPTS}
+_MOST = {"concurrency": 10_000, "batch": 1000, "pool_size": 1000, "max_attempts": MAX_ATTEMPTS}
 _GREATER_THAN_ZERO = (
     "lease", "heartbeat", "block_limit", "rescue_every", "prune_every", "database_timeout", "poll"
 )  # fmt: skip

@@ -18,7 +18,7 @@ from duetime.domain.reminders.recurrence import parse_repeats
 from duetime.domain.reminders.rule_text import parse_rules
 from duetime.errors import InvalidInput, SubjectNotFound
 from duetime.integrations.ical import reading, writing
-from duetime.integrations.ical.limits import MOST_BYTES, MOST_EVENTS
+from duetime.integrations.ical.limits import MAX_BYTES, MAX_EVENTS
 from duetime.integrations.ical.reading import Event, read_events
 from duetime.integrations.ical.writing import Entry, write_calendar
 from tests.conftest import Backend
@@ -211,9 +211,9 @@ def test_what_cannot_be_read_is_left_out_and_told() -> None:
         (b"", "not an iCalendar file"),
         (b"PK\x03\x04 something", "not an iCalendar file"),
         ("BEGIN:VCALENDAR Grüße".encode("latin-1"), "not valid UTF-8"),
-        (b"BEGIN:VCALENDAR\r\n" + b"x" * MOST_BYTES, "at most 10 MB"),
+        (b"BEGIN:VCALENDAR\r\n" + b"x" * MAX_BYTES, "at most 10 MB"),
         (b"BEGIN:VCALENDAR\r\n" * 9, "8 levels"),
-        (calendar(*["BEGIN:VEVENT\r\nEND:VEVENT"] * (MOST_EVENTS + 1)), "20,000 events"),
+        (calendar(*["BEGIN:VEVENT\r\nEND:VEVENT"] * (MAX_EVENTS + 1)), "20,000 events"),
         (
             calendar("BEGIN:VEVENT", *["BEGIN:VALARM\r\nEND:VALARM"] * 200_001, "END:VEVENT"),
             "200,000 alarms",
@@ -494,7 +494,7 @@ async def test_many_events(app: Duetime) -> None:
 
 
 def test_the_rules_of_a_file_take_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_MOST_STEPS", 2_000_000)
+    monkeypatch.setattr(reading, "_MAX_STEPS", 2_000_000)
     rule = "RRULE:FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29;BYDAY=MO"
     events = [
         event(rule, uid=f"e{n}", start=f"DTSTART:20260301T09{n % 60:02}{n // 60:02}Z")

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Task[..., Any])
 
-_MOST_BACKFILLED = 10_000
+_MAX_BACKFILLED = 10_000
 
 
 class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -572,10 +572,10 @@ def _with_task_expiry(policy: Policy, expires: timedelta | None) -> Policy:
 def ticks_between(timetable: Timetable, start: datetime, end: datetime) -> list[datetime]:
     """The ticks that a backfill from `start` to before `end` is about."""
     moment = timedelta(microseconds=1)
-    ticks = list(islice(timetable.runs(start - moment, end - moment), _MOST_BACKFILLED + 1))
-    if len(ticks) > _MOST_BACKFILLED:
+    ticks = list(islice(timetable.runs(start - moment, end - moment), _MAX_BACKFILLED + 1))
+    if len(ticks) > _MAX_BACKFILLED:
         raise InvalidInput(
-            f"A backfill is limited to {_MOST_BACKFILLED:,} runs. Choose a shorter range."
+            f"A backfill is limited to {_MAX_BACKFILLED:,} runs. Choose a shorter range."
         )
     return ticks
 

@@ -36,7 +36,7 @@ from duetime.domain.reminders.recurrence import (
     RepeatsLike,
     parse_repeats,
 )
-from duetime.domain.reminders.reminder import MOST_RECIPIENTS, Subject, SubjectStatus
+from duetime.domain.reminders.reminder import MAX_RECIPIENTS, Subject, SubjectStatus
 from duetime.domain.reminders.rule import read_moment
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules
 from duetime.domain.schedules.cron import parse_zone
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 Make = Callable[[ReminderStatements], Statements]
 _UNSAID: Any = object()
 
-_MOST_OCCURRENCES = 1000
-_MOST_DATA_BYTES = 64 * 1024
+_MAX_OCCURRENCES = 1000
+_MAX_DATA_BYTES = 64 * 1024
 _LONGEST_REASON = 1000
 
 
@@ -90,8 +90,8 @@ class Subjects:
         """Return a subject, checked and not stored: for `put_many`."""
         _check_when(due, repeats)
         to = check_names(recipients, what="recipients", example="recipients=['ann', 'bob']")
-        if len(to) > MOST_RECIPIENTS:
-            raise InvalidInput(f"A subject can have at most {MOST_RECIPIENTS} recipients.")
+        if len(to) > MAX_RECIPIENTS:
+            raise InvalidInput(f"A subject can have at most {MAX_RECIPIENTS} recipients.")
         return Subject(
             ref=check_name(ref, what="subject"),
             scope=None if scope is None else check_name(scope, what="scope"),
@@ -214,8 +214,8 @@ class Subjects:
         self, ref: str, n: int = 10, *, since: datetime | None = None
     ) -> Sequence[Occurrence]:
         """Return when a subject that repeats is due next, from `since` or now on."""
-        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MOST_OCCURRENCES:
-            raise InvalidInput(f"n must be between 1 and {_MOST_OCCURRENCES}, got {n!r}.")
+        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MAX_OCCURRENCES:
+            raise InvalidInput(f"n must be between 1 and {_MAX_OCCURRENCES}, got {n!r}.")
         subject = await self.get(ref)
         if subject.repeats is None:
             raise InvalidInput(f"The subject {ref!r} does not repeat.")
@@ -385,9 +385,9 @@ def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
         raw = msgspec.json.encode(dict(data))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"The data of a subject cannot be encoded as JSON: {error}.") from None
-    if len(raw) > _MOST_DATA_BYTES or b"\\u0000" in raw:
+    if len(raw) > _MAX_DATA_BYTES or b"\\u0000" in raw:
         raise InvalidInput(
-            f"The data of a subject must have at most {_MOST_DATA_BYTES:,} bytes of JSON and no "
+            f"The data of a subject must have at most {_MAX_DATA_BYTES:,} bytes of JSON and no "
             f"NUL character, got {len(raw):,} bytes. Store large data elsewhere and pass a "
             "reference."
         )

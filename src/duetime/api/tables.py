@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 """Called with how many rows are done, and how many there are."""
 
-_MOST_ROWS = 1000
+_MAX_ROWS = 1000
 _TRIES = 60
 _PAUSE = 0.25
 
@@ -126,7 +126,7 @@ class Tables:
         track = found[0]
         await _patiently(lambda: store.transact(statements.remove(track)))
         count = 0
-        while some := await store.transact(store.triggers.clear(track, _MOST_ROWS)):
+        while some := await store.transact(store.triggers.clear(track, _MAX_ROWS)):
             count += some
         await store.transact(statements.forget(name, actor=actor))
         return count
@@ -211,7 +211,7 @@ class Tables:
         after: Sequence[str] | None,
     ) -> tuple[int, Sequence[str] | None]:
         """One batch. If a writer has its rows, fewer are tried: we hold none while we wait."""
-        most = _MOST_ROWS
+        most = _MAX_ROWS
 
         async def fill() -> Any:
             nonlocal most

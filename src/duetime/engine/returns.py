@@ -18,7 +18,7 @@ from duetime.telemetry.events import log_event
 
 log = logging.getLogger("duetime.worker")
 
-_MOST_LEFT = 10_000
+_MAX_LEFT = 10_000
 
 
 class Returns:
@@ -44,7 +44,7 @@ class Returns:
         self.under_way: set[asyncio.Task[None]] = set()
         self.waiting: list[ClaimedJob] = []
         """Jobs that could not be given back yet."""
-        self.left: deque[int] = deque(maxlen=_MOST_LEFT)
+        self.left: deque[int] = deque(maxlen=_MAX_LEFT)
         """Jobs that a follower has parked: left to other workers."""
 
     async def give_back(self, jobs: Sequence[ClaimedJob]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-_MOST_FRAMES = 40
+_MAX_FRAMES = 40
 """The innermost ones: what blocks is there."""
 
 
@@ -38,5 +38,5 @@ def _suspended(task: asyncio.Task[Any]) -> Iterator[FrameType]:
 
 
 def _format(frames: list[FrameType]) -> str:
-    lines = ((frame, frame.f_lineno) for frame in frames[-_MOST_FRAMES:])
+    lines = ((frame, frame.f_lineno) for frame in frames[-_MAX_FRAMES:])
     return "".join(traceback.StackSummary.extract(lines).format())

@@ -45,7 +45,7 @@ _UNSETTLED_EVERY = 5
 """How many repairs pass between two searches for runs that finished and were not recorded."""
 _FALLBACK_SECONDS = 5.0
 """How often schedules that fell back to memory try their table again."""
-_MOST_KEPT = 10_000
+_MAX_KEPT = 10_000
 
 
 class Planner(Follower):
@@ -271,8 +271,8 @@ class Planner(Follower):
         except StorageError as error:
             # Repaired within seconds, by this worker or another; that they have begun only this one
             # knows.
-            self._begun = [*begun, *self._begun][:_MOST_KEPT]
-            self._ended = [*ended, *self._ended][:_MOST_KEPT]
+            self._begun = [*begun, *self._begun][:_MAX_KEPT]
+            self._ended = [*ended, *self._ended][:_MAX_KEPT]
             if not isinstance(error, DatabaseCorrupted):
                 log_event(
                     log,

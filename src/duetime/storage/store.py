@@ -178,7 +178,7 @@ class Sleeper(Protocol):
     async def close(self) -> None: ...
 
 
-MOST_CLAIMED_ARGS = 16 * 1024
+MAX_CLAIMED_ARGS = 16 * 1024
 """Larger arguments do not come with the claim: they are read when the job starts."""
 
 

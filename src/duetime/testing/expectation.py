@@ -13,7 +13,7 @@ from duetime.domain.jobs.job import JobInfo
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import InvalidArguments, InvalidInput
 
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +79,9 @@ def describe_difference(
     lines = [f"Expected {wanted} of {expected} to be enqueued, found {len(found)}."]
     if enqueued:
         lines.append(f"Enqueued at {now.isoformat()}:")
-        lines += [f"  {describe(job, now)}" for job in enqueued[:_MOST_LISTED]]
-        if len(enqueued) > _MOST_LISTED:
-            lines.append(f"  … and {len(enqueued) - _MOST_LISTED} more")
+        lines += [f"  {describe(job, now)}" for job in enqueued[:_MAX_LISTED]]
+        if len(enqueued) > _MAX_LISTED:
+            lines.append(f"  … and {len(enqueued) - _MAX_LISTED} more")
     else:
         lines.append("Nothing is enqueued.")
     if ran:

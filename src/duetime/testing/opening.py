@@ -25,7 +25,7 @@ from duetime.settings import Settings
 from duetime.testing.world import World, read_moment
 from duetime.wiring import file_of, make_migrator
 
-_MOST_EXTRA = 1000
+_MAX_EXTRA = 1000
 _in_a_world: WeakSet[Duetime] = WeakSet()
 
 
@@ -35,7 +35,7 @@ def open_world(
     now: datetime | str | None = None,
     inline: bool = False,
     isolated: bool = True,
-    most: int = _MOST_EXTRA,
+    most: int = _MAX_EXTRA,
 ) -> Opening:
     """Return what `app.testing(…)` returns: enter it with `async with`, or `with` in sync code.
 

@@ -9,7 +9,7 @@ import msgspec
 
 from duetime.domain.jobs.job import JobState, NewJob
 from duetime.domain.jobs.queue import Limits
-from duetime.storage.store import MOST_CLAIMED_ARGS, Store
+from duetime.storage.store import MAX_CLAIMED_ARGS, Store
 from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids
 
@@ -229,7 +229,7 @@ async def test_large_arguments_do_not_come_with_the_claim(
 ) -> None:
     """A thousand jobs of a megabyte each would take gigabytes of a worker's memory."""
     hand = await make_hand()
-    small, large = ('{"text": "' + "é" * size + '"}' for size in (10, MOST_CLAIMED_ARGS))
+    small, large = ('{"text": "' + "é" * size + '"}' for size in (10, MAX_CLAIMED_ARGS))
     await store.limit_queue("limited", Limits(running=10))
     for queue in ("default", "limited"):
         for args in (small, large):

@@ -15,7 +15,7 @@ import pytest
 from duetime import Context, Digest, Duetime, Reminder, Retry, Sent, Skip
 from duetime.api.registration import Registrations
 from duetime.channels.channel import NotSent
-from duetime.domain.reminders.digest import MOST_REMINDERS
+from duetime.domain.reminders.digest import MAX_REMINDERS
 from duetime.domain.reminders.recipient import Recipient
 from duetime.domain.reminders.reminder import ReminderStatus
 from duetime.domain.reminders.rule_text import parse_rule
@@ -177,7 +177,7 @@ def test_the_largest_digest_is_not_too_much_for_a_template() -> None:
         recipient="ann", run_at=START, status=ReminderStatus.ARMED, reason=None, job_id=1,
         tz="UTC", data={}, channel=None, external_id=None, delivery=None, ended_at=None,
     )  # fmt: skip
-    digest = Digest(id=1, key="k", recipient="ann", to=ann, reminders=(game,) * MOST_REMINDERS)
+    digest = Digest(id=1, key="k", recipient="ann", to=ann, reminders=(game,) * MAX_REMINDERS)
 
     assert messages.make_digest(digest, address=None, now=START).body.count("game") == 1000
 
@@ -640,7 +640,7 @@ async def test_what_a_handler_skips_takes_no_place(app: Duetime) -> None:
 async def test_what_does_not_fit_into_a_digest_goes_in_the_next(
     app: Duetime, mail: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duetime.storage.reminders.digests.MOST_REMINDERS", 3)
+    monkeypatch.setattr("duetime.storage.reminders.digests.MAX_REMINDERS", 3)
     async with app.testing(now=START) as world:
         await app.recipients.put("ann", max_per_hour=1)
         await put_games(app, 9)

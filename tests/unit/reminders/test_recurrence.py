@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from duetime.domain.reminders.plan_recurrence import (
     HORIZON,
-    MOST_AHEAD,
-    MOST_AT_ONCE,
+    MAX_AHEAD,
+    MAX_AT_ONCE,
     plan,
     rules_of,
 )
-from duetime.domain.reminders.recurrence import MOST_EXCEPTIONS, Recurrence, parse_repeats
+from duetime.domain.reminders.recurrence import MAX_EXCEPTIONS, Recurrence, parse_repeats
 from duetime.domain.reminders.rule import rule_times
 from duetime.domain.reminders.rule_text import parse_rules
 from duetime.errors import InvalidInput
@@ -126,7 +126,7 @@ def test_old_exceptions_are_forgotten_and_their_number_is_bounded() -> None:
     assert len(recurrence.exceptions or {}) == 367
     with pytest.raises(InvalidInput, match="at most 2,000"):
         parse_repeats(
-            {"cron": "* * * * *", "exceptions": [NOW + n * DAY for n in range(MOST_EXCEPTIONS + 1)]}
+            {"cron": "* * * * *", "exceptions": [NOW + n * DAY for n in range(MAX_EXCEPTIONS + 1)]}
         )
 
 
@@ -183,7 +183,7 @@ def test_plans_follow_each_other_without_a_gap(
         for one in made.occurrences:
             seen.setdefault(one.due, now)
         ahead = [one for one in made.occurrences if one.due >= now]
-        assert len(ahead) <= max(MOST_AHEAD, 8 * HORIZON.days)
+        assert len(ahead) <= max(MAX_AHEAD, 8 * HORIZON.days)
         planned = (made.since, made.until)
         looked = now
         if made.look_at is None:
@@ -209,9 +209,9 @@ def test_a_plan_is_bounded_and_goes_on_at_once() -> None:
         later = plan(minutely, held, NOW + 30 * DAY, planned=(NOW, first.until), behind_since=NOW)
 
     assert len(first.occurrences) == 24 * 60 + 11
-    assert len(later.occurrences) == MOST_AT_ONCE
+    assert len(later.occurrences) == MAX_AT_ONCE
     assert later.look_at == NOW
-    assert later.until == first.until + MOST_AT_ONCE * timedelta(minutes=1)
+    assert later.until == first.until + MAX_AT_ONCE * timedelta(minutes=1)
 
 
 def test_a_fixed_moment_holds_for_one_occurrence() -> None:

@@ -364,7 +364,7 @@ def test_very_many_missed_ticks_that_do_not_run_share_a_row(
     reason = PAUSED if missed else None
     whole = plan_ticks(case.schedule, now=case.now, armed=0, missed=reason)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("duetime.domain.schedules.plan.MOST_RECORDED", most)
+        patch.setattr("duetime.domain.schedules.plan.MAX_RECORDED", most)
         plan = plan_ticks(case.schedule, now=case.now, armed=0, missed=reason)
 
     rows = {row.tick: row for row in plan.ticks}

@@ -19,7 +19,7 @@ from duetime.cli.person import by_option
 from duetime.cli.schedules.show import next_run, show_preview
 from duetime.cli.target import Command, Target, target_of
 from duetime.domain.schedules.presets import find_preset
-from duetime.domain.schedules.preview import MOST_ROWS, PreviewRow, preview
+from duetime.domain.schedules.preview import MAX_ROWS, PreviewRow, preview
 from duetime.domain.schedules.schedule import CatchUp, Overlap
 from duetime.domain.schedules.timetable import Timetable, timetable
 from duetime.errors import ScheduleNotFound
@@ -218,7 +218,7 @@ def _tell(result: str, declared: bool, info: ScheduleInfo, now: datetime) -> Non
     "-n",
     "--limit",
     "count",
-    type=Number(1, MOST_ROWS),
+    type=Number(1, MAX_ROWS),
     default=10,
     metavar="N",
     help="How many ticks, at most 1,000.  [default: 10]",

@@ -14,9 +14,9 @@ from duetime.cli.person import by_option
 from duetime.cli.rules import read_rules, rule_options
 from duetime.cli.target import Command, target_of
 from duetime.integrations.ical.exchange import Imported
-from duetime.integrations.ical.limits import MOST_BYTES
+from duetime.integrations.ical.limits import MAX_BYTES
 
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 @click.command("export", cls=Command)
@@ -97,9 +97,9 @@ def _show(done: Imported, dry_run: bool) -> None:
     )
     said = "would be" if dry_run else "imported"
     echo(f"{plural(len(done.results), 'event')} {said}: {counts}.")
-    for problem in done.problems[:_MOST_SHOWN]:
+    for problem in done.problems[:_MAX_SHOWN]:
         echo(f"Not imported: {one_line(problem.uid)}: {one_line(problem.reason)}", err=True)
-    if (more := len(done.problems) - _MOST_SHOWN) > 0:
+    if (more := len(done.problems) - _MAX_SHOWN) > 0:
         echo(f"Not imported: {more:,} more.", err=True)
 
 
@@ -109,10 +109,10 @@ def _read(file: str) -> bytes:
         if file == "-":
             stream = getattr(sys.stdin, "buffer", None)
             if stream is None:
-                return sys.stdin.read(MOST_BYTES + 1).encode()
-            read: bytes = stream.read(MOST_BYTES + 1)
+                return sys.stdin.read(MAX_BYTES + 1).encode()
+            read: bytes = stream.read(MAX_BYTES + 1)
             return read
         with Path(file).open("rb") as opened:
-            return opened.read(MOST_BYTES + 1)
+            return opened.read(MAX_BYTES + 1)
     except OSError as error:
         raise click.ClickException(f"{file} cannot be read: {error.strerror}.") from None

@@ -11,7 +11,7 @@ from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.jobs.job import DEFAULT_MAX_ATTEMPTS
 from duetime.errors import InvalidInput
 
-MOST_ATTEMPTS = 10_000
+MAX_ATTEMPTS = 10_000
 
 
 class RetryPolicy(Protocol):
@@ -108,8 +108,8 @@ class Custom:
 
 def check_max_attempts(value: int, *, name: str = "max_attempts") -> int:
     """Return `value` if it is a number of attempts that a job can have."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_ATTEMPTS:
-        raise InvalidInput(f"{name} must be between 1 and {MOST_ATTEMPTS:,}, got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ATTEMPTS:
+        raise InvalidInput(f"{name} must be between 1 and {MAX_ATTEMPTS:,}, got {value!r}.")
     return value
 
 

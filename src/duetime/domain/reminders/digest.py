@@ -13,8 +13,8 @@ from duetime.domain.reminders.rule import format_time
 from duetime.domain.schedules.cron import parse_zone
 
 DIGEST_TASK = "duetime.digest"
-MOST_REMINDERS = 1000
-_MOST_LINES = 100
+MAX_REMINDERS = 1000
+_MAX_LINES = 100
 
 
 class Digest(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,8 +37,8 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def body(self) -> str:
         """One line for each, with its due time on the recipient's clock, else the subject's."""
-        lines = [_line(reminder, self.to.tz) for reminder in self.reminders[:_MOST_LINES]]
-        if (more := len(self.reminders) - _MOST_LINES) > 0:
+        lines = [_line(reminder, self.to.tz) for reminder in self.reminders[:_MAX_LINES]]
+        if (more := len(self.reminders) - _MAX_LINES) > 0:
             lines.append(f"and {more:,} more")
         return "\n".join(lines)
 

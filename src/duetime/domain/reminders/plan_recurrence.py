@@ -13,11 +13,11 @@ from duetime.domain.reminders.rule import Rule
 HORIZON = timedelta(days=14)
 """Reminders that fall within it are armed, if there are not too many."""
 FEWEST_AHEAD = 2
-MOST_AHEAD = 100
+MAX_AHEAD = 100
 SOON = timedelta(days=1)
 """Reminders that fall within it are armed, however many they are."""
-MOST_AT_ONCE = 10_000
-_MOST_STEPS = 20_000_000
+MAX_AT_ONCE = 10_000
+_MAX_STEPS = 20_000_000
 _MOMENT = timedelta(microseconds=1)
 _NONE = timedelta(0)
 _WALL_REACH = timedelta(days=2)
@@ -77,7 +77,7 @@ def plan(
     time of the oldest reminder that is still armed; it stays true. `behind_since`: when this was
     to be asked. Raises `InvalidInput` if the times cannot be found in a few seconds.
     """
-    with effort.limited(_MOST_STEPS, "its times take too long to compute: simplify them"):
+    with effort.limited(_MAX_STEPS, "its times take too long to compute: simplify them"):
         return _plan(recurrence, rules, now, planned, oldest_armed, behind_since)
 
 
@@ -102,10 +102,10 @@ def _plan(
         early = min([one.due - before, *(at for at, due in fixed if due == one.due)])
         if one.due >= now:
             near = early <= now + SOON or ahead < FEWEST_AHEAD
-            if not near and (ahead >= MOST_AHEAD or early > now + HORIZON):
+            if not near and (ahead >= MAX_AHEAD or early > now + HORIZON):
                 return Plan(found, fresh_from, since, one.due, _half_way(now, early))
             ahead += 1
-        if len(found) >= MOST_AT_ONCE:
+        if len(found) >= MAX_AT_ONCE:
             # Behind by so many: at once again, as if it were still as late.
             at = behind_since or now if one.due <= now else _half_way(now, early)
             return Plan(found, fresh_from, since, one.due, at)

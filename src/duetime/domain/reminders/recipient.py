@@ -14,8 +14,8 @@ from duetime.domain.reminders.rule_text import parse_rule
 from duetime.domain.schedules.cron import parse_zone
 from duetime.errors import InvalidInput
 
-MOST_CHANNELS = 20
-MOST_MUTED = 1000
+MAX_CHANNELS = 20
+MAX_MUTED = 1000
 MAX_PER_HOUR = 1000
 _LONGEST_ADDRESS = 2000
 _KINDS = ("scope", "subject", "channel", "rule")
@@ -124,9 +124,9 @@ def parse_channels(value: Any) -> tuple[Route, ...]:
         )
     pairs = value.items() if isinstance(value, Mapping) else [_pair(item) for item in value]
     routes = tuple(Route(check_name(name, what="channel"), _address(to)) for name, to in pairs)
-    if len(routes) > MOST_CHANNELS:
+    if len(routes) > MAX_CHANNELS:
         raise InvalidInput(
-            f"A recipient can have at most {MOST_CHANNELS} channels, got {len(routes)}."
+            f"A recipient can have at most {MAX_CHANNELS} channels, got {len(routes)}."
         )
     names = [route.channel for route in routes]
     if len(set(names)) < len(names):
@@ -149,8 +149,8 @@ def parse_muted(value: Any) -> tuple[str, ...]:
     if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping):
         raise InvalidInput(f"muted must be a list such as ['scope:guild:1'], got {value!r:.60}.")
     found = tuple(dict.fromkeys(_mute(item) for item in value))
-    if len(found) > MOST_MUTED:
-        raise InvalidInput(f"A recipient can mute at most {MOST_MUTED} things, got {len(found)}.")
+    if len(found) > MAX_MUTED:
+        raise InvalidInput(f"A recipient can mute at most {MAX_MUTED} things, got {len(found)}.")
     return found
 
 

@@ -31,11 +31,11 @@ from duetime.domain.schedules.timetable import (
 )
 from duetime.errors import InvalidInput
 
-MOST_EXCEPTIONS = 2000
+MAX_EXCEPTIONS = 2000
 _KEPT = timedelta(days=366)
 _PACE = 60
 _LONGEST_JSON = 500_000
-_MOST_STEPS = 4_000_000
+_MAX_STEPS = 4_000_000
 _MOMENT = timedelta(microseconds=1)
 _OPTIONS = ("start", "until", "exclude", "exceptions")
 
@@ -87,7 +87,7 @@ class Recurrence(msgspec.Struct, frozen=True):
         """Return the first `n` that are due at `since` or later; raise `InvalidInput` if they come
         too rarely to be found in a second or two."""
         with effort.limited(
-            _MOST_STEPS,
+            _MAX_STEPS,
             f"'{self.describe()}' is due too rarely to compute {n} occurrences. Request fewer.",
         ):
             return list(islice(self.occurrences(since), n))
@@ -133,7 +133,7 @@ class Recurrence(msgspec.Struct, frozen=True):
         }
         if exception is not None:
             kept[original] = exception
-        for at in sorted(kept)[: max(len(kept) - MOST_EXCEPTIONS, 0)]:
+        for at in sorted(kept)[: max(len(kept) - MAX_EXCEPTIONS, 0)]:
             if _latest(at, kept[at]) < now:
                 del kept[at]
         return Recurrence(self.timetable, _check_exceptions(kept))
@@ -276,7 +276,7 @@ def _read_exceptions(given: Any) -> dict[datetime, OccurrenceChange]:
             )
         given = dict.fromkeys(given)
     read: dict[datetime, OccurrenceChange] = {}
-    for at, value in islice(given.items(), MOST_EXCEPTIONS + 1):
+    for at, value in islice(given.items(), MAX_EXCEPTIONS + 1):
         read[_moment(at, "An exception's occurrence")] = _read_exception(value)
     return _check_exceptions(read)
 
@@ -290,8 +290,8 @@ def _read_exception(value: Any) -> OccurrenceChange:
 def _check_exceptions(
     exceptions: dict[datetime, OccurrenceChange],
 ) -> dict[datetime, OccurrenceChange]:
-    if len(exceptions) > MOST_EXCEPTIONS:
-        raise InvalidInput(f"A subject can have at most {MOST_EXCEPTIONS:,} exceptions.")
+    if len(exceptions) > MAX_EXCEPTIONS:
+        raise InvalidInput(f"A subject can have at most {MAX_EXCEPTIONS:,} exceptions.")
     return exceptions
 
 

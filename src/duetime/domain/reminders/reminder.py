@@ -15,7 +15,7 @@ from duetime.domain.reminders.recurrence import Recurrence
 from duetime.domain.reminders.rule import Rule
 
 REMIND_TASK = "duetime.remind"
-MOST_RECIPIENTS = 1000
+MAX_RECIPIENTS = 1000
 """Of one subject."""
 REARM_TASK = "duetime.rearm"
 ESCALATE_TASK = "duetime.escalate"

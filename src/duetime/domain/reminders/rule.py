@@ -27,8 +27,8 @@ from duetime.domain.jobs.job import check_moment, check_name
 from duetime.domain.schedules.cron import parse_zone, to_instant, to_wall
 from duetime.errors import InvalidInput
 
-MOST_TIMES = 1000
-MOST_CHANNELS = 20
+MAX_TIMES = 1000
+MAX_CHANNELS = 20
 LONGEST_OFFSET = timedelta(days=3653)
 SHORTEST_REPEAT = timedelta(seconds=1)
 _LONGEST_JSON = 20_000
@@ -267,9 +267,9 @@ def _check_times(rule: Rule) -> None:
         )
     if not _NONE < within <= LONGEST_OFFSET:
         raise InvalidInput(f"within must be greater than 0s and at most 10 years, got {within}.")
-    if (count := _count(every, within)) > MOST_TIMES:
+    if (count := _count(every, within)) > MAX_TIMES:
         raise InvalidInput(
-            f"The rule {rule.text!r} has {count:,} times, and the limit is {MOST_TIMES:,}. Repeat "
+            f"The rule {rule.text!r} has {count:,} times, and the limit is {MAX_TIMES:,}. Repeat "
             "less often, or within a shorter time."
         )
 
@@ -288,9 +288,9 @@ def _check_escalate(rule: Rule) -> None:
 
 
 def _check_channels(channels: tuple[str, ...]) -> None:
-    if not 1 <= len(channels) <= MOST_CHANNELS:
+    if not 1 <= len(channels) <= MAX_CHANNELS:
         raise InvalidInput(
-            f"A rule must have 1 to {MOST_CHANNELS} channels, got {len(channels)}. Leave "
+            f"A rule must have 1 to {MAX_CHANNELS} channels, got {len(channels)}. Leave "
             "out channels to use those of the recipient."
         )
     for channel in channels:

@@ -17,7 +17,7 @@ from duetime.domain.reminders.rule import (
 )
 from duetime.errors import InvalidInput
 
-MOST_RULES = 50
+MAX_RULES = 50
 _LONGEST_TEXT = 100
 _OPTIONS = ("past", "expires", "urgent", "zone", "channels", "template", "escalate")
 _SPAN = re.compile(r"([+-]?)((?:\d+(?:\.\d+)?(?:ms|[smhdw]))+)", re.ASCII)
@@ -94,9 +94,9 @@ def parse_rules(values: RulesLike) -> tuple[Rule, ...]:
     if not isinstance(values, Iterable) or isinstance(cast("object", values), bytes):
         raise InvalidInput(f"Rules must be a list, such as ['-1d', '-1h'], got {values!r:.60}.")
     given = list(values)
-    if len(given) > MOST_RULES:
+    if len(given) > MAX_RULES:
         raise InvalidInput(
-            f"A list of rules must have at most {MOST_RULES} rules, got {len(given)}."
+            f"A list of rules must have at most {MAX_RULES} rules, got {len(given)}."
         )
     rules: dict[str, Rule] = {}
     for rule in map(parse_rule, given):

@@ -10,7 +10,7 @@ from typing import Any, Required, TypedDict
 import msgspec
 
 from duetime.domain.jobs.job import LONGEST_NAME, check_moment, check_name, check_text
-from duetime.domain.reminders.reminder import MOST_RECIPIENTS, Subject
+from duetime.domain.reminders.reminder import MAX_RECIPIENTS, Subject
 from duetime.domain.reminders.rule import Rule
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules
 from duetime.domain.schedules.cron import parse_zone, to_instant
@@ -228,10 +228,10 @@ def read_subject(track: Track, ref: str, row: Mapping[str, Any]) -> tuple[Subjec
         problems.append(f"its scope has more than {LONGEST_NAME} characters: it is in none")
     given = _read_recipients(row["recipients"])
     recipients = tuple(name for name in given if len(name) <= LONGEST_NAME)
-    if len(given) > MOST_RECIPIENTS:
+    if len(given) > MAX_RECIPIENTS:
         # Without recipients its reminder would go to whom the handler says.
         recipients, due = (), None
-        problems.append(f"it has more than {MOST_RECIPIENTS} recipients: nobody is reminded")
+        problems.append(f"it has more than {MAX_RECIPIENTS} recipients: nobody is reminded")
     elif len(recipients) < len(given):
         problems.append(f"a recipient of more than {LONGEST_NAME} characters is left out")
     data = row["data"]

@@ -17,13 +17,13 @@ from duetime.domain.schedules.schedule import OpenRun, Schedule, TickStatus
 
 ARMED_AHEAD = 2
 """How many future ticks wait in `due` as jobs: firing one is nothing but a claim."""
-MOST_RECORDED = 10_000
+MAX_RECORDED = 10_000
 """Of more missed ticks than these, the older ones that do not run share one row of the ledger."""
 
 _MOMENT = timedelta(microseconds=1)
-_MOST_STEPS = 20_000_000
-_MOST_LOOKED_AT = 2000
-_MOST_MASKED = 100
+_MAX_STEPS = 20_000_000
+_MAX_CHECKED = 2000
+_MAX_MASKED = 100
 """How many excluded ticks in a row are written down ahead of their time."""
 
 
@@ -71,7 +71,7 @@ def plan_ticks(
     skipped; then none is armed. Raises `InvalidSchedule` if the times cannot be found in a few
     seconds.
     """
-    with effort.limited(_MOST_STEPS, "its times take too long to compute: simplify them"):
+    with effort.limited(_MAX_STEPS, "its times take too long to compute: simplify them"):
         return _plan_ticks(schedule, now, armed, caught_up, behind, known, missed, most)
 
 
@@ -98,7 +98,7 @@ def _plan_ticks(
         if tick.at > now if missed is not None else tick.at > ahead and armed >= ARMED_AHEAD:
             return Plan(found, until, caught_up)
         masked += tick.at > now and tick.excluded is not None
-        if len(found) >= most or masked > _MOST_MASKED:
+        if len(found) >= most or masked > _MAX_MASKED:
             return Plan(found, until, caught_up, more=True)
         until = tick.at
         if tick.at in known:
@@ -238,7 +238,7 @@ def _shared(
     if until is None:
         return None
     runs = schedule.timetable.runs(schedule.planned_until, until - _MOMENT)
-    for at in islice(runs, _MOST_LOOKED_AT):
+    for at in islice(runs, _MAX_CHECKED):
         if at not in known:
             run_at = schedule.timetable.run_at(schedule.name, at)
             status, reason = (TickStatus.SKIPPED, missed) if missed else judge.judge(at, run_at)
@@ -263,7 +263,7 @@ def _shared_until(schedule: Schedule, now: datetime, missed: Reason | None) -> d
     latest = now
     if missed is None:
         latest = now - policy.grace - jitter
-        if policy.catch_up == "all" and (policy.max_runs or MOST_RECORDED + 1) > MOST_RECORDED:
+        if policy.catch_up == "all" and (policy.max_runs or MAX_RECORDED + 1) > MAX_RECORDED:
             if policy.oldest is None:
                 return None
             latest = min(latest, now - policy.oldest - jitter)
@@ -274,7 +274,7 @@ def _shared_until(schedule: Schedule, now: datetime, missed: Reason | None) -> d
             return times.runs(after, latest - _MOMENT)
         return takewhile(latest.__gt__, (tick.at for tick in times.ticks(after)))
 
-    since, most = schedule.planned_until, MOST_RECORDED + 1
+    since, most = schedule.planned_until, MAX_RECORDED + 1
     if len(list(islice(missed_after(since), most))) < most:
         return None
     return _last(missed_after, since, latest, most)[0]

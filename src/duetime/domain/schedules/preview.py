@@ -16,10 +16,10 @@ from duetime.domain.schedules.cron import parse_cron, parse_zone
 from duetime.domain.schedules.timetable import CronTimes, RuleTimes, Times, Timetable, rule_walls
 from duetime.errors import InvalidInput
 
-MOST_ROWS = 1000
-_MOST_STEPS = 4_000_000
+MAX_ROWS = 1000
+_MAX_STEPS = 4_000_000
 _MOMENT = timedelta(microseconds=1)
-_MOST_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 class PreviewRow(msgspec.Struct, frozen=True):
@@ -41,10 +41,10 @@ def preview(timetable: Timetable, after: datetime, n: int) -> list[PreviewRow]:
     >>> print(row.local, *row.notes, sep="; ")
     2026-03-08 03:00:00-04:00; clocks go forward 1h before this; moved out of the gap from 02:30
     """
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_ROWS:
-        raise InvalidInput(f"A preview must have 1 to {MOST_ROWS} rows, got {n!r}.")
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_ROWS:
+        raise InvalidInput(f"A preview must have 1 to {MAX_ROWS} rows, got {n!r}.")
     with effort.limited(
-        _MOST_STEPS,
+        _MAX_STEPS,
         f"'{timetable.describe()}' fires too rarely to compute {n} ticks. Request fewer.",
     ):
         return _rows(timetable, after, n)
@@ -82,8 +82,8 @@ def _moved(timetable: Timetable, at: datetime, zone: ZoneInfo) -> Iterator[str]:
             for wall in takewhile(end.__gt__, _fixed_walls(spec, zone, start, timetable.start))
         }
         if walls:
-            shown = [_clock(wall) for wall in sorted(walls)[:_MOST_SHOWN]]
-            shown += ["…"] if len(walls) > _MOST_SHOWN else []
+            shown = [_clock(wall) for wall in sorted(walls)[:_MAX_SHOWN]]
+            shown += ["…"] if len(walls) > _MAX_SHOWN else []
             yield f"moved out of the gap from {', '.join(shown)}"
 
 

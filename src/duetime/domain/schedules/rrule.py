@@ -59,9 +59,9 @@ _LISTS = tuple(name for name in _PARTS if name.startswith("BY"))
 _COSTS = (500, 60, 60, 13, 1, 1, 1)
 _DAY_COST = 500
 _STEPS_TO_ACCEPT = 220_000
-_MOST_STEPS = 5 * _STEPS_TO_ACCEPT
-_MOST_COUNTED = 1000
-_MOST_TIMES_A_DAY = 96
+_MAX_STEPS = 5 * _STEPS_TO_ACCEPT
+_MAX_COUNTED = 1000
+_MAX_TIMES_A_DAY = 96
 
 
 def read_rule(
@@ -138,9 +138,9 @@ class Rule:
         self.until = _until(parts.pop("UNTIL", None), zone)
         self._take_weekday(parts, start)
         count = int(parts.pop("COUNT", "0"))
-        if count and (start is None or count > _MOST_COUNTED or self.until):
+        if count and (start is None or count > _MAX_COUNTED or self.until):
             raise InvalidSchedule(
-                f"A rule with COUNT requires a start, a COUNT of at most {_MOST_COUNTED}, and no "
+                f"A rule with COUNT requires a start, a COUNT of at most {_MAX_COUNTED}, and no "
                 f"UNTIL: {text!r}."
             )
         self.days = None
@@ -168,7 +168,7 @@ class Rule:
                 )
             parts["BYDAY"] = _WEEKDAYS[to_wall(self.start, self.zone).weekday()]
 
-    def ticks(self, after: datetime, *, steps: int = _MOST_STEPS) -> Iterator[datetime]:
+    def ticks(self, after: datetime, *, steps: int = _MAX_STEPS) -> Iterator[datetime]:
         if self.counted is not None:
             return iter([tick for tick in self.counted if tick > after])
         ticks = self._every_tick(after, _Search(self.text, steps))
@@ -179,7 +179,7 @@ class Rule:
         """Yield the wall times after `after`, if the rule follows the wall clock."""
         if self.frequency > _DAILY:
             return iter(())
-        return self._walls(after, to_wall(self.start, self.zone), _Search(self.text, _MOST_STEPS))
+        return self._walls(after, to_wall(self.start, self.zone), _Search(self.text, _MAX_STEPS))
 
     def _every_tick(self, after: datetime, search: _Search) -> Iterator[datetime]:
         after = max(after, self.start - _MOMENT)
@@ -194,9 +194,7 @@ class Rule:
 
     def _count(self, count: int) -> tuple[datetime, ...]:
         century = self.start + timedelta(days=36525)
-        ticks = self._every_tick(
-            self.start - _MOMENT, _Search(self.text, _MOST_STEPS, refill=False)
-        )
+        ticks = self._every_tick(self.start - _MOMENT, _Search(self.text, _MAX_STEPS, refill=False))
         counted = tuple(islice(takewhile(century.__gt__, ticks), count))
         if len(counted) < count:
             raise InvalidSchedule(
@@ -346,9 +344,9 @@ def _check_rule(parts: dict[str, str], text: str) -> None:
     times = 1
     for name in ("BYHOUR", "BYMINUTE", "BYSECOND"):
         times *= len(set(parts.get(name, "0").split(",")))
-    if frequency <= _DAILY and times > _MOST_TIMES_A_DAY:
+    if frequency <= _DAILY and times > _MAX_TIMES_A_DAY:
         raise InvalidSchedule(
-            f"The rule {text!r} names {times} times a day; at most {_MOST_TIMES_A_DAY} are "
+            f"The rule {text!r} names {times} times a day; at most {_MAX_TIMES_A_DAY} are "
             "allowed. Write it with FREQ=MINUTELY, or as a cron expression."
         )
 

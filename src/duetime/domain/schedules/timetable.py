@@ -35,14 +35,14 @@ END = datetime(9000, 1, 1, tzinfo=UTC)
 """Ticks lie between these two: every database, and every calendar calculation, can hold them."""
 SHORTEST_INTERVAL = timedelta(seconds=1)
 LONGEST_JITTER = timedelta(days=1)
-MOST_SPECS = 50
-MOST_EXCLUSIONS = 1000
+MAX_SPECS = 50
+MAX_EXCLUSIONS = 1000
 _LONGEST_JSON = 500_000
-_MOST_MASKED = 20_000
+_MAX_MASKED = 20_000
 """How many excluded ticks in a row are checked: about a quarter of a second."""
 _STEPS_TO_READ = 1_500_000
 _TOO_LONG = "The times take too long to compute. Give fewer or simpler specs and exclusions."
-_MOST_YEARS_MASKED = 100
+_MAX_YEARS_MASKED = 100
 """What masks allow comes again sooner: 29 February on a given weekday within 40 years."""
 _MASKS_A_STEP = 50
 """How many masks are compared in about the time in which a tick is found."""
@@ -198,18 +198,18 @@ class Timetable(msgspec.Struct, frozen=True):
         """
         zone = parse_zone(self.tz)
         step = 1 + len(_masks(self.exclude)[1]) // _MASKS_A_STEP
-        last, left = after, _MOST_MASKED
+        last, left = after, _MAX_MASKED
         while True:
             before = None
             for tick in self.ticks(after):
                 if tick.at > until:
                     return
                 if tick.excluded is None:
-                    last, left, before = tick.at, _MOST_MASKED, None
+                    last, left, before = tick.at, _MAX_MASKED, None
                     yield tick.at
                     continue
                 left -= step
-                if left < 0 or tick.at.year > last.year + _MOST_YEARS_MASKED:
+                if left < 0 or tick.at.year > last.year + _MAX_YEARS_MASKED:
                     raise InvalidSchedule(
                         f"The exclusions of '{self.describe()}' leave no tick after {_iso(last)}, "
                         "or too few to be found. Remove some of them, or pause the schedule."
@@ -323,8 +323,8 @@ def _timetable(
     last = None if end is None else _moment(end, "end")
     if first and last and last <= first:
         raise InvalidSchedule(f"The end {_iso(last)} must be later than the start {_iso(first)}.")
-    if not 1 <= len(specs) <= MOST_SPECS:
-        raise InvalidSchedule(f"A timetable has 1 to {MOST_SPECS} specs, got {len(specs)}.")
+    if not 1 <= len(specs) <= MAX_SPECS:
+        raise InvalidSchedule(f"A timetable has 1 to {MAX_SPECS} specs, got {len(specs)}.")
     read = {_canonical(spec): spec for spec in (_read_spec(spec, zone, first) for spec in specs)}
     made = Timetable(
         specs=tuple(read[text] for text in sorted(read)),
@@ -437,9 +437,9 @@ def _read_exclusions(exclude: Any) -> tuple[str, ...]:
             f"exclude is a list of dates and cron expressions, not {exclude!r:.60}."
         )
     given = [exclude] if isinstance(exclude, str | date) else list(exclude)
-    if len(given) > MOST_EXCLUSIONS:
+    if len(given) > MAX_EXCLUSIONS:
         raise InvalidSchedule(
-            f"A timetable has at most {MOST_EXCLUSIONS} exclusions, got {len(given)}."
+            f"A timetable has at most {MAX_EXCLUSIONS} exclusions, got {len(given)}."
         )
     return tuple(sorted({_read_exclusion(one) for one in given}))
 

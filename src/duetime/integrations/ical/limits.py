@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from duetime.errors import InvalidInput
 
-MOST_BYTES = 10 * 1024 * 1024
-MOST_EVENTS = 20_000
-MOST_ALARMS = 200_000
+MAX_BYTES = 10 * 1024 * 1024
+MAX_EVENTS = 20_000
+MAX_ALARMS = 200_000
 DEEPEST = 8
 _FOLD = re.compile(r"(?:\r\n|\n|\r)[ \t]")
 _LINE_END = re.compile(r"\r\n|\n|\r")  # Not splitlines: text may hold other line separators.
@@ -28,9 +28,9 @@ def safe_text(data: bytes | str) -> str:
 
 
 def _decode(data: bytes | str) -> str:
-    if len(data) > MOST_BYTES:
+    if len(data) > MAX_BYTES:
         raise InvalidInput(
-            f"An iCalendar file must have at most {MOST_BYTES // 1024**2} MB, got "
+            f"An iCalendar file must have at most {MAX_BYTES // 1024**2} MB, got "
             f"{len(data) / 1024**2:.0f} MB. Export a shorter period, or fewer calendars."
         )
     if isinstance(data, str):
@@ -66,8 +66,8 @@ def _kept(lines: list[str]) -> Iterator[str]:
 def _check(depth: int, events: int, alarms: int) -> None:
     for count, most, what in (
         (depth, DEEPEST, "levels of components"),
-        (events, MOST_EVENTS, "events"),
-        (alarms, MOST_ALARMS, "alarms"),
+        (events, MAX_EVENTS, "events"),
+        (alarms, MAX_ALARMS, "alarms"),
     ):
         if count > most:
             raise InvalidInput(f"An iCalendar file must have at most {most:,} {what}.")

@@ -16,15 +16,15 @@ from duetime.domain.duration import format_duration
 from duetime.domain.jobs.job import LONGEST_NAME
 from duetime.domain.reminders.recurrence import parse_repeats
 from duetime.domain.reminders.rule import Rule, format_time, rule_times
-from duetime.domain.reminders.rule_text import MOST_RULES, parse_rule
+from duetime.domain.reminders.rule_text import MAX_RULES, parse_rule
 from duetime.errors import InvalidInput
 from duetime.integrations.ical.library import icalendar
 from duetime.integrations.ical.limits import safe_text
 from duetime.integrations.ical.zones import instant, zone_name, zone_of
 
 _LONGEST_TEXT = 10_000
-_MOST_REPEATS = 20
-_MOST_STEPS = 40_000_000
+_MAX_REPEATS = 20
+_MAX_STEPS = 40_000_000
 """For the rules of a whole file: about ten seconds."""
 _CLOCK_CHANGE = timedelta(hours=1)
 OWN_DATA = ("title", "description", "location", "url", "all_day", "duration")
@@ -62,7 +62,7 @@ def read_events(data: bytes | str, *, tz: str | None = None) -> tuple[list[Event
         calendars = icalendar().Calendar.from_ical(text, multiple=True)
     except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise InvalidInput(f"The iCalendar file cannot be read: {error!s:.200}.") from None
-    with effort.limited(_MOST_STEPS, "the rules of this file take too long to compute: split it"):
+    with effort.limited(_MAX_STEPS, "the rules of this file take too long to compute: split it"):
         return _read_calendars(calendars, tz)
 
 
@@ -245,8 +245,8 @@ def _read_alarms(event: Any, span: timedelta, due: datetime, zone: str) -> tuple
             continue  # Apple's way to say that there is no alarm.
         for rule in _read_alarm(alarm, span, due, zone):
             rules.setdefault(rule.id, rule)
-            if len(rules) > MOST_RULES:
-                raise InvalidInput(f"it has more than {MOST_RULES} alarms")
+            if len(rules) > MAX_RULES:
+                raise InvalidInput(f"it has more than {MAX_RULES} alarms")
     return tuple(rules.values()) or None
 
 
@@ -262,8 +262,8 @@ def _read_alarm(alarm: Any, span: timedelta, due: datetime, zone: str) -> Iterat
             return
     every = alarm.get("DURATION")
     count = int(alarm.get("REPEAT", 0)) if every is not None else 0
-    if not 0 <= count <= _MOST_REPEATS:
-        raise InvalidInput(f"an alarm of it is repeated more than {_MOST_REPEATS} times")
+    if not 0 <= count <= _MAX_REPEATS:
+        raise InvalidInput(f"an alarm of it is repeated more than {_MAX_REPEATS} times")
     step = every.dt if every is not None else timedelta(0)
     if isinstance(trigger, timedelta) and str(prop.params.get("RELATED", "")).upper() == "END":
         trigger += span

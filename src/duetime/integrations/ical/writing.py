@@ -15,14 +15,14 @@ from duetime.domain.reminders.recurrence import Recurrence
 from duetime.domain.reminders.reminder import Subject
 from duetime.domain.reminders.rule import Rule, rule_times
 from duetime.domain.schedules.cron import parse_zone, to_instant, to_wall
-from duetime.domain.schedules.timetable import EPOCH, MOST_SPECS, Once, RuleTimes
+from duetime.domain.schedules.timetable import EPOCH, MAX_SPECS, Once, RuleTimes
 from duetime.errors import InvalidInput
 from duetime.integrations.ical.library import icalendar
 
-_MOST_STEPS = 40_000_000
+_MAX_STEPS = 40_000_000
 _PRODUCT = "-//Duetime//Duetime//EN"
 _AHEAD = timedelta(days=366)
-_MOST_WRITTEN = MOST_SPECS - 1
+_MAX_WRITTEN = MAX_SPECS - 1
 _MOMENT = timedelta(microseconds=1)
 _TEXTS = {"description": "DESCRIPTION", "location": "LOCATION", "url": "URL"}
 
@@ -40,7 +40,7 @@ def write_calendar(entries: Iterable[Entry], now: datetime) -> bytes:
     calendar = library.Calendar()
     calendar.add("PRODID", _PRODUCT)
     calendar.add("VERSION", "2.0")
-    with effort.limited(_MOST_STEPS, "These subjects take too long to compute. Export fewer."):
+    with effort.limited(_MAX_STEPS, "These subjects take too long to compute. Export fewer."):
         for entry in entries:
             for event in _events(entry, now):
                 calendar.add_component(event)
@@ -66,7 +66,7 @@ def _series(entry: Entry, repeats: Recurrence, now: datetime) -> Iterator[Any]:
         times = [
             one.due
             for one in takewhile(
-                lambda one: one.due < now + _AHEAD, islice(repeats.occurrences(now), _MOST_WRITTEN)
+                lambda one: one.due < now + _AHEAD, islice(repeats.occurrences(now), _MAX_WRITTEN)
             )
         ]
         if not times:

@@ -16,7 +16,7 @@ from jinja2 import filters, tests
 from duetime.reminders.templates.limits import LONGEST_TEXT, TemplateError
 from duetime.reminders.templates.moments import DEFAULT_PATTERN, in_words, local, until_in_words
 
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 LONGEST_RANGE = 1_000
 
 _STEP_SIZE = 256
@@ -64,7 +64,7 @@ def weigh(value: Any) -> None:
 def _count(steps: int) -> None:
     current = rendering.get()
     current.steps += steps
-    if current.steps > MOST_STEPS:
+    if current.steps > MAX_STEPS:
         raise TemplateError("The template takes too many steps. Loop over fewer items.")
 
 

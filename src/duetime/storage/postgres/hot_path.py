@@ -21,7 +21,7 @@ from duetime.storage.postgres.sessions import Sessions, Statement
 from duetime.storage.postgres.sleeper import PostgresSleeper
 from duetime.storage.store import (
     LEAD,
-    MOST_CLAIMED_ARGS,
+    MAX_CLAIMED_ARGS,
     Exchange,
     Lane,
     Rescued,
@@ -152,7 +152,7 @@ class HotPath(Sessions):
                 "want": want,
                 "lanes": given,
                 "lead": lead,
-                "most_args": MOST_CLAIMED_ARGS,
+                "most_args": MAX_CLAIMED_ARGS,
             }
             statements.append(("claim", claim))
         if look_ahead:
@@ -169,7 +169,7 @@ class HotPath(Sessions):
                     queue=queue,
                     want=want - len(claimed),
                     quarantined=False,
-                    most_args=MOST_CLAIMED_ARGS,
+                    most_args=MAX_CLAIMED_ARGS,
                 )
                 claimed += _claimed_limited(more)
                 limited_rows += more
@@ -224,7 +224,7 @@ class HotPath(Sessions):
                 queue=queue,
                 want=1,
                 quarantined=True,
-                most_args=MOST_CLAIMED_ARGS,
+                most_args=MAX_CLAIMED_ARGS,
             )
             if claimed := _claimed_limited(rows):
                 return claimed

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.jobs.job import LONGEST_NAME
-from duetime.domain.reminders.reminder import MOST_RECIPIENTS
+from duetime.domain.reminders.reminder import MAX_RECIPIENTS
 from duetime.domain.reminders.tracking import MAX_DATA_BYTES, Track
 from duetime.errors import InvalidInput
 from duetime.storage.reminders.tracking import TableInfo, short_name
@@ -215,7 +215,7 @@ def _recipients(track: Track, types: Mapping[str, str]) -> str:
     if kind.endswith("[]"):
         many = f"cardinality({column})"
         return (
-            f"case when {many} > {MOST_RECIPIENTS} then to_jsonb({many}) "
+            f"case when {many} > {MAX_RECIPIENTS} then to_jsonb({many}) "
             f"else coalesce(to_jsonb({column}), '[]') end"
         )
     if kind in _LISTS:

@@ -9,7 +9,7 @@ from typing import Any
 from duetime.domain.jobs.outcome import Skip, Snooze
 from duetime.domain.reasons import Reason
 from duetime.domain.reminders.admission import digest_time, expiry, why_muted
-from duetime.domain.reminders.digest import MOST_REMINDERS, Digest, in_order
+from duetime.domain.reminders.digest import MAX_REMINDERS, Digest, in_order
 from duetime.domain.reminders.keys import make_digest_key
 from duetime.domain.reminders.recipient import Recipient
 from duetime.domain.reminders.reminder import Reminder
@@ -50,7 +50,7 @@ class DigestStatements(AdmissionStatements):
             yield from self._disband(digest_id, recipient, members, now)
             return Skip(Reason("digest_single" if members else "digest_empty"))
         if status == "waiting":
-            members = members[:MOST_REMINDERS]
+            members = members[:MAX_REMINDERS]
             ids = [member.id for member in members]
             yield from self._dialect.run("digest_close", {"id": digest_id, "members": ids})
         yield from self._dialect.run("use_write", {"ref": ref, "whats": [what]})
@@ -115,7 +115,7 @@ class DigestStatements(AdmissionStatements):
         rows = yield from self._dialect.run("digest_members", {"id": digest_id})
         members: list[Reminder] = []
         ids = [row[0] for row in rows]
-        for part in in_parts(ids, MOST_REMINDERS):
+        for part in in_parts(ids, MAX_REMINDERS):
             members += yield from self.find(part)
         around: dict[str, set[str]] = {}
         if any(muted.startswith("scope:") for muted in recipient.muted):

@@ -17,7 +17,7 @@ from duetime.storage.reminders.reminders import (
 )
 from duetime.storage.store import Statements
 
-MOST_SUBJECTS = 20_000
+MAX_SUBJECTS = 20_000
 _ACTIONS = {"skip": "skipped", "done": "completed"}
 
 
@@ -72,7 +72,7 @@ class OccurrenceStatements(ReminderStatements):
         if scope is not None and scope not in scopes:
             raise InvalidInput(f"There is no scope {scope!r}.")
         found: list[Subject] = []
-        while len(found) <= MOST_SUBJECTS:
+        while len(found) <= MAX_SUBJECTS:
             rows = yield from self._dialect.run(
                 "subject_page",
                 {"refs": refs, "scope": scope, "after": found[-1].id if found else 0},
@@ -80,7 +80,7 @@ class OccurrenceStatements(ReminderStatements):
             if not rows:
                 return [(subject, rules_that_hold(subject, scopes)) for subject in found]
             found += [self._subject(row) for row in rows]
-        raise InvalidInput(f"There are more than {MOST_SUBJECTS:,} subjects. Choose a scope.")
+        raise InvalidInput(f"There are more than {MAX_SUBJECTS:,} subjects. Choose a scope.")
 
     def _queue_for_scope(self, ref: str) -> Statements:
         """Scopes are locked before subjects, as everyone does."""

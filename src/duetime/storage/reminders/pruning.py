@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from duetime.storage.store import Dialect, Statements
 
-MOST_LOOKED_AT = 2000
+MAX_CHECKED = 2000
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -22,10 +22,10 @@ class PruneStatements:
         That is 0 when all were checked. What stays is what keeps a subject from being reminded
         of twice: its place is taken.
         """
-        given = {"age": age // _MICROSECOND, "after": after, "most": MOST_LOOKED_AT}
+        given = {"age": age // _MICROSECOND, "after": after, "most": MAX_CHECKED}
         rows = yield from self._dialect.run("prune_look", given)
         old = [row[0] for row in rows if row[1]]
         gone = []
         if old:
             gone = yield from self._dialect.run("prune_reminders", given | {"ids": old})
-        return len(gone), rows[-1][0] if len(rows) == MOST_LOOKED_AT else 0
+        return len(gone), rows[-1][0] if len(rows) == MAX_CHECKED else 0

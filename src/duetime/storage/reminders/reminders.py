@@ -37,7 +37,7 @@ from duetime.storage.store import Dialect, Row, Statement, Statements, in_parts,
 _NEWEST = 2**63 - 1
 _BATCH = 2000
 """How many subjects are armed at a time, by the Python path."""
-_MOST_LEVELS = 99
+_MAX_LEVELS = 99
 """How many scopes are around a subject."""
 _MANY = 5000
 """How many subjects one statement re-arms in SQL."""
@@ -576,7 +576,7 @@ def _count(number: int, noun: str) -> str:
 def _chain(subject: Subject, scopes: Mapping[str, ScopeInfo]) -> list[Level]:
     levels = [Level(subject.ref, subject.rules)]
     ref = subject.scope
-    while ref is not None and ref in scopes and len(levels) <= _MOST_LEVELS:
+    while ref is not None and ref in scopes and len(levels) <= _MAX_LEVELS:
         scope = scopes[ref]
         levels.append(Level(scope.ref, scope.rules, scope.locked))
         ref = scope.parent
@@ -633,10 +633,10 @@ def _check_parent(scope: ScopeInfo, known: Mapping[str, ScopeInfo], inside: int)
             raise InvalidInput(f"The scope {scope.ref!r} cannot be inside itself.")
         ref = known[ref].parent
         depth += 1
-    if depth + inside > _MOST_LEVELS:
+    if depth + inside > _MAX_LEVELS:
         what = f", with {_count(inside, 'level')} inside it" if inside else ""
         raise InvalidInput(
-            f"Scopes are at most {_MOST_LEVELS} levels deep; {scope.ref!r} would be at level "
+            f"Scopes are at most {_MAX_LEVELS} levels deep; {scope.ref!r} would be at level "
             f"{depth}{what}. Put it into a scope further out."
         )
 

@@ -12,7 +12,7 @@ from duetime.domain.jobs.job import UNREADABLE, ClaimedJob
 from duetime.domain.reasons import Reason, write_reason
 from duetime.storage.sqlite.moment import from_us, maybe_from_us, maybe_span
 from duetime.storage.sqlite.transaction import Transaction
-from duetime.storage.store import MOST_CLAIMED_ARGS, Lane
+from duetime.storage.store import MAX_CLAIMED_ARGS, Lane
 
 decode = msgspec.json.Decoder(list[Any]).decode
 
@@ -45,7 +45,7 @@ def claim(
             priority=lane.priority,
             now=until,
             want=want - len(rows),
-            most_args=MOST_CLAIMED_ARGS,
+            most_args=MAX_CLAIMED_ARGS,
         )
         taken = decode(found)
         # In the order of their lanes until here; workers get them in the order of priority.
@@ -177,7 +177,7 @@ def _hold_chosen(
 
 
 def _chosen(tx: Transaction, jobs: Sequence[int]) -> str:
-    chosen: str = tx.value("chosen_jobs", jobs=encode_ids(jobs), most_args=MOST_CLAIMED_ARGS)
+    chosen: str = tx.value("chosen_jobs", jobs=encode_ids(jobs), most_args=MAX_CLAIMED_ARGS)
     return chosen
 
 
