@@ -15,7 +15,7 @@ from duetime.api.presets import Presets
 from duetime.api.registration import Registrations
 from duetime.api.tasks import Task
 from duetime.domain.audit import AuditEvent, check_actor
-from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.duration import Duration, format_time, parse_duration
 from duetime.domain.finite import check_finite
 from duetime.domain.jobs.job import (
     check_moment,
@@ -35,7 +35,6 @@ from duetime.domain.page import (
     read_cursor,
 )
 from duetime.domain.reasons import Explanation
-from duetime.domain.reminders.rule import format_time
 from duetime.domain.schedules.explain import explain_schedule, explain_tick
 from duetime.domain.schedules.plan import stands_for
 from duetime.domain.schedules.presets import find_preset

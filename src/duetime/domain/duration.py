@@ -1,10 +1,13 @@
-"""Durations as people give them: `"1h30m"`, `timedelta(hours=1)`, or a number of seconds."""
+"""Durations as people give them: `"1h30m"`, `timedelta(hours=1)`, or a number of seconds.
+
+And how durations and times are written.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from duetime.errors import InvalidInput
 
@@ -76,6 +79,15 @@ def read_duration(text: str, *, name: str) -> timedelta:
     (datetime.timedelta(seconds=2, microseconds=500000), datetime.timedelta(seconds=60))
     """
     return parse_duration(float(text) if _NUMBER.fullmatch(text) else text, name=name)
+
+
+def format_time(moment: datetime) -> str:
+    """Write a moment in UTC, as reasons and keys have it.
+
+    >>> format_time(datetime(2026, 3, 29, 1, 0, tzinfo=UTC))
+    '2026-03-29T01:00:00Z'
+    """
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def format_duration(value: timedelta) -> str:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
-from duetime.domain.duration import format_duration
+from duetime.domain.duration import format_duration, format_time
 
 REASONS = {
     # Why a tick of a schedule was skipped, waits, or ran other than at its time.
@@ -272,11 +272,6 @@ def read_attempt_reason(
 def plain_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts as JSON has them, without those that are None."""
     return {name: _plain(value) for name, value in facts.items() if value is not None}
-
-
-def format_time(moment: datetime) -> str:
-    """A moment in UTC, as reasons and keys have it."""
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _plain(value: Any) -> Any:

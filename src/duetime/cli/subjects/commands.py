@@ -40,10 +40,10 @@ from duetime.cli.subjects.occurrences import (
     skip_command,
 )
 from duetime.cli.target import Group, target_of
+from duetime.domain.duration import format_time
 from duetime.domain.page import MAX_LIMIT, Page
 from duetime.domain.reminders.recurrence import Occurrence
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Subject, SubjectStatus
-from duetime.domain.reminders.rule import format_time
 
 
 class Due(Moment):

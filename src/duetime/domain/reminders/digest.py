@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.duration import format_time
 from duetime.domain.reminders.recipient import Recipient
 from duetime.domain.reminders.reminder import Reminder
-from duetime.domain.reminders.rule import format_time
 from duetime.domain.schedules.cron import parse_zone
 
 DIGEST_TASK = "duetime.digest"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
+from duetime.domain.duration import format_time
 from duetime.domain.jobs.keys import DIGEST_PREFIX, REMINDER_PREFIX, hash_key
-from duetime.domain.reminders.rule import format_time
 
 _REMINDER = re.compile(r"(dtr_[0-9a-f]{32})(?:_([1-9][0-9]{0,8}))?", re.ASCII)
 _DIGEST = re.compile(r"dtd_[0-9a-f]{16}_([1-9][0-9]{0,17})", re.ASCII)

@@ -17,8 +17,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from duetime.domain import effort
+from duetime.domain.duration import format_time
 from duetime.domain.reasons import Reason
-from duetime.domain.reminders.rule import format_time, read_moment
+from duetime.domain.reminders.rule import read_moment
 from duetime.domain.schedules.timetable import (
     EPOCH,
     Interval,

@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from duetime.domain.duration import format_duration
+from duetime.domain.duration import format_duration, format_time
 from duetime.domain.jobs.job import check_moment, check_name
 from duetime.domain.schedules.cron import parse_zone, to_instant, to_wall
 from duetime.errors import InvalidInput
@@ -223,10 +223,6 @@ def format_wall(wall: time) -> str:
 def read_moment(value: datetime) -> datetime:
     """Return a fixed moment in UTC, if every database can store it."""
     return check_moment(check_moment(value, name="at").astimezone(UTC), name="at")
-
-
-def format_time(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _times_id(rule: Rule) -> str:

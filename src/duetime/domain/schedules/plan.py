@@ -12,7 +12,8 @@ from itertools import islice, takewhile
 import msgspec
 
 from duetime.domain import effort
-from duetime.domain.reasons import Reason, format_time
+from duetime.domain.duration import format_time
+from duetime.domain.reasons import Reason
 from duetime.domain.schedules.schedule import OpenRun, Schedule, TickStatus
 
 ARMED_AHEAD = 2

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from duetime.domain import effort
-from duetime.domain.duration import format_duration
+from duetime.domain.duration import format_duration, format_time
 from duetime.domain.jobs.job import LONGEST_NAME
 from duetime.domain.reminders.recurrence import parse_repeats
-from duetime.domain.reminders.rule import Rule, format_time, rule_times
+from duetime.domain.reminders.rule import Rule, rule_times
 from duetime.domain.reminders.rule_text import MAX_RULES, parse_rule
 from duetime.errors import InvalidInput
 from duetime.integrations.ical.library import icalendar

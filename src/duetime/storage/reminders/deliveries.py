@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.duration import format_time
 from duetime.domain.reasons import Reason
 from duetime.domain.reminders.arming import Armed, resolve_rules
 from duetime.domain.reminders.delivery import (
@@ -18,7 +19,7 @@ from duetime.domain.reminders.delivery import (
 )
 from duetime.domain.reminders.digest import Digest
 from duetime.domain.reminders.reminder import REMIND_TASK, Reminder, ReminderStatus, Subject
-from duetime.domain.reminders.rule import Rule, format_time
+from duetime.domain.reminders.rule import Rule
 from duetime.errors import DeliveryNotFound, InvalidInput, ReminderNotFound
 from duetime.storage.reminders.reminders import _chain, _reminder_document, _scope
 from duetime.storage.reminders.sends import SendStatements, SentReminder

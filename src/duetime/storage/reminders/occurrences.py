@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from duetime.domain.duration import format_time
 from duetime.domain.reminders.recurrence import OccurrenceChange, explain_exception
 from duetime.domain.reminders.reminder import Subject
-from duetime.domain.reminders.rule import format_time
 from duetime.errors import InvalidInput, SubjectNotFound
 from duetime.storage.reminders.reminders import (
     ReminderStatements,

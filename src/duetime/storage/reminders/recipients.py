@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.duration import format_time
 from duetime.domain.reasons import Reason
 from duetime.domain.reminders.recipient import Disabled, Recipient, Route
-from duetime.domain.reminders.rule import format_time
 from duetime.storage.reminders.reminders import ReminderStatements
 from duetime.storage.store import Row, Statement, Statements
 

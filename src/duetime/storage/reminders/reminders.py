@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.change import Put
+from duetime.domain.duration import format_time
 from duetime.domain.reasons import Reason, read_reason
 from duetime.domain.reminders.arming import Armed, Level, arm, resolve_rules
 from duetime.domain.reminders.keys import make_reminder_key
@@ -20,7 +21,7 @@ from duetime.domain.reminders.reminder import (
     ReminderStatus,
     Subject,
 )
-from duetime.domain.reminders.rule import Rule, format_time
+from duetime.domain.reminders.rule import Rule
 from duetime.errors import InvalidInput
 from duetime.storage.reminders.recurring import (
     SHARED_FROM,

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.duration import format_time
 from duetime.domain.reasons import Reason
 from duetime.domain.reminders.reminder import REMIND_TASK, Reminder, ReminderStatus
-from duetime.domain.reminders.rule import format_time
 from duetime.errors import InvalidInput, ReminderNotFound
 from duetime.storage.reminders.deliveries import DeliveryStatements
 from duetime.storage.store import Statements
