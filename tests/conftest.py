@@ -72,7 +72,11 @@ class Backend:
 
 
 def query(backend: Backend, text: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement, written for PostgreSQL, on either backend."""
+    """The rows of a statement, written for PostgreSQL, on either backend.
+
+    To write while a worker of this event loop runs on SQLite, call it in a thread: the worker may
+    hold the lock in a transaction that goes on only when the loop does.
+    """
     if backend.is_postgres:
         with psycopg.connect(backend.url, autocommit=True) as connection:
             cursor = connection.execute(text.encode())

@@ -935,7 +935,7 @@ async def test_the_mark_of_a_sent_reminder_rolls_back_with_its_audit(
         seen.extend(query(backend, "select status from duetime.reminder"))
         seen.extend(query(backend, "select count(*) from duetime.delivery"))
         seen.extend(query(backend, "select count(*) from duetime.attempt"))
-        mend_audit(backend)
+        await asyncio.to_thread(mend_audit, backend)
         await until(lambda: settled(backend))
     actions = [event.action for event in await app.audit.list(entity="subject:game")]
 
