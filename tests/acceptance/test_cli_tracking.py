@@ -115,5 +115,5 @@ async def test_tables_are_not_taken_away_under_triggers(games: Backend) -> None:
     refused = duetime(games.url, "db", "downgrade", "--to", "0", "--yes")
 
     assert refused.code == 1
-    assert "untrack" in refused.err
+    assert "duetime tables delete" in refused.err
     run(games, "update game_sessions set status = 'over'")

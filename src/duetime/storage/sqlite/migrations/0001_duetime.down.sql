@@ -1,6 +1,6 @@
 -- Triggers would use what is no longer there, and the writes of users would fail.
 create table duetime_left (
-    tracked integer constraint "untrack every table first" check (tracked is null)
+    tracked integer constraint "run `duetime tables delete` for each tracked table first" check (tracked is null)
 );
 insert into duetime_left (tracked) select 1 from duetime_tracked;
 drop table duetime_left;
