@@ -12,7 +12,7 @@ from duetime.cli.events import audit_command
 from duetime.cli.moment import SPAN
 from duetime.cli.number import Number
 from duetime.cli.output import echo, plural, print_json, print_table, relative
-from duetime.cli.paging import paged, show_next
+from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, target_of
 from duetime.domain.duration import format_duration
@@ -39,12 +39,9 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
 
     target = target_of(context)
     found, now = target.run(look)
-    show_next(found)
-    if target.json:
-        print_json(found)
-        return
-    if not found:
-        echo("No queue has jobs, a worker, a pause or a limit.")
+    if not needs_table(
+        found, json=target.json, empty="No queue has jobs, a worker, a pause or a limit."
+    ):
         return
     _show(found, now)
 

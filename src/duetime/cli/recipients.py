@@ -19,7 +19,7 @@ from duetime.cli.output import (
     print_json,
     print_table,
 )
-from duetime.cli.paging import paged, show_next
+from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, target_of
 from duetime.domain.page import Page
@@ -47,12 +47,12 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
 
     target = target_of(context)
     found = target.run(look)
-    show_next(found)
-    if target.json:
-        print_json([_json(recipient) for recipient in found])
-        return
-    if not found:
-        echo("No recipients. Anyone can still be reminded: the reference is then the address.")
+    if not needs_table(
+        found,
+        json=target.json,
+        empty="No recipients. Anyone can still be reminded: the reference is then the address.",
+        plain=_json,
+    ):
         return
     print_table(
         ("RECIPIENT", "ZONE", "CHANNELS", "QUIET", "PER HOUR", "MUTED"),

@@ -9,7 +9,7 @@ import click
 from duetime.app import Duetime
 from duetime.cli.events import audit_command
 from duetime.cli.output import echo, one_line, plural, print_facts, print_json, print_table
-from duetime.cli.paging import paged, show_next
+from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
 from duetime.cli.rules import format_rules, read_rules, rule_options, rules_json
 from duetime.cli.target import Group, target_of
@@ -37,12 +37,12 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
 
     target = target_of(context)
     found = target.run(look)
-    show_next(found)
-    if target.json:
-        print_json([_json(scope) for scope in found])
-        return
-    if not found:
-        echo("No scopes. Add one: duetime scopes put NAME --remind -1d --remind -1h")
+    if not needs_table(
+        found,
+        json=target.json,
+        empty="No scopes. Add one: duetime scopes put NAME --remind -1d --remind -1h",
+        plain=_json,
+    ):
         return
     print_table(
         ("SCOPE", "PARENT", "RULES", "LOCKED"),

@@ -11,7 +11,7 @@ import click
 from duetime.app import Duetime
 from duetime.cli.events import audit_command
 from duetime.cli.output import confirm, echo, one_line, plural, print_json, print_table
-from duetime.cli.paging import paged, show_next
+from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
 from duetime.cli.rules import read_rules, rule_options
 from duetime.cli.target import Group, target_of
@@ -157,12 +157,11 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
 
     target = target_of(context)
     found = target.run(look)
-    show_next(found)
-    if target.json:
-        print_json(found)
-        return
-    if not found:
-        echo("No table is tracked. Track one: duetime tables put TABLE --id ID --due COLUMN")
+    if not needs_table(
+        found,
+        json=target.json,
+        empty="No table is tracked. Track one: duetime tables put TABLE --id ID --due COLUMN",
+    ):
         return
     _show(found)
 

@@ -7,8 +7,8 @@ from datetime import datetime
 import click
 
 from duetime.app import Duetime
-from duetime.cli.output import echo, print_json, print_table, relative
-from duetime.cli.paging import paged, show_next
+from duetime.cli.output import print_table, relative
+from duetime.cli.paging import needs_table, paged
 from duetime.cli.target import Group, target_of
 from duetime.domain.page import Page
 from duetime.storage.store import WorkerInfo
@@ -33,12 +33,11 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
 
     target = target_of(context)
     found, now = target.run(look)
-    show_next(found)
-    if target.json:
-        print_json(found)
-        return
-    if not found:
-        echo("No worker is registered. Start one: duetime worker --app MODULE:APP")
+    if not needs_table(
+        found,
+        json=target.json,
+        empty="No worker is registered. Start one: duetime worker --app MODULE:APP",
+    ):
         return
     print_table(
         ("WORKER", "QUEUES", "RUNNING", "STARTED", "SEEN", "LEASE"),

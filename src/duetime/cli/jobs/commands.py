@@ -23,7 +23,7 @@ from duetime.cli.output import (
     print_table,
     show_explanation,
 )
-from duetime.cli.paging import paged, show_next
+from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, Target, target_of
 from duetime.domain.jobs.job import JobInfo, JobState, JobStateLike, Requeued
@@ -70,12 +70,11 @@ def list_command(
 
     target = target_of(context)
     found, now = target.run(look)
-    show_next(found)
-    if target.json:
-        print_json(found)
-        return
-    if not found:
-        echo("No jobs match." if states or queue or task or key or after else "No jobs.")
+    if not needs_table(
+        found,
+        json=target.json,
+        empty="No jobs match." if states or queue or task or key or after else "No jobs.",
+    ):
         return
     print_table(
         ("ID", "STATE", "TASK", "QUEUE", "TRIES", "WHEN", "REMARKS"),

@@ -12,7 +12,7 @@ from duetime.app import Duetime
 from duetime.cli.moment import SPAN, iso
 from duetime.cli.number import JOB_ID, Number
 from duetime.cli.output import as_json, confirm, echo, one_line, plural, print_json, print_table
-from duetime.cli.paging import paged, show_next
+from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
 from duetime.cli.reminders.deliveries import acknowledge_command, deliveries_command, snooze_command
 from duetime.cli.target import Group, Target, target_of
@@ -62,12 +62,12 @@ def preview_command(context: click.Context, days: int, limit: int, after: str | 
 
     target = target_of(context)
     found = target.run(look)
-    show_next(found)
-    if target.json:
-        print_json([reminder_json(reminder) for reminder in found])
-        return
-    if not found:
-        echo(f"No reminder is due within {plural(days, 'day')}.")
+    if not needs_table(
+        found,
+        json=target.json,
+        empty=f"No reminder is due within {plural(days, 'day')}.",
+        plain=reminder_json,
+    ):
         return
     show_reminders(found, ended=False)
     if days > HORIZON.days:
@@ -104,12 +104,12 @@ def list_command(
 
     target = target_of(context)
     found = target.run(look)
-    show_next(found)
-    if target.json:
-        print_json([reminder_json(reminder) for reminder in found])
-        return
-    if not found:
-        echo("No reminders match." if subject or status else "No reminders.")
+    if not needs_table(
+        found,
+        json=target.json,
+        empty="No reminders match." if subject or status else "No reminders.",
+        plain=reminder_json,
+    ):
         return
     show_reminders(found)
 

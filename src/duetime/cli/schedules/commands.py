@@ -11,7 +11,7 @@ from duetime.app import Duetime
 from duetime.cli.events import audit_command
 from duetime.cli.moment import MOMENT_OR_SPAN, ago, iso
 from duetime.cli.output import as_json, confirm, echo, exact, plural, print_json, print_table
-from duetime.cli.paging import paged, show_next
+from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
 from duetime.cli.schedules.audit_text import describe_schedule_event
 from duetime.cli.schedules.history import explain_command, history_command
@@ -59,12 +59,11 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
 
     target = target_of(context)
     found, now = target.run(look)
-    show_next(found)
-    if target.json:
-        print_json(found)
-        return
-    if not found:
-        echo('No schedules. Add one: duetime schedules put NAME TASK "0 9 * * *"')
+    if not needs_table(
+        found,
+        json=target.json,
+        empty='No schedules. Add one: duetime schedules put NAME TASK "0 9 * * *"',
+    ):
         return
     print_table(
         ("NAME", "WHEN", "NEXT", "LAST", "STATUS"), [schedule_row(info, now) for info in found]

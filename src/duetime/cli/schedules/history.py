@@ -9,8 +9,8 @@ import click
 from duetime.api.schedules import ScheduleInfo
 from duetime.app import Duetime
 from duetime.cli.moment import MOMENT, MOMENT_OR_SPAN, ago
-from duetime.cli.output import echo, print_json, show_explanation
-from duetime.cli.paging import paged, show_next
+from duetime.cli.output import print_json, show_explanation
+from duetime.cli.paging import needs_table, paged
 from duetime.cli.schedules.show import show_history
 from duetime.cli.target import Command, target_of
 from duetime.domain.page import Page
@@ -60,12 +60,11 @@ def history_command(
 
     target = target_of(context)
     rows, info, now = target.run(look)
-    show_next(rows)
-    if target.json:
-        print_json(rows)
-        return
-    if not rows:
-        echo("No ticks match." if status or since or before else "No ticks yet.")
+    if not needs_table(
+        rows,
+        json=target.json,
+        empty="No ticks match." if status or since or before else "No ticks yet.",
+    ):
         return
     show_history(info, rows, now)
 

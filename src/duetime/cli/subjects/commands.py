@@ -24,7 +24,7 @@ from duetime.cli.output import (
     print_json,
     print_table,
 )
-from duetime.cli.paging import paged, show_next
+from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
 from duetime.cli.reminders.commands import reminder_json, show_reminders, wall
 from duetime.cli.rules import format_rules, read_rules, rule_options, rules_json
@@ -110,15 +110,10 @@ def list_command(
 
     target = target_of(context)
     found = target.run(look)
-    show_next(found)
-    if target.json:
-        print_json([_plain(subject) for subject in found])
-        return
-    if not found and (scope or status):
-        echo("No subjects match.")
-        return
-    if not found:
-        echo("No subjects. Add one: duetime subjects put game:42 --due 2026-12-24T18:00Z")
+    none = "No subjects. Add one: duetime subjects put game:42 --due 2026-12-24T18:00Z"
+    if scope or status:
+        none = "No subjects match."
+    if not needs_table(found, json=target.json, empty=none, plain=_plain):
         return
     again = any(subject.repeats for subject in found)
     print_table(

@@ -45,8 +45,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     `past`: what to do if its time is past when it is armed. `expires` bounds its start: so long
     after its time, `"at_due"`, or None for never. `zone`: whose wall time. `urgent` ignores quiet
-    hours. `escalate`: the recipients are reminded in turn, each so long after the one before,
-    until somebody acknowledges.
+    hours. `escalate`: how long to wait for an acknowledgement before the next recipient is
+    reminded; None reminds all of them at once.
     """
 
     offset: timedelta = _NONE

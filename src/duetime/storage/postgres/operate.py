@@ -92,8 +92,8 @@ class Operations(Sessions):
             if await self._on(connection, "cancel_waiting", job=job_id, **said):
                 return JobState.PENDING if state is None or state.finished else state
             held = await self._on(connection, "lock_claims_of", jobs=array([job_id]))
-            told = {"job": job_id, "reason": write_cancel_reason(reason)}
-            if held and await self._on(connection, "cancel_running", **told):
+            document = {"job": job_id, "reason": write_cancel_reason(reason)}
+            if held and await self._on(connection, "cancel_running", **document):
                 return JobState.RUNNING
             state = await self._state(connection, job_id)
             if state is None or state.finished:

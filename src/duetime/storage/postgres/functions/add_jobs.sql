@@ -23,7 +23,7 @@ create or replace function duetime._new_job(
 $$;
 
 -- Add jobs, each with its row of `due`, and wake those who sleep on their queues. An option that is
--- null is the task's, unless the jobs are `complete`: then null is none.
+-- null is the task's, unless the jobs are `complete`: then null means that there is none.
 create or replace function duetime._add_jobs(
     jobs duetime.new_job[], complete boolean default false, notify boolean default true,
     moment timestamptz default duetime.now()) returns void

@@ -175,7 +175,8 @@ create table duetime_progress (
 create view duetime_task_default as select 'default' as queue, 5 as priority, 3 as max_attempts;
 
 -- Jobs are made here: insert them, and each gets its row of `due`. An option that is null is the
--- task's, as its last deployed worker knows it, unless the job is `complete`: then null is none.
+-- task's, as its last deployed worker knows it, unless the job is `complete`: then
+-- null means that there is none.
 create view duetime_new_job as
 select 0 as id, '' as task, 0 as run_at, '' as args, '' as queue, 0 as priority, '' as key,
     0 as hold, '' as partition, 0 as max_attempts, 0 as timeout, 0 as expires_at,
