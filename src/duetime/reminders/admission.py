@@ -12,7 +12,7 @@ from duetime.domain.reasons import Reason
 from duetime.domain.reminders.admission import Send, Wait, decide, routes_of
 from duetime.domain.reminders.recipient import Recipient, Route
 from duetime.domain.reminders.reminder import Reminder
-from duetime.reminders.batching import Batcher
+from duetime.engine.batching import Batcher
 from duetime.storage.reminders.admissions import (
     GONE,
     AdmissionState,
@@ -42,7 +42,7 @@ class Admissions:
 
     async def admit(self, ask: Ask) -> Send | Outcome:
         """Let one through and count it, or hold it."""
-        answer = await self._asks.get(ask, group=ask.reminder.recipient)
+        answer = await self._asks.submit(ask, group=ask.reminder.recipient)
         if answer is None:
             [answer] = await perform(self._app, lambda s: s.admit([ask]))
         return answer

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from duetime.domain.jobs.job import NewJob
 from duetime.domain.reminders.delivery import HANDLER
+from duetime.engine.batching import Batcher
 from duetime.engine.context import Context
 from duetime.errors import ClaimLost
-from duetime.reminders.batching import Batcher
 from duetime.reminders.deliveries import perform
 from duetime.storage.reminders.deliveries import DeliveryStatements
 from duetime.storage.reminders.sends import SentReminder
@@ -43,7 +43,7 @@ class Recorder:
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
-        self._records: Batcher[Record, Answer] = Batcher(self._together, lasting=True)
+        self._records: Batcher[Record, Answer] = Batcher(self._together, wait_on_cancel=True)
 
     async def record(self, record: Record) -> None:
         """Record one send; raise `ClaimLost` if its job is not ours any more."""
@@ -61,7 +61,7 @@ class Recorder:
         if completed:
             await perform(self._app, lambda s: _write_after(s, store, record))
             return
-        answer = await self._records.get(record)
+        answer = await self._records.submit(record)
         if answer == "lost":
             raise ClaimLost(ctx.job.id, ctx.job.token)
         if answer == "alone":

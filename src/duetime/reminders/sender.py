@@ -14,9 +14,9 @@ from duetime.domain.jobs.outcome import Outcome, Skip, Snooze
 from duetime.domain.reasons import Reason
 from duetime.domain.reminders.recipient import Route
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus
+from duetime.engine.batching import Batcher
 from duetime.engine.context import Context
 from duetime.reminders.admission import Admissions, admit, disable_all, give_back
-from duetime.reminders.batching import Batcher
 from duetime.reminders.deliveries import perform
 from duetime.reminders.digests import send_digest
 from duetime.reminders.messages import Messages
@@ -49,7 +49,7 @@ class Sender:
 
     async def remind(self, reminder: int, ctx: Context) -> Any:
         """The task that every reminder runs as."""
-        ready = await self._ready.get(reminder)
+        ready = await self._ready.submit(reminder)
         refused = await self._refuse(ready, ctx.id)
         if ready is None or refused is not None:
             return refused
@@ -162,7 +162,7 @@ class Sender:
         """Record what was tried; return why it is not to be tried again, if it was withdrawn."""
         if notes := attempt.notes:
             await perform(self._app, lambda s: s.note([reminder], notes))
-        ready = await self._ready.get(reminder.id)
+        ready = await self._ready.submit(reminder.id)
         if ready is None:
             return Skip(Reason("subject_deleted"))
         if ready.reminder.status is not ReminderStatus.ARMED:

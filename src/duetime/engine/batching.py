@@ -1,0 +1,112 @@
+"""Combines calls that are made at about the same time into one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+MAX_BATCH_SIZE = 100
+
+
+class Batcher(Generic[A, B]):
+    """Runs many items through one call: `process(items)` returns a result for each, in order.
+
+    No item waits for a batch to fill. The first item starts a batch at once, together with every
+    item that is submitted in the same iteration of the event loop. Items that are submitted while
+    a batch runs form the next one, so a batch always starts after each of its items was submitted.
+    An exception of the call is raised to every item of its batch. Batches of different groups are
+    separate and do not wait for each other.
+
+    With `wait_on_cancel`, a submitter that is cancelled while its batch runs is released only when
+    the batch is done: use it for writes, which cannot be undone.
+    """
+
+    def __init__(
+        self,
+        process: Callable[[list[A]], Awaitable[Sequence[B]]],
+        *,
+        max_size: int = MAX_BATCH_SIZE,
+        wait_on_cancel: bool = False,
+    ) -> None:
+        self._process = process
+        self._max_size = max_size
+        self._wait_on_cancel = wait_on_cancel
+        self._pending: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, dict[Hashable, _Pending[A, B]]
+        ] = WeakKeyDictionary()
+        """By event loop and group; an entry exists only while items are pending."""
+
+    async def submit(self, item: A, *, group: Hashable = None) -> B:
+        """Process the item in the next batch of its group, and return its result."""
+        loop = asyncio.get_running_loop()
+        submitted = _Submitted[A, B](item, loop.create_future())
+        groups = self._pending.setdefault(loop, {})
+        pending = groups.get(group)
+        if pending is None:
+            pending = groups[group] = _Pending()
+            run = self._run_batches(loop, group, pending)
+            pending.task = loop.create_task(run, name="duetime-batch")
+        pending.items.append(submitted)
+        try:
+            return await asyncio.shield(submitted.result)
+        except asyncio.CancelledError:
+            if self._wait_on_cancel and submitted.started:
+                await asyncio.wait([submitted.result])
+            submitted.result.cancel()
+            raise
+
+    async def _run_batches(
+        self, loop: asyncio.AbstractEventLoop, group: Hashable, pending: _Pending[A, B]
+    ) -> None:
+        try:
+            while pending.items:
+                batch = pending.items[: self._max_size]
+                del pending.items[: self._max_size]
+                if batch := [item for item in batch if not item.result.done()]:
+                    await self._run_batch(batch)
+        finally:
+            # Also reached when the event loop closes and cancels this task.
+            del self._pending[loop][group]
+            if not self._pending[loop]:
+                del self._pending[loop]
+            for item in pending.items:
+                item.result.cancel()
+
+    async def _run_batch(self, batch: list[_Submitted[A, B]]) -> None:
+        for submitted in batch:
+            submitted.started = True
+        try:
+            results = await self._process([submitted.item for submitted in batch])
+            pairs = list(zip(batch, results, strict=True))
+        except Exception as error:  # noqa: BLE001 -- Every submitter receives it.
+            for submitted in batch:
+                if not submitted.result.done():
+                    submitted.result.set_exception(error)
+        except BaseException:
+            for submitted in batch:
+                submitted.result.cancel()
+            raise
+        else:
+            for submitted, result in pairs:
+                if not submitted.result.done():
+                    submitted.result.set_result(result)
+
+
+class _Submitted(Generic[A, B]):
+    def __init__(self, item: A, result: asyncio.Future[B]) -> None:
+        self.item = item
+        self.result = result
+        self.started = False
+
+
+class _Pending(Generic[A, B]):
+    """The items that wait for the next batch of a group, and the task that runs its batches."""
+
+    def __init__(self) -> None:
+        self.items: list[_Submitted[A, B]] = []
+        self.task: asyncio.Task[None] | None = None
