@@ -75,7 +75,7 @@ async def test_a_forged_cancel_stops_no_job(pg_app: Duetime, stranger: str) -> N
         assert await job.result(timeout="30s") == "done"
 
 
-@pytest.mark.parametrize("channel", ["duetime.cancel", "duetime.wake", "duetime.ended"])
+@pytest.mark.parametrize("channel", ["duetime.cancel", "duetime.wake", "duetime.finished"])
 async def test_no_payload_ends_a_worker_or_a_wait(
     pg_app: Duetime, stranger: str, channel: str
 ) -> None:
@@ -116,7 +116,7 @@ async def test_bytes_that_are_no_text_end_no_worker(
             return n
 
         async with app.worker(poll="60s"):
-            for channel in ("duetime.cancel", "duetime.wake", "duetime.ended"):
+            for channel in ("duetime.cancel", "duetime.wake", "duetime.finished"):
                 with psycopg.connect(url, autocommit=True) as raw:
                     raw.execute(f"notify \"{channel}\", '\xff\xfe'".encode("latin-1"))
 

@@ -207,7 +207,7 @@ class Operations(Sessions):
         async with self._opening:
             if self._results is None and self._notify:
                 listener = Listener(
-                    self.listen_dsn, [f"{self.schema}.ended"], self._on_finished_notification
+                    self.listen_dsn, [f"{self.schema}.finished"], self._on_finished_notification
                 )
                 with translate_errors():
                     await listener.open()

@@ -26,7 +26,7 @@ begin
     delete from duetime.job_key where job_id = of_job and hold is null;
     update duetime.job_key set held_until = duetime.now() + hold where job_id = of_job;
     if exists (select from duetime.waiter as w where w.job_id = of_job) then
-        perform pg_notify('duetime.ended', of_job::text);
+        perform pg_notify('duetime.finished', of_job::text);
     end if;
     return true;
 end $$;

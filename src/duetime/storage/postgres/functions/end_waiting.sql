@@ -31,7 +31,7 @@ begin
     ), freed as (
         delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
     ), notified as materialized (
-        select count(pg_notify('duetime.ended', e.job_id::text)) from ended as e
+        select count(pg_notify('duetime.finished', e.job_id::text)) from ended as e
         where exists (select from duetime.waiter as w where w.job_id = e.job_id)
     )
     select e.job_id from ended as e, notified;

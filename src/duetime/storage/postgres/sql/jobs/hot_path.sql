@@ -154,7 +154,7 @@ with ended as not materialized (
     where token = any (%(closed)s::bigint[]) and (select count(*) from accepted) >= 0
     returning queue
 ), woken as materialized (
-    select count(pg_notify('duetime.ended', a.job_id::text))
+    select count(pg_notify('duetime.finished', a.job_id::text))
     from accepted as a
     where (select exists (select from duetime.waiter))
       and exists (select from duetime.waiter as w where w.job_id = a.job_id)
@@ -233,7 +233,7 @@ with ended as materialized (
     from accepted as a
     where k.job_id = a.job_id and a.outcome = 'completed' and k.hold is not null
 ), woken as materialized (
-    select count(pg_notify('duetime.ended', a.job_id::text))
+    select count(pg_notify('duetime.finished', a.job_id::text))
     from accepted as a where exists (select from duetime.waiter as w where w.job_id = a.job_id)
 ), sleepers as materialized (
     select count(duetime.wake(q.queue, q.run_at)) from (
@@ -300,7 +300,7 @@ with leaving as (
 ), freed as (
     delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
 ), notified as materialized (
-    select count(pg_notify('duetime.ended', e.job_id::text)) from ended as e
+    select count(pg_notify('duetime.finished', e.job_id::text)) from ended as e
     where exists (select from duetime.waiter as w where w.job_id = e.job_id)
 )
 select g.job_id from gone as g, notified where not g.cancelled;
@@ -371,7 +371,7 @@ with held as (
 ), woken as materialized (
     select count(duetime.wake(q.queue)) from (select distinct queue from back order by queue) as q
 ), notified as materialized (
-    select count(pg_notify('duetime.ended', e.job_id::text)) from ended as e
+    select count(pg_notify('duetime.finished', e.job_id::text)) from ended as e
     where exists (select from duetime.waiter as w where w.job_id = e.job_id)
 )
 select back.job_id from back, woken, notified;

@@ -163,7 +163,7 @@ with held as (
         select queue from fate union select queue from held where queue is not null
         order by 1) as q
 ), notified as materialized (
-    select count(pg_notify('duetime.ended', f.job_id::text)) from fate as f
+    select count(pg_notify('duetime.finished', f.job_id::text)) from fate as f
     where f.outcome in ('dead', 'cancelled')
       and exists (select from duetime.waiter as w where w.job_id = f.job_id)
 )
