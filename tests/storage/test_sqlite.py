@@ -24,8 +24,8 @@ from duetime.domain.reasons import Reason
 from duetime.errors import DatabaseUnreachable, InvalidDatabaseURL, SchemaMismatch, StorageError
 from duetime.storage.migrations import downgrade, read_status, upgrade
 from duetime.storage.sqlite.migrator import SqliteMigrator
+from duetime.storage.sqlite.shared import Turn
 from duetime.storage.sqlite.store import SqliteStore
-from duetime.storage.sqlite.turn import Turn
 from tests.conformance.hand import Hand, drive, enqueue, enqueue_many, get, ids
 from tests.waiting import until_true
 

@@ -1,16 +1,59 @@
-"""How the statements that are written once for all backends are run on SQLite."""
+"""How SQLite takes and gives values: times as whole microseconds since 1970 in UTC, lists as JSON;
+and how the statements that are written once for all backends are run on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from datetime import datetime
+from collections.abc import Callable, Generator, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
 from duetime.domain.reminders.keys import shorten_installation
-from duetime.storage.sqlite.moment import from_us, to_us
 from duetime.storage.store import Row, Statement
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST = datetime(1, 1, 2, tzinfo=UTC)
+_LAST = datetime(9999, 12, 30, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+decode = msgspec.json.Decoder(list[Any]).decode
+
+
+def to_us(moment: datetime) -> int:
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def from_us(us: int) -> datetime:
+    """The moment; of a number that no datetime can hold, the last or the first one."""
+    try:
+        return _EPOCH + timedelta(microseconds=us)
+    except OverflowError:
+        return _LAST if us > 0 else _FIRST
+
+
+def span_to_us(span: timedelta) -> int:
+    return span // _MICROSECOND
+
+
+def maybe_to_us(span: timedelta | None) -> int | None:
+    return None if span is None else span // _MICROSECOND
+
+
+def maybe_from_us(us: int | None) -> datetime | None:
+    return None if us is None else from_us(us)
+
+
+def maybe_span(us: int | None) -> timedelta | None:
+    return None if us is None else timedelta(microseconds=us)
+
+
+def encode_ids(ids: Iterable[int]) -> str:
+    return "[" + ",".join(map(str, ids)) + "]"
+
+
+def encode_set(names: Iterable[str]) -> str:
+    return msgspec.json.encode(sorted(set(names))).decode()
 
 
 class SqliteDialect:

@@ -9,7 +9,7 @@ import msgspec
 
 from duetime.domain.jobs.job import LONGEST_NAME, Enqueued, NewJob, check_queue
 from duetime.errors import InvalidInput
-from duetime.storage.sqlite.moment import maybe_to_us, span_to_us, to_us
+from duetime.storage.sqlite.dialect import maybe_to_us, span_to_us, to_us
 from duetime.storage.store import Row
 
 _ROWS = 100

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from duetime.storage.sqlite.moment import span_to_us
-from duetime.storage.sqlite.thread import StoreThread
-from duetime.storage.sqlite.transaction import Transaction
+from duetime.storage.sqlite.dialect import span_to_us
+from duetime.storage.sqlite.thread import StoreThread, Transaction
 from duetime.storage.store import Beat
 
 _BEAT_SECONDS = 5.0

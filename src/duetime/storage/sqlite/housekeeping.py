@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 
 from duetime.domain.jobs.job import PARKED_CODE, AttemptOutcome, ClaimedJob
-from duetime.storage.sqlite.claim import decode, encode_set
-from duetime.storage.sqlite.finish import end_waiting
-from duetime.storage.sqlite.moment import maybe_to_us, span_to_us
-from duetime.storage.sqlite.transaction import Transaction
+from duetime.storage.sqlite.dialect import decode, encode_set, maybe_to_us, span_to_us
+from duetime.storage.sqlite.operate import end_waiting
+from duetime.storage.sqlite.thread import Transaction
 from duetime.storage.store import LEAD, Rescued, Row, rescued_state
 
 _QUARANTINE = 10

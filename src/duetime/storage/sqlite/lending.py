@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 
 from duetime.storage.sqlite.connection import connect, persist, translate_errors
-from duetime.storage.sqlite.turn import Turn
+from duetime.storage.sqlite.shared import Turn
 
 
 class Lender:

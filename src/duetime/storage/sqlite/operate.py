@@ -20,16 +20,15 @@ from duetime.storage.jobs.audit import (
     reschedule_event,
 )
 from duetime.storage.jobs.find import find_jobs
-from duetime.storage.sqlite.claim import encode_ids
-from duetime.storage.sqlite.finish import end_waiting
-from duetime.storage.sqlite.moment import (
+from duetime.storage.sqlite.dialect import (
+    encode_ids,
     from_us,
     maybe_from_us,
     maybe_span,
     maybe_to_us,
     to_us,
 )
-from duetime.storage.sqlite.transaction import Transaction
+from duetime.storage.sqlite.thread import Transaction
 from duetime.storage.store import Dialect, Row, Statement, WorkerInfo
 
 # Look
@@ -106,6 +105,21 @@ def cancel(tx: Transaction, job_id: int, reason: Reason) -> JobState | None:
     if worker_id is not None:
         tx.cancelled.append((worker_id, job_id))
     return state
+
+
+def end_waiting(
+    tx: Transaction,
+    job_id: int,
+    outcome: str,
+    *,
+    code: str | None = None,
+    error: str | None = None,
+    facts: str | None = None,
+) -> None:
+    """End a job that waits, in `due` or set aside."""
+    said = {"code": code, "error": error, "facts": facts}
+    tx.run("end_waiting", job=job_id, outcome=outcome, **said, now=tx.now)
+    tx.ended.append(job_id)
 
 
 def reschedule(

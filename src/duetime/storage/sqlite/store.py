@@ -26,14 +26,7 @@ from duetime.domain.jobs.queue import Limits, QueueInfo
 from duetime.domain.reasons import Reason, write_reason
 from duetime.errors import JobNotFound
 from duetime.storage.jobs.audit import cancel_events
-from duetime.storage.sqlite import finish, hot_path, housekeeping, operate
-from duetime.storage.sqlite.claim import (
-    any_quarantined,
-    claim_quarantined,
-    encode_ids,
-    first_due,
-    park_unreadable,
-)
+from duetime.storage.sqlite import hot_path, housekeeping, operate
 from duetime.storage.sqlite.connection import (
     DEFAULT_PREFIX,
     check_path,
@@ -42,17 +35,13 @@ from duetime.storage.sqlite.connection import (
     translate_errors,
     with_prefix,
 )
-from duetime.storage.sqlite.dialect import SqliteDialect
+from duetime.storage.sqlite.dialect import SqliteDialect, encode_ids, from_us, to_us
 from duetime.storage.sqlite.enqueue import Enqueue
 from duetime.storage.sqlite.heart import SqliteHeart
 from duetime.storage.sqlite.lending import Lender
-from duetime.storage.sqlite.moment import from_us, to_us
-from duetime.storage.sqlite.shared import shared_of
-from duetime.storage.sqlite.sleeper import SqliteSleeper
-from duetime.storage.sqlite.thread import StoreThread
-from duetime.storage.sqlite.transaction import Transaction
+from duetime.storage.sqlite.shared import SqliteSleeper, shared_of, turn_of
+from duetime.storage.sqlite.thread import StoreThread, Transaction
 from duetime.storage.sqlite.triggers import SqliteTriggers
-from duetime.storage.sqlite.turn import turn_of
 from duetime.storage.statements import load_statements
 from duetime.storage.store import (
     Exchange,
@@ -205,16 +194,16 @@ class SqliteStore:
         )
 
     async def settle(self, ended: Sequence[FinishedJob], closed: Sequence[int]) -> Exchange:
-        return await self._thread.write(lambda tx: finish.settle(tx, ended))
+        return await self._thread.write(lambda tx: hot_path.settle(tx, ended))
 
     async def disown(self, worker_id: int, known: Sequence[int], *, lead: float = 0.0) -> int:
         lead_us = int(lead * 1e6)
-        return await self._thread.write(lambda tx: finish.disown(tx, worker_id, known, lead_us))
+        return await self._thread.write(lambda tx: hot_path.disown(tx, worker_id, known, lead_us))
 
     async def claim_quarantined(self, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
         return await self._thread.write_unless(
-            lambda tx: None if any_quarantined(tx, queues) else [],
-            lambda tx: claim_quarantined(tx, worker_id, queues),
+            lambda tx: None if hot_path.any_quarantined(tx, queues) else [],
+            lambda tx: hot_path.claim_quarantined(tx, worker_id, queues),
         )
 
     async def args_of(self, job_id: int) -> str:
@@ -224,15 +213,15 @@ class SqliteStore:
         return args
 
     async def release(self, jobs: Sequence[ClaimedJob]) -> None:
-        await self._thread.write(lambda tx: finish.put(tx, "put_back", jobs))
+        await self._thread.write(lambda tx: hot_path.put(tx, "put_back", jobs))
 
     async def park(self, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
         await self._thread.write(
-            lambda tx: finish.put(tx, "park", jobs, reason=write_reason(reason), now=tx.now)
+            lambda tx: hot_path.put(tx, "park", jobs, reason=write_reason(reason), now=tx.now)
         )
 
     async def park_unreadable(self, queues: Sequence[str], *, most: int) -> dict[int, str]:
-        return await self._thread.write(lambda tx: park_unreadable(tx, queues, most))
+        return await self._thread.write(lambda tx: hot_path.park_unreadable(tx, queues, most))
 
     async def unpark(
         self, tasks: Sequence[str], queues: Sequence[str], *, sparing: Collection[int] = ()
@@ -240,7 +229,7 @@ class SqliteStore:
         return await self._thread.write(lambda tx: housekeeping.unpark(tx, tasks, queues, sparing))
 
     def finish_in(self, ended: FinishedJob) -> Statements:
-        return (yield from finish.complete(self._sql, ended, self._shared.now_us()))
+        return (yield from hot_path.complete(self._sql, ended, self._shared.now_us()))
 
     def finish_many_in(self, ended: Sequence[FinishedJob]) -> Statements:
         accepted = [False] * len(ended)
@@ -415,7 +404,7 @@ class SqliteStore:
             sleeper.sync_cancelled(row[0] for row in cancelled)
             if queues := sorted(sleeper.queues):
                 left = sleeper.until - time.monotonic()
-                first = first_due(tx, queues, queues, overdue=True)
+                first = hot_path.first_due(tx, queues, queues, overdue=True)
                 if first and min(first) - tx.now < left * 1_000_000:
                     sleeper.wake()
         if watched := self._shared.watched:

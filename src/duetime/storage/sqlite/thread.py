@@ -1,4 +1,4 @@
-"""The thread that owns a store's connection: whole transactions, one after the other."""
+"""Transactions, and the thread that owns a store's connection: it runs them one after another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -15,20 +15,73 @@ from typing import Any, TypeVar
 
 from duetime.errors import DatabaseCorrupted, DatabaseUnreachable, InvalidInput
 from duetime.storage.sqlite.connection import connect, persist, translate_error
-from duetime.storage.sqlite.shared import Shared, call_soon
-from duetime.storage.sqlite.transaction import Transaction
-from duetime.storage.sqlite.turn import Turn
+from duetime.storage.sqlite.shared import Shared, Turn, call_soon
+from duetime.storage.store import Row, Statements
 from duetime.telemetry.events import log_event
 from duetime.telemetry.outage import LogThrottle
 
 log = logging.getLogger("duetime.sqlite")
 
 T = TypeVar("T")
-Work = Callable[[Transaction], T]
 
 _CHECKPOINT_PAGES = 4000
 """Checkpoint when the log has 16 MB; it then costs little, and the log stays small."""
 _IDLE_SECONDS = 1.0
+_LONGEST_SLEEP_US = 600_000_000
+
+
+class Transaction:
+    """Runs named statements; collects what is to be announced once it has committed."""
+
+    __slots__ = ("_sql", "cancelled", "connection", "ended", "now", "queues")
+
+    def __init__(self, connection: sqlite3.Connection, sql: Mapping[str, str], now: int) -> None:
+        self.connection = connection
+        self._sql = sql
+        self.now = now
+        """Taken once the write lock is held: later transactions have later times."""
+        self.queues: set[str] = set()
+        """Queues whose sleepers are to be woken."""
+        self.ended: list[int] = []
+        """Jobs that may be waited for, and have ended."""
+        self.cancelled: list[tuple[int, int]] = []
+        """(worker, job) whose cancellation was asked for."""
+
+    def statement(self, name: str) -> str:
+        return self._sql[name]
+
+    def rows(self, statement: str, /, **parameters: Any) -> list[Row]:
+        return self.connection.execute(self._sql[statement], parameters).fetchall()
+
+    def value(self, statement: str, /, **parameters: Any) -> Any:
+        """The first column of the first row; None if there is no row."""
+        row = self.connection.execute(self._sql[statement], parameters).fetchone()
+        return None if row is None else row[0]
+
+    def run(self, statement: str, /, **parameters: Any) -> int:
+        """Return how many rows were changed."""
+        return self.connection.execute(self._sql[statement], parameters).rowcount
+
+    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        self.connection.executemany(self._sql[name], rows)
+
+    def drive(self, statements: Statements) -> Any:
+        """Run statements that were written without I/O; return their result."""
+        try:
+            sql, parameters = next(statements)
+            while True:
+                rows = self.connection.execute(sql, parameters).fetchall()
+                sql, parameters = statements.send(rows)
+        except StopIteration as stop:
+            return stop.value
+
+    def wake(self, queue: str, run_at: int | None = None) -> None:
+        """Wake who sleeps on this queue. No worker sleeps longer than ten minutes."""
+        if run_at is None or run_at <= self.now + _LONGEST_SLEEP_US:
+            self.queues.add(queue)
+
+
+Work = Callable[[Transaction], T]
 
 
 class _Call:
