@@ -377,7 +377,7 @@ class Duetime:
         *,
         inline: bool = False,
         isolated: bool = True,
-        most: int = 1000,
+        max_extra_jobs: int = 1000,
     ) -> Opening:
         """A world of its own for a test: a clock that stands still, `advance`, `drain`.
 
@@ -386,7 +386,9 @@ class Duetime:
         """
         from duetime.testing import open_world
 
-        return open_world(self, now=now, inline=inline, isolated=isolated, most=most)
+        return open_world(
+            self, now=now, inline=inline, isolated=isolated, max_extra_jobs=max_extra_jobs
+        )
 
     async def close(self) -> None:
         """Close this event loop's connections. The app can be used again afterwards."""

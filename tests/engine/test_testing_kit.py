@@ -303,7 +303,7 @@ async def test_work_without_end_is_told(app: Duetime) -> None:
     async def again() -> Snooze:
         return Snooze("0s")
 
-    async with app.testing(now=START, most=20) as world:
+    async with app.testing(now=START, max_extra_jobs=20) as world:
         await again.enqueue()
         with pytest.raises(EndlessWork, match="'again' 21 times"):
             await world.drain()
@@ -313,7 +313,7 @@ async def test_many_due_jobs_are_not_taken_for_endless_work(app: Duetime) -> Non
     @app.task(name="plain")
     async def plain() -> None: ...
 
-    async with app.testing(now=START, most=5) as world:
+    async with app.testing(now=START, max_extra_jobs=5) as world:
         await app.enqueue_many(plain.job() for _ in range(30))
 
         assert await world.drain() == 30

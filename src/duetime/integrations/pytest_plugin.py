@@ -25,7 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "duetime(now=, inline=, isolated=, most=): options of the test's duetime_world"
+        "markers",
+        "duetime(now=, inline=, isolated=, max_extra_jobs=): options of the test's duetime_world",
     )
     # Whose kind of async fixture it must be depends on the plugins.
     make: Any = pytest.fixture

@@ -25,7 +25,7 @@ from duetime.settings import Settings
 from duetime.testing.world import World, read_moment
 from duetime.wiring import file_of, make_migrator
 
-_MAX_EXTRA = 1000
+MAX_EXTRA_JOBS = 1000
 _in_a_world: WeakSet[Duetime] = WeakSet()
 
 
@@ -35,17 +35,21 @@ def open_world(
     now: datetime | str | None = None,
     inline: bool = False,
     isolated: bool = True,
-    most: int = _MAX_EXTRA,
+    max_extra_jobs: int = MAX_EXTRA_JOBS,
 ) -> Opening:
     """Return what `app.testing(…)` returns: enter it with `async with`, or `with` in sync code.
 
     `now`: where the clock stands at first; by default at the present. `inline`: an enqueued job
     that is due runs at once, and its error is raised to whoever enqueued it. `isolated=False`:
     the app's own tables, instead of throw-away ones; for a database that belongs to the tests.
-    `most`: how many jobs may run beyond those that were due, while the clock stands still.
+    `max_extra_jobs`: how many jobs may run in addition to those that were due, while the clock
+    stands still.
     """
     start = None if now is None else read_moment(now, name="now")
-    return Opening(app, _open(app, start=start, inline=inline, isolated=isolated, most=most))
+    return Opening(
+        app,
+        _open(app, start=start, inline=inline, isolated=isolated, max_extra_jobs=max_extra_jobs),
+    )
 
 
 class Opening(AbstractAsyncContextManager[World], AbstractContextManager[World]):
@@ -80,7 +84,7 @@ class Opening(AbstractAsyncContextManager[World], AbstractContextManager[World])
 
 @asynccontextmanager
 async def _open(
-    app: Duetime, *, start: datetime | None, inline: bool, isolated: bool, most: int
+    app: Duetime, *, start: datetime | None, inline: bool, isolated: bool, max_extra_jobs: int
 ) -> AsyncIterator[World]:
     if app in _in_a_world:
         raise DuetimeError(
@@ -94,7 +98,7 @@ async def _open(
             start = start or await store.now()
             await store.drive_clock(start)
             try:
-                async with World(app, store, now=start, most=most) as world:
+                async with World(app, store, now=start, max_extra_jobs=max_extra_jobs) as world:
                     app._inline = world.run_inline if inline else None
                     yield world
             finally:

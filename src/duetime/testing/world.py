@@ -55,11 +55,11 @@ class World:
     Claims, fences, retries, keys and limits are the real ones; only the clock is driven.
     """
 
-    def __init__(self, app: Duetime, store: Store, *, now: datetime, most: int) -> None:
+    def __init__(self, app: Duetime, store: Store, *, now: datetime, max_extra_jobs: int) -> None:
         self.app = app
         self._store = store
         self._now = now
-        self._most = most
+        self._max_extra_jobs = max_extra_jobs
         self.ran: list[Ran] = []
         """Every attempt, in the order in which they ended."""
         self._loop = asyncio.get_running_loop()
@@ -253,7 +253,7 @@ class World:
         """Returns how many ran, and when, later, there is more to do."""
         await self._unpark()
         await self._worker.plan()
-        allowed = self._most + sum(queue.due for queue in await self._store.queues())
+        allowed = self._max_extra_jobs + sum(queue.due for queue in await self._store.queues())
         ran: Counter[str] = Counter()
         while True:
             job, next_at = await self._worker.claim(self._now)
@@ -266,9 +266,9 @@ class World:
                 often = ", ".join(f"{task!r} {times} times" for task, times in ran.most_common(3))
                 raise EndlessWork(
                     f"{ran.total()} jobs ran while the clock stood at {self._now.isoformat()}, "
-                    f"{self._most} more than were due, and there is still one: {often}. A job "
-                    "that enqueues, snoozes or retries itself without a delay never ends; if it "
-                    "does, open the world with a larger most=."
+                    f"{self._max_extra_jobs} more than were due, and more are due: {often}. "
+                    "A job that enqueues, snoozes or retries itself without a delay runs forever. "
+                    "If this work is finite, open the world with a larger max_extra_jobs=."
                 )
             ran[job.task] += 1
             await self._run(job)

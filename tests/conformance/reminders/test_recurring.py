@@ -511,7 +511,7 @@ async def random_life(app: Duetime, seed: int) -> None:
             early.append(reminder)
         return Sent()
 
-    async with app.testing(now=START, most=5000) as world:
+    async with app.testing(now=START, max_extra_jobs=5000) as world:
         await app.subjects.put("s", repeats=spec, tz=tz, remind=rules)
         await world.drain()
         model.up.append((START, START))
