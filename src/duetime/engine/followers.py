@@ -1,9 +1,8 @@
-"""How a feature follows jobs. The engine knows jobs, and of features only what is in this file.
+"""How a feature follows jobs. The engine knows jobs, and nothing of features but this interface.
 
-A feature such as schedules or reminders registers a follower with each worker. The worker asks it
-before jobs start, tells it how they ended, and has it repair what a crash left undone. What has to
-be written in the very transaction that completes a job, the feature's own task hands to its
-context: see `Context.finish_with`.
+A feature such as schedules or reminders registers a follower with each worker. The worker calls it
+before jobs start, after they have finished, and regularly, to repair what a crash left undone. To
+write something in the transaction that completes a job, see `Context.finish_with`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ log = logging.getLogger("duetime.worker")
 
 
 class WorkerView(NamedTuple):
-    """The worker that a follower serves."""
+    """The worker that a follower belongs to."""
 
     name: str
     store: Store
@@ -36,34 +35,34 @@ class WorkerView(NamedTuple):
 
 
 class Gate(Protocol):
-    """Where a follower says what becomes of the jobs that it was asked about."""
+    """How a follower decides what becomes of the jobs that `before_start` was called with."""
 
     def start(self, jobs: Sequence[ClaimedJob]) -> Sequence[ClaimedJob]:
-        """Let jobs start. Returns those that this worker has lost meanwhile: they do not."""
+        """Start jobs. Returns those that this worker lost in the meantime, which do not start."""
 
     def skip(self, job: ClaimedJob, outcome: AttemptOutcome, reason: Reason) -> None:
-        """End a job without running it."""
+        """Finish a job without running it."""
 
-    async def put_off(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Give jobs back, to be claimed again at their `run_at`; the attempt does not count."""
+    async def postpone(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Release jobs until their `run_at`, without counting the attempt."""
 
     def park(self, job: ClaimedJob, reason: Reason) -> None:
-        """Set a job aside for workers that can run it; this one does not claim it again."""
+        """Leave a job to workers that can run it. This worker does not claim it again."""
 
 
 class Follower:
-    """What a feature does about jobs beside running them. Each worker has one of each feature.
+    """What a feature does in a worker besides running jobs. Each worker has one of each feature.
 
-    It follows the jobs of its `tasks`, and those whose key begins with its `key_prefix`. An error
-    that it raises is logged and stops neither the worker nor the job.
+    It follows the jobs of its `tasks` and the jobs whose key starts with its `key_prefix`. An
+    exception that it raises is logged and stops neither the worker nor the job.
     """
 
     name = ""
-    """What its repairs are called in log lines."""
+    """The name of its `repair` service in log events."""
     tasks: frozenset[str] = frozenset()
     key_prefix: str | None = None
     gates = False
-    """Whether the jobs that it follows start only when `before_start` says so."""
+    """Whether the jobs that it follows wait for `before_start` to decide on them."""
 
     async def open(self) -> None:
         """Called once, after the worker has registered and before it claims."""
@@ -71,45 +70,46 @@ class Follower:
     async def before_start(self, jobs: Sequence[ClaimedJob], received: float, gate: Gate) -> None:
         """Decide on jobs that were claimed together, at the monotonic time `received`.
 
-        Each must be passed to `gate`, in any order and as soon as it is decided on. Those that are
-        left over are given back. A job that has a `start_by` and found no free runner until then
-        is asked about again.
+        Pass each job to `gate`, in any order. Jobs that are not passed on are given back. A job
+        with a `start_by` that found no free runner until then is passed to this method again.
         """
         raise NotImplementedError
 
     def started(self, job: ClaimedJob) -> None:
-        """The handler of a job starts."""
+        """The handler of a job is about to be called."""
 
-    def ended(self, ended: Sequence[FinishedJob]) -> None:
-        """Jobs have ended for good, and that is recorded.
+    def finished(self, jobs: Sequence[FinishedJob]) -> None:
+        """Jobs have finished: they will not be retried.
 
-        Called after the transaction that recorded it: a crash in between is left to `repair`.
-        Those that are `recorded` were completed by their handler's own transaction.
+        Called after the transaction that recorded it, so `repair` must handle a crash in between.
+        A job with `recorded` set was completed in its handler's own transaction.
         """
 
     async def given_back(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Jobs that were let start are about to be given back, without having started."""
+        """Jobs that passed the gate are about to be given back without having started."""
 
     async def repair(self) -> float:
-        """Complete what a crashed worker, or this one, left undone. Every worker does, with no
-        leader. Returns the seconds until the next time."""
+        """Complete what a crashed worker left undone; every worker does this, without a leader.
+
+        Returns the seconds until the next call."""
         return 60.0
 
     async def next_repair(self) -> datetime | None:
-        """When `repair` will have something to do, if no job is claimed before. (For the testing
-        kit, which moves its clock there.)"""
+        """When `repair` will next have something to do if no job is claimed before then.
+
+        Used by the testing kit, which moves its clock to that time."""
         return None
 
     async def flush(self) -> None:
         """Wait until everything that was reported to this follower is written."""
 
     async def prune(self) -> float | None:
-        """Remove a batch of what is old. Returns the seconds after which to continue; None: nothing
-        is left."""
+        """Delete a batch of old rows. Returns the seconds until the next batch, None if none is
+        left."""
         return None
 
     def services(self) -> Sequence[Service]:
-        """What else is to be done regularly while the worker runs."""
+        """What else runs regularly in this worker."""
         return ()
 
 
@@ -117,7 +117,7 @@ MakeFollower = Callable[[WorkerView], Follower]
 
 
 class Followers:
-    """The followers of one worker: finds those that a job concerns."""
+    """The followers of one worker. Calls those that follow a job."""
 
     def __init__(self, followers: Sequence[Follower]) -> None:
         self._all = tuple(followers)
@@ -129,12 +129,12 @@ class Followers:
             if follower.key_prefix is not None:
                 self._by_prefix.append((follower.key_prefix, follower))
         self.tasks = frozenset(self._by_task)
-        """A job that has another task and no key concerns no follower. For the hot path."""
+        """A job of any other task that has no key is not followed. For the hot path."""
 
     def __iter__(self) -> Iterator[Follower]:
         return iter(self._all)
 
-    def of(self, job: ClaimedJob) -> list[Follower]:
+    def following(self, job: ClaimedJob) -> list[Follower]:
         found = list(self._by_task.get(job.task, ()))
         if job.key is not None:
             key = job.key
@@ -148,9 +148,9 @@ class Followers:
     def split(
         self, jobs: Sequence[ClaimedJob]
     ) -> tuple[Sequence[ClaimedJob], dict[Follower, list[ClaimedJob]]]:
-        """Split claimed jobs: those that start at once, and those that a follower lets start.
+        """Split claimed jobs into those that start at once and those that a follower decides on.
 
-        The first follower that gates a job is the one that is asked.
+        If several followers gate a job, the first one decides.
         """
         tasks = self.tasks
         if not [job for job in jobs if job.key is not None or job.task in tasks]:
@@ -158,7 +158,7 @@ class Followers:
         free: list[ClaimedJob] = []
         gated: dict[Follower, list[ClaimedJob]] = {}
         for job in jobs:
-            gate = next((follower for follower in self.of(job) if follower.gates), None)
+            gate = next((follower for follower in self.following(job) if follower.gates), None)
             if gate is None:
                 free.append(job)
             else:
@@ -166,25 +166,27 @@ class Followers:
         return free, gated
 
     def started(self, job: ClaimedJob) -> None:
-        for follower in self.of(job):
+        for follower in self.following(job):
             with self._logged(follower):
                 follower.started(job)
 
-    def ended(self, ended: Sequence[FinishedJob]) -> None:
-        """Report jobs that have ended. Those that run again have not."""
+    def finished(self, attempts: Sequence[FinishedJob]) -> None:
+        """Pass on the jobs that have finished. A job that is retried has not."""
         tasks = self.tasks
         followed: dict[Follower, list[FinishedJob]] = {}
-        for end in [end for end in ended if end.job.key is not None or end.job.task in tasks]:
-            if end.again_after is None:
-                for follower in self.of(end.job):
-                    followed.setdefault(follower, []).append(end)
-        for follower, mine in followed.items():
+        for done in [
+            done for done in attempts if done.job.key is not None or done.job.task in tasks
+        ]:
+            if done.again_after is None:
+                for follower in self.following(done.job):
+                    followed.setdefault(follower, []).append(done)
+        for follower, jobs in followed.items():
             with self._logged(follower):
-                follower.ended(mine)
+                follower.finished(jobs)
 
     async def given_back(self, jobs: Sequence[ClaimedJob]) -> None:
         for follower in self._all:
-            if mine := [job for job in jobs if follower in self.of(job)]:
+            if mine := [job for job in jobs if follower in self.following(job)]:
                 with self._logged(follower):
                     await follower.given_back(mine)
 
@@ -194,7 +196,7 @@ class Followers:
 
     @contextmanager
     def _logged(self, follower: Follower) -> Iterator[None]:
-        """A mistake in a feature must not take the worker down: `repair` makes up for it."""
+        """An error in a feature must not stop the worker: `repair` makes up for it."""
         try:
             yield
         except StorageError:
@@ -211,7 +213,8 @@ class Followers:
 
 
 class Upkeep:
-    """Runs `write` in the background: once at a time, and again if it was asked for meanwhile."""
+    """Runs `write` in the background, never twice at the same time. If `soon` is called while it
+    runs, it runs once more."""
 
     def __init__(self, name: str, write: Callable[[], Awaitable[None]]) -> None:
         self._name = name

@@ -358,7 +358,7 @@ class Loop:
         if end is not None and not end.recorded:
             ended.append(end)
         elif end is not None:
-            self._followers.ended([end])
+            self._followers.finished([end])
             self._events.jobs_finished(self._worker, [end])
         if job.limited:
             self.pace.look = True
@@ -378,7 +378,7 @@ class Loop:
             for end in ended:
                 if end.job.id in answer.cancelled:
                     end.outcome, end.again_after = AttemptOutcome.CANCELLED, None
-        self._followers.ended(ended)
+        self._followers.finished(ended)
         if not refused:
             self._events.jobs_finished(self._worker, ended)
             return
@@ -497,7 +497,7 @@ class _Gate:
         self._decide([job])
         self._loop.skip(job, outcome, reason)
 
-    async def put_off(self, jobs: Sequence[ClaimedJob]) -> None:
+    async def postpone(self, jobs: Sequence[ClaimedJob]) -> None:
         self._decide(jobs)
         await self._loop.returns.give_back(jobs)
 

@@ -44,9 +44,9 @@ class ReminderFollower(Follower):
         self._ended: list[FinishedJob] = []
         self._records = Upkeep("duetime-reminders", self._record)
 
-    def ended(self, ended: Sequence[FinishedJob]) -> None:
+    def finished(self, jobs: Sequence[FinishedJob]) -> None:
         # A reminder that was sent is recorded with its job's completion: nothing is left to do.
-        if unsent := [end for end in ended if not end.recorded]:
+        if unsent := [finished for finished in jobs if not finished.recorded]:
             self._ended += unsent
             self._records.soon()
 

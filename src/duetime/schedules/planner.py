@@ -223,7 +223,7 @@ class Planner(Follower):
         if cancel:
             await self._store.cancel_many(cancel, reason=Reason("next_run_due"))
         if wait:
-            await gate.put_off(wait)
+            await gate.postpone(wait)
             waiting = {looked[job.id].schedule_id for job in wait}
             await self._transact(self._statements.nudge(sorted(waiting)))
         self._decided |= {run.schedule_id for run in runs}
@@ -245,11 +245,11 @@ class Planner(Follower):
             self._begun.append(run)
             self._ledger.soon()
 
-    def ended(self, ended: Sequence[FinishedJob]) -> None:
-        for end in ended:
-            self._admitted.pop(end.job.id, None)
-            if read_run_key(end.job.key) is not None:
-                self._ended.append(end.job.id)
+    def finished(self, jobs: Sequence[FinishedJob]) -> None:
+        for finished in jobs:
+            self._admitted.pop(finished.job.id, None)
+            if read_run_key(finished.job.key) is not None:
+                self._ended.append(finished.job.id)
         self._ledger.soon()
 
     async def flush(self) -> None:

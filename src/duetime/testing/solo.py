@@ -141,7 +141,7 @@ class SoloWorker:
             await follower.before_start([job], time.monotonic(), gate)
             for end in gate.skipped:
                 await self._store.exchange(self._worker_id, ended=[end], closed=[job.token])
-                self._followers.ended([end])
+                self._followers.finished([end])
             await self._followers.flush()
             return gate.started
         return True
@@ -197,7 +197,7 @@ class SoloWorker:
         )
         outcome = self._tell(end, refused=job.id in answer.refused)
         if end is not None:
-            self._followers.ended([end])
+            self._followers.finished([end])
         # That it began is kept, too, also if it will be tried again.
         await self._followers.flush()
         return Ran(
@@ -253,7 +253,7 @@ class _Gate:
     def skip(self, job: ClaimedJob, outcome: AttemptOutcome, reason: Reason) -> None:
         self.skipped.append(FinishedJob.because(job, outcome, reason))
 
-    async def put_off(self, jobs: Sequence[ClaimedJob]) -> None:
+    async def postpone(self, jobs: Sequence[ClaimedJob]) -> None:
         await self._store.release(jobs)
 
     def park(self, job: ClaimedJob, reason: Reason) -> None:

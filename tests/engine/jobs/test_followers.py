@@ -44,8 +44,8 @@ class Feature(Follower):
     def started(self, job: ClaimedJob) -> None:
         self.starts.append(job.id)
 
-    def ended(self, ended: Sequence[FinishedJob]) -> None:
-        self.ends += [(end.job.id, end.outcome, end.recorded) for end in ended]
+    def finished(self, jobs: Sequence[FinishedJob]) -> None:
+        self.ends += [(done.job.id, done.outcome, done.recorded) for done in jobs]
 
     async def repair(self) -> float:
         self.repaired += 1
@@ -140,7 +140,7 @@ class Decider(Feature):
                     gate.skip(job, AttemptOutcome.CANCELLED, Reason("shadow"))
                 case "put off":
                     job.run_at += timedelta(hours=1)
-                    await gate.put_off([job])
+                    await gate.postpone([job])
                 case "park":
                     gate.park(job, Reason("task_unknown"))
                 case _:
@@ -248,8 +248,8 @@ class Careless(Feature):
     def started(self, job: ClaimedJob) -> None:
         raise RuntimeError("a bug")
 
-    def ended(self, ended: Sequence[FinishedJob]) -> None:
-        super().ended(ended)
+    def finished(self, jobs: Sequence[FinishedJob]) -> None:
+        super().finished(jobs)
         raise RuntimeError("a bug")
 
 
