@@ -25,7 +25,8 @@ from duetime.api.sending import Sending
 from duetime.api.task_registry import TaskRegistry
 from duetime.api.tasks import Task
 from duetime.database import Database
-from duetime.domain.jobs.job import Enqueued, NewJob, check_name, check_queue
+from duetime.domain.checks import check_name, check_queue
+from duetime.domain.jobs.job import Enqueued, NewJob
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import InvalidInput, TransientError
 from duetime.settings import (

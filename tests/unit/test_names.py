@@ -10,7 +10,7 @@ import pytest
 
 from duetime import Duetime
 from duetime.channels.console import Console
-from duetime.domain.jobs.job import check_name, check_names
+from duetime.domain.checks import check_name, check_names
 from duetime.domain.jobs.queue import make_limits
 from duetime.domain.reminders.recipient import make_recipient
 from duetime.domain.reminders.tracking import make_track

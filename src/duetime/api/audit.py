@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from duetime.api.handle import iterated
 from duetime.domain.audit import AuditEvent, AuditKind, check_entity, check_kind
-from duetime.domain.jobs.job import check_sought
+from duetime.domain.checks import check_sought
 from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
 from duetime.storage.audit import find_events
 

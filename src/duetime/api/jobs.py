@@ -11,6 +11,13 @@ import msgspec
 
 from duetime.api.handle import Handle, bound, iterated
 from duetime.domain.audit import AuditEvent, check_actor
+from duetime.domain.checks import (
+    check_job_id,
+    check_moment,
+    check_priority,
+    check_sought,
+    check_text,
+)
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.jobs.explain import explain_job
 from duetime.domain.jobs.job import (
@@ -21,11 +28,6 @@ from duetime.domain.jobs.job import (
     JobState,
     JobStateLike,
     Requeued,
-    check_job_id,
-    check_moment,
-    check_priority,
-    check_sought,
-    check_text,
 )
 from duetime.domain.jobs.keys import read_run_key
 from duetime.domain.jobs.outcome import NOT_STORED, RESULT_NOT_STORED

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from duetime.api.handle import Handle, bound, iterated
 from duetime.domain.audit import AuditEvent, check_actor
+from duetime.domain.checks import check_queue, check_sought, check_text
 from duetime.domain.duration import Duration
-from duetime.domain.jobs.job import check_queue, check_sought, check_text
 from duetime.domain.jobs.queue import QueueInfo, make_limits
 from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
 from duetime.errors import QueueNotFound

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from duetime.api.handle import Handle, bound, iterated
 from duetime.api.subjects import perform
 from duetime.domain.audit import check_actor
+from duetime.domain.checks import check_sought
 from duetime.domain.duration import Duration, parse_duration
-from duetime.domain.jobs.job import check_sought
 from duetime.domain.page import (
     DEFAULT_LIMIT,
     Id,

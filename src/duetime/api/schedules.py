@@ -15,9 +15,8 @@ from duetime.api.presets import Presets
 from duetime.api.registration import Registrations
 from duetime.api.tasks import Task
 from duetime.domain.audit import AuditEvent, check_actor
-from duetime.domain.duration import Duration, format_time, parse_duration
-from duetime.domain.finite import check_finite
-from duetime.domain.jobs.job import (
+from duetime.domain.checks import (
+    check_finite,
     check_moment,
     check_name,
     check_priority,
@@ -26,6 +25,7 @@ from duetime.domain.jobs.job import (
     check_task_not_reserved,
     check_text,
 )
+from duetime.domain.duration import Duration, format_time, parse_duration
 from duetime.domain.page import (
     DEFAULT_LIMIT,
     Moment,

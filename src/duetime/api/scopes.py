@@ -8,7 +8,7 @@ from duetime.api.handle import Handle, bound, iterated
 from duetime.api.subjects import perform
 from duetime.domain.audit import AuditEvent, check_actor
 from duetime.domain.change import Put
-from duetime.domain.jobs.job import check_name, check_sought
+from duetime.domain.checks import check_name, check_sought
 from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules
 from duetime.errors import InvalidInput, ScopeNotFound

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
+from duetime.domain.checks import check_name
 from duetime.domain.duration import Duration, parse_positive_duration
-from duetime.domain.jobs.job import check_name
 from duetime.domain.jobs.retry import Exponential, check_max_attempts
 from duetime.errors import InvalidInput
 

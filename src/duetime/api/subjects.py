@@ -12,8 +12,8 @@ import msgspec
 
 from duetime.api.handle import Handle, bound, iterated
 from duetime.domain.audit import AuditEvent, check_actor
-from duetime.domain.finite import check_finite
-from duetime.domain.jobs.job import (
+from duetime.domain.checks import (
+    check_finite,
     check_moment,
     check_name,
     check_names,

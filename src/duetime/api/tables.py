@@ -11,7 +11,7 @@ import msgspec
 from duetime.api.handle import Handle, bound, iterated
 from duetime.domain.audit import AuditEvent, check_actor
 from duetime.domain.change import Put
-from duetime.domain.jobs.job import check_sought
+from duetime.domain.checks import check_sought
 from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
 from duetime.domain.reminders.rule_text import RulesLike
 from duetime.domain.reminders.tracking import TableArguments, Track, check_columns, make_track

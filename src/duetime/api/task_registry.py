@@ -18,15 +18,9 @@ from typing import (
 )
 
 from duetime.api.tasks import AsyncTask, SyncTask, Task, first_delay
+from duetime.domain.checks import check_priority, check_queue, check_task_not_reserved
 from duetime.domain.duration import Duration, parse_positive_duration
-from duetime.domain.jobs.job import (
-    DEFAULT_PRIORITY,
-    DEFAULT_QUEUE,
-    NewJob,
-    check_priority,
-    check_queue,
-    check_task_not_reserved,
-)
+from duetime.domain.jobs.job import DEFAULT_PRIORITY, DEFAULT_QUEUE, NewJob
 from duetime.domain.jobs.retry import (
     Exponential,
     RetryPolicy,

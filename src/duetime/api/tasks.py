@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import msgspec
 
+from duetime.domain.checks import check_key, check_moment, check_name, check_priority, check_queue
 from duetime.domain.duration import Duration, parse_duration, parse_positive_duration
-from duetime.domain.jobs.job import (
-    Enqueued,
-    NewJob,
-    OnConflict,
-    check_key,
-    check_moment,
-    check_name,
-    check_priority,
-    check_queue,
-)
+from duetime.domain.jobs.job import Enqueued, NewJob, OnConflict
 from duetime.domain.jobs.retry import Delays, check_max_attempts
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import InvalidInput, KeyConflict

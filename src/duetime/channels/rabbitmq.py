@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Literal
 
 from duetime.channels.channel import DUE, Message, NotSent, Sent, digest, encode, facts_of
+from duetime.domain.checks import check_name
 from duetime.domain.duration import Duration, format_duration, parse_positive_duration
-from duetime.domain.jobs.job import check_name
 from duetime.domain.urls import show_url
 from duetime.errors import InvalidInput
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from duetime.domain.checks import check_moment
 from duetime.domain.duration import TooLong, read_duration
-from duetime.domain.jobs.job import check_moment
 from duetime.errors import InvalidInput
 
 

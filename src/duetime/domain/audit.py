@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from duetime.domain.jobs.job import check_name
+from duetime.domain.checks import check_name
 from duetime.errors import InvalidInput
 
 AuditKind = Literal["job", "queue", "schedule", "preset", "scope", "subject", "recipient", "table"]

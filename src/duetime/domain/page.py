@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from duetime.domain.jobs.job import check_text
+from duetime.domain.checks import check_text
 from duetime.errors import InvalidInput
 
 T = TypeVar("T")

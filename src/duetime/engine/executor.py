@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.checks import check_finite
 from duetime.domain.duration import parse_duration
-from duetime.domain.finite import check_finite
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.outcome import (
     RESULT_NOT_STORED,

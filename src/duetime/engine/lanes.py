@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from duetime.domain.jobs.job import LAST_PRIORITY, ClaimedJob
+from duetime.domain.checks import LAST_PRIORITY
+from duetime.domain.jobs.job import ClaimedJob
 from duetime.storage.store import Lane
 
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)

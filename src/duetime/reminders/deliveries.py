@@ -7,8 +7,8 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from duetime.domain.checks import check_name, check_sought
 from duetime.domain.duration import Duration, parse_positive_duration
-from duetime.domain.jobs.job import check_name, check_sought
 from duetime.domain.jobs.keys import DIGEST_PREFIX
 from duetime.domain.reminders.delivery import (
     HANDLER,

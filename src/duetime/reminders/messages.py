@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from duetime.channels.channel import Message
-from duetime.domain.jobs.job import check_name
+from duetime.domain.checks import check_name
 from duetime.domain.reminders.digest import Digest
 from duetime.domain.reminders.reminder import Reminder
 from duetime.errors import InvalidInput

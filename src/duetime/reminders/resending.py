@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from duetime.domain.checks import check_name, check_sought
 from duetime.domain.duration import Duration, parse_duration
-from duetime.domain.jobs.job import check_name, check_sought
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Resent
 from duetime.errors import InvalidInput, ReminderNotFound
 from duetime.storage.reminders.resending import ResendStatements

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.jobs.job import RUN_KEYS, AttemptOutcome, ClaimedJob, FinishedJob
+from duetime.domain.checks import RUN_KEYS
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.keys import read_run_key
 from duetime.domain.reasons import Reason
 from duetime.domain.schedules.decide_run import Decision

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from duetime.app import Duetime
-from duetime.domain.jobs.job import LAST_PRIORITY, AttemptOutcome, ClaimedJob, FinishedJob
+from duetime.domain.checks import LAST_PRIORITY
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.reasons import Reason
 from duetime.engine.executor import TimedOut, end_as_completed
 from duetime.engine.followers import Follower, Followers, WorkerView

@@ -12,6 +12,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from duetime.api.tasks import Task
 from duetime.app import Duetime
+from duetime.domain.checks import check_moment
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.jobs.job import (
     AttemptOutcome,
@@ -21,7 +22,6 @@ from duetime.domain.jobs.job import (
     JobInfo,
     JobState,
     NewJob,
-    check_moment,
 )
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import DuetimeError, EndlessWork, InvalidInput, JobFailed, UnknownTask

@@ -19,7 +19,7 @@ from duetime.cli.schedules.presets import presets
 from duetime.cli.schedules.put import preview_command, put_command
 from duetime.cli.schedules.show import next_run, schedule_row, show_schedule
 from duetime.cli.target import Group, target_of
-from duetime.domain.jobs.job import check_moment
+from duetime.domain.checks import check_moment
 from duetime.domain.page import Page
 from duetime.domain.schedules.schedule import TickStatus
 from duetime.domain.schedules.timetable import Timetable

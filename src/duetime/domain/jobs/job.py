@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from math import inf
@@ -11,20 +10,12 @@ from typing import Any, Literal
 import msgspec
 
 from duetime.domain.reasons import Reason, describe_error
-from duetime.errors import InvalidInput
 
-FIRST_PRIORITY = 0
-LAST_PRIORITY = 9
 # In SQL too, for tasks that no worker has registered: `_task_options`, `task_default`.
 DEFAULT_QUEUE = "default"
 DEFAULT_PRIORITY = 5
 DEFAULT_MAX_ATTEMPTS = 3
 DEFAULT_MAX_ARGS_BYTES = 1024 * 1024
-LONGEST_NAME = 200
-OWN_TASKS = "duetime."
-"""The tasks of Duetime itself begin so: reminders, digests, re-arming."""
-RUN_KEYS = "tick:"
-"""The keys of schedules' runs begin so."""
 
 PARKED_CODE = "parked"
 """The error code of jobs that were parked until their retention was over."""
@@ -247,121 +238,3 @@ class Requeued(msgspec.Struct, frozen=True):
     """Those that wait again."""
     conflicts: dict[int, int]
     """Those that stay as they are, each with the job that holds its key."""
-
-
-def check_name(value: str, *, what: str) -> str:
-    """Return `value` if it can name a queue, a task, a key or a partition."""
-    if not isinstance(value, str):
-        raise InvalidInput(f"The {what} must be a string, got {value!r}.")
-    if not value or len(value) > LONGEST_NAME:
-        raise InvalidInput(
-            f"The {what} must have 1 to {LONGEST_NAME} characters, got {len(value)}."
-        )
-    check_text(value, what=f"The {what}")
-    if value.isspace():
-        raise InvalidInput(f"The {what} must have at least one visible character, got {value!r}.")
-    return value
-
-
-def check_task_not_reserved(name: str) -> None:
-    """Raise `InvalidInput` if only Duetime itself may have a task of this name."""
-    if isinstance(name, str) and name.startswith(OWN_TASKS):
-        raise InvalidInput(
-            f"The task name {name!r:.60} is reserved: names that begin with {OWN_TASKS!r} are used "
-            "by Duetime. Choose another name=."
-        )
-
-
-def check_key(value: str) -> str:
-    """Return `value` if it can be the key of an application's job."""
-    check_name(value, what="key")
-    if value.startswith(RUN_KEYS):
-        raise InvalidInput(
-            f"The key {value!r:.60} is reserved: keys that begin with {RUN_KEYS!r} are used for "
-            "the runs of schedules. Choose another key."
-        )
-    return value
-
-
-def check_queue(value: str) -> str:
-    """Return `value` if it can name a queue, also in a list such as `--queues a,b`."""
-    check_name(value, what="queue")
-    if "," in value or value != value.strip():
-        raise InvalidInput(
-            f"{value!r:.60} is not a valid queue name: it must not contain commas, nor begin or "
-            "end with a space."
-        )
-    return value
-
-
-def check_sought(value: str, *, what: str) -> str:
-    """Return `value` if something can be looked for by it: what is stored may be longer than a
-    name, and blank."""
-    if not isinstance(value, str):
-        raise InvalidInput(f"The {what} must be a string, got {value!r:.60}.")
-    if not value:
-        raise InvalidInput(f"The {what} must not be empty. Leave it out, or give a value.")
-    return check_text(value, what=f"The {what}")
-
-
-def check_names(values: Iterable[str], *, what: str, example: str) -> tuple[str, ...]:
-    """Return the names, each once, in their order. A text alone would be read letter by letter.
-
-    >>> check_names(["ann", "bob", "ann"], what="recipients", example="recipients=['ann']")
-    ('ann', 'bob')
-    """
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise InvalidInput(
-            f"The {what} must be a list of names, such as {example}, got {values!r:.60}."
-        )
-    return tuple(dict.fromkeys(check_name(value, what=f"name in {what}") for value in values))
-
-
-def check_text(value: str, *, what: str) -> str:
-    """Return `value` if every database can store it. `what` begins a sentence: "The reason"."""
-    if not isinstance(value, str):
-        raise InvalidInput(f"{what} must be a string, got {value!r:.60}.")
-    if "\x00" in value:
-        raise InvalidInput(f"{what} contains a NUL character, which cannot be stored. Remove it.")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise InvalidInput(
-            f"{what} contains a lone surrogate, which is not valid text. Check how the input was "
-            "decoded."
-        ) from None
-    return value
-
-
-def check_priority(value: int) -> int:
-    """Return `value` if it is a priority: 0 (first) to 9 (last)."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or not FIRST_PRIORITY <= value <= LAST_PRIORITY
-    ):
-        raise InvalidInput(
-            f"priority must be an integer from 0 (first) to 9 (last), got {value!r}."
-        )
-    return value
-
-
-def check_job_id(value: int) -> int:
-    """Return `value` if a job may have it as its id."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:
-        raise InvalidInput(f"A job id must be a positive integer, got {value!r:.60}.")
-    return value
-
-
-def check_moment(value: datetime, *, name: str) -> datetime:
-    """Return `value` if it is an aware datetime that every database can store."""
-    if not isinstance(value, datetime):
-        raise InvalidInput(f"{name} must be a datetime with a time zone, got {value!r}.")
-    if value.tzinfo is None or value.utcoffset() is None:
-        raise InvalidInput(
-            f"{name} has no time zone: {value.isoformat()}. "
-            "Give an aware datetime, such as datetime.now(timezone.utc)."
-        )
-    if not 1970 <= value.year <= 9000:
-        raise InvalidInput(f"{name} must be between the years 1970 and 9000, got {value.year}.")
-    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from datetime import UTC, datetime
 
-from duetime.domain.jobs.job import RUN_KEYS
+from duetime.domain.checks import RUN_KEYS
 
 REMINDER_PREFIX = "dtr_"
 DIGEST_PREFIX = "dtd_"

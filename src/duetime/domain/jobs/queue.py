@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from duetime.domain.checks import check_queue
 from duetime.domain.duration import Duration, parse_positive_duration
-from duetime.domain.jobs.job import check_queue
 from duetime.errors import InvalidInput
 
 _MOST = 2**31 - 1

@@ -13,8 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from duetime.domain.finite import check_finite
-from duetime.domain.jobs.job import check_name, check_text
+from duetime.domain.checks import check_finite, check_name, check_text
 from duetime.domain.jobs.outcome import Outcome
 from duetime.domain.jobs.retry import RetryPolicy
 from duetime.errors import InvalidArguments, InvalidInput, InvalidResult

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from duetime.domain.jobs.job import check_moment
+from duetime.domain.checks import check_moment
 from duetime.domain.reasons import Reason
 from duetime.domain.reminders.rule import Rule, rule_times
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, time, timedelta
 
 import msgspec
 
-from duetime.domain.jobs.job import check_moment
+from duetime.domain.checks import check_moment
 from duetime.domain.reminders.rule import format_wall, parse_wall
 from duetime.domain.schedules.cron import next_change, parse_zone, to_wall
 from duetime.errors import InvalidInput

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.jobs.job import check_name
+from duetime.domain.checks import check_name
 from duetime.domain.reminders.quiet import Quiet, parse_quiet
 from duetime.domain.reminders.rule_text import parse_rule
 from duetime.domain.schedules.cron import parse_zone

@@ -22,8 +22,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from duetime.domain.checks import check_moment, check_name
 from duetime.domain.duration import format_duration, format_time
-from duetime.domain.jobs.job import check_moment, check_name
 from duetime.domain.schedules.cron import parse_zone, to_instant, to_wall
 from duetime.errors import InvalidInput
 

@@ -9,7 +9,7 @@ from typing import Any, Required, TypedDict
 
 import msgspec
 
-from duetime.domain.jobs.job import LONGEST_NAME, check_moment, check_name, check_text
+from duetime.domain.checks import LONGEST_NAME, check_moment, check_name, check_text
 from duetime.domain.reminders.reminder import MAX_RECIPIENTS, Subject
 from duetime.domain.reminders.rule import Rule
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules

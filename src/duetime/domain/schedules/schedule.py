@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol, TypedDict, get_args
 
 import msgspec
 
+from duetime.domain.checks import check_name
 from duetime.domain.duration import Duration, parse_duration
-from duetime.domain.jobs.job import check_name
 from duetime.domain.reasons import Reason
 from duetime.domain.schedules.timetable import Timetable
 from duetime.errors import InvalidSchedule

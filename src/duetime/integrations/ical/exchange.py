@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from duetime.api.subjects import perform
-from duetime.domain.jobs.job import check_name, check_names
+from duetime.domain.checks import check_name, check_names
 from duetime.domain.reminders.reminder import Subject
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules
 from duetime.domain.schedules.cron import parse_zone

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from duetime.domain import effort
+from duetime.domain.checks import LONGEST_NAME
 from duetime.domain.duration import format_duration, format_time
-from duetime.domain.jobs.job import LONGEST_NAME
 from duetime.domain.reminders.recurrence import parse_repeats
 from duetime.domain.reminders.rule import Rule, rule_times
 from duetime.domain.reminders.rule_text import MAX_RULES, parse_rule

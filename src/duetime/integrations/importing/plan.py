@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from duetime.app import Duetime
-from duetime.domain.jobs.job import check_name
+from duetime.domain.checks import check_name
 from duetime.domain.schedules.schedule import Schedule
 from duetime.errors import InvalidInput
 from duetime.integrations.importing.found import Found, plain_end

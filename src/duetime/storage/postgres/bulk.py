@@ -8,7 +8,8 @@ from struct import Struct, pack
 
 import msgspec
 
-from duetime.domain.jobs.job import NewJob, check_name, check_priority, check_queue
+from duetime.domain.checks import check_name, check_priority, check_queue
+from duetime.domain.jobs.job import NewJob
 from duetime.domain.jobs.retry import check_max_attempts
 from duetime.errors import InvalidInput
 

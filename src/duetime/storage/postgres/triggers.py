@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.jobs.job import LONGEST_NAME
+from duetime.domain.checks import LONGEST_NAME
 from duetime.domain.reminders.reminder import MAX_RECIPIENTS
 from duetime.domain.reminders.tracking import MAX_DATA_BYTES, Track
 from duetime.errors import InvalidInput

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.jobs.job import LONGEST_NAME, Enqueued, NewJob, check_queue
+from duetime.domain.checks import LONGEST_NAME, check_queue
+from duetime.domain.jobs.job import Enqueued, NewJob
 from duetime.errors import InvalidInput
 from duetime.storage.sqlite.dialect import maybe_to_us, span_to_us, to_us
 from duetime.storage.store import Row
