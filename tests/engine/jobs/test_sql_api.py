@@ -151,7 +151,7 @@ async def test_50_clients_race_for_one_key(pg_app: Duetime, policy: str) -> None
     async def enqueue(number: int) -> tuple[int, str]:
         async with await psycopg.AsyncConnection.connect(url) as connection:
             cursor = await connection.execute(
-                "select job_id, outcome from duetime.enqueue_many(json_build_array("
+                "select job_id, action from duetime.enqueue_many(json_build_array("
                 "json_build_object('task', 'a', 'key', 'k', 'on_conflict', %s::text)))",
                 (policy,),
             )

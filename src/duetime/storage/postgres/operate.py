@@ -27,7 +27,7 @@ from duetime.storage.jobs.audit import (
 )
 from duetime.storage.jobs.find import find_jobs
 from duetime.storage.postgres.connection import array, translate_errors
-from duetime.storage.postgres.driving import drive
+from duetime.storage.postgres.dialect import drive
 from duetime.storage.postgres.listener import Listener
 from duetime.storage.postgres.pool import Connection
 from duetime.storage.postgres.sessions import Sessions

@@ -12,7 +12,7 @@ import msgspec
 
 from duetime.domain.jobs.job import Enqueued, NewJob
 from duetime.storage.postgres.bulk import BEGIN, END, CopyRows
-from duetime.storage.postgres.driving import drive
+from duetime.storage.postgres.dialect import drive
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
 from duetime.storage.store import Statements, in_parts

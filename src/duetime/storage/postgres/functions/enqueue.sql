@@ -2,11 +2,11 @@
 -- their owner, so that a role which only enqueues needs no right on a table: EXECUTE is enough. Their
 -- fixed `search_path` is what keeps others' functions and operators out.
 
--- Enqueue a JSON array of jobs, in the caller's transaction. One row comes back for each, in
--- order: its place, the job, and `created`, or for a key that is held: `existing` (the job that
--- holds it), `replaced` (moved to the new time and arguments) or `rejected`.
+-- Enqueue a JSON array of jobs, in the caller's transaction. Returns one row for each, in order: its
+-- place, the job, and what was done: `created`, or if another job holds the key: `existing` (the job
+-- that holds it), `replaced` (moved to the new time and arguments) or `rejected`.
 create or replace function duetime.enqueue_many(jobs json, notify boolean default true)
-    returns table (place bigint, job_id bigint, outcome text)
+    returns table (place bigint, job_id bigint, action text)
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -29,8 +29,8 @@ begin
     loop
         place := given.ordinality;
         job_id := given.id;
-        outcome := case when given.key is null then 'created' end;
-        while outcome is null loop
+        action := case when given.key is null then 'created' end;
+        while action is null loop
             insert into duetime.job_key as held (task, key, job_id, hold)
             values (given.task, given.key, given.id, given.hold)
             on conflict (task, key) do nothing;
@@ -41,7 +41,7 @@ begin
                   and k.held_until <= duetime.now();
             end if;
             if found then
-                outcome := 'created';
+                action := 'created';
             else
                 -- Only a replacement locks the key: else the end of its job need not wait for us.
                 if given.on_conflict = 'replace' then
@@ -75,7 +75,7 @@ begin
                             partition = given.partition, expires_at = given.expires_at
                         where j.id = existing.job_id;
                         job_id := existing.job_id;
-                        outcome := 'replaced';
+                        action := 'replaced';
                         if notify then
                             perform duetime.wake(given.queue, given.run_at);
                         end if;
@@ -84,15 +84,15 @@ begin
                         update duetime.job_key as k
                         set job_id = given.id, hold = given.hold, held_until = null
                         where k.task = given.task and k.key = given.key;
-                        outcome := 'created';
+                        action := 'created';
                     end if;
                 else
                     job_id := existing.job_id;
-                    outcome := case given.on_conflict when 'reject' then 'rejected' else 'existing' end;
+                    action := case given.on_conflict when 'reject' then 'rejected' else 'existing' end;
                 end if;
             end if;
         end loop;
-        if outcome = 'created' then
+        if action = 'created' then
             fresh := fresh || given.id;
         end if;
         return next;
@@ -236,7 +236,7 @@ begin
                 'delay', delay, 'key', key, 'on_conflict', on_conflict, 'hold', hold,
                 'partition', partition, 'max_attempts', max_attempts, 'timeout', timeout,
                 'expires_at', expires_at))::text, 2) || ']')::json);
-    if answer.outcome = 'rejected' then
+    if answer.action = 'rejected' then
         raise exception 'duetime: job % already holds the key % of task %', answer.job_id, key, task
             using errcode = 'unique_violation';
     end if;

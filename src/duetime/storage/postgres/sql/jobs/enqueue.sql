@@ -1,7 +1,7 @@
 -- Statements of an enqueue. COPY is for many jobs at once.
 
 -- name: enqueue
-select job_id, outcome from duetime.enqueue_many(%s::json, %s) order by place;
+select job_id, action from duetime.enqueue_many(%s::json, %s) order by place;
 
 -- name: may_copy
 -- Whether this role may write to the tables; one that only enqueues calls the function.
