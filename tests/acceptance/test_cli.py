@@ -199,7 +199,20 @@ async def test_a_job_is_explained(backend: Backend, app: Duetime) -> None:
     plain = duetime(backend.url, "jobs", "explain", str(job_id), "--json")
 
     assert told.out.startswith(f"Job {job_id} waits: no live worker serves the queue 'default'")
+    assert "\n  - Its queue 'default' is not paused.\n  code " in told.out
     assert plain.json["code"] == "no_worker"
+
+
+async def test_a_queue_is_explained(backend: Backend, app: Duetime) -> None:
+    await app.queues.pause("mail", by="ann", reason="holiday")
+
+    told = duetime(backend.url, "queues", "explain", "mail")
+    plain = duetime(backend.url, "queues", "explain", "mail", "--json")
+    missing = duetime(backend.url, "queues", "explain", "post")
+
+    assert told.out.startswith("The queue 'mail' starts no jobs: it was paused at ")
+    assert plain.json["code"] == "paused"
+    assert missing.code == 1
 
 
 async def test_queues_are_paused_limited_and_listed(backend: Backend, app: Duetime) -> None:

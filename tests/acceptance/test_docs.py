@@ -16,8 +16,11 @@ from duetime import JobState, errors
 from duetime.cli import cli
 from duetime.domain.duration import parse_duration
 from duetime.domain.jobs.explain import JOB_SENTENCES
+from duetime.domain.jobs.explain_queue import QUEUE_SENTENCES
 from duetime.domain.reasons import REASONS
 from duetime.domain.reminders.explain import REMINDER_SENTENCES
+from duetime.domain.reminders.explain_scope import LEVEL_SENTENCES, SCOPE_SENTENCES
+from duetime.domain.reminders.explain_subject import SUBJECT_SENTENCES
 from duetime.domain.schedules.explain import SCHEDULE_SENTENCES, TICK_SENTENCES
 from duetime.settings import Settings
 from duetime.wiring import make_migrator
@@ -148,7 +151,10 @@ def test_every_log_event_is_in_the_manual() -> None:
 def test_every_reason_is_in_the_manual_with_its_sentence() -> None:
     page = (DOCS / "reference" / "reasons.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `(.*)` \|$", page, re.MULTILINE)
-    tables = (REASONS, JOB_SENTENCES, SCHEDULE_SENTENCES, TICK_SENTENCES, REMINDER_SENTENCES)
+    tables = (
+        REASONS, JOB_SENTENCES, QUEUE_SENTENCES, SCHEDULE_SENTENCES, TICK_SENTENCES,
+        REMINDER_SENTENCES, SUBJECT_SENTENCES, SCOPE_SENTENCES, LEVEL_SENTENCES,
+    )  # fmt: skip
 
     assert rows == [row for table in tables for row in table.items()]
 

@@ -13,6 +13,7 @@ from duetime.domain.page import Page
 from duetime.errors import (
     InvalidInput,
     PresetNotFound,
+    QueueNotFound,
     RecipientNotFound,
     ReminderNotFound,
     ScheduleNotFound,
@@ -184,12 +185,92 @@ async def test_tables_have_the_verbs_of_a_noun(app: Duetime, backend: Backend) -
     assert [one.track.name async for one in app.tables.iterate(limit=1)] == ["calls", "more"]
 
 
+async def test_a_queue_is_explained(app: Duetime) -> None:
+    @app.task(name="send", queue="mail")
+    async def send() -> None: ...
+
+    await app.queues.limit("mail", rate=1, period="1h")
+    await send.using(delay="1h").enqueue()
+    no_worker = await app.queues.explain("mail")
+    async with app.worker(queues=["mail"]):
+        not_due = await app.queues["mail"].explain()
+        await (await send.enqueue()).result()
+        await send.enqueue()
+        limited = await app.queues.explain("mail")
+        await app.queues.pause("mail", by="ann", reason="holiday")
+        paused = await app.queues.explain("mail")
+
+    assert [one.code for one in (no_worker, not_due, limited, paused)] == [
+        "no_worker", "not_due", "rate_limited", "paused",
+    ]  # fmt: skip
+    assert (limited.facts["started"], limited.facts["limit"]) == (1, 1)
+    assert "by ann: holiday" in paused.sentence
+
+
+async def test_a_subject_is_explained(app: Duetime) -> None:
+    await app.scopes.put("guild", remind=["-1h"])
+    await app.subjects.put("game", due=START, scope="guild", recipients=["ann"])
+    [reminder] = await app.reminders.list(subject="game")
+    armed = await app.subjects["game"].explain()
+    await app.recipients.put("ann", muted=["scope:guild"])
+    muted = await app.subjects.explain("game")
+    await app.subjects.put("late", due=datetime(2020, 1, 1, tzinfo=UTC), scope="guild")
+    past = await app.subjects.explain("late")
+    await app.subjects.put("daily", repeats="0 9 * * *", remind=["-1h"])
+    repeats = await app.subjects.explain("daily")
+    await app.subjects.put("bare", due=START)
+    bare = await app.subjects.explain("bare")
+    await app.subjects.complete("game")
+    done = await app.subjects.explain("game")
+
+    explained = [armed, muted, past, repeats, bare, done]
+    assert [one.code for one in explained] == [
+        "not_due", "muted", "past", "not_due", "no_rules", "completed",
+    ]  # fmt: skip
+    assert (armed.facts["reminder"], armed.facts["rules_from"]) == (reminder.id, "guild")
+    assert [step.code for step in muted.steps] == ["level_inherits", "level_rules", "muted"]
+    assert [str(step) for step in done.steps[2:]] == [
+        "1 of its reminders are cancelled: the subject was completed."
+    ]
+
+
+async def test_a_subject_that_a_worker_has_yet_to_arm_is_explained(
+    app: Duetime, backend: Backend
+) -> None:
+    await app.subjects.put("game", due=START, remind=["-1h"])
+    async with (await app.store()).transaction() as connection:
+        if backend.is_postgres:
+            await connection.execute("update duetime.subject set rearm_at = duetime.now()")
+        else:
+            connection.execute("update duetime_subject set rearm_at = 1")
+
+    assert (await app.subjects.explain("game")).code == "stale"
+
+
+async def test_a_scope_is_explained(app: Duetime) -> None:
+    await app.scopes.put("guild", remind=["-1h"])
+    await app.scopes.put("channel", parent="guild")
+    await app.scopes.put("thread", parent="channel", remind=["-2h"])
+    inherited = await app.scopes["channel"].explain()
+    own = await app.scopes.explain("thread")
+    await app.scopes.put("guild", remind=["-1h"], locked=True)
+    overruled = await app.scopes.explain("thread")
+
+    explained = [inherited, own, overruled]
+    assert [one.code for one in explained] == ["inherited_rules", "own_rules", "overruled"]
+    assert [one.facts["rules"] for one in explained] == [["-1h"], ["-2h"], ["-1h"]]
+    assert [one.facts["source"] for one in explained] == ["guild", "thread", "guild"]
+
+
 async def test_what_is_not_there_is_not_found(app: Duetime) -> None:
     for look, error in (
         (app.schedules["x"].get(), ScheduleNotFound),
         (app.schedules.presets.get("x"), PresetNotFound),
         (app.scopes["x"].get(), ScopeNotFound),
         (app.scopes["x"].delete(), ScopeNotFound),
+        (app.scopes["x"].explain(), ScopeNotFound),
+        (app.queues["x"].explain(), QueueNotFound),
+        (app.subjects["x"].explain(), SubjectNotFound),
         (app.subjects["x"].get(), SubjectNotFound),
         (app.subjects["x"].delete(), SubjectNotFound),
         (app.recipients["x"].get(), RecipientNotFound),

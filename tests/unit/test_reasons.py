@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from duetime.domain.jobs.explain import JOB_SENTENCES
+from duetime.domain.jobs.explain_queue import QUEUE_SENTENCES
 from duetime.domain.reasons import (
     REASONS,
     Explanation,
@@ -20,6 +21,8 @@ from duetime.domain.reasons import (
     write_reason,
 )
 from duetime.domain.reminders.explain import REMINDER_SENTENCES
+from duetime.domain.reminders.explain_scope import LEVEL_SENTENCES, SCOPE_SENTENCES
+from duetime.domain.reminders.explain_subject import SUBJECT_SENTENCES
 from duetime.domain.schedules.explain import SCHEDULE_SENTENCES, TICK_SENTENCES
 
 TABLES = {
@@ -28,6 +31,10 @@ TABLES = {
     "schedules": SCHEDULE_SENTENCES,
     "ticks": TICK_SENTENCES,
     "reminders": REMINDER_SENTENCES,
+    "queues": QUEUE_SENTENCES,
+    "subjects": SUBJECT_SENTENCES,
+    "scopes": SCOPE_SENTENCES,
+    "levels": LEVEL_SENTENCES,
 }
 KINDS = {"", "span", "utc", "list", "reason", "reasons", "if"}
 

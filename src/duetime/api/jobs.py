@@ -250,7 +250,7 @@ class Jobs:
         return explain_job(
             job,
             queue=queues.get(job.queue),
-            workers=[(w.name, w.queues, w.tasks, w.lease_until) for w in await store.workers()],
+            workers=await self._app.workers._facts(),
             running_in_partition=beside,
             now=await store.now(),
         )

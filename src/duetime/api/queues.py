@@ -8,8 +8,10 @@ from duetime.api.handle import Handle, bound, iterated
 from duetime.domain.audit import AuditEvent, check_actor
 from duetime.domain.checks import check_queue, check_sought, check_text
 from duetime.domain.duration import Duration
+from duetime.domain.jobs.explain_queue import explain_queue
 from duetime.domain.jobs.queue import QueueInfo, make_limits
 from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
+from duetime.domain.reasons import Explanation
 from duetime.errors import QueueNotFound
 
 if TYPE_CHECKING:
@@ -85,6 +87,15 @@ class Queues:
         actor = check_actor(by)
         await (await self._app.store()).limit_queue(queue, limits, by=actor)
 
+    async def explain(self, queue: str) -> Explanation:
+        """Say why jobs of the queue start, or do not: one sentence, and the facts behind it.
+
+        Raises `QueueNotFound`.
+        """
+        info = await self.get(queue)
+        workers = await self._app.workers._facts()
+        return explain_queue(info, workers=workers, now=await self._app.now())
+
     async def audit(
         self, queue: str, *, limit: int = DEFAULT_LIMIT, after: str | None = None
     ) -> Page[AuditEvent]:
@@ -106,4 +117,5 @@ class QueueHandle(Handle[Queues, str]):
     pause = bound(Queues.pause)
     resume = bound(Queues.resume)
     limit = bound(Queues.limit)
+    explain = bound(Queues.explain)
     audit = bound(Queues.audit)

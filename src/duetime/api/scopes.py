@@ -10,6 +10,8 @@ from duetime.domain.audit import AuditEvent, check_actor
 from duetime.domain.change import Put
 from duetime.domain.checks import check_name, check_sought
 from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
+from duetime.domain.reasons import Explanation
+from duetime.domain.reminders.explain_scope import explain_scope
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules
 from duetime.errors import InvalidInput, ScopeNotFound
 from duetime.storage.reminders.reminders import ScopeInfo
@@ -88,6 +90,17 @@ class Scopes:
         if not await perform(self._app, lambda s: s.delete_scope(name, actor=actor), tx):
             raise ScopeNotFound(ref)
 
+    async def explain(self, ref: str) -> Explanation:
+        """Say which rules hold in the scope, and which level they come from.
+
+        Raises `ScopeNotFound`.
+        """
+        name = check_sought(ref, what="scope")
+        levels = await perform(self._app, lambda s: s.levels_of_scope(name), reads=True)
+        if not levels:
+            raise ScopeNotFound(ref)
+        return explain_scope(levels)
+
     async def audit(
         self, ref: str, *, limit: int = DEFAULT_LIMIT, after: str | None = None
     ) -> Page[AuditEvent]:
@@ -108,4 +121,5 @@ class ScopeHandle(Handle[Scopes, str]):
     put = bound(Scopes.put)
     get = bound(Scopes.get)
     delete = bound(Scopes.delete)
+    explain = bound(Scopes.explain)
     audit = bound(Scopes.audit)

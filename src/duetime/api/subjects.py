@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from duetime.domain.checks import (
 )
 from duetime.domain.page import (
     DEFAULT_LIMIT,
+    MAX_LIMIT,
     Id,
     Moment,
     Page,
@@ -29,18 +31,27 @@ from duetime.domain.page import (
     make_page,
     read_cursor,
 )
-from duetime.domain.reminders.arming import resolve_rules
+from duetime.domain.reasons import Explanation, Reason
+from duetime.domain.reminders.admission import why_muted
+from duetime.domain.reminders.arming import Level, resolve_rules
+from duetime.domain.reminders.explain_subject import explain_subject
 from duetime.domain.reminders.recurrence import (
     Occurrence,
     OccurrenceChange,
     RepeatsLike,
     parse_repeats,
 )
-from duetime.domain.reminders.reminder import MAX_RECIPIENTS, Subject, SubjectStatus
+from duetime.domain.reminders.reminder import (
+    MAX_RECIPIENTS,
+    Reminder,
+    ReminderStatus,
+    Subject,
+    SubjectStatus,
+)
 from duetime.domain.reminders.rule import read_moment
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules
 from duetime.domain.schedules.cron import parse_zone
-from duetime.errors import InvalidInput, SubjectNotFound
+from duetime.errors import InvalidInput, RecipientNotFound, SubjectNotFound
 from duetime.storage.reminders.occurrences import OccurrenceStatements
 from duetime.storage.reminders.reminders import ReminderStatements
 from duetime.storage.store import Statements
@@ -274,6 +285,41 @@ class Subjects:
         resolved = resolve_rules(levels)
         return [rule.text for rule in resolved.rules], resolved.source
 
+    async def explain(self, ref: str) -> Explanation:
+        """Say why the subject reminds somebody, or nobody: one sentence, and the facts behind it.
+
+        Raises `SubjectNotFound`.
+        """
+        subject = await self.get(ref)
+        levels = await perform(self._app, lambda s: s.levels(subject), reads=True)
+        reminders = await self._app.reminders.list(subject=ref, limit=MAX_LIMIT)
+        next_due = None
+        if subject.repeats is not None and subject.status == "open":
+            coming = await self.occurrences(ref, 1)
+            next_due = coming[0].due if coming else None
+        return explain_subject(
+            subject,
+            levels=levels,
+            reminders=reminders,
+            muted=await self._find_muted(levels, reminders),
+            next_due=next_due,
+            now=await self._app.now(),
+        )
+
+    async def _find_muted(
+        self, levels: Sequence[Level], reminders: Sequence[Reminder]
+    ) -> Sequence[Reason]:
+        """Return who has muted the next reminder that is armed for them."""
+        armed = [one for one in reversed(reminders) if one.status is ReminderStatus.ARMED]
+        scopes = [level.name for level in levels[1:]]
+        found: list[Reason] = []
+        for reminder in {one.recipient: one for one in armed if one.recipient}.values():
+            with suppress(RecipientNotFound):
+                recipient = await self._app.recipients.get(reminder.recipient)
+                if why := why_muted(recipient, reminder, scopes):
+                    found.append(why)
+        return found
+
     async def export_ical(
         self, refs: Iterable[str] | None = None, *, scope: str | None = None
     ) -> bytes:
@@ -355,6 +401,7 @@ class SubjectHandle(Handle[Subjects, str]):
     occurrences = bound(Subjects.occurrences)
     rules = bound(Subjects.rules)
     delete = bound(Subjects.delete)
+    explain = bound(Subjects.explain)
     audit = bound(Subjects.audit)
 
 

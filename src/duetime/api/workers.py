@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from duetime.api.handle import iterated
+from duetime.domain.jobs.explain import WorkerFacts
 from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
 from duetime.storage.store import WorkerInfo
 
@@ -30,3 +32,12 @@ class Workers:
         return make_page(found, limit=limit, order="workers", position=lambda one: (one.id,))
 
     iterate = iterated(list)
+
+    async def _facts(self) -> Sequence[WorkerFacts]:
+        """Return what explanations need to know of all workers."""
+        return [
+            WorkerFacts(
+                one.name, one.queues, one.tasks, one.lease_until, one.running, one.concurrency
+            )
+            for one in await (await self._app.store()).workers()
+        ]

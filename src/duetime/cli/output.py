@@ -13,7 +13,6 @@ from typing import Any
 import click
 import msgspec
 
-from duetime.domain.reasons import Explanation
 from duetime.domain.text import escape_controls, escape_json
 
 _UNITS = (
@@ -81,19 +80,6 @@ def print_facts(facts: Sequence[tuple[str, Any]]) -> None:
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
         echo(f"  {name:<{width}}  {escape_controls(str(value))}")
-
-
-def show_explanation(explanation: Explanation) -> None:
-    """Print the sentence, then the facts that it rests on."""
-    echo(one_line(explanation.sentence))
-    facts = [(name, _fact(value)) for name, value in explanation.facts.items()]
-    print_facts([("code", explanation.code), *facts])
-
-
-def _fact(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return compact(value) if isinstance(value, dict) else one_line(value)
 
 
 def relative(moment: datetime | None, now: datetime) -> str:

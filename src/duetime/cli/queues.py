@@ -9,6 +9,7 @@ import click
 
 from duetime.app import Duetime
 from duetime.cli.events import audit_command
+from duetime.cli.explain import explain_command
 from duetime.cli.moment import SPAN
 from duetime.cli.number import Number
 from duetime.cli.output import echo, plural, print_json, print_table, relative
@@ -154,6 +155,13 @@ def limit_command(
         echo(f"Queue {queue}: {_limits(limits) or 'no limits'}.")
 
 
+queues.add_command(
+    explain_command(
+        lambda app, queue: app.queues.explain(queue),
+        "QUEUE",
+        "Explain why jobs of QUEUE do or do not start.",
+    )
+)
 queues.add_command(audit_command("queue", "QUEUE"))
 
 

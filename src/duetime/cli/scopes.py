@@ -8,6 +8,7 @@ import click
 
 from duetime.app import Duetime
 from duetime.cli.events import audit_command
+from duetime.cli.explain import explain_command
 from duetime.cli.output import echo, one_line, plural, print_facts, print_json, print_table
 from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
@@ -137,6 +138,13 @@ def delete_command(context: click.Context, ref: str, by: str) -> None:
         echo(f"Scope {one_line(ref)} is deleted.")
 
 
+scopes.add_command(
+    explain_command(
+        lambda app, ref: app.scopes.explain(ref),
+        "REF",
+        "Explain which rules apply in the scope REF, and where they come from.",
+    )
+)
 scopes.add_command(audit_command("scope", "REF"))
 
 

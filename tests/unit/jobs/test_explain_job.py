@@ -53,7 +53,7 @@ QUEUE = QueueInfo(
     pause_reason=None,
     limits=Limits(),
 )
-WORKER: WorkerFacts = ("w1", ["mail"], ["send"], SOON)
+WORKER = WorkerFacts("w1", ["mail"], ["send"], SOON)
 
 
 def explain(
@@ -140,10 +140,16 @@ def test_reasons_of_the_job_itself(job: dict[str, Any], reason: str, sentence: s
         ({"limits": Limits(per_partition=1)}, 1, "partition_full", "partition 'ann' are running"),
         ({"limits": Limits(per_partition=1)}, 0, "about_to_run", "any moment"),
         (
-            {"limits": Limits(rate=10, period=timedelta(minutes=1))},
+            {"limits": Limits(rate=10, period=timedelta(minutes=1)), "started": 10},
             0,
             "rate_limited",
-            "the rate limit of the queue 'mail': 10 per 1m.",
+            "10 jobs of the queue 'mail' started in the last 1m, and the limit is 10.",
+        ),
+        (
+            {"limits": Limits(rate=10, period=timedelta(minutes=1)), "started": 9},
+            0,
+            "about_to_run",
+            "any moment",
         ),
         ({"due": 6}, 0, "in_line", "5 other jobs of its queue are due"),
     ],
@@ -161,9 +167,9 @@ def test_reasons_of_the_queue(
     ("workers", "reason", "sentence"),
     [
         ((), "no_worker", "no live worker serves the queue 'mail' (0 serve other queues)"),
-        ((("w1", ["mail"], ["send"], NOW),), "no_worker", "(0 serve other queues)"),
-        ((("w2", ["other"], ["send"], SOON),), "no_worker", "(1 serve other queues)"),
-        ((("w3", ["mail"], ["print"], SOON),), "task_unknown", "knows the task 'send'"),
+        ((WorkerFacts("w1", ["mail"], ["send"], NOW),), "no_worker", "(0 serve other queues)"),
+        ((WorkerFacts("w2", ["other"], ["send"], SOON),), "no_worker", "(1 serve other queues)"),
+        ((WorkerFacts("w3", ["mail"], ["print"], SOON),), "task_unknown", "knows the task 'send'"),
     ],
 )
 def test_reasons_of_the_workers(

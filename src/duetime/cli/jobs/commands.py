@@ -11,6 +11,7 @@ import click
 
 from duetime.app import Duetime
 from duetime.cli.events import audit_command
+from duetime.cli.explain import explain_command
 from duetime.cli.jobs.show import job_row, show_job
 from duetime.cli.moment import MOMENT_OR_SPAN
 from duetime.cli.number import JOB_ID, Number
@@ -21,14 +22,12 @@ from duetime.cli.output import (
     plural,
     print_json,
     print_table,
-    show_explanation,
 )
 from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, Target, target_of
 from duetime.domain.jobs.job import JobInfo, JobState, JobStateLike, Requeued
 from duetime.domain.page import MAX_LIMIT, Page
-from duetime.domain.reasons import Explanation
 from duetime.errors import DuetimeError, IllegalTransition
 
 
@@ -98,23 +97,6 @@ def get_command(context: click.Context, job_id: int) -> None:
         print_json(job)
     else:
         show_job(job, now)
-
-
-@jobs.command("explain")
-@click.argument("job_id", metavar="ID", type=JOB_ID)
-@click.pass_context
-def explain_command(context: click.Context, job_id: int) -> None:
-    """Explain why a job is or is not running."""
-
-    async def explain(app: Duetime) -> Explanation:
-        return await app.jobs.explain(job_id)
-
-    target = target_of(context)
-    explanation = target.run(explain)
-    if target.json:
-        print_json(explanation)
-    else:
-        show_explanation(explanation)
 
 
 @jobs.command("cancel")
@@ -193,6 +175,14 @@ def reprioritise_command(context: click.Context, job_id: int, priority: int, by:
     _each(context, [job_id], reprioritise)
 
 
+jobs.add_command(
+    explain_command(
+        lambda app, job_id: app.jobs.explain(job_id),
+        "ID",
+        "Explain why a job is or is not running.",
+        type=JOB_ID,
+    )
+)
 jobs.add_command(audit_command("job", "ID", type=JOB_ID))
 
 

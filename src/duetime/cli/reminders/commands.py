@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 import click
 
 from duetime.app import Duetime
+from duetime.cli.explain import explain_command
 from duetime.cli.moment import SPAN, iso
 from duetime.cli.number import JOB_ID, Number
-from duetime.cli.output import as_json, confirm, echo, one_line, plural, print_json, print_table
+from duetime.cli.output import as_json, confirm, echo, plural, print_json, print_table
 from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
 from duetime.cli.reminders.deliveries import acknowledge_command, deliveries_command, snooze_command
 from duetime.cli.target import Group, Target, target_of
 from duetime.domain.page import Page
-from duetime.domain.reasons import Explanation
 from duetime.domain.reminders.plan_recurrence import HORIZON
 from duetime.domain.reminders.reminder import (
     Reminder,
@@ -131,21 +131,14 @@ def get_command(context: click.Context, reminder_id: int) -> None:
         show_reminders([found])
 
 
-@reminders.command("explain")
-@click.argument("reminder_id", metavar="ID", type=JOB_ID)
-@click.pass_context
-def explain_command(context: click.Context, reminder_id: int) -> None:
-    """Explain what became of a reminder, and why."""
-
-    async def explain(app: Duetime) -> Explanation:
-        return await app.reminders.explain(reminder_id)
-
-    target = target_of(context)
-    explanation = target.run(explain)
-    if target.json:
-        print_json(explanation)
-    else:
-        echo(one_line(explanation.sentence))
+reminders.add_command(
+    explain_command(
+        lambda app, reminder_id: app.reminders.explain(reminder_id),
+        "ID",
+        "Explain what became of a reminder, and why.",
+        type=JOB_ID,
+    )
+)
 
 
 @reminders.command("resend")

@@ -8,8 +8,8 @@ import click
 
 from duetime.api.schedules import ScheduleInfo
 from duetime.app import Duetime
+from duetime.cli.explain import print_explanation
 from duetime.cli.moment import MOMENT, MOMENT_OR_SPAN, ago
-from duetime.cli.output import print_json, show_explanation
 from duetime.cli.paging import needs_table, paged
 from duetime.cli.schedules.show import show_history
 from duetime.cli.target import Command, target_of
@@ -80,8 +80,4 @@ def explain_command(context: click.Context, name: str, tick: datetime | None) ->
         return await app.schedules[name].explain(tick)
 
     target = target_of(context)
-    explanation = target.run(explain)
-    if target.json:
-        print_json(explanation)
-    else:
-        show_explanation(explanation)
+    print_explanation(target, target.run(explain))

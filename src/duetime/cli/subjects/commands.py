@@ -11,6 +11,7 @@ import msgspec
 
 from duetime.app import Duetime
 from duetime.cli.events import audit_command
+from duetime.cli.explain import explain_command
 from duetime.cli.moment import MOMENT, Moment, iso
 from duetime.cli.output import (
     as_json,
@@ -84,6 +85,13 @@ def subjects(context: click.Context) -> None:
 
 for command in (skip_command, move_command, restore_command, export_command, import_command):
     subjects.add_command(command)
+subjects.add_command(
+    explain_command(
+        lambda app, ref: app.subjects.explain(ref),
+        "REF",
+        "Explain who is reminded of the subject REF next, or why nobody is.",
+    )
+)
 subjects.add_command(audit_command("subject", "REF"))
 
 

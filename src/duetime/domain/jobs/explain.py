@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from duetime.domain.jobs.job import UNREADABLE, JobInfo, JobState
 from duetime.domain.jobs.queue import QueueInfo
 from duetime.domain.reasons import Explanation, make_explanation
 
-WorkerFacts = tuple[str, Sequence[str], Sequence[str], datetime]
-"""A worker's name, queues, tasks, and the end of its lease."""
+
+class WorkerFacts(NamedTuple):
+    """What an explanation needs to know of a worker."""
+
+    name: str
+    queues: Sequence[str]
+    tasks: Sequence[str]
+    lease_until: datetime
+    running: int = 0
+    concurrency: int = 1
+
 
 JOB_SENTENCES = {
     # It has ended, or runs.
@@ -44,8 +53,8 @@ JOB_SENTENCES = {
     "limit is {limit}.",
     "partition_full": "Job {job} waits: {running} jobs of the partition {partition!r} are running, "
     "and the limit is {limit}.",
-    "rate_limited": "Job {job} waits for the rate limit of the queue {queue!r}: {rate} per "
-    "{period:span}.",
+    "rate_limited": "Job {job} waits: {started} jobs of the queue {queue!r} started in the last "
+    "{period:span}, and the limit is {limit}.",
     "in_line": "Job {job} is due and waits its turn: {ahead} other jobs of its queue are due.",
     "about_to_run": "Job {job} is due, and a live worker can run it: it should start at any "
     "moment.",
@@ -57,6 +66,8 @@ JOB_SENTENCES = {
     "below_limit": "{running} jobs of the queue {queue!r} are running, and the limit is {limit}.",
     "below_partition_limit": "{running} jobs of the partition {partition!r} are running, and the "
     "limit is {limit}.",
+    "below_rate": "{started} jobs of the queue {queue!r} started in the last {period:span}, and "
+    "the limit is {limit}.",
 }
 
 
@@ -92,6 +103,7 @@ def explain_job(
 
 _PASSED = {
     "due", "queue_open", "workers_alive", "task_known", "below_limit", "below_partition_limit",
+    "below_rate",
 }  # fmt: skip
 
 
@@ -108,7 +120,7 @@ def _look(
         return
     if job.run_at is not None and job.run_at > now:
         error = {"error": job.error or job.error_code} if job.attempts else {}
-        yield "not_due", {"wait": _rounded(job.run_at - now), **error}
+        yield "not_due", {"wait": round_wait(job.run_at - now), **error}
         return
     yield "due", {}
     if queue is not None and queue.paused_at is not None:
@@ -122,14 +134,14 @@ def _look(
         )
         return
     yield "queue_open", {}
-    alive = [worker for worker in workers if worker[3] > now]
-    on_queue = [worker for worker in alive if job.queue in worker[1]]
+    alive = [worker for worker in workers if worker.lease_until > now]
+    on_queue = [worker for worker in alive if job.queue in worker.queues]
     if not on_queue:
-        yield "no_worker", {"elsewhere": len(alive), "workers": [worker[0] for worker in alive]}
+        yield "no_worker", {"elsewhere": len(alive), "workers": [worker.name for worker in alive]}
         return
-    names = [worker[0] for worker in on_queue]
+    names = [worker.name for worker in on_queue]
     yield "workers_alive", {"count": len(names), "workers": names}
-    knowing = [worker[0] for worker in on_queue if job.task in worker[2]]
+    knowing = [worker.name for worker in on_queue if job.task in worker.tasks]
     if not knowing:
         yield "task_unknown", {"count": len(names), "workers": names}
         return
@@ -167,12 +179,14 @@ def _look_at_limits(
         code = "partition_full" if full else "below_partition_limit"
         yield code, counts | {"partition": job.partition}
     if limits.rate is not None and limits.period is not None:
-        yield "rate_limited", {"rate": limits.rate, "period": limits.period}
+        full = queue.started >= limits.rate
+        starts = {"started": queue.started, "limit": limits.rate, "period": limits.period}
+        yield "rate_limited" if full else "below_rate", starts
     if (ahead := queue.due - 1) > 0:
         yield "in_line", {"ahead": ahead}
 
 
-def _rounded(wait: timedelta) -> timedelta:
+def round_wait(wait: timedelta) -> timedelta:
     """Whole seconds, or whole milliseconds of a wait under a second."""
     step = timedelta(seconds=1) if wait >= timedelta(seconds=1) else timedelta(milliseconds=1)
     return -(-wait // step) * step

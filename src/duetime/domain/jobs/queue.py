@@ -43,6 +43,8 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     paused_by: str | None
     pause_reason: str | None
     limits: Limits
+    started: int = 0
+    """Jobs that started within the last period of its rate limit; 0 if it has none."""
 
 
 def make_limits(

@@ -74,6 +74,8 @@ class Subject(msgspec.Struct, kw_only=True):
     """Since when, and until when, its occurrences are armed."""
     problem: str | None = None
     """What of a tracked row could not be used."""
+    stale: bool = False
+    """It has changed, and a worker has yet to compute its reminders. Only `get` says it."""
 
     def material(self) -> tuple[Any, ...]:
         """What reminders depend on: a change of anything else never sends one again."""

@@ -190,6 +190,7 @@ class Operations(Sessions):
             QueueInfo(
                 **dict(zip(QueueInfo.__struct_fields__[:9], row[:9], strict=True)),
                 limits=_limits(row[9:]),
+                started=row[13],
             )
             for row in await self._rows("queues", after=after, limit=limit)
         ]

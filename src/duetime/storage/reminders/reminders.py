@@ -241,6 +241,11 @@ class ReminderStatements:
         scopes = yield from self._scopes([subject.scope] if subject.scope else [])
         return _chain(subject, scopes)
 
+    def levels_of_scope(self, ref: str) -> Statements:
+        """The chain of rules, from the scope outwards; empty if there is no such scope."""
+        scopes = yield from self._scopes([ref])
+        return _levels_from(ref, scopes)
+
     # Reminders
 
     def find(self, ids: Sequence[int]) -> Statements:
@@ -520,6 +525,7 @@ class ReminderStatements:
             else (self._dialect.moment(row[13]), self._dialect.moment(row[14])),
             # Only what is shown to people has it.
             problem=row[15] if len(row) > 15 else None,
+            stale=bool(row[16]) if len(row) > 16 else False,
         )  # fmt: skip
 
     def _reminder(self, row: Row) -> Reminder:
@@ -575,9 +581,13 @@ def _count(number: int, noun: str) -> str:
 
 
 def _chain(subject: Subject, scopes: Mapping[str, ScopeInfo]) -> list[Level]:
-    levels = [Level(subject.ref, subject.rules)]
-    ref = subject.scope
-    while ref is not None and ref in scopes and len(levels) <= _MAX_LEVELS:
+    return [Level(subject.ref, subject.rules), *_levels_from(subject.scope, scopes)]
+
+
+def _levels_from(ref: str | None, scopes: Mapping[str, ScopeInfo]) -> list[Level]:
+    """A scope and those around it, from the inside out."""
+    levels: list[Level] = []
+    while ref is not None and ref in scopes and len(levels) < _MAX_LEVELS:
         scope = scopes[ref]
         levels.append(Level(scope.ref, scope.rules, scope.locked))
         ref = scope.parent

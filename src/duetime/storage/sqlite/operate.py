@@ -66,6 +66,7 @@ def queues(tx: Transaction, after: str | None, limit: int | None) -> list[QueueI
             paused_by=row[7],
             pause_reason=row[8],
             limits=_limits(row[9:]),
+            started=row[13],
         )
         for row in tx.rows("queues", now=tx.now, after=after, limit=limit)
     ]

@@ -45,7 +45,9 @@ with waiting as (
 )
 select k.queue, coalesce(w.pending, 0), coalesce(w.due, 0), coalesce(r.running, 0),
     coalesce(p.parked, 0), w.next_run_at, q.paused_at, q.paused_by, q.pause_reason,
-    q.running, q.per_partition, q.rate, q.period
+    q.running, q.per_partition, q.rate, q.period,
+    (select coalesce(sum(u.used), 0) from duetime_rate_use as u
+     where u.queue = q.name and u.at > :now - q.period)
 from known as k
 left join waiting as w on w.queue = k.queue
 left join running as r on r.queue = k.queue

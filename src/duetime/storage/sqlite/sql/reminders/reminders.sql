@@ -91,7 +91,8 @@ order by s.id;
 -- name: subject_find
 with input(doc) as (select ?)
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules, s.data, s.recipients, s.revision,
-    s.created_at, s.updated_at, s.repeats, s.planned_from, s.planned_until, s.problem
+    s.created_at, s.updated_at, s.repeats, s.planned_from, s.planned_until, s.problem,
+    s.rearm_at <= json_extract(i.doc, '$.now')
 from duetime_subject as s cross join input as i
 where json_extract(i.doc, '$.doc.refs') is null
    or s.ref in (select e.value from json_each(i.doc, '$.doc.refs') as e)

@@ -1,0 +1,128 @@
+"""Why a queue starts jobs, or does not: a code, one sentence, and the facts behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from duetime.domain.jobs.explain import WorkerFacts, round_wait
+from duetime.domain.jobs.queue import QueueInfo
+from duetime.domain.reasons import Explanation, make_explanation
+
+QUEUE_SENTENCES = {
+    # What keeps it from starting jobs.
+    "paused": "The queue {queue!r} starts no jobs: it was paused at {paused_at:utc}"
+    "[ by {paused_by}][: {text}].",
+    "no_worker": "The queue {queue!r} starts no jobs: no live worker serves it ({elsewhere} serve "
+    "other queues).",
+    "empty": "No jobs wait in the queue {queue!r}.",
+    "parked": "All {parked} jobs that wait in the queue {queue!r} are parked. List them with "
+    "`duetime jobs list --state parked`.",
+    "not_due": "None of the {pending} jobs that wait in the queue {queue!r} is due. The next one "
+    "may start at {next_run_at:utc}, in {wait:span}.",
+    "limit_full": "The queue {queue!r} starts no more jobs now: {running} are running, and the "
+    "limit is {limit}.",
+    "rate_limited": "The queue {queue!r} starts no more jobs now: {started} started in the last "
+    "{period:span}, and the limit is {limit}.",
+    "workers_busy": "The queue {queue!r} has {due} due jobs, which wait for a free worker: its "
+    "{count} workers run {busy} jobs, and can run {concurrency}.",
+    # Nothing does.
+    "working": "The queue {queue!r} is running jobs: {running} are running, and {due} more are "
+    "due.",
+    "about_to_run": "The queue {queue!r} has {due} due jobs, and a live worker can run them: they "
+    "should start at any moment.",
+    # What was checked before.
+    "open": "It is not paused.",
+    "workers_alive": "{count} live workers serve it.",
+    "some_due": "{due} of {pending} waiting jobs are due.",
+    "some_running": "{running} of its jobs are running.",
+    "some_parked": "{parked} more jobs are parked: no worker that met them could run them.",
+    "below_limit": "{running} of its jobs are running, and the limit is {limit}.",
+    "below_rate": "{started} of its jobs started in the last {period:span}, and the limit is "
+    "{limit}.",
+    "partition_limit": "At most {limit} jobs of one partition run at once.",
+}
+_PASSED = {
+    "open", "workers_alive", "some_due", "some_running", "some_parked", "below_limit", "below_rate",
+    "partition_limit",
+}  # fmt: skip
+
+
+def explain_queue(
+    queue: QueueInfo, *, workers: Sequence[WorkerFacts], now: datetime
+) -> Explanation:
+    """Return the first reason for which no job of the queue starts, or that they do. Its steps are
+    what was checked before.
+    """
+    facts: dict[str, Any] = {
+        "queue": queue.name,
+        "pending": queue.pending,
+        "due": queue.due,
+        "running": queue.running,
+        "parked": queue.parked,
+        "next_run_at": queue.next_run_at,
+        "now": now,
+    }
+    checks: list[Explanation] = []
+    for code, more in _check(queue, workers, now):
+        if code not in _PASSED:
+            return make_explanation(QUEUE_SENTENCES, code, facts | more, steps=checks)
+        checks.append(make_explanation(QUEUE_SENTENCES, code, more))
+    raise AssertionError("unreachable")
+
+
+def _check(
+    queue: QueueInfo, workers: Sequence[WorkerFacts], now: datetime
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the codes of checks that are passed, then the one that says how the queue stands."""
+    if queue.paused_at is not None:
+        text = queue.pause_reason or None
+        pause = {"paused_at": queue.paused_at, "paused_by": queue.paused_by, "text": text}
+        yield "paused", pause
+        return
+    yield "open", {}
+    alive = [worker for worker in workers if worker.lease_until > now]
+    serving = [worker for worker in alive if queue.name in worker.queues]
+    if not serving:
+        yield "no_worker", {"elsewhere": len(alive), "workers": [worker.name for worker in alive]}
+        return
+    yield "workers_alive", {"count": len(serving), "workers": [worker.name for worker in serving]}
+    if not queue.due:
+        yield from _check_idle(queue, now)
+        return
+    yield "some_due", {"due": queue.due, "pending": queue.pending}
+    if queue.parked:
+        yield "some_parked", {"parked": queue.parked}
+    yield from _check_limits(queue)
+    busy = sum(worker.running for worker in serving)
+    concurrency = sum(worker.concurrency for worker in serving)
+    if busy >= concurrency:
+        counts = {"count": len(serving), "busy": busy, "concurrency": concurrency}
+        yield "workers_busy", counts
+    yield "working" if queue.running else "about_to_run", {}
+
+
+def _check_idle(queue: QueueInfo, now: datetime) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Nothing is due."""
+    if queue.running:
+        yield "some_running", {"running": queue.running}
+    if queue.next_run_at is not None:
+        if queue.parked:
+            yield "some_parked", {"parked": queue.parked}
+        yield "not_due", {"wait": round_wait(max(queue.next_run_at - now, timedelta(0)))}
+    yield "parked" if queue.parked else "empty", {}
+
+
+def _check_limits(queue: QueueInfo) -> Iterator[tuple[str, dict[str, Any]]]:
+    limits = queue.limits
+    if limits.running is not None:
+        full = queue.running >= limits.running
+        counts = {"running": queue.running, "limit": limits.running}
+        yield "limit_full" if full else "below_limit", counts
+    if limits.rate is not None and limits.period is not None:
+        full = queue.started >= limits.rate
+        starts = {"started": queue.started, "limit": limits.rate, "period": limits.period}
+        yield "rate_limited" if full else "below_rate", starts
+    if limits.per_partition is not None:
+        yield "partition_limit", {"limit": limits.per_partition}
