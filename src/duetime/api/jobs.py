@@ -29,8 +29,8 @@ from duetime.domain.jobs.job import (
     JobStateLike,
     Requeued,
 )
-from duetime.domain.jobs.keys import read_run_key
 from duetime.domain.jobs.outcome import NOT_STORED, RESULT_NOT_STORED
+from duetime.domain.keys import read_run_key
 from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
 from duetime.domain.reasons import Explanation, Reason
 from duetime.domain.reminders.reminder import REMIND_TASK

@@ -19,7 +19,7 @@ from duetime.domain.reminders.recipient import (
     parse_muted,
 )
 from duetime.errors import InvalidInput, RecipientNotFound
-from duetime.reminders.admission import perform
+from duetime.storage.reminders.recipients import RecipientStatements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -83,7 +83,9 @@ class Recipients:
     async def get(self, ref: str) -> Recipient:
         """Return the recipient; raise `RecipientNotFound`."""
         check_sought(ref, what="recipient")
-        found: Recipient | None = await perform(self._app, lambda s: s.recipient(ref), reads=True)
+        found: Recipient | None = await self._app._perform(
+            lambda d: RecipientStatements(d).recipient(ref), reads=True
+        )
         if found is None:
             raise RecipientNotFound(ref)
         return found
@@ -94,9 +96,10 @@ class Recipients:
         """Return recipients by reference. `after`: the `next` of the page before."""
         position = read_cursor(after, order="recipients", shape=tuple[str])
         most = check_limit(limit) + 1
-        found = await perform(
-            self._app,
-            lambda s: s.recipients(after=position[0] if position else "", limit=most),
+        found = await self._app._perform(
+            lambda d: RecipientStatements(d).recipients(
+                after=position[0] if position else "", limit=most
+            ),
             reads=True,
         )
         return make_page(found, limit=limit, order="recipients", position=lambda one: (one.ref,))
@@ -106,7 +109,10 @@ class Recipients:
     async def delete(self, ref: str, *, by: str = "unknown", tx: Any = None) -> None:
         """Forget all about a recipient, who is then reached as if never put."""
         actor = check_actor(by)
-        if not await perform(self._app, lambda s: s.delete_recipient(ref, actor=actor), tx):
+        deleted = await self._app._perform(
+            lambda d: RecipientStatements(d).delete_recipient(ref, actor=actor), tx
+        )
+        if not deleted:
             raise RecipientNotFound(ref)
 
     async def audit(
@@ -120,8 +126,8 @@ class Recipients:
         self, ref: str, change: Callable[[Recipient | None], Recipient], by: str, tx: Any
     ) -> str:
         actor = check_actor(by)
-        answer: str = await perform(
-            self._app, lambda s: s.put_recipient(ref, change, actor=actor), tx
+        answer: str = await self._app._perform(
+            lambda d: RecipientStatements(d).put_recipient(ref, change, actor=actor), tx
         )
         return answer
 

@@ -7,10 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from duetime.api.handle import Handle, bound, iterated
-from duetime.api.subjects import perform
 from duetime.domain.audit import check_actor
 from duetime.domain.checks import check_sought
-from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.duration import Duration, parse_duration, parse_positive_duration
 from duetime.domain.page import (
     DEFAULT_LIMIT,
     Id,
@@ -21,7 +20,7 @@ from duetime.domain.page import (
     read_cursor,
 )
 from duetime.domain.reasons import Explanation
-from duetime.domain.reminders.delivery import Delivery
+from duetime.domain.reminders.delivery import Delivery, check_external_id
 from duetime.domain.reminders.explain import explain_reminder
 from duetime.domain.reminders.reminder import (
     Reminder,
@@ -31,11 +30,15 @@ from duetime.domain.reminders.reminder import (
     Resent,
 )
 from duetime.errors import InvalidInput, ReminderNotFound
-from duetime.reminders.deliveries import acknowledge, find_deliveries, id_of, snooze
-from duetime.reminders.resending import find_ended, resend, resend_many
+from duetime.storage.reminders.deliveries import DeliveryStatements
+from duetime.storage.reminders.reminders import ReminderStatements
+from duetime.storage.reminders.resending import ResendStatements
+from duetime.storage.reminders.sends import SendStatements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
+
+_RESEND_STATUSES = (ReminderStatus.FAILED, ReminderStatus.EXPIRED, ReminderStatus.SKIPPED)
 
 
 class Reminders:
@@ -48,13 +51,13 @@ class Reminders:
         self._app = app
 
     def __getitem__(self, reminder_id: int) -> ReminderHandle:
-        return ReminderHandle(self, id_of(reminder_id))
+        return ReminderHandle(self, _id_of(reminder_id))
 
     async def get(self, reminder: int | Reminder) -> Reminder:
         """Return the reminder as it is now; raise `ReminderNotFound`."""
-        reminder_id = id_of(reminder)
-        found: Sequence[Reminder] = await perform(
-            self._app, lambda s: s.find([reminder_id]), reads=True
+        reminder_id = _id_of(reminder)
+        found: Sequence[Reminder] = await self._app._perform(
+            lambda d: ReminderStatements(d).find([reminder_id]), reads=True
         )
         if not found:
             raise ReminderNotFound(reminder_id)
@@ -84,9 +87,8 @@ class Reminders:
         position = read_cursor(after, order="reminders", shape=tuple[Id])
         before_id = None if position is None else position[0]
         most = check_limit(limit) + 1
-        found = await perform(
-            self._app,
-            lambda s: s.newest(status=status, before_id=before_id, limit=most),
+        found = await self._app._perform(
+            lambda d: ReminderStatements(d).newest(status=status, before_id=before_id, limit=most),
             reads=True,
         )
         return make_page(found, limit=limit, order="reminders", position=lambda one: (one.id,))
@@ -105,9 +107,10 @@ class Reminders:
     ) -> Page[Reminder]:
         position = read_cursor(after, order="reminders of a subject", shape=tuple[Moment, Id])
         most = check_limit(limit) + 1
-        found = await perform(
-            self._app,
-            lambda s: s.about(subject, status=status, after=position, limit=most),
+        found = await self._app._perform(
+            lambda d: ReminderStatements(d).about(
+                subject, status=status, after=position, limit=most
+            ),
             reads=True,
         )
         return make_page(
@@ -120,8 +123,9 @@ class Reminders:
     async def _armed(self, until: datetime | None, limit: int, after: str | None) -> Page[Reminder]:
         position = read_cursor(after, order="armed reminders", shape=tuple[Moment, Id])
         most = check_limit(limit) + 1
-        found = await perform(
-            self._app, lambda s: s.armed(until=until, after=position, limit=most), reads=True
+        found = await self._app._perform(
+            lambda d: ReminderStatements(d).armed(until=until, after=position, limit=most),
+            reads=True,
         )
         return make_page(
             found,
@@ -133,7 +137,7 @@ class Reminders:
     async def explain(self, reminder: int | Reminder) -> Explanation:
         """Say what became of a reminder, and why. Raises `ReminderNotFound`."""
         found = await self.get(reminder)
-        deliveries = await find_deliveries(self._app, found.id)
+        deliveries = await self._deliveries(found.id)
         subject = await self._app.subjects.get(found.subject)
         now = await self._app.now()
         return explain_reminder(found, deliveries, now=now, subject=subject)
@@ -143,10 +147,16 @@ class Reminders:
 
         Raises `ReminderNotFound`.
         """
-        reminder_id = id_of(reminder)
-        found = await find_deliveries(self._app, reminder_id)
+        reminder_id = _id_of(reminder)
+        found = await self._deliveries(reminder_id)
         if not found:
             await self.get(reminder_id)
+        return found
+
+    async def _deliveries(self, reminder_id: int) -> Sequence[Delivery]:
+        found: Sequence[Delivery] = await self._app._perform(
+            lambda d: SendStatements(d).deliveries(reminder_id), reads=True
+        )
         return found
 
     async def acknowledge(
@@ -157,8 +167,12 @@ class Reminders:
         `which`: the reminder or its id, or the id under which its receiver knows it, as text.
         Raises `ReminderNotFound`, `DeliveryNotFound`, and `InvalidInput` if it was not sent.
         """
-        known = which if isinstance(which, str) else id_of(which)
-        return await acknowledge(self._app, known, by=by, tx=tx)
+        known = check_external_id(which) if isinstance(which, str) else _id_of(which)
+        actor = check_actor(by)
+        new: bool = await self._app._perform(
+            lambda d: DeliveryStatements(d).acknowledge(known, actor=actor), tx
+        )
+        return new
 
     async def snooze(
         self, reminder: int | Reminder, span: Duration, *, by: str = "unknown", tx: Any = None
@@ -169,7 +183,13 @@ class Reminders:
         `ReminderNotFound`, and `InvalidInput` if it was not sent, is no longer true, or would
         then be too late.
         """
-        return await snooze(self._app, id_of(reminder), span, by=by, tx=tx)
+        reminder_id = _id_of(reminder)
+        wait = parse_positive_duration(span, name="The time to snooze")
+        actor = check_actor(by)
+        at: datetime = await self._app._perform(
+            lambda d: DeliveryStatements(d).snooze(reminder_id, wait, actor=actor), tx
+        )
+        return at
 
     async def resend(
         self, reminder: int | Reminder, *, by: str = "unknown", tx: Any = None
@@ -180,7 +200,12 @@ class Reminders:
         another message, as after a snooze. Expiry does not hold for it. Raises `ReminderNotFound`,
         and `InvalidInput` if it is armed, or no longer true.
         """
-        return await resend(self._app, id_of(reminder), by=by, tx=tx)
+        reminder_id = _id_of(reminder)
+        actor = check_actor(by)
+        armed: Reminder = await self._app._perform(
+            lambda d: ResendStatements(d).resend(reminder_id, actor=actor), tx
+        )
+        return armed
 
     async def resend_many(
         self,
@@ -199,15 +224,57 @@ class Reminders:
         true. Raises `InvalidInput`.
         """
         actor = check_actor(by)
-        ids = await find_ended(
-            self._app,
-            status=status,
-            subject=subject,
-            scope=scope,
-            recipient=recipient,
-            within=within,
+        ids = await self._find_ended(
+            status=status, subject=subject, scope=scope, recipient=recipient, within=within
         )
-        return await resend_many(self._app, ids, by=actor)
+        resent = Resent([], {})
+        # Each in a transaction of its own: none waits for another's subject.
+        for reminder_id in ids:
+            try:
+                await self.resend(reminder_id, by=actor)
+            except (InvalidInput, ReminderNotFound) as error:
+                resent.refused[reminder_id] = str(error)
+            else:
+                resent.reminders.append(reminder_id)
+        return resent
+
+    async def _find_ended(
+        self,
+        *,
+        status: str,
+        subject: str | None,
+        scope: str | None,
+        recipient: str | None,
+        within: Duration | None,
+    ) -> Sequence[int]:
+        """Return the ids of the reminders that `resend_many` would send again."""
+        if status not in _RESEND_STATUSES:
+            known = ", ".join(_RESEND_STATUSES)
+            raise InvalidInput(
+                f"resend_many() cannot send reminders that are {status!r:.60}. Use one of: {known}."
+            )
+        for what, value in (("subject", subject), ("scope", scope), ("recipient", recipient)):
+            if value is not None:
+                check_sought(value, what=what)
+        now = await self._app.now()
+        which: dict[str, Any] = {
+            "status": ReminderStatus(status),
+            "subject": subject,
+            "scope": scope,
+            "recipient": recipient,
+            "since": None if within is None else now - parse_duration(within, name="within"),
+        }
+
+        async def page(after: int) -> Sequence[int]:
+            ids: Sequence[int] = await self._app._perform(
+                lambda d: ResendStatements(d).ended(which | {"after": after}), reads=True
+            )
+            return ids
+
+        found: list[int] = []
+        while ids := await page(found[-1] if found else 0):
+            found += ids
+        return found
 
 
 class ReminderHandle(Handle[Reminders, int]):
@@ -225,3 +292,15 @@ class ReminderHandle(Handle[Reminders, int]):
     acknowledge = bound(Reminders.acknowledge)
     snooze = bound(Reminders.snooze)
     resend = bound(Reminders.resend)
+
+
+def _id_of(reminder: Any) -> int:
+    """The id of a reminder, which is given as such or by its id."""
+    reminder_id = reminder.id if isinstance(reminder, Reminder) else reminder
+    if (
+        isinstance(reminder_id, bool)
+        or not isinstance(reminder_id, int)
+        or not 0 < reminder_id < 2**63
+    ):
+        raise InvalidInput(f"A reminder id must be a positive integer, got {reminder_id!r:.60}.")
+    return reminder_id

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from duetime.domain.checks import check_name
+from duetime.domain.audit import check_actor
+from duetime.domain.checks import check_name, check_sought
 from duetime.domain.duration import Duration, parse_positive_duration
 from duetime.domain.jobs.retry import Exponential, check_max_attempts
-from duetime.errors import InvalidInput
+from duetime.domain.keys import DIGEST_PREFIX
+from duetime.errors import DeliveryNotFound, InvalidInput
 
 if TYPE_CHECKING:
     from duetime.api.task_registry import TaskArguments
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from duetime.domain.reminders.digest import Digest
     from duetime.domain.reminders.reminder import Reminder
     from duetime.engine.context import Context
+    from duetime.storage.store import Dialect, Statements
 
 ReminderHandler = TypeVar(
     "ReminderHandler",
@@ -52,7 +55,7 @@ class Sending:
         """
 
         from duetime.engine.handler_source import refuse_return_in_transaction
-        from duetime.reminders.handlers import context_name
+        from duetime.reminders.send_attempt import context_name
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             refuse_return_in_transaction(
@@ -72,7 +75,7 @@ class Sending:
         A digest is what waited because its recipient gets at most so many in an hour.
         """
         from duetime.engine.handler_source import refuse_return_in_transaction
-        from duetime.reminders.handlers import context_name
+        from duetime.reminders.send_attempt import context_name
 
         refuse_return_in_transaction(
             handler, context_name(handler), what="The @app.on_digest handler"
@@ -153,18 +156,64 @@ class Sending:
         by: str = "provider",
         tx: Any = None,
     ) -> int:
-        """Record what a provider tells later: `delivered`, `bounced`, `failed`, `acknowledged`.
+        """Record what a provider reports later: `delivered`, `bounced`, `failed`, `acknowledged`.
 
         Returns how many deliveries changed: 0 if the receipt is a repeat, or is late. After
         `bounced` or `failed` the next channel is tried. `key`: the message's, if the provider
         echoes it. By it a message is found whose send is not recorded: the provider was faster, or
         its answer was lost. Then that channel is not asked again. Raises `DeliveryNotFound`.
         """
-        from duetime.reminders.deliveries import receipt
+        from duetime.domain.reminders.delivery import check_external_id, clean_error, read_receipt
+        from duetime.storage.reminders.receipts import ReceiptStatements
 
-        return await receipt(
-            self._app, external_id, status, key=key, reason=reason, channel=channel, by=by, tx=tx
-        )
+        if external_id is not None:
+            external_id = check_external_id(external_id)
+        elif key is None:
+            raise InvalidInput(
+                "A receipt must identify its message: give the provider's id, or key=."
+            )
+        reported = read_receipt(status)
+        actor = check_actor(by)
+        why = None if reason is None else clean_error(reason)
+        if channel is not None:
+            check_sought(channel, what="channel")
+
+        def record(dialect: Dialect) -> Statements:
+            statements = ReceiptStatements(dialect, self._enqueue_follow_up)
+            try:
+                if external_id is not None:
+                    return (
+                        yield from statements.receipt(
+                            external_id, reported, reason=why, channel=channel, actor=actor
+                        )
+                    )
+            except DeliveryNotFound:
+                if key is None:
+                    raise
+            return (
+                yield from statements.receipt_by_key(
+                    str(key), reported, external_id=external_id, reason=why, channel=channel,
+                    only_channel=self._only_channel(str(key)), actor=actor,
+                )
+            )  # fmt: skip
+
+        changed: int = await self._app._perform(record, tx)
+        return changed
+
+    def _enqueue_follow_up(self, reminder: Reminder) -> Statements:
+        """Enqueue the job that escalates a reminder, in the transaction that records it as sent."""
+        job = self._app._sender.follow_up(reminder)
+        if job is not None:
+            yield from self._app._unopened().enqueue_in([job])
+
+    def _only_channel(self, key: str) -> str | None:
+        """The channel that a message with this key went through, if there is only one."""
+        from duetime.domain.reminders.delivery import HANDLER
+
+        sender = self._app._sender
+        handler = sender.digest_handler if key.startswith(DIGEST_PREFIX) else sender.handler
+        names = [HANDLER] if handler else list(sender.channels)
+        return names[0] if len(names) == 1 else None
 
     def _register_remind(self, *, replace: bool = False, **options: Any) -> None:
         from duetime.domain.reminders.digest import DIGEST_TASK

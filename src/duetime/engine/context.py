@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
-from duetime.domain.jobs.keys import make_job_key, read_run_key
+from duetime.domain.keys import make_job_key, read_run_key
 from duetime.engine.executor import write_json
 from duetime.errors import ClaimLost, DuetimeError, InvalidInput, JobCancelled
 from duetime.storage import transaction

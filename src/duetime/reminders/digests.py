@@ -16,13 +16,12 @@ from duetime.domain.reminders.delivery import Delivery, clean_error
 from duetime.domain.reminders.digest import Digest
 from duetime.domain.reminders.recipient import Route
 from duetime.engine.context import Context
-from duetime.reminders.admission import disable_all
-from duetime.reminders.deliveries import perform
 from duetime.reminders.recorder import record_surely
 from duetime.reminders.send_attempt import Outgoing, SendAttempt
 from duetime.storage.reminders.deliveries import DeliveryStatements
-from duetime.storage.reminders.digest_ends import DigestEnds
 from duetime.storage.reminders.digests import DigestStatements
+from duetime.storage.reminders.sends import SendStatements
+from duetime.storage.reminders.unsent_digests import UnsentDigests
 from duetime.storage.store import Dialect, Statements
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context) -> Outcome | None:
     """Send one digest, by the handler, else by the first channel that takes it; record it."""
     begun: Digest | Outcome = await app._perform(
-        lambda dialect: DigestStatements(dialect).begin_digest(digest_id, job_id=ctx.id)
+        lambda d: DigestStatements(d).begin_digest(digest_id, job_id=ctx.id)
     )
     if isinstance(begun, Outcome):
         return begun
@@ -41,14 +40,14 @@ async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context
     routes = routes_of(begun.to, None if handled else list(sender.channels))
     if isinstance(routes, Reason):
         # Each of them gets its own reason when it is checked by itself.
-        await app._perform(lambda dialect: DigestStatements(dialect).drop_digest(digest_id))
+        await app._perform(lambda d: DigestStatements(d).drop_digest(digest_id))
         return Skip(routes)
     attempt = SendAttempt(app, await _outgoing(app, sender, begun), ctx)
     try:
         outcome = await _send(sender, attempt, begun, routes, ctx)
     except Exception:
         if not ctx.committed:
-            await _note(app, attempt, begun)
+            await _record_attempt(app, attempt, begun)
         raise
     finally:
         ctx.finish_with = None
@@ -58,10 +57,10 @@ async def send_digest(app: Duetime, sender: Sender, digest_id: int, ctx: Context
         # The handler sent it in a transaction of its own, which has recorded it.
         return outcome
     else:
-        await _note(app, attempt, begun)
+        await _record_attempt(app, attempt, begun)
         if isinstance(outcome, Skip):
             await _skip(app, digest_id, _reason_of(outcome))
-    await disable_all(app, begun.recipient, attempt.disabled, worker=ctx.worker)
+    await attempt.disable_addresses(begun.recipient)
     return outcome if isinstance(outcome, Outcome) else None
 
 
@@ -78,7 +77,7 @@ async def _send(
 
 
 async def _outgoing(app: Duetime, sender: Sender, digest: Digest) -> Outgoing:
-    known = await perform(app, lambda s: s.digest_deliveries(digest), reads=True)
+    known = await app._perform(lambda d: SendStatements(d).digest_deliveries(digest), reads=True)
     now = await app.now()
 
     def make(address: str | None, key: str) -> Message:
@@ -120,10 +119,10 @@ def _last(ends: Sequence[datetime | None]) -> datetime | None:
     return max(known) if len(known) == len(ends) else None
 
 
-async def _note(app: Duetime, attempt: SendAttempt, digest: Digest) -> None:
+async def _record_attempt(app: Duetime, attempt: SendAttempt, digest: Digest) -> None:
     """Record what was tried, with all that is in it."""
-    if notes := attempt.notes:
-        await perform(app, lambda s: s.note(digest.reminders, notes))
+    if changes := attempt.changes:
+        await app._perform(lambda d: SendStatements(d).record_attempt(digest.reminders, changes))
 
 
 def _reason_of(skip: Skip) -> Reason:
@@ -133,7 +132,7 @@ def _reason_of(skip: Skip) -> Reason:
 
 
 async def _skip(app: Duetime, digest_id: int, reason: Reason) -> None:
-    while await app._perform(lambda dialect: DigestEnds(dialect).skip(digest_id, reason)):
+    while await app._perform(lambda dialect: UnsentDigests(dialect).skip(digest_id, reason)):
         pass
 
 
@@ -161,7 +160,7 @@ def _write(
 ) -> Statements:
     statements = DeliveryStatements(dialect)
     early = yield from DigestStatements(dialect).digest_sent(
-        digest, attempt.notes, worker=ctx.worker
+        digest, attempt.changes, worker=ctx.worker
     )
     yield from statements.apply_early(early)
     follow_ups = [sender.follow_up(one) for one in digest.reminders]
@@ -179,6 +178,6 @@ def _write_after(
     if not recorded:
         yield from _write(dialect, sender, attempt, digest, ctx)
         return
-    [note] = attempt.notes
+    [change] = attempt.changes
     for one in recorded:
-        yield from statements.provider_id(one, note["external_id"])
+        yield from statements.provider_id(one, change["external_id"])

@@ -14,9 +14,9 @@ from duetime.engine.services import AGAIN_SECONDS
 from duetime.errors import DatabaseCorrupted, StorageError
 from duetime.settings import Settings
 from duetime.storage.reminders.deliveries import DeliveryStatements
-from duetime.storage.reminders.digest_ends import DigestEnds
 from duetime.storage.reminders.pruning import PruneStatements
 from duetime.storage.reminders.rearm import RearmStatements
+from duetime.storage.reminders.unsent_digests import UnsentDigests
 from duetime.telemetry.events import log_event
 
 log = logging.getLogger("duetime.reminders")
@@ -35,7 +35,7 @@ class ReminderFollower(Follower):
         self._store = worker.store
         dialect = worker.store.dialect
         self._deliveries = DeliveryStatements(dialect)
-        self._digests = DigestEnds(dialect)
+        self._digests = UnsentDigests(dialect)
         self._marks = RearmStatements(dialect)
         self._pruning = PruneStatements(dialect)
         self._retention = settings.retention["reminder"]

@@ -12,9 +12,8 @@ from duetime.domain.reminders.delivery import HANDLER
 from duetime.engine.batching import Batcher
 from duetime.engine.context import Context
 from duetime.errors import ClaimLost
-from duetime.reminders.deliveries import perform
 from duetime.storage.reminders.deliveries import DeliveryStatements
-from duetime.storage.reminders.sends import SentReminder
+from duetime.storage.reminders.sends import SendStatements, SentReminder
 from duetime.storage.store import Dialect, Statements, Store
 from duetime.telemetry.events import log_event
 
@@ -52,31 +51,33 @@ class Recorder:
 
     def record_in(self, dialect: Dialect, record: Record) -> Statements:
         """Record one send in the transaction in which its handler completes the job."""
-        return _write_alone(DeliveryStatements(dialect), self._app._unopened(), record)
+        return _write_alone(SendStatements(dialect), self._app._unopened(), record)
 
     async def _record(self, record: Record, *, completed: bool) -> None:
         """`completed`: by the handler, and so recorded, if that was committed."""
         store = await self._app.store()
         ctx = record.ctx
         if completed:
-            await perform(self._app, lambda s: _write_after(s, store, record))
+            await self._app._perform(lambda d: _write_after(SendStatements(d), store, record))
             return
         answer = await self._records.submit(record)
         if answer == "lost":
             raise ClaimLost(ctx.job.id, ctx.job.token)
         if answer == "alone":
             async with ctx.transaction() as connection:
-                await perform(self._app, lambda s: _write_alone(s, store, record), connection)
+                await self._app._perform(
+                    lambda d: _write_alone(SendStatements(d), store, record), connection
+                )
 
     async def _together(self, records: list[Record]) -> Sequence[Answer]:
         """Record what can be, in one transaction. If that fails, each is recorded alone, so that
         it fails for nobody but whose fault it is."""
         store = await self._app.store()
         try:
-            answers: list[Answer] = await perform(
-                self._app, lambda s: _finish_and_write(s, store, records)
+            answers: list[Answer] = await self._app._perform(
+                lambda d: _finish_and_write(SendStatements(d), store, records)
             )
-        except Exception:  # noqa: BLE001 -- whose it is, tells it when it is recorded alone.
+        except Exception:  # noqa: BLE001 -- the one that caused it raises it again when it is recorded alone.
             return ["alone"] * len(records)
         for record, answer in zip(records, answers, strict=True):
             if answer == "recorded":
@@ -109,7 +110,7 @@ async def record_surely(ctx: Context, record: Callable[[], Awaitable[None]]) -> 
 
 
 def _finish_and_write(
-    statements: DeliveryStatements, store: Store, records: Sequence[Record]
+    statements: SendStatements, store: Store, records: Sequence[Record]
 ) -> Statements:
     """Each is fenced by itself: of a job that was lost nothing is written."""
     free = yield from statements.free([record.sent.reminder.id for record in records])
@@ -128,12 +129,12 @@ def _finish_and_write(
     return [answers.get(id(record), "alone") for record in records]
 
 
-def _write_alone(statements: DeliveryStatements, store: Store, record: Record) -> Statements:
+def _write_alone(statements: SendStatements, store: Store, record: Record) -> Statements:
     yield from statements.hold([record.sent.reminder.id])
     yield from _write(statements, store, [record])
 
 
-def _write_after(statements: DeliveryStatements, store: Store, record: Record) -> Statements:
+def _write_after(statements: SendStatements, store: Store, record: Record) -> Statements:
     """The handler has completed the job, which has recorded the send if that was committed: then
     only the receiver's id is new."""
     reminder = record.sent.reminder
@@ -146,8 +147,8 @@ def _write_after(statements: DeliveryStatements, store: Store, record: Record) -
     yield from _write(statements, store, [record])
 
 
-def _write(statements: DeliveryStatements, store: Store, records: Sequence[Record]) -> Statements:
-    if records:
-        yield from statements.record([record.sent for record in records])
+def _write(statements: SendStatements, store: Store, records: Sequence[Record]) -> Statements:
+    if records and (early := (yield from statements.record([one.sent for one in records]))):
+        yield from DeliveryStatements(statements.dialect).apply_early(early)
     if jobs := [record.follow_up for record in records if record.follow_up is not None]:
         yield from store.enqueue_in(jobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from random import Random
@@ -27,8 +28,8 @@ from duetime.domain.reminders.recipient import Route
 from duetime.domain.reminders.reminder import REMIND_TASK
 from duetime.engine.context import Context
 from duetime.errors import InvalidInput
-from duetime.reminders.deliveries import perform
-from duetime.reminders.handlers import call
+from duetime.storage.reminders.recipients import RecipientStatements
+from duetime.storage.reminders.sends import SendStatements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -43,10 +44,10 @@ class ConfiguredChannel(msgspec.Struct, frozen=True):
 
     channel: Channel
     tries: int | None = None
-    """How often it is asked at most; None: until the reminder expires, or for `retry_for`."""
+    """How often it is tried at most; None: until the reminder expires, or for `retry_for`."""
     rate: Rate | None = None
     retry_for: timedelta | None = None
-    """How long it is asked again at most, from the time at which the reminder was due."""
+    """How long it is tried again at most, from the time at which the reminder was due."""
 
 
 class Outgoing(NamedTuple):
@@ -64,7 +65,7 @@ class Outgoing(NamedTuple):
 
 
 class SendAttempt:
-    """One attempt. A channel that failed for good is not asked again in a later one."""
+    """One attempt. A channel that failed for good is not tried again in a later one."""
 
     def __init__(self, app: Duetime, outgoing: Outgoing, ctx: Context) -> None:
         self._app = app
@@ -76,8 +77,8 @@ class SendAttempt:
         """Routes whose receiver wants nothing more, and its reason."""
 
     @property
-    def notes(self) -> list[dict[str, Any]]:
-        """What changed, as it is recorded."""
+    def changes(self) -> list[dict[str, Any]]:
+        """The deliveries that changed, as they are recorded."""
         found = [self._deliveries[name] for name in self._changed]
         return [
             {
@@ -109,8 +110,8 @@ class SendAttempt:
             updated_at=self._outgoing.now,
         )
 
-    def note(self, channel: str, status: DeliveryStatus, *, tried: int = 1, **more: Any) -> None:
-        """Note what a channel did just now."""
+    def update(self, channel: str, status: DeliveryStatus, *, tried: int = 1, **more: Any) -> None:
+        """Keep what a channel did just now, to be recorded with the attempt."""
         known = self.known(channel)
         if (error := more.get("error")) is not None:
             more["error"] = clean_error(error)
@@ -119,51 +120,67 @@ class SendAttempt:
         )
         self._changed[channel] = None
 
-    def note_sent(self, channel: str, sent: Sent) -> None:
-        """Note that a channel accepted it. The others are not asked again."""
+    def mark_sent(self, channel: str, sent: Sent) -> None:
+        """A channel accepted it. The others are not tried again."""
         for other in list(self._deliveries.values()):
             if other.channel != channel and other.status is DeliveryStatus.PENDING:
-                self.note(other.channel, DeliveryStatus.FAILED, tried=0)
+                self.update(other.channel, DeliveryStatus.FAILED, tried=0)
         external_id = clean_external_id(sent.external_id)
-        self.note(channel, DeliveryStatus.SENT, external_id=external_id)
+        self.update(channel, DeliveryStatus.SENT, external_id=external_id)
 
-    def taken(self) -> Sent | None:
-        """A channel took it before, as a receipt reported; its answer to us was lost."""
+    def accepted_before(self) -> Sent | None:
+        """A channel accepted it before, as a receipt reported; its answer to us was lost."""
         for known in list(self._deliveries.values()):
             if known.status.accepted:
-                self.note(known.channel, known.status, tried=0)
+                self.update(known.channel, known.status, tried=0)
                 return Sent(known.external_id)
         return None
+
+    async def disable_addresses(self, recipient: str) -> None:
+        """Addresses whose receiver wants nothing more are not tried until they are put again."""
+        if not recipient:
+            # It goes to nobody in particular: there is no one to keep it for.
+            return
+        for route, reason in self.disabled:
+            await self._disable(recipient, route, reason)
+
+    async def _disable(self, recipient: str, route: Route, reason: str) -> None:
+        address, actor = route.address or recipient, self._ctx.worker
+        await self._app._perform(
+            lambda d: RecipientStatements(d).disable(
+                recipient, channel=route.channel, address=address, reason=reason, actor=actor
+            )
+        )
 
     # By the app's handler
 
     async def call(self, handler: Callable[..., Any], what: Any) -> Sent | Outcome:
-        """Have the handler send it; note what it did. Whatever else the handler raises goes on."""
-        if (taken := self.taken()) is not None:
-            return taken
+        """Have the handler send it. What it raises, other than an outcome, is raised again."""
+        if (sent := self.accepted_before()) is not None:
+            return sent
         if self.known(HANDLER).status.gave_up:
             return Discard(channels_failed(self._deliveries.values()))
         try:
-            outcome = await call(handler, what, self._ctx)
+            outcome = await _call(handler, what, self._ctx)
         except Outcome as raised:
             outcome = raised
         except Exception as error:
             if not self._ctx.committed:
-                self.note(HANDLER, DeliveryStatus.PENDING, error=error)
+                self.update(HANDLER, DeliveryStatus.PENDING, error=error)
             raise
         answer = _read_answer(outcome)
         if isinstance(answer, Sent):
-            self.note_sent(HANDLER, answer)
+            self.mark_sent(HANDLER, answer)
         elif isinstance(answer, Retry | Discard) and not self._ctx.committed:
             lasts = isinstance(answer, Discard)
             status = DeliveryStatus.FAILED if lasts else DeliveryStatus.PENDING
-            self.note(HANDLER, status, error=answer)
+            self.update(HANDLER, status, error=answer)
         return answer
 
     def sent_by_handler(self, result: Any) -> SendAttempt:
         """As it is if the handler has sent it, which may have returned the receiver's id."""
         attempt = SendAttempt(self._app, self._outgoing, self._ctx)
-        attempt.note_sent(HANDLER, result if isinstance(result, Sent) else Sent())
+        attempt.mark_sent(HANDLER, result if isinstance(result, Sent) else Sent())
         return attempt
 
     # By channels
@@ -171,22 +188,22 @@ class SendAttempt:
     async def send(
         self, routes: Iterable[Route], channels: dict[str, ConfiguredChannel]
     ) -> Sent | Outcome:
-        """Ask the channels in turn, until one accepts it or is to be asked again later."""
-        if (taken := self.taken()) is not None:
-            return taken
+        """Try the channels in turn, until one accepts it or is to be tried again later."""
+        if (sent := self.accepted_before()) is not None:
+            return sent
         routes = [route for route in routes if not self.known(route.channel).status.gave_up]
         # Those that wait for a later try are passed over; unless somebody has the job run early.
         for route in [route for route in routes if self._is_due(route.channel)] or routes:
             configured = channels.get(route.channel)
             if configured is None:
                 error = f"there is no channel {route.channel!r} here"
-                self.note(route.channel, DeliveryStatus.FAILED, tried=0, error=error)
+                self.update(route.channel, DeliveryStatus.FAILED, tried=0, error=error)
                 continue
             try:
                 message = await self._make(route)
             except InvalidInput as error:
                 return Discard(Reason.of("message_failed", text=str(error)))
-            outcome = await self._ask(route, configured, message)
+            outcome = await self._try(route, configured, message)
             if outcome is not None:
                 return outcome
         if not self._deliveries:
@@ -205,7 +222,7 @@ class SendAttempt:
         return next_at is None or next_at <= self._outgoing.now
 
     async def _wait_for_any(self, routes: Iterable[Route]) -> Outcome:
-        """All were asked: wait for the first that may be asked again, if there is one."""
+        """All were tried: wait for the first that may be tried again, if there is one."""
         failures = channels_failed(self._deliveries.values())
         waits = [
             next_at
@@ -217,10 +234,10 @@ class SendAttempt:
             return Discard(failures)
         return self._again(min(waits) - await self._app.now(), failures, None)
 
-    async def _ask(
+    async def _try(
         self, route: Route, configured: ConfiguredChannel, message: Message
     ) -> Sent | Outcome | None:
-        """Ask one channel; None: it failed, and the next one is to be asked."""
+        """Try one channel; None: it failed, and the next one is to be tried."""
         name = route.channel
         rate = configured.rate
         if rate is not None and (waits := await self._wait_for_place(name, rate)):
@@ -230,13 +247,13 @@ class SendAttempt:
             sent = await configured.channel.send(message)
         except NotSent as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 A channel may raise anything: others are asked.
+        except Exception as error:  # noqa: BLE001 A channel may raise anything: others are tried.
             said = f"{type(error).__name__}: {clean_error(error)}"
             failure, broke = NotSent(said, transient=True), error
         else:
             answer = _read_answer(sent)
             answer = answer if isinstance(answer, Sent) else Sent()
-            self.note_sent(name, answer)
+            self.mark_sent(name, answer)
             return answer
         said = clean_error(failure)
         if failure.disable:
@@ -246,22 +263,22 @@ class SendAttempt:
             wait, is_in_time = await self._next_try(configured, tried, failure)
             if wait is not None:
                 at = await self._app.now() + wait
-                self.note(name, DeliveryStatus.PENDING, error=said, next_at=at)
+                self.update(name, DeliveryStatus.PENDING, error=said, next_at=at)
                 if is_in_time and tried < (configured.tries or self._ctx.job.max_attempts):
                     return self._again(wait, channel_failed(name, tried, said), broke)
                 return None
-        self.note(name, DeliveryStatus.FAILED, error=said)
+        self.update(name, DeliveryStatus.FAILED, error=said)
         return None
 
     async def _wait_for_place(self, channel: str, rate: Rate) -> Outcome | None:
         promised = self.known(channel).next_at
-        wait: timedelta | None = await perform(
-            self._app, lambda s: s.take_place(channel, rate, promised)
+        wait: timedelta | None = await self._app._perform(
+            lambda d: SendStatements(d).take_place(channel, rate, promised)
         )
         if wait is None:
             return None
         at = await self._app.now() + wait
-        self.note(channel, DeliveryStatus.PENDING, tried=0, next_at=at)
+        self.update(channel, DeliveryStatus.PENDING, tried=0, next_at=at)
         reason = Reason.of("channel_rate", channel=channel, rate=str(rate), at=at)
         return Snooze(max(wait, timedelta(0)), reason)
 
@@ -280,7 +297,7 @@ class SendAttempt:
         return left / 2, False
 
     def _ends_at(self, configured: ConfiguredChannel) -> datetime:
-        """From when on a channel is not asked again."""
+        """From when on a channel is not tried again."""
         expires_at, due_at = self._outgoing.expires_at, self._outgoing.due_at
         if expires_at is None:
             return due_at + (configured.retry_for or _RETRY_FOR)
@@ -289,8 +306,8 @@ class SendAttempt:
         return min(expires_at, due_at + configured.retry_for)
 
     def _again(self, wait: timedelta, reason: Reason, broke: Exception | None) -> Outcome:
-        """The job's attempts do not end what its channels may still be asked for: the last attempt
-        is given back.
+        """Try again later. The job's attempts do not limit the tries of its channels: the last
+        attempt is given back.
 
         The traceback is of a channel that broke; one that reports a failure says enough.
         """
@@ -301,6 +318,20 @@ class SendAttempt:
         return outcome
 
 
+def context_name(handler: Callable[..., Any]) -> str | None:
+    """The name of the parameter that takes the context; None if there is none."""
+    names = list(inspect.signature(handler).parameters)
+    return names[1] if len(names) > 1 else None
+
+
+async def _call(handler: Callable[..., Any], what: Any, ctx: Context) -> Any:
+    """Call a handler, async or not, of one argument, or of two with the context."""
+    args = (what,) if context_name(handler) is None else (what, ctx)
+    if inspect.iscoroutinefunction(handler):
+        return await handler(*args)
+    return await asyncio.to_thread(handler, *args)
+
+
 def _read_answer(value: Any) -> Sent | Outcome:
     """What a handler or a channel returned. Whatever it is: the message went out."""
     try:
@@ -308,6 +339,6 @@ def _read_answer(value: Any) -> Sent | Outcome:
             return value
         if isinstance(value, Outcome) and not isinstance(value, Completed):
             return value
-    except Exception:  # noqa: BLE001 -- an object may fail to tell its class.
+    except Exception:  # noqa: BLE001 -- reading an object's class may fail.
         pass
     return Sent()

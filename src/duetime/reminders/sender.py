@@ -1,4 +1,4 @@
-"""How a due reminder goes out: asked again whether it holds, then sent, then recorded."""
+"""How a due reminder goes out: checked again, admitted to its recipient, sent, and recorded."""
 
 from __future__ import annotations
 
@@ -9,20 +9,26 @@ import msgspec
 
 from duetime.channels.channel import Message, Sent
 from duetime.domain.jobs.job import NewJob
-from duetime.domain.jobs.keys import DIGEST_PREFIX
 from duetime.domain.jobs.outcome import Outcome, Skip, Snooze
+from duetime.domain.keys import DIGEST_PREFIX
 from duetime.domain.reasons import Reason
-from duetime.domain.reminders.recipient import Route
+from duetime.domain.reminders.admission import Send, Wait, decide, routes_of
+from duetime.domain.reminders.recipient import Recipient, Route
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus
 from duetime.engine.batching import Batcher
 from duetime.engine.context import Context
-from duetime.reminders.admission import Admissions, admit, disable_all, give_back
-from duetime.reminders.deliveries import perform
 from duetime.reminders.digests import send_digest
 from duetime.reminders.messages import Messages
 from duetime.reminders.recorder import Record, Recorder
 from duetime.reminders.send_attempt import ConfiguredChannel, Outgoing, SendAttempt
-from duetime.storage.reminders.sends import Ready, SentReminder
+from duetime.storage.reminders.admissions import (
+    GONE,
+    AdmissionStatements,
+    Ask,
+    reason_after_wait,
+)
+from duetime.storage.reminders.deliveries import DeliveryStatements
+from duetime.storage.reminders.sends import Ready, SendStatements, SentReminder
 
 if TYPE_CHECKING:
     from duetime.api.tasks import Task
@@ -42,9 +48,9 @@ class Sender:
         self.messages = Messages(app._registrations)
         self.options: dict[str, Any] = {}
         self.escalation: Task[..., Any] | None = None
-        # The read begins after the ask, so after the job was claimed.
+        # A read begins after the request for it, so after the job was claimed.
         self._ready: Batcher[int, Ready | None] = Batcher(self._read_ready)
-        self._admissions = Admissions(app)
+        self._limited: Batcher[Ask, Send | Outcome | None] = Batcher(self._admit_together)
         self._recorder = Recorder(app)
 
     async def remind(self, reminder: int, ctx: Context) -> Any:
@@ -53,14 +59,7 @@ class Sender:
         refused = await self._refuse(ready, ctx.id)
         if ready is None or refused is not None:
             return refused
-        admitted = await admit(
-            self._app,
-            self._admissions,
-            ready.reminder,
-            ready.admission,
-            channels=list(self.channels) if self.handler is None else None,
-            digests=self.handler is None or self.digest_handler is not None,
-        )
+        admitted = await self._admit(ready)
         if isinstance(admitted, Outcome):
             return admitted
         current, way = admitted
@@ -69,8 +68,10 @@ class Sender:
         try:
             outcome = await self._send(attempt, current, ctx, way.routes)
         except Exception:
-            if not ctx.committed and (withdrawn := await self._note(attempt, current)) is not None:
-                return withdrawn
+            if not ctx.committed:
+                withdrawn = await self._record_attempt(attempt, current)
+                if withdrawn is not None:
+                    return withdrawn
             raise
         finally:
             ctx.finish_with = None
@@ -81,20 +82,25 @@ class Sender:
             return outcome
         else:
             if isinstance(outcome, Skip):
-                await give_back(self._app, current)
-            outcome = await self._note(attempt, current) or outcome
-        await disable_all(self._app, current.recipient, attempt.disabled, worker=ctx.worker)
+                await self._give_back(current)
+            outcome = await self._record_attempt(attempt, current) or outcome
+        await attempt.disable_addresses(current.recipient)
         return outcome if isinstance(outcome, Outcome) else None
 
     async def escalate(self, reminder: int, snoozes: int, ctx: Context) -> None:
-        """The task that tells the next recipient, if nobody has acknowledged in time."""
+        """The task that arms the next recipient's reminder, if nobody acknowledged in time."""
         async with ctx.transaction() as connection:
-            await perform(
-                self._app, lambda s: s.escalate(reminder, snoozes, worker=ctx.worker), connection
+            await self._app._perform(
+                lambda d: DeliveryStatements(d).escalate(reminder, snoozes, worker=ctx.worker),
+                connection,
             )
 
+    async def digest(self, digest: int, ctx: Context) -> Any:
+        """The task that sends what had to wait for one recipient."""
+        return await send_digest(self._app, self, digest, ctx)
+
     async def _read_ready(self, reminders: list[int]) -> Sequence[Ready | None]:
-        found = await perform(self._app, lambda s: s.ready(reminders), reads=True)
+        found = await self._app._perform(lambda d: SendStatements(d).ready(reminders), reads=True)
         return [found.get(reminder) for reminder in reminders]
 
     async def _refuse(self, ready: Ready | None, job_id: int) -> Outcome | None:
@@ -116,12 +122,83 @@ class Sender:
         if state == "sending":
             return Snooze(_TWIN_AGAIN, Reason.of("other_sending", reminder=other))
         reason = Reason.of("sent_as_other", reminder=other)
-        await perform(self._app, lambda s: s.withdraw(current.id, reason))
+        await self._app._perform(lambda d: SendStatements(d).withdraw(current.id, reason))
         return Skip(reason)
 
-    async def digest(self, digest: int, ctx: Context) -> Any:
-        """The task that sends what had to wait for one recipient."""
-        return await send_digest(self._app, self, digest, ctx)
+    # Admission: whether it goes out now, and where
+
+    async def _admit(self, ready: Ready) -> tuple[Reminder, Send] | Outcome:
+        """Return the reminder with its recipient, and where it goes; or its job's outcome."""
+        reminder, state = ready.reminder, ready.admission
+        channels = list(self.channels) if self.handler is None else None
+        nobody = Recipient(ref=reminder.recipient)
+        if state.recipient is None and state.digest is None and state.held is None:
+            # As if never put: nothing is muted, quiet or limited.
+            routes = routes_of(nobody, channels, reminder.rule)
+            assert not isinstance(routes, Reason)
+            return _sends(reminder, nobody, Send(routes))
+        recipient = state.recipient or nobody
+        around = await self._scopes_around(reminder, recipient)
+        decision = decide(recipient, reminder, state.now, around=around, channels=channels)
+        if isinstance(decision, Outcome):
+            return decision
+        if state.digest is not None:
+            outcome: Outcome = await self._app._perform(
+                lambda d: AdmissionStatements(d).stay(reminder)
+            )
+            return outcome
+        if isinstance(decision, Send) and recipient.max_per_hour and not reminder.rule.urgent:
+            digests = self.handler is None or self.digest_handler is not None
+            answer = await self._admit_limited(Ask(reminder, around, channels, digests))
+            if isinstance(answer, Outcome):
+                return answer
+            decision = answer
+        elif isinstance(decision, Wait):
+            waits = decision
+            await self._app._perform(lambda d: AdmissionStatements(d).hold(reminder, waits))
+            return Snooze(waits.until - state.now, waits.reason)
+        elif state.held is not None or decision.note is not None:
+            note = decision.note or reason_after_wait(reminder)
+            if not await self._app._perform(
+                lambda d: AdmissionStatements(d).release(reminder, note)
+            ):
+                return GONE
+        return _sends(reminder, recipient, decision)
+
+    async def _scopes_around(self, reminder: Reminder, recipient: Recipient) -> set[str]:
+        """The scopes that a reminder is in, if its recipient has muted any."""
+        scope = reminder.scope
+        if not scope or not any(muted.startswith("scope:") for muted in recipient.muted):
+            return set()
+        found: dict[str, set[str]] = await self._app._perform(
+            lambda d: AdmissionStatements(d).around([scope]), reads=True
+        )
+        return found.get(scope, set())
+
+    async def _admit_limited(self, ask: Ask) -> Send | Outcome:
+        """Admit one to a recipient with a limit and count it, or hold it."""
+        answer = await self._limited.submit(ask, group=ask.reminder.recipient)
+        if answer is None:
+            [answer] = await self._app._perform(lambda d: AdmissionStatements(d).admit([ask]))
+        return answer
+
+    async def _admit_together(self, asks: list[Ask]) -> Sequence[Send | Outcome | None]:
+        """Admit many of one recipient in one transaction. If that fails, each is admitted alone:
+        it fails only for the one that caused it."""
+        try:
+            answers: Sequence[Send | Outcome | None] = await self._app._perform(
+                lambda d: AdmissionStatements(d).admit(asks)
+            )
+        except Exception:  # noqa: BLE001 -- the one that caused it raises it again alone.
+            return [None] * len(asks)
+        return answers
+
+    async def _give_back(self, reminder: Reminder) -> None:
+        """A reminder that was admitted was surely not sent: it leaves its place to another."""
+        if reminder.to is not None and reminder.to.max_per_hour and not reminder.rule.urgent:
+            await self._app._perform(lambda d: AdmissionStatements(d).give_back(reminder))
+
+    # The send
 
     async def _send(
         self, attempt: SendAttempt, reminder: Reminder, ctx: Context, routes: tuple[Route, ...]
@@ -158,10 +235,12 @@ class Sender:
             reminder.rule.template,
         )
 
-    async def _note(self, attempt: SendAttempt, reminder: Reminder) -> Skip | None:
+    async def _record_attempt(self, attempt: SendAttempt, reminder: Reminder) -> Skip | None:
         """Record what was tried; return why it is not to be tried again, if it was withdrawn."""
-        if notes := attempt.notes:
-            await perform(self._app, lambda s: s.note([reminder], notes))
+        if changes := attempt.changes:
+            await self._app._perform(
+                lambda d: SendStatements(d).record_attempt([reminder], changes)
+            )
         ready = await self._ready.submit(reminder.id)
         if ready is None:
             return Skip(Reason("subject_deleted"))
@@ -171,11 +250,11 @@ class Sender:
 
     def _record(self, attempt: SendAttempt, reminder: Reminder, ctx: Context) -> Record:
         """What a send leaves behind."""
-        sent = SentReminder(reminder, attempt.notes, ctx.worker)
+        sent = SentReminder(reminder, attempt.changes, ctx.worker)
         return Record(sent, self.follow_up(reminder), ctx)
 
     def follow_up(self, reminder: Reminder) -> NewJob | None:
-        """The job that tells the next recipient, if nobody acknowledges the reminder."""
+        """The job that escalates to the next recipient, if nobody acknowledges the reminder."""
         if reminder.rule.escalate is None or self.escalation is None:
             return None
         later = self.escalation.using(delay=reminder.rule.escalate)
@@ -184,3 +263,11 @@ class Sender:
 
 def _ended(reminder: Reminder) -> Reason:
     return Reason.of("reminder_ended", status=reminder.status.value, why=reminder.reason)
+
+
+def _sends(reminder: Reminder, recipient: Recipient, send: Send) -> tuple[Reminder, Send]:
+    # The handler sees the channels that it may use.
+    seen = recipient
+    if recipient.channels:
+        seen = msgspec.structs.replace(recipient, channels=send.routes)
+    return msgspec.structs.replace(reminder, to=seen), send

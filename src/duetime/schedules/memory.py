@@ -15,7 +15,7 @@ from duetime.domain.jobs.job import (
     DEFAULT_QUEUE,
     NewJob,
 )
-from duetime.domain.jobs.keys import run_key
+from duetime.domain.keys import run_key
 from duetime.storage.schedules.rows import NewSchedule
 from duetime.storage.store import Store
 

@@ -18,7 +18,7 @@ import msgspec
 
 from duetime.domain.checks import RUN_KEYS
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
-from duetime.domain.jobs.keys import read_run_key
+from duetime.domain.keys import read_run_key
 from duetime.domain.reasons import Reason
 from duetime.domain.schedules.decide_run import Decision
 from duetime.domain.schedules.schedule import TickStatus

@@ -318,12 +318,15 @@ async def test_promises_of_what_was_withdrawn_hold_nobody_up(app: Duetime) -> No
 
 async def test_many_at_once_take_no_more_than_the_rate(app: Duetime) -> None:
     from duetime.domain.jobs.rate import parse_rate
-    from duetime.reminders.deliveries import perform
+    from duetime.storage.reminders.sends import SendStatements
 
     rate = parse_rate("10/m")
     async with app.testing(now=START):
         waits = await asyncio.gather(
-            *(perform(app, lambda s: s.take_place("push", rate, None)) for _ in range(60))
+            *(
+                app._perform(lambda d: SendStatements(d).take_place("push", rate, None))
+                for _ in range(60)
+            )
         )
 
     assert waits.count(None) == 10

@@ -22,7 +22,7 @@ from duetime.domain.reminders.rule_text import parse_rule
 from duetime.errors import InvalidInput
 from duetime.reminders.messages import Messages
 from duetime.storage.postgres.store import PostgresStore
-from duetime.storage.reminders.digest_ends import DigestEnds
+from duetime.storage.reminders.unsent_digests import UnsentDigests
 from duetime.storage.sqlite.store import SqliteStore
 from duetime.storage.store import Statements, Store
 from duetime.testing.world import World
@@ -391,7 +391,7 @@ async def test_what_is_in_a_digest_that_fails_escalates_at_once(
 async def test_a_large_digest_that_fails_ends_in_parts(
     app: Duetime, mail: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duetime.storage.reminders.digest_ends._PART", 2)
+    monkeypatch.setattr("duetime.storage.reminders.unsent_digests._PART", 2)
     async with app.testing(now=START) as world:
         await _fail_a_digest(app, mail, world, 6)
         failed = await app.reminders.list(status="failed", limit=1000)
@@ -459,7 +459,7 @@ async def test_of_workers_that_end_a_digest_at_once_one_escalates(
 
         async def end(one: Duetime) -> None:
             store = await one.store()
-            ends = DigestEnds(store.dialect)
+            ends = UnsentDigests(store.dialect)
             for digest in await store.transact(ends.failed(), reads=True):
                 while await store.transact(ends.fail(digest)):
                     pass

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from duetime import Context, Discard, Duetime, JobState, Retry, Snooze
 from duetime.api.schedules import ScheduleInfo
-from duetime.domain.jobs.keys import read_run_key
+from duetime.domain.keys import read_run_key
 from duetime.domain.schedules.plan import ARMED_AHEAD
 from duetime.domain.schedules.schedule import TickStatus
 from duetime.errors import InvalidInput

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from duetime.domain.jobs.keys import read_run_key, run_key
+from duetime.domain.keys import read_run_key, run_key
 from duetime.domain.reasons import Reason
 from duetime.domain.schedules.decide_run import (
     RETRY_WAIT,

@@ -27,7 +27,6 @@ from duetime.domain.reminders.reminder import (
     Resent,
 )
 from duetime.domain.schedules.cron import parse_zone
-from duetime.reminders.resending import find_ended
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -210,7 +209,7 @@ def _resend_each(target: Target, reminder_ids: Sequence[int], by: str) -> None:
 
 def _resend_all(target: Target, which: dict[str, Any], by: str, *, sure: bool) -> None:
     async def count(app: Duetime) -> int:
-        return len(await find_ended(app, **which))
+        return len(await app.reminders._find_ended(**which))
 
     async def resend(app: Duetime) -> Resent:
         return await app.reminders.resend_many(**which, by=by)

@@ -117,6 +117,13 @@ def clean_external_id(value: object) -> str | None:
     return text or None
 
 
+def check_external_id(value: object) -> str:
+    """Return the provider's id of a message as it was recorded, or raise `InvalidInput`."""
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(f"The provider's id must be a string, got {value!r:.60}.")
+    return clean_external_id(value) or ""
+
+
 def _storable(value: object) -> str:
     try:
         text = str(value)

@@ -1,13 +1,14 @@
-"""How far ahead a recurrence is armed: which occurrences now, and when to continue."""
+"""How far ahead the occurrences of a recurring subject are armed, and when to continue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from duetime.domain import effort
 from duetime.domain.reminders.recurrence import Occurrence, Recurrence
+from duetime.domain.reminders.reminder import ReminderStatus, Subject
 from duetime.domain.reminders.rule import Rule
 
 HORIZON = timedelta(days=14)
@@ -22,6 +23,8 @@ _MOMENT = timedelta(microseconds=1)
 _NONE = timedelta(0)
 _WALL_REACH = timedelta(days=2)
 _SHARED = timedelta(hours=1)
+SHARED_FROM = timedelta(hours=6)
+"""A job for a time so far ahead is shared: no transaction stays open that long."""
 
 
 class Plan(NamedTuple):
@@ -35,6 +38,64 @@ class Plan(NamedTuple):
     """What is due before is planned."""
     look_at: datetime | None
     """When to plan again; None: there is nothing more."""
+
+
+def falls_behind(subject: Subject, rules: Sequence[Rule], now: datetime) -> bool:
+    """Whether a worker was to go on with it, and has not."""
+    if subject.repeats is None or subject.planned is None:
+        return False
+    return is_behind(subject.repeats, rules, now, subject.planned)
+
+
+def since_document(subject: Subject, rules: Sequence[Rule], now: datetime) -> dict[str, Any]:
+    """Which of its reminders matter now: those of years ago are not read."""
+    return {"id": subject.id, "since": look_back(rules, now, subject.planned)}
+
+
+def plan_subject(
+    subject: Subject,
+    rules: Sequence[Rule],
+    known: Mapping[Any, Any],
+    now: datetime,
+    behind_since: datetime | None,
+) -> Plan | None:
+    """What to arm of a subject that repeats; None if no rule holds. `known`: place → reminder."""
+    if subject.repeats is None or not rules:
+        return None
+    armed = [place[0] for place, (_, status, _) in known.items() if status == ReminderStatus.ARMED]
+    return plan(
+        subject.repeats,
+        rules,
+        now,
+        planned=subject.planned,
+        oldest_armed=min(armed, default=None),
+        behind_since=behind_since,
+    )
+
+
+def planned_documents(
+    subjects: Sequence[Subject], plans: Mapping[int, Plan | None]
+) -> list[dict[str, Any]]:
+    """How far the occurrences of subjects are armed now; None for those that no longer repeat."""
+    found = []
+    for subject in subjects:
+        made = plans.get(subject.id)
+        if made is not None:
+            subject.planned = (made.since, made.until)
+        elif subject.planned is None:
+            continue
+        else:
+            subject.planned = None
+        since, until = subject.planned or (None, None)
+        found.append(
+            {
+                "id": subject.id,
+                "planned_from": since,
+                "planned_until": until,
+                "rearm_at": made and made.look_at,
+            }
+        )
+    return found
 
 
 def look_back(

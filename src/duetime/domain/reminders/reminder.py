@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from duetime.domain.keys import key_of_round
 from duetime.domain.reasons import Reason
-from duetime.domain.reminders.keys import key_of_round
 from duetime.domain.reminders.recipient import Recipient
 from duetime.domain.reminders.recurrence import Recurrence
 from duetime.domain.reminders.rule import Rule
@@ -76,6 +76,16 @@ class Subject(msgspec.Struct, kw_only=True):
     """What of a tracked row could not be used."""
     stale: bool = False
     """It has changed, and a worker has yet to compute its reminders. Only `get` says it."""
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether it has occurrences to be armed."""
+        return self.repeats is not None and self.status == "open"
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether it repeats or did: how far its occurrences are armed is kept, or forgotten."""
+        return self.repeats is not None or self.planned is not None
 
     def material(self) -> tuple[Any, ...]:
         """What reminders depend on: a change of anything else never sends one again."""

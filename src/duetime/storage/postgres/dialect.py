@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
-from duetime.domain.reminders.keys import shorten_installation
+from duetime.domain.keys import shorten_installation
 from duetime.storage.postgres.connection import rows_of
 from duetime.storage.postgres.pool import Connection
 from duetime.storage.store import Row, Statement, Statements

@@ -12,8 +12,8 @@ import msgspec
 import psycopg
 
 from duetime.domain.jobs.job import PARKED_CODE, UNREADABLE, AttemptOutcome, ClaimedJob, FinishedJob
+from duetime.domain.keys import shorten_installation
 from duetime.domain.reasons import Reason, write_reason
-from duetime.domain.reminders.keys import shorten_installation
 from duetime.errors import JobNotFound, StorageError, TransientError
 from duetime.storage.postgres.connection import array, translate_errors
 from duetime.storage.postgres.heart import PostgresHeart

@@ -96,7 +96,7 @@ class AdmissionStatements(RecipientStatements):
         """It waits, alone."""
         yield from self._hold_all({reminder.id: _as_hold(wait)})
 
-    def note(self, reminder: Reminder, reason: Reason | None) -> Statements:
+    def release(self, reminder: Reminder, reason: Reason | None) -> Statements:
         """It goes out now; `reason`: what people should know. Returns whether it still may."""
         return bool((yield from self._hold_all({reminder.id: {"reason": reason}})))
 

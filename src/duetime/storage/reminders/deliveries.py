@@ -17,12 +17,11 @@ from duetime.domain.reminders.delivery import (
     comes_after,
     explain_receipt,
 )
-from duetime.domain.reminders.digest import Digest
 from duetime.domain.reminders.reminder import REMIND_TASK, Reminder, ReminderStatus, Subject
 from duetime.domain.reminders.rule import Rule
 from duetime.errors import DeliveryNotFound, InvalidInput, ReminderNotFound
-from duetime.storage.reminders.reminders import _chain, _reminder_document, _scope
-from duetime.storage.reminders.sends import SendStatements, SentReminder
+from duetime.storage.reminders.reminders import levels_of, read_scope, reminder_document
+from duetime.storage.reminders.sends import SendStatements
 from duetime.storage.store import Dialect, Statements
 
 _GONE = (ReminderStatus.SUPERSEDED, ReminderStatus.CANCELLED)
@@ -41,20 +40,6 @@ class DeliveryStatements(SendStatements):
     ) -> None:
         super().__init__(dialect)
         self._enqueue_follow_up = enqueue_follow_up
-
-    # What people see
-
-    def deliveries(self, reminder_id: int) -> Statements:
-        """Return a reminder's deliveries, in the order in which they began. Reads only."""
-        rows = yield from self._dialect.run("delivery_of", [reminder_id])
-        return [self._delivery(row) for row in rows]
-
-    def digest_deliveries(self, digest: Digest) -> Statements:
-        """Return what channels did with all that is in a digest, in this round. Reads only."""
-        rounds = {one.id: one.snoozes for one in digest.reminders}
-        rows = yield from self._dialect.run("delivery_of", list(rounds))
-        found: list[Delivery] = [self._delivery(row) for row in rows]
-        return [one for one in found if one.round == rounds[one.reminder_id]]
 
     # What people and providers do
 
@@ -153,12 +138,6 @@ class DeliveryStatements(SendStatements):
                 yield from self._try_another(subject, reminder, delivery, status)
         return changed
 
-    def record(self, sent: Sequence[SentReminder]) -> Statements:
-        """`record`; then failures whose receipts arrived before it take effect."""
-        early = yield from super().record(sent)
-        yield from self.apply_early(early)
-        return early
-
     def apply_early(self, early: Sequence[int]) -> Statements:
         """Have failures take effect whose receipts arrived before the sends were recorded."""
         for reminder in (yield from self.find(early)) if early else []:
@@ -232,7 +211,7 @@ class DeliveryStatements(SendStatements):
             late = Reason(why.code, why.facts | {"expires_at": format_time(expires_at)})
             armed = Armed(rule, reminder.time, None, "expired", late, expires_at)
         installation = yield from self._dialect.installation()
-        document = _reminder_document(installation, subject, reminder.due_at, following, armed)
+        document = reminder_document(installation, subject, reminder.due_at, following, armed)
         yield from self._dialect.run("reminder_write", [document])
         yield from self._tell(actor, "reminder.escalated", reminder, {"to": following, "why": why})
         return following
@@ -337,8 +316,8 @@ class DeliveryStatements(SendStatements):
         scopes = {}
         if subject.scope is not None:
             rows = yield from self._dialect.run("scope_read", [subject.scope])
-            scopes = {row[0]: _scope(row) for row in rows}
-        rules = resolve_rules(_chain(subject, scopes)).rules
+            scopes = {row[0]: read_scope(row) for row in rows}
+        rules = resolve_rules(levels_of(subject, scopes)).rules
         return next((rule for rule in rules if rule.id == reminder.rule.id), None)
 
     def _group(self, subject: Subject, reminder: Reminder) -> Statements:

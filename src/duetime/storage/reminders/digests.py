@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from duetime.domain.jobs.outcome import Skip, Snooze
+from duetime.domain.keys import make_digest_key
 from duetime.domain.reasons import Reason
 from duetime.domain.reminders.admission import digest_time, expiry, why_muted
 from duetime.domain.reminders.digest import MAX_REMINDERS, Digest, in_order
-from duetime.domain.reminders.keys import make_digest_key
 from duetime.domain.reminders.recipient import Recipient
 from duetime.domain.reminders.reminder import Reminder
 from duetime.storage.reminders.admissions import AdmissionStatements, use_of, use_of_digest

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from duetime.domain.jobs.keys import DIGEST_PREFIX
+from duetime.domain.keys import DIGEST_PREFIX, make_digest_key, read_digest_key, read_reminder_key
 from duetime.domain.reminders.delivery import Delivery, DeliveryStatus
-from duetime.domain.reminders.keys import make_digest_key, read_digest_key, read_reminder_key
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Subject
 from duetime.errors import DeliveryNotFound
 from duetime.storage.reminders.deliveries import DeliveryStatements

@@ -10,10 +10,18 @@ import msgspec
 
 from duetime.domain.change import Put
 from duetime.domain.duration import format_time
+from duetime.domain.keys import make_reminder_key
 from duetime.domain.reasons import Reason, read_reason
 from duetime.domain.reminders.arming import Armed, Level, arm, resolve_rules
-from duetime.domain.reminders.keys import make_reminder_key
-from duetime.domain.reminders.plan_recurrence import Plan
+from duetime.domain.reminders.plan_recurrence import (
+    SHARED_FROM,
+    Plan,
+    falls_behind,
+    plan_subject,
+    planned_documents,
+    rules_of,
+    since_document,
+)
 from duetime.domain.reminders.recurrence import COMPLETED, SKIPPED, Recurrence
 from duetime.domain.reminders.reminder import (
     REMIND_TASK,
@@ -23,16 +31,6 @@ from duetime.domain.reminders.reminder import (
 )
 from duetime.domain.reminders.rule import Rule
 from duetime.errors import InvalidInput
-from duetime.storage.reminders.recurring import (
-    SHARED_FROM,
-    due_times,
-    falls_behind,
-    plan_subject,
-    planned_documents,
-    repeating,
-    repeats_or_did,
-    since_document,
-)
 from duetime.storage.store import Dialect, Row, Statement, Statements, in_parts, run_many
 
 _NEWEST = 2**63 - 1
@@ -113,12 +111,12 @@ class ReminderStatements:
     def scopes(self, *, after: str = "", limit: int | None = None) -> Statements:
         """Return scopes by reference, those after one of them. Reads only."""
         rows = yield from self._dialect.run("scope_list", {"after": after, "limit": limit})
-        return [_scope(row) for row in rows]
+        return [read_scope(row) for row in rows]
 
     def scope(self, ref: str) -> Statements:
         """Return the scope or None. Reads only."""
         rows = yield from self._dialect.run("scope_get", {"ref": ref})
-        return _scope(rows[0]) if rows else None
+        return read_scope(rows[0]) if rows else None
 
     # Subjects
 
@@ -239,7 +237,7 @@ class ReminderStatements:
     def levels(self, subject: Subject) -> Statements:
         """The chain of rules, from the subject outwards."""
         scopes = yield from self._scopes([subject.scope] if subject.scope else [])
-        return _chain(subject, scopes)
+        return levels_of(subject, scopes)
 
     def levels_of_scope(self, ref: str) -> Statements:
         """The chain of rules, from the scope outwards; empty if there is no such scope."""
@@ -325,7 +323,7 @@ class ReminderStatements:
             for subject in batch:
                 known = existing.get(subject.id, {})
                 planned = None
-                if repeating(subject):
+                if subject.is_repeating:
                     rules = rules_that_hold(subject, scopes)
                     behind = (as_of or {}).get(subject.id)
                     planned = plan_subject(subject, rules, known, now, behind)
@@ -343,7 +341,7 @@ class ReminderStatements:
                         gone.setdefault(same, []).append(reminder_id)
                         del known[place]
                 write += [
-                    _reminder_document(installation, subject, place[0], recipient, armed)
+                    reminder_document(installation, subject, place[0], recipient, armed)
                     for place, (recipient, armed) in wanted.items()
                     if place not in known
                     and not _comes_later(subject, recipient, armed.rule)
@@ -358,7 +356,8 @@ class ReminderStatements:
                 document = {"ids": ids, "status": ends_as, "reason": msgspec.Raw(encoded)}
                 yield from self._dialect.run("reminder_withdraw", document)
             yield from run_many(self._dialect, "reminder_write", write)
-            yield from self._note_plans(batch, plans, now)
+            if recurring := [subject for subject in batch if subject.has_plan]:
+                yield from self._record_plans(recurring, plans, now)
             if not sure:
                 again = now + _AGAIN
                 ids = [subject.id for subject in batch]
@@ -377,7 +376,7 @@ class ReminderStatements:
             ref
             for subject in subjects
             if subject.status == "open"
-            and any(r.zone == "recipient" for r in resolve_rules(_chain(subject, scopes)).rules)
+            and any(r.zone == "recipient" for r in resolve_rules(levels_of(subject, scopes)).rules)
             for ref in subject.recipients
         }
         if not refs:
@@ -390,34 +389,34 @@ class ReminderStatements:
         self, subjects: Sequence[Subject], scopes: Mapping[str, ScopeInfo], now: datetime
     ) -> Generator[Statement, list[Row], list[Row]]:
         """What became of the reminders of subjects, as far as it matters now."""
-        repeats = [s for s in subjects if repeating(s)]
-        once = [s.id for s in subjects if not repeating(s)]
+        repeats = [s for s in subjects if s.is_repeating]
+        once = [s.id for s in subjects if not s.is_repeating]
         rows = (yield from self._dialect.run("reminder_of", once)) if once else []
         if repeats:
             asked = [since_document(s, rules_that_hold(s, scopes), now) for s in repeats]
             rows = [*rows, *(yield from self._dialect.run("reminder_since", asked))]
         return rows
 
-    def _note_plans(
+    def _record_plans(
         self, subjects: Sequence[Subject], plans: Mapping[int, Plan | None], now: datetime
     ) -> Statements:
-        """Note how far occurrences are armed, and have a worker go on in time."""
-        notes = planned_documents(subjects, plans)
-        if not notes:
+        """Record how far occurrences are armed, and have a worker continue in time."""
+        documents = planned_documents(subjects, plans)
+        if not documents:
             return
-        asked = {note["rearm_at"]: note["id"] for note in notes if note["rearm_at"] is not None}
-        for at, subject_id in sorted(asked.items()):
+        wanted = {one["rearm_at"]: one["id"] for one in documents if one["rearm_at"] is not None}
+        for at, subject_id in sorted(wanted.items()):
             if at >= now + SHARED_FROM and (
                 yield from self._dialect.run("rearm_marked", {"at": at, "id": subject_id})
             ):
                 continue
             yield from self.ask_rearm(at)
-        yield from self._dialect.run("subject_planned", notes)
+        yield from self._dialect.run("subject_planned", documents)
 
     def _catch_up(self, subjects: Iterable[Subject]) -> Statements:
         """Arm what became due, while no worker went on with it, before anything is changed: it is
         late, not past. The scopes of the subjects are locked."""
-        again = [subject for subject in subjects if repeating(subject) and subject.planned]
+        again = [subject for subject in subjects if subject.is_repeating and subject.planned]
         if not again:
             return
         now = yield from self._dialect.now()
@@ -436,8 +435,8 @@ class ReminderStatements:
         """`_rearm` of subjects that are locked and stored: in SQL where that can."""
         here = list(subjects)
         if self._dialect.arms and as_of is None:
-            here = [subject for subject in subjects if repeats_or_did(subject)]
-            there = [subject.id for subject in subjects if not repeats_or_did(subject)]
+            here = [subject for subject in subjects if subject.has_plan]
+            there = [subject.id for subject in subjects if not subject.has_plan]
             if there:
                 yield from self._dialect.run("rearm_these", {"ids": there, "why": why})
         if here:
@@ -488,7 +487,7 @@ class ReminderStatements:
         if not refs:
             return {}
         rows = yield from self._dialect.run("scope_lock", list(refs))
-        return {row[0]: _scope(row) for row in rows}
+        return {row[0]: read_scope(row) for row in rows}
 
     def _lock(
         self, *, ids: Iterable[int] = (), refs: Iterable[str] = ()
@@ -551,18 +550,30 @@ def _wanted(
     zones: Mapping[str, str],
 ) -> dict[tuple[Any, ...], tuple[str, Armed]]:
     """What should be there for a subject: (due, rule, time, recipient) → recipient and time."""
-    rules = resolve_rules(_chain(subject, scopes)).rules
+    rules = resolve_rules(levels_of(subject, scopes)).rules
     found: dict[tuple[Any, ...], tuple[str, Armed]] = {}
     by_zone: dict[str | None, list[str]] = {}
     for recipient in subject.recipients or ("",):
         by_zone.setdefault(zones.get(recipient), []).append(recipient)
-    for due, held in due_times(subject, rules, planned):
+    for due, held in _due_times(subject, rules, planned):
         for zone, recipients in by_zone.items():
             for armed in arm(held, due, subject.tz, now, recipient_tz=zone):
                 for recipient in recipients:
                     place = (due, armed.rule.id, armed.time, recipient)
                     found[place] = (recipient, armed)
     return found
+
+
+def _due_times(
+    subject: Subject, rules: Sequence[Rule], planned: Plan | None
+) -> list[tuple[datetime, Sequence[Rule]]]:
+    """When a subject is due, each time with the rules that hold then."""
+    if subject.status != "open":
+        return []
+    if subject.repeats is None:
+        return [] if subject.due_at is None else [(subject.due_at, rules)]
+    found = planned.occurrences if planned else []
+    return [(one.due, rules_of(subject.repeats, rules, one.due)) for one in found]
 
 
 def _comes_later(subject: Subject, recipient: str, rule: Rule) -> bool:
@@ -573,14 +584,14 @@ def _comes_later(subject: Subject, recipient: str, rule: Rule) -> bool:
 
 def rules_that_hold(subject: Subject, scopes: Mapping[str, ScopeInfo]) -> tuple[Rule, ...]:
     """Its own, or those of a scope around it."""
-    return resolve_rules(_chain(subject, scopes)).rules
+    return resolve_rules(levels_of(subject, scopes)).rules
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _chain(subject: Subject, scopes: Mapping[str, ScopeInfo]) -> list[Level]:
+def levels_of(subject: Subject, scopes: Mapping[str, ScopeInfo]) -> list[Level]:
     return [Level(subject.ref, subject.rules), *_levels_from(subject.scope, scopes)]
 
 
@@ -611,7 +622,7 @@ def _withdrawal(subject: Subject, place: tuple[Any, ...], why: Reason | None) ->
     return ReminderStatus.SUPERSEDED, why or Reason("rule_removed")
 
 
-def _reminder_document(
+def reminder_document(
     installation: str, subject: Subject, due: datetime, recipient: str, armed: Armed
 ) -> dict[str, Any]:
     return {
@@ -652,7 +663,7 @@ def _check_parent(scope: ScopeInfo, known: Mapping[str, ScopeInfo], inside: int)
         )
 
 
-def _scope(row: Row) -> ScopeInfo:
+def read_scope(row: Row) -> ScopeInfo:
     return ScopeInfo(row[0], row[1], _rules(row[2]), bool(row[3]))
 
 

@@ -1,4 +1,4 @@
-"""What the sender of a reminder asks and records, as statements without I/O."""
+"""What the sender of a reminder reads and records, as statements without I/O."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from duetime.domain.jobs.rate import Rate
 from duetime.domain.reasons import Reason
 from duetime.domain.reminders.delivery import Delivery, DeliveryStatus
+from duetime.domain.reminders.digest import Digest
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus
 from duetime.storage.reminders.admissions import AdmissionState, read_admission_state
 from duetime.storage.reminders.reminders import ReminderStatements
@@ -55,6 +56,18 @@ class SendStatements(ReminderStatements):
         found = [self._ready(row) for row in rows]
         return {ready.reminder.id: ready for ready in found}
 
+    def deliveries(self, reminder_id: int) -> Statements:
+        """Return a reminder's deliveries, in the order in which they began. Reads only."""
+        rows = yield from self._dialect.run("delivery_of", [reminder_id])
+        return [self._delivery(row) for row in rows]
+
+    def digest_deliveries(self, digest: Digest) -> Statements:
+        """Return what channels did with all that is in a digest, in this round. Reads only."""
+        rounds = {one.id: one.snoozes for one in digest.reminders}
+        rows = yield from self._dialect.run("delivery_of", list(rounds))
+        found: list[Delivery] = [self._delivery(row) for row in rows]
+        return [one for one in found if one.round == rounds[one.reminder_id]]
+
     def free(self, reminder_ids: Sequence[int]) -> Statements:
         """Hold the reminders that nobody else changes just now; return their ids."""
         rows = yield from self._dialect.run("reminder_free", list(reminder_ids))
@@ -84,7 +97,7 @@ class SendStatements(ReminderStatements):
             if (one.reminder.id, accepting(one.deliveries)["channel"]) not in noted
         ]
 
-    def note(
+    def record_attempt(
         self, reminders: Sequence[Reminder], deliveries: Sequence[dict[str, Any]]
     ) -> Statements:
         """Record what channels did with reminders that are not sent yet: the same with each."""

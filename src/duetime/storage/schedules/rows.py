@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.jobs.keys import run_key
+from duetime.domain.keys import run_key
 from duetime.domain.reasons import Reason, read_reason
 from duetime.domain.schedules.plan import PlannedTick
 from duetime.domain.schedules.schedule import Policy, Schedule, TickStatus, check_policy

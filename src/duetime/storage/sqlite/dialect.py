@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.reminders.keys import shorten_installation
+from duetime.domain.keys import shorten_installation
 from duetime.storage.store import Row, Statement
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -16,7 +16,7 @@ _PART = 100
 """How many reminders end in one transaction: others wait for their subjects meanwhile."""
 
 
-class DigestEnds(DeliveryStatements):
+class UnsentDigests(DeliveryStatements):
     """Every method is one transaction. The recipient is locked before subjects and reminders."""
 
     def failed(self, jobs: Sequence[int] | None = None) -> Statements:
