@@ -197,6 +197,20 @@ async def test_of_two_tokens_of_one_job_only_the_one_that_holds_it_may_finish(
     assert [one.token for one in history] == [new.token]
 
 
+async def test_a_retry_under_an_old_token_does_not_make_the_job_wait_again(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    job_id, _ = await enqueue_many(store, 2)
+    old, _ = await hand.claim()
+    await hand.release(old)
+    new = await hand.claim_one()
+    await hand.end(retried(old, seconds(0)), ended(new, result="1"))
+    job = await get(store, job_id)
+
+    assert job.state is JobState.COMPLETED
+    assert [one.token for one in job.history] == [new.token]
+
+
 async def test_refusal_of_one_does_not_hinder_others(
     store: Store, clock: Clock, hand: Hand
 ) -> None:

@@ -24,6 +24,10 @@ from duetime.storage.sqlite.dialect import (
 from duetime.storage.sqlite.thread import Transaction
 from duetime.storage.store import MAX_CLAIMED_ARGS, Exchange, Lane, Statements
 
+Again = tuple[int, int, int, int | None]
+"""A job that waits again: its id, when it is due, how many attempts count so far, and a priority
+other than its own."""
+
 _PRIORITIES = tuple(range(10))
 _QUARANTINE = (10,)
 """The lane of jobs that two workers died with."""
@@ -305,24 +309,30 @@ def finish(tx: Transaction, ended: Sequence[FinishedJob]) -> tuple[frozenset[int
     """
     plain = [end for end in ended if _is_plain(end)]
     full = [end for end in ended if not _is_plain(end)] if len(plain) < len(ended) else []
-    refused: frozenset[int] = frozenset()
     cancelled: frozenset[int] = frozenset()
     if again := [end for end in full if end.again_after is not None]:
         cancelled = frozenset(decode(tx.value("cancelled_among", ended=_encode_plain(again))))
         full = [_stopped(end) if end.job.id in cancelled else end for end in full]
+    accepted: list[FinishedJob] = []
     if plain:
         body = _encode_plain(plain)
-        accepted = tx.run("finish", ended=body)
-        refused |= _let_go(tx, plain, body, accepted)
+        accepted += _find_accepted(tx, plain, body, tx.run("finish", ended=body))
+        tx.run("close_claims", ended=body)
     if full:
         body = _encode_full(full)
-        accepted = tx.run("finish_fully", ended=body)
-        if any(end.again_after is not None for end in full):
-            tx.run("run_again", ended=body, now=tx.now)
+        recorded = _find_accepted(tx, full, body, tx.run("finish_fully", ended=body))
+        if again := [end for end in recorded if end.again_after is not None]:
+            wait_again(tx, [_again(end, tx.now) for end in again])
         if any(end.job.key is not None for end in full):
             tx.run("free_keys", ended=body)
             tx.run("keep_keys", ended=body, now=tx.now)
-        refused |= _let_go(tx, full, body, accepted)
+        # Last of all: the claim is the fence.
+        tx.run("close_claims", ended=body)
+        accepted += recorded
+    _announce(tx, accepted)
+    refused: frozenset[int] = frozenset()
+    if len(accepted) < len(ended):
+        refused = frozenset(end.job.id for end in ended) - {end.job.id for end in accepted}
     return refused, cancelled
 
 
@@ -330,25 +340,36 @@ def _stopped(end: FinishedJob) -> FinishedJob:
     return msgspec.structs.replace(end, outcome=AttemptOutcome.CANCELLED, again_after=None)
 
 
-def _let_go(
-    tx: Transaction, ended: Sequence[FinishedJob], body: str, accepted: int
-) -> frozenset[int]:
-    """End the claims of what was accepted, last of all: the claim is the fence."""
-    refused: frozenset[int] = frozenset()
-    if accepted < len(ended):
-        held = set(decode(tx.value("still_held", ended=body)))
-        refused = frozenset(end.job.id for end in ended if end.job.id not in held)
-    tx.run("let_go", ended=body)
-    for end in ended:
-        if end.job.id in refused:
-            continue
+def _again(end: FinishedJob, now: int) -> Again:
+    """A snooze gives the attempt back."""
+    assert end.again_after is not None
+    attempts = end.job.attempt - (end.outcome is AttemptOutcome.SNOOZED)
+    return end.job.id, now + span_to_us(end.again_after), attempts, None
+
+
+def wait_again(tx: Transaction, jobs: Sequence[Again]) -> None:
+    """Put jobs back into `due`. Who sleeps on their queues is woken by the caller."""
+    tx.run("wait_again", jobs=msgspec.json.encode(jobs).decode())
+
+
+def _find_accepted(
+    tx: Transaction, ended: Sequence[FinishedJob], body: str, count: int
+) -> Sequence[FinishedJob]:
+    """Return those that were still held under their token; `count`: how many."""
+    if count == len(ended):
+        return ended
+    held = {tuple(pair) for pair in decode(tx.value("still_held", ended=body))}
+    return [end for end in ended if (end.job.id, end.job.token) in held]
+
+
+def _announce(tx: Transaction, accepted: Sequence[FinishedJob]) -> None:
+    for end in accepted:
         if end.again_after is None:
             tx.ended.append(end.job.id)
             if end.job.limited:
                 tx.wake(end.job.queue)
         else:
             tx.wake(end.job.queue, tx.now + span_to_us(end.again_after))
-    return refused
 
 
 def settle(tx: Transaction, ended: Sequence[FinishedJob]) -> Exchange:
@@ -361,15 +382,29 @@ def settle(tx: Transaction, ended: Sequence[FinishedJob]) -> Exchange:
     return Exchange(refused=refused, cancelled=cancelled)
 
 
-def put(tx: Transaction, how: str, jobs: Sequence[ClaimedJob], **more: Any) -> None:
-    """Move held jobs from `claim` to where they wait; those that were lost stay untouched, and
-    those that were cancelled end."""
-    body = msgspec.json.encode([(job.id, job.token, to_us(job.run_at)) for job in jobs]).decode()
+def release(tx: Transaction, jobs: Sequence[ClaimedJob]) -> None:
+    """Give held jobs back. Those that were lost are left alone, cancelled ones end as cancelled."""
+    body = _encode_claims(jobs)
     _end_cancelled(tx, body)
-    tx.run(how, ended=body, **more)
-    tx.run("let_go", ended=body)
+    _give_back(tx, body)
     for job in jobs:
         tx.wake(job.queue)
+
+
+def park(tx: Transaction, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
+    """Set held jobs aside. Those that were lost are left alone, cancelled ones end as cancelled."""
+    body = _encode_claims(jobs)
+    _end_cancelled(tx, body)
+    tx.run("park", ended=body, reason=write_reason(reason), now=tx.now)
+    tx.run("close_claims", ended=body)
+    for job in jobs:
+        # In a queue with limits there is room now.
+        tx.wake(job.queue)
+
+
+def _give_back(tx: Transaction, body: str) -> None:
+    tx.run("wait_again", jobs=tx.value("given_back", ended=body))
+    tx.run("close_claims", ended=body)
 
 
 def _end_cancelled(tx: Transaction, body: str) -> int:
@@ -392,8 +427,7 @@ def disown(tx: Transaction, worker_id: int, known: Sequence[int], lead: int) -> 
         ]
     ).decode()
     cancelled = _end_cancelled(tx, body)
-    tx.run("put_back", ended=body)
-    tx.run("let_go", ended=body)
+    _give_back(tx, body)
     for *_, queue in rows:
         tx.wake(queue)
     return len(rows) - cancelled
@@ -426,6 +460,10 @@ def _is_plain(end: FinishedJob) -> bool:
         and end.job.key is None
         and end.again_after is None
     )
+
+
+def _encode_claims(jobs: Sequence[ClaimedJob]) -> str:
+    return msgspec.json.encode([(job.id, job.token, to_us(job.run_at)) for job in jobs]).decode()
 
 
 def _encode_plain(ended: Sequence[FinishedJob]) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from duetime.domain.jobs.job import PARKED_CODE, AttemptOutcome, ClaimedJob
 from duetime.storage.sqlite.dialect import decode, encode_set, maybe_to_us, span_to_us
+from duetime.storage.sqlite.hot_path import wait_again
 from duetime.storage.sqlite.operate import end_waiting
 from duetime.storage.sqlite.thread import Transaction
 from duetime.storage.store import LEAD, Rescued, Row, rescued_state
@@ -63,8 +64,9 @@ def unpark(
         "queues": encode_set(queues),
         "sparing": msgspec.json.encode(list(sparing)).decode(),
     }
-    tx.run("unpark_due", **which)
-    return len(tx.rows("unpark", **which))
+    jobs = tx.value("parked_for", **which)
+    tx.run("wait_again", jobs=jobs)
+    return tx.run("leave_parked", jobs=jobs)
 
 
 def long_parked(tx: Transaction, age: timedelta, batch: int) -> list[Row]:
@@ -93,14 +95,14 @@ def rescue(tx: Transaction, sparing: int) -> list[Rescued]:
     lost = tx.rows("dead_claims", now=tx.now, sparing=sparing)
     recorded, again, freed, rescued = [], [], [], []
     for (
-        job_id, token, attempt, worker_id, claimed_at, task, queue, priority, partition,
+        job_id, token, attempt, worker_id, claimed_at, task, queue,
         outcome, times, worker, is_limited, reason,
     ) in lost:  # fmt: skip
         if outcome == "given back":
-            lane = _QUARANTINE if times >= 2 else priority
+            lane = _QUARANTINE if times >= 2 else None
             run_at = max(tx.now, min(claimed_at, tx.now) + _LEAD_US)
             attempt -= 1
-            again.append((job_id, queue, lane, run_at, attempt, partition))
+            again.append((job_id, run_at, attempt, lane))
             tx.wake(queue)
             rescued.append(Rescued(job_id, task, attempt, rescued_state(outcome, attempt), worker))
             continue
@@ -113,9 +115,9 @@ def rescue(tx: Transaction, sparing: int) -> list[Rescued]:
         )
         if outcome == "lost":
             wait = min(2 ** (times - 1), 60) * _SECOND if times else 0
-            lane = _QUARANTINE if times else priority
+            lane = _QUARANTINE if times else None
             run_at = max(tx.now + wait, min(claimed_at, tx.now) + _LEAD_US)
-            again.append((job_id, queue, lane, run_at, attempt, partition))
+            again.append((job_id, run_at, attempt, lane))
         else:
             freed.append((job_id,))
             tx.ended.append(job_id)
@@ -123,7 +125,7 @@ def rescue(tx: Transaction, sparing: int) -> list[Rescued]:
             tx.wake(queue)
         rescued.append(Rescued(job_id, task, attempt, rescued_state(outcome, attempt), worker))
     tx.run_many("record_lost", recorded)
-    tx.run_many("return_lost", again)
+    wait_again(tx, again)
     tx.run_many("free_key", freed)
     tx.run_many("drop_claim", [(row[0],) for row in lost])
     tx.run("bury_workers", now=tx.now)

@@ -28,6 +28,7 @@ from duetime.storage.sqlite.dialect import (
     maybe_to_us,
     to_us,
 )
+from duetime.storage.sqlite.hot_path import wait_again
 from duetime.storage.sqlite.thread import Transaction
 from duetime.storage.store import Dialect, Row, Statement, WorkerInfo
 
@@ -158,16 +159,16 @@ def requeue(
 ) -> Requeued:
     states = {job.id: job.state for job in find(tx, which)}
     able = tx.rows("requeuable", jobs=encode_ids(states))
-    keyed = {job_id for job_id, has_key in able if has_key}
+    keyed = {job_id for job_id, _, has_key in able if has_key}
     taken = {row[0] for row in tx.rows("take_keys", jobs=encode_ids(keyed), now=tx.now)}
     left = keyed - taken
-    free = encode_ids(job_id for job_id, _ in able if job_id not in left)
+    queues = {job_id: queue for job_id, queue, _ in able if job_id not in left}
+    jobs = sorted(queues)
     moment = tx.now if run_at is None else to_us(run_at)
-    rows = tx.rows("requeue", jobs=free, run_at=moment)
-    jobs = sorted(row[0] for row in rows)
+    wait_again(tx, [(job_id, moment, 0, None) for job_id in jobs])
     tx.run("unexpire", jobs=encode_ids(jobs))
     audit(tx, dialect, requeue_events({job: states[job] for job in jobs}, run_at, by=by))
-    for _, queue in rows:
+    for queue in queues.values():
         tx.wake(queue, moment)
     return Requeued(jobs, dict(tx.rows("key_holders", jobs=encode_ids(left))))
 

@@ -23,7 +23,7 @@ from duetime.domain.jobs.job import (
     Requeued,
 )
 from duetime.domain.jobs.queue import Limits, QueueInfo
-from duetime.domain.reasons import Reason, write_reason
+from duetime.domain.reasons import Reason
 from duetime.errors import JobNotFound
 from duetime.storage.jobs.audit import cancel_events
 from duetime.storage.sqlite import hot_path, housekeeping, operate
@@ -213,12 +213,10 @@ class SqliteStore:
         return args
 
     async def release(self, jobs: Sequence[ClaimedJob]) -> None:
-        await self._thread.write(lambda tx: hot_path.put(tx, "put_back", jobs))
+        await self._thread.write(lambda tx: hot_path.release(tx, jobs))
 
     async def park(self, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
-        await self._thread.write(
-            lambda tx: hot_path.put(tx, "park", jobs, reason=write_reason(reason), now=tx.now)
-        )
+        await self._thread.write(lambda tx: hot_path.park(tx, jobs, reason))
 
     async def park_unreadable(self, queues: Sequence[str], *, most: int) -> dict[int, str]:
         return await self._thread.write(lambda tx: hot_path.park_unreadable(tx, queues, most))

@@ -210,15 +210,12 @@ with ended as materialized (
     from ended as e join mine as m on m.job_id = e.job_id and m.token = e.token
     on conflict (job_id, token) do nothing
     returning job_id, token, outcome
-), again as (
-    insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
-    select j.queue, j.priority, duetime.now() + e.again, j.id,
-           e.attempt - (e.outcome = 'snoozed')::integer, j.partition
+), again as materialized (
+    select duetime._wait_again(array_agg(e.job_id), array_agg(duetime.now() + e.again),
+                               array_agg(e.attempt - (e.outcome = 'snoozed')::integer))
     from accepted as a join ended as e on e.job_id = a.job_id and e.token = a.token
-    cross join lateral (select * from duetime.job where job.id = a.job_id offset 0) as j
     where e.again is not null and a.outcome <> 'cancelled'
-    on conflict (job_id) do nothing
-    returning queue, run_at
+    having count(*) > 0
 ), closed as (
     -- After the fence has been passed, not before: the count makes it wait.
     delete from duetime.claim
@@ -236,16 +233,11 @@ with ended as materialized (
     select count(pg_notify('duetime.finished', a.job_id::text))
     from accepted as a where exists (select from duetime.waiter as w where w.job_id = a.job_id)
 ), sleepers as materialized (
-    select count(duetime.wake(q.queue, q.run_at)) from (
-        select s.queue, min(s.run_at) as run_at from (
-            select again.queue, again.run_at from again
-            union all
-            select closed.queue, null from closed where closed.queue is not null
-        ) as s group by s.queue order by s.queue
-    ) as q
+    select count(duetime.wake(q.queue)) from (
+        select distinct c.queue from closed as c where c.queue is not null order by c.queue) as q
 )
 select r.job_id, r.token, r.cancelled
-from woken cross join sleepers left join lateral (
+from woken cross join sleepers cross join (select count(*) from again) as waiting left join lateral (
     select e.job_id, e.token, false as cancelled from ended as e
     where (select count(*) from accepted) < cardinality(%(jobs)s::bigint[])
       and not exists (select from accepted as a where a.job_id = e.job_id and a.token = e.token)
@@ -311,16 +303,14 @@ delete from duetime.claim where token = any (%(tokens)s::bigint[]) and job_ids =
 
 -- name: put_back
 -- What was in quarantine stays there.
-insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
-select j.queue,
-    case when (select count(*) from duetime.attempt as a
-               where a.job_id = j.id and a.outcome = 'lost') >= 2 then 10 else j.priority end,
-    r.run_at, j.id, r.attempt, j.partition
-from unnest(%(jobs)s::bigint[], %(run_ats)s::timestamptz[], %(attempts)s::smallint[])
+select duetime._wait_again(
+    array_agg(r.job_id), array_agg(r.run_at), array_agg(r.attempt),
+    array_agg(case when (select count(*) from duetime.attempt as a
+                         where a.job_id = r.job_id and a.outcome = 'lost') >= 2 then 10 end),
+    notify => false)
+from unnest(%(jobs)s::bigint[], %(run_ats)s::timestamptz[], %(attempts)s::integer[])
     as r(job_id, run_at, attempt)
-join duetime.job as j on j.id = r.job_id
-where r.job_id = any (%(left)s::bigint[])
-on conflict (job_id) do nothing;
+where r.job_id = any (%(left)s::bigint[]);
 
 -- name: wake_for
 select count(duetime.wake(queue)) from (
@@ -356,25 +346,22 @@ with held as (
     returning job_id
 ), freed as (
     delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
-), back as (
-    insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
-    select j.queue,
-        case when (select count(*) from duetime.attempt as a
-                   where a.job_id = j.id and a.outcome = 'lost') >= 2 then 10 else j.priority end,
+), back as materialized (
+    select duetime._wait_again(
+        array_agg(g.job_id),
         -- It may have been claimed ahead of its time, and must not be early now.
-        greatest(least(g.claimed_at, duetime.now()) + make_interval(secs => %(lead)s), duetime.now()),
-        j.id, g.attempt - 1, j.partition
-    from gone as g join duetime.job as j on j.id = g.job_id
-    where not g.cancelled
-    on conflict (job_id) do nothing
-    returning queue, job_id
-), woken as materialized (
-    select count(duetime.wake(q.queue)) from (select distinct queue from back order by queue) as q
+        array_agg(greatest(least(g.claimed_at, duetime.now()) + make_interval(secs => %(lead)s),
+                           duetime.now())),
+        array_agg(g.attempt - 1),
+        array_agg(case when (select count(*) from duetime.attempt as a
+                             where a.job_id = g.job_id and a.outcome = 'lost') >= 2 then 10 end)
+    ) as job_id
+    from gone as g where not g.cancelled
 ), notified as materialized (
     select count(pg_notify('duetime.finished', e.job_id::text)) from ended as e
     where exists (select from duetime.waiter as w where w.job_id = e.job_id)
 )
-select back.job_id from back, woken, notified;
+select back.job_id from back, notified;
 
 -- name: complete
 -- Several, in the order given; each is fenced by itself.

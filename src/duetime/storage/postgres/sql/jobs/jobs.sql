@@ -153,7 +153,7 @@ select id from duetime.job where id = any (%(ids)s::bigint[]) order by id for up
 -- does; of several with one key the newest. Returns each, whether it waits now (false if another
 -- holds its key, whose row stays locked), and the state that it was in.
 with able as materialized (
-    select j.id, j.task, j.key, j.hold, j.queue, j.priority, j.partition, v.state
+    select j.id, j.task, j.key, j.hold, v.state
     from duetime.job as j join duetime.jobs as v on v.id = j.id
     where j.id = any (%(ids)s::bigint[])
       and v.state in ('dead', 'cancelled', 'expired', 'superseded')
@@ -166,20 +166,15 @@ with able as materialized (
     set (job_id, hold, held_until) = (excluded.job_id, excluded.hold, null)
     where k.held_until <= duetime.now() or k.job_id = excluded.job_id
     returning k.job_id
-), again as (
-    insert into duetime.due (queue, priority, run_at, job_id, partition)
-    select a.queue, a.priority, coalesce(%(run_at)s, duetime.now()), a.id, a.partition
+), again as materialized (
+    select duetime._wait_again(array_agg(a.id), array_agg(coalesce(%(run_at)s, duetime.now())),
+                               array_agg(0)) as job_id
     from able as a where a.key is null or a.id in (select job_id from taken)
-    on conflict do nothing
-    returning queue, run_at, job_id
 ), unexpired as (
     update duetime.job as j set expires_at = null from again as a
     where j.id = a.job_id and j.expires_at is not null
-), woken as materialized (
-    select count(duetime.wake(q.queue, q.run_at)) from (
-        select queue, min(run_at) as run_at from again group by queue order by queue) as q
 )
-select a.id, a.id in (select job_id from again), a.state from able as a, woken;
+select a.id, a.id in (select job_id from again), a.state from able as a;
 
 -- name: key_holders
 select j.id, k.job_id

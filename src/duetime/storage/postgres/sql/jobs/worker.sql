@@ -81,12 +81,12 @@ with taken as (
           and not unreadable and job_id <> all (%(sparing)s::bigint[])
         limit 1000 for update skip locked)
     returning *
-), back as (
-    insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
-    select queue, priority, run_at, job_id, attempt, partition from taken
-    on conflict (job_id) do nothing
+), back as materialized (
+    select duetime._wait_again(array_agg(job_id), array_agg(run_at), array_agg(attempt),
+                               array_agg(priority), notify => false)
+    from taken
 )
-select count(*) from taken;
+select count(*) from taken cross join (select count(*) from back) as waiting;
 
 -- name: set_progress
 insert into duetime.progress (job_id, token, progress, at)
@@ -127,7 +127,7 @@ with held as (
     where not exists (select from duetime.attempt as a
                       where a.job_id = u.job_id and a.token = h.token)
 ), fate as materialized (
-    select l.*, j.task, j.queue, j.priority, j.partition,
+    select l.*, j.task, j.queue,
         case when l.cancelled then 'cancelled'
              when l.too_late then 'given back'
              when l.attempt >= coalesce(t.max_attempts, j.max_attempts) then 'dead'
@@ -143,18 +143,18 @@ with held as (
            case when f.outcome = 'cancelled' then 'cancelled_worker_lost' else 'worker_lost' end,
            case when f.outcome = 'cancelled' then f.reason -> 'facts' ->> 'text' end
     from fate as f where f.outcome <> 'given back'
-), again as (
-    insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
-    select f.queue,
-        case when f.times + (f.outcome = 'lost')::integer >= 2 then 10 else f.priority end,
+), again as materialized (
+    select duetime._wait_again(
+        array_agg(f.job_id),
         -- It may have been claimed ahead of its time, and must not be early now.
-        greatest(least(f.claimed_at, duetime.now()) + %(lead)s::interval,
-                 duetime.now() + case when f.times = 0 or f.outcome = 'given back'
-                                      then interval '0'
-                                      else least(power(2, f.times - 1), 60) * interval '1 second' end),
-        f.job_id, f.attempt - (f.outcome = 'given back')::integer, f.partition
+        array_agg(greatest(
+            least(f.claimed_at, duetime.now()) + %(lead)s::interval,
+            duetime.now() + case when f.times = 0 or f.outcome = 'given back' then interval '0'
+                                 else least(power(2, f.times - 1), 60) * interval '1 second' end)),
+        array_agg(f.attempt - (f.outcome = 'given back')::integer),
+        array_agg(case when f.times + (f.outcome = 'lost')::integer >= 2 then 10 end),
+        notify => false)
     from fate as f where f.outcome in ('lost', 'given back')
-    on conflict (job_id) do nothing
 ), freed as (
     delete from duetime.job_key as k using fate as f
     where k.job_id = f.job_id and f.outcome in ('dead', 'cancelled')
@@ -169,7 +169,8 @@ with held as (
 )
 select f.job_id, f.task, f.attempt - (f.outcome = 'given back')::integer, f.outcome,
     coalesce(n.name, f.worker_id::text)
-from fate as f left join duetime.worker_name as n on n.id = f.worker_id, woken, notified;
+from fate as f left join duetime.worker_name as n on n.id = f.worker_id, woken, notified,
+    (select count(*) from again) as waiting;
 
 -- name: bury_workers
 -- Dead workers that hold nothing any more.

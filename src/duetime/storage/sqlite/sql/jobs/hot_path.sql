@@ -141,15 +141,16 @@ select c.job_id, c.token, c.attempt, c.worker_id, json_extract(e.value, '$[4]'),
 from json_each(:ended) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]');
 
--- name: run_again
--- What is retried or snoozed waits again. A snooze gives the attempt back.
-insert or ignore into duetime_due (job_id, queue, priority, run_at, attempt, partition)
-select j.id, j.queue, j.priority, :now + json_extract(e.value, '$[5]'),
-    c.attempt - (json_extract(e.value, '$[4]') = 'snoozed'), j.partition
-from json_each(:ended) as e cross join duetime_claim as c
-    on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
-cross join duetime_job as j on j.id = c.job_id
-where json_extract(e.value, '$[5]') is not null;
+-- name: wait_again
+-- Put jobs back into `due`, given as [job, run_at, attempts that count so far, a priority other than
+-- the job's own or null]. One that waits already is left as it is. Everything by which a job waits
+-- again does it here: retry, snooze, release, rescue, unpark, requeue.
+insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
+select j.id, j.queue, coalesce(json_extract(e.value, '$[3]'), j.priority),
+    json_extract(e.value, '$[1]'), json_extract(e.value, '$[2]'), j.partition
+from json_each(:jobs) as e cross join duetime_job as j on j.id = json_extract(e.value, '$[0]')
+where true
+on conflict (job_id) do nothing;
 
 -- name: free_keys
 -- The key goes with its job, unless the job completed and the key is to be held on.
@@ -171,11 +172,11 @@ update duetime_job_key set held_until = :now + hold where hold is not null and j
     where json_extract(e.value, '$[5]') is null and json_extract(e.value, '$[4]') = 'completed');
 
 -- name: still_held
-select json_group_array(c.job_id)
+select json_group_array(json_array(c.job_id, c.token))
 from json_each(:ended) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]');
 
--- name: let_go
+-- name: close_claims
 delete from duetime_claim where (job_id, token) in (
     select json_extract(value, '$[0]'), json_extract(value, '$[1]') from json_each(:ended));
 
@@ -205,16 +206,14 @@ from json_each(:ended) as e cross join duetime_claim as c
 where c.cancelled is not null
 returning job_id;
 
--- name: put_back
--- What was in quarantine stays there.
-insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
-select j.id, j.queue,
+-- name: given_back
+-- Held jobs as `wait_again` takes them. What was in quarantine stays there.
+select json_group_array(json_array(
+    c.job_id, json_extract(e.value, '$[2]'), c.attempt - 1,
     case when (select count(*) from duetime_attempt as a
-               where a.job_id = j.id and +a.outcome = 'lost') >= 2 then 10 else j.priority end,
-    json_extract(e.value, '$[2]'), c.attempt - 1, j.partition
+               where a.job_id = c.job_id and +a.outcome = 'lost') >= 2 then 10 end))
 from json_each(:ended) as e cross join duetime_claim as c
-    on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
-cross join duetime_job as j on j.id = c.job_id;
+    on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]');
 
 -- name: park
 insert into duetime_parked (job_id, queue, task, priority, run_at, attempt, partition, reason,

@@ -110,7 +110,7 @@ update duetime_job set priority = :priority where id = :job;
 
 -- name: requeuable
 -- Of these jobs those that ended without success.
-select id, key is not null from duetime_jobs
+select id, queue, key is not null from duetime_jobs
 where id in (select value from json_each(:jobs))
   and state in ('dead', 'cancelled', 'expired', 'superseded');
 
@@ -129,13 +129,6 @@ returning job_id;
 select j.id, k.job_id
 from duetime_job as j join duetime_job_key as k on k.task = j.task and k.key = j.key
 where j.id in (select value from json_each(:jobs));
-
--- name: requeue
--- A fresh set of attempts.
-insert or ignore into duetime_due (job_id, queue, priority, run_at, partition)
-select id, queue, priority, :run_at, partition from duetime_job
-where id in (select value from json_each(:jobs))
-returning job_id, queue;
 
 -- name: unexpire
 update duetime_job set expires_at = null

@@ -45,22 +45,18 @@ select d.job_id, d.queue, j.task, d.priority, :now, max(min(d.attempt, 20000), 0
     :reason, :now, 1
 from duetime_due as d join duetime_job as j on j.id = d.job_id where d.job_id = :job;
 
--- name: unpark_due
-insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
-select job_id, queue, priority, run_at, attempt, partition from duetime_parked
-where task in (select value from json_each(:tasks))
-  and queue in (select value from json_each(:queues)) and not unreadable
-  and job_id not in (select value from json_each(:sparing))
-order by job_id limit 1000;
-
--- name: unpark
-delete from duetime_parked where job_id in (
-    select job_id from duetime_parked
+-- name: parked_for
+-- Parked jobs of these tasks and queues, as `wait_again` takes them.
+select json_group_array(json_array(job_id, run_at, attempt, priority)) from (
+    select job_id, run_at, attempt, priority from duetime_parked
     where task in (select value from json_each(:tasks))
       and queue in (select value from json_each(:queues)) and not unreadable
       and job_id not in (select value from json_each(:sparing))
-    order by job_id limit 1000)
-returning job_id;
+    order by job_id limit 1000);
+
+-- name: leave_parked
+delete from duetime_parked
+where job_id in (select json_extract(value, '$[0]') from json_each(:jobs));
 
 -- name: set_progress
 insert into duetime_progress (job_id, token, progress, at)
@@ -74,8 +70,7 @@ returning 1;
 -- What is held by workers whose lease ran out, or that are gone, and what becomes of it. The
 -- attempt counts, unless the claim was made after the lease, or by a worker that is gone: then it
 -- cannot have begun.
-select c.job_id, c.token, c.attempt, c.worker_id, c.claimed_at, j.task, j.queue, j.priority,
-    j.partition,
+select c.job_id, c.token, c.attempt, c.worker_id, c.claimed_at, j.task, j.queue,
     case when c.cancelled is not null then 'cancelled'
          when w.id is null or w.lease_until <= c.claimed_at then 'given back'
          when c.attempt >= coalesce(t.max_attempts, j.max_attempts) then 'dead' else 'lost' end,
@@ -100,10 +95,6 @@ select exists (select 1 from duetime_worker where lease_until <= :now)
 insert into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at, finished_at,
                              error_code, error)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?);
-
--- name: return_lost
-insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
-values (?, ?, ?, ?, ?, ?);
 
 -- name: drop_claim
 delete from duetime_claim where job_id = ?;
