@@ -270,20 +270,17 @@ class Duetime:
 
     def _make_worker(self, store: Store, **options: Unpack[WorkerArguments]) -> Worker:
         """Return a worker with the app's settings, changed by `options`."""
-        from duetime.engine.options import WorkerOptions
         from duetime.engine.worker import Worker
 
         settings = self._worker_settings(options)
-        fields = [field for field in WorkerOptions.__struct_fields__ if field != "name"]
         return Worker(
             store,
             self._known_tasks,
-            WorkerOptions(
-                **{field: getattr(settings, field) for field in fields}, name=options.get("name")
-            ),
+            settings,
             self._events,
             self._followers(settings),
             self._hooks,
+            name=options.get("name"),
         )
 
     def _worker_settings(self, options: Mapping[str, Any]) -> Settings:
@@ -333,7 +330,7 @@ class Duetime:
         A database that is away is waited for.
         """
         from duetime.engine.services import OUTAGE_SECONDS
-        from duetime.telemetry.outage import Outage
+        from duetime.telemetry.events import Outage
 
         self._worker_settings(options)
         outage = Outage(options.get("name"))

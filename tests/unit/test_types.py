@@ -17,7 +17,6 @@ from duetime.domain.jobs.job import JobState, JobStateLike
 from duetime.domain.reminders.delivery import DeliveryStatus, ReceiptStatus, read_receipt
 from duetime.domain.reminders.reminder import ReminderStatus, ReminderStatusLike
 from duetime.domain.schedules.schedule import TickStatus, TickStatusLike
-from duetime.engine.options import WorkerOptions
 from duetime.settings import (
     DEFAULT_RETENTION,
     Retention,
@@ -88,7 +87,7 @@ def test_right_calls_pass_and_wrong_ones_are_refused(
 
 def test_every_setting_is_a_typed_keyword() -> None:
     assert {"database", *SettingsArguments.__annotations__} == set(Settings.__struct_fields__)
-    assert set(WorkerOptions.__struct_fields__) <= set(WorkerArguments.__annotations__)
+    assert set(WorkerArguments.__annotations__) - set(SettingsArguments.__annotations__) == {"name"}
     assert set(Retention.__annotations__) == set(DEFAULT_RETENTION)
 
 

@@ -54,7 +54,7 @@ class Sending:
         `@app.on_reminder`, or `@app.on_reminder(retry=…, timeout=…)` with the options of a task.
         """
 
-        from duetime.engine.handler_source import refuse_return_in_transaction
+        from duetime.api.handler_source import refuse_return_in_transaction
         from duetime.reminders.send_attempt import context_name
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,7 +74,7 @@ class Sending:
 
         A digest is what waited because its recipient gets at most so many in an hour.
         """
-        from duetime.engine.handler_source import refuse_return_in_transaction
+        from duetime.api.handler_source import refuse_return_in_transaction
         from duetime.reminders.send_attempt import context_name
 
         refuse_return_in_transaction(

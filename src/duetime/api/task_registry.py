@@ -114,8 +114,8 @@ class TaskRegistry:
         keep_result: bool = True,
         overrides_jobs: bool = False,
     ) -> Task[..., Any]:
+        from duetime.api.handler_source import refuse_return_in_transaction
         from duetime.engine.context import Context
-        from duetime.engine.handler_source import refuse_return_in_transaction
 
         if not inspect.isroutine(function):
             raise InvalidInput(

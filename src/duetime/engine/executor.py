@@ -1,4 +1,4 @@
-"""One attempt, from the claimed job to the record of how it ended."""
+"""How an attempt finished: what its handler returned or raised becomes a `FinishedJob`."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ COMPLETED = AttemptOutcome.COMPLETED
 
 
 class TimedOut(Exception):
-    """The handler took longer than its time-out."""
+    """The handler took longer than its timeout."""
 
 
-def end_with(
+def make_finished_job(
     job: ClaimedJob,
     task: TaskDefinition,
     value: Any,
@@ -57,32 +57,34 @@ def end_with(
     finished_us: int,
     random: Random,
 ) -> FinishedJob:
-    """Turn what a handler returned or raised into the record that the store sees."""
+    """Return the record that the store sees, from what a handler returned or raised."""
     try:
-        return _end_with(FinishedJob(job, COMPLETED, started_us, finished_us), task, value, random)
+        return _apply(FinishedJob(job, COMPLETED, started_us, finished_us), task, value, random)
     except BaseException as error:  # noqa: BLE001 - such as a `__class__` that raises
-        end = FinishedJob(job, COMPLETED, started_us, finished_us)
+        finished = FinishedJob(job, COMPLETED, started_us, finished_us)
         kind, why = type(value).__name__, type(error).__name__
         unreadable = f"an object of type {kind} that cannot be examined: {why}"
         if issubclass(type(value), BaseException):
-            return _end_with(end, task, RuntimeError(f"the handler raised {unreadable}"), random)
-        end.error_code, end.error = RESULT_NOT_STORED, f"the handler returned {unreadable}"
-        return end
+            return _apply(finished, task, RuntimeError(f"the handler raised {unreadable}"), random)
+        finished.error_code = RESULT_NOT_STORED
+        finished.error = f"the handler returned {unreadable}"
+        return finished
 
 
-def ignore_outcome(job: ClaimedJob, value: Any) -> None:
-    """The handler's own transaction had completed the job before it returned or raised this."""
+def warn_of_ignored_outcome(job: ClaimedJob, value: Any) -> None:
+    """The handler raised this after its own transaction had completed the job."""
     kind = type(value)
     if issubclass(kind, BaseException) and not issubclass(kind, Completed):
-        _log_ignored(job, kind.__name__, _say(value))
+        _log_ignored(job, kind.__name__, _message_of(value))
 
 
-def end_as_completed(end: FinishedJob) -> None:
-    """The database refused this end: the handler's own transaction had completed the job."""
-    if end.outcome is not COMPLETED:
-        _log_ignored(end.job, end.error_code or end.outcome, end.message)
-        end.outcome, end.again_after = COMPLETED, None
-        end.error_code = end.error = end.facts = end.traceback = end.exception = None
+def mark_completed(finished: FinishedJob) -> None:
+    """Correct a record that was refused: the handler's own transaction had completed the job."""
+    if finished.outcome is not COMPLETED:
+        _log_ignored(finished.job, finished.error_code or finished.outcome, finished.message)
+        finished.outcome, finished.again_after = COMPLETED, None
+        finished.error_code = finished.error = finished.facts = None
+        finished.traceback = finished.exception = None
 
 
 def _log_ignored(job: ClaimedJob, outcome: str, error: str | None) -> None:
@@ -90,7 +92,7 @@ def _log_ignored(job: ClaimedJob, outcome: str, error: str | None) -> None:
         log,
         logging.WARNING,
         "outcome_ignored",
-        "Job %(job_id)s of task %(task)s ended with %(outcome)s, which has no effect: %(reason)s.",
+        "Job %(job_id)s of task %(task)s returned %(outcome)s, which has no effect: %(reason)s.",
         job_id=job.id,
         task=job.task,
         outcome=outcome,
@@ -99,53 +101,53 @@ def _log_ignored(job: ClaimedJob, outcome: str, error: str | None) -> None:
     )
 
 
-def _end_with(end: FinishedJob, task: TaskDefinition, value: Any, random: Random) -> FinishedJob:
+def _apply(finished: FinishedJob, task: TaskDefinition, value: Any, random: Random) -> FinishedJob:
     match value:
         case None:
-            return end
+            return finished
         case Completed():
-            return _completed(end, task, value.result)
+            return _store_result(finished, task, value.result)
         case Snooze():
-            end.outcome = AttemptOutcome.SNOOZED
-            end.again_after = value.after
-            _give_reason(end, value, code="snoozed")
+            finished.outcome = AttemptOutcome.SNOOZED
+            finished.again_after = value.after
+            _give_reason(finished, value, code="snoozed")
         case Cancel():
-            end.outcome = AttemptOutcome.CANCELLED
-            _give_reason(end, value, code=value.code)
+            finished.outcome = AttemptOutcome.CANCELLED
+            _give_reason(finished, value, code=value.code)
         case Discard():
-            end.outcome = AttemptOutcome.DEAD
-            _describe(end, value, code="discarded")
-            _give_reason(end, value, code="discarded")
+            finished.outcome = AttemptOutcome.DEAD
+            _describe_error(finished, value, code="discarded")
+            _give_reason(finished, value, code="discarded")
         case Retry():
-            _describe(end, value, code="retry")
-            _give_reason(end, value, code="retry")
-            _again(end, task, value, random)
+            _describe_error(finished, value, code="retry")
+            _give_reason(finished, value, code="retry")
+            _retry(finished, task, value, random)
         case JobCancelled():
-            end.outcome, end.error_code = AttemptOutcome.CANCELLED, "cancelled"
+            finished.outcome, finished.error_code = AttemptOutcome.CANCELLED, "cancelled"
         case InvalidArguments():
             # No later attempt can read what this one could not.
-            end.outcome = AttemptOutcome.DEAD
-            _describe(end, value, code="invalid_arguments")
+            finished.outcome = AttemptOutcome.DEAD
+            _describe_error(finished, value, code="invalid_arguments")
         case BaseException():
-            _describe(end, value, code=_code_of(value))
-            if _may_pass(value, task.options.retry_on):
-                _again(end, task, value, random)
+            _describe_error(finished, value, code=_code_of(value))
+            if _is_retryable(value, task.options.retry_on):
+                _retry(finished, task, value, random)
             else:
-                end.outcome = AttemptOutcome.DEAD
+                finished.outcome = AttemptOutcome.DEAD
         case _:
-            return _completed(end, task, value)
-    return end
+            return _store_result(finished, task, value)
+    return finished
 
 
-def _completed(end: FinishedJob, task: TaskDefinition, result: Any) -> FinishedJob:
+def _store_result(finished: FinishedJob, task: TaskDefinition, result: Any) -> FinishedJob:
     if result is None or not task.options.keep_result:
-        return end
+        return finished
     try:
-        end.result = write_json(result, what="result")
+        finished.result = write_json(result, what="result")
     except InvalidInput as error:
-        end.error_code = RESULT_NOT_STORED
-        end.error = _clean(str(error), _MAX_ERROR)
-    return end
+        finished.error_code = RESULT_NOT_STORED
+        finished.error = _storable(str(error), _MAX_ERROR)
+    return finished
 
 
 def write_json(value: Any, *, what: str) -> str:
@@ -159,7 +161,8 @@ def write_json(value: Any, *, what: str) -> str:
     except InvalidInput:
         raise
     except Exception as error:
-        raise InvalidInput(f"The {what} cannot be written as JSON: {_say(error)}.") from error
+        message = f"The {what} cannot be written as JSON: {_message_of(error)}."
+        raise InvalidInput(message) from error
     if len(raw) > MAX_RESULT_BYTES or b"\\u0000" in raw:
         raise InvalidInput(
             f"The {what} has {len(raw):,} bytes of JSON (at most {MAX_RESULT_BYTES:,}), or a NUL."
@@ -167,30 +170,32 @@ def write_json(value: Any, *, what: str) -> str:
     return text
 
 
-def _again(end: FinishedJob, task: TaskDefinition, value: BaseException, random: Random) -> None:
-    if end.job.attempt >= end.job.max_attempts:
-        end.outcome = AttemptOutcome.DEAD
+def _retry(
+    finished: FinishedJob, task: TaskDefinition, value: BaseException, random: Random
+) -> None:
+    if finished.job.attempt >= finished.job.max_attempts:
+        finished.outcome = AttemptOutcome.DEAD
         return
-    end.outcome = AttemptOutcome.RETRIED
+    finished.outcome = AttemptOutcome.RETRIED
     after = value.after if isinstance(value, Retry) else None
     if after is None:
         try:
-            wait = task.options.retry.delay(end.job.attempt, value, random)
+            wait = task.options.retry.delay(finished.job.attempt, value, random)
             after = parse_duration(wait, name="the retry's delay")
         except Exception as error:  # noqa: BLE001
-            # A broken policy must neither lose the job nor spin on it.
-            end.outcome = AttemptOutcome.DEAD
-            failed = f"its retry policy failed: {type(error).__name__}: {_say(error)}"
-            end.error = _clean(f"{end.message}; and {failed}", _MAX_ERROR)
+            # A broken retry policy must neither lose the job nor retry it without a delay.
+            finished.outcome = AttemptOutcome.DEAD
+            failed = f"its retry policy failed: {type(error).__name__}: {_message_of(error)}"
+            finished.error = _storable(f"{finished.message}; and {failed}", _MAX_ERROR)
             return
-    end.again_after = after
+    finished.again_after = after
 
 
-def _may_pass(error: BaseException, retry_on: tuple[type[BaseException], ...]) -> bool:
+def _is_retryable(error: BaseException, retry_on: tuple[type[BaseException], ...]) -> bool:
     if isinstance(error, asyncio.CancelledError) and Exception in retry_on:
-        # Python sets it apart from errors. Here it is one: nobody has asked for it.
+        # Not an `Exception` in Python. Here it is an error: nobody requested the cancellation.
         return True
-    # That the database was away is no verdict on the job, whatever the task lists.
+    # An outage of the database says nothing about the job, whatever the task lists.
     return isinstance(error, (*retry_on, TimedOut, TransientError))
 
 
@@ -201,14 +206,14 @@ def _code_of(error: BaseException) -> str:
         code = getattr(error, "code", None)
     except Exception:  # noqa: BLE001 - an error's own code may fail
         code = None
-    # Some libraries have a method of that name.
+    # Some libraries have a method of this name.
     return str(code) if code and isinstance(code, str | int) else type(error).__name__
 
 
-def _describe(end: FinishedJob, error: BaseException, *, code: str) -> None:
-    end.exception = error
-    end.error_code = _clean(code, 200)
-    end.error = _clean(_say_with_causes(error, code), _MAX_ERROR)
+def _describe_error(finished: FinishedJob, error: BaseException, *, code: str) -> None:
+    finished.exception = error
+    finished.error_code = _storable(code, 200)
+    finished.error = _storable(_message_with_causes(error, code), _MAX_ERROR)
     if error.__traceback__ is not None or error.__cause__ is not None:
         try:
             lines = tracebacks.format_exception(
@@ -216,13 +221,13 @@ def _describe(end: FinishedJob, error: BaseException, *, code: str) -> None:
             )
         except Exception:  # noqa: BLE001
             return
-        end.traceback = _clean("".join(lines), _MAX_TRACEBACK)
+        finished.traceback = _storable("".join(lines), _MAX_TRACEBACK)
 
 
-def _say_with_causes(error: BaseException, code: str) -> str:
-    """The error's message; with its class, unless the code tells that, and with its causes,
-    unless the message repeats them, as SQLAlchemy's do."""
-    text, name = _say(error), type(error).__name__
+def _message_with_causes(error: BaseException, code: str) -> str:
+    """The error's message. With its class, unless the code is the class, and with its causes,
+    unless the message contains them, as SQLAlchemy's do."""
+    text, name = _message_of(error), type(error).__name__
     if isinstance(error, TimedOut):
         return text
     if code != name and text != name and not isinstance(error, DuetimeError | Outcome):
@@ -231,35 +236,35 @@ def _say_with_causes(error: BaseException, code: str) -> str:
     for _ in range(_MAX_CAUSES):
         if cause is None:
             break
-        said, name = _say(cause), type(cause).__name__
-        if said.partition("\n")[0] not in text:
-            text += f"; caused by {said if said == name else f'{name}: {said}'}"
+        message, name = _message_of(cause), type(cause).__name__
+        if message.partition("\n")[0] not in text:
+            text += f"; caused by {message if message == name else f'{name}: {message}'}"
         cause = cause.__cause__
     return text
 
 
-def _give_reason(end: FinishedJob, outcome: Outcome, *, code: str) -> None:
-    """The words of a handler are kept as they are; a reason of ours, by its code and facts."""
+def _give_reason(finished: FinishedJob, outcome: Outcome, *, code: str) -> None:
+    """A reason in a handler's own words is stored as it is; one of ours by its code and facts."""
     given = outcome.args[0] if outcome.args else None
     if isinstance(given, Reason):
-        end.error_code, end.error = given.code, None
-        end.facts = msgspec.json.encode(given.facts).decode() if given.facts else None
-    elif end.error is None:
-        end.error_code, end.error = code, _clean(_say(outcome), _MAX_ERROR)
+        finished.error_code, finished.error = given.code, None
+        finished.facts = msgspec.json.encode(given.facts).decode() if given.facts else None
+    elif finished.error is None:
+        finished.error_code, finished.error = code, _storable(_message_of(outcome), _MAX_ERROR)
 
 
-def _say(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     try:
         return str(error) or type(error).__name__
     except Exception:  # noqa: BLE001 - an error may fail to describe itself
         return f"{type(error).__name__} (it cannot be shown as text)"
 
 
-def _clean(text: str, most: int) -> str:
-    """Text that every database can store. A long one loses its middle: messages tell what
-    happened at the beginning, tracebacks at the end."""
+def _storable(text: str, max_length: int) -> str:
+    """Return text that every database can store. A long text loses its middle: messages begin with
+    what happened, tracebacks end with it."""
     text = text.replace("\x00", "\\0").encode(errors="backslashreplace").decode()
-    if len(text) <= most:
+    if len(text) <= max_length:
         return text
-    head = most // 4
-    return f"{text[:head]} … {text[head - most :]}"
+    head = max_length // 4
+    return f"{text[:head]} … {text[head - max_length :]}"

@@ -1,4 +1,4 @@
-"""What a worker holds, and what it has to send."""
+"""The jobs that a worker holds, and the finished ones that it has yet to record."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from duetime.domain.jobs.job import ClaimedJob, FinishedJob
 
 
 class Holdings:
-    """The jobs held under each token; the ends and the closed tokens that wait to be sent.
+    """The jobs held under each token; the finished jobs and closed tokens that are to be recorded.
 
-    A token is closed when its last job has ended or left the claim, and not before: closing a
-    claim forgets what it held.
+    A token is closed when its last job has finished or was given back, and not before: closing a
+    claim in the database forgets the jobs that it still holds.
     """
 
     def __init__(self) -> None:
         self._held: dict[int, dict[int, ClaimedJob]] = {}
-        self.ended: list[FinishedJob] = []
+        self.finished: list[FinishedJob] = []
         self.closed: list[int] = []
 
     def __len__(self) -> int:
@@ -28,12 +28,8 @@ class Holdings:
 
     @property
     def tokens(self) -> list[int]:
-        """Every token that we know of: of what is held, and of what is still to be sent."""
-        return [*self._held, *self.closed, *(end.job.token for end in self.ended)]
-
-    @property
-    def to_send(self) -> bool:
-        return bool(self.ended or self.closed)
+        """Every token that we know of: of jobs that are held, and of those to be recorded."""
+        return [*self._held, *self.closed, *(finished.job.token for finished in self.finished)]
 
     def add(self, jobs: Sequence[ClaimedJob]) -> None:
         for job in jobs:
@@ -43,7 +39,7 @@ class Holdings:
         return job.id in self._held.get(job.token, ())
 
     def drop(self, job: ClaimedJob) -> bool:
-        """Hold the job no longer. False: it was not held."""
+        """Stop holding a job. Returns whether it was held."""
         jobs = self._held.get(job.token)
         if jobs is None or jobs.pop(job.id, None) is None:
             return False
@@ -52,18 +48,18 @@ class Holdings:
             self.closed.append(job.token)
         return True
 
-    def take(self) -> tuple[list[FinishedJob], list[int]]:
-        """Take what is to be sent."""
-        ended, self.ended = self.ended, []
+    def take_finished(self) -> tuple[list[FinishedJob], list[int]]:
+        """Return the finished jobs and the closed tokens, in order to record them."""
+        finished, self.finished = self.finished, []
         closed, self.closed = self.closed, []
-        return ended, closed
+        return finished, closed
 
-    def put_back(self, ended: Sequence[FinishedJob], closed: Sequence[int]) -> None:
-        """It could not be sent."""
-        self.ended = [*ended, *self.ended]
+    def put_back(self, finished: Sequence[FinishedJob], closed: Sequence[int]) -> None:
+        """They could not be recorded."""
+        self.finished = [*finished, *self.finished]
         self.closed = [*closed, *self.closed]
 
     def forget(self) -> None:
-        """Nothing is held any more: the lease is lost."""
+        """The lease is lost: nothing is held any more."""
         self._held.clear()
         self.closed.clear()

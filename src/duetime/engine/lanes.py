@@ -1,4 +1,4 @@
-"""The lanes that a worker claims from, in turn, and from which time on."""
+"""The lanes that a worker claims from, in turn, and from which due time on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _FLOOR_SECONDS = 1.0
 class Lanes:
     """The lanes of a worker's queues.
 
-    A lane's floor is the time before which all was seen: a claim does not walk its dead rows
-    again. What a rolled back transaction of another leaves below it is found within a second.
+    A lane's floor is the due time before which everything was claimed, so that a claim need not
+    read dead rows again. Floors are reset every second: a transaction of another worker that was
+    rolled back may have left jobs below them.
     """
 
     def __init__(self, queues: tuple[str, ...]) -> None:
@@ -32,11 +33,11 @@ class Lanes:
         self._floors_end = 0.0
 
     def in_turn(self) -> list[Lane]:
-        """Priority first; within a priority each queue is first in its turn."""
+        """By priority. Within a priority, each queue comes first in turn."""
         now = time.monotonic()
         if now >= self._floors_end:
             self._floors_end = now + _FLOOR_SECONDS
-            self.forget_floors()
+            self.reset_floors()
         self._turn = (self._turn + 1) % len(self._queues)
         order = self._queues[self._turn :] + self._queues[: self._turn]
         return [
@@ -44,12 +45,12 @@ class Lanes:
         ]
 
     def raise_floors(self, claimed: Sequence[ClaimedJob]) -> None:
-        """After a full claim: below its last job of a lane, all was seen."""
+        """After a full claim, everything due before its last job of a lane was claimed."""
         last = {(job.queue, job.priority): job.run_at for job in claimed}
         for where, floor in last.items():
             if lane := self._lanes.get(where):
                 lane.floor = max(lane.floor, floor)
 
-    def forget_floors(self) -> None:
+    def reset_floors(self) -> None:
         for lane in self._lanes.values():
             lane.floor = _LONG_AGO

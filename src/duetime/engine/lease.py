@@ -1,7 +1,8 @@
 """A worker's lease, renewed on a thread and a connection of its own.
 
-A busy event loop or a slow query cannot stop it; a lease that cannot be renewed fences the
-worker before anyone else may take its jobs. A loop that is blocked for too long is not renewed for.
+So a busy event loop or a slow query cannot stop the renewal. If the lease cannot be renewed, the
+worker is fenced before another worker may take its jobs. If the event loop is blocked for too long,
+the lease is not renewed any more.
 """
 
 from __future__ import annotations
@@ -16,20 +17,19 @@ from duetime.engine.services import OUTAGE_SECONDS
 from duetime.engine.stacks import stack_of_thread
 from duetime.errors import DatabaseCorrupted, StorageError
 from duetime.storage.store import Beat, Heart
-from duetime.telemetry.events import log_event
-from duetime.telemetry.outage import LogThrottle
+from duetime.telemetry.events import LogThrottle, log_event
 
 log = logging.getLogger("duetime.heartbeat")
 
 _JOIN_SECONDS = 2.0
-"""How long a stop waits for a beat that is under way."""
+"""How long a stop waits for a beat in progress."""
 _REPORT_SECONDS = 2.0
-"""An event loop that is blocked for so long is reported; then again after twice the time each."""
+"""A blocked event loop is reported after this time, and again each time that doubles."""
 
 
 class Lease:
-    """The lease as the worker's event loop sees it. Once lost, it stays lost until the worker
-    joins again: `lost(reason)` is called, and `fenced` says why."""
+    """The lease as the worker's event loop sees it. Once it is lost, `lost(reason)` is called and
+    `fenced` holds the reason until the worker registers again."""
 
     heartbeat: Heartbeat
 
@@ -39,20 +39,20 @@ class Lease:
         self.fenced: str | None = None
 
     def holds(self) -> bool:
-        """Whether jobs may start under it. If it has run out, the worker is fenced."""
+        """Whether jobs may start. If the lease has run out, the worker is fenced."""
         if self.fenced is None and self.heartbeat.seconds_left <= 0:
             self.fence("the lease ran out")
         return self.fenced is None
 
     def fence(self, reason: str) -> None:
-        """Others may take our jobs now."""
+        """Treat the lease as lost: other workers may take our jobs now."""
         if self.fenced is None:
             self.fenced = reason
             self._lost(reason)
 
 
 class Heartbeat:
-    """Calls `beaten` after each renewal, and `lost(reason)` once when the lease is gone."""
+    """Calls `renewed` after each renewal, and `lost(reason)` once if the lease is lost."""
 
     def __init__(
         self,
@@ -62,20 +62,20 @@ class Heartbeat:
         lease: timedelta,
         since: float,
         every: timedelta,
-        beaten: Callable[[Beat], None],
+        renewed: Callable[[Beat], None],
         lost: Callable[[str], None],
         watch: LoopWatch | None = None,
-        damaged: Callable[[DatabaseCorrupted], object] = lambda error: None,
+        corrupted: Callable[[DatabaseCorrupted], object] = lambda error: None,
     ) -> None:
         self._heart = heart
         self._worker_id = worker_id
         self._lease = lease
         self._every = every.total_seconds()
-        self._beaten = beaten
+        self._renewed = renewed
         self._lost = lost
         self._watch = watch
-        self._damaged = damaged
-        # Counted from before it was asked for: never later than the database's own end.
+        self._corrupted = corrupted
+        # Counted from before the registration, so never later than the database counts it.
         self._lease_ends = since + lease.total_seconds()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="duetime-heartbeat", daemon=True)
@@ -89,7 +89,7 @@ class Heartbeat:
             self._thread.join(timeout=_JOIN_SECONDS)
 
     def stop_soon(self) -> None:
-        """Stop after the beat that is under way, which may hang for seconds."""
+        """Stop after a beat in progress, which may hang for seconds."""
         self._stop.set()
 
     @property
@@ -98,12 +98,12 @@ class Heartbeat:
 
     def _run(self) -> None:
         failures = 0
-        seldom = LogThrottle()
+        throttle = LogThrottle()
         beat_at = time.monotonic()
         while not self._stop.wait(self._wait_until(beat_at)):
             sent = time.monotonic()
             if self._watch is not None and self._watch.check():
-                # Our handlers stand still, and so do those that only wait: others shall have them.
+                # No handler makes progress, so other workers shall have the jobs.
                 if self.seconds_left <= 0:
                     self._end("the event loop was blocked")
                     return
@@ -115,13 +115,13 @@ class Heartbeat:
                 beat = self._heart.beat(self._worker_id, self._lease)
             except DatabaseCorrupted as error:
                 self._heart.close()
-                self._damaged(error)
+                self._corrupted(error)
                 return
             except Exception as error:  # noqa: BLE001
                 if self._stop.is_set():
                     break
                 failures += 1
-                if seldom.passes():
+                if throttle.passes():
                     log_event(
                         log,
                         logging.WARNING,
@@ -138,14 +138,14 @@ class Heartbeat:
                 beat_at = time.monotonic() + wait
                 continue
             failures = 0
-            seldom = LogThrottle()
+            throttle = LogThrottle()
             if self._stop.is_set():
                 break
             if not beat.alive:
                 self._end("the lease had run out")
                 return
             self._lease_ends = sent + self._lease.total_seconds()
-            self._beaten(beat)
+            self._renewed(beat)
             beat_at = time.monotonic() + self._every
         self._heart.close()
 
@@ -159,10 +159,11 @@ class Heartbeat:
 
 
 class LoopWatch:
-    """Made, and `pulse`d, on the event loop; `check`ed every `tick` seconds on another thread.
+    """Detects a blocked event loop. Created on the event loop, which calls `pulse` regularly;
+    another thread calls `check` every `tick` seconds.
 
-    `blocked(seconds, stack, given_up)` is called for a loop that does not turn, and
-    `freed(seconds)` once it turns again.
+    `blocked(seconds, stack, given_up)` is called while the loop is blocked, and `freed(seconds)`
+    once it runs again.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class LoopWatch:
     def check(self) -> bool:
         """Return whether the loop has been blocked for longer than the limit."""
         now = time.monotonic()
-        # A machine that was suspended stopped this thread, too: that time does not count.
+        # While the machine is suspended, this thread stops too: that time does not count.
         elapsed, self._checked = min(now - self._checked, 2 * self.tick), now
         if self._pulses != self._seen:
             self._seen = self._pulses

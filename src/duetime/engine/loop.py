@@ -1,4 +1,4 @@
-"""A worker's loop: send what ended, claim what is due, and sleep in between."""
+"""A worker's loop: record finished jobs, claim due ones, and sleep in between."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from random import uniform
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.outcome import NOT_STORED
 from duetime.domain.reasons import Reason
-from duetime.engine.clock import DatabaseClock
-from duetime.engine.executor import end_as_completed
+from duetime.engine.executor import mark_completed
 from duetime.engine.followers import Follower, Followers, WorkerView
 from duetime.engine.holdings import Holdings
 from duetime.engine.hooks import Hooks
 from duetime.engine.lanes import Lanes
 from duetime.engine.lease import Lease
-from duetime.engine.options import WorkerOptions
 from duetime.engine.pace import Pace
 from duetime.engine.returns import Returns
 from duetime.engine.runners import Runners
@@ -33,17 +31,19 @@ from duetime.errors import (
     TransactionConflict,
     TransientError,
 )
+from duetime.settings import Settings
 from duetime.storage.store import Exchange
-from duetime.telemetry.events import log_event
-from duetime.telemetry.outage import Outage
+from duetime.telemetry.events import Outage, log_event
 
 log = logging.getLogger("duetime.worker")
 
 _LINGER_SECONDS = 0.002
-_AGAIN_AFTER = timedelta(seconds=5)
-_LATE_SECONDS = 60.0
-"""A claim whose connection broke may still wait in the database for a lock, and be made later, no
-matter how much: so look for it again and again."""
+"""While handlers have work, a small exchange waits this long to become a larger one."""
+_RETRY_FOLLOWER_AFTER = timedelta(seconds=5)
+"""When a job is claimed again after a bug in a follower."""
+_RECONCILE_AGAIN_SECONDS = 60.0
+"""When a broken connection's claims are released once more. The claim may still wait for a lock in
+the database and be made at any later time."""
 
 
 class Loop:
@@ -54,7 +54,7 @@ class Loop:
     def __init__(
         self,
         worker: WorkerView,
-        options: WorkerOptions,
+        settings: Settings,
         followers: Followers,
         *,
         lease: Lease,
@@ -64,29 +64,30 @@ class Loop:
         self._store = worker.store
         self._tasks = worker.tasks
         self._events = worker.events
-        self._options = options
+        self._settings = settings
         self._followers = followers
         self._followed_tasks = followers.tasks
         self._lease = lease
         self._stopping = stopping
-        self._clock = DatabaseClock()
-        self._lanes = Lanes(options.queues)
+        self._lanes = Lanes(settings.queues)
         self._log_started = worker.events.job_started(worker.name)
         self.holdings = Holdings()
-        self.pace = Pace(worker.name, options, worker.events, self._clock)
+        self.pace = Pace(worker.name, settings, worker.events)
         self.returns = Returns(worker, self.holdings, followers, stopping, failed=self._call_failed)
         self.outage = Outage(worker.name)
         self._limited: list[str] = []
         """The worker's queues that have limits."""
         self.unsure = False
-        """A call failed: what it did is unknown until settled."""
+        """A call failed, so its effect is unknown until the next `flush`."""
         self._refusal: StorageError | None = None
-        """Why the database refused the last call, though it could be reached."""
+        """Why a database that could be reached refused the last call."""
         self.failures = 0
-        self._look_back_at = math.inf
-        """When to look again for claims that we do not know of."""
-        self._asking: set[asyncio.Task[None]] = set()
-        self._finishing: asyncio.Task[None] | None = None
+        self._reconcile_at = math.inf
+        """When to release again the claims that this worker does not know of."""
+        self._recording: asyncio.Task[None] | None = None
+        """Records finished jobs while the loop claims."""
+        self._gating: set[asyncio.Task[None]] = set()
+        """Followers that decide which claimed jobs start."""
         self._quarantined: ClaimedJob | None = None
         self._quarantine_next = False
         self._claiming = asyncio.Lock()
@@ -97,57 +98,339 @@ class Loop:
             self._tasks,
             store=self._store,
             worker=self._worker,
-            concurrency=self._options.concurrency,
-            ended=self._job_ended,
+            concurrency=self._settings.concurrency,
             started=self._job_started,
-            late=self._ask_again,
+            finished=self._job_finished,
+            too_late=self._missed_start,
             stuck=partial(self._events.job_stuck, self._worker),
             hooks=hooks,
         )
 
     async def step(self) -> None:
-        """Send what ended, claim what is due; or, if there is neither, sleep."""
+        """Record finished jobs and claim due ones. Sleep if there is neither."""
         try:
-            if self.unsure or time.monotonic() >= self._look_back_at:
-                await self._make_sure()
+            if self.unsure or time.monotonic() >= self._reconcile_at:
+                await self._reconcile()
             for job_id in await self.pace.sleeper.cancelled_jobs():
                 self.runners.cancel(job_id)
             if self._quarantine_next:
                 self._quarantine_next = False
                 await self.claim_quarantined()
-            room = self.runners.room(2 * self._options.batch) if self.pace.look else 0
+            room = self.runners.room(2 * self._settings.batch) if self.pace.should_claim else 0
             if room > 0:
                 await self._linger(room)
-                await self._exchange(min(room, self._options.batch))
-            elif self.holdings.to_send:
-                await self._linger(len(self.holdings.ended))
-                await self._exchange(0)
+                await self._claim_and_record(min(room, self._settings.batch))
+            elif self.holdings.finished or self.holdings.closed:
+                await self._linger(len(self.holdings.finished))
+                await self._claim_and_record(0)
             else:
-                await self.pace.rest()
+                await self.pace.sleep()
             self.failures = 0
             self.outage.worked("worker")
         except StorageError as error:
             self.unsure = True
-            self.pace.look = True
+            self.pace.should_claim = True
             if isinstance(error, TransientError) or self._refusal is not None:
                 self._refusal = None
                 await self.back_off(error)
             else:
                 self._refusal = error
 
-    async def _make_sure(self) -> None:
-        """Find out what a call did that failed. If the database refused it, and not for the
-        connection, it was perhaps a claim, and for one row of those that it takes."""
+    async def _linger(self, size: int) -> None:
+        if self.runners.waiting and size < self._settings.batch // 2:
+            await asyncio.sleep(_LINGER_SECONDS)
+
+    async def _claim_and_record(self, want: int) -> None:
+        """Do both in one round trip. During a backlog, record on a second connection meanwhile."""
+        if want and self.pace.backlog:
+            if self._recording is None and (self.holdings.finished or self.holdings.closed):
+                self._recording = asyncio.create_task(self._exchange(0), name="duetime-finish")
+                self._recording.add_done_callback(self._recording_done)
+            await self._exchange(want, record=False)
+            return
+        if self._recording is not None:
+            await asyncio.wait([self._recording])
+        if not self.unsure:
+            await self._exchange(want)
+
+    def _recording_done(self, recording: asyncio.Task[None]) -> None:
+        self._recording = None
+        error = None if recording.cancelled() else recording.exception()
+        if error is not None and not self._call_failed(error):
+            log_event(
+                log,
+                logging.WARNING,
+                "finish_failed",
+                "Worker %(worker)s could not record finished jobs and tries again: %(error)s",
+                worker=self._worker,
+                error=str(error),
+            )
+
+    async def _exchange(self, want: int, *, record: bool = True) -> None:
+        """Record finished jobs and claim up to `want` due ones, in one round trip."""
+        pace = self.pace
+        early, pace.claim_early = pace.claim_early and want > 0, False
+        if early:
+            # In a call of its own: the answer to a claim arrives long after its clock was read.
+            moment, read = await self._store.now(), time.monotonic()
+        if self._stopping.requested.is_set() or self._lease.fenced is not None:
+            # Since this step began: jobs claimed now would be given back at once, or lost.
+            want = 0
+        finished, closed = self.holdings.take_finished() if record else ([], [])
+        look_ahead = pace.look_ahead or early
+        sent = time.monotonic()
+        try:
+            answer = await self._store.exchange(
+                self._lease.worker_id,
+                ended=finished,
+                closed=closed,
+                lanes=self._lanes.in_turn() if want else (),
+                want=want,
+                look_ahead=want > 0 and look_ahead,
+                lead=pace.lead if early else 0.0,
+            )
+        except BaseException:
+            self.holdings.put_back(finished, closed)
+            raise
+        received = time.monotonic()
+        if answer.now is not None:
+            pace.clock.set(answer.now, sent=sent, received=received)
+            if early and answer.claimed:
+                received = _set_start_times(
+                    answer.claimed, moment, read=read, sent=sent, received=received
+                )
+        if answer.lease_lost:
+            self._lease.fence("the lease had run out")
+        if answer.claimed:
+            self._accept(answer.claimed, received)
+        if finished:
+            self._report(finished, answer)
+        if want:
+            claimed = len(answer.claimed)
+            if self._limited and self._lease.fenced is None:
+                claimed += await self._claim_limited(answer)
+            pace.backlog = claimed >= want and not early
+            if pace.backlog:
+                self._lanes.raise_floors(answer.claimed)
+            else:
+                self._lanes.reset_floors()
+            await pace.after_claim(
+                answer.next_run_at, claimed=claimed > 0, looked_ahead=look_ahead, early=early
+            )
+
+    async def _claim_limited(self, answer: Exchange) -> int:
+        """Claim from limited queues only what the runners can take next: it counts as running."""
+        held = sum(job.limited for job in self.holdings)
+        more = await self._store.exchange(
+            self._lease.worker_id,
+            limited=self._limited,
+            want=max(0, self._settings.concurrency - held),
+            look_ahead=True,
+        )
+        self._accept(more.claimed, time.monotonic())
+        times = [at for at in (answer.next_run_at, more.next_run_at) if at is not None]
+        answer.next_run_at = min(times) if times else None
+        return len(more.claimed)
+
+    # Claimed jobs
+
+    def _accept(self, jobs: Sequence[ClaimedJob], received: float) -> None:
+        if not self._lease.holds():
+            # The answer came too late: the jobs may not start here.
+            self.returns.give_back_soon(jobs)
+            return
+        self.holdings.add(jobs)
+        self._events.jobs_claimed(self._worker, jobs)
+        if any(name not in self._tasks for name in {job.task for job in jobs}):
+            self.returns.park_unknown([job for job in jobs if job.task not in self._tasks])
+            jobs = [job for job in jobs if job.task in self._tasks]
+        free, gated = self._followers.split(jobs)
+        if free:
+            self.runners.put(free, received=received)
+        for follower, followed in gated.items():
+            self._gate_soon(follower, followed, received)
+
+    def _gate_soon(self, follower: Follower, jobs: Sequence[ClaimedJob], received: float) -> None:
+        gating = asyncio.create_task(self._gate(follower, _Gate(self, jobs, received)))
+        self._gating.add(gating)
+        gating.add_done_callback(self._gating.discard)
+
+    async def _gate(self, follower: Follower, gate: _Gate) -> None:
+        """Have a follower decide which jobs start. Those without a decision are given back."""
+        try:
+            await follower.before_start(list(gate.undecided.values()), gate.received, gate)
+            if gate.undecided:
+                raise RuntimeError(f"{follower.name} did not decide on {len(gate.undecided)} jobs")
+        except Exception as error:  # noqa: BLE001 -- whatever it was, the jobs are given back.
+            undecided = [job for job in gate.undecided.values() if self.holdings.holds(job)]
+            now = self.pace.clock.now()
+            if not isinstance(error, StorageError) and now is not None:
+                # It is likely to happen again, so not at once.
+                for job in undecided:
+                    job.run_at = max(job.run_at, now + _RETRY_FOLLOWER_AFTER)
+            self.returns.give_back_later(undecided, error)
+            self.pace.sleeper.interrupt()
+
+    def _missed_start(self, job: ClaimedJob, received: float) -> None:
+        """No runner was free before the job's `start_by`: have its follower decide again."""
+        _, gated = self._followers.split([job])
+        for follower in gated:
+            self._gate_soon(follower, [job], received)
+
+    async def wait_for_decisions(self) -> None:
+        """Wait until followers have decided on all claimed jobs, and the rest is given back."""
+        while self._gating or self.returns.in_progress:
+            await asyncio.gather(*self._gating, *self.returns.in_progress)
+
+    async def claim_quarantined(self) -> None:
+        """Claim one quarantined job at a time: if it crashes this worker, it does so alone."""
+        if (
+            self._stopping.requested.is_set()
+            or self._lease.fenced is not None
+            or not self.runners.free
+        ):
+            return
+        held = self._quarantined
+        if self._claiming.locked() or (held is not None and self.holdings.holds(held)):
+            return
+        worker_id = self._lease.worker_id
+        try:
+            async with self._claiming:
+                jobs = await self._store.claim_quarantined(worker_id, self._settings.queues)
+                if worker_id == self._lease.worker_id:
+                    self._accept(jobs, time.monotonic())
+                    self._quarantined = next(iter(jobs), None)
+                else:
+                    self.returns.give_back_soon(jobs)
+        except BaseException:
+            # A job may have been claimed that we do not know of.
+            self.unsure = True
+            raise
+
+    # Started and finished jobs
+
+    def _job_started(self, job: ClaimedJob) -> None:
+        self._log_started(job)
+        if job.key is not None or job.task in self._followed_tasks:
+            self._followers.started(job)
+
+    def _job_finished(self, job: ClaimedJob, finished: FinishedJob | None) -> None:
+        if job is self._quarantined:
+            self._quarantine_next = True
+        if not self.holdings.drop(job):
+            if finished is not None:
+                # It was lost, so nothing logs it. See `Events.jobs_finished`.
+                finished.exception = None
+            return
+        if finished is not None and not finished.recorded:
+            self.holdings.finished.append(finished)
+        elif finished is not None:
+            self._followers.finished([finished])
+            self._events.jobs_finished(self._worker, [finished])
+        if job.limited:
+            self.pace.should_claim = True
+        if len(self.holdings.finished) <= 1:
+            self.pace.sleeper.interrupt()
+
+    def _report(self, attempts: Sequence[FinishedJob], answer: Exchange) -> None:
+        """Tell followers and the log how attempts finished, as the database recorded it."""
+        refused, cancelled = answer.refused, answer.cancelled
+        for finished in attempts if refused or cancelled else ():
+            if finished.job.id in cancelled:
+                finished.outcome, finished.again_after = AttemptOutcome.CANCELLED, None
+            if finished.job.id in refused and finished.completed_before:
+                mark_completed(finished)
+        self._followers.finished(attempts)
+        lost: list[FinishedJob] = []
+        if refused:
+            lost = [f for f in attempts if f.job.id in refused and not f.completed_before]
+            attempts = [f for f in attempts if f.job.id not in refused or f.completed_before]
+        self._events.jobs_finished(self._worker, attempts)
+        for finished in lost:
+            self._events.claim_lost(self._worker, finished)
+
+    # After a failed call
+
+    def _call_failed(self, error: BaseException) -> bool:
+        """The effect of a call is unknown. Returns whether the database is corrupted."""
         self.unsure = True
-        await self.settle()
+        return self._stopping.on_corruption(error)
+
+    async def _reconcile(self) -> None:
+        """Make sure what failed calls did, and repeat them where that is needed.
+
+        If the database refused the last call although it could be reached, one of the rows that
+        it would have claimed may be the cause.
+        """
+        self.unsure = True
+        await self.flush()
         refusal, self._refusal = self._refusal, None
         if refusal is not None and not await self._park_unreadable():
             await self.back_off(refusal)
 
+    async def flush(self) -> None:
+        """Record finished jobs and give back what must be. After a failed call, also release the
+        claims that we do not know of. Idempotent, whatever earlier attempts did."""
+        if self._recording is not None:
+            await asyncio.wait([self._recording])
+        finished, closed = self.holdings.take_finished()
+        if finished or closed:
+            try:
+                answer = await self._record(finished, closed)
+            except BaseException:
+                self.holdings.put_back(finished, closed)
+                raise
+            self._report(finished, answer)
+        await self.returns.retry()
+        if self.unsure:
+            async with self._claiming:
+                await self._store.disown(
+                    self._lease.worker_id, self.holdings.tokens, lead=self.pace.lead
+                )
+            self.unsure = False
+            self._reconcile_at = time.monotonic() + _RECONCILE_AGAIN_SECONDS
+
+    async def _record(self, finished: Sequence[FinishedJob], closed: Sequence[int]) -> Exchange:
+        try:
+            return await self._store.settle(finished, closed)
+        except TransientError:
+            raise
+        except StorageError:
+            if not finished:
+                raise
+        # The database may refuse one of them for good: that must not hold up the others.
+        answers: list[Exchange] = []
+        refusal: StorageError | None = None
+        for one in finished:
+            try:
+                answers.append(await self._record_one(one))
+            except TransientError:
+                raise
+            except StorageError as error:
+                refusal = error
+        if refusal is not None:
+            # All are tried again. Those that are recorded by now stay so.
+            raise refusal
+        await self._store.settle([], closed)
+        return Exchange(
+            refused=frozenset().union(*(answer.refused for answer in answers)),
+            cancelled=frozenset().union(*(answer.cancelled for answer in answers)),
+        )
+
+    async def _record_one(self, finished: FinishedJob) -> Exchange:
+        """Record one attempt; without its result and error if the database rejects their values."""
+        try:
+            return await self._store.settle([finished], [])
+        except DataRejected as error:
+            finished.error_code = NOT_STORED
+            finished.error = f"The database refused its outcome: {error}"
+            finished.result = finished.traceback = None
+            return await self._store.settle([finished], [])
+
     async def _park_unreadable(self) -> bool:
         try:
             parked = await self._store.park_unreadable(
-                self._options.queues, most=self._options.batch
+                self._settings.queues, most=self._settings.batch
             )
         except StorageError:
             return False
@@ -163,326 +446,36 @@ class Loop:
             )
         return bool(parked)
 
-    async def _linger(self, size: int) -> None:
-        # With work at hand, a small exchange can wait a moment and become a larger one.
-        if self.runners.waiting and size < self._options.batch // 2:
-            await asyncio.sleep(_LINGER_SECONDS)
-
-    async def _exchange(self, want: int) -> None:
-        """One round trip for both. While there is more than we can claim, the ends go beside."""
-        if want and self.pace.more:
-            if self.holdings.to_send and self._finishing is None:
-                self._finishing = asyncio.create_task(self._send(0), name="duetime-finish")
-                self._finishing.add_done_callback(self._finished)
-            await self._send(want, finish=False)
-        else:
-            await self._await_finish()
-            if not self.unsure:
-                await self._send(want)
-
-    def _finished(self, finishing: asyncio.Task[None]) -> None:
-        self._finishing = None
-        error = None if finishing.cancelled() else finishing.exception()
-        if error is not None and not self._call_failed(error):
-            log_event(
-                log,
-                logging.WARNING,
-                "finish_failed",
-                "Worker %(worker)s could not record finished jobs and tries again: %(error)s",
-                worker=self._worker,
-                error=str(error),
-            )
-
-    async def _await_finish(self) -> None:
-        if self._finishing is not None:
-            await asyncio.wait([self._finishing])
-
-    async def _send(self, want: int, *, finish: bool = True) -> None:
-        pace = self.pace
-        early, pace.early = pace.early and want > 0, False
-        if early:
-            # By itself: an answer to a claim comes long after its clock was read.
-            moment, read = await self._store.now(), time.monotonic()
-        if self._stopping or self._lease.fenced is not None:
-            # Since we began to wait: what is claimed now would only be given back, or lost.
-            want = 0
-        ended, closed = self.holdings.take() if finish else ([], [])
-        look_ahead = pace.look_ahead or early
-        sent = time.monotonic()
-        try:
-            answer = await self._store.exchange(
-                self._lease.worker_id,
-                ended=ended,
-                closed=closed,
-                lanes=self._lanes.in_turn() if want else (),
-                want=want,
-                look_ahead=want > 0 and look_ahead,
-                lead=pace.lead if early else 0.0,
-            )
-        except BaseException:
-            self.holdings.put_back(ended, closed)
-            raise
-        received = time.monotonic()
-        if answer.now is not None:
-            self._clock.set(answer.now, sent=sent, received=received)
-            if early and answer.claimed:
-                received = _hold_until_due(
-                    answer.claimed, moment, read=read, sent=sent, received=received
-                )
-        if answer.lease_lost:
-            self._lease.fence("the lease had run out")
-        self._accept(answer.claimed, received)
-        self._report(ended, answer)
-        if want:
-            claimed = len(answer.claimed)
-            if self._limited and self._lease.fenced is None:
-                claimed += await self._claim_limited(answer)
-            pace.more = claimed >= want and not early
-            if pace.more:
-                self._lanes.raise_floors(answer.claimed)
-            else:
-                self._lanes.forget_floors()
-            await pace.after_look(
-                answer.next_run_at, claimed=claimed > 0, looked_ahead=look_ahead, early=early
-            )
-
-    async def _claim_limited(self, answer: Exchange) -> int:
-        """From limited queues only what the runners can take next: it counts as running."""
-        held = sum(job.limited for job in self.holdings)
-        more = await self._store.exchange(
-            self._lease.worker_id,
-            limited=self._limited,
-            want=max(0, self._options.concurrency - held),
-            look_ahead=True,
-        )
-        self._accept(more.claimed, time.monotonic())
-        times = [at for at in (answer.next_run_at, more.next_run_at) if at is not None]
-        answer.next_run_at = min(times) if times else None
-        return len(more.claimed)
-
-    # What was claimed
-
-    def _accept(self, jobs: Sequence[ClaimedJob], received: float) -> None:
-        if not self._lease.holds():
-            # Answered too late: they may not begin here. Others may, and nothing counts.
-            self.returns.give_back_soon(jobs)
-            return
-        self.holdings.add(jobs)
-        self._events.jobs_claimed(self._worker, jobs)
-        if any(name not in self._tasks for name in {job.task for job in jobs}):
-            self.returns.park_unknown([job for job in jobs if job.task not in self._tasks])
-            jobs = [job for job in jobs if job.task in self._tasks]
-        free, gated = self._followers.split(jobs)
-        if free:
-            self.runners.put(free, received=received)
-        for follower, mine in gated.items():
-            self._ask_soon(follower, mine, received)
-
-    def _ask_soon(self, follower: Follower, jobs: Sequence[ClaimedJob], received: float) -> None:
-        asking = asyncio.create_task(self._ask(follower, _Gate(self, jobs, received)))
-        self._asking.add(asking)
-        asking.add_done_callback(self._asking.discard)
-
-    def _ask_again(self, job: ClaimedJob, received: float) -> None:
-        """No runner was free while a start was on time."""
-        _, gated = self._followers.split([job])
-        for follower in gated:
-            self._ask_soon(follower, [job], received)
-
-    async def _ask(self, follower: Follower, gate: _Gate) -> None:
-        try:
-            await follower.before_start(list(gate.undecided.values()), gate.received, gate)
-            if gate.undecided:
-                raise RuntimeError(f"{follower.name} did not decide on {len(gate.undecided)} jobs")
-        except Exception as error:  # noqa: BLE001 -- whatever it was, the jobs are given back.
-            left = [job for job in gate.undecided.values() if self.holdings.holds(job)]
-            now = self._clock.now()
-            if not isinstance(error, StorageError) and now is not None:
-                # It may well happen again: not at once.
-                for job in left:
-                    job.run_at = max(job.run_at, now + _AGAIN_AFTER)
-            self.returns.give_back_later(left, error)
-            self.pace.sleeper.interrupt()
-
-    async def decided(self) -> None:
-        """Wait until followers have decided on what they were asked about, and it is given back."""
-        while self._asking or self.returns.under_way:
-            await asyncio.gather(*self._asking, *self.returns.under_way)
-
-    def start(self, jobs: Sequence[ClaimedJob], received: float) -> list[ClaimedJob]:
-        """Start what is still ours: the lease may have been lost while a follower looked. Returns
-        the others."""
-        if not self._lease.holds():
-            self.returns.give_back_soon(jobs)
-            return []
-        self.runners.put([job for job in jobs if self.holdings.holds(job)], received=received)
-        return [job for job in jobs if not self.holdings.holds(job)]
-
-    async def claim_quarantined(self) -> None:
-        """One at a time: if it takes this worker down too, it takes nothing else with it."""
-        if self._stopping or self._lease.fenced is not None or not self.runners.free:
-            return
-        held = self._quarantined
-        if self._claiming.locked() or (held is not None and self.holdings.holds(held)):
-            return
-        worker_id = self._lease.worker_id
-        try:
-            async with self._claiming:
-                jobs = await self._store.claim_quarantined(worker_id, self._options.queues)
-                if worker_id == self._lease.worker_id:
-                    self._accept(jobs, time.monotonic())
-                    self._quarantined = next(iter(jobs), None)
-                else:
-                    self.returns.give_back_soon(jobs)
-        except BaseException:
-            # It may hold a job that we do not know of.
-            self.unsure = True
-            raise
-
-    # What began, and what ended
-
-    def _job_started(self, job: ClaimedJob) -> None:
-        self._log_started(job)
-        if job.key is not None or job.task in self._followed_tasks:
-            self._followers.started(job)
-
-    def _job_ended(self, job: ClaimedJob, end: FinishedJob | None) -> None:
-        if job is self._quarantined:
-            self._quarantine_next = True
-        if not self.holdings.drop(job):
-            if end is not None:
-                # Lost: nobody logs it. See `Events.jobs_finished`.
-                end.exception = None
-            return
-        ended = self.holdings.ended
-        if end is not None and not end.recorded:
-            ended.append(end)
-        elif end is not None:
-            self._followers.finished([end])
-            self._events.jobs_finished(self._worker, [end])
-        if job.limited:
-            self.pace.look = True
-        if len(ended) <= 1:
-            self.pace.sleeper.interrupt()
-
-    def skip(self, job: ClaimedJob, outcome: AttemptOutcome, reason: Reason) -> None:
-        """End a job without running it."""
-        self._job_ended(job, FinishedJob.because(job, outcome, reason))
-
-    def _report(self, ended: Sequence[FinishedJob], answer: Exchange) -> None:
-        refused = answer.refused
-        for end in ended if refused else ():
-            if end.completed_before and end.job.id in refused:
-                end_as_completed(end)
-        if answer.cancelled:
-            for end in ended:
-                if end.job.id in answer.cancelled:
-                    end.outcome, end.again_after = AttemptOutcome.CANCELLED, None
-        self._followers.finished(ended)
-        if not refused:
-            self._events.jobs_finished(self._worker, ended)
-            return
-        self._events.jobs_finished(
-            self._worker,
-            [end for end in ended if end.completed_before or end.job.id not in refused],
-        )
-        for end in ended:
-            if end.job.id in refused and not end.completed_before:
-                self._events.claim_lost(self._worker, end)
-
-    # After a call that failed
-
-    def _call_failed(self, error: BaseException) -> bool:
-        """What a call did is unknown. Returns whether the database is damaged."""
-        self.unsure = True
-        return self._stopping.is_damage(error)
-
-    async def settle(self) -> None:
-        """Record what ended; idempotent, whatever became of an earlier try."""
-        await self._await_finish()
-        ended, closed = self.holdings.take()
-        if ended or closed:
-            try:
-                answer = await self._record(ended, closed)
-            except BaseException:
-                self.holdings.put_back(ended, closed)
-                raise
-            self._report(ended, answer)
-        await self.returns.retry()
-        if self.unsure:
-            async with self._claiming:
-                await self._store.disown(
-                    self._lease.worker_id, self.holdings.tokens, lead=self.pace.lead
-                )
-            self.unsure = False
-            self._look_back_at = time.monotonic() + _LATE_SECONDS
-
-    async def _record(self, ended: Sequence[FinishedJob], closed: Sequence[int]) -> Exchange:
-        try:
-            return await self._store.settle(ended, closed)
-        except TransientError:
-            raise
-        except StorageError:
-            if not ended:
-                raise
-        # The database refuses one of them, perhaps always: it must not keep back the others.
-        answers: list[Exchange] = []
-        refusal: StorageError | None = None
-        for end in ended:
-            try:
-                answers.append(await self._record_one(end))
-            except TransientError:
-                raise
-            except StorageError as error:
-                refusal = error
-        if refusal is not None:
-            # All are tried again: those that are recorded by now stay so.
-            raise refusal
-        await self._store.settle([], closed)
-        return Exchange(
-            refused=frozenset().union(*(answer.refused for answer in answers)),
-            cancelled=frozenset().union(*(answer.cancelled for answer in answers)),
-        )
-
-    async def _record_one(self, end: FinishedJob) -> Exchange:
-        """Record how one ended. If the database will never accept its values, without them."""
-        try:
-            return await self._store.settle([end], [])
-        except DataRejected as error:
-            end.error_code, end.error = NOT_STORED, f"The database refused its outcome: {error}"
-            end.result = end.traceback = None
-            return await self._store.settle([end], [])
-
     async def back_off(self, error: StorageError) -> None:
-        """Wait until it makes sense to ask the database again."""
-        if self._stopping.is_damage(error):
+        """Wait before the next call to the database."""
+        if self._stopping.on_corruption(error):
             return
         self.failures += 1
         wait = OUTAGE_SECONDS
         if isinstance(error, TransactionConflict):
-            # Who was in the way has gone on. Not all at the same moment.
+            # The other transaction is over. Workers must not all try again at the same moment.
             wait = backoff(self.failures) * uniform(0.0, 0.1)
             self._events.transaction_conflict(self._worker, str(error), wait)
         else:
             self.outage.failed("worker", error, wait)
-        lease, deadline = self._lease, time.monotonic() + wait
-        fenced = lease.fenced
-        while time.monotonic() < deadline and not self._stopping and lease.fenced == fenced:  # noqa: ASYNC110
+        stopping, lease = self._stopping.requested, self._lease
+        fenced, deadline = lease.fenced, time.monotonic() + wait
+        while time.monotonic() < deadline and not stopping.is_set() and lease.fenced == fenced:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     async def read_limits(self) -> None:
         """Read which of the worker's queues have limits."""
         limited = await self._store.limited_queues()
-        self._limited = [queue for queue in self._options.queues if queue in limited]
+        self._limited = [queue for queue in self._settings.queues if queue in limited]
 
     def forget(self) -> None:
-        """Nothing is held any more: the lease was lost, and everything else is settled."""
+        """The lease was lost and everything is recorded: nothing is held any more."""
         self.holdings.forget()
         self.returns.waiting.clear()
 
 
 class _Gate:
-    """What becomes of jobs that a follower was asked about."""
+    """Carries out what a follower decides about claimed jobs."""
 
     def __init__(self, loop: Loop, jobs: Sequence[ClaimedJob], received: float) -> None:
         self._loop = loop
@@ -491,11 +484,17 @@ class _Gate:
 
     def start(self, jobs: Sequence[ClaimedJob]) -> Sequence[ClaimedJob]:
         self._decide(jobs)
-        return self._loop.start(jobs, self.received)
+        loop = self._loop
+        if not loop._lease.holds():
+            loop.returns.give_back_soon(jobs)
+            return []
+        # The lease may have been lost, and won again, while the follower decided.
+        loop.runners.put([job for job in jobs if loop.holdings.holds(job)], received=self.received)
+        return [job for job in jobs if not loop.holdings.holds(job)]
 
     def skip(self, job: ClaimedJob, outcome: AttemptOutcome, reason: Reason) -> None:
         self._decide([job])
-        self._loop.skip(job, outcome, reason)
+        self._loop._job_finished(job, FinishedJob.because(job, outcome, reason))
 
     async def postpone(self, jobs: Sequence[ClaimedJob]) -> None:
         self._decide(jobs)
@@ -503,22 +502,22 @@ class _Gate:
 
     def park(self, job: ClaimedJob, reason: Reason) -> None:
         self._decide([job])
-        self._loop.returns.leave(job, reason)
+        self._loop.returns.park_for_others(job, reason)
 
     def _decide(self, jobs: Sequence[ClaimedJob]) -> None:
         for job in jobs:
             del self.undecided[job.id]
 
 
-def _hold_until_due(
+def _set_start_times(
     jobs: Sequence[ClaimedJob], moment: datetime, *, read: float, sent: float, received: float
 ) -> float:
-    """Say of each job when it may start; return the monotonic time that `claimed_at` stands for.
+    """Set when each job may start; return the monotonic time of `claimed_at`.
 
-    The database's clock showed `moment` before `read`, so it shows a later time at the latest as
-    long after `read` as that is after `moment`: nothing is early. `claimed_at` was read between
-    `sent` and `received`. If it seems not to be, the clock was set in between: then the answer
-    alone counts, and nothing is early or held for hours.
+    The database's clock showed `moment` before `read`, so it reaches any later time no later than
+    that long after `read`: no job starts early. `claimed_at` was read between `sent` and
+    `received`. If the calculation disagrees, the clock was set in between. Then only the time of
+    the answer counts, so that no job starts early or is held for hours.
     """
     claimed_at = jobs[0].claimed_at
     claimed = read + (claimed_at - moment).total_seconds()

@@ -26,8 +26,7 @@ from duetime.engine.worker import Worker
 from duetime.errors import DatabaseCorrupted, DuetimeError, StartupFailed, TransientError
 from duetime.settings import Settings
 from duetime.storage.store import Store
-from duetime.telemetry.events import log_event
-from duetime.telemetry.outage import Outage
+from duetime.telemetry.events import Outage, log_event
 
 log = logging.getLogger("duetime.runtime")
 

@@ -18,12 +18,12 @@ from duetime.telemetry.events import log_event
 
 log = logging.getLogger("duetime.worker")
 
-_MAX_LEFT = 10_000
+_MAX_PARKED = 10_000
 
 
 class Returns:
-    """Gives jobs back. Until that has succeeded they count as held, so that their claims stay
-    open: closing a claim would lose them."""
+    """Gives jobs back. They count as held until that has succeeded: it keeps their claims open,
+    since closing a claim would lose its jobs."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Returns:
         self._followers = followers
         self._stopping = stopping
         self._failed = failed
-        self.under_way: set[asyncio.Task[None]] = set()
+        self.in_progress: set[asyncio.Task[None]] = set()
         self.waiting: list[ClaimedJob] = []
         """Jobs that could not be given back yet."""
-        self.left: deque[int] = deque(maxlen=_MAX_LEFT)
-        """Jobs that a follower has parked: left to other workers."""
+        self.parked: deque[int] = deque(maxlen=_MAX_PARKED)
+        """Jobs that this worker left to others, and does not claim again."""
 
     async def give_back(self, jobs: Sequence[ClaimedJob]) -> None:
         """Give jobs back now; if that fails, `retry` does."""
@@ -59,10 +59,10 @@ class Returns:
 
     def give_back_soon(self, jobs: Sequence[ClaimedJob]) -> None:
         if jobs:
-            self._do_soon(self.give_back(jobs))
+            self._run_in_background(self.give_back(jobs))
 
     def give_back_later(self, jobs: Sequence[ClaimedJob], error: Exception) -> None:
-        """They are still held, and given back as soon as that works."""
+        """Give jobs back with the next `retry`, because of an error."""
         self.waiting += jobs
         if self._failed(error):
             return
@@ -78,25 +78,25 @@ class Returns:
         )
 
     async def retry(self) -> None:
-        """Give back what could not be given back before. Raises if it still cannot."""
+        """Give back the jobs for which it failed before. Raises if it fails again."""
         if waiting := self.waiting[:]:
             await self._release(waiting)
             del self.waiting[: len(waiting)]
 
     def park_unknown(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Set aside jobs whose task this worker does not know."""
+        """Park jobs whose task this worker does not know."""
         if jobs:
             tasks = sorted({job.task for job in jobs})
             self._park_soon(jobs, Reason.of("task_unknown", worker=self._worker, tasks=tasks))
 
-    def leave(self, job: ClaimedJob, reason: Reason) -> None:
-        """Set a job aside that this worker cannot run, and do not take it up again."""
-        self.left.append(job.id)
+    def park_for_others(self, job: ClaimedJob, reason: Reason) -> None:
+        """Park a job that this worker cannot run, and do not claim it again."""
+        self.parked.append(job.id)
         self._park_soon([job], reason)
 
     def _park_soon(self, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
         self._events.jobs_parked(self._worker, jobs, reason)
-        self._do_soon(self._park(jobs, reason))
+        self._run_in_background(self._park(jobs, reason))
 
     async def _park(self, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
         try:
@@ -104,18 +104,18 @@ class Returns:
         except StorageError as error:
             self.give_back_later(jobs, error)
         else:
-            self._let_go(jobs)
+            self._drop(jobs)
 
     async def _release(self, jobs: Sequence[ClaimedJob]) -> None:
         await self._followers.given_back(jobs)
         await self._store.release(jobs)
-        self._let_go(jobs)
+        self._drop(jobs)
 
-    def _let_go(self, jobs: Sequence[ClaimedJob]) -> None:
+    def _drop(self, jobs: Sequence[ClaimedJob]) -> None:
         for job in jobs:
             self._holdings.drop(job)
 
-    def _do_soon(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self.under_way.add(task)
-        task.add_done_callback(self.under_way.discard)
+        self.in_progress.add(task)
+        task.add_done_callback(self.in_progress.discard)

@@ -1,4 +1,4 @@
-"""The handlers' side of a worker: a fixed number of runners, each with one job at a time."""
+"""Runs the handlers of a worker: a fixed number of runners, each with one job at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.domain.reasons import Reason
 from duetime.engine.context import Context
-from duetime.engine.executor import COMPLETED, FAILED, TimedOut, end_with, ignore_outcome
+from duetime.engine.executor import (
+    COMPLETED,
+    FAILED,
+    TimedOut,
+    make_finished_job,
+    warn_of_ignored_outcome,
+)
 from duetime.engine.hooks import Hooks, call_through
 from duetime.engine.stacks import stack_of_task, stack_of_thread
 from duetime.errors import JobCancelled
@@ -39,26 +45,26 @@ CANCELLED = "cancelled"
 LOST = "lost to another worker"
 STOPPING = "the worker is stopping"
 
-_HOLD_SECONDS = 0.1
-"""About how much work a worker may hold back from others."""
+_PREFETCH_SECONDS = 0.1
+"""About how much work a worker claims ahead of its handlers."""
 _YIELD_SECONDS = 0.001
-_WATCH_SECONDS = 0.0012
-"""From so long before a job is due, each turn of the event loop checks whether it is."""
-_WATCH_EVERY_SECONDS = 0.02
-"""Not more often: it keeps the CPU busy."""
+_SPIN_SECONDS = 0.0012
+"""Shortly before a job is due, each iteration of the event loop checks whether it is."""
+_SPIN_EVERY_SECONDS = 0.02
+"""Not more often than this, since it keeps the CPU busy."""
 _STUCK_SECONDS = 5.0
-"""So long after its time-out a handler that still runs is reported, and again every minute."""
+"""A handler that still runs so long after its timeout is reported, and again every minute."""
 _STUCK_AGAIN_SECONDS = 60.0
 _CLOSE_SECONDS = 2.0
-_count: Callable[[object], object] = getattr(sys, "getrefcount", lambda _: object())
+_reference_count: Callable[[object], object] = getattr(sys, "getrefcount", lambda _: object())
 
 
-Held = tuple[ClaimedJob, TaskDefinition, float]
-"""A job that waits, its task, and when it was received."""
+Waiting = tuple[ClaimedJob, TaskDefinition, float]
+"""A job that waits for a runner, its task, and when it was received."""
 
 
 class Running(msgspec.Struct, eq=False):
-    """A job in the hands of its handler."""
+    """A job whose handler runs."""
 
     job: ClaimedJob
     task: TaskDefinition
@@ -66,6 +72,7 @@ class Running(msgspec.Struct, eq=False):
     runner: asyncio.Task[Any] | None = None
     """The asyncio task that the handler runs in, or that waits for its thread."""
     reason: str | None = None
+    """Why it was stopped."""
     context: Context | None = None
     args: dict[str, Any] | None = None
     started_us: int = 0
@@ -75,14 +82,13 @@ class Running(msgspec.Struct, eq=False):
     """Its timeout; once that has passed, the next check whether it still runs."""
     timed_out: bool = False
     recorded: bool = False
-    """It ran out of time and went on: its attempt has ended as timed out without it."""
+    """It still runs after its timeout, and the attempt was recorded as timed out."""
     value: Any = None
     """What the handler returned or raised."""
-    ended: float = 0.0
 
     @property
-    def is_given_up(self) -> bool:
-        """Whether its end is not for us to record."""
+    def is_abandoned(self) -> bool:
+        """Whether its outcome does not count any more."""
         committed = self.context is not None and self.context.committed
         return self.recorded or (self.reason in (LOST, STOPPING) and not committed)
 
@@ -107,9 +113,10 @@ class Running(msgspec.Struct, eq=False):
 
 
 class Runners:
-    """Runs what is `put`; calls `ended(job, end)` for each. `end` is None if it needs no record.
+    """Runs the jobs that are `put`, and calls `finished(job, record)` for each. `record` is None if
+    nothing is to be recorded.
 
-    A job whose `start_by` is over does not start: `late(job, received)`.
+    A job whose `start_by` has passed is not started: `too_late(job, received)` is called.
     """
 
     def __init__(
@@ -119,9 +126,9 @@ class Runners:
         store: Store,
         worker: str,
         concurrency: int,
-        ended: Callable[[ClaimedJob, FinishedJob | None], None],
         started: Callable[[ClaimedJob], None],
-        late: Callable[[ClaimedJob, float], None],
+        finished: Callable[[ClaimedJob, FinishedJob | None], None],
+        too_late: Callable[[ClaimedJob, float], None],
         stuck: Callable[[ClaimedJob, str, float, str], None],
         hooks: Hooks,
     ) -> None:
@@ -129,21 +136,21 @@ class Runners:
         self._store = store
         self._worker = worker
         self._concurrency = concurrency
-        self._ended = ended
         self._started = started
-        self._late = late
+        self._finished = finished
+        self._too_late = too_late
         self._stuck = stuck
         self._hooks = hooks
         self._reports: set[asyncio.Task[None]] = set()
-        """Failures of handlers that still run, on their way to the `on_error` hooks."""
+        """Calls of `on_error` hooks for handlers that still run."""
         self._random = Random()
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="duetime-task")
-        self._waiting: deque[Held] = deque()
-        self._early: list[Held] = []
-        """Claimed ahead of their time, which comes within milliseconds."""
+        self.waiting: deque[Waiting] = deque()
+        self._early: list[Waiting] = []
+        """Jobs that fall due within milliseconds."""
         self._timer: asyncio.Handle | None = None
-        self._may_watch = 0.0
+        self._may_spin_at = 0.0
         self._idle: list[asyncio.Future[None]] = []
         self._closing = False
         self._last_yield = 0.0
@@ -155,94 +162,97 @@ class Runners:
         for _ in range(concurrency):
             self._start_runner()
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
+    # Claimed jobs
 
     @property
     def free(self) -> int:
         """How many more jobs could start at once."""
         return max(0, self._concurrency - self._held)
 
-    def room(self, most: int) -> int:
+    def room(self, max_prefetch: int) -> int:
         """How many more jobs may be claimed: many while handlers are fast, few while slow."""
-        ahead = self._concurrency * _HOLD_SECONDS / max(self._mean_seconds, 1e-5)
-        return max(0, self._concurrency + int(min(ahead, most)) - self._held)
+        prefetch = self._concurrency * _PREFETCH_SECONDS / max(self._mean_seconds, 1e-5)
+        return max(0, self._concurrency + int(min(prefetch, max_prefetch)) - self._held)
 
     @property
     def _held(self) -> int:
-        return len(self.running) + len(self._waiting) + len(self._early)
+        return len(self.running) + len(self.waiting) + len(self._early)
 
     def put(self, jobs: Sequence[ClaimedJob], *, received: float) -> None:
-        """Run them as soon as there is a runner; what was claimed ahead, not before its time."""
+        """Run jobs as soon as a runner is free, those claimed early not before they are due."""
         tasks = {name: self._tasks[name] for name in {job.task for job in jobs}}
         for task in tasks.values():
             if task.options.overrides_jobs:
-                _override(jobs, task)
-        self._line_up([(job, tasks[job.task], received) for job in jobs])
+                _override_options(jobs, task)
+        self._queue([(job, tasks[job.task], received) for job in jobs])
 
-    def _line_up(self, items: list[Held]) -> None:
+    def _queue(self, items: list[Waiting]) -> None:
         now = time.monotonic()
         if early := [item for item in items if item[0].not_before > now]:
             self._early += early
-            self._alarm(now)
+            self._set_timer(now)
             items = [item for item in items if item[0].not_before <= now]
         if limited := [item for item in items if item[0].limited]:
-            # What waits here counts as running everywhere: it is next.
-            self._waiting.extendleft(limited)
+            # They come first: while they wait here, other workers count them as running.
+            self.waiting.extendleft(limited)
             items = [item for item in items if not item[0].limited]
-        self._waiting.extend(items)
-        self._wake(len(items) + len(limited))
+        self.waiting.extend(items)
+        self._wake_runners(len(items) + len(limited))
 
-    def _wake(self, count: int) -> None:
+    def _wake_runners(self, count: int) -> None:
         while count and self._idle:
             future = self._idle.pop()
             if not future.done():
                 future.set_result(None)
                 count -= 1
 
-    def _alarm(self, now: float) -> None:
-        """Come back when the first of them is due. Event loops count in whole milliseconds, and
-        come late: so a little before, to watch for it turn by turn."""
+    def _set_timer(self, now: float) -> None:
+        """Continue when the first early job is due.
+
+        Timers of event loops have a resolution of a millisecond and fire late. So this one fires a
+        little before, and then each iteration of the loop checks the time.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._early:
             left = min(job.not_before for job, _, _ in self._early) - now
-            watch = _WATCH_SECONDS if now >= self._may_watch else 0.0
-            if left > watch:
-                self._timer = self._loop.call_later(left - watch, self._put_due)
+            spin = _SPIN_SECONDS if now >= self._may_spin_at else 0.0
+            if left > spin:
+                self._timer = self._loop.call_later(left - spin, self._queue_due)
             else:
-                self._timer = self._loop.call_soon(self._put_due)
+                self._timer = self._loop.call_soon(self._queue_due)
 
-    def _put_due(self) -> None:
+    def _queue_due(self) -> None:
         now = time.monotonic()
         early, self._early = self._early, []
         if any(job.not_before <= now for job, _, _ in early):
-            self._may_watch = now + _WATCH_EVERY_SECONDS
-        self._line_up(early)
+            self._may_spin_at = now + _SPIN_EVERY_SECONDS
+        self._queue(early)
 
     def take_back(self, older_than: float = -math.inf) -> list[ClaimedJob]:
-        """Remove and return what waits for a runner; if asked, only longer than `older_than` s."""
+        """Remove and return the jobs that wait for a runner, or have for `older_than` seconds."""
         limit = time.monotonic() - older_than
-        back = [job for job, _, received in (*self._waiting, *self._early) if received <= limit]
-        self._waiting = deque(item for item in self._waiting if item[-1] > limit)
+        back = [job for job, _, received in (*self.waiting, *self._early) if received <= limit]
+        self.waiting = deque(item for item in self.waiting if item[-1] > limit)
         self._early = [item for item in self._early if item[-1] > limit]
         if back:
-            # The handlers are slower than they were: claim fewer ahead.
+            # The handlers are slower than before: claim fewer jobs ahead.
             self._mean_seconds = max(self._mean_seconds, older_than)
         return back
 
+    # Stopping
+
     def cancel(self, job_id: int) -> bool:
-        """Stop the handler of a job whose cancellation was asked for."""
-        for held in (self._waiting, self._early):
+        """Stop a job whose cancellation was requested. Returns whether it is here."""
+        for held in (self.waiting, self._early):
             for index, (job, _, received) in enumerate(held):
                 if job.id == job_id:
                     del held[index]
                     at = int((time.monotonic() - received) * 1e6)
                     reason = Reason("cancelled_before_start")
-                    end = FinishedJob.because(job, AttemptOutcome.CANCELLED, reason, at_us=at)
-                    self._ended(job, end)
+                    record = FinishedJob.because(job, AttemptOutcome.CANCELLED, reason, at_us=at)
+                    self._finished(job, record)
                     return True
         for running in self.running:
             # The thread of an earlier attempt may still run.
@@ -256,7 +266,7 @@ class Runners:
             running.stop(reason)
 
     async def drained(self, seconds: float) -> bool:
-        """Wait until nothing runs or waits, at most `seconds`; return whether that is so."""
+        """Wait up to `seconds` until no job runs or waits; return whether that is so."""
         deadline = time.monotonic() + seconds
         while self._held:
             if time.monotonic() >= deadline:
@@ -274,28 +284,28 @@ class Runners:
         if closing := self._runners | self._reports:
             await asyncio.wait(closing, timeout=_CLOSE_SECONDS)
         for running in self.running:
-            # A handler that swallows its cancel cannot be ended; it must not keep us here.
+            # A handler that ignores its cancellation cannot be stopped. Do not wait for it.
             self._stuck(running.job, STOPPING, _CLOSE_SECONDS, running.stack)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    # The runners
+    # Runners
 
     def _start_runner(self) -> None:
         name = f"duetime-runner-{next(self._numbers)}"
         runner = self._loop.create_task(self._run_jobs(), name=name)
         self._runners.add(runner)
-        runner.add_done_callback(self._runner_ended)
+        runner.add_done_callback(self._runner_stopped)
 
-    def _runner_ended(self, runner: asyncio.Task[None]) -> None:
-        """There are always as many as were asked for. One that a handler has left its traces on
-        has ended by itself; if another is gone, whatever it had in hand has failed."""
+    def _runner_stopped(self, runner: asyncio.Task[None]) -> None:
+        """Replace a runner. It has stopped by itself if a handler kept a reference to its task. If
+        it stopped for any other reason, the job that it was running has failed."""
         self._runners.discard(runner)
         if self._closing:
             return
         self._start_runner()
         error = asyncio.CancelledError() if runner.cancelled() else runner.exception()
-        in_hand = [running for running in self.running if running.runner is runner]
-        if error is not None and (in_hand or not isinstance(error, asyncio.CancelledError)):
+        unfinished = [running for running in self.running if running.runner is runner]
+        if error is not None and (unfinished or not isinstance(error, asyncio.CancelledError)):
             log_event(
                 log,
                 logging.ERROR,
@@ -304,38 +314,38 @@ class Runners:
                 worker=self._worker,
                 exc_info=error,
             )
-        for running in in_hand:
+        for running in unfinished:
             self.running.discard(running)
-            if not running.is_given_up:
+            if not running.is_abandoned:
                 self._fail(running, RuntimeError(f"its runner ended: {type(error).__name__}"))
 
     async def _run_jobs(self) -> None:
-        """Run one job after another, for as long as nothing of a handler is left on our task.
+        """Run one job after another, as long as no handler keeps a reference to this task.
 
-        To a handler this is a task of its own: nobody can reach the next one by it. To make one
-        for every job would cost a fifth of the throughput; to check costs a hundredth.
+        A handler sees a task of its own: nothing that it does to it may reach the next job. A new
+        task for each job would cost a fifth of the throughput; this check costs a hundredth.
         """
         me = asyncio.current_task()
         assert me is not None
-        untouched = _traces(me)
+        untouched = _traces_on(me)
         while not self._closing:
-            if not self._waiting:
-                await self._idle_wait()
+            if not self.waiting:
+                await self._wait_for_job()
                 continue
-            job, task, received = self._waiting.popleft()
+            job, task, received = self.waiting.popleft()
             if job.start_by < time.monotonic():
-                self._late(job, received)
+                self._too_late(job, received)
                 continue
-            await self._run_one(Running(job, task, received, me))
-            if me.cancelling() or _traces(me) != untouched:
+            await self._run_job(Running(job, task, received, me))
+            if me.cancelling() or _traces_on(me) != untouched:
                 return
             now = time.monotonic()
             if now - self._last_yield > _YIELD_SECONDS:
-                # Handlers that never wait must not keep the loop from the database's answers.
+                # Handlers that never wait must not keep the event loop from everything else.
                 self._last_yield = now
                 await asyncio.sleep(0)
 
-    async def _idle_wait(self) -> None:
+    async def _wait_for_job(self) -> None:
         future = self._loop.create_future()
         self._idle.append(future)
         try:
@@ -345,22 +355,24 @@ class Runners:
                 self._idle.remove(future)
             raise
 
-    async def _run_one(self, running: Running) -> None:
+    async def _run_job(self, running: Running) -> None:
         self.running.add(running)
         label = current_job.set(running.job)
-        end = await self.attempt(running)
+        record = await self.attempt(running)
         current_job.reset(label)
         self.running.discard(running)
-        if end is not None or not running.is_given_up:
-            self._ended(running.job, end)
+        if record is not None or not running.is_abandoned:
+            self._finished(running.job, record)
+
+    # One attempt
 
     async def attempt(self, running: Running) -> FinishedJob | None:
-        """Run the handler and return the record of how it ended; None if none is due.
+        """Run the handler and return the record of its outcome, None if there is none to record.
 
-        Whatever the handler does, returns or raises: it never raises.
+        Never raises, whatever the handler does, returns or raises.
         """
-        job, task = running.job, running.task
-        began = running.ended = time.monotonic()
+        job = running.job
+        began = time.monotonic()
         running.started_us = started_us = int((began - running.received) * 1e6)
         if job.expires_at is not None and job.expires_at <= job.claimed_at + timedelta(
             microseconds=started_us
@@ -371,27 +383,7 @@ class Runners:
         value: Any
         raised = True
         try:
-            args = job.args
-            if args is None:
-                args = await self._store.args_of(job.id)
-            kwargs = running.args = task.decode(args)
-            del args
-            middleware = self._hooks.middleware
-            if middleware or task.context_name is not None:
-                running.context = self._make_context(running)
-                if task.context_name is not None:
-                    kwargs = {**kwargs, task.context_name: running.context}
-            if job.timeout is not None:
-                seconds = job.timeout.total_seconds()
-                running.timer = self._loop.call_later(seconds, self._time_out, running)
-            if middleware:
-                assert running.context is not None
-                call = partial(self._call_handler, running, kwargs)
-                value = await call_through(middleware, running.context, call)
-            elif task.is_async:
-                value = await task.function(**kwargs)
-            else:
-                value = await self._run_in_thread(running, kwargs)
+            value = await self._call_handler(running)
             raised = False
         except asyncio.CancelledError as error:
             if running.reason is not None:
@@ -400,49 +392,74 @@ class Runners:
                 value = _timed_out(job, "the handler was cancelled after")
                 value.__cause__ = error
             else:
-                # Of something that the handler awaited, or its own doing: nobody has asked for it.
+                # Something that the handler awaited was cancelled, or the handler raised it.
                 value = error
         except GeneratorExit as error:
             if asyncio.current_task(self._loop) is not running.runner:
-                # Not the handler's: the loop was closed under us, and nothing may be awaited.
+                # Not from the handler: the event loop was closed, and nothing may be awaited.
                 raise
             value = error
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
             value = error
         if running.timer is not None:
             running.timer.cancel()
-        running.ended = time.monotonic()
         running.value = value
-        self._mean_seconds += (running.ended - began - self._mean_seconds) * 0.05
-        context = running.context
-        if value is None and context is None and running.reason is None:
-            # Nothing else can be said of most jobs.
-            return FinishedJob(
-                job, COMPLETED, started_us, int((running.ended - running.received) * 1e6)
-            )
-        if context is not None and context.committed:
-            if running.reason is None and not running.timed_out:
-                ignore_outcome(job, value)
-            finished_us = int((running.ended - running.received) * 1e6)
-            return FinishedJob(job, COMPLETED, started_us, finished_us, recorded=True)
-        if running.recorded or (raised and running.reason in (LOST, STOPPING)):
-            # Lost: not ours to record. Stopping: it will be given back.
-            return None
-        end = self._end_with(running, value)
-        if context is not None and context.completed:
-            end.completed_before = True
-        if running.reason == CANCELLED and end.again_after is not None:
-            # It failed after it was requested to stop: it does not run again.
-            end.outcome = AttemptOutcome.CANCELLED
-            end.again_after = None
-        if self._hooks.error and end.outcome in FAILED:
-            await self._report_failure(running, value, end)
-        return end
+        ended = time.monotonic()
+        self._mean_seconds += (ended - began - self._mean_seconds) * 0.05
+        finished_us = int((ended - running.received) * 1e6)
+        if value is None and running.context is None and running.reason is None:
+            # The fast path of most jobs.
+            return FinishedJob(job, COMPLETED, started_us, finished_us)
+        return await self._record_outcome(running, value, raised=raised, finished_us=finished_us)
 
-    async def _call_handler(self, running: Running, kwargs: dict[str, Any]) -> Any:
-        if running.task.is_async:
-            return await running.task.function(**kwargs)
-        return await self._run_in_thread(running, kwargs)
+    async def _call_handler(self, running: Running) -> Any:
+        """Decode the arguments, start the timeout, and call the handler through the middleware."""
+        job, task = running.job, running.task
+        args = job.args
+        if args is None:
+            args = await self._store.args_of(job.id)
+        kwargs = running.args = task.decode(args)
+        del args
+        middleware = self._hooks.middleware
+        if middleware or task.context_name is not None:
+            running.context = self._make_context(running)
+            if task.context_name is not None:
+                kwargs = {**kwargs, task.context_name: running.context}
+        if job.timeout is not None:
+            seconds = job.timeout.total_seconds()
+            running.timer = self._loop.call_later(seconds, self._time_out, running)
+        call = task.function if task.is_async else partial(self._run_in_thread, running)
+        if middleware:
+            assert running.context is not None
+            return await call_through(middleware, running.context, partial(call, **kwargs))
+        return await call(**kwargs)
+
+    async def _run_in_thread(self, running: Running, /, **kwargs: Any) -> Any:
+        running.in_thread = True
+        run = contextvars.copy_context().run
+        future = self._loop.run_in_executor(
+            self._threads, lambda: _call_in_thread(run, running, kwargs)
+        )
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                if self._closing:
+                    raise
+                # Somebody else cancelled this task. A thread cannot be cancelled: it still runs.
+                log_event(
+                    log,
+                    logging.WARNING,
+                    "cancel_ignored",
+                    "Job %(job_id)s runs in a thread: the cancellation of its task has no effect.",
+                    job_id=running.job.id,
+                )
+        # Whatever is still awaited, such as middleware, can be cancelled again.
+        running.in_thread = False
+        value, error = future.result()
+        if error is not None:
+            raise error
+        return value
 
     def _make_context(self, running: Running) -> Context:
         return Context(
@@ -455,25 +472,30 @@ class Runners:
             args=running.args or {},
         )
 
-    async def _report_failure(
-        self, running: Running, error: BaseException, end: FinishedJob
-    ) -> None:
-        if running.context is None:
-            running.context = self._make_context(running)
-        will_retry = end.again_after is not None
-        await self._hooks.failed(running.context, error, will_retry=will_retry)
+    async def _record_outcome(
+        self, running: Running, value: Any, *, raised: bool, finished_us: int
+    ) -> FinishedJob | None:
+        job, context = running.job, running.context
+        if context is not None and context.committed:
+            if running.reason is None and not running.timed_out:
+                warn_of_ignored_outcome(job, value)
+            return FinishedJob(job, COMPLETED, running.started_us, finished_us, recorded=True)
+        if running.recorded or (raised and running.reason in (LOST, STOPPING)):
+            # Lost: another worker records it. Stopping: it will be given back.
+            return None
+        record = self._make_record(running, value)
+        if context is not None and context.completed:
+            record.completed_before = True
+        if running.reason == CANCELLED and record.again_after is not None:
+            # It failed after its cancellation was requested: it is not retried.
+            record.outcome = AttemptOutcome.CANCELLED
+            record.again_after = None
+        if self._hooks.error and record.outcome in FAILED:
+            await self._call_error_hooks(running, value, record)
+        return record
 
-    def _fail(self, running: Running, error: BaseException) -> None:
-        """Record that an attempt failed without its handler's doing."""
-        end = self._end_with(running, error)
-        if self._hooks.error and end.outcome in FAILED:
-            report = self._loop.create_task(self._report_failure(running, error, end))
-            self._reports.add(report)
-            report.add_done_callback(self._reports.discard)
-        self._ended(running.job, end)
-
-    def _end_with(self, running: Running, value: Any) -> FinishedJob:
-        return end_with(
+    def _make_record(self, running: Running, value: Any) -> FinishedJob:
+        return make_finished_job(
             running.job,
             running.task,
             value,
@@ -482,55 +504,45 @@ class Runners:
             random=self._random,
         )
 
-    async def _run_in_thread(self, running: Running, kwargs: dict[str, Any]) -> Any:
-        running.in_thread = True
-        call = contextvars.copy_context().run
-        future = self._loop.run_in_executor(
-            self._threads, lambda: _call_in_thread(call, running, kwargs)
-        )
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError:
-                if self._closing:
-                    raise
-                # By a stranger, and a thread cannot be cancelled: it still runs.
-                log_event(
-                    log,
-                    logging.WARNING,
-                    "cancel_ignored",
-                    "Job %(job_id)s runs in a thread: the cancellation of its task has no effect.",
-                    job_id=running.job.id,
-                )
-        # Whatever is still to be awaited, such as middleware, can be cancelled again.
-        running.in_thread = False
-        value, error = future.result()
-        if error is not None:
-            raise error
-        return value
+    async def _call_error_hooks(
+        self, running: Running, error: BaseException, record: FinishedJob
+    ) -> None:
+        if running.context is None:
+            running.context = self._make_context(running)
+        will_retry = record.again_after is not None
+        await self._hooks.failed(running.context, error, will_retry=will_retry)
 
-    # Time-outs
+    def _fail(self, running: Running, error: BaseException) -> None:
+        """Record that an attempt failed, whatever its handler still does."""
+        record = self._make_record(running, error)
+        if self._hooks.error and record.outcome in FAILED:
+            report = self._loop.create_task(self._call_error_hooks(running, error, record))
+            self._reports.add(report)
+            report.add_done_callback(self._reports.discard)
+        self._finished(running.job, record)
+
+    # Timeouts
 
     def _time_out(self, running: Running) -> None:
         running.timed_out = True
         running.timer = self._loop.call_later(_STUCK_SECONDS, self._still_runs, running)
         running.interrupt("out of time")
         if running.in_thread:
-            # It cannot be ended from outside. Its place stays taken until it ends.
-            self._end_without(running, "its thread still runs")
+            # A thread cannot be stopped from outside. It occupies its runner until it returns.
+            self._fail_as_timed_out(running, "its thread still runs")
 
     def _still_runs(self, running: Running) -> None:
-        """It ignores its time-out: say so, and let the job go on without it."""
+        """The handler ignores its timeout: log that, and record the attempt without it."""
         running.timer = self._loop.call_later(_STUCK_AGAIN_SECONDS, self._still_runs, running)
         seconds = time.monotonic() - running.received - running.started_us / 1e6
         self._stuck(running.job, "out of time", seconds, running.stack)
-        self._end_without(running, "it ignored its cancellation and still runs")
+        self._fail_as_timed_out(running, "it ignored its cancellation and still runs")
 
-    def _end_without(self, running: Running, why: str) -> None:
-        if not running.is_given_up:
-            late = _timed_out(running.job, "the handler did not finish within", f"; {why}")
+    def _fail_as_timed_out(self, running: Running, why: str) -> None:
+        if not running.is_abandoned:
+            error = _timed_out(running.job, "the handler did not finish within", f"; {why}")
             running.recorded = True
-            self._fail(running, late)
+            self._fail(running, error)
 
 
 def _timed_out(job: ClaimedJob, what: str, why: str = "") -> TimedOut:
@@ -538,13 +550,13 @@ def _timed_out(job: ClaimedJob, what: str, why: str = "") -> TimedOut:
     return TimedOut(f"{what} {seconds:g} s{why}")
 
 
-def _traces(task: asyncio.Task[Any]) -> tuple[object, ...]:
-    """What changes if somebody keeps the task, or a weak reference to it, or sets a variable in
-    its context. (No count, on a Python that does not count: then it is never the same.)"""
-    return _count(task), getweakrefcount(task), contextvars.copy_context()
+def _traces_on(task: asyncio.Task[Any]) -> tuple[object, ...]:
+    """Return what changes if somebody keeps a reference to the task, a weak one included, or sets a
+    variable in its context. On a Python without reference counts, it changes with every call."""
+    return _reference_count(task), getweakrefcount(task), contextvars.copy_context()
 
 
-def _override(jobs: Sequence[ClaimedJob], task: TaskDefinition) -> None:
+def _override_options(jobs: Sequence[ClaimedJob], task: TaskDefinition) -> None:
     for job in jobs:
         if job.task == task.name:
             job.max_attempts = task.options.max_attempts
@@ -552,11 +564,11 @@ def _override(jobs: Sequence[ClaimedJob], task: TaskDefinition) -> None:
 
 
 def _call_in_thread(
-    call: Callable[..., Any], running: Running, kwargs: dict[str, Any]
+    run: Callable[..., Any], running: Running, kwargs: dict[str, Any]
 ) -> tuple[Any, BaseException | None]:
-    # StopIteration and SystemExit must not travel through a future.
+    # StopIteration and SystemExit cannot be raised through a future.
     running.thread_id = threading.get_ident()
     try:
-        return call(lambda: running.task.function(**kwargs)), None
+        return run(lambda: running.task.function(**kwargs)), None
     except BaseException as error:  # noqa: BLE001
         return None, error

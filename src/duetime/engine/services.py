@@ -11,12 +11,11 @@ from random import uniform
 from typing import NamedTuple
 
 from duetime.domain.jobs.job import AttemptOutcome
-from duetime.engine.options import WorkerOptions
 from duetime.errors import DatabaseCorrupted, TransactionConflict, TransientError
+from duetime.settings import Settings
 from duetime.storage.audit import prune_audit
 from duetime.storage.store import Store
-from duetime.telemetry.events import Events, log_event
-from duetime.telemetry.outage import Outage
+from duetime.telemetry.events import Events, Outage, log_event
 
 log = logging.getLogger("duetime.worker")
 
@@ -47,7 +46,7 @@ class Service(NamedTuple):
 
 
 def make_rescuer(
-    store: Store, options: WorkerOptions, events: Events, worker_id: Callable[[], int]
+    store: Store, settings: Settings, events: Events, worker_id: Callable[[], int]
 ) -> Service:
     """Return what dead workers held, soon after their lease has run out.
 
@@ -58,17 +57,19 @@ def make_rescuer(
         for rescued in await store.rescue(sparing=worker_id()):
             events.job_rescued(rescued)
         # Not all workers at the same moment.
-        return options.rescue_every.total_seconds() * uniform(0.75, 1.25)
+        return settings.rescue_every.total_seconds() * uniform(0.75, 1.25)
 
     return Service("rescuer", rescue)
 
 
-def make_pruner(store: Store, options: WorkerOptions, others: Sequence[Prune]) -> Service:
+def make_pruner(store: Store, settings: Settings, others: Sequence[Prune]) -> Service:
     """Remove old jobs with their history and old audit events, and end jobs that were parked for
     too long; then have the `others` remove what is theirs. In small batches, so that no statement
     takes long."""
-    audit, parked = options.retention["audit"], options.retention["parked"]
-    retention = {how: options.retention[how] for how in AttemptOutcome if how in options.retention}
+    audit, parked = settings.retention["audit"], settings.retention["parked"]
+    retention = {
+        how: settings.retention[how] for how in AttemptOutcome if how in settings.retention
+    }
     after = 0
     """The id of the job to continue after."""
 
@@ -90,12 +91,12 @@ def make_pruner(store: Store, options: WorkerOptions, others: Sequence[Prune]) -
         return GO_ON_SECONDS if after else None
 
     async def prune() -> float:
-        pause = options.prune_every.total_seconds() * uniform(0.75, 1.25)
+        pause = settings.prune_every.total_seconds() * uniform(0.75, 1.25)
         wishes = [await one() for one in (prune_jobs, *others)]
         return min([pause, *(wish for wish in wishes if wish is not None)])
 
     # Not while the worker starts: its jobs come first.
-    wait = uniform(0.0, min(options.prune_every.total_seconds(), _FIRST_SECONDS))
+    wait = uniform(0.0, min(settings.prune_every.total_seconds(), _FIRST_SECONDS))
     return Service("pruner", prune, wait)
 
 

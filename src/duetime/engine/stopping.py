@@ -1,4 +1,4 @@
-"""Whether a worker stops, how fast and why; and how long its last database calls may take."""
+"""Whether a worker is to stop, how fast and why; and how long its last database calls may take."""
 
 from __future__ import annotations
 
@@ -9,50 +9,48 @@ from contextlib import asynccontextmanager
 from duetime.errors import DatabaseCorrupted, DatabaseUnreachable
 
 LAST_CALLS_SECONDS = 3.0
-"""How long, beyond the grace, a stop waits for the database to take what is given back."""
+"""How long a stop waits for the database after the grace time."""
 
 
 class Stopping:
-    """Can be asked for repeatedly. `damaged` is called once if the database turns out to be."""
+    """`corrupted` is called once if the database turns out to be corrupted."""
 
-    def __init__(self, damaged: Callable[[DatabaseCorrupted], None]) -> None:
-        self._damaged = damaged
-        self.asked = asyncio.Event()
+    def __init__(self, corrupted: Callable[[DatabaseCorrupted], None]) -> None:
+        self._corrupted = corrupted
+        self.requested = asyncio.Event()
         self.now = False
         """Without the grace time."""
-        self.damage: DatabaseCorrupted | None = None
+        self.corruption: DatabaseCorrupted | None = None
         self._calls_end: float | None = None
         """Until when the database may answer."""
         self._calls: set[asyncio.Timeout] = set()
 
-    def __bool__(self) -> bool:
-        return self.asked.is_set()
-
-    def ask(self, *, now: bool = False) -> None:
+    def request(self, *, now: bool = False) -> None:
+        """Can be called repeatedly; once it was called with `now`, the grace time is over."""
         self.now = self.now or now
-        self.asked.set()
+        self.requested.set()
         if now and self._calls_end is not None:
             end = asyncio.get_running_loop().time() + LAST_CALLS_SECONDS
             self._calls_end = min(self._calls_end, end)
             for limit in self._calls:
                 limit.reschedule(self._calls_end)
 
-    def is_damage(self, error: BaseException) -> bool:
-        """Whether an error means that the database is damaged. If it is, the worker stops."""
+    def on_corruption(self, error: BaseException) -> bool:
+        """Stop the worker if the error means that the database is corrupted. Returns whether."""
         if not isinstance(error, DatabaseCorrupted):
             return False
-        if self.damage is None:
-            self.damage = error
-            self._damaged(error)
+        if self.corruption is None:
+            self.corruption = error
+            self._corrupted(error)
         return True
 
     def begin(self, grace: float) -> None:
-        """The worker begins to stop, and has so many seconds."""
+        """The worker starts to stop and has `grace` seconds."""
         self._calls_end = asyncio.get_running_loop().time() + grace + LAST_CALLS_SECONDS
 
     @asynccontextmanager
     async def in_time(self) -> AsyncIterator[None]:
-        """A database that does not answer must not hold up a stop beyond its time."""
+        """Limit calls inside the block: a database that does not answer must not delay a stop."""
         try:
             async with asyncio.timeout_at(self._calls_end) as limit:
                 self._calls.add(limit)

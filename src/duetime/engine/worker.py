@@ -1,4 +1,4 @@
-"""A worker's life: it joins, keeps its lease, is fenced when it loses it, and leaves in order."""
+"""A worker's life: it registers, keeps its lease, is fenced if it loses it, and shuts down."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from duetime.engine.followers import Followers, MakeFollower, WorkerView
 from duetime.engine.hooks import Hooks
 from duetime.engine.lease import Heartbeat, Lease, LoopWatch
 from duetime.engine.loop import Loop
-from duetime.engine.options import WorkerOptions
 from duetime.engine.runners import LOST, STOPPING
 from duetime.engine.services import (
     OUTAGE_SECONDS,
@@ -30,49 +29,51 @@ from duetime.engine.services import (
 )
 from duetime.engine.stopping import Stopping
 from duetime.errors import DatabaseCorrupted, DatabaseUnreachable, StorageError
+from duetime.settings import Settings
 from duetime.storage.store import Beat, Store
-from duetime.telemetry.events import Events, log_event
-from duetime.telemetry.outage import Outage
+from duetime.telemetry.events import Events, Outage, log_event
 
 log = logging.getLogger("duetime.worker")
 
 _ROUND_SECONDS = 5.0
-"""How long, within the grace, a stop waits for the rounds of services that are under way."""
-_LAST_SECONDS = 0.25
-"""How long a stop waits for handlers that were requested to stop."""
+"""How long, within the grace time, a stop waits for services in the middle of a round."""
+_CANCEL_SECONDS = 0.25
+"""How long a stop waits for handlers that were cancelled."""
 
 
 class Worker:
-    """One process's worker. `run` until `stop`; every job it holds is under its lease."""
+    """Runs jobs from `run` until `stop`. Every job that it holds is under its lease."""
 
     def __init__(
         self,
         store: Store,
         tasks: Mapping[str, TaskDefinition],
-        options: WorkerOptions,
+        settings: Settings,
         events: Events,
         followers: Sequence[MakeFollower] = (),
         hooks: Hooks | None = None,
+        *,
+        name: str | None = None,
     ) -> None:
-        self.name = options.name or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self.name = name or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._store = store
         self._tasks = tasks
-        self._options = options
+        self._settings = settings
         self._events = events
         self._hooks = Hooks() if hooks is None else hooks
         view = WorkerView(self.name, store, events, tasks)
         self._followers = Followers([make(view) for make in followers])
         self._opened = False
         self.lease = Lease(self._lease_lost)
-        self.stopping = Stopping(self._database_damaged)
-        self.loop = Loop(view, options, self._followers, lease=self.lease, stopping=self.stopping)
+        self.stopping = Stopping(self._database_corrupted)
+        self.loop = Loop(view, settings, self._followers, lease=self.lease, stopping=self.stopping)
         self.started = asyncio.Event()
         self.left_behind = 0
-        """Jobs that could not be given back; their lease must run out first."""
+        """Jobs that could not be given back. They are rescued when the lease runs out."""
 
     @property
     def outage(self) -> Outage:
-        """Whoever waited for the database to start this worker sets its own."""
+        """Set by callers that had to wait for the database before they could start the worker."""
         return self.loop.outage
 
     @outage.setter
@@ -80,26 +81,26 @@ class Worker:
         self.loop.outage = outage
 
     async def run(self) -> None:
-        """Work until `stop`. Returns when everything held has ended or was given back.
+        """Run jobs until `stop`. Returns when every job has finished or was given back.
 
-        Startup hooks run once the worker has joined, before its first claim; shutdown hooks after
-        its last handler. Raises `StartupFailed` if a startup hook fails.
-        Raises `DatabaseCorrupted` if the database is: then nothing can be recorded or given back.
+        Startup hooks run after the worker has registered and before its first claim; shutdown
+        hooks run after its last handler. Raises `StartupFailed` if a startup hook fails, and
+        `DatabaseCorrupted` if the database is: then nothing can be recorded or given back.
         """
         self._event_loop = asyncio.get_running_loop()
         self._watch = LoopWatch(
-            limit=self._options.block_limit.total_seconds(),
+            limit=self._settings.block_limit.total_seconds(),
             pulse_every=self._watch_every,
             blocked=partial(self._events.event_loop_blocked, self.name),
             freed=partial(self._events.event_loop_unblocked, self.name),
         )
         self.loop.open(self._hooks)
         try:
-            await self._join()
+            await self._register()
         except BaseException:
             await self.loop.runners.close()
             raise
-        # To the last, also while we stop: until then handlers run under the lease.
+        # Until the very end, also while stopping: handlers run under the lease until then.
         watching = asyncio.create_task(
             repeat(
                 Service("lease", self._watch_lease),
@@ -112,95 +113,95 @@ class Worker:
             await self._hooks.start()
         except BaseException:
             watching.cancel()
-            await self._leave(0)
+            await self._unregister(0)
             raise
-        ending = asyncio.Event()
+        services_stop = asyncio.Event()
         services = [
-            asyncio.create_task(repeat(service, stopping=ending, outage=self.outage))
+            asyncio.create_task(repeat(service, stopping=services_stop, outage=self.outage))
             for service in self._services()
         ]
         for service in services:
-            service.add_done_callback(self._service_ended)
+            service.add_done_callback(self._service_stopped)
         self.started.set()
         self.outage.worked("start")
-        self._events.worker_started(self.name, self._options.queues)
+        self._events.worker_started(self.name, self._settings.queues)
         try:
-            await self._work_until_stopped()
+            await self._run_loop_until_stopped()
         finally:
-            ending.set()
+            services_stop.set()
             given_back = 0
             try:
-                given_back = await self._let_end(services)
+                given_back = await self._shut_down(services)
             finally:
-                # Whatever happened: a lease that is kept for nobody would keep its jobs for ever.
+                # Whatever happened: a lease that nobody needs would hold its jobs forever.
                 watching.cancel()
                 try:
-                    await self._leave(given_back)
+                    await self._unregister(given_back)
                 finally:
                     await self._hooks.stop()
-        if self.stopping.damage is not None:
-            raise self.stopping.damage
+        if self.stopping.corruption is not None:
+            raise self.stopping.corruption
 
     def _services(self) -> Iterator[Service]:
         yield Service("housekeeping", self._keep_house)
-        yield make_rescuer(self._store, self._options, self._events, lambda: self.lease.worker_id)
+        yield make_rescuer(self._store, self._settings, self._events, lambda: self.lease.worker_id)
         prunes = [follower.prune for follower in self._followers]
-        yield make_pruner(self._store, self._options, prunes)
+        yield make_pruner(self._store, self._settings, prunes)
         for follower in self._followers:
             yield Service(follower.name, follower.repair)
             yield from follower.services()
 
-    async def _work_until_stopped(self) -> None:
-        """Work until `stop`. A call that a database does not answer is then given a few seconds."""
-        working = asyncio.create_task(self._work(), name="duetime-work")
-        asked = asyncio.create_task(self.stopping.asked.wait())
+    async def _run_loop_until_stopped(self) -> None:
+        """Run the loop until `stop`. Then the database has seconds to answer its last call."""
+        looping = asyncio.create_task(self._run_loop(), name="duetime-work")
+        stop_requested = asyncio.create_task(self.stopping.requested.wait())
         try:
-            await asyncio.wait([working, asked], return_when=asyncio.FIRST_COMPLETED)
-            patience = 0.0 if self.stopping.now else min(self._grace, _ROUND_SECONDS)
-            await asyncio.wait([working], timeout=patience)
+            await asyncio.wait([looping, stop_requested], return_when=asyncio.FIRST_COMPLETED)
+            timeout = 0.0 if self.stopping.now else min(self._grace, _ROUND_SECONDS)
+            await asyncio.wait([looping], timeout=timeout)
         finally:
-            asked.cancel()
-            if not working.done():
+            stop_requested.cancel()
+            if not looping.done():
                 # Perhaps in the middle of a claim.
                 self.loop.unsure = True
-                await end_all([working], 0.0)
-        if not working.cancelled():
-            working.result()
+                await end_all([looping], 0.0)
+        if not looping.cancelled():
+            looping.result()
 
-    async def _work(self) -> None:
+    async def _run_loop(self) -> None:
         try:
-            while not self.stopping:
+            while not self.stopping.requested.is_set():
                 if self.lease.holds():
                     await self.loop.step()
                 else:
-                    await self._rejoin()
+                    await self._register_again()
         except BaseException:
             self.loop.unsure = True
             raise
 
     @property
     def _grace(self) -> float:
-        return self._options.grace.total_seconds()
+        return self._settings.grace.total_seconds()
 
     def stop(self, *, now: bool = False) -> None:
-        """Claim nothing more; finish what runs within the grace time, or now."""
-        self.stopping.ask(now=now)
+        """Claim no more jobs; let those that run finish within the grace time, or stop them now."""
+        self.stopping.request(now=now)
         if self.started.is_set():
             self.loop.pace.sleeper.interrupt()
 
-    async def _join(self) -> None:
-        """LISTEN first, then drain: nothing enqueued meanwhile is missed."""
-        options, lease = self._options, self.lease
-        asked = time.monotonic()
+    async def _register(self) -> None:
+        """Register and start the heartbeat. LISTEN comes first, so that no enqueue is missed."""
+        settings, lease = self._settings, self.lease
+        since = time.monotonic()
         lease.worker_id = await self._store.register_worker(
             name=self.name,
-            queues=options.queues,
+            queues=settings.queues,
             tasks={name: task_defaults(task) for name, task in self._tasks.items()},
-            concurrency=options.concurrency,
-            lease=options.lease,
+            concurrency=settings.concurrency,
+            lease=settings.lease,
         )
         if not self._opened:
-            # Once: a worker that joins anew may be older than what has been deployed since.
+            # Only once: a worker that registers again may be older than the current deployment.
             for follower in self._followers:
                 await follower.open()
             self._opened = True
@@ -210,35 +211,35 @@ class Worker:
         lease.heartbeat = Heartbeat(
             self._store.heart(),
             lease.worker_id,
-            lease=options.lease,
-            since=asked,
-            every=options.heartbeat,
-            beaten=lambda beat: self._from_thread(self._beaten, beat),
+            lease=settings.lease,
+            since=since,
+            every=settings.heartbeat,
+            renewed=lambda beat: self._from_thread(self._lease_renewed, beat),
             lost=lambda reason: self._from_thread(lease.fence, reason),
             watch=self._watch,
-            damaged=lambda error: self._from_thread(self.stopping.is_damage, error),
+            corrupted=lambda error: self._from_thread(self.stopping.on_corruption, error),
         )
         lease.heartbeat.start()
 
-    async def _let_end(self, services: Sequence[asyncio.Task[None]]) -> int:
-        """Let what runs end within the grace time; give the rest back, and return how many."""
+    async def _shut_down(self, services: Sequence[asyncio.Task[None]]) -> int:
+        """Let running jobs finish within the grace time; give the rest back, return how many."""
         loop, runners, stopping = self.loop, self.loop.runners, self.stopping
-        if stopping.damage is not None:
+        if stopping.corruption is not None:
             await end_all(services, 0.0)
             runners.stop_all(LOST)
-            await runners.drained(_LAST_SECONDS)
+            await runners.drained(_CANCEL_SECONDS)
             return 0
         grace = 0.0 if stopping.now else self._grace
-        rounds = min(grace, _ROUND_SECONDS) if grace else _LAST_SECONDS
-        ending = asyncio.create_task(end_all(services, rounds))
+        rounds = min(grace, _ROUND_SECONDS) if grace else _CANCEL_SECONDS
+        services_end = asyncio.create_task(end_all(services, rounds))
         self._events.worker_stopping(self.name, running=len(runners.running))
         deadline = time.monotonic() + grace
         stopping.begin(grace)
-        # Also if the database keeps us waiting by then.
+        # A timer, since we may be waiting for the database by then.
         overdue = self._event_loop.call_later(grace, runners.stop_all, STOPPING)
         with suppress(DatabaseUnreachable):
             async with stopping.in_time():
-                await loop.decided()
+                await loop.wait_for_decisions()
         await loop.returns.give_back(runners.take_back())
         flush_at = 0.0
         while not stopping.now and runners.running and time.monotonic() < deadline:
@@ -249,17 +250,17 @@ class Worker:
         if stopping.now and grace:
             for service in services:
                 service.cancel()
-        await ending
+        await services_end
         runners.stop_all(STOPPING)
-        await runners.drained(_LAST_SECONDS)
+        await runners.drained(_CANCEL_SECONDS)
         await self._flush()
         unfinished = list(loop.holdings)
         loop.returns.waiting.clear()
         await loop.returns.give_back(unfinished)
-        # Their lease runs out, and they are rescued; also those whose outcome was not recorded.
-        self.left_behind = len(loop.returns.waiting) + len(loop.holdings.ended)
+        # They are rescued when the lease runs out, like jobs whose outcome was not recorded.
+        self.left_behind = len(loop.returns.waiting) + len(loop.holdings.finished)
         if unfinished and not self.left_behind:
-            # Claims whose last job was given back, after others of them had ended.
+            # Close the claims whose last job was given back after others had finished.
             await self._flush()
         with suppress(DatabaseUnreachable):
             async with stopping.in_time():
@@ -267,12 +268,12 @@ class Worker:
         return len(unfinished)
 
     async def _flush(self) -> bool:
-        """Record what ended while it stops. False: the database did not take it."""
+        """Record finished jobs while stopping. Returns whether that succeeded."""
         try:
             async with self.stopping.in_time():
-                await self.loop.settle()
+                await self.loop.flush()
         except StorageError as error:
-            if not self.stopping.is_damage(error):
+            if not self.stopping.on_corruption(error):
                 log_event(
                     log,
                     logging.WARNING,
@@ -284,12 +285,12 @@ class Worker:
             return False
         return True
 
-    async def _leave(self, given_back: int) -> None:
-        # Something runs only if we were cut off.
+    async def _unregister(self, given_back: int) -> None:
+        # Handlers still run only if the shutdown was interrupted.
         self.loop.runners.stop_all(STOPPING)
         await self._event_loop.run_in_executor(None, self.lease.heartbeat.stop)
         try:
-            if self.stopping.damage is None:
+            if self.stopping.corruption is None:
                 async with self.stopping.in_time():
                     await self._store.remove_worker(self.lease.worker_id)
         except StorageError as error:
@@ -311,34 +312,34 @@ class Worker:
         if not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(function, *args)
 
-    def _beaten(self, beat: Beat) -> None:
+    def _lease_renewed(self, beat: Beat) -> None:
         self.loop.pace.rank = beat.rank
         for job_id in beat.cancelled:
             self.loop.runners.cancel(job_id)
 
     def _lease_lost(self, reason: str) -> None:
-        """Others may take our jobs now: stop every handler, and record nothing."""
+        """Other workers may rescue our jobs now: stop every handler, and record nothing."""
         self._events.worker_fenced(self.name, reason, held=len(self.loop.holdings))
-        # What had not begun is given back, if no rescuer comes first: it does not count.
+        # Jobs that had not started are given back, so that their attempt does not count.
         self.loop.returns.waiting += self.loop.runners.take_back()
         self.loop.runners.stop_all(LOST)
         self.loop.pace.sleeper.interrupt()
 
-    async def _rejoin(self) -> None:
-        """Begin anew under another id. What ended before the fence is still offered: the
-        database's fence decides."""
+    async def _register_again(self) -> None:
+        """Register under a new id after the lease was lost. Jobs that finished before that are
+        still sent to the database, whose fence decides whether they count."""
         loop = self.loop
         self.lease.heartbeat.stop_soon()
         await loop.pace.sleeper.close()
-        # A claim may have been answered since.
+        # A claim may have been answered since the lease was lost.
         loop.returns.waiting += loop.runners.take_back()
         loop.runners.stop_all(LOST)
         await loop.runners.drained(1.0)
-        while not self.stopping:
+        while not self.stopping.requested.is_set():
             try:
-                await loop.settle()
+                await loop.flush()
                 loop.forget()
-                await self._join()
+                await self._register()
                 self.lease.fenced = None
                 loop.failures = 0
                 self.outage.worked("worker")
@@ -346,43 +347,43 @@ class Worker:
             except StorageError as error:
                 await loop.back_off(error)
 
-    # A damaged database
+    # A corrupted database
 
-    def _database_damaged(self, error: DatabaseCorrupted) -> None:
+    def _database_corrupted(self, error: DatabaseCorrupted) -> None:
         self._events.database_corrupted(self.name, str(error))
         self.stop(now=True)
 
-    def _service_ended(self, service: asyncio.Task[None]) -> None:
+    def _service_stopped(self, service: asyncio.Task[None]) -> None:
         if not service.cancelled() and (error := service.exception()) is not None:
-            self.stopping.is_damage(error)
+            self.stopping.on_corruption(error)
 
     # Housekeeping of this worker alone
 
     async def _watch_lease(self) -> float:
-        """Asks no database, so that a hanging one cannot hold up the fence."""
+        """Makes no database call, so that a hanging database cannot delay the fence."""
         self._watch.pulse()
         self.lease.holds()
         return self._watch_every
 
     @property
     def _watch_every(self) -> float:
-        return min(0.25, self._options.lease.total_seconds() / 10)
+        return min(0.25, self._settings.lease.total_seconds() / 10)
 
     async def _keep_house(self) -> float:
         if self.lease.fenced is None:
             await self.loop.returns.give_back(self.loop.runners.take_back(older_than=1.0))
             await self.loop.read_limits()
             if await self._store.unpark(
-                list(self._tasks), self._options.queues, sparing=self.loop.returns.left
+                list(self._tasks), self._settings.queues, sparing=self.loop.returns.parked
             ):
-                self.loop.pace.look = True
+                self.loop.pace.should_claim = True
                 self.loop.pace.sleeper.interrupt()
             await self.loop.claim_quarantined()
         return 1.0
 
 
 def task_defaults(task: TaskDefinition) -> dict[str, Any]:
-    """What enqueues by plain SQL need to know of a task."""
+    """The defaults of a task that an enqueue by plain SQL needs."""
     options = task.options
     return {
         "queue": options.queue,

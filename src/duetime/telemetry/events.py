@@ -1,4 +1,4 @@
-"""What happens in the engine, as log records: a readable sentence each, with the event's name in
+"""What happens in a worker, as log records: each has a readable message, the event's name in
 `record.event` and its fields in `record.duetime`.
 
 INFO: started and completed. WARNING: retried, lost, rescued. ERROR: dead. DEBUG: contention.
@@ -7,6 +7,7 @@ INFO: started and completed. WARNING: retried, lost, rescued. ERROR: dead. DEBUG
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -33,6 +34,7 @@ _LEVELS = {
 _COMPLETED = AttemptOutcome.COMPLETED
 _FAILED = frozenset({AttemptOutcome.RETRIED, AttemptOutcome.DEAD})
 _JOB = "Job %(job_id)s of task %(task)s"
+_REPEAT_SECONDS = 30.0
 
 
 def log_event(
@@ -46,7 +48,7 @@ def log_event(
 ) -> None:
     """Log an event. `sentence` is the record's message, with fields as `%(name)s`.
 
-    A filter or handler of the application's that fails does not stop the work.
+    An exception in a logging filter or handler of the application does not stop the work.
     """
     if not logger.isEnabledFor(level):
         return
@@ -60,10 +62,10 @@ def log_event(
 
 
 class Events:
-    """The engine reports to it; applications read the logger `duetime.events`."""
+    """Logs the events of workers to the logger `duetime.events`."""
 
     def worker_started(self, worker: str, queues: Sequence[str]) -> None:
-        self._say(
+        self._log(
             logging.INFO,
             "worker_started",
             "Worker %(worker_id)s started on the queues %(queues)s.",
@@ -72,7 +74,7 @@ class Events:
         )
 
     def worker_stopping(self, worker: str, *, running: int) -> None:
-        self._say(
+        self._log(
             logging.INFO,
             "worker_stopping",
             "Worker %(worker_id)s is stopping; %(running)s jobs are running.",
@@ -81,7 +83,7 @@ class Events:
         )
 
     def worker_stopped(self, worker: str, *, given_back: int) -> None:
-        self._say(
+        self._log(
             logging.INFO,
             "worker_stopped",
             "Worker %(worker_id)s stopped; %(given_back)s unfinished jobs were given back.",
@@ -90,7 +92,7 @@ class Events:
         )
 
     def worker_fenced(self, worker: str, reason: str, *, held: int) -> None:
-        self._say(
+        self._log(
             logging.WARNING,
             "worker_fenced",
             "Worker %(worker_id)s lost its lease and stopped its %(held)s jobs: %(reason)s.",
@@ -100,7 +102,7 @@ class Events:
         )
 
     def event_loop_blocked(self, worker: str, seconds: float, stack: str, given_up: bool) -> None:
-        self._say(
+        self._log(
             logging.ERROR if given_up else logging.WARNING,
             "event_loop_blocked",
             "The event loop of worker %(worker_id)s has been blocked for %(blocked_s)s s"
@@ -116,7 +118,7 @@ class Events:
         )
 
     def event_loop_unblocked(self, worker: str, seconds: float) -> None:
-        self._say(
+        self._log(
             logging.WARNING,
             "event_loop_unblocked",
             "The event loop of worker %(worker_id)s runs again after %(blocked_s)s s.",
@@ -126,7 +128,7 @@ class Events:
 
     def woken(self, worker: str, reason: str) -> None:
         if log.isEnabledFor(logging.DEBUG):
-            self._say(
+            self._log(
                 logging.DEBUG,
                 "worker_woken",
                 "Worker %(worker_id)s woke up: %(reason)s.",
@@ -135,7 +137,7 @@ class Events:
             )
 
     def database_corrupted(self, worker: str, error: str) -> None:
-        self._say(
+        self._log(
             logging.ERROR,
             "database_corrupted",
             "Worker %(worker_id)s stops, as its database is damaged: %(error)s",
@@ -144,7 +146,7 @@ class Events:
         )
 
     def transaction_conflict(self, worker: str, error: str, wait: float) -> None:
-        self._say(
+        self._log(
             logging.WARNING,
             "transaction_conflict",
             "Worker %(worker_id)s tries again in %(retry_in_s).3g s: %(error)s",
@@ -156,7 +158,7 @@ class Events:
     def jobs_claimed(self, worker: str, jobs: Sequence[ClaimedJob]) -> None:
         if log.isEnabledFor(logging.DEBUG):
             for job in jobs:
-                self._say(
+                self._log(
                     logging.DEBUG,
                     "job_claimed",
                     f"{_JOB} was claimed for attempt %(attempt)s by worker %(worker_id)s.",
@@ -172,7 +174,7 @@ class Events:
 
         def started(job: ClaimedJob) -> None:
             if log.isEnabledFor(logging.INFO):
-                self._say(
+                self._log(
                     logging.INFO,
                     "job_started",
                     f"{_JOB} started attempt %(attempt)s.",
@@ -184,51 +186,53 @@ class Events:
 
         return started
 
-    def jobs_finished(self, worker: str, ended: Sequence[FinishedJob]) -> None:
+    def jobs_finished(self, worker: str, jobs: Sequence[FinishedJob]) -> None:
         if not log.isEnabledFor(logging.INFO):
             # For most there is nothing to log. A lookup in the table costs 0.2 µs.
-            ended = [end for end in ended if end.outcome is not _COMPLETED]
-        for end in ended:
-            # The frames of an exception may lead back to this record, which the garbage collector
-            # does not look into.
-            exception, end.exception = end.exception, None
-            if end.outcome in _FAILED:
-                self._job_failed(worker, end, exception)
+            jobs = [finished for finished in jobs if finished.outcome is not _COMPLETED]
+        for finished in jobs:
+            # The frames of an exception may refer back to this record, which the garbage
+            # collector does not track.
+            exception, finished.exception = finished.exception, None
+            if finished.outcome in _FAILED:
+                self._job_failed(worker, finished, exception)
             else:
-                self._job_ended(worker, end)
+                self._job_finished(worker, finished)
 
-    def _job_ended(self, worker: str, end: FinishedJob) -> None:
-        what = f"{_JOB} was {end.outcome} on attempt %(attempt)s after %(duration_ms)s ms"
-        self._say(
-            _LEVELS.get(end.outcome, logging.INFO),
-            f"job_{end.outcome}",
-            f"{what}: %(reason)s" if end.message else f"{what}.",
-            **_fields_of(worker, end),
-            code=end.error_code,
-            reason=end.message,
+    def _job_finished(self, worker: str, finished: FinishedJob) -> None:
+        what = f"{_JOB} was {finished.outcome} on attempt %(attempt)s after %(duration_ms)s ms"
+        self._log(
+            _LEVELS.get(finished.outcome, logging.INFO),
+            f"job_{finished.outcome}",
+            f"{what}: %(reason)s" if finished.message else f"{what}.",
+            **_fields_of(worker, finished),
+            code=finished.error_code,
+            reason=finished.message,
         )
 
-    def _job_failed(self, worker: str, end: FinishedJob, exception: BaseException | None) -> None:
-        again = None if end.again_after is None else end.again_after.total_seconds()
-        self._say(
-            _LEVELS[end.outcome],
+    def _job_failed(
+        self, worker: str, failed: FinishedJob, exception: BaseException | None
+    ) -> None:
+        retry_in = None if failed.again_after is None else failed.again_after.total_seconds()
+        self._log(
+            _LEVELS[failed.outcome],
             "job_failed",
-            f"{_JOB} failed on attempt %(attempt)s of {end.job.max_attempts} and "
-            + ("will not be retried" if again is None else "will be retried in %(retry_in_s)g s")
+            f"{_JOB} failed on attempt %(attempt)s of {failed.job.max_attempts} and "
+            + ("will not be retried" if retry_in is None else "will be retried in %(retry_in_s)g s")
             + ": %(error_code)s: %(error)s",
-            **_fields_of(worker, end),
-            error_code=end.error_code,
-            error=end.message,
-            will_retry=again is not None,
-            retry_in_s=again,
-            traceback=end.traceback,
+            **_fields_of(worker, failed),
+            error_code=failed.error_code,
+            error=failed.message,
+            will_retry=retry_in is not None,
+            retry_in_s=retry_in,
+            traceback=failed.traceback,
             exc_info=None if exception is None else exception_info(exception),
         )
 
     def job_stuck(
         self, worker: str, job: ClaimedJob, reason: str, seconds: float, stack: str
     ) -> None:
-        self._say(
+        self._log(
             logging.ERROR,
             "job_stuck",
             f"{_JOB} still runs after %(running_s)s s, although it was stopped: %(reason)s. "
@@ -242,21 +246,21 @@ class Events:
             traceback=stack,
         )
 
-    def claim_lost(self, worker: str, end: FinishedJob) -> None:
-        end.exception = None
-        self._say(
+    def claim_lost(self, worker: str, lost: FinishedJob) -> None:
+        lost.exception = None
+        self._log(
             logging.WARNING,
             "claim_lost",
-            f"{_JOB} was lost to another worker: what became of it here was not recorded.",
-            job_id=end.job.id,
-            task=end.job.task,
-            token=end.job.token,
+            f"{_JOB} was lost to another worker: its outcome here was not recorded.",
+            job_id=lost.job.id,
+            task=lost.job.task,
+            token=lost.job.token,
             worker_id=worker,
             reason="the claim was lost; nothing was recorded",
         )
 
     def job_rescued(self, rescued: Rescued) -> None:
-        self._say(
+        self._log(
             logging.ERROR if rescued.state is JobState.DEAD else logging.WARNING,
             "job_rescued",
             f"{_JOB} was rescued from worker %(lost_by)s, which was lost; it is %(state)s now.",
@@ -269,7 +273,7 @@ class Events:
 
     def jobs_parked(self, worker: str, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
         for job in jobs:
-            self._say(
+            self._log(
                 logging.WARNING,
                 "job_parked",
                 f"{_JOB} was parked: %(reason)s.",
@@ -281,7 +285,7 @@ class Events:
             )
 
     def tick_skipped(self, worker: str, job: ClaimedJob, status: str, reason: Reason) -> None:
-        self._say(
+        self._log(
             logging.INFO,
             f"tick_{status}",
             f"{_JOB} does not run, its tick was {status}: %(reason)s.",
@@ -294,7 +298,7 @@ class Events:
         )
 
     def schedule_changed(self, worker: str, schedule: str, change: str) -> None:
-        self._say(
+        self._log(
             logging.WARNING if change == "paused" else logging.INFO,
             f"schedule_{change}",
             f"Schedule %(schedule)s was {change}.",
@@ -304,7 +308,7 @@ class Events:
 
     def schedule_broken(self, worker: str | None, schedule: str, reason: str) -> None:
         where = {} if worker is None else {"worker_id": worker}
-        self._say(
+        self._log(
             logging.ERROR,
             "schedule_broken",
             "Schedule %(schedule)s cannot be read, and does not run until it is put again: "
@@ -315,7 +319,7 @@ class Events:
         )
 
     def schedule_unreadable(self, worker: str, schedule: str, reason: str) -> None:
-        self._say(
+        self._log(
             logging.WARNING,
             "schedule_unreadable",
             "Worker %(worker_id)s cannot read schedule %(schedule)s and leaves it to others: "
@@ -326,7 +330,7 @@ class Events:
         )
 
     def outdated_release(self, worker: str, service: str, release: str, newest: str) -> None:
-        self._say(
+        self._log(
             logging.WARNING,
             "outdated_release",
             "The schedules of worker %(worker_id)s were not stored: release %(release)s of "
@@ -338,7 +342,7 @@ class Events:
         )
 
     def schedule_fallback_started(self, worker: str, count: int, error: str) -> None:
-        self._say(
+        self._log(
             logging.ERROR,
             "schedule_fallback_started",
             "The schedule tables fail, and %(count)s schedules run from memory: %(error)s",
@@ -348,7 +352,7 @@ class Events:
         )
 
     def schedule_fallback_ended(self, worker: str, count: int) -> None:
-        self._say(
+        self._log(
             logging.WARNING,
             "schedule_fallback_ended",
             "The schedule tables work again, and %(count)s schedules were stored.",
@@ -356,10 +360,72 @@ class Events:
             count=count,
         )
 
-    def _say(
+    def _log(
         self, level: int, event: str, sentence: str, *, exc_info: Any = None, **fields: object
     ) -> None:
         log_event(log, level, event, sentence, exc_info=exc_info, **fields)
+
+
+class Outage:
+    """Logs when the database cannot be reached, that it still cannot, and that it is back.
+
+    Everything that a worker does fails during an outage; it is logged as one outage.
+    """
+
+    def __init__(self, worker: str | None) -> None:
+        self._worker = worker
+        self._failing: set[str] = set()
+        self._since = 0.0
+        self._throttle = LogThrottle()
+
+    def failed(self, service: str, error: Exception, wait: float) -> None:
+        """`service` could not reach the database and tries again after `wait` seconds."""
+        if not self._failing:
+            self._since = time.monotonic()
+            self._throttle = LogThrottle()
+        self._failing.add(service)
+        if self._throttle.passes():
+            self._log(
+                "database_unreachable",
+                "The database cannot be reached; %(service)s tries again in %(retry_in_s)g s: "
+                "%(error)s",
+                error=str(error),
+                service=service,
+                retry_in_s=wait,
+            )
+
+    def worked(self, service: str) -> None:
+        """`service` reached the database. If it had failed before, the outage is over."""
+        if service in self._failing:
+            self._failing.clear()
+            self._log("database_reconnected", "The database is back after %(outage_s)g s.")
+
+    def _log(self, event: str, sentence: str, **fields: object) -> None:
+        outage_s = round(time.monotonic() - self._since, 3)
+        log_event(
+            log,
+            logging.WARNING,
+            event,
+            sentence,
+            worker_id=self._worker,
+            outage_s=outage_s,
+            **fields,
+        )
+
+
+class LogThrottle:
+    """Passes the first of many equal log lines, and then one every so many seconds."""
+
+    def __init__(self, seconds: float = _REPEAT_SECONDS) -> None:
+        self._seconds = seconds
+        self._last = -seconds
+
+    def passes(self) -> bool:
+        now = time.monotonic()
+        if now - self._last < self._seconds:
+            return False
+        self._last = now
+        return True
 
 
 def exception_info(error: BaseException) -> tuple[Any, ...]:
@@ -377,12 +443,12 @@ def handler_frames(traceback: TracebackType | None) -> TracebackType | None:
     return inner or traceback
 
 
-def _fields_of(worker: str, end: FinishedJob) -> dict[str, Any]:
+def _fields_of(worker: str, finished: FinishedJob) -> dict[str, Any]:
     return {
-        "job_id": end.job.id,
-        "task": end.job.task,
-        "queue": end.job.queue,
-        "attempt": end.job.attempt,
+        "job_id": finished.job.id,
+        "task": finished.job.task,
+        "queue": finished.job.queue,
+        "attempt": finished.job.attempt,
         "worker_id": worker,
-        "duration_ms": round((end.finished_us - end.started_us) / 1000, 3),
+        "duration_ms": round((finished.finished_us - finished.started_us) / 1000, 3),
     }

@@ -15,7 +15,7 @@ from duetime.app import Duetime
 from duetime.domain.checks import LAST_PRIORITY
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.reasons import Reason
-from duetime.engine.executor import TimedOut, end_as_completed
+from duetime.engine.executor import TimedOut, mark_completed
 from duetime.engine.followers import Follower, Followers, WorkerView
 from duetime.engine.runners import Runners, Running
 from duetime.engine.worker import task_defaults
@@ -81,9 +81,9 @@ class SoloWorker:
             store=self._store,
             worker=_NAME,
             concurrency=_THREADS,
-            ended=self._overrun,
             started=self._started,
-            late=lambda *_: None,
+            finished=self._overrun,
+            too_late=lambda *_: None,
             stuck=partial(self._app._events.job_stuck, _NAME),
             hooks=self._app._hooks,
         )
@@ -224,7 +224,7 @@ class SoloWorker:
             self._app._events.claim_lost(_NAME, end)
             return AttemptOutcome.LOST
         if refused:
-            end_as_completed(end)
+            mark_completed(end)
         self._app._events.jobs_finished(_NAME, [end])
         return end.outcome
 

@@ -11,7 +11,7 @@ import pytest
 
 from duetime import Context, Duetime, JobState
 from duetime.domain.schedules.schedule import TickStatus
-from duetime.engine.clock import DatabaseClock
+from duetime.engine.pace import DatabaseClock
 from duetime.errors import DatabaseUnreachable
 from duetime.storage.store import Store
 from tests.conftest import Backend, query

@@ -205,7 +205,7 @@ class Broken(Feature):
 async def test_what_it_failed_to_decide_on_is_given_back(
     app: Duetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duetime.engine.loop._AGAIN_AFTER", timedelta(0))
+    monkeypatch.setattr("duetime.engine.loop._RETRY_FOLLOWER_AFTER", timedelta(0))
     broken = Broken()
 
     @app.task(name="followed", max_attempts=1)
@@ -231,7 +231,7 @@ class Silent(Feature):
 async def test_what_it_did_not_decide_on_is_given_back(
     app: Duetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duetime.engine.loop._AGAIN_AFTER", timedelta(0))
+    monkeypatch.setattr("duetime.engine.loop._RETRY_FOLLOWER_AFTER", timedelta(0))
 
     @app.task(name="followed", max_attempts=1)
     async def followed() -> str:

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from duetime import Constant, Context, Digest, Duetime, JobState, Reminder, Retry, Sent, Snooze
+from duetime.api.handler_source import refuse_return_in_transaction
 from duetime.domain.jobs.outcome import Outcome
-from duetime.engine.handler_source import refuse_return_in_transaction
 from duetime.errors import DatabaseUnreachable, InvalidInput
 from tests.conftest import Backend, query
 from tests.log_events import event_of

@@ -99,7 +99,7 @@ async def test_a_claim_that_is_made_after_its_connection_broke_is_given_back(
     pg_url: str, cable: Cable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was slow. By the time it is made, the worker has looked for it in vain."""
-    monkeypatch.setattr("duetime.engine.loop._LATE_SECONDS", 1.0)
+    monkeypatch.setattr("duetime.engine.loop._RECONCILE_AGAIN_SECONDS", 1.0)
     here = Duetime(pg_url, migrate=True)
     far = Duetime(through(cable, pg_url))
     ran: list[int] = []
@@ -133,7 +133,7 @@ async def test_a_claim_that_is_made_long_after_its_connection_broke_is_given_bac
     pg_url: str, cable: Cable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However late: the worker goes on looking for what it does not know of."""
-    monkeypatch.setattr("duetime.engine.loop._LATE_SECONDS", 0.2)
+    monkeypatch.setattr("duetime.engine.loop._RECONCILE_AGAIN_SECONDS", 0.2)
     here = Duetime(pg_url, migrate=True)
     far = Duetime(through(cable, pg_url))
 

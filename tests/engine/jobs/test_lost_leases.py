@@ -174,7 +174,7 @@ async def test_a_renewed_lease_counts_from_before_it_was_asked_for(pg_app: Dueti
         lease=timedelta(seconds=5),
         since=asked,
         every=timedelta(seconds=60),
-        beaten=beats.append,
+        renewed=beats.append,
         lost=lambda reason: None,
     )
     heartbeat.start()
@@ -345,7 +345,9 @@ async def test_jobs_due_in_more_than_a_second_are_not_slept_over(app: Duetime, m
         return "ran"
 
     async with app.worker(poll="60s") as worker:
-        await until_true(lambda: worker.loop.pace.sleeper.asleep and not worker.loop.pace.look)
+        await until_true(
+            lambda: worker.loop.pace.sleeper.asleep and not worker.loop.pace.should_claim
+        )
         handles = await app.enqueue_many(note.using(delay="1200ms").job() for _ in range(many))
 
         assert await handles[-1].result("30s") == "ran"

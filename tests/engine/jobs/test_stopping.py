@@ -164,7 +164,7 @@ async def test_a_worker_that_gave_back_the_last_of_a_claim_is_gone(app: Duetime)
     async with app.worker() as worker:
         await ended.wait()
         await until_true(
-            lambda: len(worker.loop.holdings) == 1 and not worker.loop.holdings.to_send
+            lambda: len(worker.loop.holdings) == 1 and not worker.loop.holdings.finished
         )
         worker.stop(now=True)
 

@@ -617,7 +617,7 @@ async def test_a_run_is_given_back_whatever_fails_before_it_starts(
         return look(self, jobs)
 
     monkeypatch.setattr(RunStatements, "gate", gate)
-    monkeypatch.setattr("duetime.engine.loop._AGAIN_AFTER", SECOND / 5)
+    monkeypatch.setattr("duetime.engine.loop._RETRY_FOLLOWER_AFTER", SECOND / 5)
     app = make_app(notes)
     async with workers(app):
         [tick] = await soon(app, 0.3)

@@ -15,7 +15,7 @@ from duetime.engine.services import Service, repeat
 from duetime.errors import DatabaseUnreachable, StorageError, TransactionConflict, TransientError
 from duetime.storage.postgres.connection import translate_errors
 from duetime.storage.postgres.store import PostgresStore
-from duetime.telemetry.outage import Outage
+from duetime.telemetry.events import Outage
 from tests.log_events import events_of
 from tests.waiting import until
 

@@ -1,4 +1,4 @@
-"""What a worker holds, and what it has to send."""
+"""What a worker holds, and what it has yet to record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def job(number: int, token: int = 1) -> ClaimedJob:
     return ClaimedJob(number, token, "noop", "default", 5, "{}", 1, 3, NOON, NOON)
 
 
-def end(job: ClaimedJob) -> FinishedJob:
+def finish(job: ClaimedJob) -> FinishedJob:
     return FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1)
 
 
@@ -40,29 +40,29 @@ def test_a_job_is_dropped_once_and_under_its_own_token_only() -> None:
     assert holdings.holds(job(2, token=7))
 
 
-def test_what_could_not_be_sent_is_sent_first_next_time() -> None:
+def test_what_could_not_be_recorded_comes_first_next_time() -> None:
     holdings = Holdings()
     early, late = job(1, token=1), job(2, token=2)
     holdings.add([early, late])
     holdings.drop(early)
-    holdings.ended.append(end(early))
-    sent = holdings.take()
+    holdings.finished.append(finish(early))
+    taken = holdings.take_finished()
     holdings.drop(late)
-    holdings.ended.append(end(late))
-    holdings.put_back(*sent)
-    ended, closed = holdings.take()
+    holdings.finished.append(finish(late))
+    holdings.put_back(*taken)
+    finished, closed = holdings.take_finished()
 
-    assert [one.job for one in ended] == [early, late]
+    assert [one.job for one in finished] == [early, late]
     assert closed == [1, 2]
-    assert not holdings.to_send
+    assert holdings.take_finished() == ([], [])
 
 
-def test_tokens_that_wait_to_be_sent_are_known() -> None:
+def test_tokens_that_are_yet_to_be_recorded_are_known() -> None:
     """Else their jobs would be taken for those of a claim whose answer was lost."""
     holdings = Holdings()
     holdings.add([job(1, token=1), job(2, token=2), job(3, token=2), job(4, token=3)])
     holdings.drop(job(1, token=1))
     holdings.drop(job(2, token=2))
-    holdings.ended.append(end(job(2, token=2)))
+    holdings.finished.append(finish(job(2, token=2)))
 
     assert set(holdings.tokens) == {1, 2, 3}

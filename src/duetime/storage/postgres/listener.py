@@ -12,8 +12,7 @@ import psycopg
 from psycopg.pq import PGnotify
 
 from duetime.storage.postgres.connection import first_line, rows_of
-from duetime.telemetry.events import log_event
-from duetime.telemetry.outage import LogThrottle
+from duetime.telemetry.events import LogThrottle, log_event
 
 log = logging.getLogger("duetime.listener")
 

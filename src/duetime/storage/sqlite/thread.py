@@ -17,8 +17,7 @@ from duetime.errors import DatabaseCorrupted, DatabaseUnreachable, InvalidInput
 from duetime.storage.sqlite.connection import connect, persist, translate_error
 from duetime.storage.sqlite.shared import Shared, Turn, call_soon
 from duetime.storage.store import Row, Statements
-from duetime.telemetry.events import log_event
-from duetime.telemetry.outage import LogThrottle
+from duetime.telemetry.events import LogThrottle, log_event
 
 log = logging.getLogger("duetime.sqlite")
 
