@@ -1,0 +1,1 @@
+"""Values and rules of flows, without I/O and without a clock."""
