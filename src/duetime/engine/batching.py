@@ -53,11 +53,10 @@ class Batcher(Generic[A, B]):
             pending.task = loop.create_task(run, name="duetime-batch")
         pending.items.append(submitted)
         try:
-            return await asyncio.shield(submitted.result)
+            return await submitted.result
         except asyncio.CancelledError:
-            if self._wait_on_cancel and submitted.started:
-                await asyncio.wait([submitted.result])
-            submitted.result.cancel()
+            if self._wait_on_cancel and submitted.finished is not None:
+                await asyncio.wait([submitted.finished])
             raise
 
     async def _run_batches(
@@ -78,8 +77,9 @@ class Batcher(Generic[A, B]):
                 item.result.cancel()
 
     async def _run_batch(self, batch: list[_Submitted[A, B]]) -> None:
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for submitted in batch:
-            submitted.started = True
+            submitted.finished = finished
         try:
             results = await self._process([submitted.item for submitted in batch])
             pairs = list(zip(batch, results, strict=True))
@@ -95,13 +95,16 @@ class Batcher(Generic[A, B]):
             for submitted, result in pairs:
                 if not submitted.result.done():
                     submitted.result.set_result(result)
+        finally:
+            finished.set_result(None)
 
 
 class _Submitted(Generic[A, B]):
     def __init__(self, item: A, result: asyncio.Future[B]) -> None:
         self.item = item
         self.result = result
-        self.started = False
+        self.finished: asyncio.Future[None] | None = None
+        """Done when the batch that took the item is."""
 
 
 class _Pending(Generic[A, B]):
