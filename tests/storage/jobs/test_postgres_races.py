@@ -319,6 +319,28 @@ async def test_the_end_of_an_attempt_waits_for_a_cancel_in_flight(
     assert await claim(store, worker_id) == []
 
 
+@pytest.mark.parametrize("how", ["released", "disowned"])
+async def test_a_finish_in_flight_is_not_given_back(
+    store: PostgresStore, pg_url: str, how: str
+) -> None:
+    await store.enqueue([NewJob(task="noop")])
+    worker_id = await worker(store)
+    [job] = await claim(store, worker_id)
+    async with await psycopg.AsyncConnection.connect(pg_url) as connection:
+        finished = FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1)
+        await connection.execute(*next(store.finish_in(finished)))
+        giving_back = asyncio.ensure_future(
+            store.release([job]) if how == "released" else store.disown(worker_id, [])
+        )
+        await until(lambda: blocked(pg_url))
+        await connection.commit()
+    await giving_back
+    found = await store.get(job.id)
+
+    assert found is not None
+    assert found.state is JobState.COMPLETED
+
+
 async def test_a_cancel_that_meets_a_claim_asks_its_worker(
     store: PostgresStore, pg_url: str
 ) -> None:

@@ -17,6 +17,7 @@ from duetime.domain.reasons import Reason, write_reason
 from duetime.errors import JobNotFound, StorageError, TransientError
 from duetime.storage.postgres.connection import array, translate_errors
 from duetime.storage.postgres.heart import PostgresHeart
+from duetime.storage.postgres.pool import Connection
 from duetime.storage.postgres.sessions import Sessions, Statement
 from duetime.storage.postgres.sleeper import PostgresSleeper
 from duetime.storage.store import (
@@ -203,8 +204,11 @@ class HotPath(Sessions):
             return Exchange(refused=refused, cancelled=cancelled)
 
     async def disown(self, worker_id: int, known: Sequence[int], *, lead: float = 0.0) -> int:
-        rows = await self._ask("disown", worker=worker_id, known=array(known), lead=lead)
-        return len(rows)
+        async with self._connection(hasty=True) as connection, connection.transaction():
+            rows = await self._on(
+                connection, "lock_unknown_claims", worker=worker_id, known=array(known), lead=lead
+            )
+            return await self._leave_claims(connection, "put_back", rows)
 
     async def args_of(self, job_id: int) -> str:
         rows = await self._ask("args_of", job=job_id)
@@ -236,28 +240,39 @@ class HotPath(Sessions):
             return await self._on(connection, name, **parameters)
 
     async def release(self, jobs: Sequence[ClaimedJob]) -> None:
-        await self._put("put_back", jobs)
+        await self._give_up("put_back", jobs)
 
     async def park(self, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
-        await self._put("park", jobs, reason=write_reason(reason))
+        await self._give_up("park", jobs, reason=write_reason(reason))
 
-    async def _put(self, name: str, jobs: Sequence[ClaimedJob], **more: Any) -> None:
-        ids = array(job.id for job in jobs)
+    async def _give_up(self, name: str, jobs: Sequence[ClaimedJob], **more: Any) -> None:
         tokens = array(job.token for job in jobs)
         async with self._connection(hasty=True) as connection, connection.transaction():
             await self._on(connection, "lock_claims", tokens=tokens)
-            left = await self._on(connection, "leave_claims", tokens=tokens, jobs=ids)
-            await self._on(connection, "drop_claims", tokens=tokens)
-            await self._on(
-                connection,
-                name,
-                jobs=ids,
-                run_ats=[job.run_at for job in jobs],
-                attempts=array(job.attempt - 1 for job in jobs),
-                left=array(row[0] for row in left),
-                **more,
-            )
-            await self._on(connection, "wake_for", jobs=ids)
+            rows = [(job.token, job.id, job.attempt, job.run_at) for job in jobs]
+            await self._leave_claims(connection, name, rows, **more)
+
+    async def _leave_claims(
+        self, connection: Connection, name: str, rows: Sequence[Row], **more: Any
+    ) -> int:
+        """Move jobs, given as (token, job, attempt, run_at), from their locked claims to where the
+        statement `name` puts them; return how many."""
+        if not rows:
+            return 0
+        tokens, ids, attempts, run_ats = zip(*rows, strict=True)
+        left = await self._on(connection, "leave_claims", tokens=array(tokens), jobs=array(ids))
+        await self._on(connection, "drop_claims", tokens=array(tokens))
+        await self._on(
+            connection,
+            name,
+            jobs=array(ids),
+            run_ats=list(run_ats),
+            attempts=array(attempt - 1 for attempt in attempts),
+            left=array(row[0] for row in left),
+            **more,
+        )
+        await self._on(connection, "wake_for", jobs=array(ids))
+        return len(left)
 
     async def park_unreadable(self, queues: Sequence[str], *, most: int) -> dict[int, str]:
         parked: dict[int, str] = {}

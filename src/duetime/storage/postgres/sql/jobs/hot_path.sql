@@ -259,6 +259,15 @@ where exists (select from duetime.attempt as a
 -- next statement a snapshot that sees it.
 select token from duetime.claim where token = any (%(tokens)s::bigint[]) order by token for update;
 
+-- name: lock_unknown_claims
+-- The jobs of this worker's claims that it does not know of, since the answer was lost, locked as
+-- above. They may have been claimed ahead of their time, and must not be early now.
+select c.token, u.job_id, u.attempt,
+    greatest(least(c.claimed_at, duetime.now()) + make_interval(secs => %(lead)s), duetime.now())
+from duetime.claim as c cross join lateral unnest(c.job_ids, c.attempts) as u(job_id, attempt)
+where c.worker_id = %(worker)s and c.token <> all (%(known)s::bigint[])
+order by c.token for update of c;
+
 -- name: leave_claims
 -- Take jobs out of their claims: an old token never matches them again. Those that were cancelled
 -- end so; returns the others that had not ended.
@@ -323,45 +332,6 @@ from unnest(%(jobs)s::bigint[], %(run_ats)s::timestamptz[], %(attempts)s::smalli
     as r(job_id, run_at, attempt)
 join duetime.job as j on j.id = r.job_id
 where r.job_id = any (%(left)s::bigint[]);
-
--- name: disown
--- Claims of a live worker that it does not know of: the answer was lost on the way. What was
--- cancelled ends so.
-with held as (
-    delete from duetime.claim where worker_id = %(worker)s and token <> all (%(known)s::bigint[])
-    returning token, worker_id, claimed_at, job_ids, attempts, cancelled, cancel_reasons
-), gone as materialized (
-    select h.token, h.worker_id, h.claimed_at, u.job_id, u.attempt,
-        coalesce(u.job_id = any (h.cancelled), false) as cancelled,
-        h.cancel_reasons[array_position(h.cancelled, u.job_id)] as reason
-    from held as h cross join lateral unnest(h.job_ids, h.attempts) as u(job_id, attempt)
-    where not exists (select from duetime.attempt as a
-                      where a.job_id = u.job_id and a.token = h.token)
-), ended as (
-    insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
-                                 finished_at, error_code, error)
-    select g.job_id, g.token, g.attempt, g.worker_id, 'cancelled', g.claimed_at, duetime.now(),
-           'cancelled_given_back', g.reason -> 'facts' ->> 'text'
-    from gone as g where g.cancelled
-    returning job_id
-), freed as (
-    delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
-), back as materialized (
-    select duetime._wait_again(
-        array_agg(g.job_id),
-        -- It may have been claimed ahead of its time, and must not be early now.
-        array_agg(greatest(least(g.claimed_at, duetime.now()) + make_interval(secs => %(lead)s),
-                           duetime.now())),
-        array_agg(g.attempt - 1),
-        array_agg(case when (select count(*) from duetime.attempt as a
-                             where a.job_id = g.job_id and a.outcome = 'lost') >= 2 then 10 end)
-    ) as job_id
-    from gone as g where not g.cancelled
-), notified as materialized (
-    select count(pg_notify('duetime.finished', e.job_id::text)) from ended as e
-    where exists (select from duetime.waiter as w where w.job_id = e.job_id)
-)
-select back.job_id from back, notified;
 
 -- name: complete
 -- Several, in the order given; each is fenced by itself.
