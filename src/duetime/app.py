@@ -221,42 +221,7 @@ class Duetime:
 
         A job whose key is held comes back as its policy says; `rejected` ones are not an error.
         """
-        given = list(jobs)
-        enqueued = await self._enqueue_jobs(given, tx=tx)
-        return [
-            self.jobs._enqueued(job.task, answer)
-            for job, answer in zip(given, enqueued, strict=True)
-        ]
-
-    async def _enqueue_jobs(self, jobs: Sequence[NewJob], *, tx: Any = None) -> list[Enqueued]:
-        """`enqueue_many`, with plain values."""
-        _check_jobs(jobs)
-        if not jobs:
-            return []
-        if self._inline is not None:
-            return await self._inline(jobs)
-        if tx is None:
-            return await (await self.store()).enqueue(jobs)
-        from duetime.storage import transaction
-
-        store = self._unopened()
-        answer: list[Enqueued] = await transaction.run_async(
-            tx, store.enqueue_in(jobs), placeholder=store.placeholder
-        )
-        return answer
-
-    def _enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, tx: Any = None) -> list[Enqueued]:
-        """`enqueue_jobs` for sync code."""
-        if tx is None or self._inline is not None:
-            return self.sync(self._enqueue_jobs(jobs))
-        from duetime.storage import transaction
-
-        _check_jobs(jobs)
-        store = self._unopened()
-        answer: list[Enqueued] = transaction.run(
-            tx, store.enqueue_in(jobs), placeholder=store.placeholder
-        )
-        return answer
+        return await self.jobs._enqueue(list(jobs), tx=tx)
 
     def sync(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run any of Duetime's coroutines from sync code: `app.sync(app.jobs.get(7))`."""
@@ -408,9 +373,3 @@ async def _until_started(worker: Worker, running: asyncio.Task[None]) -> None:
         raise
     finally:
         started.cancel()
-
-
-def _check_jobs(jobs: Sequence[NewJob]) -> None:
-    for job in jobs:
-        if not isinstance(job, NewJob):
-            raise InvalidInput(f"enqueue_many() takes jobs returned by task.job(), got {job!r}.")

@@ -173,7 +173,7 @@ def new_job(task: str, **arguments: Any) -> NewJob:
 
 
 async def enqueue(app: Duetime, *jobs: NewJob) -> list[int]:
-    return [enqueued.job_id for enqueued in await app._enqueue_jobs(jobs)]
+    return [handle.id for handle in await app.enqueue_many(jobs)]
 
 
 def _drop_power() -> None:

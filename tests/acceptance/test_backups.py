@@ -48,9 +48,9 @@ class Shop:
         async def hourly() -> None: ...
 
     async def fill(self) -> None:
-        await self.app._enqueue_jobs([new_job("held")])
-        await self.app._enqueue_jobs([new_job("quick", number=n) for n in range(BATCH)])
-        await self.app._enqueue_jobs([NewJob(task="later", delay=timedelta(days=90))])
+        await self.app.enqueue_many([new_job("held")])
+        await self.app.enqueue_many([new_job("quick", number=n) for n in range(BATCH)])
+        await self.app.enqueue_many([NewJob(task="later", delay=timedelta(days=90))])
 
         async def filled() -> bool:
             done = await self.app.jobs.list(state="completed", limit=100)
@@ -96,12 +96,12 @@ async def check_restored(url: str) -> None:
                 return (await app.jobs.get(by_task["held"].id)).state is JobState.COMPLETED
 
             await until(rescued)
-            [new] = await app._enqueue_jobs([new_job("quick", number=99)])
-            assert await app.jobs.result(new.job_id, timeout="10s") == 99
+            [new] = await app.enqueue_many([new_job("quick", number=99)])
+            assert await app.jobs.result(new.id, timeout="10s") == 99
 
         held = await app.jobs.get(by_task["held"].id)
         assert [attempt.outcome for attempt in held.history] == ["lost", "completed"]
-        assert new.job_id > max(before)
+        assert new.id > max(before)
         assert held.history[-1].token > max(tokens)
         assert restored.ran == [99]
         assert (await app.schedules["hourly"].get()).next_run_at is not None
@@ -135,11 +135,11 @@ async def test_a_backup_under_load_is_one_moment(
     async def produce() -> int:
         batches = 0
         while not stopping:
-            await app._enqueue_jobs([new_job("quick", number=n) for n in range(BATCH)])
+            await app.enqueue_many([new_job("quick", number=n) for n in range(BATCH)])
             batches += 1
         return batches
 
-    await app._enqueue_jobs([new_job("quick", number=n) for n in range(BATCH)])
+    await app.enqueue_many([new_job("quick", number=n) for n in range(BATCH)])
     producing = asyncio.create_task(produce())
     answers = []
     for number in range(3):

@@ -1,4 +1,4 @@
-"""`app.jobs`: see and change them."""
+"""`app.jobs`: enqueue, inspect and change jobs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from duetime.domain.jobs.job import (
     JobInfo,
     JobState,
     JobStateLike,
+    NewJob,
     Requeued,
 )
 from duetime.domain.jobs.outcome import NOT_STORED, RESULT_NOT_STORED
@@ -43,6 +44,7 @@ from duetime.errors import (
     KeyConflict,
     ResultTimeout,
 )
+from duetime.storage import transaction
 from duetime.storage.schedules.changes import ScheduleStatements
 
 if TYPE_CHECKING:
@@ -69,9 +71,38 @@ class Jobs:
     def __getitem__(self, job_id: int) -> JobHandle[Any]:
         return JobHandle(self, check_job_id(job_id))
 
-    def _enqueued(self, task: str, enqueued: Enqueued) -> JobHandle[Any]:
-        """Return the handle of a job that was enqueued."""
-        return JobHandle(self, enqueued.job_id, task=task, action=enqueued.action)
+    async def _enqueue(self, jobs: Sequence[NewJob], *, tx: Any = None) -> list[JobHandle[Any]]:
+        """Enqueue jobs in one transaction, of our own or the caller's: all or none."""
+        _check_jobs(jobs)
+        if not jobs:
+            return []
+        if self._app._inline is not None:
+            enqueued = await self._app._inline(jobs)
+        elif tx is None:
+            enqueued = await (await self._app.store()).enqueue(jobs)
+        else:
+            store = self._app._unopened()
+            enqueued = await transaction.run_async(
+                tx, store.enqueue_in(jobs), placeholder=store.placeholder
+            )
+        return self._handles(jobs, enqueued)
+
+    def _enqueue_sync(self, jobs: Sequence[NewJob], *, tx: Any = None) -> list[JobHandle[Any]]:
+        """`_enqueue` for sync code."""
+        if tx is None or self._app._inline is not None:
+            return self._app.sync(self._enqueue(jobs))
+        _check_jobs(jobs)
+        store = self._app._unopened()
+        enqueued = transaction.run(tx, store.enqueue_in(jobs), placeholder=store.placeholder)
+        return self._handles(jobs, enqueued)
+
+    def _handles(
+        self, jobs: Sequence[NewJob], enqueued: Sequence[Enqueued]
+    ) -> list[JobHandle[Any]]:
+        return [
+            JobHandle(self, answer.job_id, task=job.task, action=answer.action)
+            for job, answer in zip(jobs, enqueued, strict=True)
+        ]
 
     async def get(self, job_id: int) -> JobInfo:
         """Return the job with its history; raise `JobNotFound`."""
@@ -340,3 +371,9 @@ def _filter(*, state: Any, **fields: Any) -> JobFilter:
         if fields.get(name) is not None:
             check_sought(fields[name], what=name)
     return JobFilter(states=states, **fields)
+
+
+def _check_jobs(jobs: Sequence[NewJob]) -> None:
+    for job in jobs:
+        if not isinstance(job, NewJob):
+            raise InvalidInput(f"enqueue_many() takes jobs returned by task.job(), got {job!r}.")

@@ -10,7 +10,7 @@ import msgspec
 
 from duetime.domain.checks import check_key, check_moment, check_name, check_priority, check_queue
 from duetime.domain.duration import Duration, parse_duration, parse_positive_duration
-from duetime.domain.jobs.job import Enqueued, NewJob, OnConflict
+from duetime.domain.jobs.job import NewJob, OnConflict
 from duetime.domain.jobs.retry import Delays, check_max_attempts
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import InvalidInput, KeyConflict
@@ -151,19 +151,20 @@ class BoundTask(Generic[P, R]):
         Raises `KeyConflict` if the key is held and the policy is `reject`.
         """
         job = self.job(*args, **kwargs)
-        [enqueued] = await self._app._enqueue_jobs([job], tx=self._tx)
-        return self._handle(job, enqueued)
+        [handle] = await self._app.jobs._enqueue([job], tx=self._tx)
+        return _unless_rejected(job, handle)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """`enqueue` for sync code; `tx=` must be a sync transaction."""
         job = self.job(*args, **kwargs)
-        [enqueued] = self._app._enqueue_jobs_sync([job], tx=self._tx)
-        return self._handle(job, enqueued)
+        [handle] = self._app.jobs._enqueue_sync([job], tx=self._tx)
+        return _unless_rejected(job, handle)
 
-    def _handle(self, job: NewJob, enqueued: Enqueued) -> JobHandle[R]:
-        if enqueued.action == "rejected":
-            raise KeyConflict(task=job.task, key=job.key or "", job_id=enqueued.job_id)
-        return self._app.jobs._enqueued(job.task, enqueued)
+
+def _unless_rejected(job: NewJob, handle: JobHandle[R]) -> JobHandle[R]:
+    if handle.action == "rejected":
+        raise KeyConflict(task=job.task, key=job.key or "", job_id=handle.id)
+    return handle
 
 
 def replace(job: NewJob, changes: dict[str, Any]) -> NewJob:

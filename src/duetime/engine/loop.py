@@ -125,8 +125,9 @@ class Loop:
                 await self._claim_and_record(0)
             else:
                 await self.pace.sleep()
-            self.failures = 0
-            self.outage.worked("worker")
+            if self.failures:
+                self.failures = 0
+                self.outage.worked("worker")
         except StorageError as error:
             self.unsure = True
             self.pace.should_claim = True

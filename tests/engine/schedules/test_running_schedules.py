@@ -891,9 +891,9 @@ async def test_a_worker_of_the_old_deploy_that_lost_its_lease_reverts_nothing(
 
 async def serves(app: Duetime, worker: str) -> bool:
     """Whether the worker runs a job."""
-    [enqueued] = await app._enqueue_jobs([NewJob(task="note")])
-    await until(lambda: in_state(app, enqueued.job_id, JobState.COMPLETED))
-    return (await app.jobs.get(enqueued.job_id)).history[-1].worker == worker
+    [enqueued] = await app.enqueue_many([NewJob(task="note")])
+    await until(lambda: in_state(app, enqueued.id, JobState.COMPLETED))
+    return (await app.jobs.get(enqueued.id)).history[-1].worker == worker
 
 
 # Stored schedules that cannot be read
