@@ -49,7 +49,7 @@ class Hand:
     ) -> Exchange:
         answer = await self.store.exchange(
             self.id,
-            ended=ended,
+            finished=ended,
             closed=self._close(end.job for end in ended),
             lanes=lanes(*(queue for queue in self.queues if queue not in limited)),
             limited=limited,

@@ -183,7 +183,7 @@ class Loop:
         try:
             answer = await self._store.exchange(
                 self._lease.worker_id,
-                ended=finished,
+                finished=finished,
                 closed=closed,
                 lanes=self._lanes.in_turn() if want else (),
                 want=want,
@@ -393,7 +393,7 @@ class Loop:
 
     async def _record(self, finished: Sequence[FinishedJob], closed: Sequence[int]) -> Exchange:
         try:
-            return await self._store.settle(finished, closed)
+            return await self._store.finish_again(finished, closed)
         except TransientError:
             raise
         except StorageError:
@@ -412,7 +412,7 @@ class Loop:
         if refusal is not None:
             # All are tried again. Those that are recorded by now stay so.
             raise refusal
-        await self._store.settle([], closed)
+        await self._store.finish_again([], closed)
         return Exchange(
             refused=frozenset().union(*(answer.refused for answer in answers)),
             cancelled=frozenset().union(*(answer.cancelled for answer in answers)),
@@ -421,12 +421,12 @@ class Loop:
     async def _record_one(self, finished: FinishedJob) -> Exchange:
         """Record one attempt; without its result and error if the database rejects their values."""
         try:
-            return await self._store.settle([finished], [])
+            return await self._store.finish_again([finished], [])
         except DataRejected as error:
             finished.error_code = NOT_STORED
             finished.error = f"The database refused its outcome: {error}"
             finished.result = finished.traceback = None
-            return await self._store.settle([finished], [])
+            return await self._store.finish_again([finished], [])
 
     async def _park_unreadable(self) -> bool:
         try:

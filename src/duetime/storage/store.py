@@ -237,7 +237,7 @@ class Store(Protocol):
         self,
         worker_id: int,
         *,
-        ended: Sequence[FinishedJob] = (),
+        finished: Sequence[FinishedJob] = (),
         closed: Sequence[int] = (),
         lanes: Sequence[Lane] = (),
         limited: Sequence[str] = (),
@@ -251,7 +251,9 @@ class Store(Protocol):
         With a `lead` also what falls due within so many seconds: the worker holds it until then.
         """
 
-    async def settle(self, ended: Sequence[FinishedJob], closed: Sequence[int]) -> Exchange:
+    async def finish_again(
+        self, finished: Sequence[FinishedJob], closed: Sequence[int]
+    ) -> Exchange:
         """Finish again what may or may not have been finished (the answer was lost). Idempotent."""
 
     async def disown(self, worker_id: int, known: Sequence[int], *, lead: float = 0.0) -> int:
@@ -284,10 +286,10 @@ class Store(Protocol):
         wake nobody: the caller
         knows them and checks at once; another worker would only park them again."""
 
-    def finish_in(self, ended: FinishedJob) -> Statements:
+    def finish_in(self, finished: FinishedJob) -> Statements:
         """The statements of a fenced finish in the caller's transaction; returns a bool."""
 
-    def finish_many_in(self, ended: Sequence[FinishedJob]) -> Statements:
+    def finish_many_in(self, finished: Sequence[FinishedJob]) -> Statements:
         """Complete several, each fenced by itself; returns a bool for each."""
 
     async def transact(

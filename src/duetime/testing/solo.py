@@ -141,7 +141,7 @@ class SoloWorker:
             gate = _Gate(self._store)
             await follower.before_start([job], time.monotonic(), gate)
             for end in gate.skipped:
-                await self._store.exchange(self._worker_id, ended=[end], closed=[job.token])
+                await self._store.exchange(self._worker_id, finished=[end], closed=[job.token])
                 self._followers.finished([end])
             await self._followers.flush()
             return gate.started
@@ -194,7 +194,7 @@ class SoloWorker:
             # The clock stood still.
             end.started_us = end.finished_us = 0
         answer = await self._store.exchange(
-            self._worker_id, ended=[end] if end and not end.recorded else [], closed=[job.token]
+            self._worker_id, finished=[end] if end and not end.recorded else [], closed=[job.token]
         )
         outcome = self._tell(end, refused=job.id in answer.refused)
         if end is not None:

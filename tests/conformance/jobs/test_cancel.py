@@ -36,10 +36,10 @@ async def test_an_attempt_that_would_run_again_ends_a_cancelled_job(
     job_id = await enqueue(store, key="k")
     job = await hand.claim_one()
     was = await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
-    told = await hand.exchange(end(job), want=0)  # type: ignore[operator]
+    answer = await hand.exchange(end(job), want=0)  # type: ignore[operator]
 
     assert was is JobState.RUNNING
-    assert (told.refused, told.cancelled) == (frozenset(), frozenset({job_id}))
+    assert (answer.refused, answer.cancelled) == (frozenset(), frozenset({job_id}))
     [record] = (await get(store, job_id)).history
     assert (record.outcome, record.attempt) == ("cancelled", 1)
     await is_over(store, hand, job_id)
@@ -49,21 +49,21 @@ async def test_others_of_the_same_claim_run_again(store: Store, clock: Clock, ha
     cancelled, other = await enqueue_many(store, 2)
     jobs = await hand.claim()
     await store.cancel(cancelled, reason=Reason.of("cancelled", text="no"))
-    told = await hand.exchange(*(retried_now(job) for job in jobs), want=0)
+    answer = await hand.exchange(*(retried_now(job) for job in jobs), want=0)
 
-    assert told.cancelled == {cancelled}
+    assert answer.cancelled == {cancelled}
     assert ids(await hand.claim()) == [other]
 
 
-async def test_a_settled_attempt_that_would_run_again_ends_a_cancelled_job(
+async def test_finish_again_ends_a_cancelled_job_that_would_run_again(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
     job_id = await enqueue(store, key="k")
     job = await hand.claim_one()
     await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
-    told = await store.settle([retried_now(job)], [job.token])
+    answer = await store.finish_again([retried_now(job)], [job.token])
 
-    assert (told.refused, told.cancelled) == (frozenset(), frozenset({job_id}))
+    assert (answer.refused, answer.cancelled) == (frozenset(), frozenset({job_id}))
     await is_over(store, hand, job_id)
 
 
@@ -74,9 +74,9 @@ async def test_an_attempt_that_ends_its_job_counts_as_it_is(
     job_id = await enqueue(store, key="k")
     job = await hand.claim_one()
     await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
-    told = await hand.exchange(ended(job, outcome), want=0)
+    answer = await hand.exchange(ended(job, outcome), want=0)
 
-    assert told.cancelled == frozenset()
+    assert answer.cancelled == frozenset()
     assert (await get(store, job_id)).state.value == outcome.value
 
 

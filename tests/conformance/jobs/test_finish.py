@@ -244,28 +244,28 @@ async def test_a_release_leaves_the_claim_for_what_has_ended(store: Store, hand:
 # A finish whose answer was lost
 
 
-async def test_settle_tells_two_tokens_of_one_job_apart(store: Store, hand: Hand) -> None:
+async def test_finish_again_tells_two_tokens_of_one_job_apart(store: Store, hand: Hand) -> None:
     """The first try's retry was recorded, its answer lost; the second try's end is not yet."""
     job_id = await enqueue(store)
     first = await hand.claim_one()
     retried = ended(first, AttemptOutcome.RETRIED, again_after=timedelta(0))
     await hand.end(retried)
     second = await hand.claim_one()
-    told = await store.settle([retried, ended(second)], [first.token, second.token])
+    answer = await store.finish_again([retried, ended(second)], [first.token, second.token])
 
-    assert told.refused == frozenset()
+    assert answer.refused == frozenset()
     assert (await get(store, job_id)).state is JobState.COMPLETED
 
 
-async def test_settle_finishes_what_was_not_finished(
+async def test_finish_again_records_what_was_not_recorded(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
     given = await enqueue_many(store, 2)
     jobs = await hand.claim()
     await hand.end(retried(jobs[0], seconds(60)))
     ends = [retried(jobs[0], seconds(60)), ended(jobs[1], result="1")]
-    first = await store.settle(ends, [jobs[0].token])
-    second = await store.settle(ends, [jobs[0].token])
+    first = await store.finish_again(ends, [jobs[0].token])
+    second = await store.finish_again(ends, [jobs[0].token])
     history = [(await get(store, job_id)).history for job_id in given]
 
     assert first.refused == second.refused == frozenset()
@@ -275,14 +275,14 @@ async def test_settle_finishes_what_was_not_finished(
     ]
 
 
-async def test_settle_refuses_what_was_lost(store: Store, clock: Clock, hand: Hand) -> None:
+async def test_finish_again_refuses_what_was_lost(store: Store, clock: Clock, hand: Hand) -> None:
     job_id = await enqueue(store)
     job = await hand.claim_one()
     await clock.advance("31s")
     await store.rescue()
 
     # The rescuer's record stands under the same token: it is not ours.
-    assert (await store.settle([ended(job)], [job.token])).refused == {job_id}
+    assert (await store.finish_again([ended(job)], [job.token])).refused == {job_id}
 
 
 # Give back

@@ -999,9 +999,11 @@ async def test_process_twice_changes_nothing(app: Duetime) -> None:
         handle.id, job.history[0].token, job.task, job.queue, job.priority, "{}", 1, 3,
         datetime.now(UTC), datetime.now(UTC),
     )  # fmt: skip
-    told = await store.settle([FinishedJob(claimed, AttemptOutcome.DEAD, 0, 1)], [claimed.token])
+    answer = await store.finish_again(
+        [FinishedJob(claimed, AttemptOutcome.DEAD, 0, 1)], [claimed.token]
+    )
 
-    assert told.refused == frozenset(), "already recorded under this token"
+    assert answer.refused == frozenset(), "already recorded under this token"
     assert (await handle.get()).state is JobState.COMPLETED
     assert ran == [1]
 

@@ -109,7 +109,7 @@ async def test_a_requeue_that_waited_looks_again(store: PostgresStore, pg_url: s
     worker_id = await worker(store)
     jobs = await claim(store, worker_id)
     ends = [FinishedJob(job, AttemptOutcome.DEAD, 0, 1) for job in jobs]
-    await store.exchange(worker_id, ended=ends, closed=[jobs[0].token])
+    await store.exchange(worker_id, finished=ends, closed=[jobs[0].token])
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         await connection.execute("select from duetime.job where id = %s for update", (ids[0],))
         both = asyncio.create_task(store.requeue(JobFilter(ids=tuple(ids)), run_at=None))
@@ -124,7 +124,7 @@ async def test_a_requeue_that_waited_looks_again(store: PostgresStore, pg_url: s
     assert found is not None
     assert found.state is JobState.RUNNING
     again = FinishedJob(running, AttemptOutcome.RETRIED, 0, 1, again_after=timedelta(0))
-    assert (await store.exchange(worker_id, ended=[again])).refused == frozenset()
+    assert (await store.exchange(worker_id, finished=[again])).refused == frozenset()
 
 
 async def test_a_prune_leaves_what_ended_again_since_it_looked(store: PostgresStore) -> None:
@@ -132,7 +132,7 @@ async def test_a_prune_leaves_what_ended_again_since_it_looked(store: PostgresSt
     worker_id = await worker(store)
     [job] = await claim(store, worker_id)
     done = FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1)
-    await store.exchange(worker_id, ended=[done], closed=[job.token])
+    await store.exchange(worker_id, finished=[done], closed=[job.token])
 
     async def prune(age: timedelta) -> int:
         jobs = [given.job_id]
@@ -148,7 +148,7 @@ async def test_a_prune_leaves_what_is_being_requeued(store: PostgresStore, pg_ur
     worker_id = await worker(store)
     [job] = await claim(store, worker_id)
     await store.exchange(
-        worker_id, ended=[FinishedJob(job, AttemptOutcome.DEAD, 0, 1)], closed=[job.token]
+        worker_id, finished=[FinishedJob(job, AttemptOutcome.DEAD, 0, 1)], closed=[job.token]
     )
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         await connection.execute("select from duetime.job where id = %s for update", (job.id,))
@@ -208,7 +208,7 @@ async def test_an_open_enqueue_with_a_held_key_does_not_hold_up_the_end_of_its_j
         [existing] = await transaction.run_async(connection, statements, placeholder="%s")
         async with asyncio.timeout(20):
             ended = FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1)
-            answer = await store.exchange(worker_id, ended=[ended], closed=[job.token])
+            answer = await store.exchange(worker_id, finished=[ended], closed=[job.token])
 
     assert existing.action == "existing"
     assert answer.refused == frozenset()
@@ -268,7 +268,7 @@ async def test_a_cancel_that_meets_the_end_of_an_attempt_wins(
         await barrier.commit()
         ends: dict[str, Callable[[], Awaitable[Any]]] = {
             "retried": lambda: store.exchange(
-                worker_id, ended=[again], closed=[job.token] if alone else []
+                worker_id, finished=[again], closed=[job.token] if alone else []
             ),
             "released": lambda: store.release([job]),
             "parked": lambda: store.park([job], Reason("task_unknown")),
@@ -303,7 +303,7 @@ async def test_the_end_of_an_attempt_waits_for_a_cancel_in_flight(
         )
         assert cursor.rowcount == 1
         ends: dict[str, Callable[[], Awaitable[Any]]] = {
-            "retried": lambda: store.exchange(worker_id, ended=[again], closed=[job.token]),
+            "retried": lambda: store.exchange(worker_id, finished=[again], closed=[job.token]),
             "released": lambda: store.release([job]),
             "parked": lambda: store.park([job], Reason("task_unknown")),
             "disowned": lambda: store.disown(worker_id, []),
@@ -406,7 +406,7 @@ async def test_a_finish_waits_for_a_rescuer_and_is_refused(
         dead = await rescuer.execute(store._sql["lock_dead_claims"], {"sparing": 0})
         tokens = array(row[0] for row in await dead.fetchall())
         end = FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1, result=result)
-        finishing = asyncio.create_task(store.exchange(0, ended=[end], closed=[job.token]))
+        finishing = asyncio.create_task(store.exchange(0, finished=[end], closed=[job.token]))
         await until(lambda: blocked(pg_url))
         await rescuer.execute(store._sql["rescue"], {"tokens": tokens, "lead": timedelta()})
         await rescuer.commit()

@@ -110,7 +110,7 @@ class HotPath(Sessions):
         self,
         worker_id: int,
         *,
-        ended: Sequence[FinishedJob] = (),
+        finished: Sequence[FinishedJob] = (),
         closed: Sequence[int] = (),
         lanes: Sequence[Lane] = (),
         limited: Sequence[str] = (),
@@ -120,20 +120,20 @@ class HotPath(Sessions):
     ) -> Exchange:
         try:
             return await self._exchange(
-                worker_id, ended, closed, lanes, limited, want, look_ahead, lead, False
+                worker_id, finished, closed, lanes, limited, want, look_ahead, lead, False
             )
         except StorageError as error:
             if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
                 raise
             # Something was finished twice under its token: check each.
             return await self._exchange(
-                worker_id, ended, closed, lanes, limited, want, look_ahead, lead, True
+                worker_id, finished, closed, lanes, limited, want, look_ahead, lead, True
             )
 
     async def _exchange(
         self,
         worker_id: int,
-        ended: Sequence[FinishedJob],
+        finished: Sequence[FinishedJob],
         closed: Sequence[int],
         lanes: Sequence[Lane],
         limited: Sequence[str],
@@ -142,7 +142,7 @@ class HotPath(Sessions):
         lead: float,
         careful: bool,
     ) -> Exchange:
-        statements = _finishes(ended, closed, careful=careful)
+        statements = _finishes(finished, closed, careful=careful)
         finishes = len(statements)
         looks = want > 0 and bool(lanes)
         if looks:
@@ -185,16 +185,18 @@ class HotPath(Sessions):
             next_run_at = min([next_run_at, *opens] if next_run_at else opens)
         return Exchange(now, refused, cancelled, claimed, next_run_at, lease_lost=not alive)
 
-    async def settle(self, ended: Sequence[FinishedJob], closed: Sequence[int]) -> Exchange:
+    async def finish_again(
+        self, finished: Sequence[FinishedJob], closed: Sequence[int]
+    ) -> Exchange:
         async with self._connection(hasty=True) as connection, connection.transaction():
             before = await self._on(
                 connection,
                 "finished_before",
-                jobs=array(end.job.id for end in ended),
-                tokens=array(end.job.token for end in ended),
+                jobs=array(one.job.id for one in finished),
+                tokens=array(one.job.token for one in finished),
             )
             done = set(before)
-            left = [end for end in ended if (end.job.id, end.job.token) not in done]
+            left = [one for one in finished if (one.job.id, one.job.token) not in done]
             refused, cancelled = _sort_out(
                 [
                     await self._on(connection, name, **parameters)
@@ -296,16 +298,16 @@ class HotPath(Sessions):
         )
         return cast("int", rows[0][0])
 
-    def finish_in(self, ended: FinishedJob) -> Statements:
-        return (yield from self.finish_many_in([ended]))[0]
+    def finish_in(self, finished: FinishedJob) -> Statements:
+        return (yield from self.finish_many_in([finished]))[0]
 
-    def finish_many_in(self, ended: Sequence[FinishedJob]) -> Statements:
+    def finish_many_in(self, finished: Sequence[FinishedJob]) -> Statements:
         # Claims are locked in the order of their tokens, as elsewhere: no deadlock.
-        places = sorted(range(len(ended)), key=lambda place: ended[place].job.token)
-        body = [_completion(ended[place]) for place in places]
+        places = sorted(range(len(finished)), key=lambda place: finished[place].job.token)
+        body = [_completion(finished[place]) for place in places]
         rows = yield self._sql["complete"], (msgspec.json.encode(body).decode(),)
         accepted = {place: bool(row[0]) for place, row in zip(places, rows, strict=True)}
-        return [accepted[place] for place in range(len(ended))]
+        return [accepted[place] for place in range(len(finished))]
 
     async def set_progress(self, job: ClaimedJob, progress: str) -> bool:
         return bool(
@@ -355,66 +357,66 @@ class HotPath(Sessions):
 
 
 def _finishes(
-    ended: Sequence[FinishedJob], closed: Sequence[int], *, careful: bool
+    finished: Sequence[FinishedJob], closed: Sequence[int], *, careful: bool
 ) -> list[Statement]:
     """`finish` for the plainly completed, `finish_fully` for the rest or if `careful`.
 
     The claims are closed by the last statement, after both have passed the fence.
     """
-    plain = [] if careful else [end for end in ended if _is_plain(end)]
-    full = ended if careful else []
-    if not careful and len(plain) < len(ended):
-        full = [end for end in ended if not _is_plain(end)]
+    plain = [] if careful else [one for one in finished if _is_plain(one)]
+    full = finished if careful else []
+    if not careful and len(plain) < len(finished):
+        full = [one for one in finished if not _is_plain(one)]
     statements: list[Statement] = []
     if plain or (closed and not full):
         parameters = _parameters(plain, () if full else closed)
         statements.append(("finish", parameters))
     if full:
         parameters = _parameters(full, closed) | {
-            "outcome": [end.outcome.value for end in full],
-            "again": [end.again_after for end in full],
-            "codes": [end.error_code for end in full],
-            "errors": [end.error for end in full],
-            "facts": [end.facts for end in full],
-            "tracebacks": [end.traceback for end in full],
-            "results": [end.result for end in full],
+            "outcome": [one.outcome.value for one in full],
+            "again": [one.again_after for one in full],
+            "codes": [one.error_code for one in full],
+            "errors": [one.error for one in full],
+            "facts": [one.facts for one in full],
+            "tracebacks": [one.traceback for one in full],
+            "results": [one.result for one in full],
         }
         statements.append(("finish_fully", parameters))
     return statements
 
 
-def _completion(end: FinishedJob) -> dict[str, Any]:
+def _completion(finished: FinishedJob) -> dict[str, Any]:
     return {
-        "job": end.job.id,
-        "token": end.job.token,
-        "started": end.started_us,
-        "finished": end.finished_us,
-        "result": None if end.result is None else msgspec.Raw(end.result.encode()),
+        "job": finished.job.id,
+        "token": finished.job.token,
+        "started": finished.started_us,
+        "finished": finished.finished_us,
+        "result": None if finished.result is None else msgspec.Raw(finished.result.encode()),
     }
 
 
-def _is_plain(end: FinishedJob) -> bool:
-    job = end.job
+def _is_plain(finished: FinishedJob) -> bool:
+    job = finished.job
     return (
-        end.outcome is _COMPLETED
-        and end.result is None
-        and end.error_code is None
+        finished.outcome is _COMPLETED
+        and finished.result is None
+        and finished.error_code is None
         and job.key is None
         and not job.limited
-        and not end.completed_before
-        and end.finished_us <= _LONGEST_SHORT_US
+        and not finished.completed_before
+        and finished.finished_us <= _LONGEST_SHORT_US
     )
 
 
-def _parameters(ended: Sequence[FinishedJob], closed: Sequence[int]) -> dict[str, Any]:
-    jobs = [end.job for end in ended]
+def _parameters(finished: Sequence[FinishedJob], closed: Sequence[int]) -> dict[str, Any]:
+    jobs = [one.job for one in finished]
     tokens = [job.token for job in jobs]
     return {
         "jobs": array([job.id for job in jobs]),
         "tokens": array(tokens),
         "attempts": array([job.attempt for job in jobs]),
-        "started": array([end.started_us for end in ended]),
-        "finished": array([end.finished_us for end in ended]),
+        "started": array([one.started_us for one in finished]),
+        "finished": array([one.finished_us for one in finished]),
         "held": array(sorted(set(tokens))),
         "closed": array(closed),
     }

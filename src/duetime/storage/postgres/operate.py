@@ -220,20 +220,20 @@ class Operations(Sessions):
             async with self._looks:
                 if seconds:
                     await self._rows("watch", job=job_id, wait=timedelta(seconds=seconds))
-                if (job := await self._ended_job(job_id)) is not None:
+                if (job := await self._finished_job(job_id)) is not None:
                     return job
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await event.wait()
                 async with self._looks:
-                    return await self._ended_job(job_id)
+                    return await self._finished_job(job_id)
             return None
         finally:
             self._watched[job_id].remove(event)
             if not self._watched[job_id]:
                 del self._watched[job_id]
 
-    async def _ended_job(self, job_id: int) -> JobInfo | None:
+    async def _finished_job(self, job_id: int) -> JobInfo | None:
         rows = await self._rows("get_job", job=job_id)
         if not rows:
             raise JobNotFound(job_id)

@@ -38,15 +38,15 @@ def exchange(
     tx: Transaction,
     worker_id: int,
     *,
-    ended: Sequence[FinishedJob],
+    finished: Sequence[FinishedJob],
     lanes: Sequence[Lane],
     limited: Sequence[str],
     want: int,
     look_ahead: bool,
     lead: int,
 ) -> Exchange:
-    """Finish what ended, then claim what is due, if the lease holds."""
-    refused, cancelled = finish(tx, ended) if ended else (frozenset(), frozenset())
+    """Record finished jobs, then claim due ones, if the lease holds."""
+    refused, cancelled = finish(tx, finished) if finished else (frozenset(), frozenset())
     lease_lost = want > 0 and not holds_lease(tx, worker_id)
     if lease_lost:
         want = 0
@@ -301,50 +301,52 @@ def _claimed(rows: Sequence[Any], token: int, now: int, *, limited: bool) -> lis
 # Finish
 
 
-def finish(tx: Transaction, ended: Sequence[FinishedJob]) -> tuple[frozenset[int], frozenset[int]]:
+def finish(
+    tx: Transaction, finished: Sequence[FinishedJob]
+) -> tuple[frozenset[int], frozenset[int]]:
     """Record what ended and is still held under its token.
 
     Returns the ids of the others, and of those that were to run again and had been cancelled:
     they do not.
     """
-    plain = [end for end in ended if _is_plain(end)]
-    full = [end for end in ended if not _is_plain(end)] if len(plain) < len(ended) else []
+    plain = [one for one in finished if _is_plain(one)]
+    full = [one for one in finished if not _is_plain(one)] if len(plain) < len(finished) else []
     cancelled: frozenset[int] = frozenset()
-    if again := [end for end in full if end.again_after is not None]:
-        cancelled = frozenset(decode(tx.value("cancelled_among", ended=_encode_plain(again))))
-        full = [_stopped(end) if end.job.id in cancelled else end for end in full]
+    if again := [one for one in full if one.again_after is not None]:
+        cancelled = frozenset(decode(tx.value("cancelled_among", jobs=_encode_plain(again))))
+        full = [_stopped(one) if one.job.id in cancelled else one for one in full]
     accepted: list[FinishedJob] = []
     if plain:
         body = _encode_plain(plain)
-        accepted += _find_accepted(tx, plain, body, tx.run("finish", ended=body))
-        tx.run("close_claims", ended=body)
+        accepted += _find_accepted(tx, plain, body, tx.run("finish", jobs=body))
+        tx.run("close_claims", jobs=body)
     if full:
         body = _encode_full(full)
-        recorded = _find_accepted(tx, full, body, tx.run("finish_fully", ended=body))
-        if again := [end for end in recorded if end.again_after is not None]:
-            wait_again(tx, [_again(end, tx.now) for end in again])
-        if any(end.job.key is not None for end in full):
-            tx.run("free_keys", ended=body)
-            tx.run("keep_keys", ended=body, now=tx.now)
+        recorded = _find_accepted(tx, full, body, tx.run("finish_fully", jobs=body))
+        if again := [one for one in recorded if one.again_after is not None]:
+            wait_again(tx, [_again(one, tx.now) for one in again])
+        if any(one.job.key is not None for one in full):
+            tx.run("free_keys", jobs=body)
+            tx.run("keep_keys", jobs=body, now=tx.now)
         # Last of all: the claim is the fence.
-        tx.run("close_claims", ended=body)
+        tx.run("close_claims", jobs=body)
         accepted += recorded
     _announce(tx, accepted)
     refused: frozenset[int] = frozenset()
-    if len(accepted) < len(ended):
-        refused = frozenset(end.job.id for end in ended) - {end.job.id for end in accepted}
+    if len(accepted) < len(finished):
+        refused = frozenset(one.job.id for one in finished) - {one.job.id for one in accepted}
     return refused, cancelled
 
 
-def _stopped(end: FinishedJob) -> FinishedJob:
-    return msgspec.structs.replace(end, outcome=AttemptOutcome.CANCELLED, again_after=None)
+def _stopped(finished: FinishedJob) -> FinishedJob:
+    return msgspec.structs.replace(finished, outcome=AttemptOutcome.CANCELLED, again_after=None)
 
 
-def _again(end: FinishedJob, now: int) -> Again:
+def _again(finished: FinishedJob, now: int) -> Again:
     """A snooze gives the attempt back."""
-    assert end.again_after is not None
-    attempts = end.job.attempt - (end.outcome is AttemptOutcome.SNOOZED)
-    return end.job.id, now + span_to_us(end.again_after), attempts, None
+    assert finished.again_after is not None
+    attempts = finished.job.attempt - (finished.outcome is AttemptOutcome.SNOOZED)
+    return finished.job.id, now + span_to_us(finished.again_after), attempts, None
 
 
 def wait_again(tx: Transaction, jobs: Sequence[Again]) -> None:
@@ -353,31 +355,31 @@ def wait_again(tx: Transaction, jobs: Sequence[Again]) -> None:
 
 
 def _find_accepted(
-    tx: Transaction, ended: Sequence[FinishedJob], body: str, count: int
+    tx: Transaction, finished: Sequence[FinishedJob], body: str, count: int
 ) -> Sequence[FinishedJob]:
     """Return those that were still held under their token; `count`: how many."""
-    if count == len(ended):
-        return ended
-    held = {tuple(pair) for pair in decode(tx.value("still_held", ended=body))}
-    return [end for end in ended if (end.job.id, end.job.token) in held]
+    if count == len(finished):
+        return finished
+    held = {tuple(pair) for pair in decode(tx.value("still_held", jobs=body))}
+    return [one for one in finished if (one.job.id, one.job.token) in held]
 
 
 def _announce(tx: Transaction, accepted: Sequence[FinishedJob]) -> None:
-    for end in accepted:
-        if end.again_after is None:
-            tx.ended.append(end.job.id)
-            if end.job.limited:
-                tx.wake(end.job.queue)
+    for one in accepted:
+        if one.again_after is None:
+            tx.finished.append(one.job.id)
+            if one.job.limited:
+                tx.wake(one.job.queue)
         else:
-            tx.wake(end.job.queue, tx.now + span_to_us(end.again_after))
+            tx.wake(one.job.queue, tx.now + span_to_us(one.again_after))
 
 
-def settle(tx: Transaction, ended: Sequence[FinishedJob]) -> Exchange:
+def finish_again(tx: Transaction, finished: Sequence[FinishedJob]) -> Exchange:
     """Finish what was not finished before."""
     before = {
-        tuple(pair) for pair in decode(tx.value("finished_before", ended=_encode_plain(ended)))
+        tuple(pair) for pair in decode(tx.value("finished_before", jobs=_encode_plain(finished)))
     }
-    left = [end for end in ended if (end.job.id, end.job.token) not in before]
+    left = [one for one in finished if (one.job.id, one.job.token) not in before]
     refused, cancelled = finish(tx, left)
     return Exchange(refused=refused, cancelled=cancelled)
 
@@ -395,24 +397,24 @@ def park(tx: Transaction, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
     """Set held jobs aside. Those that were lost are left alone, cancelled ones end as cancelled."""
     body = _encode_claims(jobs)
     _end_cancelled(tx, body)
-    tx.run("park", ended=body, reason=write_reason(reason), now=tx.now)
-    tx.run("close_claims", ended=body)
+    tx.run("park", jobs=body, reason=write_reason(reason), now=tx.now)
+    tx.run("close_claims", jobs=body)
     for job in jobs:
         # In a queue with limits there is room now.
         tx.wake(job.queue)
 
 
 def _give_back(tx: Transaction, body: str) -> None:
-    tx.run("wait_again", jobs=tx.value("given_back", ended=body))
-    tx.run("close_claims", ended=body)
+    tx.run("wait_again", jobs=tx.value("given_back", jobs=body))
+    tx.run("close_claims", jobs=body)
 
 
 def _end_cancelled(tx: Transaction, body: str) -> int:
     """End what was cancelled, before it could wait again; return how many."""
-    gone = tx.rows("end_cancelled", ended=body, now=tx.now)
+    gone = tx.rows("end_cancelled", jobs=body, now=tx.now)
     tx.run_many("free_key", gone)
     tx.run_many("drop_claim", gone)
-    tx.ended += [row[0] for row in gone]
+    tx.finished += [row[0] for row in gone]
     return len(gone)
 
 
@@ -433,32 +435,32 @@ def disown(tx: Transaction, worker_id: int, known: Sequence[int], lead: int) -> 
     return len(rows) - cancelled
 
 
-def complete(sql: Mapping[str, str], end: FinishedJob, now: int) -> Statements:
+def complete(sql: Mapping[str, str], finished: FinishedJob, now: int) -> Statements:
     """Complete a held job in the caller's own transaction: its writes and the finish commit
     together, or not at all. Returns False if the claim is gone; roll back."""
-    job_id, token = end.job.id, end.job.token
+    job_id, token = finished.job.id, finished.job.token
     held = yield sql["complete_claim"], (job_id, token)
     if not held:
         return False
     attempt, worker_id, claimed_at = held[0]
-    started_at, finished_at = claimed_at + end.started_us, claimed_at + end.finished_us
+    started_at, finished_at = claimed_at + finished.started_us, claimed_at + finished.finished_us
     yield (
         sql["complete_attempt"],
-        (job_id, token, attempt, worker_id, claimed_at, started_at, finished_at, end.result),
+        (job_id, token, attempt, worker_id, claimed_at, started_at, finished_at, finished.result),
     )
-    if end.job.key is not None:
+    if finished.job.key is not None:
         yield sql["complete_free_key"], (job_id,)
         yield sql["complete_keep_key"], (now, job_id)
     return True
 
 
-def _is_plain(end: FinishedJob) -> bool:
+def _is_plain(finished: FinishedJob) -> bool:
     return (
-        end.outcome is AttemptOutcome.COMPLETED
-        and end.result is None
-        and end.error_code is None
-        and end.job.key is None
-        and end.again_after is None
+        finished.outcome is AttemptOutcome.COMPLETED
+        and finished.result is None
+        and finished.error_code is None
+        and finished.job.key is None
+        and finished.again_after is None
     )
 
 
@@ -466,32 +468,35 @@ def _encode_claims(jobs: Sequence[ClaimedJob]) -> str:
     return msgspec.json.encode([(job.id, job.token, to_us(job.run_at)) for job in jobs]).decode()
 
 
-def _encode_plain(ended: Sequence[FinishedJob]) -> str:
+def _encode_plain(finished: Sequence[FinishedJob]) -> str:
     return (
         "["
         + ",".join(
-            [f"[{end.job.id},{end.job.token},{end.started_us},{end.finished_us}]" for end in ended]
+            [
+                f"[{one.job.id},{one.job.token},{one.started_us},{one.finished_us}]"
+                for one in finished
+            ]
         )
         + "]"
     )
 
 
-def _encode_full(ended: Sequence[FinishedJob]) -> str:
+def _encode_full(finished: Sequence[FinishedJob]) -> str:
     return msgspec.json.encode(
         [
             (
-                end.job.id,
-                end.job.token,
-                end.started_us,
-                end.finished_us,
-                end.outcome.value,
-                None if end.again_after is None else span_to_us(end.again_after),
-                end.error_code,
-                end.error,
-                end.traceback,
-                end.result,
-                end.facts,
+                one.job.id,
+                one.job.token,
+                one.started_us,
+                one.finished_us,
+                one.outcome.value,
+                None if one.again_after is None else span_to_us(one.again_after),
+                one.error_code,
+                one.error,
+                one.traceback,
+                one.result,
+                one.facts,
             )
-            for end in ended
+            for one in finished
         ]
     ).decode()

@@ -120,7 +120,7 @@ def rescue(tx: Transaction, sparing: int) -> list[Rescued]:
             again.append((job_id, run_at, attempt, lane))
         else:
             freed.append((job_id,))
-            tx.ended.append(job_id)
+            tx.finished.append(job_id)
         if is_limited or outcome == "lost":
             tx.wake(queue)
         rescued.append(Rescued(job_id, task, attempt, rescued_state(outcome, attempt), worker))

@@ -121,7 +121,7 @@ def end_waiting(
     """End a job that waits, in `due` or set aside."""
     said = {"code": code, "error": error, "facts": facts}
     tx.run("end_waiting", job=job_id, outcome=outcome, **said, now=tx.now)
-    tx.ended.append(job_id)
+    tx.finished.append(job_id)
 
 
 def reschedule(

@@ -161,7 +161,7 @@ class SqliteStore:
         self,
         worker_id: int,
         *,
-        ended: Sequence[FinishedJob] = (),
+        finished: Sequence[FinishedJob] = (),
         closed: Sequence[int] = (),
         lanes: Sequence[Lane] = (),
         limited: Sequence[str] = (),
@@ -176,7 +176,7 @@ class SqliteStore:
             return hot_path.exchange(
                 tx,
                 worker_id,
-                ended=ended,
+                finished=finished,
                 lanes=lanes,
                 limited=limited,
                 want=want,
@@ -184,7 +184,7 @@ class SqliteStore:
                 lead=lead_us,
             )
 
-        if ended:
+        if finished:
             return await self._thread.write(work)
         return await self._thread.write_unless(
             lambda tx: hot_path.look(
@@ -193,8 +193,10 @@ class SqliteStore:
             work,
         )
 
-    async def settle(self, ended: Sequence[FinishedJob], closed: Sequence[int]) -> Exchange:
-        return await self._thread.write(lambda tx: hot_path.settle(tx, ended))
+    async def finish_again(
+        self, finished: Sequence[FinishedJob], closed: Sequence[int]
+    ) -> Exchange:
+        return await self._thread.write(lambda tx: hot_path.finish_again(tx, finished))
 
     async def disown(self, worker_id: int, known: Sequence[int], *, lead: float = 0.0) -> int:
         lead_us = int(lead * 1e6)
@@ -226,13 +228,13 @@ class SqliteStore:
     ) -> int:
         return await self._thread.write(lambda tx: housekeeping.unpark(tx, tasks, queues, sparing))
 
-    def finish_in(self, ended: FinishedJob) -> Statements:
-        return (yield from hot_path.complete(self._sql, ended, self._shared.now_us()))
+    def finish_in(self, finished: FinishedJob) -> Statements:
+        return (yield from hot_path.complete(self._sql, finished, self._shared.now_us()))
 
-    def finish_many_in(self, ended: Sequence[FinishedJob]) -> Statements:
-        accepted = [False] * len(ended)
-        for place, end in enumerate(ended):
-            accepted[place] = yield from self.finish_in(end)
+    def finish_many_in(self, finished: Sequence[FinishedJob]) -> Statements:
+        accepted = [False] * len(finished)
+        for place, one in enumerate(finished):
+            accepted[place] = yield from self.finish_in(one)
         return accepted
 
     async def transact(
@@ -248,8 +250,8 @@ class SqliteStore:
             for sleeper in self._shared.sleepers:
                 tx.queues |= sleeper.queues
             if watched := self._shared.watched:
-                rows = tx.rows("ended_jobs", jobs=encode_ids(watched))
-                tx.ended += [row[0] for row in rows]
+                rows = tx.rows("finished_jobs", jobs=encode_ids(watched))
+                tx.finished += [row[0] for row in rows]
             return answer
 
         return await self._thread.write(work)
@@ -378,16 +380,16 @@ class SqliteStore:
         self._shared.watch(job_id, event)
         try:
             # Watch first, then read: a finish between the two is seen by one of them.
-            if (job := await self._ended_job(job_id)) is not None or not seconds:
+            if (job := await self._finished_job(job_id)) is not None or not seconds:
                 return job
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await event.wait()
-            return await self._ended_job(job_id)
+            return await self._finished_job(job_id)
         finally:
             self._shared.unwatch(job_id, event)
 
-    async def _ended_job(self, job_id: int) -> JobInfo | None:
+    async def _finished_job(self, job_id: int) -> JobInfo | None:
         # One at a time: what a worker asks of the thread never queues behind thousands of these.
         async with self._looks:
             job = await self.get(job_id)
@@ -406,5 +408,5 @@ class SqliteStore:
                 if first and min(first) - tx.now < left * 1_000_000:
                     sleeper.wake()
         if watched := self._shared.watched:
-            rows = tx.rows("ended_jobs", jobs=encode_ids(watched))
+            rows = tx.rows("finished_jobs", jobs=encode_ids(watched))
             self._shared.notify_finished(row[0] for row in rows)

@@ -32,7 +32,7 @@ _LONGEST_SLEEP_US = 600_000_000
 class Transaction:
     """Runs named statements; collects what is to be announced once it has committed."""
 
-    __slots__ = ("_sql", "cancelled", "connection", "ended", "now", "queues")
+    __slots__ = ("_sql", "cancelled", "connection", "finished", "now", "queues")
 
     def __init__(self, connection: sqlite3.Connection, sql: Mapping[str, str], now: int) -> None:
         self.connection = connection
@@ -41,7 +41,7 @@ class Transaction:
         """Taken once the write lock is held: later transactions have later times."""
         self.queues: set[str] = set()
         """Queues whose sleepers are to be woken."""
-        self.ended: list[int] = []
+        self.finished: list[int] = []
         """Jobs that may be waited for, and have ended."""
         self.cancelled: list[tuple[int, int]] = []
         """(worker, job) whose cancellation was asked for."""
@@ -303,8 +303,8 @@ class StoreThread:
     def _announce(self, transaction: Transaction) -> None:
         if transaction.queues:
             self._shared.wake(transaction.queues)
-        if transaction.ended:
-            self._shared.notify_finished(transaction.ended)
+        if transaction.finished:
+            self._shared.notify_finished(transaction.finished)
         for worker_id, job_id in transaction.cancelled:
             self._shared.notify_cancelled(worker_id, job_id)
 

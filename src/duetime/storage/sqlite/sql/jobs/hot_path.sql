@@ -121,7 +121,7 @@ insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, outcom
                                        started_at, finished_at)
 select c.job_id, c.token, c.attempt, c.worker_id, 'completed', c.claimed_at,
     c.claimed_at + json_extract(e.value, '$[2]'), c.claimed_at + json_extract(e.value, '$[3]')
-from json_each(:ended) as e cross join duetime_claim as c
+from json_each(:jobs) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]');
 
 -- name: finish_fully
@@ -138,7 +138,7 @@ select c.job_id, c.token, c.attempt, c.worker_id, json_extract(e.value, '$[4]'),
          then coalesce(json_extract(c.cancel_reason, '$.facts.text'), json_extract(e.value, '$[7]'))
          else json_extract(e.value, '$[7]') end,
     json_extract(e.value, '$[8]'), json_extract(e.value, '$[9]'), json_extract(e.value, '$[10]')
-from json_each(:ended) as e cross join duetime_claim as c
+from json_each(:jobs) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]');
 
 -- name: wait_again
@@ -157,41 +157,41 @@ on conflict (job_id) do nothing;
 delete from duetime_job_key
 where job_id in (
     select c.job_id
-    from json_each(:ended) as e cross join duetime_claim as c
+    from json_each(:jobs) as e cross join duetime_claim as c
         on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
     where json_extract(e.value, '$[5]') is null)
   and (hold is null or job_id in (
-    select json_extract(value, '$[0]') from json_each(:ended)
+    select json_extract(value, '$[0]') from json_each(:jobs)
     where json_extract(value, '$[4]') <> 'completed'));
 
 -- name: keep_keys
 update duetime_job_key set held_until = :now + hold where hold is not null and job_id in (
     select c.job_id
-    from json_each(:ended) as e cross join duetime_claim as c
+    from json_each(:jobs) as e cross join duetime_claim as c
         on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
     where json_extract(e.value, '$[5]') is null and json_extract(e.value, '$[4]') = 'completed');
 
 -- name: still_held
 select json_group_array(json_array(c.job_id, c.token))
-from json_each(:ended) as e cross join duetime_claim as c
+from json_each(:jobs) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]');
 
 -- name: close_claims
 delete from duetime_claim where (job_id, token) in (
-    select json_extract(value, '$[0]'), json_extract(value, '$[1]') from json_each(:ended));
+    select json_extract(value, '$[0]'), json_extract(value, '$[1]') from json_each(:jobs));
 
 -- name: finished_before
 -- Which of these attempts are already in the history, from a finish whose answer was lost.
 -- What the rescuer recorded has no start: that worker had lost the job.
 select json_group_array(json_array(a.job_id, a.token))
-from json_each(:ended) as e cross join duetime_attempt as a
+from json_each(:jobs) as e cross join duetime_attempt as a
     on a.job_id = json_extract(e.value, '$[0]') and a.token = json_extract(e.value, '$[1]')
 where a.started_at is not null;
 
 -- name: cancelled_among
 -- Which of these held jobs were cancelled.
 select json_group_array(c.job_id)
-from json_each(:ended) as e cross join duetime_claim as c
+from json_each(:jobs) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
 where c.cancelled is not null;
 
@@ -201,7 +201,7 @@ insert into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed
                              error_code, error)
 select c.job_id, c.token, c.attempt, c.worker_id, 'cancelled', c.claimed_at, :now,
     'cancelled_given_back', json_extract(c.cancel_reason, '$.facts.text')
-from json_each(:ended) as e cross join duetime_claim as c
+from json_each(:jobs) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
 where c.cancelled is not null
 returning job_id;
@@ -212,7 +212,7 @@ select json_group_array(json_array(
     c.job_id, json_extract(e.value, '$[2]'), c.attempt - 1,
     case when (select count(*) from duetime_attempt as a
                where a.job_id = c.job_id and +a.outcome = 'lost') >= 2 then 10 end))
-from json_each(:ended) as e cross join duetime_claim as c
+from json_each(:jobs) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]');
 
 -- name: park
@@ -220,7 +220,7 @@ insert into duetime_parked (job_id, queue, task, priority, run_at, attempt, part
                             parked_at)
 select j.id, j.queue, j.task, j.priority, json_extract(e.value, '$[2]'), c.attempt - 1,
     j.partition, :reason, :now
-from json_each(:ended) as e cross join duetime_claim as c
+from json_each(:jobs) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]')
 cross join duetime_job as j on j.id = c.job_id;
 

@@ -70,7 +70,7 @@ order by j.id desc limit :page;
 -- name: job_state
 select state from duetime_jobs where id = :job;
 
--- name: ended_jobs
+-- name: finished_jobs
 select id from duetime_jobs where id in (select value from json_each(:jobs))
     and state in ('completed', 'dead', 'cancelled', 'superseded', 'expired');
 
