@@ -39,7 +39,7 @@ PAGES = [
     if PROGRAM.search(page.read_text()) and page.name != "testing.md"
 ]
 assert PAGES[0].name == "README.md"
-LOGGED = re.compile(r'(?:\blog_event|_say|leave_now)\((?:[^")]|\([^)]*\))*?"(\w+)"')
+LOGGED = re.compile(r'(?:\blog_event|_log|exit_now)\((?:[^")]|\([^)]*\))*?"(\w+)"')
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

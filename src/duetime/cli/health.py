@@ -12,7 +12,7 @@ import msgspec
 from duetime.cli.moment import SPAN
 from duetime.cli.output import print_json, print_table
 from duetime.cli.target import Command, target_of
-from duetime.engine.process import leave_now
+from duetime.engine.process import exit_now
 from duetime.health import check_health
 
 _EXIT_CODES = {"database": 3, "schema": 4, "worker": 5}
@@ -88,7 +88,7 @@ def health(
     code = 0 if failed is None else _EXIT_CODES[failed.name]
     if code in (_EXIT_CODES["database"], _EXIT_CODES["schema"]):
         # There is nothing to close, and perhaps something that hangs.
-        leave_now(code)
+        exit_now(code)
     loop.run_until_complete(app.close())
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()

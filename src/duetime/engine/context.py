@@ -1,4 +1,4 @@
-"""What a handler may ask of its job."""
+"""What a handler can do with its job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from duetime.storage.store import Dialect, Statements, Store
 
 
 class Context:
-    """A running job, seen from its handler. Ask for it by annotation: `ctx: Context`."""
+    """A running job, as its handler sees it. A parameter annotated `ctx: Context` receives it."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Context:
     ) -> None:
         self.job = job
         self.args = args
-        """The arguments that the handler gets, by name."""
+        """The arguments of the handler, by name."""
         self.worker = worker
         self._store = store
         self._loop = loop
@@ -43,11 +43,11 @@ class Context:
         self._stop = threading.Event()
         self._stop_reason = "cancelled"
         self.completed = False
-        """The job was completed in a transaction of the handler's (which may yet roll back)."""
+        """The job was completed in a transaction of the handler, which may yet be rolled back."""
         self.committed = False
-        """The job was completed and that is committed."""
+        """The completion is committed."""
         self.finish_with: Callable[[Dialect, Any], Statements] | None = None
-        """For features: what else is written in the transaction that completes the job."""
+        """For features: what else to write in the transaction that completes the job."""
 
     @property
     def id(self) -> int:
@@ -60,14 +60,14 @@ class Context:
 
     @property
     def key(self) -> str:
-        """The idempotency key to hand to whom you call: short and opaque, the same in every
-        attempt, and for no job of any other installation. Your own key is `ctx.job.key`."""
+        """An idempotency key to pass to the services you call: short and opaque, the same in every
+        attempt, and unique to this installation. Your own key is `ctx.job.key`."""
         return make_job_key(self._store.installation, self.job.task, self.job.id, self.job.key)
 
     @property
     def tick(self) -> datetime:
-        """When this job was to run, not when it does. Of a schedule's run it is the tick, the same
-        in every attempt; of another job the time at which this attempt was due.
+        """When this job was due, not when it runs. For a schedule's run this is the tick, the same
+        in every attempt; for any other job it is the time at which this attempt was due.
         """
         run = read_run_key(self.job.key)
         return self.job.run_at if run is None else run[1]
@@ -85,7 +85,7 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this job should stop: cancelled, out of time, or lost to another worker."""
+        """Whether this job should stop: it was cancelled, timed out, or lost to another worker."""
         return self._stop.is_set()
 
     def check(self) -> None:
@@ -98,7 +98,7 @@ class Context:
         self._stop.set()
 
     async def progress(self, value: Any) -> None:
-        """Store how far the job is, for people to see; raise `ClaimLost` if it is not ours."""
+        """Store the progress of the job for people to see; raise `ClaimLost` if it was lost."""
         if not await self._store.set_progress(self.job, write_json(value, what="progress")):
             raise ClaimLost(self.job.id, self.job.token)
 
@@ -112,9 +112,9 @@ class Context:
     async def transaction(self) -> AsyncIterator[Any]:
         """A transaction on Duetime's database that also completes this job.
 
-        What is written through the connection and the completion commit together. If the job
-        was lost, `ClaimLost` is raised and nothing is written. An outcome that is raised in the
-        block rolls it back, and holds.
+        Everything written through the connection commits together with the completion. If the
+        job was lost, `ClaimLost` is raised and nothing is written. An outcome such as `Retry` that
+        is raised in the block rolls it back and takes effect.
         """
         self._refuse_twice()
         earlier, self.completed = self.completed, False
@@ -127,7 +127,7 @@ class Context:
             async with self._store.transaction(before_commit=complete) as connection:
                 yield connection
         except BaseException:
-            # What became of a commit may be unknown.
+            # It may be unknown whether the commit succeeded.
             self.completed = self.completed or earlier
             raise
         self.committed = True
@@ -152,9 +152,9 @@ class Context:
         self.committed = True
 
     async def complete(self, result: Any = None, *, tx: Any) -> None:
-        """Complete this job in the handler's own transaction `tx`, which commits both or none."""
+        """Complete this job in your own transaction `tx`: both commit, or neither does."""
         self._refuse_twice()
-        statements = self._completion(self._ended(result), result)
+        statements = self._completion(self._finished(result), result)
         placeholder = self._store.placeholder
         if not await transaction.run_async(tx, statements, placeholder=placeholder):
             raise ClaimLost(self.job.id, self.job.token)
@@ -163,18 +163,18 @@ class Context:
     def complete_sync(self, result: Any = None, *, tx: Any) -> None:
         """`complete`, for handlers that run in threads."""
         self._refuse_twice()
-        statements = self._completion(self._ended(result), result)
+        statements = self._completion(self._finished(result), result)
         placeholder = self._store.placeholder
         if not transaction.run(tx, statements, placeholder=placeholder):
             raise ClaimLost(self.job.id, self.job.token)
         self.completed = True
 
-    def _completion(self, ended: FinishedJob, result: Any) -> Statements:
+    def _completion(self, finished: FinishedJob, result: Any) -> Statements:
         if self.finish_with is not None:
             yield from self.finish_with(self._store.dialect, result)
-        return (yield from self._store.finish_in(ended))
+        return (yield from self._store.finish_in(finished))
 
-    def _ended(self, result: Any) -> FinishedJob:
+    def _finished(self, result: Any) -> FinishedJob:
         return FinishedJob(
             self.job,
             AttemptOutcome.COMPLETED,

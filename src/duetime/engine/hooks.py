@@ -1,4 +1,4 @@
-"""What an application adds to its workers: startup and shutdown, middleware, and errors."""
+"""The hooks of an application: startup, shutdown, middleware and errors."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Hooks:
     async def start(self) -> None:
         """Run the startup hooks, unless another worker on this event loop already did.
 
-        Raises `StartupFailed`. The shutdown hooks have run by then: a hook that ran before the
-        one that failed may have opened something.
+        Raises `StartupFailed`, after running the shutdown hooks: a startup hook that succeeded
+        before the one that failed may have opened something.
         """
         life = self._lives.setdefault(asyncio.get_running_loop(), _Life())
         async with life.lock:
@@ -65,7 +65,7 @@ class Hooks:
                 await _call(hook)
             except BaseException as error:
                 await self._stop()
-                if _is_ours_to_raise(error):
+                if _is_cancellation_of_worker(error):
                     raise
                 raise StartupFailed(name_of(hook), error) from error
 
@@ -75,27 +75,27 @@ class Hooks:
             try:
                 await _call(hook)
             except BaseException as error:  # noqa: BLE001 - the other hooks run whatever it is
-                if _is_ours_to_raise(error):
+                if _is_cancellation_of_worker(error):
                     cancelled = error
                 _log_failure("on_shutdown", hook, error)
         if cancelled is not None:
             raise cancelled
 
     async def failed(self, context: Context, error: BaseException, *, will_retry: bool) -> None:
-        """Call the `on_error` hooks. Whatever they do, the attempt's outcome stays the same."""
+        """Call the `on_error` hooks. Nothing that they do changes the outcome of the attempt."""
         for hook in self.error:
             try:
                 async with asyncio.timeout(_ERROR_HOOK_SECONDS):
                     await _call(hook, context, error, will_retry)
             except GeneratorExit:
-                # The event loop was closed: nothing may be awaited any more.
+                # The event loop was closed, and nothing may be awaited.
                 raise
             except BaseException as failure:  # noqa: BLE001 - a hook may raise anything
                 _log_failure("on_error", hook, failure)
 
 
 class _Life:
-    """The workers of one event loop, which share what the startup hooks have opened."""
+    """The workers of one event loop, which share what the startup hooks opened."""
 
     def __init__(self) -> None:
         self.workers = 0
@@ -105,7 +105,7 @@ class _Life:
 async def call_through(
     middleware: Sequence[Middleware], context: Context, handler: CallNext
 ) -> Any:
-    """Call the handler through the middleware, the first of which is the outermost."""
+    """Call the handler through the middleware. The first one is the outermost."""
 
     async def call(index: int) -> Any:
         if index == len(middleware):
@@ -136,15 +136,15 @@ async def _call(hook: Callable[..., Any], *args: Any) -> None:
 
 
 def _caught(hook: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
-    # StopIteration and SystemExit must not travel through a future.
+    # StopIteration and SystemExit cannot be raised through a future.
     try:
         return hook(*args), None
     except BaseException as error:  # noqa: BLE001
         return None, error
 
 
-def _is_ours_to_raise(error: BaseException) -> bool:
-    """Whether it is not the hook that failed, but the worker's task that was cancelled."""
+def _is_cancellation_of_worker(error: BaseException) -> bool:
+    """Whether the worker's own task was cancelled, and the hook did not fail."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0

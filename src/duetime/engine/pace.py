@@ -39,7 +39,7 @@ class Pace:
         """Claim at once: nothing is known about what is due."""
         self.should_claim = True
         self.look_ahead = False
-        """The next claim also asks when the next job falls due."""
+        """The next claim also reads when the next job falls due."""
         self.backlog = False
         """The last claim came back full: more is due than the worker can take."""
         self.claim_early = False
@@ -60,7 +60,7 @@ class Pace:
                 await sleeper.wake_up()
             return
         if not looked_ahead:
-            # Everything that was due is claimed. Before sleeping, ask what falls due next.
+            # Everything that was due is claimed. Before sleeping, read what falls due next.
             if sleeper.asleep:
                 self.look_ahead = True
             elif claimed:

@@ -1,8 +1,8 @@
 """A worker as a process: signals, exit codes, and a way out when something hangs.
 
-Exit codes: 0 when it was asked to stop and everything it held has ended or was given back; 1 when
-it could not start; 70 when it broke; 74 when the SQLite file is damaged; 128 + the signal (130,
-143) when it was forced out, so that what it held waits for its lease to run out.
+Exit codes: 0 if it was stopped and every job it held has finished or was given back; 1 if it could
+not start; 70 if it crashed; 74 if the SQLite file is damaged; 128 + the signal (130, 143) if it was
+forced to exit, so that its jobs wait until the lease runs out.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ log = logging.getLogger("duetime.runtime")
 
 STOPPED = 0
 COULD_NOT_START = 1
-BROKE = 70
+CRASHED = 70
 DAMAGED = 74
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 PARENT_SECONDS = 0.5
 """How often a child checks whether its parent is alive."""
 _BEYOND_GRACE_SECONDS = 10.0
-"""What a stop may take beyond the grace time."""
+"""How long a stop may take beyond the grace time."""
 _THREAD_SECONDS = 0.5
 _THREADS = ("duetime-task", "duetime-loop")
-_LEAVING = {
-    "stop_timed_out": "The worker did not stop in time; it is ended with exit code %(exit_code)s.",
-    "forced_exit": "A third %(signal)s ends the process with exit code %(exit_code)s.",
+_EXIT_MESSAGES = {
+    "stop_timed_out": "The worker did not stop in time; the process exits with code %(exit_code)s.",
+    "forced_exit": "A third %(signal)s makes the process exit with code %(exit_code)s.",
 }
 
 
 class Host(Protocol):
-    """What a worker process needs of an application."""
+    """What a worker process needs from an application."""
 
     settings: Settings
 
@@ -69,9 +69,9 @@ def run_worker(
 ) -> int:
     """Run a worker until a signal stops it; return the exit code. For the main thread only.
 
-    The first SIGTERM or SIGINT stops it gracefully, the second at once, the third ends the
-    process. With `parent`, the end of that process counts as the first signal. `greet` is called
-    once signals are handled: whoever reads of the start may send one at once.
+    The first SIGTERM or SIGINT stops it gracefully, the second at once, the third makes the process
+    exit. With `parent`, the death of that process counts as the first signal. `greet` is called
+    once signals are handled, so that a reader of its output may send one at once.
     """
     process = WorkerProcess(host, name)
     with process.signals:
@@ -103,15 +103,15 @@ class WorkerProcess:
             self.signals.detach()
         threads.shutdown(wait=False, cancel_futures=True)
         if left := await _threads_left():
-            # A thread cannot be ended from outside; its job was given back.
+            # A thread cannot be stopped from outside. Its job was given back.
             log_event(
                 log,
                 logging.WARNING,
                 "threads_abandoned",
-                "The process ends without waiting for %(threads)s threads that still run.",
+                "The process exits without waiting for %(threads)s threads that still run.",
                 threads=len(left),
             )
-            leave_now(code)
+            exit_now(code)
         return code
 
     async def _work(self) -> int:
@@ -125,10 +125,10 @@ class WorkerProcess:
                 "The worker failed with an unexpected error.",
                 exc_info=error,
             )
-            return BROKE
+            return CRASHED
 
     async def _start(self) -> int:
-        """Try until the database can be reached; what will not pass by itself ends it."""
+        """Try until the database can be reached, unless the error is permanent."""
         outage = Outage(self._name)
         while not self._stopping.is_set():
             try:
@@ -170,11 +170,11 @@ class WorkerProcess:
             return STOPPED
         self._worker.outage = outage
         await self._worker.run()
-        # What could not be given back waits for the lease to run out: say so.
-        return BROKE if self._worker.left_behind else STOPPED
+        # Jobs that could not be given back wait until the lease runs out: report it.
+        return CRASHED if self._worker.left_behind else STOPPED
 
     async def _unless_stopped(self, work: Any) -> Any:
-        """Await `work`, or return None as soon as a signal comes."""
+        """Await `work`, or return None as soon as a signal arrives."""
         doing = asyncio.ensure_future(work)
         stopped = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait([doing, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -188,7 +188,7 @@ class WorkerProcess:
         try:
             await asyncio.wait_for(self._host.close(), 5.0)
         except (DuetimeError, TimeoutError):
-            # It was never open, or the database is gone: the process ends anyway.
+            # It was never open, or the database cannot be reached: the process exits anyway.
             pass
 
     def _signalled(self, count: int) -> None:
@@ -198,10 +198,10 @@ class WorkerProcess:
 
 
 class Signals:
-    """Counts SIGTERM and SIGINT on a thread of its own, which acts even if the loop is blocked.
+    """Counts SIGTERM and SIGINT on a separate thread, which acts even if the loop is blocked.
 
-    `on_signal(count)` is called on the loop for the first two. The third ends the process; so
-    does a stop that takes much longer than the grace period.
+    `on_signal(count)` is called on the loop for the first two. The third makes the process exit,
+    and so does a stop that takes much longer than the grace time.
     """
 
     def __init__(self, grace: float, on_signal: Callable[[int], None]) -> None:
@@ -229,8 +229,8 @@ class Signals:
         os.close(self._writer)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        # The interpreter runs `_received` only when the main thread is awake. A signal that comes
-        # just before the loop falls asleep, or on another thread, wakes it by this byte.
+        # The interpreter runs `_received` only when the main thread is awake. A signal that arrives
+        # just before the loop goes to sleep, or on another thread, wakes it by this byte.
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         loop.add_reader(self._wake_reader, self._wake_reader.recv, 64)
@@ -248,7 +248,7 @@ class Signals:
         self._wake_writer.close()
 
     def _received(self, number: int, _frame: FrameType | None) -> None:
-        # In the middle of anything: no lock may be taken here.
+        # This may interrupt anything, so it must not acquire a lock.
         os.write(self._writer, bytes([number]))
 
     def _watch(self) -> None:
@@ -257,32 +257,32 @@ class Signals:
             left = min(max(deadline - time.monotonic(), 0.0), 3600.0)
             if not select.select([self._reader], [], [], left)[0]:
                 if time.monotonic() >= deadline:
-                    leave_now(128 + number, "stop_timed_out")
+                    exit_now(128 + number, "stop_timed_out")
                 continue
             number = os.read(self._reader, 1)[0]
             if not number:
                 return
             self._count += 1
             if self._count > 2:
-                leave_now(128 + number, "forced_exit", signal=signal.Signals(number).name)
+                exit_now(128 + number, "forced_exit", signal=signal.Signals(number).name)
             grace = self._grace if self._count == 1 else 0.0
             deadline = time.monotonic() + grace + _BEYOND_GRACE_SECONDS
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         try:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._on_signal, self._count)
         except RuntimeError:
-            # The loop has just been closed: it is all over.
+            # The loop was closed in the meantime.
             pass
 
 
-def leave_now(code: int, event: str | None = None, **fields: Any) -> NoReturn:
-    """End the process, whatever its threads do. Log lines are written first."""
+def exit_now(code: int, event: str | None = None, **fields: Any) -> NoReturn:
+    """Exit at once, whatever the threads do. Log lines are written first."""
     try:
         if event is not None:
-            log_event(log, logging.ERROR, event, _LEAVING[event], exit_code=code, **fields)
+            log_event(log, logging.ERROR, event, _EXIT_MESSAGES[event], exit_code=code, **fields)
         logging.shutdown()
         sys.stdout.flush()
     finally:
@@ -306,7 +306,7 @@ def _watch_parent(parent: int) -> None:
         log,
         logging.WARNING,
         "parent_died",
-        "The parent process %(parent)s has died: the worker stops.",
+        "The parent process %(parent)s has died, so the worker stops.",
         parent=parent,
     )
     os.kill(os.getpid(), signal.SIGTERM)

@@ -53,7 +53,7 @@ _SPIN_SECONDS = 0.0012
 _SPIN_EVERY_SECONDS = 0.02
 """Not more often than this, since it keeps the CPU busy."""
 _STUCK_SECONDS = 5.0
-"""A handler that still runs so long after its timeout is reported, and again every minute."""
+"""A handler that still runs this long after its timeout is reported, and again every minute."""
 _STUCK_AGAIN_SECONDS = 60.0
 _CLOSE_SECONDS = 2.0
 _reference_count: Callable[[object], object] = getattr(sys, "getrefcount", lambda _: object())
@@ -310,14 +310,14 @@ class Runners:
                 log,
                 logging.ERROR,
                 "runner_died",
-                "A runner of worker %(worker)s ended unexpectedly and was replaced.",
+                "A runner of worker %(worker)s stopped unexpectedly and was replaced.",
                 worker=self._worker,
                 exc_info=error,
             )
         for running in unfinished:
             self.running.discard(running)
             if not running.is_abandoned:
-                self._fail(running, RuntimeError(f"its runner ended: {type(error).__name__}"))
+                self._fail(running, RuntimeError(f"its runner stopped: {type(error).__name__}"))
 
     async def _run_jobs(self) -> None:
         """Run one job after another, as long as no handler keeps a reference to this task.
@@ -372,8 +372,8 @@ class Runners:
         Never raises, whatever the handler does, returns or raises.
         """
         job = running.job
-        began = time.monotonic()
-        running.started_us = started_us = int((began - running.received) * 1e6)
+        started_at = time.monotonic()
+        running.started_us = started_us = int((started_at - running.received) * 1e6)
         if job.expires_at is not None and job.expires_at <= job.claimed_at + timedelta(
             microseconds=started_us
         ):
@@ -404,9 +404,9 @@ class Runners:
         if running.timer is not None:
             running.timer.cancel()
         running.value = value
-        ended = time.monotonic()
-        self._mean_seconds += (ended - began - self._mean_seconds) * 0.05
-        finished_us = int((ended - running.received) * 1e6)
+        finished_at = time.monotonic()
+        self._mean_seconds += (finished_at - started_at - self._mean_seconds) * 0.05
+        finished_us = int((finished_at - running.received) * 1e6)
         if value is None and running.context is None and running.reason is None:
             # The fast path of most jobs.
             return FinishedJob(job, COMPLETED, started_us, finished_us)

@@ -1,5 +1,5 @@
-"""What a worker does every so often: the one loop that all services run in, and two that every
-worker has: the rescuer and the pruner of jobs. There is no leader."""
+"""What a worker does regularly: the loop that every service runs in, and two services that every
+worker has, the rescuer and the pruner of jobs. There is no leader."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ log = logging.getLogger("duetime.worker")
 
 BACKOFF = (1.0, 2.0, 4.0, 8.0)
 OUTAGE_SECONDS = 1.0
-"""How long to wait before asking again a database that is away, however long it has been away."""
+"""How long to wait between attempts to reach the database, however long the outage lasts."""
 PRUNE_BATCH = 1000
 AGAIN_SECONDS = 0.1
-"""When the pruner continues after a full batch."""
+"""How long the pruner waits after a full batch."""
 GO_ON_SECONDS = 1.0
-"""When it continues if there are more old rows to check: it may have to keep all of them."""
+"""How long it waits if there are more old rows to check: it may have to keep all of them."""
 _FIRST_SECONDS = 10.0
-"""Within so long the pruner begins."""
+"""The pruner starts within this time."""
 _CANCEL_AGAIN_SECONDS = 2.0
 
 Prune = Callable[[], Awaitable[float | None]]
-"""Removes a batch of old rows. Returns after how many seconds to continue; None: all is done."""
+"""Deletes a batch of old rows. Returns the seconds until the next batch, None if none is left."""
 
 
 class Service(NamedTuple):
-    """Something that a worker does again and again."""
+    """Something that a worker does regularly."""
 
     name: str
     work: Callable[[], Awaitable[float]]
-    """Returns the seconds until the next time."""
+    """Returns the seconds until the next round."""
     wait: float = 0.0
-    """The seconds until the first time."""
+    """The seconds until the first round."""
 
 
 def make_rescuer(
     store: Store, settings: Settings, events: Events, worker_id: Callable[[], int]
 ) -> Service:
-    """Return what dead workers held, soon after their lease has run out.
+    """Release the jobs of dead workers soon after their lease has run out.
 
-    A fenced worker does not rescue itself: it gives back what it has not started.
+    A fenced worker does not rescue its own jobs: it gives back those that it has not started.
     """
 
     async def rescue() -> float:
@@ -63,9 +63,8 @@ def make_rescuer(
 
 
 def make_pruner(store: Store, settings: Settings, others: Sequence[Prune]) -> Service:
-    """Remove old jobs with their history and old audit events, and end jobs that were parked for
-    too long; then have the `others` remove what is theirs. In small batches, so that no statement
-    takes long."""
+    """Delete old jobs with their history and old audit events, and mark jobs that were parked for
+    too long as dead; then call the `others`. In small batches, so that no statement takes long."""
     audit, parked = settings.retention["audit"], settings.retention["parked"]
     retention = {
         how: settings.retention[how] for how in AttemptOutcome if how in settings.retention
@@ -76,14 +75,14 @@ def make_pruner(store: Store, settings: Settings, others: Sequence[Prune]) -> Se
     async def prune_jobs() -> float | None:
         nonlocal after
         pruned, after = await store.prune(retention, after=after, batch=PRUNE_BATCH)
-        if ended := await store.end_parked(parked, batch=PRUNE_BATCH):
+        if died := await store.end_parked(parked, batch=PRUNE_BATCH):
             log_event(
                 log,
                 logging.ERROR,
                 "parked_jobs_died",
                 "%(count)s parked jobs, which no worker could run, are dead now: %(jobs)s",
-                count=len(ended),
-                jobs=ended[:10],
+                count=len(died),
+                jobs=died[:10],
             )
         pruned = max(pruned, await store.transact(prune_audit(store.dialect, audit)))
         if pruned >= PRUNE_BATCH:
@@ -92,8 +91,8 @@ def make_pruner(store: Store, settings: Settings, others: Sequence[Prune]) -> Se
 
     async def prune() -> float:
         pause = settings.prune_every.total_seconds() * uniform(0.75, 1.25)
-        wishes = [await one() for one in (prune_jobs, *others)]
-        return min([pause, *(wish for wish in wishes if wish is not None)])
+        waits = [await one() for one in (prune_jobs, *others)]
+        return min([pause, *(wait for wait in waits if wait is not None)])
 
     # Not while the worker starts: its jobs come first.
     wait = uniform(0.0, min(settings.prune_every.total_seconds(), _FIRST_SECONDS))
@@ -101,15 +100,14 @@ def make_pruner(store: Store, settings: Settings, others: Sequence[Prune]) -> Se
 
 
 def backoff(failures: int) -> float:
-    """How long to wait after so many failures in a row: 1, 2, 4, 8 s."""
+    """How long to wait after a number of failures in a row: 1, 2, 4, 8 s."""
     return BACKOFF[min(failures, len(BACKOFF)) - 1] if failures else 0.0
 
 
 async def repeat(service: Service, *, stopping: asyncio.Event, outage: Outage) -> None:
-    """Do what a service does, again and again. No error ends the loop but a damaged database.
+    """Run a service's rounds until `stopping`. Of all errors, only a corrupted database stops it.
 
-    `stopping` does, between two rounds: a round that is cancelled in the middle of a database call
-    costs its connection.
+    It stops between two rounds: cancelling a database call would cost its connection.
     """
     name, work, wait = service
     failures = 0
@@ -134,7 +132,7 @@ async def repeat(service: Service, *, stopping: asyncio.Event, outage: Outage) -
             outage.failed(name, error, wait)
         except DatabaseCorrupted:
             raise
-        except Exception as error:  # noqa: BLE001 - no error ends the loop
+        except Exception as error:  # noqa: BLE001 - no error stops the loop
             failures += 1
             wait = backoff(failures)
             log_event(
@@ -149,7 +147,7 @@ async def repeat(service: Service, *, stopping: asyncio.Event, outage: Outage) -
 
 
 async def _stopped(stopping: asyncio.Event, seconds: float) -> bool:
-    """Wait so long, or until it is set; return whether it is."""
+    """Wait up to `seconds` for the event; return whether it is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await stopping.wait()
@@ -157,11 +155,11 @@ async def _stopped(stopping: asyncio.Event, seconds: float) -> bool:
 
 
 async def end_all(services: Sequence[asyncio.Task[None]], seconds: float) -> None:
-    """Wait until services that were stopped have finished; what takes longer is cancelled.
+    """Wait until services have stopped; cancel those that take longer than `seconds`.
 
-    Until all have ended: before Python 3.12 `wait_for`, which drivers use, may swallow a cancel
-    that comes at the moment of its answer. Not too often: a second cancel would hit the driver
-    while it clears up after the first.
+    It cancels again until all have stopped: before Python 3.12, `wait_for`, which drivers use, may
+    swallow a cancellation. But not too often: a second one would interrupt the driver while it
+    cleans up after the first.
     """
     _, left = await asyncio.wait(services, timeout=seconds)
     while left:

@@ -1,4 +1,4 @@
-"""Where a task or a thread is right now, as the lines of a traceback."""
+"""The current stack of a task or a thread, formatted like a traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 _MAX_FRAMES = 40
-"""The innermost ones: what blocks is there."""
+"""The innermost ones, which show what blocks."""
 
 
 def stack_of_task(task: asyncio.Task[Any]) -> str:
@@ -19,7 +19,7 @@ def stack_of_task(task: asyncio.Task[Any]) -> str:
 
 
 def stack_of_thread(thread_id: int | None) -> str:
-    """Return what a thread executes; empty if there is no such thread."""
+    """Return where a thread is; empty if there is no such thread."""
     frame = sys._current_frames().get(thread_id or 0)
     frames: list[FrameType] = []
     while frame is not None:

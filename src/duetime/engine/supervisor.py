@@ -16,27 +16,27 @@ log = logging.getLogger("duetime.runtime")
 
 _BACKOFF = (1.0, 2.0, 4.0)
 _STEADY_SECONDS = 30.0
-"""A child that lived this long did not die of how it starts."""
+"""A child that lived this long did not die because of how it starts."""
 _TICK_SECONDS = 0.05
 _FORCED_SECONDS = 2.0
 
 
 class Child:
-    """One place for a process, whoever fills it at the moment."""
+    """A worker process and its replacements."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.process: subprocess.Popen[bytes] | None = None
-        self.began = 0.0
+        self.started_at = 0.0
         self.failures = 0
         self.start_at = 0.0
         self.could_not_start = False
 
     def start(self, command: Sequence[str]) -> None:
-        # A group of its own: Ctrl-C in a terminal reaches the parent alone, which passes it on
-        # once. Else one key press would count as two signals.
+        # In a separate process group, Ctrl-C in a terminal reaches only the parent, which forwards
+        # it. Otherwise one key press would count as two signals.
         self.process = subprocess.Popen(command, process_group=0)
-        self.began = time.monotonic()
+        self.started_at = time.monotonic()
         log_event(
             log,
             logging.INFO,
@@ -52,18 +52,18 @@ class Child:
 
 
 class Supervisor:
-    """Runs `count` children until a signal; `command(n)` is the n-th one's command line."""
+    """Runs `count` children until a signal; `command(n)` is the command line of the n-th."""
 
     def __init__(self, count: int, *, command: Callable[[int], Sequence[str]]) -> None:
         self._children = [Child(number) for number in range(1, count + 1)]
         self._command = command
         self._signals: list[int] = []
-        self._passed_on = 0
+        self._forwarded = 0
         self._code = 0
-        self._ending = False
+        self._stopping = False
 
     def run(self, *, greet: Callable[[], None] = lambda: None) -> int:
-        """Return the worst exit code among the children when all have ended.
+        """Return the highest exit code of the children when all have exited.
 
         `greet` is called once signals are handled.
         """
@@ -80,25 +80,25 @@ class Supervisor:
         return self._code
 
     def _step(self) -> bool:
-        """Pass signals on, start who is missing, bury who died; return whether to go on."""
+        """Forward signals, start missing children, reap dead ones; return whether to continue."""
         now = time.monotonic()
-        if self._passed_on < len(self._signals):
-            self._passed_on += 1
+        if self._forwarded < len(self._signals):
+            self._forwarded += 1
             self._stop()
         for child in self._children:
             if child.process is None:
-                if not self._ending and now >= child.start_at:
+                if not self._stopping and now >= child.start_at:
                     child.start(self._command(child.number))
             elif (code := child.process.poll()) is not None:
                 child.process = None
-                self._ended(child, code)
-        if self._passed_on > 2:
+                self._exited(child, code)
+        if self._forwarded > 2:
             return self._force()
-        return not self._ending or any(child.process for child in self._children)
+        return not self._stopping or any(child.process for child in self._children)
 
-    def _ended(self, child: Child, code: int) -> None:
-        if self._ending:
-            # Killed by what we sent, before it had begun: it held nothing.
+    def _exited(self, child: Child, code: int) -> None:
+        if self._stopping:
+            # Our signal killed it before it had started: it held no jobs.
             self._remember(0 if code == -signal.SIGTERM else code)
             return
         if code == DAMAGED:
@@ -108,12 +108,12 @@ class Supervisor:
             return
         child.could_not_start = code == COULD_NOT_START
         if all(one.could_not_start and one.process is None for one in self._children):
-            # They have said why, and the next ones would say the same. As long as another works,
-            # it was perhaps the moment: the database was read-only, or being migrated.
+            # All have logged why, and would fail again. As long as one child works, the failure may
+            # be temporary: the database was read-only, or being migrated.
             self._remember(code)
             self._stop()
             return
-        lived = time.monotonic() - child.began
+        lived = time.monotonic() - child.started_at
         child.failures = 1 if lived >= _STEADY_SECONDS else child.failures + 1
         wait = _BACKOFF[min(child.failures, len(_BACKOFF)) - 1]
         child.start_at = time.monotonic() + wait
@@ -140,11 +140,11 @@ class Supervisor:
         )
 
     def _received(self, number: int, _frame: FrameType | None) -> None:
-        # Only noted here: a handler may run in the middle of a start.
+        # Only recorded here: this may interrupt the start of a child.
         self._signals.append(number)
 
     def _stop(self) -> None:
-        self._ending = True
+        self._stopping = True
         for child in self._children:
             child.send(signal.SIGTERM)
 

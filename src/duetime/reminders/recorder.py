@@ -117,7 +117,7 @@ def _finish_and_write(
     ours = [record for record in records if record.sent.reminder.id in free]
     answers: dict[int, Answer] = {}
     if ours:
-        accepted = yield from store.finish_many_in([record.ctx._ended(None) for record in ours])
+        accepted = yield from store.finish_many_in([record.ctx._finished(None) for record in ours])
         for record, is_ours in zip(ours, accepted, strict=True):
             answers[id(record)] = "recorded" if is_ours else "lost"
             if is_ours:

@@ -1,4 +1,4 @@
-"""Which job a log record was made in: its id, task, key, attempt and queue."""
+"""Adds the job to log records that its handler makes: id, task, key, attempt and queue."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LABELS = {
 }
 """The attributes of a record that is made inside a handler, and their names in our log lines.
 
-They have a prefix of their own: `extra={"task": …}` of the application raises an error if the
-record has an attribute of that name.
+They have a prefix, since an application's `extra={"task": …}` raises an error if the record has an
+attribute of that name.
 """
 
 _is_installed = False
