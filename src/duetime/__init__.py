@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 # A public name stands in three places: here for type checkers, in `__all__`, and in `_HOMES`.
 if TYPE_CHECKING:
     from duetime.api.audit import Audit
+    from duetime.api.flows import BoundFlow, FlowRegistrar, FlowRegistry, FlowRun, FlowTask, Flows
     from duetime.api.jobs import JobHandle, Jobs
     from duetime.api.presets import Presets
     from duetime.api.queues import QueueHandle, Queues
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from duetime.domain.audit import AuditEvent, AuditKind
     from duetime.domain.change import Put
     from duetime.domain.duration import Duration
+    from duetime.domain.flows.flow import StepInfo, StepState
     from duetime.domain.jobs.job import (
         AttemptInfo, AttemptOutcome, JobInfo, JobState, JobStateLike, EnqueueAction, NewJob,
         OnConflict, Requeued,
@@ -74,13 +76,15 @@ if TYPE_CHECKING:
     from duetime.engine.worker import Worker
     from duetime.errors import (
         ClaimLost, DataRejected, DatabaseCorrupted, DatabaseUnreachable, DeliveryNotFound,
-        DuetimeError, EndlessWork, IllegalTransition, InvalidArguments, InvalidDatabaseURL,
-        InvalidInput, InvalidResult, InvalidSchedule, JobCancelled, JobFailed, JobNotFound,
-        KeyConflict, MissingPackage, OlderRelease, PresetNotFound, QueueNotFound,
-        RecipientNotFound, ReminderNotFound, ResultTimeout, ScheduleNotFound, SchemaMismatch,
-        ScopeNotFound, SettingsError, StartupFailed, StorageError, SubjectNotFound, TableNotFound,
+        DuetimeError, EndlessWork, FlowChanged, FlowEnded, FlowNotFound, FlowTimeout,
+        IllegalTransition, InvalidArguments, InvalidDatabaseURL, InvalidInput, InvalidResult,
+        InvalidSchedule, JobCancelled, JobFailed, JobNotFound, KeyConflict, MissingPackage,
+        OlderRelease, PresetNotFound, QueueNotFound, RecipientNotFound, ReminderNotFound,
+        ResultTimeout, ScheduleNotFound, SchemaMismatch, ScopeNotFound, SettingsError,
+        SignalTimeout, StartupFailed, StepFailed, StorageError, SubjectNotFound, TableNotFound,
         TransactionConflict, TransientError, UnknownTask, UnsupportedTransaction,
     )
+    from duetime.flows.flow import Flow
     from duetime.integrations.ical.exchange import Imported
     from duetime.integrations.ical.reading import Problem
     from duetime.reminders.templates.limits import TemplateError
@@ -96,37 +100,41 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Apprise", "AsyncTask", "AttemptInfo", "AttemptOutcome", "Audit", "AuditEvent", "AuditKind",
-    "BoundTask", "CallNext", "Cancel", "CatchUp", "Channel", "ChannelsLike", "ClaimLost",
-    "Completed", "Console", "Constant", "Context", "Custom", "DataRejected", "DatabaseCorrupted",
-    "DatabaseUnreachable", "Delays", "Delivery", "DeliveryNotFound", "DeliveryStatus", "Digest",
-    "Disabled", "Discard", "Duetime", "DuetimeError", "Duration", "Email", "EndlessWork",
-    "EnqueueAction", "ErrorHook", "Exclusions", "Explanation", "Exponential", "IllegalTransition",
-    "Imported", "InvalidArguments", "InvalidDatabaseURL", "InvalidInput", "InvalidResult",
-    "InvalidSchedule", "JobCancelled", "JobFailed", "JobHandle", "JobInfo", "JobNotFound",
-    "JobState", "JobStateLike", "Jobs", "KeyConflict", "LifeHook", "Limits", "Log", "Message",
-    "Middleware", "MissingPackage", "MutedLike", "NewJob", "NewSchedule", "NotSent", "Occurrence",
-    "OccurrenceChange", "OlderRelease", "OnConflict", "Overlap", "Page", "Past", "Policy",
-    "PolicyArguments", "Preset", "PresetNotFound", "Presets", "PreviewRow", "Problem", "Progress",
-    "Put", "QueueHandle", "QueueInfo", "QueueNotFound", "Queues", "Quiet", "RabbitMQ", "Reason",
-    "ReceiptStatus", "Recipient", "RecipientHandle", "RecipientNotFound", "Recipients",
-    "Recurrence", "Reminder", "ReminderHandle", "ReminderNotFound", "ReminderStatus",
-    "ReminderStatusLike", "Reminders", "RepeatsLike", "Requeued", "ResendStatus", "Resent",
-    "Resolve", "ResultTimeout", "Retention", "Retry", "RetryPolicy", "Route", "Rule", "RuleLike",
-    "RulesLike", "ScheduleArguments", "ScheduleHandle", "ScheduleInfo", "ScheduleNotFound",
-    "Schedules", "SchemaMismatch", "ScopeHandle", "ScopeInfo", "ScopeNotFound", "Scopes", "Secrets",
-    "Security", "Sent", "Settings", "SettingsArguments", "SettingsError", "Skip", "Snooze", "Spec",
-    "StartupFailed", "StorageError", "Subject", "SubjectHandle", "SubjectNotFound", "SubjectStatus",
-    "Subjects", "SyncTask", "TableArguments", "TableHandle", "TableNotFound", "Tables", "Task",
-    "TaskArguments", "Template", "TemplateError", "TickInfo", "TickStatus", "TickStatusLike",
-    "Timetable", "Track", "TrackedInfo", "TransactionConflict", "TransientError", "UnknownTask",
-    "UnsupportedTransaction", "Webhook", "Whose", "Worker", "WorkerArguments", "WorkerInfo",
-    "WorkerThread", "Workers", "configure_logging", "make_secret",
+    "BoundFlow", "BoundTask", "CallNext", "Cancel", "CatchUp", "Channel", "ChannelsLike",
+    "ClaimLost", "Completed", "Console", "Constant", "Context", "Custom", "DataRejected",
+    "DatabaseCorrupted", "DatabaseUnreachable", "Delays", "Delivery", "DeliveryNotFound",
+    "DeliveryStatus", "Digest", "Disabled", "Discard", "Duetime", "DuetimeError", "Duration",
+    "Email", "EndlessWork", "EnqueueAction", "ErrorHook", "Exclusions", "Explanation",
+    "Exponential", "Flow", "FlowChanged", "FlowEnded", "FlowNotFound", "FlowRegistrar",
+    "FlowRegistry", "FlowRun", "FlowTask", "FlowTimeout", "Flows", "IllegalTransition", "Imported",
+    "InvalidArguments", "InvalidDatabaseURL", "InvalidInput", "InvalidResult", "InvalidSchedule",
+    "JobCancelled", "JobFailed", "JobHandle", "JobInfo", "JobNotFound", "JobState", "JobStateLike",
+    "Jobs", "KeyConflict", "LifeHook", "Limits", "Log", "Message", "Middleware", "MissingPackage",
+    "MutedLike", "NewJob", "NewSchedule", "NotSent", "Occurrence", "OccurrenceChange",
+    "OlderRelease", "OnConflict", "Overlap", "Page", "Past", "Policy", "PolicyArguments", "Preset",
+    "PresetNotFound", "Presets", "PreviewRow", "Problem", "Progress", "Put", "QueueHandle",
+    "QueueInfo", "QueueNotFound", "Queues", "Quiet", "RabbitMQ", "Reason", "ReceiptStatus",
+    "Recipient", "RecipientHandle", "RecipientNotFound", "Recipients", "Recurrence", "Reminder",
+    "ReminderHandle", "ReminderNotFound", "ReminderStatus", "ReminderStatusLike", "Reminders",
+    "RepeatsLike", "Requeued", "ResendStatus", "Resent", "Resolve", "ResultTimeout", "Retention",
+    "Retry", "RetryPolicy", "Route", "Rule", "RuleLike", "RulesLike", "ScheduleArguments",
+    "ScheduleHandle", "ScheduleInfo", "ScheduleNotFound", "Schedules", "SchemaMismatch",
+    "ScopeHandle", "ScopeInfo", "ScopeNotFound", "Scopes", "Secrets", "Security", "Sent",
+    "Settings", "SettingsArguments", "SettingsError", "SignalTimeout", "Skip", "Snooze", "Spec",
+    "StartupFailed", "StepFailed", "StepInfo", "StepState", "StorageError", "Subject",
+    "SubjectHandle", "SubjectNotFound", "SubjectStatus", "Subjects", "SyncTask", "TableArguments",
+    "TableHandle", "TableNotFound", "Tables", "Task", "TaskArguments", "Template", "TemplateError",
+    "TickInfo", "TickStatus", "TickStatusLike", "Timetable", "Track", "TrackedInfo",
+    "TransactionConflict", "TransientError", "UnknownTask", "UnsupportedTransaction", "Webhook",
+    "Whose", "Worker", "WorkerArguments", "WorkerInfo", "WorkerThread", "Workers",
+    "configure_logging", "make_secret",
 ]
 
 _HOMES = {
     name: module
     for module, names in {
         "duetime.api.audit": "Audit",
+        "duetime.api.flows": "BoundFlow FlowRegistrar FlowRegistry FlowRun FlowTask Flows",
         "duetime.api.jobs": "JobHandle Jobs",
         "duetime.api.presets": "Presets",
         "duetime.api.queues": "QueueHandle Queues",
@@ -151,6 +159,7 @@ _HOMES = {
         "duetime.domain.audit": "AuditEvent AuditKind",
         "duetime.domain.change": "Put",
         "duetime.domain.duration": "Duration",
+        "duetime.domain.flows.flow": "StepInfo StepState",
         "duetime.domain.jobs.job": (
             "AttemptInfo AttemptOutcome JobInfo JobState JobStateLike EnqueueAction NewJob "
             "OnConflict Requeued"
@@ -183,14 +192,16 @@ _HOMES = {
         "duetime.engine.worker": "Worker",
         "duetime.errors": (
             "ClaimLost DataRejected DatabaseCorrupted DatabaseUnreachable DeliveryNotFound "
-            "DuetimeError EndlessWork IllegalTransition InvalidArguments InvalidDatabaseURL "
-            "InvalidInput InvalidResult InvalidSchedule JobCancelled JobFailed JobNotFound "
-            "KeyConflict MissingPackage OlderRelease PresetNotFound QueueNotFound "
-            "RecipientNotFound ReminderNotFound ResultTimeout ScheduleNotFound SchemaMismatch "
-            "ScopeNotFound SettingsError StartupFailed StorageError SubjectNotFound "
+            "DuetimeError EndlessWork FlowChanged FlowEnded FlowNotFound FlowTimeout "
+            "IllegalTransition InvalidArguments InvalidDatabaseURL InvalidInput InvalidResult "
+            "InvalidSchedule JobCancelled JobFailed JobNotFound KeyConflict MissingPackage "
+            "OlderRelease PresetNotFound QueueNotFound RecipientNotFound ReminderNotFound "
+            "ResultTimeout ScheduleNotFound SchemaMismatch ScopeNotFound SettingsError "
+            "SignalTimeout StartupFailed StepFailed StorageError SubjectNotFound "
             "TableNotFound TransactionConflict TransientError UnknownTask "
             "UnsupportedTransaction"
         ),
+        "duetime.flows.flow": "Flow",
         "duetime.integrations.ical.exchange": "Imported",
         "duetime.integrations.ical.reading": "Problem",
         "duetime.reminders.templates.limits": "TemplateError",

@@ -42,6 +42,7 @@ from duetime.wiring import file_of
 # `import duetime` is quick: each part is imported when it is first used.
 if TYPE_CHECKING:
     from duetime.api.audit import Audit
+    from duetime.api.flows import FlowRegistry, Flows
     from duetime.api.jobs import JobHandle, Jobs
     from duetime.api.queues import Queues
     from duetime.api.recipients import Recipients
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from duetime.domain.schedules.timetable import Spec
     from duetime.engine.followers import MakeFollower
     from duetime.engine.worker import Worker
+    from duetime.flows.recorder import Recorder
     from duetime.reminders.sender import Sender
     from duetime.storage.store import Store
     from duetime.testing import Opening
@@ -120,6 +122,26 @@ class Duetime:
         from duetime.api.schedules import Schedules
 
         return Schedules(self)
+
+    @lazy
+    def flow(self) -> FlowRegistry:
+        """Make a durable function of an async one: `@app.flow`."""
+        from duetime.api.flows import FlowRegistry
+
+        return FlowRegistry(self)
+
+    @lazy
+    def flows(self) -> Flows:
+        """Inspect, signal and change runs of flows."""
+        from duetime.api.flows import Flows
+
+        return Flows(self)
+
+    @lazy
+    def _flow_recorder(self) -> Recorder:
+        from duetime.flows.recorder import Recorder
+
+        return Recorder(self)
 
     @lazy
     def scopes(self) -> Scopes:

@@ -60,6 +60,75 @@ class JobNotFound(DuetimeError, LookupError):
         self.job_id = job_id
 
 
+class FlowNotFound(DuetimeError, LookupError):
+    """There is no run of a flow with this id. It may have been pruned."""
+
+    def __init__(self, run_id: int) -> None:
+        super().__init__(
+            f"There is no run {run_id} of a flow. It may have been pruned. `duetime flows list` "
+            "lists them."
+        )
+        self.run_id = run_id
+
+
+class FlowEnded(DuetimeError):
+    """The run has ended, so the change is not possible."""
+
+    def __init__(self, run_id: int, *, state: str, action: str = "takes no signals") -> None:
+        super().__init__(f"Run {run_id} has ended ({state}) and {action}.")
+        self.run_id = run_id
+        self.state = state
+
+
+class FlowChanged(DuetimeError):
+    """The flow's code no longer makes the calls that this run has recorded."""
+
+    def __init__(self, run_id: int, *, seq: int, recorded: str, called: str | None) -> None:
+        now = "the flow returned before it" if called is None else f"the code calls {called}"
+        super().__init__(
+            f"The code of this flow has changed since run {run_id} began: call {seq} is recorded "
+            f"as {recorded}, but now {now}. Deploy code that makes the recorded calls, or guard "
+            'the change with `if await flow.version("…")`; then retry the run.'
+        )
+        self.run_id = run_id
+        self.seq = seq
+        self.recorded = recorded
+        self.called = called
+
+
+class StepFailed(DuetimeError):
+    """A step of a flow failed, and its attempts are used up. `error` says why."""
+
+    def __init__(
+        self, step: str, *, seq: int, error: str | None, error_code: str | None = None
+    ) -> None:
+        super().__init__(f"Step {step!r} failed: {error or error_code}")
+        self.step = step
+        self.seq = seq
+        self.error = error
+        self.error_code = error_code
+
+
+class SignalTimeout(DuetimeError):
+    """The signal did not arrive in time."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The signal {name!r} did not arrive in time. Give wait_for a default= to go on "
+            "without it."
+        )
+        self.name = name
+
+
+class FlowTimeout(DuetimeError):
+    """The run took longer than the flow's `timeout`."""
+
+    def __init__(self, run_id: int, seconds: float) -> None:
+        super().__init__(f"Run {run_id} did not finish within its timeout of {seconds:g} s.")
+        self.run_id = run_id
+        self.seconds = seconds
+
+
 class QueueNotFound(DuetimeError, LookupError):
     """No job, worker, pause or limit names that queue."""
 

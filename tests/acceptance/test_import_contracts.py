@@ -21,6 +21,7 @@ WRONG_IMPORTS = {
     "features": ("engine/loop.py", "import duetime.storage.schedules.rows"),
     "engine": ("engine/lanes.py", "import duetime.engine.loop"),
     "reminders": ("reminders/messages.py", "import duetime.reminders.sender"),
+    "flows": ("flows/recorder.py", "import duetime.flows.execution"),
     "cycles": ("domain/jobs/retry.py", "import duetime.domain.jobs.task"),
     "domain": ("domain/duration.py", "import asyncio"),
     "domain-columns": ("domain/jobs/job.py", "import duetime.domain.schedules.cron"),

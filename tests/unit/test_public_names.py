@@ -18,9 +18,11 @@ from duetime import errors, testing
 ROOT = Path(__file__).parents[2]
 _FROM = re.compile(r"^ *from (duetime[a-z_.]*) import (\([^)]*\)|[A-Za-z_, ]+)", re.MULTILINE)
 _PUBLIC = re.compile(r"duetime(\.errors|\.testing|\.integrations(\.[a-z_]+)?)?")
-_LIBRARIES = {"AbstractAsyncContextManager", "Logger", "Path", "Random", "Raw", "SSLContext"}
+_LIBRARIES = {
+    "AbstractAsyncContextManager", "Logger", "Path", "Random", "Raw", "SSLContext", "UUID",
+}  # fmt: skip
 # Made by the app alone: how is nobody's concern.
-_GIVEN = {"BoundTask", "Context", "JobHandle", "Task"}
+_GIVEN = {"BoundFlow", "BoundTask", "Context", "Flow", "FlowRun", "JobHandle", "Task"}
 # Users pass them on; what is in them is ours.
 _OPAQUE = {"Timetable", "Worker"}
 _TYPE_VARIABLE = re.compile(r"[A-Z]|[A-Z][a-z]*T|ReminderHandler|DigestHandler|Concatenate|Self")

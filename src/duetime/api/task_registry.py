@@ -142,7 +142,7 @@ class TaskRegistry:
         )
         definition = TaskDefinition(
             function,
-            name=f"{_module_of(function)}.{function.__qualname__}" if name is None else name,
+            name=f"{module_of(function)}.{function.__qualname__}" if name is None else name,
             options=options,
             context_type=Context,
         )
@@ -186,7 +186,7 @@ class Registrar(Protocol):
     def __call__(self, function: Callable[P, R], /) -> SyncTask[P, R]: ...
 
 
-def _module_of(function: Callable[..., Any]) -> str:
+def module_of(function: Callable[..., Any]) -> str:
     """The module's name; of a script the one under which a worker imports it."""
     module = function.__module__
     # A spawned process runs the script under the second name.

@@ -46,6 +46,8 @@ class Context:
         """The job was completed in a transaction of the handler, which may yet be rolled back."""
         self.committed = False
         """The completion is committed."""
+        self.suspended = False
+        """A feature has put the job back into `due`, fenced, and that is committed."""
         self.finish_with: Callable[[Dialect, Any], Statements] | None = None
         """For features: what else to write in the transaction that completes the job."""
 
@@ -174,12 +176,22 @@ class Context:
             yield from self.finish_with(self._store.dialect, result)
         return (yield from self._store.finish_in(finished))
 
+    @property
+    def started_us(self) -> int:
+        """When the handler started, in microseconds since the claim."""
+        return self._started_us
+
+    @property
+    def elapsed_us(self) -> int:
+        """The microseconds since the claim."""
+        return int((time.monotonic() - self._claimed) * 1e6)
+
     def _finished(self, result: Any) -> FinishedJob:
         return FinishedJob(
             self.job,
             AttemptOutcome.COMPLETED,
             self._started_us,
-            int((time.monotonic() - self._claimed) * 1e6),
+            self.elapsed_us,
             result=None if result is None else write_json(result, what="result"),
         )
 

@@ -129,7 +129,7 @@ def _apply(finished: FinishedJob, task: TaskDefinition, value: Any, random: Rand
             finished.outcome = AttemptOutcome.DEAD
             _describe_error(finished, value, code="invalid_arguments")
         case BaseException():
-            _describe_error(finished, value, code=_code_of(value))
+            _describe_error(finished, value, code=code_of_error(value))
             if _is_retryable(value, task.options.retry_on):
                 _retry(finished, task, value, random)
             else:
@@ -163,10 +163,13 @@ def write_json(value: Any, *, what: str) -> str:
     except Exception as error:
         message = f"The {what} cannot be written as JSON: {_message_of(error)}."
         raise InvalidInput(message) from error
-    if len(raw) > MAX_RESULT_BYTES or b"\\u0000" in raw:
+    if len(raw) > MAX_RESULT_BYTES:
         raise InvalidInput(
-            f"The {what} has {len(raw):,} bytes of JSON (at most {MAX_RESULT_BYTES:,}), or a NUL."
+            f"The {what} has {len(raw):,} bytes of JSON, and the limit is {MAX_RESULT_BYTES:,}. "
+            "Store the data elsewhere and return a reference."
         )
+    if b"\\u0000" in raw:
+        raise InvalidInput(f"The {what} contains a NUL character, which cannot be stored.")
     return text
 
 
@@ -199,7 +202,8 @@ def _is_retryable(error: BaseException, retry_on: tuple[type[BaseException], ...
     return isinstance(error, (*retry_on, TimedOut, TransientError))
 
 
-def _code_of(error: BaseException) -> str:
+def code_of_error(error: BaseException) -> str:
+    """A short code for an error: its own, or its class."""
     if isinstance(error, TimedOut):
         return "timed_out"
     try:
@@ -208,6 +212,11 @@ def _code_of(error: BaseException) -> str:
         code = None
     # Some libraries have a method of this name.
     return str(code) if code and isinstance(code, str | int) else type(error).__name__
+
+
+def describe_exception(error: BaseException) -> str:
+    """The message of an error with its causes, as it is stored."""
+    return _storable(_message_with_causes(error, code_of_error(error)), _MAX_ERROR)
 
 
 def _describe_error(finished: FinishedJob, error: BaseException, *, code: str) -> None:

@@ -89,7 +89,7 @@ class Running(msgspec.Struct, eq=False):
     @property
     def is_abandoned(self) -> bool:
         """Whether its outcome does not count any more."""
-        committed = self.context is not None and self.context.committed
+        committed = self.context is not None and (self.context.committed or self.context.suspended)
         return self.recorded or (self.reason in (LOST, STOPPING) and not committed)
 
     @property
@@ -476,6 +476,9 @@ class Runners:
         self, running: Running, value: Any, *, raised: bool, finished_us: int
     ) -> FinishedJob | None:
         job, context = running.job, running.context
+        if context is not None and context.suspended:
+            again, outcome = timedelta(0), AttemptOutcome.SNOOZED
+            return FinishedJob(job, outcome, running.started_us, finished_us, again, recorded=True)
         if context is not None and context.committed:
             if running.reason is None and not running.timed_out:
                 warn_of_ignored_outcome(job, value)

@@ -341,7 +341,7 @@ class Planner(Follower):
         answer = await self._store.transact(statements, reads=reads, computes=computes)
         for planning in (self._schedules, self._statements):
             for name, reason in planning.set_aside.items():
-                self._events.schedule_broken(self._worker, name, str(reason))
+                self._events.schedule_broken(self._worker, name, reason)
             for name in planning.unreadable.keys() - self._unreadable:
                 self._events.schedule_unreadable(self._worker, name, planning.unreadable[name])
             self._unreadable |= planning.unreadable.keys()

@@ -242,10 +242,10 @@ class TaskDefinition:
                 f"Task {self.name!r}: the types of its arguments are not supported by JSON: "
                 f"{error}."
             ) from None
-        return context_name, struct, _result_type(hints.get("return", Any))
+        return context_name, struct, result_type(hints.get("return", Any))
 
 
-def _result_type(hint: Any) -> Any:
+def result_type(hint: Any) -> Any:
     """What a result is decoded as: the annotation without outcomes such as `Retry`, which are
     never stored. `Any`: it stays plain JSON."""
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

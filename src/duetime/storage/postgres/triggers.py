@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from duetime.domain.checks import LONGEST_NAME
-from duetime.domain.reasons import Reason
 from duetime.domain.reminders.reminder import MAX_RECIPIENTS
 from duetime.domain.reminders.tracking import MAX_DATA_BYTES, Track
 from duetime.errors import InvalidInput
@@ -26,7 +25,8 @@ _TEXTS = {"text", "character varying", "character", "json"}
 OWN_TABLES = frozenset(
     {
         "attempt", "audit", "channel_rate", "channel_use", "claim", "delivery", "digest", "due",
-        "installation", "job", "job_key", "migration", "parked", "progress", "queue",
+        "flow_run", "flow_signal", "flow_step", "installation", "job", "job_key", "migration",
+        "parked", "progress", "queue",
         "rate_use", "recipient", "recipient_use", "reminder", "schedule", "schedule_preset",
         "schedule_tick", "scope", "service", "subject", "task", "tracked", "waiter", "worker",
         "worker_name", "zone",
@@ -116,16 +116,16 @@ class PostgresTriggers:
         [(count,)] = yield self._sql["track_clear"], (msgspec.json.encode(document).decode(),)
         return int(count)
 
-    def broken(self, track: Track) -> Generator[Statement, list[Row], Reason | None]:
+    def broken(self, track: Track) -> Generator[Statement, list[Row], str | None]:
         document = {"name": self._name(track), "columns": track.columns}
         [(triggers, missing)] = yield (
             self._sql["track_state"], (msgspec.json.encode(document).decode(),)
         )  # fmt: skip
         if triggers == 0:
-            return Reason("triggers_gone")
+            return "its triggers are gone: the table was dropped, or someone dropped them"
         if missing:
-            return Reason.of("column_gone", column=missing)
-        return None if triggers == 4 else Reason("triggers_incomplete")
+            return f"the column {missing} is gone, and writes to the table fail"
+        return None if triggers == 4 else "some of its triggers are gone or disabled"
 
     def _name(self, track: Track) -> str:
         return f"{self._schema}_track_{short_name(track.name)}"
@@ -206,7 +206,7 @@ def _scope(track: Track) -> str:
 
 
 # Whatever a row holds, its write must not fail: what is too much is a number, which is no list of
-# recipients and no data. `_track_rows` stores it as the subject's problem.
+# recipients and no data. `_track_rows` tells it as the subject's problem.
 
 
 def _recipients(track: Track, types: Mapping[str, str]) -> str:

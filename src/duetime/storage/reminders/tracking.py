@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from duetime.domain.reasons import Reason, read_reason
 from duetime.domain.reminders.reminder import Subject
 from duetime.domain.reminders.tracking import Track, read_subject
 from duetime.storage.reminders.reminders import ReminderStatements
@@ -40,9 +39,9 @@ class TrackedInfo(msgspec.Struct, frozen=True, kw_only=True):
     track: Track
     subjects: int
     problems: int
-    example: Reason | None
+    example: str | None
     """One of the problems."""
-    broken: Reason | None
+    broken: str | None
     """Why its triggers do not work any more."""
     created_at: datetime
 
@@ -74,8 +73,7 @@ class Triggers(Protocol):
     def clear(self, track: Track, most: int) -> Generator[Statement, list[Row], int]:
         """Delete some of the subjects; return how many."""
 
-    def broken(self, track: Track) -> Generator[Statement, list[Row], Reason | None]:
-        """Why its triggers do not work any more."""
+    def broken(self, track: Track) -> Generator[Statement, list[Row], str | None]: ...
 
 
 class TrackingStatements:
@@ -133,7 +131,7 @@ class TrackingStatements:
                     created_at=self._dialect.moment(row[2]),
                     subjects=row[3],
                     problems=row[4],
-                    example=read_reason(row[5]),
+                    example=row[5],
                     broken=broken,
                 )
             )

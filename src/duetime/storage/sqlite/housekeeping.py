@@ -138,6 +138,9 @@ def prune(tx: Transaction, outcome: AttemptOutcome, age: timedelta, batch: int) 
         return 0
     tx.run("prune_attempts", jobs=jobs)
     tx.run("prune_progress", jobs=jobs)
+    tx.run("prune_steps", jobs=jobs)
+    tx.run("prune_signals", jobs=jobs)
+    tx.run("prune_shapes", jobs=jobs)
     return tx.run("prune_jobs", jobs=jobs)
 
 

@@ -20,7 +20,7 @@ begin
     end loop;
 end $$;
 drop type duetime.new_job;
-drop table duetime.zone, duetime.tracked,
+drop table duetime.flow_run, duetime.flow_signal, duetime.flow_step, duetime.zone, duetime.tracked,
     duetime.channel_use, duetime.channel_rate, duetime.delivery,
     duetime.digest, duetime.recipient_use, duetime.recipient,
     duetime.reminder, duetime.subject, duetime.scope,

@@ -14,8 +14,11 @@ end $$;
 grant usage on schema "duetime" to duetime_worker, duetime_operator, duetime_producer, duetime_tracker,
     duetime_reader;
 
--- Producers enqueue, by functions that run with their owner's rights. They read and write no table.
-grant execute on function duetime.enqueue, duetime.enqueue_many to duetime_producer;
+-- Producers enqueue, and signal the flows that they start, by functions that run with their owner's
+-- rights. They read and write no table.
+grant execute on function duetime.enqueue, duetime.enqueue_many, duetime.start_flow, duetime.signal_flow,
+    duetime._signal_flow
+    to duetime_producer;
 
 -- Readers see everything and change nothing.
 grant select on all tables in schema "duetime" to duetime_reader;
@@ -38,15 +41,15 @@ grant select on all tables in schema "duetime" to duetime_operator;
 grant insert on duetime.job, duetime.due, duetime.parked, duetime.attempt, duetime.job_key, duetime.queue,
     duetime.schedule, duetime.schedule_tick, duetime.schedule_preset, duetime.service, duetime.audit, duetime.scope,
     duetime.subject, duetime.reminder, duetime.recipient, duetime.recipient_use, duetime.digest,
-    duetime.delivery, duetime.channel_rate, duetime.channel_use, duetime.zone, duetime.waiter
-    to duetime_operator;
+    duetime.delivery, duetime.channel_rate, duetime.channel_use, duetime.zone, duetime.waiter, duetime.flow_step,
+    duetime.flow_signal to duetime_operator;
 grant update on duetime.job, duetime.due, duetime.parked, duetime.claim, duetime.job_key, duetime.queue,
     duetime.schedule, duetime.schedule_tick, duetime.schedule_preset, duetime.service, duetime.scope, duetime.subject,
     duetime.reminder, duetime.recipient, duetime.recipient_use, duetime.digest, duetime.delivery,
-    duetime.channel_rate to duetime_operator;
+    duetime.channel_rate, duetime.flow_step to duetime_operator;
 grant delete on duetime.due, duetime.parked, duetime.job_key, duetime.queue, duetime.schedule,
     duetime.schedule_tick, duetime.schedule_preset, duetime.scope, duetime.subject, duetime.reminder,
-    duetime.recipient, duetime.recipient_use, duetime.digest, duetime.channel_use, duetime.waiter
+    duetime.recipient, duetime.recipient_use, duetime.digest, duetime.channel_use, duetime.waiter, duetime.flow_step
     to duetime_operator;
 grant usage on all sequences in schema "duetime" to duetime_operator;
 grant execute on all functions in schema "duetime" to duetime_operator;

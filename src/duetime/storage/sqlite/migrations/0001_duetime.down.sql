@@ -4,6 +4,9 @@ create table duetime_left (
 );
 insert into duetime_left (tracked) select 1 from duetime_tracked;
 drop table duetime_left;
+drop table duetime_flow_run;
+drop table duetime_flow_signal;
+drop table duetime_flow_step;
 drop view duetime_tracked_row;
 drop table duetime_tracked_change;
 drop table duetime_tracked;

@@ -599,3 +599,58 @@ begin
     where ref = new.ref;
     insert into duetime_rearm_job (run_at) select c.now from duetime_clock as c;
 end;
+
+-- Flows. A run is a job: its id, its key, its state. Here is what it has done and what it waits for.
+
+-- One row for each call of a run, in the order in which the calls were made (`seq` from 1); 0 is its
+-- failure or the request to cancel it; compensations have negative numbers, -1 the first registered.
+create table duetime_flow_step (
+    run_id      integer not null,
+    seq         integer not null,
+    kind        text not null,
+    name        text not null,
+    state       text not null,
+    attempt     integer not null default 1,
+    output      text,
+    error_code  text,
+    error       text,
+    -- When a sleep, a wait or the pause before a retry is over. Null: nobody knows.
+    until       integer check (until between -2208988800000000 and 253370764800000000),
+    -- Of a wait for a signal: what else the sender must name, unless it names the run.
+    correlation text,
+    -- The job that does it: a child, or a step in a queue of its own.
+    job_id      integer,
+    -- Of graphs: for how many steps it still waits, and which wait for it (a JSON array).
+    pending     integer,
+    next        text,
+    started_at  integer,
+    finished_at integer,
+    primary key (run_id, seq)
+) strict, without rowid;
+create index duetime_flow_step_job on duetime_flow_step (job_id)
+    where job_id is not null and finished_at is null;
+create index duetime_flow_step_signal on duetime_flow_step (name, correlation)
+    where kind = 'signal' and state = 'waiting';
+create index duetime_flow_step_compensation on duetime_flow_step (run_id)
+    where kind = 'compensation' and state = 'registered';
+
+-- What was sent to a run. `seq` is the wait that took it; null: none has yet.
+create table duetime_flow_signal (
+    id      integer primary key,
+    run_id  integer not null,
+    name    text not null,
+    key     text,
+    data    text,
+    sent_at integer not null,
+    sent_by text not null,
+    seq     integer
+) strict;
+create index duetime_flow_signal_run on duetime_flow_signal (run_id, id);
+create unique index duetime_flow_signal_key on duetime_flow_signal (run_id, name, key)
+    where key is not null;
+
+-- The graph of each run of one, as it was declared when the run started.
+create table duetime_flow_run (
+    run_id integer primary key,
+    shape  text not null
+) strict;

@@ -231,6 +231,12 @@ with ages as materialized (
     delete from duetime.attempt where job_id in (select job_id from old)
 ), notes as (
     delete from duetime.progress where job_id in (select job_id from old)
+), steps as (
+    delete from duetime.flow_step where run_id in (select job_id from old)
+), signals as (
+    delete from duetime.flow_signal where run_id in (select job_id from old)
+), shapes as (
+    delete from duetime.flow_run where run_id in (select job_id from old)
 ), gone as (
     delete from duetime.job where id in (select job_id from old) returning id
 )

@@ -133,6 +133,15 @@ delete from duetime_attempt where job_id in (select value from json_each(:jobs))
 -- name: prune_progress
 delete from duetime_progress where job_id in (select value from json_each(:jobs));
 
+-- name: prune_steps
+delete from duetime_flow_step where run_id in (select value from json_each(:jobs));
+
+-- name: prune_signals
+delete from duetime_flow_signal where run_id in (select value from json_each(:jobs));
+
+-- name: prune_shapes
+delete from duetime_flow_run where run_id in (select value from json_each(:jobs));
+
 -- name: prune_jobs
 delete from duetime_job where id in (select value from json_each(:jobs));
 

@@ -1,0 +1,131 @@
+"""The values of a flow's run: what it has recorded, and what was sent to it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+STEP_KEYS = "flow:"
+"""The keys of jobs that a run has started begin so."""
+
+StepKind = Literal[
+    "step", "transaction", "sleep", "signal", "child", "job", "map", "now", "random", "uuid",
+    "version", "error", "compensation", "failure", "cancel",
+]  # fmt: skip
+
+
+class StepState(StrEnum):
+    """Where a step is in its life."""
+
+    PENDING = "pending"
+    """Of a graph: steps that it depends on have not finished."""
+    RUNNING = "running"
+    WAITING = "waiting"
+    """A sleep, a signal, a child or a job that has not ended."""
+    RETRYING = "retrying"
+    """It failed, and is tried again at `until`."""
+    COMPLETED = "completed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    REGISTERED = "registered"
+    """A compensation that runs if the flow fails."""
+
+
+class StepRecord(msgspec.Struct, frozen=True, gc=False):
+    """What a run has recorded of one of its calls, as a replay needs it."""
+
+    seq: int
+    kind: str
+    name: str
+    state: str
+    attempt: int
+    output: str | None
+    error_code: str | None
+    error: str | None
+    is_due: bool
+    """Its `until` has passed."""
+    job_id: int | None
+
+
+class ArrivedSignal(msgspec.Struct, frozen=True, gc=False):
+    """A signal that no wait has taken yet."""
+
+    id: int
+    name: str
+    data: str | None
+
+
+class LoadedRun(msgspec.Struct, gc=False):
+    """All that a run has recorded, and the signals that it has not taken."""
+
+    steps: dict[int, StepRecord]
+    signals: list[ArrivedSignal]
+
+
+class NewRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """A row to be written, fenced by the run's token. `wait` makes `until`, by the database's
+    clock; `started` and `finished` are microseconds since the claim."""
+
+    run: int
+    token: int
+    seq: int
+    kind: str
+    name: str
+    state: str
+    attempt: int
+    output: msgspec.Raw | None = None
+    output_text: str | None = None
+    code: str | None = None
+    error: str | None = None
+    wait: int | None = None
+    correlation: str | None = None
+    job: int | None = None
+    started: int | None = None
+    finished: int | None = None
+    signal: int | None = None
+
+
+class Suspension(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """A run that waits, and gives its job back until it is woken."""
+
+    run: int
+    token: int
+    started: int
+    finished: int
+    waits: list[int]
+    """The calls that it waits for."""
+    deadline: int | None = None
+    """When the run times out, in microseconds after its start was requested."""
+
+
+SuspendAnswer = Literal["suspended", "ready", "lost"]
+
+
+class StepInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of a run, as people see it."""
+
+    seq: int
+    kind: str
+    name: str
+    state: StepState
+    attempt: int
+    output: Any = None
+    error_code: str | None = None
+    error: str | None = None
+    until: datetime | None = None
+    correlation: str | None = None
+    job_id: int | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+def step_key(run_id: int, seq: int) -> str:
+    """The key of the job that does a step.
+
+    >>> step_key(42, 3)
+    'flow:42:3'
+    """
+    return f"{STEP_KEYS}{run_id}:{seq}"

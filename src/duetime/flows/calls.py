@@ -1,0 +1,76 @@
+"""The functions that steps call: their names, retry policies and result types."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
+from typing import Any, get_type_hints
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from duetime.domain.jobs.retry import RetryPolicy
+from duetime.domain.jobs.task import TaskDefinition, result_type
+from duetime.errors import InvalidInput
+
+_known: WeakKeyDictionary[Any, StepFunction] = WeakKeyDictionary()
+
+
+class StepFunction:
+    """A function that a step calls."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        definition = getattr(function, "definition", None)
+        self.task = definition if isinstance(definition, TaskDefinition) else None
+        plain = function if self.task is None else self.task.function
+        if not callable(plain):
+            raise InvalidInput(f"A step must be a function or a task, got {function!r:.100}.")
+        if self.task is not None and self.task.context_name is not None:
+            raise InvalidInput(
+                f"Task {self.task.name!r} takes a Context and cannot run inside a flow's own job. "
+                'Run it as a job: flow.step(task, …, on="queue").'
+            )
+        self.name: str | None = (
+            getattr(plain, "__name__", None) if self.task is None else self.task.name
+        )
+        self.function = plain
+        self.is_async = inspect.iscoroutinefunction(plain)
+        self.decoder = _decoder(plain)
+
+    @property
+    def retry(self) -> tuple[RetryPolicy, tuple[type[BaseException], ...]] | None:
+        """The task's own policy, if it is a task."""
+        if self.task is None:
+            return None
+        return self.task.options.retry, self.task.options.retry_on
+
+    async def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self.is_async:
+            return await self.function(*args, **kwargs)
+        run = copy_context().run
+        value = await asyncio.to_thread(run, self.function, *args, **kwargs)
+        # A plain function may return an awaitable, such as a lambda that calls an async one.
+        return await value if inspect.isawaitable(value) else value
+
+
+def step_function(function: Callable[..., Any]) -> StepFunction:
+    """Return what is known of a function; it is examined once."""
+    try:
+        found = _known.get(function)
+        if found is None:
+            found = _known[function] = StepFunction(function)
+    except TypeError:
+        # Of some callables there can be no weak reference.
+        found = StepFunction(function)
+    return found
+
+
+def _decoder(function: Callable[..., Any]) -> msgspec.json.Decoder[Any] | None:
+    """What turns the stored JSON into what the annotation says; None: it stays plain JSON."""
+    try:
+        hint = result_type(get_type_hints(function, include_extras=True).get("return", Any))
+        return None if hint is Any else msgspec.json.Decoder(hint)
+    except (NameError, TypeError, AttributeError):
+        return None

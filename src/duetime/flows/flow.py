@@ -1,0 +1,581 @@
+"""What a flow's function is given: it replays what is recorded, and records what is new."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, ParamSpec, TypeVar, overload
+
+import msgspec
+
+from duetime.domain.checks import check_name
+from duetime.domain.duration import Duration, parse_duration, parse_positive_duration
+from duetime.domain.flows.flow import LoadedRun, NewRecord, StepKind, StepRecord, StepState
+from duetime.domain.jobs.outcome import Discard, Outcome, Retry, Snooze
+from duetime.domain.jobs.retry import RetryPolicy, check_max_attempts
+from duetime.engine.context import Context
+from duetime.engine.executor import code_of_error, describe_exception, write_json
+from duetime.errors import (
+    ClaimLost,
+    FlowChanged,
+    InvalidInput,
+    SignalTimeout,
+    StepFailed,
+    TransientError,
+)
+from duetime.flows.calls import StepFunction, step_function
+from duetime.flows.recorder import Recorder
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+
+COMPLETED = StepState.COMPLETED.value
+WAITING = StepState.WAITING.value
+RETRYING = StepState.RETRYING.value
+FAILED = StepState.FAILED.value
+_IN_PLACE = timedelta(seconds=1)
+"""A retry that is due so soon is waited for; else the run is suspended."""
+_TURNS = 3
+"""So many turns of the event loop nothing runs, before a run is suspended: what `gather` has just
+made needs one to start."""
+_MAX_CONCURRENCY = 100
+_TIMED_OUT = "timed_out"
+_NO_DEFAULT: Any = object()
+
+Policy = tuple[RetryPolicy, tuple[type[BaseException], ...]]
+
+
+class Suspended(BaseException):
+    """Unwinds a flow's function: it waits for something that has not happened yet."""
+
+
+class Flow:
+    """A run of a flow, seen from its function.
+
+    What a call returns is recorded: when the function runs again, after a crash or a wait, the call
+    returns the same without doing anything. So whatever has an effect, or could turn out otherwise,
+    must be a call of the flow.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        *,
+        recorder: Recorder,
+        loaded: LoadedRun,
+        policy: Policy,
+    ) -> None:
+        self._ctx = ctx
+        self._recorder = recorder
+        self._records = loaded.steps
+        self._signals = loaded.signals
+        self._policy = policy
+        self._random = random.Random()
+        self._seq = 0
+        self._active = 0
+        self._blocked: list[asyncio.Future[None]] = []
+        self._suspending = False
+        self.waits: list[int] = []
+        """The calls that wait, of which none can go on."""
+        self._unrecorded: dict[int, NewRecord] = {}
+        """What is to be written with the next record, by its number."""
+        failed = self._records.get(0)
+        self._failures = 0 if failed is None else failed.attempt
+        if failed is not None and failed.state == RETRYING:
+            # Its pause is over.
+            self._later(self._new(0, "error", failed.name, COMPLETED, None, failed.attempt))
+
+    @property
+    def id(self) -> int:
+        """The run, which is a job, too."""
+        return self._ctx.id
+
+    @property
+    def key(self) -> str:
+        """The run's idempotency key, to hand to whom you call. The same in every attempt."""
+        return self._ctx.key
+
+    # Steps
+
+    @overload
+    def step(
+        self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[R]: ...
+    @overload
+    def step(
+        self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[R]: ...
+
+    def step(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        """Call a function or a task, once: what it returns is stored, and it never runs again.
+
+        After a crash in between it may run twice. It is retried as its task says, else as the flow
+        does; then `StepFailed` is raised.
+        """
+        called = step_function(function)
+        return self._step(called, *self._call("step", _name(called)), args, kwargs)
+
+    @overload
+    def map(
+        self,
+        function: Callable[[A], Awaitable[R]],
+        items: Iterable[A],
+        *,
+        concurrency: int = _MAX_CONCURRENCY,
+    ) -> Awaitable[list[R]]: ...
+    @overload
+    def map(
+        self,
+        function: Callable[[A], R],
+        items: Iterable[A],
+        *,
+        concurrency: int = _MAX_CONCURRENCY,
+    ) -> Awaitable[list[R]]: ...
+
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        items: Iterable[Any],
+        *,
+        concurrency: int = _MAX_CONCURRENCY,
+    ) -> Awaitable[list[Any]]:
+        """Call a function for each item, a step each, and return the results in their order."""
+        check_max_attempts(concurrency, name="concurrency")
+        called = step_function(function)
+        name = _name(called)
+        calls = [(*self._call("step", name), item) for item in items]
+        return self._map(called, calls, concurrency)
+
+    @overload
+    def gather(self, one: Awaitable[A], /) -> Awaitable[tuple[A]]: ...
+    @overload
+    def gather(self, one: Awaitable[A], two: Awaitable[B], /) -> Awaitable[tuple[A, B]]: ...
+    @overload
+    def gather(
+        self, one: Awaitable[A], two: Awaitable[B], three: Awaitable[C], /
+    ) -> Awaitable[tuple[A, B, C]]: ...
+    @overload
+    def gather(
+        self, one: Awaitable[A], two: Awaitable[B], three: Awaitable[C], four: Awaitable[D], /
+    ) -> Awaitable[tuple[A, B, C, D]]: ...
+    @overload
+    def gather(self, *calls: Awaitable[A]) -> Awaitable[tuple[A, ...]]: ...
+
+    def gather(self, *calls: Awaitable[Any]) -> Awaitable[Any]:
+        """Wait for several calls, side by side. All end before the first error is raised."""
+        return _gather(calls)
+
+    # Waits
+
+    def sleep(self, duration: Duration) -> Awaitable[None]:
+        """Wait, for seconds or months. No worker is held meanwhile."""
+        wait = parse_duration(duration, name="duration")
+        return self._sleep(*self._call("sleep", "sleep"), wait)
+
+    @overload
+    def wait_for(
+        self, name: str, *, timeout: Duration | None = None, correlation: str | None = None
+    ) -> Awaitable[Any]: ...
+    @overload
+    def wait_for(
+        self,
+        name: str,
+        *,
+        timeout: Duration | None = None,
+        default: T,
+        correlation: str | None = None,
+    ) -> Awaitable[T]: ...
+
+    def wait_for(
+        self,
+        name: str,
+        *,
+        timeout: Duration | None = None,
+        default: Any = _NO_DEFAULT,
+        correlation: str | None = None,
+    ) -> Awaitable[Any]:
+        """Wait for a signal and return its data. One that was sent before is taken at once; several
+        of one name are taken in the order in which they were sent.
+
+        After `timeout` it returns `default`, or raises `SignalTimeout`. `correlation`: whoever
+        signals can name this in place of the run.
+        """
+        check_name(name, what="signal's name")
+        if correlation is not None:
+            check_name(correlation, what="correlation")
+        if timeout is None and default is not _NO_DEFAULT:
+            raise InvalidInput("wait_for: default= requires timeout=.")
+        wait = None if timeout is None else parse_positive_duration(timeout, name="timeout")
+        return self._wait_for(*self._call("signal", name), name, wait, default, correlation)
+
+    # Recorded values
+
+    async def now(self) -> datetime:
+        """The time, recorded: the same whenever the function runs again."""
+        claimed = self._ctx.job.claimed_at
+        return await self._value(
+            "now", lambda: claimed + timedelta(microseconds=self._ctx.elapsed_us), datetime
+        )
+
+    async def random(self) -> float:
+        """A random number from 0 to 1, recorded."""
+        return await self._value("random", self._random.random, float)
+
+    async def uuid(self) -> uuid.UUID:
+        """A random UUID, recorded."""
+        return await self._value("uuid", uuid.uuid4, uuid.UUID)
+
+    async def version(self, name: str) -> bool:
+        """Whether this run may use code that was added under this name: True for runs that come
+        here for the first time, False for those that had passed before the code was there."""
+        check_name(name, what="version's name")
+        record = self._records.get(self._seq + 1)
+        if record is not None and (record.kind, record.name) != ("version", name):
+            return False
+        seq, record = self._call("version", name)
+        if record is None:
+            await self._record(self._new(seq, "version", name, COMPLETED))
+        return True
+
+    # Replay
+
+    def _call(self, kind: StepKind, name: str) -> tuple[int, StepRecord | None]:
+        """Take the next number, and what is recorded under it."""
+        if self._suspending:
+            raise Suspended
+        self._seq += 1
+        record = self._records.get(self._seq)
+        while record is not None and record.kind == "version" and kind != "version":
+            # Code that no longer asks for a version is newer than it.
+            self._seq += 1
+            record = self._records.get(self._seq)
+        if record is not None and (record.kind, record.name) != (kind, name):
+            raise FlowChanged(
+                self.id,
+                seq=self._seq,
+                recorded=f"{record.kind} {record.name!r}",
+                called=f"{kind} {name!r}",
+            )
+        return self._seq, record
+
+    def check_finished(self) -> None:
+        """The function returned: nothing may be recorded that it did not come to."""
+        later = [
+            record
+            for record in self._records.values()
+            if record.seq > self._seq and record.kind != "version"
+        ]
+        if later:
+            record = min(later, key=lambda record: record.seq)
+            recorded = f"{record.kind} {record.name!r}"
+            raise FlowChanged(self.id, seq=record.seq, recorded=recorded, called=None)
+
+    async def _step(
+        self,
+        called: StepFunction,
+        seq: int,
+        record: StepRecord | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        attempt = 0
+        if record is not None:
+            if record.state == COMPLETED:
+                return _decode(called.decoder, record.output)
+            if record.state == FAILED:
+                raise _failure(record)
+            attempt = record.attempt
+            if record.state == RETRYING and not record.is_due:
+                await self._block(seq)
+        name = _name(called)
+        self._start()
+        try:
+            while True:
+                attempt += 1
+                started = self._ctx.elapsed_us
+                try:
+                    value = await called.call(args, kwargs)
+                    if isinstance(value, Outcome):
+                        raise value
+                    output = _encode(name, value)
+                except (ClaimLost, TransientError):
+                    raise
+                except Exception as error:
+                    wait = self._retry_after(called.retry or self._policy, attempt, error)
+                    if isinstance(error, Snooze):
+                        attempt -= 1
+                    if wait is None:
+                        await self._record(self._failed(seq, name, attempt, error, started))
+                        raise _failed_as(name, seq, error) from error
+                    if wait > _IN_PLACE:
+                        failed = self._failed(seq, name, attempt, error, started, wait=wait)
+                        self._later(failed)
+                        break
+                    await asyncio.sleep(wait.total_seconds())
+                else:
+                    await self._record(
+                        self._new(seq, "step", name, COMPLETED, output, attempt, started)
+                    )
+                    return _decode(called.decoder, output)
+        finally:
+            self._stop()
+        return await self._block(seq)
+
+    async def _map(
+        self,
+        called: StepFunction,
+        calls: Sequence[tuple[int, StepRecord | None, Any]],
+        concurrency: int,
+    ) -> list[Any]:
+        results: list[Any] = [None] * len(calls)
+        places = iter(range(len(calls)))
+        failed = False
+
+        async def work() -> None:
+            nonlocal failed
+            for place in places:
+                seq, record, item = calls[place]
+                try:
+                    results[place] = await self._step(called, seq, record, (item,), {})
+                except BaseException:
+                    failed = True
+                    raise
+                if failed:
+                    return
+
+        await _gather([work() for _ in range(min(concurrency, len(calls)))])
+        return results
+
+    async def _sleep(self, seq: int, record: StepRecord | None, wait: timedelta) -> None:
+        if record is not None and (record.state == COMPLETED or record.is_due):
+            if record.state != COMPLETED:
+                self._later(self._new(seq, "sleep", "sleep", COMPLETED))
+            return
+        if record is None:
+            self._later(self._new(seq, "sleep", "sleep", WAITING, wait=wait))
+        await self._block(seq)
+
+    async def _wait_for(
+        self,
+        seq: int,
+        record: StepRecord | None,
+        name: str,
+        wait: timedelta | None,
+        default: Any,
+        correlation: str | None,
+    ) -> Any:
+        if record is None or record.state == WAITING:
+            signal = next((signal for signal in self._signals if signal.name == name), None)
+            if signal is not None:
+                self._signals.remove(signal)
+                taken = self._new(seq, "signal", name, COMPLETED, signal.data)
+                taken.signal = signal.id
+                await self._record_active(taken)
+                return None if signal.data is None else msgspec.json.decode(signal.data)
+            if record is None or not record.is_due:
+                if record is None:
+                    waiting = self._new(seq, "signal", name, WAITING, wait=wait)
+                    waiting.correlation = correlation
+                    self._later(waiting)
+                await self._block(seq)
+            late = self._new(seq, "signal", name, COMPLETED)
+            late.code = _TIMED_OUT
+            await self._record_active(late)
+        elif record.error_code != _TIMED_OUT:
+            return _decode(None, record.output)
+        if default is _NO_DEFAULT:
+            raise SignalTimeout(name)
+        return default
+
+    async def _value(self, kind: StepKind, make: Callable[[], T], type_: type[T]) -> T:
+        seq, record = self._call(kind, kind)
+        if record is not None:
+            return msgspec.json.decode(record.output or "null", type=type_)
+        output = msgspec.json.encode(make()).decode()
+        await self._record_active(self._new(seq, kind, kind, COMPLETED, output))
+        return msgspec.json.decode(output, type=type_)
+
+    def retry_later(self, error: Exception) -> bool:
+        """The function itself raised an error: have it run again later, unless its attempts are
+        used up. Returns whether it does."""
+        attempt = self._failures + 1
+        wait = self._retry_after(self._policy, attempt, error)
+        if wait is None:
+            return False
+        record = self._failed(0, "flow", attempt, error, self._ctx.elapsed_us, wait=wait)
+        record.kind = "error"
+        self._later(record)
+        return True
+
+    # Records
+
+    def _new(
+        self,
+        seq: int,
+        kind: StepKind,
+        name: str,
+        state: str,
+        output: str | None = None,
+        attempt: int = 1,
+        started: int | None = None,
+        *,
+        wait: timedelta | None = None,
+    ) -> NewRecord:
+        now = self._ctx.elapsed_us
+        return NewRecord(
+            run=self.id,
+            token=self._ctx.token,
+            seq=seq,
+            kind=kind,
+            name=name,
+            state=state,
+            attempt=attempt,
+            output=None if output is None else msgspec.Raw(output.encode()),
+            wait=None if wait is None else wait // timedelta(microseconds=1),
+            started=now if started is None else started,
+            finished=now if state in (COMPLETED, FAILED) else None,
+        )
+
+    def _failed(
+        self,
+        seq: int,
+        name: str,
+        attempt: int,
+        error: BaseException,
+        started: int,
+        *,
+        wait: timedelta | None = None,
+    ) -> NewRecord:
+        state = FAILED if wait is None else RETRYING
+        record = self._new(seq, "step", name, state, None, attempt, started, wait=wait)
+        record.code, record.error = code_of_error(error), describe_exception(error)
+        return record
+
+    async def _record(self, record: NewRecord) -> None:
+        """Write a record, and what waits to be written; it is committed when this returns."""
+        self._later(record)
+        await self._recorder.record(self._ctx, self._take_unrecorded())
+
+    def _later(self, record: NewRecord) -> None:
+        """Write a record with the next one: what it says is not handed on before."""
+        self._unrecorded[record.seq] = record
+
+    def _take_unrecorded(self) -> list[NewRecord]:
+        records, self._unrecorded = [*self._unrecorded.values()], {}
+        return records
+
+    async def _record_active(self, record: NewRecord) -> None:
+        self._start()
+        try:
+            await self._record(record)
+        finally:
+            self._stop()
+
+    def _retry_after(self, given: Policy, attempt: int, error: BaseException) -> timedelta | None:
+        """How long to wait before the next attempt; None: there is none."""
+        policy, retry_on = given
+        if isinstance(error, Snooze):
+            return error.after
+        if isinstance(error, Discard) or attempt >= policy.max_attempts:
+            return None
+        if isinstance(error, Retry):
+            if error.after is not None:
+                return error.after
+        elif isinstance(error, Outcome) or not isinstance(error, retry_on):
+            return None
+        return parse_duration(policy.delay(attempt, error, self._random), name="the retry's delay")
+
+    # Suspension
+
+    def _start(self) -> None:
+        if self._suspending:
+            raise Suspended
+        self._active += 1
+
+    def _stop(self) -> None:
+        self._active -= 1
+        if self._blocked and not self._active:
+            self._check(_TURNS)
+
+    async def _block(self, seq: int) -> None:
+        """Wait for something outside of this process: the run goes on in another activation."""
+        if self._suspending:
+            raise Suspended
+        if self._active and self._unrecorded:
+            # Other branches still run: the wait begins now, not when they are done.
+            records = self._take_unrecorded()
+            self._start()
+            try:
+                await self._recorder.record(self._ctx, records)
+            finally:
+                self._stop()
+        self.waits.append(seq)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._blocked.append(future)
+        if not self._active:
+            self._check(_TURNS)
+        await future
+
+    def _check(self, turns: int) -> None:
+        """Suspend the run if nothing of it runs, and nothing begins to."""
+        if self._active or self._suspending:
+            return
+        if turns:
+            asyncio.get_running_loop().call_soon(self._check, turns - 1)
+            return
+        self._suspending = True
+        for future in self._blocked:
+            if not future.done():
+                future.set_exception(Suspended())
+
+
+async def _gather(calls: Iterable[Awaitable[Any]]) -> Any:
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    for error in errors:
+        # A branch that waits comes before one that failed: the other may go on meanwhile.
+        if isinstance(error, Suspended):
+            raise error
+    if errors:
+        raise errors[0]
+    return tuple(results)
+
+
+def _encode(name: str, value: Any) -> str | None:
+    """Return a step's output as JSON. What it did is done: another attempt would do it again."""
+    try:
+        return None if value is None else write_json(value, what=f"output of step {name!r}")
+    except InvalidInput as error:
+        raise Discard(str(error)) from None
+
+
+def _name(called: StepFunction) -> str:
+    if called.name is None:
+        raise InvalidInput(
+            f"The step {called.function!r:.100} has no name. Wrap it in a function that has one."
+        )
+    return called.name
+
+
+def _decode(decoder: msgspec.json.Decoder[Any] | None, output: str | None) -> Any:
+    if output is None:
+        return None
+    return msgspec.json.decode(output) if decoder is None else decoder.decode(output)
+
+
+def _failure(record: StepRecord) -> StepFailed:
+    return StepFailed(record.name, seq=record.seq, error=record.error, error_code=record.error_code)
+
+
+def _failed_as(name: str, seq: int, error: BaseException) -> StepFailed:
+    return StepFailed(
+        name, seq=seq, error=describe_exception(error), error_code=code_of_error(error)
+    )

@@ -1,0 +1,116 @@
+"""What runs record close to each other is written together, in one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from duetime.domain.flows.flow import LoadedRun, NewRecord, SuspendAnswer, Suspension
+from duetime.engine.batching import Batcher
+from duetime.engine.context import Context
+from duetime.errors import ClaimLost, TransientError
+from duetime.storage.flows.runs import FlowStatements
+from duetime.storage.store import Statements
+from duetime.telemetry.events import log_event
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+log = logging.getLogger("duetime.flows")
+
+_FIRST_WAIT_SECONDS = 0.1
+_MAX_WAIT_SECONDS = 5.0
+
+
+class Pause(NamedTuple):
+    """A run that suspends, and what it has to record before."""
+
+    records: list[NewRecord]
+    suspension: Suspension
+
+
+class Recorder:
+    """Loads, records and suspends the runs of one app, many in one call."""
+
+    def __init__(self, app: Duetime) -> None:
+        self._app = app
+        self._loads: Batcher[int, LoadedRun] = Batcher(self._load_many)
+        self._records: Batcher[list[NewRecord], bool] = Batcher(
+            self._record_many, wait_on_cancel=True
+        )
+        self._pauses: Batcher[Pause, SuspendAnswer] = Batcher(
+            self._suspend_many, wait_on_cancel=True
+        )
+
+    async def load(self, run: int) -> LoadedRun:
+        return await self._loads.submit(run)
+
+    async def record(self, ctx: Context, records: list[NewRecord]) -> None:
+        """Record what a run did; raise `ClaimLost` if it is not ours any more.
+
+        What was done must not be done again because its record was refused: it is tried until the
+        lease is lost.
+        """
+        wait = _FIRST_WAIT_SECONDS
+        while True:
+            try:
+                if not await self._records.submit(records):
+                    raise ClaimLost(ctx.job.id, ctx.job.token)
+                return
+            except TransientError as error:
+                log_event(
+                    log,
+                    logging.WARNING,
+                    "step_not_recorded",
+                    "Run %(job_id)s of flow %(task)s could not record the step %(step)s and tries "
+                    "again: %(error)s",
+                    job_id=ctx.job.id,
+                    task=ctx.job.task,
+                    step=records[-1].name,
+                    error=str(error),
+                )
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, _MAX_WAIT_SECONDS)
+
+    async def suspend(self, pause: Pause) -> SuspendAnswer:
+        return await self._pauses.submit(pause)
+
+    async def _load_many(self, runs: list[int]) -> Sequence[LoadedRun]:
+        store = await self._app.store()
+        loaded: list[LoadedRun] = await store.transact(
+            FlowStatements(store.dialect).load(runs), reads=True
+        )
+        return loaded
+
+    async def _record_many(self, groups: list[list[NewRecord]]) -> Sequence[bool]:
+        """If the database refuses them, each run records alone: so that it fails for nobody but
+        whose fault it is."""
+        try:
+            return await self._write(groups)
+        except TransientError:
+            raise
+        except Exception:
+            if len(groups) == 1:
+                raise
+        return [(await self._write([group]))[0] for group in groups]
+
+    async def _write(self, groups: Sequence[list[NewRecord]]) -> list[bool]:
+        store = await self._app.store()
+        records = [record for group in groups for record in group]
+        accepted = iter(await store.transact(FlowStatements(store.dialect).record(records)))
+        return [all([next(accepted) for _ in group]) for group in groups]  # noqa: C419
+
+    async def _suspend_many(self, pauses: list[Pause]) -> Sequence[SuspendAnswer]:
+        store = await self._app.store()
+        answers: list[SuspendAnswer] = await store.transact(
+            _suspend(FlowStatements(store.dialect), pauses)
+        )
+        return answers
+
+
+def _suspend(statements: FlowStatements, pauses: Sequence[Pause]) -> Statements:
+    if records := [record for pause in pauses for record in pause.records]:
+        yield from statements.record(records)
+    return (yield from statements.suspend([pause.suspension for pause in pauses]))

@@ -1,0 +1,1 @@
+"""Statements of flows, without I/O, for every backend."""

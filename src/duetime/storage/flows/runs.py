@@ -1,0 +1,127 @@
+"""What runs of flows record, wait for and are sent, as statements without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from duetime.domain.flows.flow import (
+    ArrivedSignal,
+    LoadedRun,
+    NewRecord,
+    StepInfo,
+    StepRecord,
+    StepState,
+    SuspendAnswer,
+    Suspension,
+)
+from duetime.domain.jobs.job import JobState
+from duetime.errors import FlowEnded, FlowNotFound
+from duetime.storage.store import Dialect, Statements
+
+
+class FlowStatements:
+    """Statements of runs. Every write of a run's own is fenced by its token."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
+    def load(self, runs: Sequence[int]) -> Statements:
+        """Return a `LoadedRun` for each."""
+        loaded = {run: LoadedRun({}, []) for run in runs}
+        for run, seq, *row in (yield from self._dialect.run("flow_load", list(runs))):
+            if seq is None:
+                name, data, signal = row[1], row[4], row[8]
+                loaded[run].signals.append(ArrivedSignal(signal, name, data))
+            else:
+                kind, name, state, attempt, output, code, error, is_due, job = row
+                loaded[run].steps[seq] = StepRecord(
+                    seq, kind, name, state, attempt, output, code, error, bool(is_due), job
+                )
+        return [loaded[run] for run in runs]
+
+    def record(self, records: Sequence[NewRecord]) -> Statements:
+        """Write records; return for each whether it was accepted: else the claim is gone."""
+        if not self._dialect.arms:
+            # SQLite would parse and write the JSON again.
+            records = [_with_text(record) for record in records]
+        rows = yield from self._dialect.run("flow_record", records)
+        accepted = {(run, seq) for run, seq in rows}
+        return [(record.run, record.seq) in accepted for record in records]
+
+    def suspend(self, runs: Sequence[Suspension]) -> Statements:
+        """Give back the jobs of runs that wait; return a `SuspendAnswer` for each."""
+        yield from self._dialect.run("flow_lock", [run.run for run in runs])
+        rows = yield from self._dialect.run("flow_suspend", list(runs))
+        answers: dict[int, SuspendAnswer] = dict(rows)
+        if not self._dialect.arms:
+            yield from self._dialect.run("flow_release", list(runs))
+        return [answers[run.run] for run in runs]
+
+    def signal(self, run: int, name: str, data: Any, *, key: str | None, by: str) -> Statements:
+        """Send a signal to a run; return False if it has one of this name and key."""
+        document = {"run": run, "name": name, "data": data, "key": key, "by": by}
+        if self._dialect.arms:
+            [(answer,)] = yield from self._dialect.run("flow_signal", document)
+        else:
+            answer = yield from self._signal_alone(document)
+        if answer == "missing":
+            raise FlowNotFound(run)
+        if answer not in ("sent", "repeated"):
+            raise FlowEnded(run, state=answer)
+        return answer == "sent"
+
+    def _signal_alone(self, document: dict[str, Any]) -> Statements:
+        """As the SQL function `_signal_flow` does it."""
+        [(state,)] = yield from self._dialect.run("flow_state", document)
+        if not state:
+            return "missing"
+        if JobState(state).finished:
+            return state
+        data = document["data"]
+        document["data_text"] = None if data is None else msgspec.json.encode(data).decode()
+        if not (yield from self._dialect.run("flow_signal", document)):
+            return "repeated"
+        yield from self._dialect.run("flow_wake_waiting", document)
+        return "sent"
+
+    def waiting_for(self, name: str, correlation: str) -> Statements:
+        """Return the runs that wait for this signal with this correlation."""
+        document = {"name": name, "correlation": correlation}
+        rows = yield from self._dialect.run("flow_waiting", document)
+        return [run for (run,) in rows]
+
+    def steps(self, run: int) -> Statements:
+        """Return what a run has recorded, in order, as people see it."""
+        moment = self._dialect.moment
+        rows = yield from self._dialect.run("flow_steps", {"run": run})
+        return [
+            StepInfo(
+                seq=seq,
+                kind=kind,
+                name=name,
+                state=StepState(state),
+                attempt=attempt,
+                output=None if output is None else msgspec.json.decode(output),
+                error_code=code,
+                error=error,
+                until=None if until is None else moment(until),
+                correlation=correlation,
+                job_id=job,
+                started_at=None if started is None else moment(started),
+                finished_at=None if finished is None else moment(finished),
+            )
+            for (
+                seq, kind, name, state, attempt, output, code, error, until, correlation, job,
+                started, finished,
+            ) in rows
+        ]  # fmt: skip
+
+
+def _with_text(record: NewRecord) -> NewRecord:
+    if record.output is None:
+        return record
+    text = bytes(record.output).decode()
+    return msgspec.structs.replace(record, output=None, output_text=text)

@@ -1,0 +1,141 @@
+-- Statements of flows. Every write of a run is fenced as a finish is: its claim must still be there.
+
+-- name: flow_load
+-- All that runs have recorded, in order, and their signals that no wait has taken.
+with input(doc) as (select ?)
+select s.run_id, s.seq, s.kind, s.name, s.state, s.attempt, s.output, s.error_code, s.error,
+    s.until <= json_extract((select doc from input), '$.now'), s.job_id
+from json_each((select doc from input), '$.doc') as r cross join duetime_flow_step as s on s.run_id = r.value
+union all
+select g.run_id, null, 'arrived', g.name, '', 0, g.data, null, null, null, g.id
+from json_each((select doc from input), '$.doc') as r
+cross join duetime_flow_signal as g on g.run_id = r.value and g.seq is null
+order by 1, 2, 11;
+
+-- name: flow_record
+-- Takes the signals that waits of these runs got. Records follow in `flow_record_2`.
+with input(doc) as (select ?)
+update duetime_flow_signal as s set seq = json_extract(g.value, '$.seq')
+from json_each((select doc from input), '$.doc') as g join duetime_claim as c
+    on c.job_id = json_extract(g.value, '$.run') and c.token = json_extract(g.value, '$.token')
+where s.id = json_extract(g.value, '$.signal');
+
+-- name: flow_record_2
+-- Records steps of any number of runs. Returns those that were accepted: of the others the claim is
+-- gone. To record the same again changes nothing.
+with input(doc) as (select ?)
+insert into duetime_flow_step (run_id, seq, kind, name, state, attempt, output, error_code, error,
+    until, correlation, job_id, started_at, finished_at)
+select json_extract(g.value, '$.run'), json_extract(g.value, '$.seq'), json_extract(g.value, '$.kind'),
+    json_extract(g.value, '$.name'), json_extract(g.value, '$.state'),
+    json_extract(g.value, '$.attempt'), json_extract(g.value, '$.output_text'),
+    json_extract(g.value, '$.code'), json_extract(g.value, '$.error'),
+    json_extract((select doc from input), '$.now') + json_extract(g.value, '$.wait'), json_extract(g.value, '$.correlation'),
+    json_extract(g.value, '$.job'), c.claimed_at + json_extract(g.value, '$.started'),
+    c.claimed_at + json_extract(g.value, '$.finished')
+from json_each((select doc from input), '$.doc') as g cross join duetime_claim as c
+    on c.job_id = json_extract(g.value, '$.run') and c.token = json_extract(g.value, '$.token')
+where true
+on conflict (run_id, seq) do update
+set state = excluded.state, attempt = excluded.attempt, output = excluded.output,
+    error_code = excluded.error_code, error = excluded.error,
+    until = coalesce(excluded.until, until), job_id = coalesce(excluded.job_id, job_id),
+    started_at = coalesce(started_at, excluded.started_at), finished_at = excluded.finished_at
+returning run_id, seq;
+
+-- name: flow_lock
+-- One writer at a time is lock enough.
+with input(doc) as (select ?)
+select 1 where (select doc from input) is null;
+
+-- name: flow_suspend
+-- Runs that wait give their job back, until the first of what they wait for; their attempts begin
+-- anew, since they got on. Unless something that they wait for is there, or they are to be cancelled.
+with input(doc) as (select ?)
+insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
+                                       started_at, finished_at)
+select c.job_id, c.token, c.attempt, c.worker_id, 'snoozed', c.claimed_at,
+    c.claimed_at + json_extract(g.value, '$.started'), c.claimed_at + json_extract(g.value, '$.finished')
+from json_each((select doc from input), '$.doc') as g cross join duetime_claim as c
+    on c.job_id = json_extract(g.value, '$.run') and c.token = json_extract(g.value, '$.token')
+where c.cancelled is null
+  and not exists (select 1 from duetime_flow_step as s
+                  where s.run_id = c.job_id and s.seq = 0 and s.kind = 'cancel'
+                    and s.state = 'waiting')
+  and not exists (select 1 from duetime_flow_step as s
+                  where s.run_id = c.job_id and s.finished_at is not null
+                    and s.seq in (select w.value from json_each(g.value, '$.waits') as w))
+  and not exists (select 1 from duetime_flow_signal as f join duetime_flow_step as s
+                      on s.run_id = f.run_id and s.name = f.name
+                  where f.run_id = c.job_id and f.seq is null and s.kind = 'signal'
+                    and s.state = 'waiting');
+
+-- name: flow_suspend_2
+with input(doc) as (select ?)
+insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
+select j.id, j.queue, j.priority,
+    min(coalesce((select min(s.until) from duetime_flow_step as s
+                  where s.run_id = j.id and s.state in ('waiting', 'retrying')),
+                 221845392000000000),
+        coalesce(j.created_at + json_extract(g.value, '$.deadline'), 221845392000000000)),
+    0, j.partition
+from json_each((select doc from input), '$.doc') as g
+cross join duetime_claim as c
+    on c.job_id = json_extract(g.value, '$.run') and c.token = json_extract(g.value, '$.token')
+cross join duetime_attempt as a on a.job_id = c.job_id and a.token = c.token
+cross join duetime_job as j on j.id = c.job_id;
+
+-- name: flow_suspend_3
+-- Says what became of each: the claim is there, and its attempt has ended, or not.
+with input(doc) as (select ?)
+select json_extract(g.value, '$.run'),
+    case when c.job_id is null then 'lost' when a.job_id is null then 'ready' else 'suspended' end
+from json_each((select doc from input), '$.doc') as g
+left join duetime_claim as c
+    on c.job_id = json_extract(g.value, '$.run') and c.token = json_extract(g.value, '$.token')
+left join duetime_attempt as a on a.job_id = c.job_id and a.token = c.token;
+
+-- name: flow_release
+-- Those that were suspended leave their claim.
+with input(doc) as (select ?)
+delete from duetime_claim as c
+where c.job_id in (select json_extract(g.value, '$.run') from json_each((select doc from input), '$.doc') as g)
+  and exists (select 1 from duetime_attempt as a where a.job_id = c.job_id and a.token = c.token);
+
+-- name: flow_state
+with input(doc) as (select ?)
+select coalesce((select state from duetime_jobs where id = json_extract((select doc from input), '$.doc.run')), '');
+
+-- name: flow_signal
+-- None comes back if there is one of this name and key.
+with input(doc) as (select ?)
+insert into duetime_flow_signal (run_id, name, key, data, sent_at, sent_by)
+select json_extract((select doc from input), '$.doc.run'), json_extract((select doc from input), '$.doc.name'), json_extract((select doc from input), '$.doc.key'),
+    json_extract((select doc from input), '$.doc.data_text'), json_extract((select doc from input), '$.now'), json_extract((select doc from input), '$.doc.by')
+where true
+on conflict (run_id, name, key) where key is not null do nothing
+returning id;
+
+-- name: flow_wake_waiting
+-- Runs that wait for it are due now.
+with input(doc) as (select ?)
+update duetime_due set run_at = json_extract((select doc from input), '$.now')
+where job_id = json_extract((select doc from input), '$.doc.run') and run_at > json_extract((select doc from input), '$.now')
+  and exists (select 1 from duetime_flow_step as s
+              where s.run_id = duetime_due.job_id and s.kind = 'signal' and s.state = 'waiting'
+                and s.name = json_extract((select doc from input), '$.doc.name'));
+
+-- name: flow_waiting
+-- Runs that wait for this signal and correlation. Index: flow_step_signal.
+with input(doc) as (select ?)
+select s.run_id from duetime_flow_step as s
+where s.kind = 'signal' and s.state = 'waiting' and s.name = json_extract((select doc from input), '$.doc.name')
+  and s.correlation = json_extract((select doc from input), '$.doc.correlation')
+order by s.run_id;
+
+-- name: flow_steps
+-- What one run has recorded, for people to see.
+with input(doc) as (select ?)
+select s.seq, s.kind, s.name, s.state, s.attempt, s.output, s.error_code, s.error, s.until,
+    s.correlation, s.job_id, s.started_at, s.finished_at
+from duetime_flow_step as s where s.run_id = json_extract((select doc from input), '$.doc.run') order by s.seq;
