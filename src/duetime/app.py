@@ -1,4 +1,4 @@
-"""The application: a registry of tasks, and the way to its database."""
+"""The application: registers tasks, connects to the database and starts workers."""
 
 from __future__ import annotations
 
@@ -145,21 +145,21 @@ class Duetime:
 
     @lazy
     def scopes(self) -> Scopes:
-        """Levels that carry rules, which those inside inherit."""
+        """Change and inspect scopes, whose rules the scopes and subjects inside them inherit."""
         from duetime.api.scopes import Scopes
 
         return Scopes(self)
 
     @lazy
     def subjects(self) -> Subjects:
-        """What people are reminded of."""
+        """Change and inspect subjects: what people are reminded of."""
         from duetime.api.subjects import Subjects
 
         return Subjects(self)
 
     @lazy
     def recipients(self) -> Recipients:
-        """Who is reminded, where and when."""
+        """Change and inspect recipients: who is reminded, on which channels and when."""
         from duetime.api.recipients import Recipients
 
         return Recipients(self)
@@ -173,14 +173,14 @@ class Duetime:
 
     @lazy
     def workers(self) -> Workers:
-        """See who works at the moment."""
+        """Inspect live workers."""
         from duetime.api.workers import Workers
 
         return Workers(self)
 
     @lazy
     def audit(self) -> Audit:
-        """See who changed what."""
+        """Inspect who changed what."""
         from duetime.api.audit import Audit
 
         return Audit(self)
@@ -193,7 +193,7 @@ class Duetime:
 
     @lazy
     def tables(self) -> Tables:
-        """Have reminders follow the rows of your own tables."""
+        """Track the rows of your own tables as subjects of reminders."""
         from duetime.api.tables import Tables
 
         return Tables(self)
@@ -299,8 +299,8 @@ class Duetime:
     async def worker(self, **options: Unpack[WorkerArguments]) -> AsyncIterator[Worker]:
         """Run a worker beside your code: `async with app.worker(queues=["mail"]): …`.
 
-        If the database is away, the block begins when it is back. When the block ends the worker
-        stops claiming, finishes within the grace time, and gives the rest back.
+        If the database cannot be reached, the block starts when it is back. At its end, the worker
+        stops claiming, lets jobs finish within the grace time, and gives the rest back.
         """
         worker, running = await self._start_worker(**options)
         try:
@@ -312,9 +312,9 @@ class Duetime:
     async def _start_worker(
         self, **options: Unpack[WorkerArguments]
     ) -> tuple[Worker, asyncio.Task[None]]:
-        """Start a worker; return it, and the task that ends when the worker has stopped.
+        """Start a worker; return it and the asyncio task that it runs in.
 
-        A database that is away is waited for.
+        Waits until the database can be reached.
         """
         from duetime.engine.services import OUTAGE_SECONDS
         from duetime.telemetry.events import Outage
@@ -341,7 +341,7 @@ class Duetime:
     def lifespan(
         self, *, worker: bool = True, **options: Unpack[WorkerArguments]
     ) -> Callable[[Any], AbstractAsyncContextManager[None]]:
-        """Return a lifespan for FastAPI or Starlette that starts and stops with the host."""
+        """Return a lifespan for FastAPI or Starlette that runs a worker while the host runs."""
 
         @asynccontextmanager
         async def lifespan(_host: Any) -> AsyncIterator[None]:
@@ -364,7 +364,7 @@ class Duetime:
         isolated: bool = True,
         max_extra_jobs: int = 1000,
     ) -> Opening:
-        """A world of its own for a test: a clock that stands still, `advance`, `drain`.
+        """A test world with its own tables and a clock that the test moves: `advance`, `drain`.
 
         `async with app.testing(now="2026-03-08T00:00Z") as world:`, or `with` in sync code. See
         `duetime.testing.open_world` for the options.

@@ -1,4 +1,4 @@
-"""An app's way to its database: one store per event loop, opened on first use."""
+"""An app's connection to its database: one store per event loop, opened on first use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Database:
             await (await opening).close()
 
     def forget_parent(self) -> None:
-        """In a forked process: the connections are the parent's, and their loops are gone."""
+        """In a forked process, the connections belong to the parent: do not use them."""
         keep_inherited(dict(self.stores))
         self.stores = WeakKeyDictionary()
         self._check_lock = threading.Lock()
@@ -57,8 +57,10 @@ class Database:
         reads: bool = False,
         computes: bool = False,
     ) -> Any:
-        """Run statements in a transaction of their own, or in the caller's. `reads`: they change
-        nothing, and are one statement. `computes`: they compute much between them."""
+        """Run statements in a new transaction, or in the caller's `tx`.
+
+        `reads`: it is a single statement that changes nothing. `computes`: there is much to compute
+        between the statements, which is done off the event loop."""
         if tx is None:
             store = await self.store()
             return await store.transact(make(store.dialect), reads=reads, computes=computes)
@@ -69,8 +71,8 @@ class Database:
         return await transaction.run_async(tx, make(store.dialect), placeholder=placeholder)
 
     def unopened(self) -> Store:
-        """A store for its statements alone: writing in the caller's transaction needs no
-        connection of ours, and must not wait for one."""
+        """A store without a connection, for its statements: writing in the caller's transaction
+        must not wait for a connection of ours."""
         if self._text_store is None or self._text_store[0] is not self._app.settings:
             self._text_store = (self._app.settings, make_store(self._app.settings))
         return self._text_store[1]
@@ -78,7 +80,7 @@ class Database:
     async def _open_store(self) -> Store:
         if not self.checked:
             await asyncio.to_thread(self._check_schema)
-        # Off the loop: the driver is imported, and the statements are read.
+        # Off the event loop, since it imports the driver and reads the statements.
         store = await asyncio.to_thread(make_store, self._app.settings)
         await store.open()
         return store

@@ -47,7 +47,7 @@ DEFAULT_RETENTION = {
 
 
 class Retention(TypedDict, total=False):
-    """How long what has ended is kept."""
+    """How long finished jobs and other records are kept."""
 
     completed: Duration
     cancelled: Duration
@@ -123,9 +123,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retention: dict[str, timedelta] = msgspec.field(default_factory=lambda: dict(DEFAULT_RETENTION))
     schedule_fallback: bool = False
     service: str = "default"
-    """Whose schedules the app declares: give each service on one database a name of its own."""
+    """Which service declares the schedules: services that share a database need different names."""
     release: str = ""
-    """Which release of the service this is: a later one is written with greater numbers."""
+    """The release of the service. Later releases must have greater version numbers."""
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     retry_base: timedelta = timedelta(seconds=15)
     max_args_bytes: int = DEFAULT_MAX_ARGS_BYTES

@@ -215,7 +215,7 @@ class FlowRegistry:
         self._app._registrations.add(
             f"task {definition.name!r}",
             function,
-            advice="Give each function a name of its own with name=.",
+            advice="Give each function its own name with name=.",
         )
         self._app.tasks[definition.name] = definition
         defaults = NewJob(

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Handle(Generic[N, Ref]):
-    """One thing of a noun, by its identifier. Making one asks nothing of the database."""
+    """One thing of a noun, by its identifier. Creating a handle makes no database call."""
 
     __slots__ = ("_noun", "_ref")
 

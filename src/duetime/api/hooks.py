@@ -34,7 +34,7 @@ class HookRegistry:
         return function
 
     def on_shutdown(self, function: LifeT) -> LifeT:
-        """Call a function when a worker stops, after its last handler has ended.
+        """Call a function when a worker stops, after its last handler has finished.
 
         It may be sync or async, and takes no arguments. Hooks run in reverse order, and each runs
         even if another one fails.

@@ -1,4 +1,4 @@
-"""Attributes that are made on first use, so that what an app does not use is not imported."""
+"""Attributes that are created on first use, so that an app imports only what it uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class lazy(Generic[T]):  # noqa: N801
-    """A `cached_property` that threads share: the first value made is the one that all get.
+    """A thread-safe `cached_property`: all threads get the first value that was created.
 
     >>> class App:
     ...     @lazy
@@ -33,6 +33,6 @@ class lazy(Generic[T]):  # noqa: N801
         if owner is None:
             return self
         made = self._make(owner)
-        # From now on the instance's own attribute is found first.
+        # The attribute in the instance's dictionary is found first from now on.
         value: T = vars(owner).setdefault(self._make.__name__, made)
         return value

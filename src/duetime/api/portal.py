@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for callers that have none."""
+"""An event loop on a background thread, for sync callers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _CLOSE_SECONDS = 5.0
 
 
 class Portal:
-    """Runs coroutines from sync code. The thread starts with the first and is a daemon.
+    """Runs coroutines from sync code, on a daemon thread that starts with the first call.
 
-    When the interpreter ends, `closing` closes what was opened on its loop. In a process that was
-    forked the thread is gone: `forked` is called, and the next call starts another.
+    When the interpreter exits, `closing` is run to close what was opened on the loop. A forked
+    process does not have the thread: `forked` is called, and the next call starts another.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Portal:
         return asyncio.run_coroutine_threadsafe(coroutine, self._running_loop()).result()
 
     def close(self) -> None:
-        """Close what was opened, and end the thread. The next call starts another."""
+        """Close what was opened and stop the thread. The next call starts another."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is None:
@@ -57,14 +57,14 @@ class Portal:
         try:
             asyncio.run_coroutine_threadsafe(self._closing(), loop).result(_CLOSE_SECONDS)
         except (DuetimeError, TimeoutError, RuntimeError):
-            # The database is gone or slow, or the interpreter has no threads to give any more:
-            # the connections end with the process.
+            # The database is slow or cannot be reached, or the interpreter starts no more threads.
+            # The connections close with the process.
             pass
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join(_CLOSE_SECONDS)
 
-    def begin_anew(self) -> None:
-        """In a process that has just been forked: nothing of the parent's may be used."""
+    def reset_after_fork(self) -> None:
+        """In a forked process: use nothing that belongs to the parent."""
         self._lock = threading.Lock()
         if self._loop is not None:
             atexit.unregister(self.close)
@@ -86,17 +86,17 @@ class Portal:
 
 _portals: WeakSet[Portal] = WeakSet()
 _inherited: list[object] = []
-"""Kept: what a parent has opened must not be closed here, which would end it there too."""
+"""Never garbage-collected: closing the parent's connections here would close them there too."""
 
 
 def keep_inherited(thing: object) -> None:
-    """Never release what belongs to the parent process."""
+    """Keep a reference to what belongs to the parent process, so that it is never closed."""
     _inherited.append(thing)
 
 
 def _after_fork() -> None:
     for portal in list(_portals):
-        portal.begin_anew()
+        portal.reset_after_fork()
 
 
 if hasattr(os, "register_at_fork"):

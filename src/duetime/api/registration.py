@@ -1,9 +1,9 @@
 """What code registers under a name: tasks, declared schedules, handlers, templates, channels.
 
-A name is taken once, since only one of two could ever run. A second registration is accepted in
-two cases. It says the same: the same function, or an equal value. Or its module has run again and
-repeats the first one: after `importlib.reload`, as `__main__` and under its own name, as a cell of
-a notebook; then the newer one holds. Anything else is an error that names both places.
+A name can be registered once, since only one of two could ever run. A second registration is
+accepted in two cases. It is the same: the same function, or an equal value. Or its module was
+executed again: by `importlib.reload`, as `__main__` and under its own name, as a cell of a
+notebook; then the newer one replaces the older. Anything else is an error that names both places.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Run(NamedTuple):
     namespace: dict[str, Any]
 
     def repeats(self, other: _Run) -> bool:
-        """Whether the same module, or another cell of the same notebook, was executed anew."""
+        """Whether the same module, or another cell of the same notebook, was executed again."""
         if self.code is other.code and self.namespace is other.namespace:
             return False
         if _module_file(self.code, self.namespace) is None:
@@ -96,7 +96,7 @@ def _caller() -> FrameType:
 
 
 def _run(frame: FrameType | None) -> _Run | None:
-    """The module that is being executed; None in a thread of its own."""
+    """The module that is being executed; None on another thread."""
     while frame is not None:
         # Neither a function nor the body of a class.
         if not frame.f_code.co_flags & CO_NEWLOCALS and frame.f_locals is frame.f_globals:

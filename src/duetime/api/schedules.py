@@ -221,7 +221,7 @@ class Schedules:
         """
         new = msgspec.structs.replace(schedule, declared=True)
         self._registrations.add(
-            f"schedule {new.name!r}", new, advice="Give each schedule a name of its own with name=."
+            f"schedule {new.name!r}", new, advice="Give each schedule its own name with name=."
         )
         self._declared[new.name] = new
 

@@ -58,7 +58,7 @@ class TaskRegistry:
     def __init__(self, app: Duetime) -> None:
         self._app = app
 
-    # An async function is also one that returns an awaitable: the first that fits counts.
+    # An async function also matches the overloads of a sync one, so its overloads come first.
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[Concatenate[Context, P], Awaitable[R]], /
@@ -89,9 +89,9 @@ class TaskRegistry:
     def __call__(self, *function: Any, **options: Any) -> Any:
         """Register a function as a task. Its name is `module.function` unless `name=` is given.
 
-        Raises `InvalidInput` if another function has that name; see `duetime.registration`.
+        Raises `InvalidInput` if another function has that name; see `duetime.api.registration`.
         `retry`: a policy such as `Exponential("60s")` or `Delays("0s", "30s", "5m")`.
-        `retry_on`: the errors that may pass; any other ends the job as dead.
+        `retry_on`: the errors that are retried; after any other, the job is dead.
         """
         if (name := options.get("name")) is not None:
             check_task_not_reserved(name)
@@ -152,7 +152,7 @@ class TaskRegistry:
         self._app._registrations.add(
             f"task {definition.name!r}",
             function,
-            advice="Give each function a name of its own with name=.",
+            advice="Give each function its own name with name=.",
         )
         self._app.tasks[definition.name] = definition
         defaults = NewJob(
@@ -171,7 +171,7 @@ class TaskRegistry:
 class Registrar(Protocol):
     """`@app.task(…)`: keeps the function's signature."""
 
-    # An async function is also one that returns an awaitable: the first that fits counts.
+    # An async function also matches the overloads of a sync one, so its overloads come first.
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[Concatenate[Context, P], Awaitable[R]], /

@@ -1,4 +1,4 @@
-"""A worker on a thread of its own, for hosts without an event loop."""
+"""A worker on a background thread, for hosts without an event loop."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class WorkerThread:
-    """A worker on a thread of its own. `stop()` waits for it.
+    """A worker on a background thread. `stop()` waits until it has stopped.
 
-    A database that is away is waited for before this returns.
+    The constructor waits until the database can be reached and the worker has started.
     """
 
     def __init__(self, app: Duetime, options: WorkerArguments) -> None:

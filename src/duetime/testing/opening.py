@@ -1,4 +1,4 @@
-"""Opening a world: the app is pointed at a throw-away database, and back again."""
+"""Opens a test world: the app uses a temporary database until the world is closed."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def open_world(
 ) -> Opening:
     """Return what `app.testing(…)` returns: enter it with `async with`, or `with` in sync code.
 
-    `now`: where the clock stands at first; by default at the present. `inline`: an enqueued job
-    that is due runs at once, and its error is raised to whoever enqueued it. `isolated=False`:
-    the app's own tables, instead of throw-away ones; for a database that belongs to the tests.
+    `now`: where the clock starts, by default the current time. `inline`: an enqueued job that is
+    due runs at once, and its error is raised to the caller. `isolated=False`: use the app's own
+    tables instead of temporary ones, for a database that belongs to the tests.
     `max_extra_jobs`: how many jobs may run in addition to those that were due, while the clock
     stands still.
     """
@@ -53,7 +53,7 @@ def open_world(
 
 
 class Opening(AbstractAsyncContextManager[World], AbstractContextManager[World]):
-    """A world that is about to be. In sync code it lives on the loop of `app.sync`."""
+    """A world that is not open yet. In sync code it runs on the event loop of `app.sync`."""
 
     def __init__(self, app: Duetime, world: AbstractAsyncContextManager[World]) -> None:
         self._app = app
@@ -110,7 +110,7 @@ async def _open(
 
 @asynccontextmanager
 async def _database(app: Duetime, *, isolated: bool) -> AsyncIterator[None]:
-    """Point the app at the world's database; its own connections wait untouched meanwhile."""
+    """Make the app use the world's database. Its own connections stay as they are meanwhile."""
     settings, stores, checked = app.settings, app._database.stores, app._database.checked
     with TemporaryDirectory(prefix="duetime-test-", ignore_cleanup_errors=True) as folder:
         app.settings = _settings(settings, isolated=isolated, folder=Path(folder))

@@ -1,4 +1,4 @@
-"""A worker without a loop of its own: it claims and runs one job on request."""
+"""A worker without a loop: it claims and runs one job at a time, when the world calls it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from duetime.telemetry.job_labels import current_job
 _NAME = "test world"
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _LEASE = timedelta(days=36525)
-"""However far the clock is moved, the jobs are held."""
+"""Long enough however far the clock is moved."""
 _THREADS = 64
 _SECOND = 1.0
-"""A follower that asks for its next repair within a second has not finished."""
+"""A follower whose next repair is within a second has more to do."""
 _FAILED = (AttemptOutcome.RETRIED, AttemptOutcome.DEAD)
 
 
@@ -40,7 +40,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     args: dict[str, Any]
     attempt: int
     at: datetime
-    """What the world's clock showed."""
+    """The time of the world's clock."""
     outcome: AttemptOutcome
     error: str | None = None
     exception: BaseException | None = None
@@ -52,7 +52,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoloWorker:
-    """Real claims, fences and outcomes, in the task of whoever calls; on one event loop."""
+    """Real claims, fences and outcomes, in the caller's asyncio task."""
 
     def __init__(self, app: Duetime, store: Store) -> None:
         self._app = app
@@ -63,7 +63,7 @@ class SoloWorker:
         view = WorkerView(_NAME, store, app._events, app._known_tasks)
         self._followers = Followers([make(view) for make in app._followers(app.settings)])
         self._rests: dict[Follower, float] = {}
-        """For how many seconds each has nothing to repair."""
+        """The seconds until the next repair of each follower."""
 
     async def open(self) -> None:
         tasks = self._app._known_tasks
@@ -107,7 +107,7 @@ class SoloWorker:
         await self._store.remove_worker(self._worker_id)
 
     async def claim(self, now: datetime) -> tuple[ClaimedJob | None, datetime | None]:
-        """Claim the first job that may start now; else say when, later, the next one may."""
+        """Claim the first job that may start now, or return when the next one may."""
         queues = await self._store.queues()
         lanes = [
             Lane(queue.name, priority, _LONG_AGO)
@@ -115,12 +115,12 @@ class SoloWorker:
             for queue in queues
             if not queue.limits.any
         ]
-        looks: list[dict[str, Any]] = [{"lanes": lanes}] if lanes else []
-        looks += [{"limited": [queue.name]} for queue in queues if queue.limits.any]
+        sources: list[dict[str, Any]] = [{"lanes": lanes}] if lanes else []
+        sources += [{"limited": [queue.name]} for queue in queues if queue.limits.any]
         times: list[datetime] = []
-        while looks:
+        while sources:
             answer = await self._store.exchange(
-                self._worker_id, **looks[0], want=1, look_ahead=True
+                self._worker_id, **sources[0], want=1, look_ahead=True
             )
             for job in answer.claimed:
                 if job.task not in self._app._known_tasks:
@@ -131,24 +131,24 @@ class SoloWorker:
                 continue
             if answer.next_run_at is not None and answer.next_run_at > now:
                 times.append(answer.next_run_at)
-            del looks[0]
+            del sources[0]
         return None, min(times, default=None)
 
     async def _admit(self, job: ClaimedJob) -> bool:
-        """Whether a claimed job may run; a schedule may have decided otherwise."""
+        """Whether a claimed job may run, as its follower decides."""
         _, gated = self._followers.split([job])
         for follower in gated:
             gate = _Gate(self._store)
             await follower.before_start([job], time.monotonic(), gate)
-            for end in gate.skipped:
-                await self._store.exchange(self._worker_id, finished=[end], closed=[job.token])
-                self._followers.finished([end])
+            for finished in gate.skipped:
+                await self._store.exchange(self._worker_id, finished=[finished], closed=[job.token])
+                self._followers.finished([finished])
             await self._followers.flush()
             return gate.started
         return True
 
     async def plan(self) -> None:
-        """What followers do regularly, until there is no more to do; as in a second of a worker."""
+        """Run the followers' repairs and services, as a worker does, until all is done."""
         for follower in self._followers:
             rest = self._rests.get(follower, 0.0) - _SECOND
             while rest < _SECOND:
@@ -158,12 +158,12 @@ class SoloWorker:
                 await service.work()
 
     async def next_plan(self, now: datetime) -> datetime | None:
-        """When, later, a follower has something to repair, if no job comes before."""
+        """When a follower will have something to repair, if no job is claimed before then."""
         found = [await follower.next_repair() for follower in self._followers]
         return min((at for at in found if at is not None and at > now), default=None)
 
     async def claim_this(self, job_id: int, now: datetime) -> ClaimedJob | None:
-        """Claim one particular job if it may start now; what else is due stays as it is."""
+        """Claim one particular job if it may start now; release the others."""
         aside: list[ClaimedJob] = []
         async with self._claiming:
             job, _ = await self.claim(now)
@@ -176,30 +176,32 @@ class SoloWorker:
         return job
 
     async def run(self, job: ClaimedJob, now: datetime) -> Ran:
-        """Run the handler and record how it ended."""
+        """Run the handler and record its outcome."""
         me = asyncio.current_task()
         assert me is not None
         before = me.cancelling()
         running = Running(job, self._app._known_tasks[job.task], time.monotonic(), me)
         label = current_job.set(job)
-        end = await self._runners.attempt(running)
+        finished = await self._runners.attempt(running)
         current_job.reset(label)
         if me.cancelling() > before:
             if not running.timed_out:
-                # Not the handler was cancelled, but whoever runs it.
+                # The caller was cancelled, not the handler.
                 raise asyncio.CancelledError
             me.uncancel()
-        end = end or self._overran.pop(job.token, None)
-        if end is not None:
-            # The clock stood still.
-            end.started_us = end.finished_us = 0
+        finished = finished or self._overran.pop(job.token, None)
+        if finished is not None:
+            # The clock did not move.
+            finished.started_us = finished.finished_us = 0
         answer = await self._store.exchange(
-            self._worker_id, finished=[end] if end and not end.recorded else [], closed=[job.token]
+            self._worker_id,
+            finished=[finished] if finished and not finished.recorded else [],
+            closed=[job.token],
         )
-        outcome = self._tell(end, refused=job.id in answer.refused)
-        if end is not None:
-            self._followers.finished([end])
-        # That it began is kept, too, also if it will be tried again.
+        outcome = self._report(finished, refused=job.id in answer.refused)
+        if finished is not None:
+            self._followers.finished([finished])
+        # Followers also record that it started, even if it will be retried.
         await self._followers.flush()
         return Ran(
             job_id=job.id,
@@ -208,30 +210,30 @@ class SoloWorker:
             attempt=job.attempt,
             at=now,
             outcome=outcome,
-            error=None if end is None else end.message,
-            exception=_exception(end, running.value) if outcome in _FAILED else None,
+            error=None if finished is None else finished.message,
+            exception=_exception(finished, running.value) if outcome in _FAILED else None,
         )
 
     def _started(self, job: ClaimedJob) -> None:
         self._log_started(job)
         self._followers.started(job)
 
-    def _tell(self, end: FinishedJob | None, *, refused: bool) -> AttemptOutcome:
-        if end is None:
+    def _report(self, finished: FinishedJob | None, *, refused: bool) -> AttemptOutcome:
+        if finished is None:
             # The handler's own transaction completed it.
             return AttemptOutcome.COMPLETED
-        if refused and not end.completed_before:
-            self._app._events.claim_lost(_NAME, end)
+        if refused and not finished.completed_before:
+            self._app._events.claim_lost(_NAME, finished)
             return AttemptOutcome.LOST
         if refused:
-            mark_completed(end)
-        self._app._events.jobs_finished(_NAME, [end])
-        return end.outcome
+            mark_completed(finished)
+        self._app._events.jobs_finished(_NAME, [finished])
+        return finished.outcome
 
-    def _overrun(self, job: ClaimedJob, end: FinishedJob | None) -> None:
-        """A handler in a thread was out of time; its end is known before the thread's."""
-        if end is not None:
-            self._overran[job.token] = end
+    def _overrun(self, job: ClaimedJob, finished: FinishedJob | None) -> None:
+        """A handler in a thread timed out: its outcome is known before the thread returns."""
+        if finished is not None:
+            self._overran[job.token] = finished
 
     async def _park(self, job: ClaimedJob) -> None:
         reason = Reason.of("task_unknown", worker=_NAME, tasks=[job.task])
@@ -240,7 +242,7 @@ class SoloWorker:
 
 
 class _Gate:
-    """What a follower decided about one claimed job."""
+    """Records what a follower decided about one claimed job."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -258,11 +260,11 @@ class _Gate:
         await self._store.release(jobs)
 
     def park(self, job: ClaimedJob, reason: Reason) -> None:
-        # There is no other worker: it runs, and its arguments fail it.
+        # There is no other worker, so it runs and fails because of its arguments.
         self.started = True
 
 
-def _exception(end: FinishedJob | None, value: Any) -> BaseException | None:
-    if end is not None and end.error_code == "timed_out":
-        return TimedOut(end.error)
+def _exception(finished: FinishedJob | None, value: Any) -> BaseException | None:
+    if finished is not None and finished.error_code == "timed_out":
+        return TimedOut(finished.error)
     return value if isinstance(value, BaseException) else None

@@ -1,4 +1,4 @@
-"""A world: the app's jobs under a clock that stands still until the test moves it."""
+"""A test world: runs the app's jobs under a clock that moves only when the test moves it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextvars
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from duetime.api.tasks import Task
@@ -32,14 +31,14 @@ from duetime.testing.solo import Ran, SoloWorker
 T = TypeVar("T")
 
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-_DEEPEST = 30
+_MAX_INLINE_DEPTH = 30
 _WAITING = (JobState.PENDING, JobState.RETRYING, JobState.PARKED)
 
 _depth: contextvars.ContextVar[int] = contextvars.ContextVar("duetime_inline_depth", default=0)
 
 
 class JobArguments(TypedDict, total=False):
-    """What tells a job from others, for `world.assert_not_enqueued`."""
+    """The properties of a job that `world.assert_not_enqueued` compares."""
 
     queue: str | None
     priority: int | None
@@ -61,7 +60,7 @@ class World:
         self._now = now
         self._max_extra_jobs = max_extra_jobs
         self.ran: list[Ran] = []
-        """Every attempt, in the order in which they ended."""
+        """Every attempt, in the order in which they finished."""
         self._loop = asyncio.get_running_loop()
         self._worker = SoloWorker(app, store)
 
@@ -69,30 +68,25 @@ class World:
         await self._worker.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._worker.close()
 
     # Time
 
     @property
     def now(self) -> datetime:
-        """What the clock shows; `await app.now()` says the same."""
+        """The time of the clock, the same as `await app.now()`."""
         return self._now
 
     async def advance(self, by: Duration) -> int:
-        """Move the clock forward, stopping at each due time to run what is due; see `drain`.
+        """Move the clock forward, stopping at each due time to run the jobs due then; see `drain`.
 
         Returns how many attempts ran.
         """
         return await self.advance_to(self._now + parse_duration(by, name="by"))
 
     async def advance_to(self, moment: datetime | str) -> int:
-        """`advance`, to a moment that is not before `now`."""
+        """`advance` to a given time, which must not be before `now`."""
         target = read_moment(moment, name="moment")
         if target < self._now:
             raise InvalidInput(
@@ -102,23 +96,23 @@ class World:
         return await self._on_its_loop(self._advance_to(target))
 
     async def outage(self, by: Duration) -> None:
-        """Move the clock forward and run nothing, as if no worker had been up for so long."""
+        """Move the clock forward without running anything, as if no worker had been up."""
         await self._on_its_loop(self._set_clock(self._now + parse_duration(by, name="by")))
 
     async def drain(self) -> int:
-        """Run what is due, and what that enqueues, until nothing is; the clock stands still.
+        """Run the jobs that are due, and those that they enqueue, without moving the clock.
 
-        Returns how many attempts ran. Errors of handlers are recorded as a worker does: see
-        `failed`. Raises `EndlessWork` if it does not come to an end.
+        Returns how many attempts ran. Errors of handlers are recorded, as by a worker: see
+        `failed`. Raises `EndlessWork` if there is always another job.
         """
         ran, _ = await self._on_its_loop(self._drain())
         return ran
 
     async def run_next(self) -> Ran | None:
-        """Run one job: the next one, moving the clock to its due time. None: nothing waits."""
+        """Run the next job, moving the clock to its due time. Returns None if no job waits."""
         return await self._on_its_loop(self._run_next())
 
-    # What became of the jobs
+    # Attempts and jobs
 
     @property
     def completed(self) -> list[Ran]:
@@ -127,11 +121,11 @@ class World:
 
     @property
     def failed(self) -> list[Ran]:
-        """The attempts that failed, whether the job is tried again or dead."""
+        """The attempts that failed, whether the job is retried or dead."""
         return [ran for ran in self.ran if ran.failed]
 
     async def enqueued(self, task: Task[..., Any] | str | None = None) -> list[JobInfo]:
-        """Return the jobs that wait, of one task or of all, in the order in which they are due."""
+        """Return the waiting jobs of one task or of all, in the order in which they are due."""
         name = None if task is None else self._definition(task).name
         store = await self.app.store()
         jobs = await store.find(JobFilter(states=_WAITING, task=name, limit=10_000))
@@ -149,7 +143,7 @@ class World:
         args: Mapping[str, Any] | None = None,
         count: int | None = None,
     ) -> list[JobInfo]:
-        """Fail unless such a job waits; with `count`, unless exactly so many do. Returns them.
+        """Fail unless such a job waits; with `count`, unless exactly that many do. Returns them.
 
         `at`: its due time; `delay`: the same, from now. `args`: some or all of its arguments.
         """
@@ -200,15 +194,15 @@ class World:
     # Work
 
     async def run_inline(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Enqueue, and run at once what can start now; raise the error of the first that fails.
+        """Enqueue jobs and run at once those that can start; raise the error of the first failure.
 
-        What is due later, or held up by a pause or a limit, waits.
+        A job that is due later, or held up by a pause or a limit, waits.
         """
         return await self._on_its_loop(self._run_inline(jobs))
 
     async def _run_inline(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         depth = _depth.get()
-        if depth >= _DEEPEST:
+        if depth >= _MAX_INLINE_DEPTH:
             raise EndlessWork(
                 f"Inline jobs have enqueued each other {depth} levels deep; the last one runs the "
                 f"task {jobs[0].task!r}. Break the chain, or open the test world with inline=False."
@@ -250,7 +244,7 @@ class World:
         await self._store.unpark(list(self.app._known_tasks), queues)
 
     async def _drain(self) -> tuple[int, datetime | None]:
-        """Returns how many ran, and when, later, there is more to do."""
+        """Returns how many jobs ran, and when there will be more to do."""
         await self._unpark()
         await self._worker.plan()
         allowed = self._max_extra_jobs + sum(queue.due for queue in await self._store.queues())
