@@ -43,6 +43,6 @@ async def test_the_pauses_between_attempts_to_connect_do_not_grow() -> None:
     await until_true(lambda: len(attempts) >= 12)
     with pytest.raises(DatabaseUnreachable):
         async with asyncio.timeout(20):
-            await pool.take(30, hasty=True)
+            await pool.take(30, fail_fast=True)
     await pool.close()
     server.close()

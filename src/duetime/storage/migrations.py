@@ -119,7 +119,7 @@ NO_FUNCTIONS = Functions("", "")
 
 
 def read_status(migrator: Migrator) -> SchemaStatus:
-    """Return where the database stands."""
+    """Return which version the database is at."""
     version = migrator.version()
     pending = [m for m in migrator.migrations if m.version > version]
     return SchemaStatus(

@@ -88,9 +88,9 @@ class Exchange(msgspec.Struct):
     now: datetime | None = None
     """The database's clock; only if something was to be claimed."""
     refused: frozenset[int] = frozenset()
-    """Ended jobs that were not accepted: this worker had lost them."""
+    """Finished jobs that were not accepted: this worker had lost them."""
     cancelled: frozenset[int] = frozenset()
-    """Ended jobs that were to run again, and had been cancelled: they do not."""
+    """Jobs that were to run again, and had been cancelled: they do not."""
     claimed: list[ClaimedJob] = []
     next_run_at: datetime | None = None
     """The earliest due time in the lanes, overdue included; only if `claimed` came back short."""
@@ -106,7 +106,7 @@ class Beat(msgspec.Struct, frozen=True):
     rank: int = 0
     """How many live workers are older than this one."""
     cancelled: tuple[int, ...] = ()
-    """Jobs held by this worker whose cancellation was asked for."""
+    """Jobs held by this worker whose cancellation was requested."""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +153,7 @@ class Sleeper(Protocol):
 
     @property
     def asleep(self) -> bool:
-        """Whether every enqueue wakes us; a lost connection ends that."""
+        """Whether every enqueue wakes us: no longer once the connection is lost."""
 
     async def fall_asleep(self, queues: Sequence[str]) -> bool:
         """From now on every enqueue wakes us. False: one is in flight; check again soon."""
@@ -204,7 +204,7 @@ class Store(Protocol):
     async def now(self) -> datetime: ...
 
     async def drive_clock(self, now: datetime | None) -> None:
-        """For tests: the database's clock stands at `now`; None sets it going again."""
+        """For tests: stop the database's clock at `now`; None starts it again."""
 
     # Enqueue
 
@@ -245,10 +245,11 @@ class Store(Protocol):
         look_ahead: bool = False,
         lead: float = 0.0,
     ) -> Exchange:
-        """Finish what ended and claim what is due, fenced, in one transaction.
+        """Record finished jobs and claim due ones, fenced, in one transaction.
 
         It claims only if the worker's lease holds at that moment, however long it had to wait.
-        With a `lead` also what falls due within so many seconds: the worker holds it until then.
+        With a `lead` also jobs that fall due within so many seconds: the worker holds them until
+        then.
         """
 
     async def finish_again(
@@ -259,7 +260,7 @@ class Store(Protocol):
     async def disown(self, worker_id: int, known: Sequence[int], *, lead: float = 0.0) -> int:
         """Give back this worker's claims whose tokens are not `known`: their answer was lost.
 
-        They are due at once; if they may have been claimed with a `lead`, so long after that.
+        They are due at once, or after `lead` seconds if they may have been claimed so long ahead.
         """
 
     async def claim_quarantined(self, worker_id: int, queues: Sequence[str]) -> list[ClaimedJob]:
@@ -269,8 +270,8 @@ class Store(Protocol):
         """The arguments of a job that were too large to come with its claim, as JSON."""
 
     async def release(self, jobs: Sequence[ClaimedJob]) -> None:
-        """Give claimed jobs back, unstarted; their attempts do not count. What was cancelled
-        ends so."""
+        """Give claimed jobs back, unstarted; their attempts do not count. Cancelled ones end
+        as cancelled."""
 
     async def park(self, jobs: Sequence[ClaimedJob], reason: Reason) -> None:
         """Set aside claimed jobs whose task this worker does not know."""
@@ -282,9 +283,11 @@ class Store(Protocol):
     async def unpark(
         self, tasks: Sequence[str], queues: Sequence[str], *, sparing: Collection[int] = ()
     ) -> int:
-        """Put parked jobs of these tasks and queues, but those of `sparing`, back into `due`, and
-        wake nobody: the caller
-        knows them and checks at once; another worker would only park them again."""
+        """Put parked jobs of these tasks and queues, except `sparing`, back into `due`.
+
+        No worker is woken: the caller knows these tasks and checks at once; another worker would
+        only park them again.
+        """
 
     def finish_in(self, finished: FinishedJob) -> Statements:
         """The statements of a fenced finish in the caller's transaction; returns a bool."""
@@ -327,9 +330,9 @@ class Store(Protocol):
     async def prune(
         self, retention: Mapping[AttemptOutcome, timedelta], *, after: int, batch: int
     ) -> tuple[int, int]:
-        """Remove jobs that ended longer ago than that, with their history: about a `batch`.
+        """Remove jobs that finished longer ago than that, with their history: about a `batch`.
 
-        Returns how many, and `after` which id to go on: 0, from the beginning.
+        Returns how many, and the id `after` which to continue; 0: from the beginning.
         """
 
     async def end_parked(self, age: timedelta, *, batch: int) -> list[int]:
@@ -345,7 +348,7 @@ class Store(Protocol):
     async def cancel(self, job_id: int, *, reason: Reason, by: str = "unknown") -> JobState | None:
         """Cancel a job that waits, or ask its worker to stop it. Returns the state it was in.
 
-        Either way it does not run again: an attempt that still ends may complete it, no more.
+        Either way it does not run again: the attempt under way may still complete it.
         """
 
     async def cancel_many(self, job_ids: Sequence[int], *, reason: Reason) -> None:
@@ -363,7 +366,7 @@ class Store(Protocol):
         self, which: JobFilter, *, run_at: datetime | None, by: str = "unknown"
     ) -> Requeued:
         """Give dead, cancelled or expired jobs a fresh set of attempts. They take their keys
-        again; of several with one key the newest does."""
+        again; of several jobs with one key the newest takes it."""
 
     async def pause_queue(self, queue: str, *, by: str, reason: str) -> None: ...
 
@@ -381,5 +384,7 @@ class Store(Protocol):
     async def workers(self) -> list[WorkerInfo]: ...
 
     async def wait_finished(self, job_id: int, seconds: float) -> JobInfo | None:
-        """Return the job once it has ended; None if it has not after about `seconds`. However many
-        are waited for, what a worker asks of this store does not queue behind them."""
+        """Return the job once it has finished; None if it has not after about `seconds`.
+
+        However many jobs are waited for, a worker's calls do not queue behind them.
+        """

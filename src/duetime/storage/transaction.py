@@ -18,7 +18,7 @@ from duetime.errors import UnsupportedTransaction
 from duetime.storage.store import Row, Statements
 
 _DATABASES = {"%s": "postgresql", "?": "sqlite"}
-"""The database that a backend's placeholder tells, as SQLAlchemy and Django name it."""
+"""The database that a placeholder belongs to, as SQLAlchemy and Django name it."""
 
 
 def is_async(tx: Any) -> bool:
@@ -289,7 +289,7 @@ def _executes(
 def _to_dollars(sql: str, params: Row) -> str:
     """Write `%s` as asyncpg's `$1`.
 
-    Text says that it is text: the caller may have set a codec of their own for json.
+    Text is cast to text: the caller may have set their own codec for json.
     """
     if not params:
         return sql

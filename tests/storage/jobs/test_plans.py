@@ -45,7 +45,7 @@ PRUNING: dict[str, Any] = {
     "ages": "{0s,7d}",
     "after": 400_000,
     "batch": 1000,
-    "look": 5000,
+    "checked": 5000,
 }
 
 
@@ -142,14 +142,14 @@ def test_claim_walks_its_lane_and_no_table(session: Prepared) -> None:
     assert pages(plan) < 11 * 500
 
 
-def test_the_pruner_looks_at_some_jobs_by_their_ids(session: Prepared) -> None:
-    look = session.plan("find_prunable", **PRUNING)
+def test_the_pruner_checks_some_jobs_by_their_ids(session: Prepared) -> None:
+    found = session.plan("find_prunable", **PRUNING)
     prune = session.plan("prune", **PRUNING, jobs=array(range(400_001, 401_001)))
 
-    assert "Index Scan using job_pkey" in look
-    assert "Index Scan Backward using attempt_pkey" in look
-    assert scanned(look) == scanned(prune) == set()
-    assert pages(look) < 6 * PRUNING["look"]
+    assert "Index Scan using job_pkey" in found
+    assert "Index Scan Backward using attempt_pkey" in found
+    assert scanned(found) == scanned(prune) == set()
+    assert pages(found) < 6 * PRUNING["checked"]
     assert pages(prune) < 20 * PRUNING["batch"]
 
 

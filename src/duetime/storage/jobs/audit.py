@@ -1,4 +1,4 @@
-"""What the audit says of changes of jobs and queues, for every backend."""
+"""Audit events for changes of jobs and queues, for every backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Event = dict[str, Any]
 
 
 def cancel_events(job_id: int, state: JobState | None, *, by: str, reason: Reason) -> list[Event]:
-    """`state`: the one that the job was in. None if that was an end: nothing was changed."""
+    """`state`: the one that the job was in. None or a final one: nothing was changed."""
     if state is None or state.finished:
         return []
     running = state is JobState.RUNNING

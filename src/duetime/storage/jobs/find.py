@@ -1,7 +1,7 @@
 """Which jobs match a filter, newest first, for every backend.
 
-A job's state is where it stands, so the ids come from the tables and indexes that hold jobs in the
-wanted states. Jobs in other states are not read, however many there are.
+The table that holds a job is its state, so the ids come from the tables and indexes that hold jobs
+in the wanted states. Jobs in other states are not read, however many there are.
 """
 
 from __future__ import annotations

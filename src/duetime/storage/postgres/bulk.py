@@ -78,7 +78,7 @@ class CopyRows:
 def _format(
     job: NewJob, moment: datetime, first_due: dict[str, datetime]
 ) -> tuple[bytes, bytes, bytes, bytes]:
-    """What stands before and after a job's arguments, and before and after its id in `due`."""
+    """The bytes before and after a job's arguments, and before and after its id in `due`."""
     check_name(job.task, what="task")
     check_queue(job.queue)
     check_priority(job.priority)

@@ -100,7 +100,7 @@ async def shares_sessions(dsn: str) -> bool:
 
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as one:
         if await ask(one) == one.info.backend_pid:
-            # Nobody is in between: a pooler makes up the number of its own.
+            # There is no pooler: one would report a process number of its own.
             return False
         with suppress(TimeoutError):
             async with (

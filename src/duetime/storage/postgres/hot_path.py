@@ -32,7 +32,7 @@ from duetime.storage.store import (
 )
 
 _LONGEST_SHORT_US = 2**31 - 1
-_LOOK = 5
+_CHECKED = 5
 """The pruner checks at most this many times as many jobs as it removes."""
 _COMPLETED = AttemptOutcome.COMPLETED
 _OPEN_AT = ClaimedJob.__struct_fields__.index("limited")
@@ -58,7 +58,7 @@ class HotPath(Sessions):
         await self.check_pooler()
         # Under load a worker claims on one connection and finishes on another.
         await self._open_pool().hold(2)
-        async with self._connection(hasty=True) as connection, connection.transaction():
+        async with self._connection(fail_fast=True) as connection, connection.transaction():
             if tasks:
                 await self._on(
                     connection,
@@ -144,8 +144,8 @@ class HotPath(Sessions):
     ) -> Exchange:
         statements = _finishes(finished, closed, careful=careful)
         finishes = len(statements)
-        looks = want > 0 and bool(lanes)
-        if looks:
+        claims = want > 0 and bool(lanes)
+        if claims:
             # As JSON: adapting arrays of text and of moments costs us 0.1 ms more.
             given = msgspec.json.encode(lanes).decode()
             claim = {
@@ -160,7 +160,7 @@ class HotPath(Sessions):
             statements.append(("next_run_at", {"queues": sorted({lane.queue for lane in lanes})}))
         answers = await self._together(statements) if statements else []
         refused, cancelled = _sort_out(answers[:finishes])
-        now, claimed, alive = _claimed_together(answers[finishes]) if looks else (None, [], True)
+        now, claimed, alive = _claimed_together(answers[finishes]) if claims else (None, [], True)
         limited_rows: list[Row] = []
         for queue in limited:
             if len(claimed) < want:
@@ -188,7 +188,7 @@ class HotPath(Sessions):
     async def finish_again(
         self, finished: Sequence[FinishedJob], closed: Sequence[int]
     ) -> Exchange:
-        async with self._connection(hasty=True) as connection, connection.transaction():
+        async with self._connection(fail_fast=True) as connection, connection.transaction():
             before = await self._on(
                 connection,
                 "finished_before",
@@ -206,7 +206,7 @@ class HotPath(Sessions):
             return Exchange(refused=refused, cancelled=cancelled)
 
     async def disown(self, worker_id: int, known: Sequence[int], *, lead: float = 0.0) -> int:
-        async with self._connection(hasty=True) as connection, connection.transaction():
+        async with self._connection(fail_fast=True) as connection, connection.transaction():
             rows = await self._on(
                 connection, "lock_unknown_claims", worker=worker_id, known=array(known), lead=lead
             )
@@ -237,8 +237,8 @@ class HotPath(Sessions):
         return []
 
     async def _ask(self, name: str, /, **parameters: Any) -> list[Row]:
-        """As `_rows`, for a worker's loop, which does not wait while the server is away."""
-        async with self._connection(hasty=True) as connection:
+        """As `_rows`, for a worker's loop, which does not wait while the server is down."""
+        async with self._connection(fail_fast=True) as connection:
             return await self._on(connection, name, **parameters)
 
     async def release(self, jobs: Sequence[ClaimedJob]) -> None:
@@ -249,7 +249,7 @@ class HotPath(Sessions):
 
     async def _give_up(self, name: str, jobs: Sequence[ClaimedJob], **more: Any) -> None:
         tokens = array(job.token for job in jobs)
-        async with self._connection(hasty=True) as connection, connection.transaction():
+        async with self._connection(fail_fast=True) as connection, connection.transaction():
             await self._on(connection, "lock_claims", tokens=tokens)
             rows = [(job.token, job.id, job.attempt, job.run_at) for job in jobs]
             await self._leave_claims(connection, name, rows, **more)
@@ -315,7 +315,7 @@ class HotPath(Sessions):
         )
 
     async def rescue(self, *, sparing: int = 0) -> list[Rescued]:
-        async with self._connection(hasty=True) as connection:
+        async with self._connection(fail_fast=True) as connection:
             async with connection.transaction():
                 dead = await self._on(connection, "lock_dead_claims", sparing=sparing)
                 rows = (
@@ -341,7 +341,12 @@ class HotPath(Sessions):
         pruned = 0
         async with self._connection() as connection, connection.transaction():
             [(old, after)] = await self._on(
-                connection, "find_prunable", **ages, after=after, batch=batch, look=_LOOK * batch
+                connection,
+                "find_prunable",
+                **ages,
+                after=after,
+                batch=batch,
+                checked=_CHECKED * batch,
             )
             if old:
                 jobs = await self._on(connection, "lock_prunable", jobs=array(old))

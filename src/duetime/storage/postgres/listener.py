@@ -91,7 +91,7 @@ class Listener:
         # Not `add_notify_handler`: that decodes strictly, and would raise out of `execute`.
         connection.pgconn.notify_handler = self._hand_over
         self._connection = connection
-        # Remembered: a connection that broke no longer tells, and its number is soon another's.
+        # Kept here: a broken connection no longer knows it, and the number is soon reused.
         self._fd = connection.fileno()
         asyncio.get_running_loop().add_reader(self._fd, self._read)
 
@@ -119,7 +119,7 @@ class Listener:
                 log,
                 logging.ERROR,
                 "notification_failed",
-                "What the notification %(payload)r on %(channel)s asked for failed.",
+                "Handling the notification %(payload)r on %(channel)s failed.",
                 channel=channel,
                 payload=payload[:200],
                 exc_info=error,

@@ -63,7 +63,7 @@ class _Session:
             raise InvalidDatabaseURL(
                 f"{schema!r} is a reserved word of SQL. Choose another name for the schema."
             )
-        # One migrator at a time; the lock goes with the transaction.
+        # One migrator at a time; the lock is released with the transaction.
         self._rows("lock_schema", schema=schema)
         if not self._rows("schema_exists", schema=schema):
             self.run(self._sql["create_schema"].replace("duetime", schema))

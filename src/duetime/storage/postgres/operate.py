@@ -46,7 +46,7 @@ class Operations(Sessions):
         self._opening = asyncio.Lock()
         self._watched: dict[int, list[asyncio.Event]] = {}
         # Thousands may be waited for: a worker's exchange never queues behind more than these.
-        self._looks = asyncio.Semaphore(max(1, self._pool_size // 2))
+        self._reads = asyncio.Semaphore(max(1, self._pool_size // 2))
 
     async def close(self) -> None:
         if self._results is not None:
@@ -217,7 +217,7 @@ class Operations(Sessions):
         self._watched.setdefault(job_id, []).append(event)
         try:
             # A finish may have begun before it could see us: check again soon, then less often.
-            async with self._looks:
+            async with self._reads:
                 if seconds:
                     await self._rows("watch", job=job_id, wait=timedelta(seconds=seconds))
                 if (job := await self._finished_job(job_id)) is not None:
@@ -225,7 +225,7 @@ class Operations(Sessions):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await event.wait()
-                async with self._looks:
+                async with self._reads:
                     return await self._finished_job(job_id)
             return None
         finally:
@@ -241,7 +241,7 @@ class Operations(Sessions):
         return await self._with_history(rows[0]) if job.state.finished else None
 
     def _on_finished_notification(self, channel: str, payload: str) -> None:
-        # Whoever is woken reads the job again. Without a payload we have reconnected.
+        # Each waiter reads the job again. Without a payload we have reconnected.
         jobs = list(self._watched)
         if payload:
             jobs = [int(payload)] if _JOB_ID.fullmatch(payload) else []

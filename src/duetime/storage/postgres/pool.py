@@ -19,11 +19,12 @@ from duetime.storage.store import Row
 Connection = psycopg.AsyncConnection[Row]
 
 _RECONNECT_SECONDS = 2.0
-"""psycopg's pool doubles its pauses without bound. After so long it gives up, and begins anew with
-a pause of one second: so recovery takes no longer after a long outage than after a short one."""
+"""psycopg's pool doubles its pauses without bound. After this many seconds it gives up, and starts
+again with a pause of one second: recovery takes no longer after a long outage than after a short
+one."""
 _NAME = "duetime-"
 _READS = 3
-"""A server that ends a session says so, and then closes the connection."""
+"""A server that ends a session sends a message first, and then closes the connection."""
 
 
 class Pool:
@@ -45,7 +46,7 @@ class Pool:
         self._lent = 0
         self._error: psycopg.Error | None = None
         """Why the last attempt to connect failed; None: it did not."""
-        self._hasty: set[asyncio.Timeout] = set()
+        self._impatient: set[asyncio.Timeout] = set()
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             dsn,
             connection_class=self._watched_class(),
@@ -76,9 +77,11 @@ class Pool:
             await self._pool.resize(min(count, self._size), self._size)
 
     @asynccontextmanager
-    async def connection(self, seconds: float, *, hasty: bool = False) -> AsyncIterator[Connection]:
+    async def connection(
+        self, seconds: float, *, fail_fast: bool = False
+    ) -> AsyncIterator[Connection]:
         """Lend a connection in autocommit mode. See `take`."""
-        connection = await self.take(seconds, hasty=hasty)
+        connection = await self.take(seconds, fail_fast=fail_fast)
         try:
             async with connection:
                 yield connection
@@ -89,21 +92,21 @@ class Pool:
         finally:
             await self.give_back(connection)
 
-    async def take(self, seconds: float, *, hasty: bool = False) -> Connection:
+    async def take(self, seconds: float, *, fail_fast: bool = False) -> Connection:
         """Return a connection that works, as far as can be known without a round trip.
 
-        Waits up to `seconds` for one. If `hasty`, it does not wait while the server is away.
+        Waits up to `seconds` for one. With `fail_fast`, it does not wait while the server is down.
         """
         try:
-            if not hasty:
+            if not fail_fast:
                 return await self._take(seconds)
             async with asyncio.timeout(seconds) as limit:
-                self._hasty.add(limit)
-                self._hurry()
+                self._impatient.add(limit)
+                self._stop_waiting()
                 try:
                     return await self._take(seconds)
                 finally:
-                    self._hasty.discard(limit)
+                    self._impatient.discard(limit)
         except (TimeoutError, PoolTimeout) as error:
             if self._error is not None:
                 raise DatabaseUnreachable(
@@ -136,18 +139,18 @@ class Pool:
                     connection = await super().connect(*args, **kwargs)
                 except psycopg.Error as error:
                     pool._error = error
-                    pool._hurry()
+                    pool._stop_waiting()
                     raise
                 pool._error = None
                 return connection
 
         return Watched
 
-    def _hurry(self) -> None:
-        """Let those wait no longer who do not want to wait for a server that is away."""
+    def _stop_waiting(self) -> None:
+        """Stop the waits of callers with `fail_fast`, if the server is down."""
         if self._error is not None and not self._lent:
-            hasty, self._hasty = self._hasty, set()
-            for limit in hasty:
+            fail_fast, self._impatient = self._impatient, set()
+            for limit in fail_fast:
                 limit.reschedule(0)
 
     async def _keep_trying(self, pool: AsyncConnectionPool[Connection]) -> None:
@@ -171,7 +174,7 @@ def _is_stale(connection: Connection) -> bool:
 
 
 def _without_ours(record: logging.LogRecord) -> bool:
-    """The pool logs each attempt to connect. We say ourselves that the database is away."""
+    """The pool logs each attempt to connect. We report an outage ourselves."""
     about = record.args[0] if isinstance(record.args, tuple) and record.args else None
     if isinstance(about, str):
         return not about.startswith(_NAME)

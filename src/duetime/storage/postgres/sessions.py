@@ -43,10 +43,10 @@ _STATEMENT_LIMIT = "select set_config('statement_timeout', %s, true)"
 
 
 @contextmanager
-def _told_if_broken(
+def _translate_if_broken(
     connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any],
 ) -> Iterator[None]:
-    """The caller's own errors pass as they are; that the connection is gone is one of ours."""
+    """Pass the caller's own errors as they are; a lost connection is raised as our error."""
     try:
         yield
     except psycopg.Error:
@@ -140,8 +140,8 @@ class Sessions:
         self, *, before_commit: Callable[[Any], Awaitable[None]] | None = None
     ) -> AsyncIterator[Connection]:
         pool = await self._transaction_pool()
-        # Handlers may queue for a connection that others hold: the task's own time-out bounds
-        # that wait. For the database nobody waits longer than for any call.
+        # Handlers may queue for a connection that others hold: the task's own timeout limits
+        # that wait. The wait for the database is limited as for any call.
         async with self._turns:
             async with limited_to(self._call_seconds):
                 connection = await pool.take(self._call_seconds)
@@ -151,7 +151,7 @@ class Sessions:
                     # The caller's own statements are planned as anywhere else.
                     await connection.execute("set local enable_seqscan = on")
                 try:
-                    with _told_if_broken(connection):
+                    with _translate_if_broken(connection):
                         yield connection
                     async with limited_to(self._call_seconds):
                         if before_commit is not None:
@@ -174,7 +174,7 @@ class Sessions:
         with closing(connection):
             # As in `transaction`, whatever the database's default.
             connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            with _told_if_broken(connection):
+            with _translate_if_broken(connection):
                 yield connection
             with translate_errors():
                 if before_commit is not None:
@@ -221,11 +221,13 @@ class Sessions:
         return self._transactions
 
     @asynccontextmanager
-    async def _connection(self, *, hasty: bool = False) -> AsyncIterator[Connection]:
-        """A connection for one short call. If `hasty`, it does not wait while the server is away: a
-        worker has better things to do, and has to notice that it shall stop."""
+    async def _connection(self, *, fail_fast: bool = False) -> AsyncIterator[Connection]:
+        """A connection for one short call. With `fail_fast`, it does not wait while the server is
+        down: a worker's loop must go on, and notice when it is to stop."""
         async with limited_to(self._call_seconds):
-            async with self._open_pool().connection(self._call_seconds, hasty=hasty) as connection:
+            async with self._open_pool().connection(
+                self._call_seconds, fail_fast=fail_fast
+            ) as connection:
                 yield connection
 
     @asynccontextmanager
@@ -247,7 +249,7 @@ class Sessions:
         """Run statements in one round trip and one transaction; return the rows of each."""
         # A pipeline costs us 0.3 ms more than a statement alone.
         lone = len(statements) == 1
-        async with self._connection(hasty=True) as connection:
+        async with self._connection(fail_fast=True) as connection:
             async with nullcontext() if lone else connection.pipeline():
                 cursors = [
                     await self._send(connection, name, **parameters)

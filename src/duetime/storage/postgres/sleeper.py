@@ -55,14 +55,14 @@ class PostgresSleeper:
         rows = None
         if self._listener is not None and self._listener.connected:
             rows = await self._listener.execute(self._fall_asleep, [list(queues)])
-        # Without a connection nobody can wake us: `sleep` polls.
+        # Without a connection no notification arrives: `sleep` polls.
         self._asleep = rows is None or bool(rows[0][0])
         if rows is not None and self._asleep:
             self._asleep_on = list(queues)
         return self._asleep
 
     async def sleep(self, seconds: float) -> str:
-        # Without a listener nobody wakes us: check often.
+        # Without a listener no notification arrives: check often.
         if self._listener is None or not self._listener.connected:
             seconds = min(seconds, self._poll)
         if not self._woken.is_set() and seconds > 0:
@@ -89,7 +89,7 @@ class PostgresSleeper:
     async def cancelled_jobs(self) -> list[int]:
         if not self._cancel_announced:
             return []
-        # First: what is announced while we read counts anew.
+        # Cleared first: a cancellation that is announced while we read counts again.
         self._cancel_announced = False
         try:
             return await self._read_cancelled()
@@ -112,7 +112,7 @@ class PostgresSleeper:
                 self._reason = "notified"
                 self._woken.set()
         else:
-            # The locks went with the old session: fall asleep anew.
+            # The locks were lost with the old session: take them again.
             self._asleep_on = []
             self._asleep = False
             self._reason = "reconnected"

@@ -53,7 +53,7 @@ def _copy(source: str, target: str) -> None:
             translate_errors(target),
             closing(sqlite3.connect(target, isolation_level=None)) as copy,
         ):
-            # In one step, from one snapshot: in smaller ones it would begin anew with every write.
+            # In one step, from one snapshot: smaller steps would start again after every write.
             original.backup(copy)
             # A single file, which needs no log beside it.
             copy.execute("pragma journal_mode = delete").fetchall()

@@ -26,7 +26,8 @@ DEFAULT_PREFIX = "duetime_"
 OLDEST_SQLITE = (3, 37, 0)
 
 _TRY_SECONDS = 0.06
-"""SQLite sleeps longer and longer between its tries, up to 100 ms; `persist` begins anew."""
+"""SQLite sleeps longer and longer between its tries, up to 100 ms; `persist` starts again from the
+shortest."""
 
 _ABOUT_VALUES = ("SQLITE_CONSTRAINT", "SQLITE_MISMATCH", "SQLITE_TOOBIG")
 

@@ -1,5 +1,5 @@
-"""How SQLite takes and gives values: times as whole microseconds since 1970 in UTC, lists as JSON;
-and how the statements that are written once for all backends are run on it."""
+"""How values are written to SQLite and read back: times as whole microseconds since 1970 in UTC,
+lists as JSON; and how the statements that are written once for all backends run on it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def encode_set(names: Iterable[str]) -> str:
 
 class SqliteDialect:
     """Times are microseconds, and the clock comes with the document. What takes several
-    statements goes on in `…_2`, `…_3`; the rows are those of the last."""
+    statements continues in `…_2`, `…_3`; the rows are those of the last."""
 
     arms = False
 

@@ -119,7 +119,7 @@ class Enqueue:
             )
             self._wake(kind)
             return Enqueued(holder, "replaced")
-        # It runs already, or is done: what was asked for needs a run of its own.
+        # It is running or finished: the new job runs separately.
         yield sql["move_key"], (job_id, kind.hold, kind.task, key)
         self._new.append(plan)
         return Enqueued(job_id, "created")

@@ -1,5 +1,5 @@
 """What workers do with jobs: claim, finish, give back. Functions of a transaction that holds the
-write lock, unless they say that they only read."""
+write lock, unless they are documented as only reading."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def exchange(
     )
 
 
-def look(
+def answer_if_idle(
     tx: Transaction,
     lanes: Sequence[Lane],
     limited: Sequence[str],
@@ -162,7 +162,7 @@ def claim_limited(
 
 
 def holds_lease(tx: Transaction, worker_id: int) -> bool:
-    """Whether the worker may claim now. Asked under the write lock, for which it may have waited
+    """Whether the worker may claim now. Checked under the write lock, for which it may have waited
     longer than its lease."""
     return bool(tx.value("holds_lease", worker=worker_id, now=tx.now))
 
@@ -196,7 +196,7 @@ def first_due(
 ) -> list[int]:
     """When the first job of each lane is due. Overdue counts: it must not be slept over.
 
-    In queues with limits what is overdue waits for room, and counts only if asked for.
+    In queues with limits overdue jobs wait for room, and count only with `overdue`.
     """
     lanes = decode(tx.value("lanes", queues=encode_set(queues)))
     if limited:
@@ -265,7 +265,7 @@ def _hold(tx: Transaction, worker_id: int, rows: Sequence[Any], how: str) -> lis
 
 
 def park_unreadable(tx: Transaction, queues: Sequence[str], most: int) -> dict[int, str]:
-    """Set aside what waits and cannot be read; return why, for each."""
+    """Set aside waiting jobs that cannot be read; return why, for each."""
     parked: dict[int, str] = {}
     for (job_id,) in tx.rows("due_ids", queues=encode_set(queues), most=most):
         try:
@@ -304,10 +304,10 @@ def _claimed(rows: Sequence[Any], token: int, now: int, *, limited: bool) -> lis
 def finish(
     tx: Transaction, finished: Sequence[FinishedJob]
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Record what ended and is still held under its token.
+    """Record finished jobs that are still held under their token.
 
-    Returns the ids of the others, and of those that were to run again and had been cancelled:
-    they do not.
+    Returns the ids of the jobs that were refused, and of those that were to run again and had been
+    cancelled: they do not.
     """
     plain = [one for one in finished if _is_plain(one)]
     full = [one for one in finished if not _is_plain(one)] if len(plain) < len(finished) else []
@@ -375,7 +375,7 @@ def _announce(tx: Transaction, accepted: Sequence[FinishedJob]) -> None:
 
 
 def finish_again(tx: Transaction, finished: Sequence[FinishedJob]) -> Exchange:
-    """Finish what was not finished before."""
+    """Finish those that were not finished before."""
     before = {
         tuple(pair) for pair in decode(tx.value("finished_before", jobs=_encode_plain(finished)))
     }
@@ -410,7 +410,7 @@ def _give_back(tx: Transaction, body: str) -> None:
 
 
 def _end_cancelled(tx: Transaction, body: str) -> int:
-    """End what was cancelled, before it could wait again; return how many."""
+    """End the cancelled ones of these, before they could wait again; return how many."""
     gone = tx.rows("end_cancelled", jobs=body, now=tx.now)
     tx.run_many("free_key", gone)
     tx.run_many("drop_claim", gone)
@@ -419,7 +419,7 @@ def _end_cancelled(tx: Transaction, body: str) -> int:
 
 
 def disown(tx: Transaction, worker_id: int, known: Sequence[int], lead: int) -> int:
-    """Give back what a live worker holds and does not know of: the answer was lost."""
+    """Give back jobs that a live worker holds and does not know of, since the answer was lost."""
     rows = tx.rows("unknown_claims", worker=worker_id, known=encode_ids(known))
     # They may have been claimed ahead of their time, and must not be early now.
     body = msgspec.json.encode(

@@ -1,4 +1,4 @@
-"""A worker's registration, the rescue of what dead ones held, and the pruning of history."""
+"""A worker's registration, the rescue of jobs that dead workers held, and pruning."""
 
 from __future__ import annotations
 
@@ -87,10 +87,11 @@ def set_progress(tx: Transaction, job: ClaimedJob, progress: str) -> bool:
 
 
 def rescue(tx: Transaction, sparing: int) -> list[Rescued]:
-    """What dead workers held ends as lost, and waits again unless its attempts are used up.
+    """Record the attempts of dead workers as lost; their jobs wait again unless no attempt is left.
 
-    A job that was lost before goes to the quarantine lane, later and later, where it runs alone:
-    it cannot take others down with it. What was claimed after the lease is given back.
+    A job that was lost before goes to the quarantine lane, with growing delays, where it runs
+    alone: it cannot take others down with it. Jobs that were claimed after the lease are
+    given back.
     """
     lost = tx.rows("dead_claims", now=tx.now, sparing=sparing)
     recorded, again, freed, rescued = [], [], [], []

@@ -37,7 +37,7 @@ class Lender:
         try:
             connection = await asyncio.shield(beginning)
         except asyncio.CancelledError:
-            # It may still begin, and nobody would end it.
+            # It may still begin, and nothing would end it.
             beginning.add_done_callback(self._give_up)
             raise
         try:
@@ -70,7 +70,7 @@ class Lender:
             self._executor.shutdown(wait=False)
             self._executor = None
 
-    # Each of these is called in the turn; all but a successful `_begin` end it.
+    # Each of these is called in the turn; all but a successful `_begin` release it.
 
     def _begin(self) -> sqlite3.Connection:
         try:

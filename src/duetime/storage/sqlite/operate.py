@@ -32,7 +32,7 @@ from duetime.storage.sqlite.hot_path import wait_again
 from duetime.storage.sqlite.thread import Transaction
 from duetime.storage.store import Dialect, Row, Statement, WorkerInfo
 
-# Look
+# Read
 
 
 def get(tx: Transaction, job_id: int) -> JobInfo | None:
@@ -183,7 +183,7 @@ def change_queue(
     by: str,
     reason: str | None = None,
 ) -> None:
-    """Change a queue, and write to the audit what has changed of it."""
+    """Change a queue, and write the change to the audit."""
     before = _queue_row(tx, queue)
     change()
     after = _queue_row(tx, queue)

@@ -53,7 +53,7 @@ class Shared:
             if sleeper.worker_id == worker_id:
                 sleeper.notify_cancelled([job_id])
 
-    # Who waits for a job's end
+    # Who waits for a job to finish
 
     @property
     def watched(self) -> list[int]:
@@ -156,7 +156,7 @@ class SqliteSleeper:
         call_soon(self._loop, self._on_cancelled, new)
 
     def sync_cancelled(self, jobs: Iterable[int]) -> None:
-        """These are cancelled, as the database says: tell those that are new."""
+        """Takes all cancelled jobs of this worker, as read from the file; notifies new ones."""
         cancelled = frozenset(jobs)
         new, self._on_signal = cancelled - self._on_signal, cancelled
         if new:
@@ -172,7 +172,7 @@ class SqliteSleeper:
 
 
 class Turn:
-    """A lock that is given in the order in which it was asked for.
+    """A lock that is granted in the order of the requests.
 
     SQLite's own lock makes those who wait sleep and try again, in no order: beside a busy writer
     one of them may starve. So in one process the turn comes first, then SQLite's lock. It may be
@@ -183,7 +183,7 @@ class Turn:
         self._guard = threading.Lock()
         self._held = False
         self._waiting: deque[Callable[[], bool]] = deque()
-        """Each tells one who waits that it is its turn; False: that one is gone."""
+        """Each grants the turn to one waiter; False: the waiter is gone."""
 
     def take(self, seconds: float) -> None:
         """Wait for the turn, in a thread."""
@@ -274,7 +274,7 @@ if hasattr(os, "register_at_fork"):
 def call_soon(
     loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object
 ) -> bool:
-    """Call back on a loop from any thread. False: the loop is closed, nobody is there."""
+    """Call back on a loop from any thread. False: the loop is closed."""
     try:
         loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:

@@ -72,7 +72,7 @@ class SqliteStore:
             "duetime.storage.sqlite", lambda text: with_prefix(text, self.prefix)
         )
         self._shared = shared_of(self.path, self.prefix)
-        self._looks = asyncio.Lock()
+        self._reads = asyncio.Lock()
         self.dialect = SqliteDialect(self._sql, self._shared.now_us)
         self.triggers = SqliteTriggers(self._sql, self.dialect, self.prefix)
         turn = turn_of(self.path)
@@ -86,7 +86,7 @@ class SqliteStore:
             changed=self._changed,
         )
         self._lender = Lender(
-            self.path, turn, lock_seconds=call_seconds / 2, committed=self._thread.look
+            self.path, turn, lock_seconds=call_seconds / 2, committed=self._thread.poll_now
         )
 
     # Life
@@ -151,8 +151,8 @@ class SqliteStore:
 
     async def sleeper(self, worker_id: int) -> SqliteSleeper:
         sleeper = SqliteSleeper(self._shared, worker_id)
-        # The thread may rest without end; from now on it has to poll.
-        self._thread.look()
+        # The thread may be waiting without a timeout; from now on it has to poll.
+        self._thread.poll_now()
         return sleeper
 
     # The hot path
@@ -169,7 +169,7 @@ class SqliteStore:
         look_ahead: bool = False,
         lead: float = 0.0,
     ) -> Exchange:
-        """As the protocol says. Claims close by themselves here, with their last job."""
+        """See the protocol. On SQLite a claim is closed with its job, so `closed` is not needed."""
         lead_us = int(lead * 1e6)
 
         def work(tx: Transaction) -> Exchange:
@@ -187,7 +187,7 @@ class SqliteStore:
         if finished:
             return await self._thread.write(work)
         return await self._thread.write_unless(
-            lambda tx: hot_path.look(
+            lambda tx: hot_path.answer_if_idle(
                 tx, lanes, limited, want=want, look_ahead=look_ahead, lead=lead_us
             ),
             work,
@@ -240,13 +240,13 @@ class SqliteStore:
     async def transact(
         self, statements: Statements, *, reads: bool = False, computes: bool = False
     ) -> Any:
-        # Whatever they compute is computed on the store's thread.
+        # All computation happens on the store's thread.
         if reads:
             return await self._thread.read(lambda tx: tx.drive(statements))
 
         def work(tx: Transaction) -> Any:
             answer = tx.drive(statements)
-            # Whatever was written may concern any sleeper: looking again costs them little.
+            # What was written may concern any sleeper: to check again costs them little.
             for sleeper in self._shared.sleepers:
                 tx.queues |= sleeper.queues
             if watched := self._shared.watched:
@@ -259,7 +259,7 @@ class SqliteStore:
     def transaction(
         self, *, before_commit: Callable[[sqlite3.Connection], Awaitable[None]] | None = None
     ) -> AbstractAsyncContextManager[sqlite3.Connection]:
-        """The write lock is held until the end: await little in it."""
+        """It holds the write lock from begin to commit: await little in it."""
         return self._lender.lend(before_commit)
 
     def transaction_sync(
@@ -281,7 +281,7 @@ class SqliteStore:
     async def prune(
         self, retention: Mapping[AttemptOutcome, timedelta], *, after: int, batch: int
     ) -> tuple[int, int]:
-        # An index has them in the order of their ends: there is nothing to go on after.
+        # An index has them in the order in which they finished: each call starts at its beginning.
         found = [await self._prune(outcome, age, batch) for outcome, age in retention.items()]
         oldest = max(retention.values())
         await self._thread.write(lambda tx: housekeeping.prune_leftovers(tx, oldest))
@@ -390,15 +390,15 @@ class SqliteStore:
             self._shared.unwatch(job_id, event)
 
     async def _finished_job(self, job_id: int) -> JobInfo | None:
-        # One at a time: what a worker asks of the thread never queues behind thousands of these.
-        async with self._looks:
+        # One at a time: a worker's calls never queue behind thousands of these.
+        async with self._reads:
             job = await self.get(job_id)
         if job is None:
             raise JobNotFound(job_id)
         return job if job.state.finished else None
 
     def _changed(self, tx: Transaction) -> None:
-        """Another connection has written: tell those whom it concerns. Runs on the thread."""
+        """Another connection has written: notify those affected. Runs on the thread."""
         for sleeper in self._shared.sleepers:
             cancelled = tx.rows("cancelled_of", worker=sleeper.worker_id)
             sleeper.sync_cancelled(row[0] for row in cancelled)

@@ -42,9 +42,9 @@ class Transaction:
         self.queues: set[str] = set()
         """Queues whose sleepers are to be woken."""
         self.finished: list[int] = []
-        """Jobs that may be waited for, and have ended."""
+        """Jobs that have finished, for those who wait for them."""
         self.cancelled: list[tuple[int, int]] = []
-        """(worker, job) whose cancellation was asked for."""
+        """(worker, job) whose cancellation was requested."""
 
     def statement(self, name: str) -> str:
         return self._sql[name]
@@ -86,21 +86,21 @@ Work = Callable[[Transaction], T]
 class _Call:
     """A transaction that someone waits for."""
 
-    __slots__ = ("abandoned", "answer", "look", "work")
+    __slots__ = ("abandoned", "answer", "read", "work")
 
     def __init__(
         self,
-        look: Work[Any] | None,
+        read: Work[Any] | None,
         work: Work[Any] | None,
         answer: Callable[[Any, Any], None],
     ) -> None:
-        self.look = look
-        """Reads; if it returns something, that is the answer."""
+        self.read = read
+        """Only reads; if it returns something, that is the answer."""
         self.work = work
         """Writes, in a transaction of its own."""
         self.answer = answer
         self.abandoned = False
-        """Nobody waits any more; if it has not begun, it must not."""
+        """The caller waits no longer; if it has not begun, it must not."""
 
 
 class StoreThread:
@@ -161,14 +161,14 @@ class StoreThread:
         answer: T = await self._call(None, work)
         return answer
 
-    async def read(self, look: Work[T]) -> T:
-        """Run `look` on one snapshot; it must not write."""
-        answer: T = await self._call(look, None)
+    async def read(self, read: Work[T]) -> T:
+        """Run `read` on one snapshot; it must not write."""
+        answer: T = await self._call(read, None)
         return answer
 
-    async def write_unless(self, look: Work[T | None], work: Work[T]) -> T:
-        """Return what `look` finds; if that is nothing, run `work` under the write lock."""
-        answer: T = await self._call(look, work)
+    async def write_unless(self, read: Work[T | None], work: Work[T]) -> T:
+        """Return what `read` returns; if that is None, run `work` under the write lock."""
+        answer: T = await self._call(read, work)
         return answer
 
     def write_from_thread(self, work: Work[T], seconds: float) -> T:
@@ -190,19 +190,19 @@ class StoreThread:
             raise error
         return result  # type: ignore[no-any-return]
 
-    def look(self) -> None:
+    def poll_now(self) -> None:
         """Another connection of this process has committed: check at once."""
         if self._thread is not None and self._shared.anyone:
             self._calls.put(_Call(None, None, _ignore))
 
-    async def _call(self, look: Work[Any] | None, work: Work[Any] | None) -> Any:
+    async def _call(self, read: Work[Any] | None, work: Work[Any] | None) -> Any:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
         def answer(result: Any, error: Any) -> None:
             call_soon(loop, _resolve, future, result, error)
 
-        call = _Call(look, work, answer)
+        call = _Call(read, work, answer)
         self._put(call)
         timer = loop.call_later(self._call_seconds, _expire, future, self._path, self._call_seconds)
         try:
@@ -232,7 +232,7 @@ class StoreThread:
                     return
                 if not call.abandoned:
                     self._answer(connection, call)
-                if (call.work is None and call.look is None) or self._is_time_to_poll():
+                if (call.work is None and call.read is None) or self._is_time_to_poll():
                     self._poll(connection)
         finally:
             connection.close()
@@ -253,20 +253,20 @@ class StoreThread:
             call.answer(
                 None, InvalidInput("The number is too large: SQLite integers have 64 bits.")
             )
-        except BaseException as error:  # noqa: BLE001 -- whoever waits shall have it.
+        except BaseException as error:  # noqa: BLE001 -- raised where the caller waits.
             call.answer(None, error)
         else:
             call.answer(result, None)
 
     def _run(self, connection: sqlite3.Connection, call: _Call) -> Any:
-        if call.look is not None:
-            answer = persist(partial(self._look, connection, call.look), self._lock_seconds)
+        if call.read is not None:
+            answer = persist(partial(self._read, connection, call.read), self._lock_seconds)
             if answer is not None or call.work is None:
                 return answer
         if call.work is None:
             return None
         with self._write_lock(connection):
-            # The lock may have come too late for whoever asked.
+            # The caller may have given up while this waited for the lock.
             if call.abandoned:
                 return None
             transaction = self._transaction(connection)
@@ -275,10 +275,10 @@ class StoreThread:
         self._announce(transaction)
         return answer
 
-    def _look(self, connection: sqlite3.Connection, look: Work[T]) -> T:
+    def _read(self, connection: sqlite3.Connection, read: Work[T]) -> T:
         connection.execute("begin")
         try:
-            return look(self._transaction(connection))
+            return read(self._transaction(connection))
         finally:
             connection.execute("commit")
 
@@ -331,7 +331,7 @@ class StoreThread:
         return time.monotonic() - self._polled > self._poll_seconds
 
     def _poll(self, connection: sqlite3.Connection) -> None:
-        """If another connection has written, see whom it concerns."""
+        """If another connection has written, notify those affected."""
         self._polled = time.monotonic()
         if not self._shared.anyone:
             return
@@ -342,7 +342,7 @@ class StoreThread:
                 # Kept only now: a read that failed is repeated.
                 self._version = version
         except sqlite3.Error as error:
-            # Of a damaged file the workers say so themselves.
+            # Workers report a damaged file themselves.
             damaged = isinstance(translate_error(error, self._path), DatabaseCorrupted)
             if not damaged and self._seldom.passes():
                 log_event(

@@ -1,4 +1,4 @@
--- How jobs are made. Everything but COPY does it by `_add_jobs`.
+-- Makes jobs. Everything except COPY calls `_add_jobs`.
 
 -- The options of a task, as its last deployed worker knows them; else the defaults.
 create or replace function duetime._task_options(task text)
@@ -11,7 +11,7 @@ create or replace function duetime._task_options(task text)
     from (select) as one left join duetime.task as t on t.name = _task_options.task
 $$;
 
--- A job for `_add_jobs`. What is not given is as the task says.
+-- A job for `_add_jobs`. Options that are not given are the task's.
 create or replace function duetime._new_job(
     id bigint, task text, run_at timestamptz, args json, queue text default null,
     priority integer default null, key text default null, hold interval default null,
@@ -22,7 +22,7 @@ create or replace function duetime._new_job(
                timeout, expires_at, null)::duetime.new_job
 $$;
 
--- Add jobs, each with its row of `due`, and wake those who sleep on their queues. An option that is
+-- Add jobs, each with its row of `due`, and wake the workers that sleep on their queues. An option that is
 -- null is the task's, unless the jobs are `complete`: then null means that there is none.
 create or replace function duetime._add_jobs(
     jobs duetime.new_job[], complete boolean default false, notify boolean default true,

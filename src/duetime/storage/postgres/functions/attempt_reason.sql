@@ -1,4 +1,5 @@
--- Why an attempt ended, as a reason: its code and facts. What a handler raised has no code of ours.
+-- Why an attempt finished as it did, as a reason: its code and facts. A handler's own error has the
+-- code `failed`.
 create or replace function duetime._attempt_reason(outcome text, code text, error text, facts json)
     returns json language sql stable as $$
     select case

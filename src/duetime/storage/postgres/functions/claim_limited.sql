@@ -1,8 +1,8 @@
 -- Claim from a queue with limits. The queue's row is locked first; each statement after it
 -- sees what the last claimer committed, so counts are exact however many workers race.
--- One `claim` row for each job: the running are counted by rows. `open_at` says when a rate
--- limit lets the next one through. Nothing is claimed if the worker's lease has run out, which it
--- may have while this waited for the queue's row.
+-- One `claim` row for each job: running jobs are counted by rows. `open_at` is when a rate limit
+-- admits the next one. Nothing is claimed if the worker's lease has run out, which may have happened
+-- while this waited for the queue's row.
 create or replace function duetime.claim_limited(
     worker bigint, of_queue text, want integer, quarantined boolean default false)
     returns table (
@@ -78,7 +78,7 @@ begin
             order by r.priority, r.run_at, r.job_id
             limit room
         ), locked as materialized (
-            -- Looked at again: one that was moved meanwhile is not due, one in use is left.
+            -- Checked again: a job that was moved in the meantime is not due; a locked one is skipped.
             select d.ctid as id from duetime.due as d join chosen as c on c.job_id = d.job_id
             where d.queue = of_queue and d.run_at <= moment
             for update of d skip locked

@@ -1,5 +1,5 @@
--- End jobs that wait, in `due` or set aside: each gets an attempt that says so, its key is free, and
--- those who wait for its result are notified. `reasons`: a code with its facts for each. `unstarted`: only
+-- End jobs that wait, in `due` or parked: each gets an attempt with this outcome, its key is released,
+-- and those who wait for its result are notified. `reasons`: a code with its facts for each. `unstarted`: only
 -- those that never ran. Returns the jobs that waited.
 create or replace function duetime._end_waiting(
     ids bigint[], outcome text, errors text[] default null, code text default null,

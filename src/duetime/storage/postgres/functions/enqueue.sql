@@ -43,7 +43,7 @@ begin
             if found then
                 action := 'created';
             else
-                -- Only a replacement locks the key: else the end of its job need not wait for us.
+                -- Only a replacement locks the key: otherwise a finish of its job need not wait for us.
                 if given.on_conflict = 'replace' then
                     select k.job_id, k.held_until into existing from duetime.job_key as k
                     where k.task = given.task and k.key = given.key for update;
@@ -80,7 +80,7 @@ begin
                             perform duetime.wake(given.queue, given.run_at);
                         end if;
                     else
-                        -- It runs already, or is done: what was asked for needs a run of its own.
+                        -- It is running or finished: the new job runs separately.
                         update duetime.job_key as k
                         set job_id = given.id, hold = given.hold, held_until = null
                         where k.task = given.task and k.key = given.key;

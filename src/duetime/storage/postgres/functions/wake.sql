@@ -1,10 +1,10 @@
 -- Wake-up: a producer notifies only those who sleep.
 
--- Wake who sleeps on this queue, when this transaction commits. Call it after the rows of
+-- Wake the workers that sleep on this queue, when this transaction commits. Call it after the rows of
 -- `due` are written, once for each queue. Holds `barrier` until the commit: a worker that
--- gets it knows that no enqueue is in flight. Whoever sleeps holds `asleep`. It never waits: if
--- `barrier` is held, a worker is falling asleep just now, or a stranger took it, as any role can;
--- then it notifies, and nobody has to know who sleeps.
+-- gets it knows that no enqueue is in flight. A worker that sleeps holds `asleep`. This never
+-- waits: if `barrier` is held, a worker is falling asleep just now, or a foreign session took it, as
+-- any role can; then it notifies without checking who sleeps.
 -- `set duetime.notify = off` turns it off.
 create or replace function duetime.wake(queue text, run_at timestamptz default null) returns void
     language plpgsql as $$

@@ -1,10 +1,10 @@
 -- Statements of the pruner: reminders that ended long ago.
 
 -- name: prune_look
--- Looks at some that are old, by id, and tells which of them ended long ago and cannot be armed
--- again: what was withdrawn; and what is as old in every way, unless its subject is open and still
--- due then. Of a subject that repeats, occurrences that were planned are not armed again. Subjects
--- that are being changed are left to a later look. Index: the primary key.
+-- Checks some old ones, by id: whether they ended long ago and cannot be armed again. That is so if
+-- they were withdrawn; or if their time and due date are as old, unless the subject is open and
+-- still due then. Of a subject that repeats, occurrences that were planned are not armed again. Subjects
+-- that are being changed are left for a later run. Index: the primary key.
 with input as materialized (
     select g.after, g.most, duetime.now() - g.age * interval '1 microsecond' as before
     from json_to_record(%s::json) as g(after bigint, most integer, age bigint)

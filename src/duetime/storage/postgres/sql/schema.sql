@@ -23,7 +23,7 @@ create table if not exists duetime.migration (
 );
 
 -- name: is_readable
--- Whether this role may read the tables about the schema; else it asks a function.
+-- Whether this role may read the tables about the schema; otherwise it calls a function.
 select has_table_privilege('duetime.migration', 'select');
 
 -- name: ask_installed

@@ -2,9 +2,9 @@
 -- {"now": …, "doc": …}, and gives the same columns as on PostgreSQL.
 
 -- name: prune_look
--- Looks at some that are old, by id, and tells which of them ended long ago and cannot be armed
--- again: what was withdrawn; and what is as old in every way, unless its subject is open and still
--- due then. Of a subject that repeats, occurrences that were planned are not armed again.
+-- Checks some old ones, by id: whether they ended long ago and cannot be armed again. That is so if
+-- they were withdrawn; or if their time and due date are as old, unless the subject is open and
+-- still due then. Of a subject that repeats, occurrences that were planned are not armed again.
 with input(doc) as (select ?), page as (
     select r.id, r.status, r.due_at, r.time, r.ended_at, r.created_at, s.status as subject,
         s.repeats, s.due_at as subject_due, s.planned_until,

@@ -3,10 +3,10 @@
 -- name: claim
 -- At most one worker gets a job: its row of `due` is locked, skipped by others, deleted.
 -- Served by due_pkey, lane by lane. `ctid = any(array(…))` keeps the delete a TID scan.
--- One row for each job, in no order: sorting them here, arguments and all, costs 1 µs a job. And
--- one without a task, that has what they share: the token, if there are jobs, and the moment. Its
+-- Returns one row for each job, in no order: sorting them here, arguments and all, costs 1 µs a job.
+-- And one row without a task, with what they share: the token, if there are jobs, and the time. Its
 -- `expires_at` is null if the worker's lease has run out: then nothing is claimed. A claim may wait
--- for a lock, no matter how long: so it is the claim itself that checks.
+-- for a lock for any time, so the claim itself checks the lease.
 -- Large arguments are not returned: a thousand jobs of a megabyte each would fill a worker's memory.
 -- They are read when the job starts.
 with lane as materialized (
@@ -53,7 +53,8 @@ select h.token, null, null, null, null, null, null, c.moment, null, null, null, 
 from clock as c left join held as h on true
 union all
 select t.job_id, j.task, t.queue, t.priority,
-    -- The size as stored costs nothing; the other would fetch what is stored apart.
+    -- The stored size costs nothing to read; the length of the text would fetch a value that is
+    -- stored out of line.
     case when pg_column_size(j.args) <= %(most_args)s
           and octet_length(j.args::text) <= %(most_args)s then j.args::text end,
     t.attempt + 1, j.max_attempts,
@@ -63,7 +64,7 @@ cross join lateral (select * from duetime.job where job.id = t.job_id offset 0) 
 
 -- name: next_run_at
 -- The earliest due time of the lanes: one probe of due_pkey for each. Overdue counts: a job
--- that fell due after the claim looked must not be slept over.
+-- that fell due after the claim must not be slept over.
 select duetime.now(), min(least(d.run_at, '9999-01-01Z'))
 from unnest(%(queues)s::text[]) as l(queue)
 cross join generate_series(0, 9) as p(priority)
@@ -126,12 +127,12 @@ select t.job_id, h.token, j.task, t.queue, j.priority, j.args::text, t.attempt +
 from held as h cross join taken as t join duetime.job as j on j.id = t.job_id;
 
 -- name: finish
--- Accepts an ended job only if its claim is still there (the fence); `key share` makes the
--- rescuer wait for us, and us for it. Returns the refused, or one row of nulls if there is none.
--- A second finish under one token, which no healthy worker sends, is a unique violation: then
--- `finish_fully` sorts them out. Looking first would cost an index probe a job, `on conflict` a
--- WAL record. `unnest` stands in the select list, where it fills no table of its own.
-with ended as not materialized (
+-- Accepts a finished job only if its claim is still there (the fence); `key share` makes the
+-- rescuer wait for us, and us for it. Returns the refused jobs, or one row of nulls if there are none.
+-- A second finish under one token, which no healthy worker sends, is a unique violation: then the
+-- worker sends `finish_fully`. Checking first would cost an index probe a job, `on conflict` a WAL
+-- record. `unnest` is in the select list, where it does not fill a table of its own.
+with sent as not materialized (
     select unnest(%(jobs)s::bigint[]) as job_id, unnest(%(tokens)s::bigint[]) as token,
            unnest(%(attempts)s::smallint[]) as attempt, unnest(%(started)s::integer[]) as started,
            unnest(%(finished)s::integer[]) as finished
@@ -146,10 +147,10 @@ with ended as not materialized (
     select e.job_id, e.token, e.attempt, m.worker_id, 'completed', m.claimed_at,
            m.claimed_at + e.started * interval '1 microsecond',
            m.claimed_at + e.finished * interval '1 microsecond'
-    from ended as e join mine as m on m.job_id = e.job_id and m.token = e.token
+    from sent as e join mine as m on m.job_id = e.job_id and m.token = e.token
     returning job_id, token
 ), closed as (
-    -- After the fence has been passed, not before: the count makes it wait.
+    -- Only after the fence has been passed: the count makes it wait.
     delete from duetime.claim
     where token = any (%(closed)s::bigint[]) and (select count(*) from accepted) >= 0
     returning queue
@@ -163,18 +164,18 @@ with ended as not materialized (
 )
 select r.job_id, r.token
 from woken cross join sleepers left join lateral (
-    select e.job_id, e.token from ended as e
+    select e.job_id, e.token from sent as e
     where (select count(*) from accepted) < cardinality(%(jobs)s::bigint[])
       and not exists (select from accepted as a where a.job_id = e.job_id and a.token = e.token)
 ) as r on true;
 
 -- name: finish_fully
--- As `finish`, for what ended otherwise than plainly completed: with an outcome, an error or a
--- result; what runs again (retried or snoozed) returns to `due`, after `again`, and held keys are
--- let go. That asks `accepted` alone: the planner takes it for one row, and would join it with
--- `ended` pair by pair. What was cancelled meanwhile does not run again, and is returned as such:
--- `share` makes a cancel wait for us, and us for it.
-with ended as materialized (
+-- As `finish`, for jobs with another outcome, an error, a result or a key. Retried and snoozed jobs
+-- return to `due`, after `again`; the keys of the others are released. That reads `accepted` alone:
+-- the planner takes it for one row, and would join it with `sent` pair by pair. A job that was
+-- cancelled in the meantime does not run again, and is returned as cancelled: `share` makes a cancel
+-- wait for us, and us for it.
+with sent as materialized (
     select * from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[], %(attempts)s::smallint[],
                          %(started)s::bigint[], %(finished)s::bigint[], %(outcome)s::text[],
                          %(again)s::interval[], %(codes)s::text[], %(errors)s::text[],
@@ -207,17 +208,17 @@ with ended as materialized (
                               e.error)
                 else e.error end,
            e.facts::json, e.traceback, e.result::json
-    from ended as e join mine as m on m.job_id = e.job_id and m.token = e.token
+    from sent as e join mine as m on m.job_id = e.job_id and m.token = e.token
     on conflict (job_id, token) do nothing
     returning job_id, token, outcome
 ), again as materialized (
     select duetime._wait_again(array_agg(e.job_id), array_agg(duetime.now() + e.again),
                                array_agg(e.attempt - (e.outcome = 'snoozed')::integer))
-    from accepted as a join ended as e on e.job_id = a.job_id and e.token = a.token
+    from accepted as a join sent as e on e.job_id = a.job_id and e.token = a.token
     where e.again is not null and a.outcome <> 'cancelled'
     having count(*) > 0
 ), closed as (
-    -- After the fence has been passed, not before: the count makes it wait.
+    -- Only after the fence has been passed: the count makes it wait.
     delete from duetime.claim
     where token = any (%(closed)s::bigint[]) and (select count(*) from accepted) >= 0
     returning queue
@@ -238,7 +239,7 @@ with ended as materialized (
 )
 select r.job_id, r.token, r.cancelled
 from woken cross join sleepers cross join (select count(*) from again) as waiting left join lateral (
-    select e.job_id, e.token, false as cancelled from ended as e
+    select e.job_id, e.token, false as cancelled from sent as e
     where (select count(*) from accepted) < cardinality(%(jobs)s::bigint[])
       and not exists (select from accepted as a where a.job_id = e.job_id and a.token = e.token)
     union all
@@ -249,7 +250,7 @@ from woken cross join sleepers cross join (select count(*) from again) as waitin
 
 -- name: finished_before
 -- Which of these attempts are already in the history, from a finish whose answer was lost.
--- (The row of a rescue has no start.)
+-- The row of a rescue has no start, and does not count.
 select e.job_id, e.token from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[]) as e(job_id, token)
 where exists (select from duetime.attempt as a
               where a.job_id = e.job_id and a.token = e.token and a.started_at is not null);
@@ -269,8 +270,8 @@ where c.worker_id = %(worker)s and c.token <> all (%(known)s::bigint[])
 order by c.token for update of c;
 
 -- name: leave_claims
--- Take jobs out of their claims: an old token never matches them again. Those that were cancelled
--- end so; returns the others that had not ended.
+-- Take jobs out of their claims: an old token never matches them again. Cancelled ones end as
+-- cancelled; returns the others, unless they had finished.
 with leaving as (
     select l.token, array_agg(l.job_id) as job_ids
     from unnest(%(tokens)s::bigint[], %(jobs)s::bigint[]) as l(token, job_id) group by l.token
@@ -291,7 +292,7 @@ with leaving as (
     where u.job_id = any (l.leaving)
       and not exists (select from duetime.attempt as a
                       where a.job_id = u.job_id and a.token = l.token)
-), ended as (
+), recorded as (
     insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                  finished_at, error_code, error)
     select g.job_id, g.token, g.attempt, g.worker_id, 'cancelled', g.claimed_at, duetime.now(),
@@ -299,19 +300,19 @@ with leaving as (
     from gone as g where g.cancelled
     returning job_id
 ), freed as (
-    delete from duetime.job_key as k using ended as e where k.job_id = e.job_id
+    delete from duetime.job_key as k using recorded as e where k.job_id = e.job_id
 ), notified as materialized (
-    select count(pg_notify('duetime.finished', e.job_id::text)) from ended as e
+    select count(pg_notify('duetime.finished', e.job_id::text)) from recorded as e
     where exists (select from duetime.waiter as w where w.job_id = e.job_id)
 )
 select g.job_id from gone as g, notified where not g.cancelled;
 
 -- name: drop_claims
--- Those that all their jobs have left. One whose other jobs ended is closed by their finish.
+-- Claims that all their jobs have left. A claim whose other jobs finished is closed by their finish.
 delete from duetime.claim where token = any (%(tokens)s::bigint[]) and job_ids = '{}';
 
 -- name: put_back
--- What was in quarantine stays there.
+-- A job that was in quarantine stays there.
 select duetime._wait_again(
     array_agg(r.job_id), array_agg(r.run_at), array_agg(r.attempt),
     array_agg(case when (select count(*) from duetime.attempt as a

@@ -1,4 +1,4 @@
--- Statements with which people look at jobs and change them.
+-- Statements with which people read and change jobs.
 
 -- name: get_job
 select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
@@ -89,17 +89,17 @@ order by j.id desc limit %(page)s;
 select duetime._end_waiting(array[%(job)s::bigint], 'cancelled', array[%(text)s::text], code => %(code)s);
 
 -- name: lock_claims_of
--- The next statement then sees whether an attempt has just ended; one that ends later waits for
--- us, and sees that it was cancelled. In one order: two that cancel several jobs cannot deadlock.
+-- The next statement then sees whether an attempt has just finished; one that finishes later waits
+-- for us, and sees the cancellation. In one order: two calls that cancel several jobs cannot deadlock.
 select token from duetime.claim where job_ids && %(jobs)s::bigint[]
 order by token for no key update;
 
 -- name: cancel_running
--- Ask the worker that holds the job to stop it. The NOTIFY only makes it look at its claims; if it
--- is lost, the heartbeat looks. The claim is locked before. What of it would run again ends as
--- cancelled, whatever the worker does. The reason stands at the job's place in `cancelled`; no
--- reason is null, so that the attempt itself says how it ended.
-with asked as (
+-- Ask the worker that holds the job to stop it. The NOTIFY only makes it read its claims; if it is
+-- lost, the heartbeat reads them. The claim was locked before. A job that would run again ends as
+-- cancelled, whatever the worker does. `cancel_reasons` has the reason at the job's place in
+-- `cancelled`; null if none was given: then the attempt's own error is kept.
+with requested as (
     update duetime.claim as c
     set cancelled = array_append(c.cancelled, %(job)s),
         cancel_reasons = array_append(c.cancel_reasons, %(reason)s::json)
@@ -107,7 +107,7 @@ with asked as (
       and not exists (select from duetime.attempt as a where a.job_id = %(job)s and a.token = c.token)
     returning c.worker_id
 )
-select pg_notify('duetime.cancel', worker_id::text) from asked;
+select pg_notify('duetime.cancel', worker_id::text) from requested;
 
 -- name: job_state
 select state from duetime.jobs where id = %(job)s;
@@ -148,10 +148,10 @@ select m.before, duetime.wake(m.queue, m.run_at) from both_of_them as m;
 select id from duetime.job where id = any (%(ids)s::bigint[]) order by id for update;
 
 -- name: requeue
--- A fresh set of attempts for jobs that ended without success; locked before, so that of two
--- requeues at once one does it. They take their keys again, in the order in which an enqueue
--- does; of several with one key the newest. Returns each, whether it waits now (false if another
--- holds its key, whose row stays locked), and the state that it was in.
+-- A fresh set of attempts for jobs that finished without success. They were locked before, so that
+-- only one of two simultaneous requeues does it. They take their keys again, in the same order as an
+-- enqueue; of several jobs with one key the newest takes it. Returns each job, whether it waits now
+-- (false if another job holds its key, whose row stays locked), and the state that it was in.
 with able as materialized (
     select j.id, j.task, j.key, j.hold, v.state
     from duetime.job as j join duetime.jobs as v on v.id = j.id

@@ -1,7 +1,7 @@
 -- Statements about queues and workers.
 
 -- name: queue_row
--- What is stored of a queue, before and after it is changed.
+-- The stored row of a queue, for the audit of its changes.
 select paused_at, paused_by, pause_reason, running, per_partition, rate, period
 from duetime.queue where name = %(queue)s for update;
 

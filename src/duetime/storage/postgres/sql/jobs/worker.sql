@@ -1,4 +1,4 @@
--- Statements of a worker's life and of the housekeeping.
+-- Statements of a worker's registration and heartbeat, and of the rescuer and the pruner.
 
 -- name: register_worker
 with registered as (
@@ -25,7 +25,7 @@ set (queue, priority, max_attempts, timeout, expires, max_args_bytes, updated_at
        excluded.expires, excluded.max_args_bytes, excluded.updated_at);
 
 -- name: remove_worker
--- Only a worker that holds nothing may go; else its lease runs out and it is rescued.
+-- Only a worker that holds nothing may leave; else its lease runs out and its jobs are rescued.
 delete from duetime.worker where id = %(worker)s
     and not exists (select from duetime.claim where worker_id = %(worker)s);
 
@@ -39,7 +39,7 @@ returning (select count(*) from duetime.worker as w where w.id < %(worker)s),
               select from duetime.attempt as a where a.job_id = u.id and a.token = c.token));
 
 -- name: cancelled_jobs
--- What `beat` returns too: held by this worker, cancelled, and not ended yet.
+-- As `beat` returns them: held by this worker, cancelled, and not finished yet.
 select u.id from duetime.claim as c cross join lateral unnest(c.cancelled) as u(id)
 where c.worker_id = %(worker)s and not exists (
     select from duetime.attempt as a where a.job_id = u.id and a.token = c.token);
@@ -108,7 +108,7 @@ limit 100
 for update of c skip locked;
 
 -- name: rescue
--- The locked claims end as lost. The attempt counts; a job that was lost before goes to the
+-- The jobs of the locked claims are recorded as lost. The attempt counts; a job that was lost before goes to the
 -- quarantine lane, where it runs alone, so that it cannot take others down with it.
 -- A claim that was made after the lease, or committed after its worker was buried, cannot have
 -- begun: its jobs are given back, and the attempt does not count.
@@ -133,7 +133,7 @@ with held as (
              when l.attempt >= coalesce(t.max_attempts, j.max_attempts) then 'dead'
              else 'lost' end as outcome
     from lost as l join duetime.job as j on j.id = l.job_id
-    -- Reminders may be armed before a worker ever said how many attempts they have.
+    -- Reminders may be armed before any worker has registered how many attempts they have.
     left join duetime.task as t on t.name = j.task
         and j.task in ('duetime' || '.remind', 'duetime' || '.digest')
 ), recorded as (
@@ -173,7 +173,7 @@ from fate as f left join duetime.worker_name as n on n.id = f.worker_id, woken, 
     (select count(*) from again) as waiting;
 
 -- name: bury_workers
--- Dead workers that hold nothing any more.
+-- Dead workers that no longer hold anything.
 delete from duetime.worker where id in (
     select w.id from duetime.worker as w
     where w.lease_until <= (select duetime.now())
@@ -181,16 +181,16 @@ delete from duetime.worker where id in (
     for update skip locked);
 
 -- name: find_prunable
--- Looks at some jobs, by id, and tells which of them ended long enough ago, and the id to go on
--- after: 0 at the end. That is where jobs are too young to have ended so long ago. By the primary
--- keys: an index on the time of the end would cost every completion, and the few that are kept
--- for long would make it useless.
+-- Checks some jobs, by id, and returns those that finished long enough ago, and the id after which to
+-- continue: 0 if all were checked, or the rest is too young. By the primary keys: an index on the
+-- finish time would cost every completion, and the few jobs that are kept for long would make it
+-- useless.
 with ages as materialized (
     select outcome, age from unnest(%(outcomes)s::text[], %(ages)s::interval[]) as g(outcome, age)
 ), page as materialized (
     select j.id, j.created_at < (select duetime.now() - min(age) from ages) as old
-    from duetime.job as j where j.id > %(after)s order by j.id limit %(look)s
-), ended as materialized (
+    from duetime.job as j where j.id > %(after)s order by j.id limit %(checked)s
+), finished as materialized (
     select p.id from page as p
     cross join lateral (select a.outcome, a.finished_at from duetime.attempt as a
                         where a.job_id = p.id order by a.token desc limit 1) as a
@@ -198,20 +198,20 @@ with ages as materialized (
     where p.old and a.finished_at < (select duetime.now()) - g.age
     order by p.id limit %(batch)s
 ), last as (
-    select (select max(id) from ended) as ended, (select count(*) from ended) as found,
-        (select max(id) from page) as id, (select count(*) from page) as looked_at,
-        -- Any: one that was made while the clock was wrong is not the end.
+    select (select max(id) from finished) as finished, (select count(*) from finished) as found,
+        (select max(id) from page) as id, (select count(*) from page) as checked,
+        -- Any: a single job that was made while the clock was wrong does not count.
         (select bool_or(old) from page) as old
 )
-select array(select id from ended),
-    case when l.found = %(batch)s then l.ended
-         when l.looked_at = %(look)s and l.old then l.id
+select array(select id from finished),
+    case when l.found = %(batch)s then l.finished
+         when l.checked = %(checked)s and l.old then l.id
          else 0 end
 from last as l;
 
 -- name: lock_prunable
--- Locked, and looked at again by `prune`: a requeue in flight has then either committed, or waits
--- for us.
+-- Locked, and then checked again by `prune`: a requeue in flight has either committed by then, or
+-- waits for us.
 select id from duetime.job where id = any (%(jobs)s::bigint[]) order by id for update skip locked;
 
 -- name: prune
@@ -229,7 +229,7 @@ with ages as materialized (
       and a.job_id not in (select unnest(c.job_ids) from duetime.claim as c)
 ), history as (
     delete from duetime.attempt where job_id in (select job_id from old)
-), notes as (
+), progress as (
     delete from duetime.progress where job_id in (select job_id from old)
 ), steps as (
     delete from duetime.flow_step where run_id in (select job_id from old)
@@ -243,8 +243,8 @@ with ages as materialized (
 select count(*) from gone;
 
 -- name: end_parked
--- Jobs that no worker could run for so long end as dead: they are seen, can be requeued, and are
--- pruned as such. Few are parked.
+-- Jobs that no worker could run for so long end as dead: they are visible as such, can be requeued,
+-- and are pruned. Few jobs are parked.
 with old as materialized (
     select p.job_id, p.reason from duetime.parked as p
     where p.parked_at < (select duetime.now()) - %(age)s::interval

@@ -1,5 +1,5 @@
 -- Statements of an enqueue. They run on the store's connection or on the caller's own, inside its
--- transaction; hence `?`, and no more than that transaction sees.
+-- transaction; hence the parameters are `?`.
 
 -- name: reserve_ids
 -- First of all: takes the write lock, so that nothing read after it can change.

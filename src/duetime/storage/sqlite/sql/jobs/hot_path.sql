@@ -1,5 +1,5 @@
 -- Statements of the hot path. Each does a whole batch in one step, given as a JSON array: the
--- driver lets the interpreter lock go at every step and row, and beside a busy event loop each of
+-- driver releases the interpreter lock at every step and row, and beside a busy event loop each of
 -- those handovers may cost milliseconds.
 
 -- name: next_token
@@ -94,7 +94,7 @@ select paused_at is not null, coalesce(running, per_partition, rate) is not null
 from duetime_queue where name = :queue;
 
 -- name: any_quarantined
--- Whether a look into the quarantine lanes can find anything; else no lock is taken.
+-- Whether the quarantine lanes have a due job; else no lock is taken.
 select exists (
     select 1 from json_each(:queues) as q cross join duetime_due as d indexed by duetime_due_lane
     where d.queue = q.value and d.priority = 10 and d.run_at <= :now);
@@ -116,7 +116,7 @@ select coalesce(sum(used), 0), min(at) from duetime_rate_use where queue = :queu
 insert into duetime_rate_use (queue, at, used) values (:queue, :now, :used);
 
 -- name: finish
--- Accepts an ended job only if it is still held under its token (the fence).
+-- Accepts a finished job only if it is still held under its token (the fence).
 insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                        started_at, finished_at)
 select c.job_id, c.token, c.attempt, c.worker_id, 'completed', c.claimed_at,
@@ -153,7 +153,7 @@ where true
 on conflict (job_id) do nothing;
 
 -- name: free_keys
--- The key goes with its job, unless the job completed and the key is to be held on.
+-- The key is released with its job, unless the job completed and has a `hold`.
 delete from duetime_job_key
 where job_id in (
     select c.job_id
@@ -182,7 +182,7 @@ delete from duetime_claim where (job_id, token) in (
 
 -- name: finished_before
 -- Which of these attempts are already in the history, from a finish whose answer was lost.
--- What the rescuer recorded has no start: that worker had lost the job.
+-- The row of a rescue has no start, and does not count.
 select json_group_array(json_array(a.job_id, a.token))
 from json_each(:jobs) as e cross join duetime_attempt as a
     on a.job_id = json_extract(e.value, '$[0]') and a.token = json_extract(e.value, '$[1]')
@@ -196,7 +196,7 @@ from json_each(:jobs) as e cross join duetime_claim as c
 where c.cancelled is not null;
 
 -- name: end_cancelled
--- What is to be given back, and was cancelled, ends so.
+-- Jobs that are to be given back, and were cancelled, end as cancelled.
 insert into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at, finished_at,
                              error_code, error)
 select c.job_id, c.token, c.attempt, c.worker_id, 'cancelled', c.claimed_at, :now,
@@ -207,7 +207,7 @@ where c.cancelled is not null
 returning job_id;
 
 -- name: given_back
--- Held jobs as `wait_again` takes them. What was in quarantine stays there.
+-- Held jobs as `wait_again` takes them. A job that was in quarantine stays there.
 select json_group_array(json_array(
     c.job_id, json_extract(e.value, '$[2]'), c.attempt - 1,
     case when (select count(*) from duetime_attempt as a

@@ -1,4 +1,4 @@
--- Statements with which people look at jobs and change them.
+-- Statements with which people read and change jobs.
 
 -- name: get_job
 select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
@@ -109,13 +109,13 @@ update duetime_due set priority = :priority where job_id = :job and priority < 1
 update duetime_job set priority = :priority where id = :job;
 
 -- name: requeuable
--- Of these jobs those that ended without success.
+-- Of these jobs, those that finished without success.
 select id, queue, key is not null from duetime_jobs
 where id in (select value from json_each(:jobs))
   and state in ('dead', 'cancelled', 'expired', 'superseded');
 
 -- name: take_keys
--- The jobs' keys, where they are free; of several with one key the newest takes it.
+-- The jobs' keys, where they are free; of several jobs with one key the newest takes it.
 insert into duetime_job_key (task, key, job_id, hold)
 select task, key, max(id), hold from duetime_job
 where id in (select value from json_each(:jobs)) and key is not null

@@ -1,4 +1,4 @@
--- Statements of a worker's life and of the housekeeping.
+-- Statements of a worker's registration and heartbeat, and of the rescuer and the pruner.
 
 -- name: next_worker
 update duetime_counter set value = value + 1 where name = 'worker' returning value;
@@ -18,7 +18,7 @@ on conflict (name) do update set (queue, priority, max_attempts, timeout, expire
        excluded.expires, excluded.updated_at);
 
 -- name: remove_worker
--- Only a worker that holds nothing may go; else its lease runs out and it is rescued.
+-- Only a worker that holds nothing may leave; else its lease runs out and its jobs are rescued.
 delete from duetime_worker where id = :worker
     and not exists (select 1 from duetime_claim where worker_id = :worker);
 
@@ -67,9 +67,9 @@ on conflict (job_id) do update set (token, progress, at)
 returning 1;
 
 -- name: dead_claims
--- What is held by workers whose lease ran out, or that are gone, and what becomes of it. The
--- attempt counts, unless the claim was made after the lease, or by a worker that is gone: then it
--- cannot have begun.
+-- Jobs held by workers whose lease ran out, or that are gone, and what becomes of each. The attempt
+-- counts, unless the claim was made after the lease, or by a worker that is gone: then it cannot
+-- have begun.
 select c.job_id, c.token, c.attempt, c.worker_id, c.claimed_at, j.task, j.queue,
     case when c.cancelled is not null then 'cancelled'
          when w.id is null or w.lease_until <= c.claimed_at then 'given back'
@@ -79,7 +79,7 @@ select c.job_id, c.token, c.attempt, c.worker_id, c.claimed_at, j.task, j.queue,
     json_extract(c.cancel_reason, '$.facts.text')
 from duetime_claim as c
 join duetime_job as j on j.id = c.job_id
--- Reminders may be armed before a worker ever said how many attempts they have.
+-- Reminders may be armed before any worker has registered how many attempts they have.
 left join duetime_task as t on t.name = j.task and j.task in ('duetime.remind', 'duetime.digest')
 left join duetime_worker as w on w.id = c.worker_id
 left join duetime_worker_name as n on n.id = c.worker_id
@@ -103,12 +103,12 @@ delete from duetime_claim where job_id = ?;
 delete from duetime_job_key where job_id = ?;
 
 -- name: bury_workers
--- Dead workers that hold nothing any more.
+-- Dead workers that no longer hold anything.
 delete from duetime_worker where lease_until <= :now
     and id not in (select worker_id from duetime_claim);
 
 -- name: old_jobs
--- Jobs whose last attempt ended so, before the time, and that stand nowhere else.
+-- Jobs whose last attempt had this outcome before this time, and that do not wait or run again.
 -- Served by attempt_ended.
 select json_group_array(job_id) from (
     select a.job_id from duetime_attempt as a indexed by duetime_attempt_ended
@@ -122,8 +122,8 @@ select json_group_array(job_id) from (
 );
 
 -- name: long_parked
--- Jobs that no worker could run for so long end as dead: they are seen, can be requeued, and are
--- pruned as such. Few are parked.
+-- Jobs that no worker could run for so long end as dead: they are visible as such, can be requeued,
+-- and are pruned. Few jobs are parked.
 select job_id, reason from duetime_parked where parked_at < :before
 order by job_id limit :batch;
 
