@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import duetime
@@ -47,7 +47,10 @@ class Recorder:
 
     def __init__(self) -> None:
         self.visits: list[Visit] = []
+        self.idle: CodeType | None = None
+        """The function that a store calls regularly while nothing happens: no part of a walk."""
         self._steps: list[str] = []
+        self._threads = threading.local()
 
     @contextmanager
     def recording(self, store: str, start: str, finish: str) -> Iterator[None]:
@@ -63,7 +66,9 @@ class Recorder:
         self._steps = self._steps[:1]
 
     def profile(self, frame: FrameType, event: str, _argument: object) -> None:
-        if self._steps and event == "call":
+        if frame.f_code is self.idle and event in ("call", "return"):
+            self._threads.is_idle = event == "call"
+        if self._steps and event == "call" and not getattr(self._threads, "is_idle", False):
             file = Path(frame.f_code.co_filename)
             if file.is_relative_to(SOURCE):
                 name = frame.f_code.co_qualname.partition(".<locals>")[0]
@@ -205,6 +210,9 @@ async def trace(url: str) -> dict[str, Traced]:
     statements.load_statements = lambda package, rename: RecordedStatements(
         recorder, package, load(package, rename)
     )
+    from duetime.storage.sqlite.thread import StoreThread
+
+    recorder.idle = StoreThread._rest.__code__
     walks = Walks(url, recorder)
     threading.setprofile(recorder.profile)
     sys.setprofile(recorder.profile)
