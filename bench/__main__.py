@@ -1,4 +1,4 @@
-"""`python -m bench [NAME…] [--quick]`: measure, print a table, write bench/results.json."""
+"""`python -m bench [NAME…] [--full] [--quick]`: measure, print a table, write results.json."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with open_environment(QUICK if options.quick else FULL) as environment, Steal() as steal:
             fsync = "on" if environment.scale.fsync else "off"
             print(f"PostgreSQL {environment.server.major}, fsync {fsync}", flush=True)
-            readings, failed = _measure(environment, options.names or list(CATALOGUE))
+            readings, failed = _measure(environment, options.names)
     except KeyboardInterrupt:
         print("\nInterrupted; nothing was written.", file=sys.stderr)
         return 130
@@ -45,9 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _read(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    only_full = [name for name, spec in CATALOGUE.items() if spec.only_full]
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"one of: {', '.join(CATALOGUE)}; default: all"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"one of: {', '.join(CATALOGUE)}; default: all but {', '.join(only_full)}",
     )
+    parser.add_argument("--full", action="store_true", help="all, also what takes minutes")
     parser.add_argument(
         "--quick", action="store_true", help="small and few: shows that it works, not how fast"
     )
@@ -58,6 +63,8 @@ def _read(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in options.names:
         if name not in CATALOGUE:
             parser.error(f"there is no measure {name!r}; there are: {', '.join(CATALOGUE)}")
+    if not options.names:
+        options.names = [name for name in CATALOGUE if options.full or name not in only_full]
     return options
 
 

@@ -26,11 +26,13 @@ class Target:
 
 @dataclass(frozen=True)
 class Spec:
-    """One measure. A higher rate is better; fewer milliseconds and megabytes are."""
+    """One measure. A higher rate is better; less time, memory and rows read are."""
 
     unit: str
     baseline: str
     target: Target | None = None
+    only_full: bool = False
+    """It takes minutes: only `make bench-full` includes it."""
 
 
 def _least(bound: float) -> Target:
@@ -67,4 +69,12 @@ CATALOGUE: dict[str, Spec] = {
     "sqlite_schedule_lateness_p50_ms": Spec("ms", "another scheduler"),
     "sqlite_schedule_lateness_p99_ms": Spec("ms", "another scheduler", _most(20)),
     "rss_idle_mb": Spec("MB", "a bare psycopg loop"),
+    "flow_steps": Spec("steps/s", "raw inserts, 16 connections", Target("value", "least", 20_000)),
+    "flow_idle_ms": Spec("ms", "ten raw inserts", Target("ratio", "most", 2)),
+    "flow_fan_out_s": Spec("s", "raw inserts, gathered", _most(3)),
+    "flow_steps_history": Spec("steps/s", "no finished runs", _least(0.9)),
+    "sqlite_flow_steps": Spec("steps/s", "raw sqlite3, a commit per step"),
+    "sqlite_flow_idle_ms": Spec("ms", "ten raw inserts"),
+    "flow_sleeping_drain": Spec("jobs/s", "no flows", _least(0.9), only_full=True),
+    "flow_sleeping_rows": Spec("rows/s", "no flows", Target("ratio", "most", 1.1), only_full=True),
 }

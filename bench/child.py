@@ -18,6 +18,9 @@ ROLES = {
     "enqueuer": "bench.duetime_side:enqueue_for",
     "bulk": "bench.duetime_side:enqueue_bulk",
     "fleet": "bench.fleet:work",
+    "flow_worker": "bench.flow_side:work",
+    "flow": "bench.flow_side:run_alone",
+    "fan_out": "bench.flow_side:map_many",
     "bare_ticks": "bench.bare:tick",
     "raw_drain": "bench.raw:drain",
     "raw_bulk": "bench.raw:copy_bulk",
@@ -25,8 +28,13 @@ ROLES = {
     "raw_sleeper": "bench.raw:sleep_until_due",
     "raw_fleet": "bench.raw:race",
     "raw_idle": "bench.raw_idle:idle",
+    "raw_flows": "bench.raw_flows:insert_each",
+    "raw_gathered": "bench.raw_flows:insert_gathered",
+    "raw_flow": "bench.raw_flows:run_alone",
     "sqlite_drain": "bench.raw_sqlite:drain",
     "sqlite_bulk": "bench.raw_sqlite:insert_bulk",
+    "sqlite_flows": "bench.raw_sqlite:insert_steps",
+    "sqlite_flow": "bench.raw_sqlite:run_alone",
 }
 
 

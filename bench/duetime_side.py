@@ -89,7 +89,11 @@ class Bench:
 async def work(parent: Parent, *, database: str, **settings: Any) -> None:
     """A worker. Says how many jobs have ended; when told to stop, its times and its count."""
     logging.basicConfig(level=logging.WARNING)
-    bench = Bench(database, parent, **settings)
+    await report_until_stopped(Bench(database, parent, **settings), parent)
+
+
+async def report_until_stopped(bench: Bench, parent: Parent) -> None:
+    """Run the app's worker."""
     await bench.app.store()
     parent.say("ready")
     await parent.heard()

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from bench import duetime_side, raw
+from bench import duetime_side, raw, raw_flows
 from bench.peers import Peers
 from bench.processes import ANSWER_SECONDS, Child, ChildFailed
 from bench.scale import Scale
@@ -27,7 +27,7 @@ SERVER_SETTINGS = {"shared_buffers": "1GB"}
 
 @dataclass
 class Environment:
-    """Databases are made when first asked for, each with Duetime's schema and the raw table."""
+    """Databases are made when first asked for, each with Duetime's schema and the raw tables."""
 
     scale: Scale
     server: PostgresServer
@@ -43,6 +43,7 @@ class Environment:
             self._databases.add(name)
             upgrade(make_migrator(load_settings({"database": dsn})))
             raw.create(dsn)
+            raw_flows.create(dsn)
         return dsn
 
     def crowded(self) -> str:

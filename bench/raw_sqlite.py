@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
+from collections.abc import Sequence
 
 import msgspec
 
 from bench.child import Parent
 from bench.payload import note_for
 from bench.raw import noop
+from bench.raw_flows import PAUSE_SECONDS
 
 SCHEMA = """
 create table raw_job (
@@ -23,6 +26,14 @@ create table raw_job (
     attempt  integer not null default 0
 ) strict;
 create index raw_job_due on raw_job (queue, priority, run_at) where state = 0;
+create table raw_step (
+    run_id      integer not null,
+    seq         integer not null,
+    name        text not null,
+    output      text not null,
+    finished_at integer not null,
+    primary key (run_id, seq)
+) strict, without rowid;
 """
 INSERT = (
     "insert into raw_job (queue, task, args, priority, run_at) values ('default', 'noop', ?, 5, ?)"
@@ -37,6 +48,9 @@ where id in (
 )
 returning id, task, args
 """
+INSERT_STEP = (
+    "insert into raw_step (run_id, seq, name, output, finished_at) values (?, ?, 'add', ?, ?)"
+)
 
 
 def connect(path: str) -> sqlite3.Connection:
@@ -87,6 +101,45 @@ async def insert_bulk(parent: Parent, *, path: str, jobs: int) -> None:
     _insert(connection, notes)
     parent.say({"seconds": time.perf_counter() - began})
     connection.close()
+
+
+async def insert_steps(
+    parent: Parent, *, path: str, flows: int, steps: int, in_flight: int
+) -> None:
+    """One transaction inserts the same step of all flows in flight."""
+    connection = connect(path)
+    parent.say("ready")
+    await parent.heard()
+    began = time.perf_counter()
+    for first in range(0, flows, in_flight):
+        for seq in range(1, steps + 1):
+            _insert_step(connection, range(first, min(first + in_flight, flows)), seq)
+    parent.say({"seconds": time.perf_counter() - began})
+    connection.close()
+
+
+async def run_alone(parent: Parent, *, path: str, flows: int, steps: int) -> None:
+    """One flow after another; say the milliseconds of each."""
+    connection = connect(path)
+    connection.execute("delete from raw_step")
+    parent.say("ready")
+    await parent.heard()
+    took = []
+    for run_id in range(flows):
+        await asyncio.sleep(PAUSE_SECONDS)
+        began = time.perf_counter()
+        for seq in range(1, steps + 1):
+            _insert_step(connection, [run_id], seq)
+        took.append((time.perf_counter() - began) * 1e3)
+    parent.say(took)
+    connection.close()
+
+
+def _insert_step(connection: sqlite3.Connection, runs: Sequence[int], seq: int) -> None:
+    now = int(time.time() * 1e6)
+    connection.execute("begin immediate")
+    connection.executemany(INSERT_STEP, [(run_id, seq, str(seq), now) for run_id in runs])
+    connection.execute("commit")
 
 
 def _claim(connection: sqlite3.Connection) -> list[tuple[int, str, str]]:

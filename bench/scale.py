@@ -29,7 +29,7 @@ class Scale:
     schedule_warm_up_seconds: float
     schedule_seconds: float
     peers: bool
-    """Whether other schedulers are installed, to stand beside ours."""
+    """Whether other libraries are installed, to stand beside ours."""
     peer_seconds: float
     subjects: int
     fire_schedules: int
@@ -40,7 +40,16 @@ class Scale:
     fleet_workers: int
     """In each process."""
     pinned_jobs: int
+    flows: int
+    idle_flows: int
+    """Run alone, one after another."""
+    fan_out: int
+    finished_flows: int
+    sleeping_flows: int
+    watch_seconds: float
+    """How long an idle worker beside them is watched."""
     sqlite_jobs: int
+    sqlite_flows: int
     idle_seconds: float
 
 
@@ -69,7 +78,14 @@ FULL = Scale(
     fleet_processes=5,
     fleet_workers=10,
     pinned_jobs=30_000,
+    flows=4_000,
+    idle_flows=30,
+    fan_out=10_000,
+    finished_flows=100_000,
+    sleeping_flows=100_000,
+    watch_seconds=10.0,
     sqlite_jobs=60_000,
+    sqlite_flows=2_000,
     idle_seconds=3.0,
 )
 QUICK = Scale(
@@ -97,6 +113,13 @@ QUICK = Scale(
     fleet_processes=2,
     fleet_workers=5,
     pinned_jobs=1_000,
+    flows=200,
+    idle_flows=3,
+    fan_out=500,
+    finished_flows=400,
+    sleeping_flows=200,
+    watch_seconds=1.0,
     sqlite_jobs=3_000,
+    sqlite_flows=100,
     idle_seconds=0.5,
 )

