@@ -92,7 +92,7 @@ def _log_ignored(job: ClaimedJob, outcome: str, error: str | None) -> None:
         log,
         logging.WARNING,
         "outcome_ignored",
-        "Job %(job_id)s of task %(task)s returned %(outcome)s, which has no effect: %(reason)s.",
+        "The outcome %(outcome)s of job %(job_id)s (%(task)s) has no effect: %(reason)s.",
         job_id=job.id,
         task=job.task,
         outcome=outcome,
