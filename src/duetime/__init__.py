@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from duetime.api.audit import Audit
     from duetime.api.flows import BoundFlow, FlowRegistrar, FlowRegistry, FlowRun, FlowTask, Flows
+    from duetime.api.graphs import FunctionStep, Graph, GraphRegistry, GraphStep, StepRegistrar
     from duetime.api.jobs import JobHandle, Jobs
     from duetime.api.presets import Presets
     from duetime.api.queues import QueueHandle, Queues
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from duetime.domain.change import Put
     from duetime.domain.duration import Duration
     from duetime.domain.flows.flow import StepInfo, StepState
+    from duetime.domain.flows.graph import Finish
     from duetime.domain.jobs.job import (
         AttemptInfo, AttemptOutcome, JobInfo, JobState, JobStateLike, EnqueueAction, NewJob,
         OnConflict, Requeued,
@@ -105,11 +107,12 @@ __all__ = [
     "DatabaseCorrupted", "DatabaseUnreachable", "Delays", "Delivery", "DeliveryNotFound",
     "DeliveryStatus", "Digest", "Disabled", "Discard", "Duetime", "DuetimeError", "Duration",
     "Email", "EndlessWork", "EnqueueAction", "ErrorHook", "Exclusions", "Explanation",
-    "Exponential", "Flow", "FlowChanged", "FlowEnded", "FlowNotFound", "FlowRegistrar",
-    "FlowRegistry", "FlowRun", "FlowTask", "FlowTimeout", "Flows", "IllegalTransition", "Imported",
-    "InvalidArguments", "InvalidDatabaseURL", "InvalidInput", "InvalidResult", "InvalidSchedule",
-    "JobCancelled", "JobFailed", "JobHandle", "JobInfo", "JobNotFound", "JobState", "JobStateLike",
-    "Jobs", "KeyConflict", "LifeHook", "Limits", "Log", "Message", "Middleware", "MissingPackage",
+    "Exponential", "Finish", "Flow", "FlowChanged", "FlowEnded", "FlowNotFound", "FlowRegistrar",
+    "FlowRegistry", "FlowRun", "FlowTask", "FlowTimeout", "Flows", "FunctionStep", "Graph",
+    "GraphRegistry", "GraphStep", "IllegalTransition", "Imported", "InvalidArguments",
+    "InvalidDatabaseURL", "InvalidInput", "InvalidResult", "InvalidSchedule", "JobCancelled",
+    "JobFailed", "JobHandle", "JobInfo", "JobNotFound", "JobState", "JobStateLike", "Jobs",
+    "KeyConflict", "LifeHook", "Limits", "Log", "Message", "Middleware", "MissingPackage",
     "MutedLike", "NewJob", "NewSchedule", "NotSent", "Occurrence", "OccurrenceChange",
     "OlderRelease", "OnConflict", "Overlap", "Page", "Past", "Policy", "PolicyArguments", "Preset",
     "PresetNotFound", "Presets", "PreviewRow", "Problem", "Progress", "Put", "QueueHandle",
@@ -121,12 +124,12 @@ __all__ = [
     "ScheduleHandle", "ScheduleInfo", "ScheduleNotFound", "Schedules", "SchemaMismatch",
     "ScopeHandle", "ScopeInfo", "ScopeNotFound", "Scopes", "Secrets", "Security", "Sent",
     "Settings", "SettingsArguments", "SettingsError", "SignalTimeout", "Skip", "Snooze", "Spec",
-    "StartupFailed", "StepFailed", "StepInfo", "StepState", "StorageError", "Subject",
-    "SubjectHandle", "SubjectNotFound", "SubjectStatus", "Subjects", "SyncTask", "TableArguments",
-    "TableHandle", "TableNotFound", "Tables", "Task", "TaskArguments", "Template", "TemplateError",
-    "TickInfo", "TickStatus", "TickStatusLike", "Timetable", "Track", "TrackedInfo",
-    "TransactionConflict", "TransientError", "UnknownTask", "UnsupportedTransaction", "Webhook",
-    "Whose", "Worker", "WorkerArguments", "WorkerInfo", "WorkerThread", "Workers",
+    "StartupFailed", "StepFailed", "StepInfo", "StepRegistrar", "StepState", "StorageError",
+    "Subject", "SubjectHandle", "SubjectNotFound", "SubjectStatus", "Subjects", "SyncTask",
+    "TableArguments", "TableHandle", "TableNotFound", "Tables", "Task", "TaskArguments", "Template",
+    "TemplateError", "TickInfo", "TickStatus", "TickStatusLike", "Timetable", "Track",
+    "TrackedInfo", "TransactionConflict", "TransientError", "UnknownTask", "UnsupportedTransaction",
+    "Webhook", "Whose", "Worker", "WorkerArguments", "WorkerInfo", "WorkerThread", "Workers",
     "configure_logging", "make_secret",
 ]
 
@@ -135,6 +138,7 @@ _HOMES = {
     for module, names in {
         "duetime.api.audit": "Audit",
         "duetime.api.flows": "BoundFlow FlowRegistrar FlowRegistry FlowRun FlowTask Flows",
+        "duetime.api.graphs": "FunctionStep Graph GraphRegistry GraphStep StepRegistrar",
         "duetime.api.jobs": "JobHandle Jobs",
         "duetime.api.presets": "Presets",
         "duetime.api.queues": "QueueHandle Queues",
@@ -160,6 +164,7 @@ _HOMES = {
         "duetime.domain.change": "Put",
         "duetime.domain.duration": "Duration",
         "duetime.domain.flows.flow": "StepInfo StepState",
+        "duetime.domain.flows.graph": "Finish",
         "duetime.domain.jobs.job": (
             "AttemptInfo AttemptOutcome JobInfo JobState JobStateLike EnqueueAction NewJob "
             "OnConflict Requeued"

@@ -43,6 +43,7 @@ from duetime.wiring import file_of
 if TYPE_CHECKING:
     from duetime.api.audit import Audit
     from duetime.api.flows import FlowRegistry, Flows
+    from duetime.api.graphs import GraphRegistry
     from duetime.api.jobs import JobHandle, Jobs
     from duetime.api.queues import Queues
     from duetime.api.recipients import Recipients
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from duetime.domain.schedules.timetable import Spec
     from duetime.engine.followers import MakeFollower
     from duetime.engine.worker import Worker
+    from duetime.flows.graph import GraphSteps
     from duetime.flows.recorder import Recorder
     from duetime.reminders.sender import Sender
     from duetime.storage.store import Store
@@ -131,6 +133,13 @@ class Duetime:
         return FlowRegistry(self)
 
     @lazy
+    def graph(self) -> GraphRegistry:
+        """Declare a flow as a graph of steps: `graph = app.graph("onboard")`."""
+        from duetime.api.graphs import GraphRegistry
+
+        return GraphRegistry(self)
+
+    @lazy
     def flows(self) -> Flows:
         """Inspect, signal and change runs of flows."""
         from duetime.api.flows import Flows
@@ -142,6 +151,12 @@ class Duetime:
         from duetime.flows.recorder import Recorder
 
         return Recorder(self)
+
+    @lazy
+    def _graph_steps(self) -> GraphSteps:
+        from duetime.flows.graph import GraphSteps
+
+        return GraphSteps(self)
 
     @lazy
     def scopes(self) -> Scopes:
@@ -287,12 +302,14 @@ class Duetime:
 
     def _followers(self, settings: Settings) -> list[MakeFollower]:
         """The features that follow the jobs of a worker."""
+        from duetime.flows.graph_follower import GraphFollower
         from duetime.reminders.follower import ReminderFollower
         from duetime.schedules.planner import Planner
 
         return [
             lambda worker: Planner(worker, self.schedules.declared, settings),
             lambda worker: ReminderFollower(worker, settings),
+            GraphFollower,
         ]
 
     @asynccontextmanager

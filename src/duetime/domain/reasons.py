@@ -135,6 +135,7 @@ REASONS = {
     "cancelled_given_back": "cancelled[: {text}]; its worker gave it back",
     "cancelled_worker_lost": "cancelled[: {text}]; its worker was lost",
     "next_run_due": "cancelled: the next run of its schedule is due",
+    "run_stopped": "cancelled: run {run}, of which it is a step, has stopped",
     "worker_lost": "its worker was lost: the lease ran out before the job ended",
     "parked": "it was parked for too long[: {why:reason}]",
     # Why a job is parked.

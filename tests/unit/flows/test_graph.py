@@ -8,11 +8,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duetime.domain.flows.flow import StepState
 from duetime.domain.flows.graph import (
     MAX_ITEMS,
     Finish,
     GraphKind,
-    GraphState,
     JobOptions,
     Node,
     Shape,
@@ -26,8 +26,8 @@ from duetime.domain.flows.graph import (
     steps_to_repeat,
 )
 
-PENDING, RUNNING = GraphState.PENDING, GraphState.RUNNING
-COMPLETED, SKIPPED, FAILED = GraphState.COMPLETED, GraphState.SKIPPED, GraphState.FAILED
+PENDING, RUNNING = StepState.PENDING, StepState.RUNNING
+COMPLETED, SKIPPED, FAILED = StepState.COMPLETED, StepState.SKIPPED, StepState.FAILED
 
 
 def graph(*nodes: Node) -> Shape:
@@ -42,7 +42,7 @@ def gate(name: str, *after: str) -> Node:
     return Node(name=name, after=after, conditional=True)
 
 
-def pending(shape: Shape, **states: GraphState) -> dict[str, GraphState]:
+def pending(shape: Shape, **states: StepState) -> dict[str, StepState]:
     return {node.name: states.get(node.name, PENDING) for node in shape.nodes}
 
 
@@ -242,7 +242,7 @@ class Run:
     def running(self) -> list[str]:
         return [name for name, state in self.states.items() if state is RUNNING]
 
-    def end(self, name: str, state: GraphState) -> None:
+    def end(self, name: str, state: StepState) -> None:
         self.states[name] = state
         if is_done(self.shape[name], state):
             self.left -= 1
@@ -260,7 +260,7 @@ class Run:
             self.states[node.name] = RUNNING
 
 
-def outcomes(node: Node) -> list[GraphState]:
+def outcomes(node: Node) -> list[StepState]:
     return (
         [COMPLETED] + ([SKIPPED] if node.conditional else []) + ([FAILED] if node.optional else [])
     )
@@ -322,8 +322,8 @@ def test_a_step_runs_only_if_it_has_all_that_it_needs(data: st.DataObject, shape
 def test_what_is_repeated_leaves_nothing_that_depends_on_it(
     data: st.DataObject, shape: Shape
 ) -> None:
-    states: Mapping[str, GraphState] = {
-        node.name: data.draw(st.sampled_from(list(GraphState))) for node in shape.nodes
+    states: Mapping[str, StepState] = {
+        node.name: data.draw(st.sampled_from(list(StepState))) for node in shape.nodes
     }
     chosen = data.draw(st.sets(st.sampled_from([node.name for node in shape.nodes])))
 

@@ -78,7 +78,7 @@ class Declaration:
         optional: bool = False,
         over: str | None = None,
         seconds: float | None = None,
-        default: Any = None,
+        default: Any = msgspec.UNSET,
         flow: str | None = None,
         job: JobOptions | None = None,
     ) -> Node:

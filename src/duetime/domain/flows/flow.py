@@ -129,3 +129,18 @@ def step_key(run_id: int, seq: int) -> str:
     'flow:42:3'
     """
     return f"{STEP_KEYS}{run_id}:{seq}"
+
+
+def read_step_key(key: str | None) -> tuple[int, int] | None:
+    """The run and the number of the step that a job with this key does; None: it does none.
+
+    >>> read_step_key("flow:42:3")
+    (42, 3)
+    """
+    parts = (key or "").split(":")
+    if len(parts) != 3 or f"{parts[0]}:" != STEP_KEYS:
+        return None
+    try:
+        return int(parts[1]), int(parts[2])
+    except ValueError:
+        return None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from duetime.domain.flows.flow import StepState
 from duetime.domain.jobs.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_PRIORITY, DEFAULT_QUEUE
 from duetime.domain.jobs.outcome import Outcome
 
@@ -29,20 +30,6 @@ class GraphKind(StrEnum):
     SLEEP = "sleep"
     SIGNAL = "signal"
     CHILD = "child"
-
-
-class GraphState(StrEnum):
-    """Where a step of a run is in its life."""
-
-    PENDING = "pending"
-    """It waits for other steps."""
-    RUNNING = "running"
-    """It has a job, which waits, runs, or is retried. A map: its items have."""
-    WAITING = "waiting"
-    """It waits for a time, a signal or a child."""
-    COMPLETED = "completed"
-    SKIPPED = "skipped"
-    FAILED = "failed"
 
 
 class Finish(Outcome):
@@ -85,8 +72,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a map: the step or the argument of the run that has its items."""
     seconds: float | None = None
     """How long a sleep takes, or how long a signal is waited for."""
-    default: Any = None
-    """What a signal yields if it did not arrive in time."""
+    default: Any = msgspec.UNSET
+    """What a signal yields if it did not arrive in time. Unset: the step fails."""
     flow: str | None = None
     """Of a child: the name of its flow."""
     undo: str | None = None
@@ -170,18 +157,18 @@ def is_item(seq: int) -> bool:
     return seq > MAX_ITEMS
 
 
-def is_done(node: Node, state: GraphState) -> bool:
+def is_done(node: Node, state: StepState) -> bool:
     """Whether steps that wait for this one wait no longer."""
     return (
-        state is GraphState.COMPLETED
-        or state is GraphState.SKIPPED
-        or (state is GraphState.FAILED and node.optional)
+        state is StepState.COMPLETED
+        or state is StepState.SKIPPED
+        or (state is StepState.FAILED and node.optional)
     )
 
 
-def is_skipped(shape: Shape, node: Node, states: Mapping[str, GraphState]) -> bool:
+def is_skipped(shape: Shape, node: Node, states: Mapping[str, StepState]) -> bool:
     """Whether a step is skipped because another one was, which it cannot do without."""
-    return any(states[name] is GraphState.SKIPPED for name in shape.skipped_with(node))
+    return any(states[name] is StepState.SKIPPED for name in shape.skipped_with(node))
 
 
 class Progress(NamedTuple):
@@ -197,20 +184,20 @@ class Progress(NamedTuple):
     """Whether nothing is left to do."""
 
 
-def progress(shape: Shape, states: Mapping[str, GraphState]) -> Progress:
+def progress(shape: Shape, states: Mapping[str, StepState]) -> Progress:
     """Return what can start, given the state of every step."""
     after = dict(states)
     ready: list[Node] = []
     skipped: list[Node] = []
     for node in shape.nodes:
-        if after[node.name] is GraphState.PENDING and not count_pending(shape, node, after):
+        if after[node.name] is StepState.PENDING and not count_pending(shape, node, after):
             if is_skipped(shape, node, after):
-                after[node.name] = GraphState.SKIPPED
+                after[node.name] = StepState.SKIPPED
                 skipped.append(node)
             else:
                 ready.append(node)
     failed = [
-        node for node in shape.nodes if after[node.name] is GraphState.FAILED and not node.optional
+        node for node in shape.nodes if after[node.name] is StepState.FAILED and not node.optional
     ]
     return Progress(
         tuple(ready),
@@ -220,13 +207,13 @@ def progress(shape: Shape, states: Mapping[str, GraphState]) -> Progress:
     )
 
 
-def count_pending(shape: Shape, node: Node, states: Mapping[str, GraphState]) -> int:
+def count_pending(shape: Shape, node: Node, states: Mapping[str, StepState]) -> int:
     """How many steps this one still waits for."""
     return sum(not is_done(shape[name], states[name]) for name in node.after)
 
 
 def steps_to_repeat(
-    shape: Shape, states: Mapping[str, GraphState], *, from_steps: Collection[str] = ()
+    shape: Shape, states: Mapping[str, StepState], *, from_steps: Collection[str] = ()
 ) -> frozenset[str]:
     """The steps that run again when a run is retried: all that are not done, `from_steps`, and
     every step that depends on one of these."""

@@ -78,6 +78,12 @@ class TaskDefinition:
         """The names of the arguments that are stored."""
         return self._fields
 
+    @property
+    def parameters(self) -> list[tuple[inspect.Parameter, Any]]:
+        """The parameters of the arguments that are stored, with their types."""
+        types = {field.name: field.type for field in msgspec.structs.fields(self._struct)}
+        return [(one, types[name]) for name, one in self._call.parameters.items()]
+
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> msgspec.Raw:
         """Return the call's arguments as a JSON object; raise `InvalidArguments` naming the one
         that does not fit."""

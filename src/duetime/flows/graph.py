@@ -1,0 +1,383 @@
+"""How a graph runs: its steps are jobs, and the run's own job does what no step can.
+
+A step's end, its output and the release of what waits for it are one transaction. What needs more
+than counting (sleeps, signals, maps, children, failures, the end) is left to the run's job. It is
+woken for that, reads all rows under the lock of the run, and is suspended again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from duetime.domain.flows.flow import StepState, read_step_key, step_key
+from duetime.domain.flows.graph import (
+    Finish,
+    GraphKind,
+    JobOptions,
+    Node,
+    Shape,
+    is_item,
+    is_skipped,
+)
+from duetime.domain.jobs.job import NewJob
+from duetime.domain.jobs.outcome import Cancel, Completed, Discard, Outcome
+from duetime.engine.batching import Batcher
+from duetime.engine.context import Context
+from duetime.engine.executor import write_json
+from duetime.errors import ClaimLost, InvalidInput, TransientError
+from duetime.flows.graph_code import GraphCode, Inputs, Outputs, ranges
+from duetime.storage.flows.graphs import GraphRun, GraphStatements, Output, change
+from duetime.storage.store import Dialect, Statements, Store
+from duetime.telemetry.events import log_event
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+log = logging.getLogger("duetime.flows")
+
+_KEPT_RUNS = 1_000
+_FIRST_WAIT_SECONDS = 0.1
+_MAX_WAIT_SECONDS = 5.0
+
+
+class _Wanted(NamedTuple):
+    """A step that is about to run, and the names of what it takes."""
+
+    run: int
+    seq: int
+    names: tuple[str, ...]
+
+
+class _Loaded(NamedTuple):
+    run: GraphRun
+    own: Output | None
+    """The row of the step itself."""
+    outputs: Outputs
+
+
+class EndedStep(NamedTuple):
+    """A step that has ended, and what it leaves behind: as one, or not at all."""
+
+    ctx: Context
+    run: GraphRun
+    seq: int
+    state: StepState
+    output: str | None = None
+    finish: Finish | None = None
+
+
+class GraphSteps:
+    """Runs the steps of an app's graphs. What many of them read or write is one call."""
+
+    def __init__(self, app: Duetime) -> None:
+        self._app = app
+        self._loads: Batcher[_Wanted, _Loaded] = Batcher(self._load_many)
+        self._records: Batcher[EndedStep, bool] = Batcher(self._record_many, wait_on_cancel=True)
+        self._runs: OrderedDict[int, GraphRun] = OrderedDict()
+        """The runs whose steps ran here last: what is kept of a run never changes."""
+
+    async def run(self, code: GraphCode, name: str, ctx: Context, item: Any) -> Any:
+        """Run a step, an item of a map, or a compensation; record how it ended."""
+        step = code.steps[name]
+        loaded = await self._load(name, ctx, _names(step.parameters, step.condition))
+        run, seq = loaded.run, _place(ctx)[1]
+        inputs = Inputs(code, run, loaded.outputs)
+        if seq > 0 and not is_item(seq) and not inputs.holds(step):
+            await self._record(EndedStep(ctx, run, seq, StepState.SKIPPED))
+            return None
+        text = None if step.item is None else msgspec.json.encode(item).decode()
+        kwargs = inputs.decode(step, item=text)
+
+        def finish_with(dialect: Dialect, result: Any) -> Statements:
+            ended = _ended(name, ctx, run, seq, result)
+            statements = GraphStatements(dialect)
+            yield from statements.lock([run.id])
+            yield from _write_and_release(statements, self._app._unopened(), [ended])
+
+        ctx.finish_with = finish_with
+        value = await step.call(kwargs, ctx)
+        if ctx.committed or ctx.completed:
+            return value
+        if isinstance(value, Completed):
+            value = value.result
+        if isinstance(value, Outcome) and not isinstance(value, Finish):
+            return value
+        await self._record(_ended(name, ctx, run, seq, value))
+        return None
+
+    async def _load(self, name: str, ctx: Context, names: tuple[str, ...]) -> _Loaded:
+        where = read_step_key(ctx.job.key)
+        if where is None:
+            raise Discard(f"{ctx.job.task!r} is a step of a graph: only a run can start it.")
+        loaded = await self._loads.submit(_Wanted(*where, names))
+        own = loaded.own
+        if own is None or own.state is not StepState.RUNNING or own.job_id != ctx.id:
+            raise Cancel(f"run {where[0]} does not wait for this job")
+        return loaded
+
+    async def _load_many(self, wanted: list[_Wanted]) -> Sequence[_Loaded]:
+        store = await self._app.store()
+        statements = GraphStatements(store.dialect)
+        missing = {one.run for one in wanted if one.run not in self._runs}
+        if missing:
+            found = await store.transact(statements.runs(sorted(missing)), reads=True)
+            self._runs.update(found)
+        rows: set[tuple[int, int, int]] = set()
+        for one in wanted:
+            self._runs.move_to_end(one.run)
+            run = self._runs[one.run]
+            assert run.shape is not None
+            rows.add((one.run, one.seq, one.seq))
+            rows.update(ranges(run, run.shape, one.names))
+        outputs: Outputs = await store.transact(statements.outputs(sorted(rows)), reads=True)
+        answers = [
+            _Loaded(self._runs[one.run], outputs.get((one.run, one.seq)), outputs) for one in wanted
+        ]
+        while len(self._runs) > _KEPT_RUNS:
+            self._runs.popitem(last=False)
+        return answers
+
+    async def _record(self, ended: EndedStep) -> None:
+        """Record how a step ended, however often that takes: it must not run again because its
+        record was refused. It ends with the lease."""
+        ctx = ended.ctx
+        wait = _FIRST_WAIT_SECONDS
+        while True:
+            try:
+                if not await self._records.submit(ended):
+                    raise ClaimLost(ctx.job.id, ctx.job.token)
+                ctx.committed = True
+                return
+            except TransientError as error:
+                log_event(
+                    log,
+                    logging.WARNING,
+                    "step_not_recorded",
+                    "Run %(job_id)s of flow %(task)s could not record the step %(step)s and tries "
+                    "again: %(error)s",
+                    job_id=ended.run.id,
+                    task=ctx.job.task,
+                    step=ctx.job.task.rpartition(".")[2],
+                    error=str(error),
+                )
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, _MAX_WAIT_SECONDS)
+
+    async def _record_many(self, ended: list[EndedStep]) -> Sequence[bool]:
+        """If the database refuses them, each is recorded alone: it fails for nobody but whose
+        fault it is."""
+        try:
+            return await self._write(ended)
+        except TransientError:
+            raise
+        except Exception:
+            if len(ended) == 1:
+                raise
+        return [(await self._write([one]))[0] for one in ended]
+
+    async def _write(self, ended: Sequence[EndedStep]) -> list[bool]:
+        store = await self._app.store()
+        accepted: list[bool] = await store.transact(
+            _finish_and_release(GraphStatements(store.dialect), store, ended)
+        )
+        return accepted
+
+
+def _names(*parameters: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.name for group in parameters for one in group))
+
+
+def _place(ctx: Context) -> tuple[int, int]:
+    where = read_step_key(ctx.job.key)
+    assert where is not None
+    return where
+
+
+def _ended(name: str, ctx: Context, run: GraphRun, seq: int, value: Any) -> EndedStep:
+    finish = value if isinstance(value, Finish) else None
+    try:
+        output = None if finish or value is None else write_json(value, what=f"output of {name!r}")
+        if finish is not None:
+            write_json(finish.result, what=f"result of {name!r}")
+    except InvalidInput as error:
+        # It would be no better the next time.
+        raise Discard(str(error)) from error
+    return EndedStep(ctx, run, seq, StepState.COMPLETED, output, finish)
+
+
+# One transaction
+
+
+def _finish_and_release(
+    statements: GraphStatements, store: Store, ended: Sequence[EndedStep]
+) -> Statements:
+    """Complete the jobs of steps, each fenced by itself, and release what waits for them."""
+    yield from statements.lock(one.run.id for one in ended)
+    accepted = yield from store.finish_many_in([one.ctx._finished(None) for one in ended])
+    ours = [one for one, is_ours in zip(ended, accepted, strict=True) if is_ours]
+    for one in ours:
+        # If the answer to the commit is lost, a second completion is no surprise.
+        one.ctx.completed = True
+    if ours:
+        yield from _write_and_release(statements, store, ours)
+    return accepted
+
+
+def _write_and_release(
+    statements: GraphStatements, store: Store, ended: Sequence[EndedStep]
+) -> Statements:
+    yield from statements.stop(
+        [
+            {
+                "run": one.run.id, "kind": "finish", "name": one.ctx.job.task,
+                "output": write_json(one.finish.result, what="result"),
+            }
+            for one in ended
+            if one.finish is not None
+        ]
+    )  # fmt: skip
+    yield from statements.write([_record(one) for one in ended])
+    runs = {one.run.id: one.run for one in ended}
+    release = Release(statements, store, runs)
+    for one in ended:
+        release.step_ended(one.run.id, one.seq)
+    yield from release.perform()
+
+
+def _record(one: EndedStep) -> dict[str, Any]:
+    ctx = one.ctx
+
+    def moment(us: int) -> Any:
+        return ctx.job.claimed_at + timedelta(microseconds=us)
+
+    return change(
+        one.run.id,
+        one.seq,
+        one.state,
+        output=one.output,
+        attempt=ctx.job.attempt,
+        started_at=moment(ctx.started_us),
+        finished_at=moment(ctx.elapsed_us),
+    )
+
+
+class Release:
+    """Counts down what waits for steps that ended, and starts what waits for nothing more."""
+
+    def __init__(
+        self, statements: GraphStatements, store: Store, runs: Mapping[int, GraphRun]
+    ) -> None:
+        self._statements = statements
+        self._store = store
+        self._runs = runs
+        self._counts: Counter[tuple[int, int]] = Counter()
+        self._jobs: list[tuple[int, int, NewJob]] = []
+        self._wake: set[int] = set()
+
+    def step_ended(self, run: int, seq: int) -> None:
+        shape = self._shape(run)
+        node = shape.node(seq)
+        if seq < 0 or node is None:
+            self._wake.add(run)
+        elif is_item(seq):
+            self._counts[run, shape.seq(node.name)] += 1
+        else:
+            following = shape.next(node.name)
+            for name in following:
+                self._counts[run, shape.seq(name)] += 1
+            if not following:
+                self._counts[run, shape.end] += 1
+
+    def perform(self) -> Statements:
+        while self._counts:
+            counts, self._counts = self._counts, Counter()
+            released = yield from self._statements.release(counts)
+            self._wake |= {one.run for one in released if one.stopping}
+            reached = [one for one in released if not one.pending and not one.stopping]
+            states = yield from self._states_that_matter(reached)
+            now = yield from self._statements.now()
+            changes: list[dict[str, Any]] = []
+            for one in reached:
+                shape = self._shape(one.run)
+                node = shape.node(one.seq)
+                if node is None:
+                    self._wake.add(one.run)
+                elif one.state is StepState.RUNNING and node.kind is GraphKind.MAP:
+                    changes.append(change(one.run, one.seq, StepState.COMPLETED, finished_at=now))
+                    self.step_ended(one.run, one.seq)
+                elif one.state is not StepState.PENDING:
+                    continue
+                elif is_skipped(shape, node, states.get(one.run, {})):
+                    changes.append(change(one.run, one.seq, StepState.SKIPPED, finished_at=now))
+                    self.step_ended(one.run, one.seq)
+                elif node.kind is GraphKind.STEP:
+                    self._jobs.append((one.run, one.seq, step_job(shape, one.run, node)))
+                else:
+                    self._wake.add(one.run)
+            yield from self._statements.write(changes)
+        yield from start_jobs(self._statements, self._store, self._jobs)
+        yield from self._statements.wake(self._wake)
+
+    def _states_that_matter(self, reached: Sequence[Any]) -> Statements:
+        """The states of steps whose skip may cause another one."""
+        wanted: list[tuple[int, int, int]] = []
+        for one in reached:
+            shape = self._shape(one.run)
+            node = shape.node(one.seq)
+            if node is not None and one.state is StepState.PENDING:
+                seqs = [shape.seq(name) for name in shape.skipped_with(node)]
+                wanted += [(one.run, seq, seq) for seq in seqs]
+        states: dict[int, dict[str, StepState]] = {}
+        if wanted:
+            found: Outputs = yield from self._statements.outputs(wanted)
+            for (run, seq), output in found.items():
+                node = self._shape(run).node(seq)
+                assert node is not None
+                states.setdefault(run, {})[node.name] = output.state
+        return states
+
+    def _shape(self, run: int) -> Shape:
+        shape = self._runs[run].shape
+        assert shape is not None
+        return shape
+
+
+def start_jobs(
+    statements: GraphStatements,
+    store: Store,
+    jobs: Sequence[tuple[int, int, NewJob]],
+    *,
+    state: StepState = StepState.RUNNING,
+) -> Statements:
+    """Enqueue the jobs of steps, which are in this state from now on."""
+    if jobs:
+        enqueued = yield from store.enqueue_in([job for _, _, job in jobs])
+        yield from statements.write(
+            [
+                change(run, seq, state, job=made.job_id)
+                for (run, seq, _), made in zip(jobs, enqueued, strict=True)
+            ]
+        )
+
+
+def step_job(shape: Shape, run: int, node: Node) -> NewJob:
+    return new_job(f"{shape.graph}.{node.name}", run, shape.seq(node.name), node.job)
+
+
+def new_job(task: str, run: int, seq: int, options: JobOptions, args: bytes = b"{}") -> NewJob:
+    return NewJob(
+        task=task,
+        args=msgspec.Raw(args),
+        queue=options.queue,
+        priority=options.priority,
+        key=step_key(run, seq),
+        max_attempts=options.max_attempts,
+        timeout=None if options.timeout is None else timedelta(seconds=options.timeout),
+    )

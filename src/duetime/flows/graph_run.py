@@ -1,0 +1,549 @@
+"""The job of a graph's run: it starts what is ready, waits for what is not, and ends the run.
+
+It does all of that in one transaction that holds the run's lock, in which it sees every row of the
+run as it is. So it may be woken at any time, and any number of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from duetime.domain.flows.flow import StepState, Suspension
+from duetime.domain.flows.graph import (
+    MAX_ITEMS,
+    GraphKind,
+    Node,
+    Shape,
+    compensations,
+    count_pending,
+    is_done,
+    leaves,
+    progress,
+)
+from duetime.domain.jobs.job import NewJob
+from duetime.domain.jobs.outcome import Cancel
+from duetime.domain.reasons import Reason
+from duetime.engine.context import Context
+from duetime.engine.executor import code_of_error, describe_exception
+from duetime.errors import ClaimLost, FlowTimeout, StepFailed
+from duetime.flows.graph import new_job, start_jobs, step_job
+from duetime.flows.graph_code import GraphCode, Inputs, ranges
+from duetime.storage.flows.graphs import (
+    ITEM,
+    GraphRow,
+    GraphRun,
+    GraphStatements,
+    StepJob,
+    change,
+)
+from duetime.storage.store import Statements, Store
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+COMPENSATION = "compensation"
+FAILURE, CANCEL, FINISH = "failure", "cancel", "finish"
+_TIMED_OUT = "timed_out"
+_SIGNAL_TIMEOUT = "signal_timeout"
+_NO_CODE = "code_missing"
+_LOOK_AGAIN = timedelta(seconds=1)
+"""When the run looks whether jobs that it has cancelled have ended, if nobody tells it."""
+_LOOK_FOR_CODE = timedelta(minutes=1)
+
+
+class _Stop(NamedTuple):
+    """Jobs of the run that are to be cancelled."""
+
+    jobs: list[int]
+
+
+class _Ended(NamedTuple):
+    """How the run has ended."""
+
+    result: Any = None
+    error: BaseException | None = None
+    """What the job of the run raises."""
+
+
+async def run_graph(app: Duetime, code: GraphCode, ctx: Context) -> Any:
+    """Go on with a run until it ends or waits."""
+    store = await app.store()
+    is_stopped = False
+    while True:
+        step = RunStep(GraphStatements(store.dialect), store, code, ctx, is_stopped=is_stopped)
+        answer = await store.transact(step.perform(), computes=True)
+        match answer:
+            case _Stop(jobs):
+                await store.cancel_many(jobs, reason=Reason.of("run_stopped", run=ctx.id))
+                is_stopped = True
+            case _Ended(error=BaseException() as error):
+                raise error
+            case _Ended(result=result):
+                return result
+            case "suspended":
+                ctx.suspended = True
+                return None
+            case _:
+                pass  # Something has happened meanwhile.
+
+
+class RunStep:
+    """One activation of a run's job."""
+
+    def __init__(
+        self,
+        statements: GraphStatements,
+        store: Store,
+        code: GraphCode,
+        ctx: Context,
+        *,
+        is_stopped: bool,
+    ) -> None:
+        self._statements = statements
+        self._store = store
+        self._code = code
+        self._ctx = ctx
+        self._id = ctx.id
+        self._is_stopped = is_stopped
+        self._run: GraphRun
+        self._shape: Shape
+        self._rows: dict[int, GraphRow]
+        self._now: datetime
+        self._states: dict[str, StepState] = {}
+        self._changes: dict[int, dict[str, Any]] = {}
+        self._jobs: list[tuple[int, int, NewJob]] = []
+        self._children: list[tuple[int, int, NewJob]] = []
+        self._again: timedelta | None = None
+        """When to look again, if nothing wakes the run before."""
+
+    def perform(self) -> Statements:
+        statements = self._statements
+        yield from statements.lock([self._id])
+        if not (yield from statements.is_held(self._id, self._ctx.token)):
+            raise ClaimLost(self._id, self._ctx.token)
+        yield from self._load()
+        yield from self._follow_jobs()
+        stop = self._rows.get(0)
+        if stop is None:
+            stop = yield from self._go_on()
+            if isinstance(stop, _Ended):
+                return stop
+        if stop is not None:
+            answer = yield from self._wind_down(stop)
+            if answer is not None:
+                return answer
+        return (yield from self._suspend())
+
+    def _load(self) -> Statements:
+        statements = self._statements
+        [run] = (yield from statements.runs([self._id])).values()
+        if run.shape is None:
+            run = run._replace(shape=self._code.declaration.shape)
+            yield from statements.create(self._id, run.shape)
+        self._run, self._shape = run, run.shape
+        self._rows = yield from statements.rows(self._id, self._shape)
+        self._now = yield from statements.now()
+        self._states = {
+            node.name: self._rows[self._shape.seq(node.name)].state for node in self._shape.nodes
+        }
+
+    def _follow_jobs(self) -> Statements:
+        """Write down how jobs have ended that have not done so themselves: those that failed, and
+        children."""
+        jobs: list[StepJob] = yield from self._statements.jobs(self._id)
+        changes: list[dict[str, Any]] = []
+        for job in jobs:
+            if job.ended:
+                state = StepState.COMPLETED if job.completed else StepState.FAILED
+                changes.append(
+                    change(
+                        self._id, job.seq, state, output=job.result, finished_at=self._now,
+                        code=None if job.completed else job.code,
+                        error=None if job.completed else job.error,
+                    )
+                )  # fmt: skip
+                if job.seq in self._rows:
+                    row = self._rows[job.seq]
+                    self._rows[job.seq] = row._replace(
+                        state=state, code=job.code, error=job.error, finished_at=self._now
+                    )
+                    if job.seq > 0:
+                        self._states[row.name] = state
+        yield from self._statements.write(changes)
+
+    # Going on
+
+    def _go_on(self) -> Statements:
+        """Start what is ready. Return how the run has ended, or why it stops, or None."""
+        timeout = self._shape.timeout
+        if timeout is not None and self._now >= self._run.created_at + timedelta(seconds=timeout):
+            return (yield from self._stop(FAILURE, self._shape.graph, _TIMED_OUT, None))
+        yield from self._end_maps()
+        yield from self._end_waits()
+        blocked: set[str] = set()
+        while True:
+            found = progress(self._shape, self._states)
+            for node in found.skipped:
+                self._end(node, StepState.SKIPPED)
+            ready = [node for node in found.ready if node.name not in blocked]
+            if found.failed is not None or not ready:
+                break
+            for node in ready:
+                if not (yield from self._start(node)):
+                    blocked.add(node.name)
+        yield from self._flush()
+        if found.failed is not None:
+            name = found.failed.name
+            code, error = yield from self._error_of(name)
+            return (yield from self._stop(FAILURE, name, code, error))
+        if found.done:
+            return _Ended((yield from self._result()))
+        return None
+
+    def _end_maps(self) -> Statements:
+        maps = [
+            node
+            for node in self._shape.nodes
+            if node.kind is GraphKind.MAP and self._states[node.name] is StepState.RUNNING
+        ]
+        for name, items in (yield from self._statements.items(self._id, self._shape, maps)).items():
+            node = self._shape[name]
+            if items.failed and not node.optional:
+                self._end(
+                    node, StepState.FAILED, code=items.code, error=f"{items.name}: {items.error}"
+                )
+            elif not items.unfinished:
+                self._end(node, StepState.COMPLETED)
+            else:
+                seq = self._shape.seq(name)
+                self._change(seq, StepState.RUNNING, pending=items.unfinished)
+
+    def _end_waits(self) -> Statements:
+        """End sleeps and signals that have waited long enough, or for what is there now."""
+        waiting = [
+            node for node in self._shape.nodes if self._states[node.name] is StepState.WAITING
+        ]
+        if any(node.kind is GraphKind.SIGNAL for node in waiting):
+            yield from self._take_signals(
+                [node for node in waiting if node.kind is GraphKind.SIGNAL]
+            )
+        for node in waiting:
+            row = self._rows[self._shape.seq(node.name)]
+            if self._states[node.name] is not StepState.WAITING or not row.is_due:
+                continue
+            if node.kind is GraphKind.SLEEP:
+                self._end(node, StepState.COMPLETED)
+            elif node.kind is GraphKind.SIGNAL:
+                self._time_out(node)
+
+    def _take_signals(self, nodes: Sequence[Node]) -> Statements:
+        taken: dict[int, int] = {}
+        arrived = yield from self._statements.signals(self._id)
+        for node in nodes:
+            signal = next((one for one in arrived if one.name == node.name), None)
+            if signal is not None:
+                taken[signal.id] = self._shape.seq(node.name)
+                self._end(node, StepState.COMPLETED, output=signal.data)
+        yield from self._statements.take(taken)
+
+    def _time_out(self, node: Node) -> None:
+        if node.default is msgspec.UNSET:
+            self._end(
+                node,
+                StepState.FAILED,
+                code=_SIGNAL_TIMEOUT,
+                error=f"The signal {node.name!r} did not arrive in time.",
+            )
+        else:
+            self._end(node, StepState.COMPLETED, output=msgspec.json.encode(node.default).decode())
+
+    def _start(self, node: Node) -> Statements:
+        """Start a step that waits for nothing more. False: it has to wait for its code."""
+        if node.kind is GraphKind.STEP:
+            # Its own job checks its condition.
+            self._enqueue(self._jobs, node, step_job(self._shape, self._id, node))
+            return True
+        try:
+            inputs = yield from self._inputs(node)
+            if inputs is None:
+                return False
+            if node.conditional and not inputs.holds(self._code.steps[node.name]):
+                self._end(node, StepState.SKIPPED)
+                return True
+        except Exception as error:  # noqa: BLE001 -- A condition may raise anything.
+            self._end(
+                node,
+                StepState.FAILED,
+                code=code_of_error(error),
+                error=f"its condition failed: {describe_exception(error)}",
+            )
+            return True
+        match node.kind:
+            case GraphKind.SLEEP:
+                self._wait(node)
+            case GraphKind.SIGNAL:
+                self._wait(node)
+                yield from self._take_signals([node])
+            case GraphKind.CHILD:
+                args = inputs.write_object(self._code.steps[node.name].parameters)
+                job = new_job(str(node.flow), self._id, self._shape.seq(node.name), node.job, args)
+                self._enqueue(self._children, node, job, StepState.WAITING)
+            case _:
+                yield from self._start_map(node, inputs)
+        return True
+
+    def _inputs(self, node: Node) -> Statements:
+        """What the step can take; None if this process does not have its code."""
+        step = self._code.steps.get(node.name)
+        if step is None or (node.conditional and step.when is None):
+            self._change(
+                self._shape.seq(node.name),
+                StepState.PENDING,
+                code=_NO_CODE,
+                error=f"The code of graph {self._shape.graph!r} has no step {node.name!r}. "
+                "Deploy it again, or cancel the run.",
+            )
+            self._again = _LOOK_FOR_CODE
+            return None
+        names = [one.name for one in (*step.parameters, *step.condition)]
+        if node.over is not None:
+            names.append(node.over)
+        outputs = yield from self._statements.outputs(ranges(self._run, self._shape, names))
+        return Inputs(self._code, self._run, outputs)
+
+    def _wait(self, node: Node) -> None:
+        until = None if node.seconds is None else self._now + timedelta(seconds=node.seconds)
+        self._states[node.name] = StepState.WAITING
+        self._change(
+            self._shape.seq(node.name), StepState.WAITING, until=until, started_at=self._now
+        )
+
+    def _enqueue(
+        self,
+        jobs: list[tuple[int, int, NewJob]],
+        node: Node,
+        job: NewJob,
+        state: StepState = StepState.RUNNING,
+    ) -> None:
+        jobs.append((self._id, self._shape.seq(node.name), job))
+        self._states[node.name] = state
+
+    def _start_map(self, node: Node, inputs: Inputs) -> Statements:
+        """Start a job for each item."""
+        text = inputs.text(str(node.over))
+        items = [] if text is None else msgspec.json.decode(text)
+        if not isinstance(items, list) or len(items) >= MAX_ITEMS:
+            self._end(
+                node,
+                StepState.FAILED,
+                code="not_mappable",
+                error=f"{node.over!r} must be a list of fewer than {MAX_ITEMS:,} items.",
+            )
+            return
+        if not items:
+            self._end(node, StepState.COMPLETED)
+            return
+        first = self._shape.first_item(node.name)
+        task = f"{self._shape.graph}.{node.name}"
+        jobs = [
+            new_job(task, self._id, first + place, node.job, msgspec.json.encode({"item": item}))
+            for place, item in enumerate(items)
+        ]
+        enqueued = yield from self._store.enqueue_in(jobs)
+        yield from self._statements.add(
+            [
+                {
+                    "run": self._id, "seq": first + place, "kind": ITEM,
+                    "name": f"{node.name}[{place}]", "state": StepState.RUNNING,
+                    "job": made.job_id,
+                }
+                for place, made in enumerate(enqueued)
+            ]
+        )  # fmt: skip
+        self._states[node.name] = StepState.RUNNING
+        self._change(
+            self._shape.seq(node.name),
+            StepState.RUNNING,
+            pending=len(items),
+            started_at=self._now,
+        )
+
+    def _error_of(self, name: str) -> Statements:
+        seq = self._shape.seq(name)
+        if seq in self._changes or self._rows[seq].code is None:
+            rows = yield from self._statements.rows(self._id, self._shape)
+            return rows[seq].code, rows[seq].error
+        return self._rows[seq].code, self._rows[seq].error
+
+    def _result(self) -> Statements:
+        """The outputs of the steps that nothing waits for."""
+        nodes = leaves(self._shape)
+        names = [node.name for node in nodes]
+        outputs = yield from self._statements.outputs(ranges(self._run, self._shape, names))
+        inputs = Inputs(self._code, self._run, outputs)
+        texts = {name: inputs.text(name) for name in names}
+        yield from self._statements.write(
+            [change(self._id, self._shape.end, StepState.COMPLETED, finished_at=self._now)]
+        )
+        return {
+            name: None if text is None else msgspec.json.decode(text)
+            for name, text in texts.items()
+        }
+
+    # Writing
+
+    def _end(
+        self,
+        node: Node,
+        state: StepState,
+        *,
+        output: str | None = None,
+        code: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        self._states[node.name] = state
+        self._change(
+            self._shape.seq(node.name),
+            state,
+            output=output,
+            code=code,
+            error=error,
+            finished_at=self._now,
+        )
+
+    def _change(self, seq: int, state: StepState, **values: Any) -> None:
+        self._changes[seq] = change(self._id, seq, state, **values)
+
+    def _flush(self) -> Statements:
+        """Write what has changed, and count anew what the others wait for."""
+        for node in self._shape.nodes:
+            seq = self._shape.seq(node.name)
+            if self._states[node.name] is StepState.PENDING:
+                pending = count_pending(self._shape, node, self._states)
+                if seq in self._changes:
+                    self._changes[seq]["pending"] = pending
+                elif pending != self._rows[seq].pending:
+                    self._change(seq, StepState.PENDING, pending=pending)
+        ends = leaves(self._shape)
+        left = sum(not is_done(node, self._states[node.name]) for node in ends)
+        if left != self._rows[self._shape.end].pending:
+            self._change(self._shape.end, StepState.PENDING, pending=left)
+        yield from self._statements.write(list(self._changes.values()))
+        yield from start_jobs(self._statements, self._store, self._jobs)
+        yield from start_jobs(
+            self._statements, self._store, self._children, state=StepState.WAITING
+        )
+        self._jobs, self._children = [], []
+
+    # Ending without success
+
+    def _stop(self, kind: str, name: str, code: str | None, error: str | None) -> Statements:
+        stop = {"run": self._id, "kind": kind, "name": name, "code": code, "error": error}
+        yield from self._statements.stop([stop])
+        return GraphRow(0, kind, name, StepState.WAITING, None, False, None, code, error, None)
+
+    def _wind_down(self, stop: GraphRow) -> Statements:
+        """Cancel what runs, undo what was done, and end the run. None: it has to wait for that."""
+        jobs: list[StepJob] = yield from self._statements.jobs(self._id)
+        steps = [job for job in jobs if job.seq > 0 and not job.ended]
+        if steps:
+            if not self._is_stopped:
+                return _Stop([job.job_id for job in steps])
+            self._again = _LOOK_AGAIN
+        yield from self._statements.write(
+            [
+                change(self._id, self._shape.seq(node.name), StepState.PENDING)
+                for node in self._shape.nodes
+                if self._states[node.name] is StepState.WAITING and node.kind is not GraphKind.CHILD
+            ]
+        )
+        if steps:
+            return None
+        if stop.kind != FINISH and not (yield from self._compensate()):
+            return None
+        yield from self._statements.write(
+            [change(self._id, self._shape.end, StepState.COMPLETED, finished_at=self._now)]
+            if stop.kind == FINISH
+            else []
+        )
+        return (yield from self._outcome(stop))
+
+    def _outcome(self, stop: GraphRow) -> Statements:
+        if stop.kind == FINISH:
+            outputs = yield from self._statements.outputs([(self._id, 0, 0)])
+            text = outputs[self._id, 0].text
+            return _Ended(None if text is None else msgspec.json.decode(text))
+        if stop.kind == CANCEL:
+            return _Ended(error=Cancel(stop.error or "the run was cancelled"))
+        if stop.code == _TIMED_OUT and stop.name == self._shape.graph:
+            return _Ended(error=FlowTimeout(self._id, self._shape.timeout or 0))
+        seq = self._shape.seq(stop.name) if stop.name in self._shape else 0
+        return _Ended(error=StepFailed(stop.name, seq=seq, error=stop.error, error_code=stop.code))
+
+    def _compensate(self) -> Statements:
+        """Run the compensations one after another, the last completed step first. True: all ran."""
+        self._rows = yield from self._statements.rows(self._id, self._shape)
+        rows = {seq: row for seq, row in self._rows.items() if seq < 0}
+        if not rows:
+            done = [
+                (row.name, row.finished_at)
+                for seq, row in self._rows.items()
+                if 0 < seq < self._shape.end and row.state is StepState.COMPLETED
+            ]
+            nodes = compensations(self._shape, done)
+            rows = {
+                -place: GraphRow(
+                    -place, COMPENSATION, str(node.undo), StepState.REGISTERED, None, False, None,
+                    None, None, None,
+                )
+                for place, node in enumerate(nodes, start=1)
+            }  # fmt: skip
+            yield from self._statements.add(
+                [
+                    {
+                        "run": self._id, "seq": seq, "kind": COMPENSATION, "name": row.name,
+                        "state": row.state,
+                    }
+                    for seq, row in rows.items()
+                ]
+            )  # fmt: skip
+        if any(row.state is StepState.RUNNING for row in rows.values()):
+            return False
+        left = [seq for seq, row in rows.items() if row.state is StepState.REGISTERED]
+        if not left:
+            return True
+        seq = min(left)
+        node = next(node for node in self._shape.nodes if node.undo == rows[seq].name)
+        task = f"{self._shape.graph}.{node.undo}"
+        job = new_job(task, self._id, seq, node.undo_job)
+        yield from start_jobs(self._statements, self._store, [(self._id, seq, job)])
+        return False
+
+    # Waiting
+
+    def _suspend(self) -> Statements:
+        deadline = (
+            None
+            if self._shape.timeout is None or 0 in self._rows
+            else timedelta(seconds=self._shape.timeout)
+        )
+        if self._again is not None:
+            again = self._now + self._again - self._run.created_at
+            deadline = again if deadline is None else min(again, deadline)
+        answer = yield from self._statements.suspend_one(
+            Suspension(
+                run=self._id,
+                token=self._ctx.token,
+                started=self._ctx.started_us,
+                finished=self._ctx.elapsed_us,
+                waits=[],
+                deadline=None if deadline is None else deadline // timedelta(microseconds=1),
+            )
+        )
+        if answer == "lost":
+            raise ClaimLost(self._id, self._ctx.token)
+        return answer

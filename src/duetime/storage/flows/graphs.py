@@ -1,0 +1,314 @@
+"""What runs of graphs record and wait for, as statements without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from duetime.domain.flows.flow import StepState, SuspendAnswer, Suspension
+from duetime.domain.flows.graph import MAX_ITEMS, Node, Shape, leaves
+from duetime.domain.jobs.job import JobState
+from duetime.domain.reasons import describe_error
+from duetime.storage.flows.runs import FlowStatements
+from duetime.storage.store import Statements, run_many
+
+END = "end"
+"""The kind of the row that every step leads to."""
+ITEM = "item"
+
+
+class GraphRun(NamedTuple):
+    """A run, with the graph that it was started with."""
+
+    id: int
+    shape: Shape | None
+    """None: its job has not run yet."""
+    args: dict[str, msgspec.Raw]
+    created_at: datetime
+
+
+class GraphRow(NamedTuple):
+    """A row of a run."""
+
+    seq: int
+    kind: str
+    name: str
+    state: StepState
+    pending: int | None
+    is_due: bool
+    job_id: int | None
+    code: str | None
+    error: str | None
+    finished_at: datetime | None
+
+
+class Output(NamedTuple):
+    """What a step has put out, as JSON."""
+
+    state: StepState
+    text: str | None
+    job_id: int | None
+
+
+class Items(NamedTuple):
+    """How the items of a map stand."""
+
+    total: int
+    unfinished: int
+    failed: int
+    name: str | None
+    """Of the first that failed; then its error."""
+    code: str | None
+    error: str | None
+
+
+class StepJob(NamedTuple):
+    """The job of a step that has not ended in its run."""
+
+    seq: int
+    job_id: int
+    ended: bool
+    completed: bool
+    code: str | None
+    error: str | None
+    result: str | None
+    finished_at: datetime | None
+
+
+class Arrived(NamedTuple):
+    """A signal that has not been taken."""
+
+    id: int
+    name: str
+    data: str | None
+
+
+class Released(NamedTuple):
+    """A row that waits for steps, after some of them have ended."""
+
+    run: int
+    seq: int
+    pending: int
+    state: StepState
+    stopping: bool
+    """The run stops: nothing starts any more."""
+
+
+class GraphStatements(FlowStatements):
+    """Statements of graphs. `lock` the runs before anything is written."""
+
+    def lock(self, runs: Iterable[int]) -> Statements:
+        yield from self._dialect.run("flow_lock", sorted(set(runs)))
+
+    def runs(self, runs: Sequence[int]) -> Statements:
+        """Return `{id: GraphRun}`. Reads only."""
+        rows = yield from self._dialect.run("graph_runs", list(runs))
+        return {
+            run: GraphRun(
+                run,
+                None if shape is None else _decode_shape(shape),
+                _decode_args(args),
+                self._dialect.moment(created_at),
+            )
+            for run, shape, args, created_at in rows
+        }
+
+    def is_held(self, run: int, token: int) -> Statements:
+        return bool((yield from self._dialect.run("graph_held", {"run": run, "token": token})))
+
+    def create(self, run: int, shape: Shape) -> Statements:
+        """Store the graph of a run, and add a row for each of its steps and for its end."""
+        text = msgspec.json.encode(shape).decode()
+        yield from self._dialect.run("graph_create", {"run": run, "shape": self._json(text)})
+        rows = [
+            _new_row(run, shape.seq(node.name), node.kind, node.name, len(node.after))
+            for node in shape.nodes
+        ]
+        rows.append(_new_row(run, shape.end, END, END, len(leaves(shape))))
+        yield from self.add(rows)
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> Statements:
+        yield from run_many(self._dialect, "graph_add", self._with_json(rows))
+
+    def rows(self, run: int, shape: Shape) -> Statements:
+        """Return the rows of a run by their numbers, without the items of maps."""
+        rows = yield from self._dialect.run("graph_rows", {"run": run, "last": shape.end})
+        moment = self._dialect.moment
+        return {
+            seq: GraphRow(
+                seq, kind, name, StepState(state), pending, bool(is_due), job_id, code, error,
+                None if finished_at is None else moment(finished_at),
+            )
+            for seq, kind, name, state, pending, is_due, job_id, code, error, finished_at in rows
+        }  # fmt: skip
+
+    def outputs(self, ranges: Sequence[tuple[int, int, int]]) -> Statements:
+        """Return `{(run, seq): Output}` for ranges (run, first, last). Reads only."""
+        documents = [{"run": run, "first": first, "last": last} for run, first, last in ranges]
+        rows = yield from self._dialect.run("graph_outputs", documents)
+        return {
+            (run, seq): Output(StepState(state), text, job_id)
+            for run, seq, state, text, job_id in rows
+        }
+
+    def items(self, run: int, shape: Shape, nodes: Sequence[Node]) -> Statements:
+        """Return how the items of maps stand, by the names of the maps."""
+        if not nodes:
+            return {}
+        names = {shape.first_item(node.name): node.name for node in nodes}
+        documents = [{"run": run, "first": first, "last": first + MAX_ITEMS - 2} for first in names]
+        rows = yield from self._dialect.run("graph_items", documents)
+        return {names[row[0]]: Items(*row[1:]) for row in rows}
+
+    def write(self, changes: Sequence[Mapping[str, Any]]) -> Statements:
+        """Write what became of rows; see `change`."""
+        if changes:
+            yield from run_many(self._dialect, "graph_write", self._with_json(changes))
+
+    def release(self, counts: Mapping[tuple[int, int], int]) -> Statements:
+        """Count down rows (run, seq) by the number of steps that have ended; return `Released`."""
+        documents = [
+            {"run": run, "seq": seq, "by": by} for (run, seq), by in sorted(counts.items())
+        ]
+        rows = yield from run_many(self._dialect, "graph_release", documents)
+        return [
+            Released(run, seq, pending, StepState(state), bool(stopping))
+            for run, seq, pending, state, stopping in rows
+        ]
+
+    def stop(self, stops: Sequence[Mapping[str, Any]]) -> Statements:
+        """Stop runs, for the first reason that is given: `run`, `kind`, `name`, `output`, `code`,
+        `error`."""
+        if stops:
+            yield from self._dialect.run("graph_stop", self._with_json(stops))
+
+    def jobs(self, run: int) -> Statements:
+        """Return the jobs of steps that have not ended, as `StepJob`."""
+        rows = yield from self._dialect.run("graph_jobs", {"run": run})
+        return [
+            StepJob(
+                seq,
+                job_id,
+                state == "gone" or JobState(state).finished,
+                state == JobState.COMPLETED,
+                "job_gone" if state == "gone" else code,
+                describe_error(code, None if facts is None else msgspec.json.decode(facts), error),
+                result,
+                None if finished_at is None else self._dialect.moment(finished_at),
+            )
+            for seq, job_id, state, code, error, facts, result, finished_at in rows
+        ]
+
+    def signals(self, run: int) -> Statements:
+        rows = yield from self._dialect.run("graph_signals", {"run": run})
+        return [Arrived(*row) for row in rows]
+
+    def take(self, signals: Mapping[int, int]) -> Statements:
+        """Record which waits took these signals."""
+        if signals:
+            documents = [{"id": signal, "seq": seq} for signal, seq in signals.items()]
+            yield from self._dialect.run("graph_take", documents)
+
+    def wake(self, runs: Iterable[int]) -> Statements:
+        """Have suspended runs go on."""
+        if found := sorted(set(runs)):
+            yield from self._dialect.run("graph_wake", found)
+
+    def unsettled(self) -> Statements:
+        """Return suspended runs that were not told that a job of theirs has ended. Reads only."""
+        rows = yield from self._dialect.run("graph_unsettled", {})
+        return [run for (run,) in rows]
+
+    def suspend_one(self, suspension: Suspension) -> Statements:
+        answers: list[SuspendAnswer] = yield from self.suspend([suspension])
+        return answers[0]
+
+    def reset(self, run: int, shape: Shape, pending: Mapping[str, int], *, end: int) -> Statements:
+        """Have steps run again, each after so many others; the run goes on."""
+        documents = [
+            {"run": run, "seq": shape.seq(name), "pending": count}
+            for name, count in pending.items()
+        ]
+        documents.append({"run": run, "seq": shape.end, "pending": end})
+        yield from run_many(self._dialect, "graph_reset", documents)
+        ranges = [{"run": run, "first": -len(shape.nodes), "last": 0}]
+        ranges += [
+            {"run": run, "first": first, "last": first + MAX_ITEMS - 2}
+            for first in (shape.first_item(name) for name in pending)
+        ]
+        yield from run_many(self._dialect, "graph_forget", ranges)
+
+    def copy(self, run: int, copy: int, shape: Shape) -> Statements:
+        """Copy the rows of a run to another."""
+        text = msgspec.json.encode(shape).decode()
+        yield from self._dialect.run("graph_create", {"run": copy, "shape": self._json(text)})
+        last = (len(shape.nodes) + 1) * MAX_ITEMS
+        yield from self._dialect.run(
+            "graph_copy", [{"run": run, "copy": copy, "first": 1, "last": last}]
+        )
+
+    def now(self) -> Statements:
+        return (yield from self._dialect.now())
+
+    # JSON
+
+    def _json(self, text: str | None) -> Any:
+        """JSON as the backend takes it: SQLite would parse it and write it again."""
+        return msgspec.Raw(text.encode()) if text is not None and self._dialect.arms else text
+
+    def _with_json(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            {**row, "output": self._json(row["output"])} if "output" in row else dict(row)
+            for row in rows
+        ]
+
+
+def change(
+    run: int,
+    seq: int,
+    state: StepState,
+    *,
+    output: str | None = None,
+    code: str | None = None,
+    error: str | None = None,
+    until: datetime | None = None,
+    job: int | None = None,
+    pending: int | None = None,
+    attempt: int | None = None,
+    started_at: datetime | None = None,
+    finished_at: datetime | None = None,
+) -> dict[str, Any]:
+    """What became of a row. What is None of `job`, `pending`, `attempt` and `started_at` stays."""
+    return {
+        "run": run, "seq": seq, "state": state, "output": output, "code": code, "error": error,
+        "until": until, "job": job, "pending": pending, "attempt": attempt,
+        "started_at": started_at, "finished_at": finished_at,
+    }  # fmt: skip
+
+
+def _new_row(run: int, seq: int, kind: str, name: str, pending: int) -> dict[str, Any]:
+    return {
+        "run": run, "seq": seq, "kind": kind, "name": name, "state": StepState.PENDING,
+        "pending": pending,
+    }  # fmt: skip
+
+
+_shapes: dict[str, Shape] = {}
+_MAX_SHAPES = 100
+
+
+def _decode_shape(text: str) -> Shape:
+    """Read a shape; those of the last runs are kept, since most runs share one."""
+    found = _shapes.get(text)
+    if found is None:
+        if len(_shapes) >= _MAX_SHAPES:
+            _shapes.clear()
+        found = _shapes[text] = msgspec.json.decode(text, type=Shape)
+    return found
+
+
+def _decode_args(text: str) -> dict[str, msgspec.Raw]:
+    return msgspec.json.decode(text, type=dict[str, msgspec.Raw])

@@ -1,0 +1,618 @@
+"""Graphs run on every backend: joins, conditions, maps, waits, failures, and what undoes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from duetime import Constant, Context, Duetime, Finish, JobFailed, JobState
+from tests.conftest import Backend
+from tests.waiting import until
+
+SOON = Constant("10ms", max_attempts=2)
+
+
+class Payment(msgspec.Struct):
+    id: int
+    amount: int
+
+
+@pytest.fixture
+async def app(backend: Backend) -> AsyncIterator[Duetime]:
+    app = Duetime(
+        backend.url, migrate=True, lease="20s", heartbeat="500ms", rescue_every="200ms", grace="5s"
+    )
+    yield app
+    await app.close()
+
+
+async def test_outputs_and_arguments_are_passed_by_name(app: Duetime) -> None:
+    graph = app.graph("onboard")
+
+    @graph.step
+    async def create(email: str) -> Payment:
+        return Payment(len(email), 7)
+
+    @graph.step
+    def welcome(create: Payment, email: str, greeting: str = "Hello") -> str:
+        return f"{greeting} {email}, you are {create.id}"
+
+    async with app.worker():
+        run = await graph.start(email="a@b")
+        assert await run.result() == {"welcome": "Hello a@b, you are 3"}
+
+
+async def test_a_join_runs_once_however_many_branches_end_at_the_same_time(app: Duetime) -> None:
+    graph = app.graph("wide")
+    branches = 30
+    together = asyncio.Event()
+    arrived = 0
+    joined: list[int] = []
+
+    async def branch(number: int) -> int:
+        nonlocal arrived
+        arrived += 1
+        if arrived == branches * 3:
+            together.set()
+        await together.wait()
+        return number
+
+    steps = [
+        graph.step(name=f"b{number}")(_returning(branch, number)) for number in range(branches)
+    ]
+
+    @graph.step(after=steps)
+    async def join(run: int) -> int:
+        joined.append(run)
+        return run
+
+    async with app.worker(concurrency=60), app.worker(concurrency=60):
+        runs = [await graph.start(run=number) for number in range(3)]
+        results = [await run.result() for run in runs]
+
+    assert results == [{"join": number} for number in range(3)]
+    assert sorted(joined) == [0, 1, 2]
+
+
+def _returning(function: Any, number: int) -> Any:
+    async def step() -> int:
+        return await function(number)
+
+    return step
+
+
+async def test_steps_that_do_not_wait_for_each_other_run_side_by_side(app: Duetime) -> None:
+    graph = app.graph("parallel")
+    met = asyncio.Barrier(2)
+
+    @graph.step
+    async def left() -> None:
+        await met.wait()
+
+    @graph.step
+    async def right() -> None:
+        await met.wait()
+
+    async with app.worker():
+        assert await (await graph.start()).result() == {"left": None, "right": None}
+
+
+async def test_a_false_condition_skips_a_step_and_what_needs_it(app: Duetime) -> None:
+    graph = app.graph("branches")
+    ran: list[str] = []
+
+    @graph.step
+    async def pay(amount: int) -> Payment:
+        return Payment(1, amount)
+
+    @graph.step(when=lambda pay: pay.amount > 100)
+    async def review(pay: Payment) -> str:
+        ran.append("review")
+        return "ok"
+
+    @graph.step
+    async def file_review(review: str) -> str:
+        ran.append("file_review")
+        return review
+
+    @graph.step(after=[file_review])
+    async def after_review() -> None:
+        ran.append("after_review")
+
+    @graph.step
+    async def close(pay: Payment, review: str | None, file_review: str = "none") -> str:
+        ran.append("close")
+        return f"{pay.amount} {review} {file_review}"
+
+    async with app.worker():
+        small = await graph.start(amount=5)
+        assert await small.result() == {"after_review": None, "close": "5 None none"}
+        assert ran == ["close"]
+        large = await graph.start(amount=500)
+        assert await large.result() == {"after_review": None, "close": "500 ok ok"}
+
+    states = {step.name: step.state for step in await small.steps()}
+    assert states["review"] == states["file_review"] == states["after_review"] == "skipped"
+    assert sorted(ran[1:]) == ["after_review", "close", "file_review", "review"]
+
+
+async def test_the_run_goes_on_without_an_optional_step_that_failed(app: Duetime) -> None:
+    graph = app.graph("shaky", retry=SOON)
+    attempts: list[int] = []
+
+    @graph.step(optional=True)
+    async def score(ctx: Context) -> int:
+        attempts.append(ctx.attempt)
+        raise RuntimeError("no score")
+
+    @graph.step
+    async def decide(score: int | None) -> str:
+        return "unknown" if score is None else "known"
+
+    async with app.worker():
+        run = await graph.start()
+        assert await run.result() == {"decide": "unknown"}
+
+    assert attempts == [1, 2]
+    [failed] = [step for step in await run.steps() if step.name == "score"]
+    assert (failed.state, failed.error) == ("failed", "no score")
+
+
+async def test_a_map_yields_its_results_in_order(app: Duetime) -> None:
+    graph = app.graph("labels")
+
+    @graph.step
+    async def load(count: int) -> list[Payment]:
+        return [Payment(number, number * 10) for number in range(count)]
+
+    @graph.map(over=load)
+    async def label(item: Payment, prefix: str) -> str:
+        await asyncio.sleep(0.001 * (item.id % 5))
+        return f"{prefix}{item.amount}"
+
+    @graph.step
+    async def total(label: list[str]) -> int:
+        return len(label)
+
+    @graph.step
+    async def show(label: list[str]) -> str:
+        return " ".join(label)
+
+    async with app.worker():
+        many = await graph.start(count=25, prefix="#")
+        none = await graph.start(count=0, prefix="#")
+
+        expected = " ".join(f"#{number * 10}" for number in range(25))
+        assert await many.result() == {"total": 25, "show": expected}
+        assert await none.result() == {"total": 0, "show": ""}
+
+
+async def test_a_map_may_go_over_an_argument_and_be_the_last_step(app: Duetime) -> None:
+    graph = app.graph("double")
+
+    @graph.map(over="numbers")
+    def double(number: int) -> int:
+        return 2 * number
+
+    async with app.worker():
+        assert await (await graph.start(numbers=[3, 1, 2])).result() == {"double": [6, 2, 4]}
+
+
+async def test_an_item_that_fails_fails_the_run(app: Duetime) -> None:
+    graph = app.graph("fragile", retry=SOON)
+
+    @graph.map(over="numbers")
+    async def invert(number: int) -> float:
+        return 1 / number
+
+    @graph.step
+    async def total(invert: list[float]) -> float:
+        return sum(invert)
+
+    async with app.worker():
+        run = await graph.start(numbers=[1, 0, 4])
+        with pytest.raises(JobFailed, match=r"invert\[1\]: division by zero"):
+            await run.result()
+
+    states = {step.name: step.state for step in await run.steps()}
+    assert states["total"] == "pending"
+
+
+async def test_a_failed_item_of_an_optional_map_yields_none(app: Duetime) -> None:
+    graph = app.graph("tolerant", retry=SOON)
+
+    @graph.map(over="numbers", optional=True)
+    async def invert(number: int) -> float:
+        return 1 / number
+
+    @graph.step
+    async def collect(invert: list[float | None] | None) -> list[float | None]:
+        return invert or []
+
+    async with app.worker():
+        run = await graph.start(numbers=[1, 0, 4])
+        assert await run.result() == {"collect": [1.0, None, 0.25]}
+
+
+async def test_a_sleep_holds_no_worker(app: Duetime) -> None:
+    graph = app.graph("sleepy")
+
+    @graph.step
+    async def before() -> str:
+        return "before"
+
+    nap = graph.sleep("nap", "60ms", after=[before])
+
+    @graph.step(after=[nap])
+    async def later(before: str) -> str:
+        return before
+
+    async with app.worker(concurrency=1):
+        runs = [await graph.start() for _ in range(5)]
+        for run in runs:
+            assert await run.result() == {"later": "before"}
+            [slept] = [step for step in await run.steps() if step.name == "nap"]
+            assert slept.started_at is not None
+            assert slept.finished_at is not None
+            assert (slept.finished_at - slept.started_at).total_seconds() >= 0.06
+
+
+async def test_signals_are_waited_for(app: Duetime) -> None:
+    graph = app.graph("approval")
+    graph.signal("approved", timeout="1h", default=False)
+
+    @graph.step(when=lambda approved: approved)
+    async def ship(approved: dict[str, str]) -> str:
+        return approved["by"]
+
+    async with app.worker():
+        early = await graph.start()
+        await early.signal("approved", {"by": "ann"})
+        late = await graph.start()
+        await until(lambda: _is_waiting(late, "approved"))
+        await late.signal("approved", {"by": "bob"})
+
+        assert await early.result() == {"ship": "ann"}
+        assert await late.result() == {"ship": "bob"}
+
+
+async def _is_waiting(run: Any, name: str) -> bool:
+    return any(step.name == name and step.state == "waiting" for step in await run.steps())
+
+
+async def test_a_signal_that_does_not_arrive_yields_its_default(app: Duetime) -> None:
+    graph = app.graph("impatient")
+    graph.signal("approved", timeout="30ms", default=False)
+
+    @graph.step
+    async def answer(approved: bool) -> str:
+        return "yes" if approved else "no"
+
+    async with app.worker():
+        assert await (await graph.start()).result() == {"answer": "no"}
+
+
+async def test_a_signal_without_a_default_fails_the_run(app: Duetime) -> None:
+    graph = app.graph("strict")
+    graph.signal("approved", timeout="30ms")
+
+    async with app.worker():
+        with pytest.raises(JobFailed, match="'approved' did not arrive in time"):
+            await (await graph.start()).result()
+
+
+async def test_children_are_flows_of_their_own(app: Duetime) -> None:
+    inner = app.graph("inner")
+
+    @inner.step
+    async def square(number: int) -> int:
+        return number**2
+
+    outer = app.graph("outer")
+
+    @outer.step
+    async def number(text: str) -> int:
+        return int(text)
+
+    outer.child("inner", inner)
+
+    @outer.step
+    async def show(inner: dict[str, int]) -> str:
+        return str(inner["square"])
+
+    async with app.worker():
+        assert await (await outer.start(text="7")).result() == {"show": "49"}
+
+
+async def test_a_child_that_fails_fails_the_run(app: Duetime) -> None:
+    inner = app.graph("inner", retry=Constant("1ms", max_attempts=1))
+
+    @inner.step
+    async def explode() -> None:
+        raise RuntimeError("boom")
+
+    outer = app.graph("outer")
+    outer.child("inner", inner)
+
+    async with app.worker():
+        with pytest.raises(JobFailed, match=r"Step 'inner' failed.*boom"):
+            await (await outer.start()).result()
+
+
+async def test_finish_completes_the_run_at_once(app: Duetime) -> None:
+    graph = app.graph("early")
+    stopped: list[str] = []
+    started = asyncio.Event()
+
+    @graph.step
+    async def slow() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            stopped.append("slow")
+            raise
+
+    @graph.step
+    async def check() -> int | Finish:
+        await started.wait()
+        return Finish({"known": True})
+
+    @graph.step
+    async def never(check: int) -> None:
+        stopped.append("never")
+
+    @graph.on_failure(check)
+    async def undo() -> None:
+        stopped.append("undo")
+
+    async with app.worker():
+        assert await (await graph.start()).result() == {"known": True}
+
+    assert stopped == ["slow"]
+
+
+async def test_compensations_run_in_reverse_order_of_completion(app: Duetime) -> None:
+    graph = app.graph("saga", retry=SOON)
+    done: list[str] = []
+
+    @graph.step
+    async def charge(order: int) -> Payment:
+        return Payment(order, 5)
+
+    @graph.on_failure(charge)
+    async def refund(charge: Payment, order: int) -> None:
+        done.append(f"refund {charge.amount} of {order}")
+
+    @graph.step
+    async def reserve(charge: Payment) -> str:
+        return "shelf 9"
+
+    @graph.on_failure(reserve)
+    def release(reserve: str) -> None:
+        if len(done) == 0:
+            done.append("failed once")
+            raise RuntimeError("not yet")
+        done.append(f"release {reserve}")
+
+    @graph.step(after=[reserve])
+    async def ship() -> None:
+        raise RuntimeError("no van")
+
+    @graph.on_failure(ship)
+    async def recall() -> None:
+        done.append("recall")
+
+    async with app.worker():
+        run = await graph.start(order=7)
+        with pytest.raises(JobFailed, match="Step 'ship' failed: no van"):
+            await run.result()
+
+    assert done == ["failed once", "release shelf 9", "refund 5 of 7"]
+    assert await run.status() is JobState.DEAD
+
+
+async def test_a_compensation_that_fails_does_not_keep_the_others_from_running(
+    app: Duetime,
+) -> None:
+    graph = app.graph("saga", retry=Constant("1ms", max_attempts=1))
+    done: list[str] = []
+
+    @graph.step
+    async def one() -> None: ...
+
+    @graph.on_failure(one)
+    async def undo_one() -> None:
+        done.append("one")
+
+    @graph.step(after=[one])
+    async def two() -> None: ...
+
+    @graph.on_failure(two)
+    async def undo_two() -> None:
+        raise RuntimeError("cannot")
+
+    @graph.step(after=[two])
+    async def three() -> None:
+        raise RuntimeError("boom")
+
+    async with app.worker():
+        run = await graph.start()
+        with pytest.raises(JobFailed, match="boom"):
+            await run.result()
+
+    assert done == ["one"]
+    states = {step.name: step.state for step in await run.steps()}
+    assert (states["undo_one"], states["undo_two"]) == ("completed", "failed")
+
+
+async def test_a_failure_stops_the_steps_that_run(app: Duetime) -> None:
+    graph = app.graph("stopping", retry=Constant("1ms", max_attempts=1))
+    stopped: list[str] = []
+    started = asyncio.Event()
+
+    @graph.step
+    async def slow() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            stopped.append("slow")
+            raise
+
+    @graph.step
+    async def fail() -> None:
+        await started.wait()
+        raise RuntimeError("boom")
+
+    @graph.step(after=[slow])
+    async def never() -> None:
+        stopped.append("never")
+
+    async with app.worker():
+        with pytest.raises(JobFailed, match="boom"):
+            await (await graph.start()).result()
+
+    assert stopped == ["slow"]
+
+
+async def test_a_run_times_out_with_its_waits(app: Duetime) -> None:
+    graph = app.graph("slow", timeout="50ms")
+    graph.signal("never")
+
+    async with app.worker():
+        run = await graph.start()
+        with pytest.raises(JobFailed, match="did not finish within its timeout"):
+            await run.result()
+
+
+async def test_a_step_commits_with_what_it_has_written(app: Duetime, backend: Backend) -> None:
+    graph = app.graph("exact")
+
+    @graph.step
+    async def write(ctx: Context) -> int:
+        async with ctx.transaction() as connection:
+            await ctx.complete(41, tx=connection)
+        return 41
+
+    @graph.step
+    async def read(write: int) -> int:
+        return write + 1
+
+    async with app.worker():
+        assert await (await graph.start()).result() == {"read": 42}
+
+
+async def test_an_output_that_cannot_be_stored_fails_its_step_at_once(app: Duetime) -> None:
+    graph = app.graph("large")
+    calls: list[int] = []
+
+    @graph.step
+    async def dump() -> str:
+        calls.append(1)
+        return "x" * 100_000
+
+    async with app.worker():
+        with pytest.raises(JobFailed, match="'dump' has 100,002 bytes of JSON, and the limit"):
+            await (await graph.start()).result()
+
+    assert calls == [1]
+
+
+async def test_a_run_goes_on_by_the_graph_it_was_started_with(app: Duetime) -> None:
+    old = app.graph("release")
+    old.signal("go")
+
+    @old.step(after=["go"])
+    async def first() -> str:
+        return "old first"
+
+    @old.step
+    async def last(first: str) -> str:
+        return f"old last after {first}"
+
+    async with app.worker():
+        run = await old.start()
+        await until(lambda: _is_waiting(run, "go"))
+
+    new = Duetime(app.settings.database, heartbeat="500ms")
+    changed = new.graph("release")
+    changed.signal("go")
+
+    @changed.step(name="first", after=["go"])
+    async def new_first() -> str:
+        return "new first"
+
+    @changed.step
+    async def between(first: str) -> str:
+        return f"new between after {first}"
+
+    @changed.step(name="last")
+    async def new_last(first: str, between: str = "nothing") -> str:
+        return f"new last after {first} and {between}"
+
+    try:
+        async with new.worker():
+            await new.flows[run.id].signal("go")
+            assert await new.flows[run.id].result() == {
+                "last": "new last after new first and nothing"
+            }
+            again = await changed.start()
+            await again.signal("go")
+            assert await again.result() == {
+                "last": "new last after new first and new between after new first"
+            }
+    finally:
+        await new.close()
+
+
+async def test_a_step_whose_code_is_gone_is_parked_by_name(app: Duetime) -> None:
+    old = app.graph("release")
+    old.signal("go")
+
+    @old.step(after=["go"])
+    async def removed() -> str:
+        return "done"
+
+    async with app.worker():
+        run = await old.start()
+        await until(lambda: _is_waiting(run, "go"))
+
+    new = Duetime(app.settings.database, heartbeat="500ms")
+    new.graph("release").signal("go")
+    try:
+        async with new.worker():
+            await new.flows[run.id].signal("go")
+
+            async def is_parked() -> bool:
+                [step] = [one for one in await new.flows[run.id].steps() if one.name == "removed"]
+                if step.job_id is None:
+                    return False
+                job = await new.jobs.get(step.job_id)
+                return job.state is JobState.PARKED and "release.removed" in str(job.parked_reason)
+
+            await until(is_parked)
+    finally:
+        await new.close()
+    async with app.worker():
+        assert await run.result() == {"removed": "done"}
+
+
+async def test_starts_with_the_same_key_are_one_run(app: Duetime) -> None:
+    graph = app.graph("keyed")
+
+    @graph.step
+    async def only(number: int) -> int:
+        return number
+
+    one = await graph.using(key="order:7").start(number=1)
+    two = await graph.using(key="order:7").start(number=2)
+
+    assert one.id == two.id
+    assert (one.created, two.created) == (True, False)
+    async with app.worker():
+        assert await two.result() == {"only": 1}
