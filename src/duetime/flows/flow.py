@@ -6,6 +6,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime, timedelta
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -44,9 +45,11 @@ FAILED = StepState.FAILED.value
 _IN_PLACE = timedelta(seconds=1)
 """A retry that is due so soon is waited for; else the run is suspended."""
 _TURNS = 3
-"""So many turns of the event loop nothing runs, before a run is suspended: what `gather` has just
-made needs one to start."""
+"""A run is suspended when it did nothing for so many turns of the event loop: what `gather` has
+just made needs one to start."""
 _MAX_CONCURRENCY = 100
+_BRANCH_CALLS = 1_000_000
+"""Calls in branches are numbered from here, in the order in which they were first made."""
 _TIMED_OUT = "timed_out"
 _NO_DEFAULT: Any = object()
 
@@ -55,6 +58,30 @@ Policy = tuple[RetryPolicy, tuple[type[BaseException], ...]]
 
 class Suspended(BaseException):
     """Unwinds a flow's function: it waits for something that has not happened yet."""
+
+
+class _Branch:
+    """An asyncio task that makes calls of a flow, one after the other.
+
+    How fast branches get on differs from one activation to the next, so each counts its own calls.
+    """
+
+    __slots__ = ("branches", "calls", "flow", "path", "task")
+
+    def __init__(self, flow: Flow, path: str, task: asyncio.Task[Any] | None) -> None:
+        self.flow = flow
+        self.path = path
+        """Empty for the function itself; else a number for each level: `2`, `2.1`."""
+        self.task = task
+        self.calls = 0
+        self.branches = 0
+
+    def fork(self) -> _Branch:
+        self.branches += 1
+        return _Branch(self.flow, f"{self.path}.{self.branches}".lstrip("."), None)
+
+
+_current: ContextVar[_Branch | None] = ContextVar("duetime_flow_branch", default=None)
 
 
 class Flow:
@@ -79,8 +106,17 @@ class Flow:
         self._signals = loaded.signals
         self._policy = policy
         self._random = random.Random()
-        self._seq = 0
+        self._main = _Branch(self, "", asyncio.current_task())
+        self._called: set[int] = set()
+        self._places = {
+            record.place: seq for seq, record in self._records.items() if record.place is not None
+        }
+        """The numbers of calls in branches, by where they are made."""
+        self._place_of = {seq: place for place, seq in self._places.items()}
+        self._last_in_branches = max(self._place_of, default=_BRANCH_CALLS)
         self._active = 0
+        self._moves = 0
+        """Counts the calls and branches that began: whether the function gets on."""
         self._blocked: list[asyncio.Future[None]] = []
         self._suspending = False
         self.waits: list[int] = []
@@ -170,8 +206,12 @@ class Flow:
     def gather(self, *calls: Awaitable[A]) -> Awaitable[tuple[A, ...]]: ...
 
     def gather(self, *calls: Awaitable[Any]) -> Awaitable[Any]:
-        """Wait for several calls, side by side. All end before the first error is raised."""
-        return _gather(calls)
+        """Wait for several calls, side by side. All end before the first error is raised.
+
+        Coroutines that make several calls of the flow are branches, which run side by side too.
+        """
+        here = self._branch()
+        return _gather([_in_branch(here.fork(), call) for call in calls])
 
     # Waits
 
@@ -237,7 +277,8 @@ class Flow:
         """Whether this run may use code that was added under this name: True for runs that come
         here for the first time, False for those that had passed before the code was there."""
         check_name(name, what="version's name")
-        record = self._records.get(self._seq + 1)
+        here = self._branch()
+        record = self._records.get(self._number(here, here.calls + 1))
         if record is not None and (record.kind, record.name) != ("version", name):
             return False
         seq, record = self._call("version", name)
@@ -251,27 +292,58 @@ class Flow:
         """Take the next number, and what is recorded under it."""
         if self._suspending:
             raise Suspended
-        self._seq += 1
-        record = self._records.get(self._seq)
+        here = self._branch()
+        seq, record = self._next(here)
         while record is not None and record.kind == "version" and kind != "version":
             # Code that no longer asks for a version is newer than it.
-            self._seq += 1
-            record = self._records.get(self._seq)
+            seq, record = self._next(here)
         if record is not None and (record.kind, record.name) != (kind, name):
             raise FlowChanged(
                 self.id,
-                seq=self._seq,
+                seq=seq,
                 recorded=f"{record.kind} {record.name!r}",
                 called=f"{kind} {name!r}",
             )
-        return self._seq, record
+        return seq, record
+
+    def _branch(self) -> _Branch:
+        """The branch that makes a call. A task that was made by other means than `gather` becomes
+        one when it makes its first call."""
+        task = asyncio.current_task()
+        branch = _current.get()
+        if branch is None or branch.flow is not self:
+            branch = self._main
+        if branch.task is not task:
+            branch = branch.fork()
+            branch.task = task
+            _current.set(branch)
+        return branch
+
+    def _next(self, branch: _Branch) -> tuple[int, StepRecord | None]:
+        branch.calls += 1
+        self._moves += 1
+        seq = self._number(branch, branch.calls)
+        self._called.add(seq)
+        return seq, self._records.get(seq)
+
+    def _number(self, branch: _Branch, call: int) -> int:
+        """The number under which this call of a branch is recorded, or will be."""
+        if branch is self._main:
+            return call
+        place = f"{branch.path}:{call}"
+        seq = self._places.get(place)
+        if seq is None:
+            self._last_in_branches += 1
+            seq = self._places[place] = self._last_in_branches
+            self._place_of[seq] = place
+        return seq
 
     def check_finished(self) -> None:
         """The function returned: nothing may be recorded that it did not come to."""
         later = [
             record
             for record in self._records.values()
-            if record.seq > self._seq and record.kind != "version"
+            if record.seq > 0 and record.seq not in self._called and record.kind != "version"
         ]
         if later:
             record = min(later, key=lambda record: record.seq)
@@ -438,6 +510,7 @@ class Flow:
             name=name,
             state=state,
             attempt=attempt,
+            place=self._place_of.get(seq),
             output=None if output is None else msgspec.Raw(output.encode()),
             wait=None if wait is None else wait // timedelta(microseconds=1),
             started=now if started is None else started,
@@ -503,7 +576,7 @@ class Flow:
     def _stop(self) -> None:
         self._active -= 1
         if self._blocked and not self._active:
-            self._check(_TURNS)
+            self._check(_TURNS, self._moves)
 
     async def _block(self, seq: int) -> None:
         """Wait for something outside of this process: the run goes on in another activation."""
@@ -521,20 +594,29 @@ class Flow:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._blocked.append(future)
         if not self._active:
-            self._check(_TURNS)
+            self._check(_TURNS, self._moves)
         await future
 
-    def _check(self, turns: int) -> None:
+    def _check(self, turns: int, moves: int) -> None:
         """Suspend the run if nothing of it runs, and nothing begins to."""
         if self._active or self._suspending:
             return
+        if self._moves != moves:
+            turns, moves = _TURNS, self._moves
         if turns:
-            asyncio.get_running_loop().call_soon(self._check, turns - 1)
+            asyncio.get_running_loop().call_soon(self._check, turns - 1, moves)
             return
         self._suspending = True
         for future in self._blocked:
             if not future.done():
                 future.set_exception(Suspended())
+
+
+async def _in_branch(branch: _Branch, call: Awaitable[Any]) -> Any:
+    branch.task = asyncio.current_task()
+    branch.flow._moves += 1
+    _current.set(branch)
+    return await call
 
 
 async def _gather(calls: Iterable[Awaitable[Any]]) -> Any:

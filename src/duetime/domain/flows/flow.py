@@ -48,6 +48,8 @@ class StepRecord(msgspec.Struct, frozen=True, gc=False):
     is_due: bool
     """Its `until` has passed."""
     job_id: int | None
+    place: str | None = None
+    """Of a call in a branch: where it is made, such as `2.1:3`. Its number depends on when."""
 
 
 class ArrivedSignal(msgspec.Struct, frozen=True, gc=False):
@@ -76,6 +78,7 @@ class NewRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     name: str
     state: str
     attempt: int
+    place: str | None = None
     output: msgspec.Raw | None = None
     output_text: str | None = None
     code: str | None = None

@@ -36,9 +36,9 @@ class FlowStatements:
                 name, data, signal = row[1], row[4], row[8]
                 loaded[run].signals.append(ArrivedSignal(signal, name, data))
             else:
-                kind, name, state, attempt, output, code, error, is_due, job = row
+                kind, name, state, attempt, output, code, error, is_due, job, place = row
                 loaded[run].steps[seq] = StepRecord(
-                    seq, kind, name, state, attempt, output, code, error, bool(is_due), job
+                    seq, kind, name, state, attempt, output, code, error, bool(is_due), job, place
                 )
         return [loaded[run] for run in runs]
 

@@ -581,6 +581,8 @@ create table duetime.flow_step (
     seq         integer not null,
     kind        text not null,
     name        text not null,
+    -- Of a call in a branch of the function: where it is made. Its number depends on when.
+    place       text,
     state       text not null,
     attempt     duetime.attempts not null default 1,
     output      json,

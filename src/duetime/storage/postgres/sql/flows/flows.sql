@@ -8,11 +8,11 @@ with runs as materialized (
     select value::bigint as id from json_array_elements_text(%s::json)
 )
 select s.run_id, s.seq, s.kind, s.name, s.state, s.attempt, s.output::text, s.error_code, s.error,
-    s.until <= duetime.now(), s.job_id
+    s.until <= duetime.now(), s.job_id, s.place
 from runs as r cross join lateral (
     select * from duetime.flow_step as s where s.run_id = r.id offset 0) as s
 union all
-select g.run_id, null, 'arrived', g.name, '', 0, g.data::text, null, null, null, g.id
+select g.run_id, null, 'arrived', g.name, '', 0, g.data::text, null, null, null, g.id, null
 from runs as r cross join lateral (
     select * from duetime.flow_signal as g where g.run_id = r.id and g.seq is null offset 0) as g
 order by 1, 2, 11;
@@ -23,7 +23,7 @@ order by 1, 2, 11;
 with given as materialized (
     select * from json_to_recordset(%s::json) as g(
         run bigint, token bigint, seq integer, kind text, name text, state text, attempt smallint,
-        output json, code text, error text, wait bigint, correlation text, job bigint,
+        place text, output json, code text, error text, wait bigint, correlation text, job bigint,
         started bigint, finished bigint, signal bigint)
 ), held as materialized (
     select c.token, c.claimed_at, c.job_ids from duetime.claim as c
@@ -35,9 +35,9 @@ with given as materialized (
     from given as g join mine as m on m.token = g.token and m.job_id = g.run
     where s.id = g.signal
 )
-insert into duetime.flow_step as s (run_id, seq, kind, name, state, attempt, output, error_code,
-    error, until, correlation, job_id, started_at, finished_at)
-select g.run, g.seq, g.kind, g.name, g.state, g.attempt, g.output, g.code, g.error,
+insert into duetime.flow_step as s (run_id, seq, kind, name, place, state, attempt, output,
+    error_code, error, until, correlation, job_id, started_at, finished_at)
+select g.run, g.seq, g.kind, g.name, g.place, g.state, g.attempt, g.output, g.code, g.error,
     duetime.now() + g.wait * interval '1 microsecond', g.correlation, g.job,
     m.claimed_at + g.started * interval '1 microsecond',
     m.claimed_at + g.finished * interval '1 microsecond'

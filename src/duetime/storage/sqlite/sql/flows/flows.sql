@@ -4,10 +4,10 @@
 -- All that runs have recorded, in order, and their signals that no wait has taken.
 with input(doc) as (select ?)
 select s.run_id, s.seq, s.kind, s.name, s.state, s.attempt, s.output, s.error_code, s.error,
-    s.until <= json_extract((select doc from input), '$.now'), s.job_id
+    s.until <= json_extract((select doc from input), '$.now'), s.job_id, s.place
 from json_each((select doc from input), '$.doc') as r cross join duetime_flow_step as s on s.run_id = r.value
 union all
-select g.run_id, null, 'arrived', g.name, '', 0, g.data, null, null, null, g.id
+select g.run_id, null, 'arrived', g.name, '', 0, g.data, null, null, null, g.id, null
 from json_each((select doc from input), '$.doc') as r
 cross join duetime_flow_signal as g on g.run_id = r.value and g.seq is null
 order by 1, 2, 11;
@@ -24,10 +24,10 @@ where s.id = json_extract(g.value, '$.signal');
 -- Records steps of any number of runs. Returns those that were accepted: of the others the claim is
 -- gone. To record the same again changes nothing.
 with input(doc) as (select ?)
-insert into duetime_flow_step (run_id, seq, kind, name, state, attempt, output, error_code, error,
-    until, correlation, job_id, started_at, finished_at)
+insert into duetime_flow_step (run_id, seq, kind, name, place, state, attempt, output, error_code,
+    error, until, correlation, job_id, started_at, finished_at)
 select json_extract(g.value, '$.run'), json_extract(g.value, '$.seq'), json_extract(g.value, '$.kind'),
-    json_extract(g.value, '$.name'), json_extract(g.value, '$.state'),
+    json_extract(g.value, '$.name'), json_extract(g.value, '$.place'), json_extract(g.value, '$.state'),
     json_extract(g.value, '$.attempt'), json_extract(g.value, '$.output_text'),
     json_extract(g.value, '$.code'), json_extract(g.value, '$.error'),
     json_extract((select doc from input), '$.now') + json_extract(g.value, '$.wait'), json_extract(g.value, '$.correlation'),

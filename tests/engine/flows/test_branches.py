@@ -1,0 +1,158 @@
+"""Branches of a flow: coroutines that make several calls each, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from duetime import Duetime, Flow, FlowRun, JobFailed
+from tests.waiting import until
+
+Gather = Callable[..., Awaitable[Any]]
+
+
+@pytest.mark.parametrize("way", ["flow.gather", "asyncio.gather"])
+async def test_a_branch_keeps_its_results_whoever_is_faster(app: Duetime, way: str) -> None:
+    """Live, the second branch is the faster one; in a replay, both return at once."""
+    calls: list[str] = []
+    seen: list[Any] = []
+    second_is_ahead = asyncio.Event()
+
+    async def pay(order: int) -> int:
+        calls.append(f"pay {order}")
+        if order == 1:
+            await second_is_ahead.wait()
+        return order
+
+    async def ship(order: int) -> int:
+        calls.append(f"ship {order}")
+        second_is_ahead.set()
+        return order * 10
+
+    @app.flow(name="orders")
+    async def orders(flow: Flow) -> Any:
+        async def process(order: int) -> list[int]:
+            paid = await flow.step(pay, order)
+            shipped = await flow.step(ship, order)
+            return [paid, shipped]
+
+        gather: Gather = flow.gather if way == "flow.gather" else asyncio.gather
+        done = await gather(process(1), process(2))
+        seen.append([*done])
+        await flow.sleep("20ms")
+        return seen[0]
+
+    async with app.worker():
+        run = await orders.start()
+        await run.result()
+
+    assert seen == [[[1, 10], [2, 20]]] * 2
+    assert sorted(calls) == ["pay 1", "pay 2", "ship 1", "ship 2"]
+
+
+async def test_branches_of_branches_start_though_another_one_sleeps(app: Duetime) -> None:
+    done: list[int] = []
+
+    async def note(number: int) -> None:
+        done.append(number)
+
+    @app.flow(name="deep")
+    async def deep(flow: Flow) -> None:
+        async def down(level: int) -> None:
+            if level:
+                await flow.gather(down(level - 1), flow.step(note, level))
+            await flow.step(note, -level)
+
+        await flow.gather(flow.sleep("1h"), down(8))
+
+    async with app.worker():
+        run = await deep.start()
+        await until(lambda: _is_asleep(run))
+
+    assert sorted(done) == sorted([0, *range(1, 9), *range(-8, 0)])
+
+
+async def test_a_branch_goes_on_while_another_one_waits(app: Duetime) -> None:
+    @app.flow(name="two")
+    async def two(flow: Flow) -> Any:
+        async def ask(name: str, count: int) -> list[Any]:
+            return [await flow.wait_for(name) for _ in range(count)]
+
+        return await flow.gather(ask("a", 2), ask("b", 3))
+
+    async with app.worker():
+        run = await two.start()
+        for name, data in [("b", 1), ("b", 2), ("a", 1), ("b", 3), ("a", 2)]:
+            await until(lambda: _is_asleep(run))
+            await run.signal(name, data)
+        assert await run.result() == [[1, 2], [1, 2, 3]]
+
+
+async def test_a_changed_branch_is_recognised(app: Duetime) -> None:
+    async def one() -> None: ...
+    async def two() -> None: ...
+
+    steps = [one, two]
+
+    @app.flow(name="changed")
+    async def changed(flow: Flow) -> None:
+        async def branch() -> None:
+            for step in steps:
+                await flow.step(step)
+
+        await flow.gather(branch(), flow.wait_for("go"))
+
+    async with app.worker():
+        shortened = await changed.start()
+        other = await changed.start()
+        await until(lambda: _is_asleep(shortened))
+        await until(lambda: _is_asleep(other))
+        steps.reverse()
+        await other.signal("go")
+        with pytest.raises(JobFailed, match="as step 'one', but now the code calls step 'two'"):
+            await other.result()
+        steps[:] = [one]
+        await shortened.signal("go")
+        with pytest.raises(JobFailed, match="as step 'two', but now the flow returned"):
+            await shortened.result()
+
+
+async def test_a_version_in_a_branch_lets_old_runs_go_on(app: Duetime) -> None:
+    old = True
+
+    async def work() -> str:
+        return "work"
+
+    async def check() -> str:
+        return "check"
+
+    @app.flow(name="versioned")
+    async def versioned(flow: Flow) -> Any:
+        async def branch() -> list[str]:
+            done = []
+            if not old and await flow.version("check"):
+                done.append(await flow.step(check))
+            return [*done, await flow.step(work)]
+
+        return (await flow.gather(branch(), branch(), flow.wait_for("go")))[:2]
+
+    async with app.worker():
+        before = await versioned.start()
+        await until(lambda: _is_asleep(before))
+        old = False
+        after = await versioned.start()
+        await until(lambda: _is_asleep(after))
+        await before.signal("go")
+        await after.signal("go")
+        assert await before.result() == [["work"]] * 2
+        assert await after.result() == [["check", "work"]] * 2
+
+
+async def _is_asleep(run: FlowRun[Any]) -> bool:
+    """It waits: its job has been given back, and nothing has happened that it waits for."""
+    job = await run.get()
+    return job.state == "pending" and job.run_at is not None and job.run_at > datetime.now(UTC)
