@@ -285,7 +285,7 @@ class JobFailed(DuetimeError):
     ) -> None:
         why = error or "no error was stored"
         super().__init__(
-            f"Job {job_id} ended as {state}: " + (f"{error_code}: {why}" if error_code else why)
+            f"Job {job_id} finished as {state}: " + (f"{error_code}: {why}" if error_code else why)
         )
         self.job_id = job_id
         self.state = state

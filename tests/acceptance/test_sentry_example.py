@@ -68,7 +68,7 @@ def test_errors_reach_sentry_with_their_job(tmp_path: Path) -> None:
         )
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "Job 1 ended as dead: ConnectionError: the bank does not answer\n"
+    assert done.stdout == "Job 1 finished as dead: ConnectionError: the bank does not answer\n"
     assert [event["level"] for event in events] == ["warning", "error"]
     for event, retried in zip(events, (True, False), strict=True):
         [raised] = event["exception"]["values"]

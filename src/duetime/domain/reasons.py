@@ -123,7 +123,7 @@ REASONS = {
     "skipped": "{text}",
     "skipped_by_handler": "skipped by its handler",
     "snoozed": "snoozed by its handler[: {text}]",
-    "retry": "its handler asked for a retry[: {text}]",
+    "retry": "its handler requested a retry[: {text}]",
     "discarded": "discarded by its handler[: {text}]",
     "cancelled_by_handler": "cancelled by its handler[: {text}]",
     "job_gone": "its job is gone",
@@ -136,7 +136,7 @@ REASONS = {
     "cancelled_worker_lost": "cancelled[: {text}]; its worker was lost",
     "next_run_due": "cancelled: the next run of its schedule is due",
     "run_stopped": "cancelled: run {run}, of which it is a step, has stopped",
-    "worker_lost": "its worker was lost: the lease ran out before the job ended",
+    "worker_lost": "its worker was lost: the lease ran out before the job finished",
     "parked": "it was parked for too long[: {why:reason}]",
     # Why a job is parked.
     "task_unknown": "worker {worker} does not know the task {tasks:list}",
