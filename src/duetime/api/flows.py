@@ -20,8 +20,8 @@ from typing import (
 from duetime.api.handle import Handle, bound
 from duetime.api.task_registry import module_of
 from duetime.api.tasks import BoundTask, Task
-from duetime.domain.audit import check_actor
 from duetime.domain.checks import (
+    check_actor,
     check_job_id,
     check_name,
     check_priority,

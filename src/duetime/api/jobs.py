@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import msgspec
 
 from duetime.api.handle import Handle, bound, iterated
-from duetime.domain.audit import AuditEvent, check_actor
+from duetime.domain.audit import AuditEvent
 from duetime.domain.checks import (
+    check_actor,
     check_job_id,
     check_moment,
     check_priority,

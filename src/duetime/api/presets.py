@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from duetime.domain.audit import AuditEvent, check_actor
-from duetime.domain.checks import check_name, check_sought, check_text
+from duetime.domain.audit import AuditEvent
+from duetime.domain.checks import check_actor, check_name, check_sought, check_text
 from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
 from duetime.domain.schedules.presets import PRESETS, Preset, find_preset
 from duetime.domain.schedules.timetable import Spec, timetable

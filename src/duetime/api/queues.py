@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from duetime.api.handle import Handle, bound, iterated
-from duetime.domain.audit import AuditEvent, check_actor
-from duetime.domain.checks import check_queue, check_sought, check_text
+from duetime.domain.audit import AuditEvent
+from duetime.domain.checks import check_actor, check_queue, check_sought, check_text
 from duetime.domain.duration import Duration
 from duetime.domain.jobs.explain_queue import explain_queue
 from duetime.domain.jobs.queue import QueueInfo, make_limits

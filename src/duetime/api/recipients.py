@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from duetime.api.handle import Handle, bound, iterated
-from duetime.domain.audit import AuditEvent, check_actor
-from duetime.domain.checks import check_name, check_sought
+from duetime.domain.audit import AuditEvent
+from duetime.domain.checks import check_actor, check_name, check_sought
 from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
 from duetime.domain.reminders.recipient import (
     ChannelsLike,

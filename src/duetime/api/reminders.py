@@ -7,8 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from duetime.api.handle import Handle, bound, iterated
-from duetime.domain.audit import check_actor
-from duetime.domain.checks import check_sought
+from duetime.domain.checks import check_actor, check_sought
 from duetime.domain.duration import Duration, parse_duration, parse_positive_duration
 from duetime.domain.page import (
     DEFAULT_LIMIT,

@@ -14,8 +14,9 @@ from duetime.api.handle import Handle, bound, iterated
 from duetime.api.presets import Presets
 from duetime.api.registration import Registrations
 from duetime.api.tasks import Task
-from duetime.domain.audit import AuditEvent, check_actor
+from duetime.domain.audit import AuditEvent
 from duetime.domain.checks import (
+    check_actor,
     check_finite,
     check_moment,
     check_name,

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from duetime.api.handle import Handle, bound, iterated
 from duetime.api.subjects import perform
-from duetime.domain.audit import AuditEvent, check_actor
+from duetime.domain.audit import AuditEvent
 from duetime.domain.change import Put
-from duetime.domain.checks import check_name, check_sought
+from duetime.domain.checks import check_actor, check_name, check_sought
 from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
 from duetime.domain.reasons import Explanation
 from duetime.domain.reminders.explain_scope import explain_scope

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from duetime.domain.audit import check_actor
-from duetime.domain.checks import check_name, check_sought
+from duetime.domain.checks import check_actor, check_name, check_sought
 from duetime.domain.duration import Duration, parse_positive_duration
 from duetime.domain.jobs.retry import Exponential, check_max_attempts
 from duetime.domain.keys import DIGEST_PREFIX

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 import msgspec
 
 from duetime.api.handle import Handle, bound, iterated
-from duetime.domain.audit import AuditEvent, check_actor
+from duetime.domain.audit import AuditEvent
 from duetime.domain.change import Put
-from duetime.domain.checks import check_sought
+from duetime.domain.checks import check_actor, check_sought
 from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
 from duetime.domain.reminders.rule_text import RulesLike
 from duetime.domain.reminders.tracking import TableArguments, Track, check_columns, make_track

@@ -7,7 +7,6 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from duetime.domain.checks import check_name
 from duetime.errors import InvalidInput
 
 AuditKind = Literal["job", "queue", "schedule", "preset", "scope", "subject", "recipient", "table"]
@@ -47,11 +46,6 @@ def make_event(
         "after": after,
         "reason": reason,
     }
-
-
-def check_actor(by: Any) -> str:
-    """Return the name of who makes a change; raise `InvalidInput`."""
-    return check_name(by, what="actor (by=)")
 
 
 def check_entity(entity: Any) -> str:

@@ -38,6 +38,11 @@ def check_name(value: str, *, what: str) -> str:
     return value
 
 
+def check_actor(by: Any) -> str:
+    """Return the name of who makes a change; raise `InvalidInput`."""
+    return check_name(by, what="actor (by=)")
+
+
 def check_task_not_reserved(name: str) -> None:
     """Raise `InvalidInput` if only Duetime itself may have a task of this name."""
     if isinstance(name, str) and name.startswith(OWN_TASKS):
