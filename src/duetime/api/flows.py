@@ -17,6 +17,8 @@ from typing import (
     overload,
 )
 
+import msgspec
+
 from duetime.api.handle import Handle, bound
 from duetime.api.task_registry import module_of
 from duetime.api.tasks import BoundTask, Task
@@ -62,6 +64,9 @@ _CRASHES = Exponential("1s", max="1m", max_attempts=MAX_ATTEMPTS)
 
 class FlowTask(Task[P, R]):
     """A flow: a function whose calls are recorded, so that it survives crashes and waits."""
+
+    def __init__(self, app: Duetime, definition: TaskDefinition, defaults: NewJob) -> None:
+        super().__init__(app, definition, msgspec.structs.replace(defaults, flow=True))
 
     def __repr__(self) -> str:
         return f"<flow {self.name}>"
@@ -197,6 +202,7 @@ class FlowRegistry:
                 expires=None,
                 keep_result=True,
                 max_args_bytes=settings.max_args_bytes,
+                flow=True,
                 overrides_jobs=True,
             ),
             context_type=Flow,

@@ -152,6 +152,7 @@ class Graph(FlowTask[..., dict[str, Any]]):
             retry=_CRASHES,
             retry_on=(),
             max_attempts=MAX_ATTEMPTS,
+            flow=True,
             overrides_jobs=True,
         )
         defaults = NewJob(task=name, queue=queue, priority=priority, max_attempts=MAX_ATTEMPTS)

@@ -392,4 +392,5 @@ def task_defaults(task: TaskDefinition) -> dict[str, Any]:
         "timeout": options.timeout,
         "expires": options.expires,
         "max_args_bytes": min(options.max_args_bytes, 2**31 - 1),
+        "flow": options.flow or None,
     }

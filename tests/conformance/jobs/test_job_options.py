@@ -24,6 +24,7 @@ OTHER: dict[str, Any] = {
     "expires_at": datetime(2032, 1, 1, tzinfo=UTC),
     "expires_after": timedelta(hours=2),
     "trace": {"traceparent": "00-1-2-03"},
+    "flow": True,
 }
 OF_EACH_JOB = {"args", "key", "on_conflict", "hold"}
 
@@ -40,7 +41,7 @@ async def test_jobs_that_differ_in_one_option_keep_it(
     rows = query(
         backend,
         "select j.id, j.task, j.queue, j.priority, d.run_at, d.partition, j.partition,"
-        " j.max_attempts, j.timeout, j.expires_at, cast(j.trace as text)"
+        " j.max_attempts, j.timeout, j.expires_at, cast(j.trace as text), j.flow"
         " from duetime.job as j join duetime.due as d on d.job_id = j.id",
     )
     stored = {job_id: rest for job_id, *rest in rows}

@@ -87,6 +87,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     expires_at: datetime | None = None
     expires_after: timedelta | None = None
     trace: dict[str, str] | None = None
+    flow: bool = False
+    """Whether it is a run of a flow."""
 
 
 class Enqueued(msgspec.Struct, frozen=True, gc=False):

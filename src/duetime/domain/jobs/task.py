@@ -37,6 +37,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     expires: timedelta | None
     keep_result: bool
     max_args_bytes: int = MAX_ARGS_BYTES
+    flow: bool = False
+    """Its jobs are runs of a flow."""
     overrides_jobs: bool = False
     """Its attempts and its time-out hold for all its jobs, whatever was declared when they were
     made: SQL made them, perhaps before a worker ever started."""

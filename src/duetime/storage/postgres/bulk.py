@@ -18,6 +18,7 @@ END = b"\xff\xff"
 
 _BRACE = ord("{")
 _NULL = b"\xff\xff\xff\xff"
+_TRUE = b"\0\0\0\1\1"
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _pack_id = Struct("!iq").pack
@@ -47,6 +48,7 @@ class CopyRows:
             alike = (
                 job.task, job.queue, job.priority, job.run_at, job.delay, job.partition,
                 job.max_attempts, job.timeout, job.expires_at, job.expires_after, job.trace,
+                job.flow,
             )  # fmt: skip
             if alike != last:
                 last = alike
@@ -56,7 +58,7 @@ class CopyRows:
             args = bytes(job.args)
             if args[0] != _BRACE:
                 raise InvalidInput(f"The args of task {job.task!r} must be a JSON object.")
-            rows.append(b"\0\x0b" + number + head + _pack_size(len(args)) + args + tail)
+            rows.append(b"\0\x0c" + number + head + _pack_size(len(args)) + args + tail)
             due.append(due_head + number + due_tail)
         self.due.append(b"".join(due))
         return b"".join(rows)
@@ -65,7 +67,7 @@ class CopyRows:
         alike = (
             job.task, job.queue, job.priority, job.run_at, job.delay, job.partition,
             job.max_attempts, job.timeout, job.expires_at, job.expires_after,
-            None if job.trace is None else tuple(job.trace.items()),
+            None if job.trace is None else tuple(job.trace.items()), job.flow,
         )  # fmt: skip
         known = self._formats.get(alike)
         if known is None:
@@ -96,6 +98,7 @@ def _format(
         + _moment(expires_at)
         + _moment(moment)
         + _text(None if job.trace is None else msgspec.json.encode(job.trace).decode())
+        + (_TRUE if job.flow else _NULL)
     )
     due_head = b"\0\5" + _text(job.queue) + _small(job.priority) + _moment(run_at)
     return head, tail, due_head, _text(job.partition)

@@ -70,6 +70,7 @@ class HotPath(Sessions):
                     timeouts=[task["timeout"] for task in tasks.values()],
                     expires=[task["expires"] for task in tasks.values()],
                     max_args_bytes=[task.get("max_args_bytes") for task in tasks.values()],
+                    flows=[task.get("flow") for task in tasks.values()],
                 )
             rows = await self._on(
                 connection,

@@ -33,6 +33,7 @@ class Kind(msgspec.Struct, frozen=True):
     timeout: int | None
     expires_at: int | None
     trace: str | None
+    flow: bool | None
 
 
 Plan = tuple[int, str, str | None, Kind]
@@ -57,7 +58,7 @@ class Enqueue:
             features = (
                 job.task, job.queue, job.priority, job.run_at, job.delay, job.on_conflict, job.hold,
                 job.partition, job.max_attempts, job.timeout, job.expires_at, job.expires_after,
-                job.trace,
+                job.trace, job.flow,
             )  # fmt: skip
             if features != alike:
                 alike = features
@@ -135,7 +136,7 @@ class Enqueue:
             values = (
                 job_id, kind.task, kind.run_at, args, kind.queue, kind.priority, key, kind.hold,
                 kind.partition, kind.max_attempts, kind.timeout, kind.expires_at, self._now,
-                kind.trace,
+                kind.trace, kind.flow,
             )  # fmt: skip
             yield self._sql["add_job"], values
 
@@ -146,6 +147,7 @@ class Enqueue:
             job_values += (
                 job_id, kind.task, args, kind.queue, kind.priority, key, kind.hold, kind.partition,
                 kind.max_attempts, kind.timeout, kind.expires_at, self._now, kind.trace,
+                kind.flow,
             )  # fmt: skip
             due_values += (job_id, kind.queue, kind.priority, kind.run_at, kind.partition)
         yield _of_rows(self._sql["copy_job"], len(plans)), job_values
@@ -171,6 +173,7 @@ def _kind(job: NewJob, now: int) -> Kind:
         job.task, job.queue, job.priority, run_at, maybe_to_us(job.hold), job.partition,
         job.max_attempts, maybe_to_us(job.timeout), expires_at,
         None if job.trace is None else msgspec.json.encode(job.trace).decode(),
+        job.flow or None,
     )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ def register_worker(
             max_attempts=options["max_attempts"],
             timeout=maybe_to_us(options["timeout"]),
             expires=maybe_to_us(options["expires"]),
+            flow=options.get("flow"),
             now=tx.now,
         )
     worker_id: int = tx.value("next_worker")

@@ -3,11 +3,11 @@
 -- The options of a task, as its last deployed worker knows them; else the defaults.
 create or replace function duetime._task_options(task text)
     returns table (queue text, priority smallint, max_attempts smallint, timeout interval,
-                   expires interval, max_args_bytes integer)
+                   expires interval, max_args_bytes integer, flow boolean)
     language sql stable as $$
     select coalesce(t.queue, 'default'), coalesce(t.priority, 5)::smallint,
         coalesce(t.max_attempts, 3)::smallint, t.timeout, t.expires,
-        coalesce(t.max_args_bytes, 1048576)
+        coalesce(t.max_args_bytes, 1048576), t.flow
     from (select) as one left join duetime.task as t on t.name = _task_options.task
 $$;
 
@@ -16,10 +16,11 @@ create or replace function duetime._new_job(
     id bigint, task text, run_at timestamptz, args json, queue text default null,
     priority integer default null, key text default null, hold interval default null,
     partition text default null, max_attempts integer default null,
-    timeout interval default null, expires_at timestamptz default null)
+    timeout interval default null, expires_at timestamptz default null,
+    flow boolean default null)
     returns duetime.new_job language sql immutable as $$
     select row(id, task, run_at, args, queue, priority, key, null, hold, partition, max_attempts,
-               timeout, expires_at, null)::duetime.new_job
+               timeout, expires_at, null, flow)::duetime.new_job
 $$;
 
 -- Add jobs, each with its row of `due`, and wake the workers that sleep on their queues. An option that is
@@ -39,14 +40,14 @@ begin
             select row(n.id, n.task, n.run_at, n.args, coalesce(n.queue, t.queue),
                        coalesce(n.priority, t.priority), n.key, n.on_conflict, n.hold, n.partition,
                        coalesce(n.max_attempts, t.max_attempts), coalesce(n.timeout, t.timeout),
-                       n.expires_at, n.trace)::duetime.new_job
+                       n.expires_at, n.trace, coalesce(n.flow, t.flow))::duetime.new_job
             from unnest(jobs) as n cross join lateral duetime._task_options(n.task) as t);
     end if;
     with made as (
         insert into duetime.job (id, task, queue, priority, args, key, hold, partition,
-                                 max_attempts, timeout, expires_at, created_at, trace)
+                                 max_attempts, timeout, expires_at, created_at, trace, flow)
         select n.id, n.task, n.queue, n.priority, n.args, n.key, n.hold, n.partition,
-               n.max_attempts, n.timeout, n.expires_at, moment, n.trace
+               n.max_attempts, n.timeout, n.expires_at, moment, n.trace, n.flow
         from unnest(jobs) as n
     ), waiting as (
         insert into duetime.due (queue, priority, run_at, job_id, partition)

@@ -138,13 +138,14 @@ declare
     wait interval;
     timed boolean;
     most_bytes integer;
+    flow boolean;
 begin
     if json_typeof(jobs) is distinct from 'array' then
         raise exception 'duetime: jobs must be a JSON array' using errcode = '22023';
     end if;
     keyed := false;
     for task, args, queue, priority, run_at, key, on_conflict, hold, partition, max_attempts,
-        timeout, expires_at, trace, wait, timed, most_bytes
+        timeout, expires_at, trace, wait, timed, most_bytes, flow
     in
         select g.task, coalesce(g.args, '{}'), coalesce(g.queue, t.queue),
             coalesce(g.priority, t.priority),
@@ -156,13 +157,14 @@ begin
                      coalesce(g.run_at, moment + coalesce(g.delay, interval '0'))
                      + case when e.item -> 'expires_after' is null then t.expires
                             else g.expires_after end),
-            g.trace, g.delay, g.run_at is not null, t.max_args_bytes
+            g.trace, g.delay, g.run_at is not null, t.max_args_bytes,
+            nullif(coalesce(g.flow, t.flow), false)
         from json_array_elements(jobs) with ordinality as e(item, place)
         cross join lateral json_to_record(e.item) as g(
             task text, args json, queue text, priority smallint, run_at timestamptz,
             delay interval, key text, on_conflict text, hold interval, partition text,
             max_attempts smallint, timeout interval, expires_at timestamptz,
-            expires_after interval, trace json)
+            expires_after interval, trace json, flow boolean)
         cross join lateral duetime._task_options(g.task) as t
         order by e.place
     loop
@@ -212,7 +214,7 @@ begin
         keyed := keyed or key is not null;
         items := items || row(
             nextval('duetime.job_id_seq'), task, run_at, args, queue, priority, key, on_conflict,
-            hold, partition, max_attempts, timeout, expires_at, trace)::duetime.new_job;
+            hold, partition, max_attempts, timeout, expires_at, trace, flow)::duetime.new_job;
     end loop;
 end $$;
 

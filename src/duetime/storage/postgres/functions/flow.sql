@@ -82,7 +82,11 @@ create or replace function duetime.start_flow(
     flow text, args json default '{}', key text default null, queue text default null,
     run_at timestamptz default null) returns bigint
     language sql security definer set search_path = pg_catalog, pg_temp as $$
-    select duetime.enqueue(flow, args, queue => start_flow.queue, run_at => start_flow.run_at,
-                           key => start_flow.key);
+    -- What is null is not named, so that the flow's own options hold. Nulls in `args` stay.
+    select e.job_id from duetime.enqueue_many((
+        '[{"args": ' || coalesce(start_flow.args, '{}')::text || ', ' || substr(json_strip_nulls(
+            json_build_object('task', start_flow.flow, 'queue', start_flow.queue,
+                              'key', start_flow.key, 'run_at', start_flow.run_at, 'flow', true)
+        )::text, 2) || ']')::json) as e;
 $$;
 revoke execute on function duetime.start_flow from public;

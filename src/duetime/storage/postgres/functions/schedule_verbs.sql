@@ -204,7 +204,8 @@ begin
         max_attempts => known.max_attempts, timeout => known.timeout,
         expires_at => now + coalesce(
             (known.policy ->> 'expires')::interval,
-            (select o.expires from duetime._task_options(known.target) as o)))]);
+            (select o.expires from duetime._task_options(known.target) as o)),
+        flow => nullif(known.kind = 'flow', false))]);
     insert into duetime.audit (actor, action, entity, reason)
     values (actor, 'schedule.trigger', 'schedule:' || known.name, trigger_schedule.reason);
     return job;

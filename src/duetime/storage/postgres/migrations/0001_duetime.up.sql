@@ -38,7 +38,9 @@ create table duetime.job (
     timeout      duetime.span,
     expires_at   duetime.moment,
     created_at   duetime.moment not null default duetime.now(),
-    trace        json
+    trace        json,
+    -- True of a run of a flow; else null, which takes no room.
+    flow         boolean
 );
 
 -- A job that is to be made: what enqueues say, and `_add_jobs` stores.
@@ -56,11 +58,14 @@ create type duetime.new_job as (
     max_attempts smallint,
     timeout      interval,
     expires_at   timestamptz,
-    trace        json
+    trace        json,
+    flow         boolean
 );
 
 -- Jobs without a key pay nothing for it; of the others it holds no text, only a hash.
 create index job_by_key on duetime.job using hash (key) where key is not null;
+-- The runs of flows. Other jobs are not in it.
+create index job_flow on duetime.job (id, task) where flow;
 
 -- One narrow row for each job that waits. The primary key is the claim's index: lanes of
 -- (queue, priority) in time order, so a claim never walks what is not due.
@@ -141,6 +146,7 @@ create table duetime.task (
     timeout      duetime.span,
     expires      duetime.span,
     max_args_bytes integer,
+    flow         boolean,
     updated_at   duetime.moment not null
 );
 

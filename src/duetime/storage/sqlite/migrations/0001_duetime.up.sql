@@ -33,10 +33,14 @@ create table duetime_job (
     timeout      integer,
     expires_at   integer check (expires_at between -2208988800000000 and 253370764800000000),
     created_at   integer not null check (created_at between -2208988800000000 and 253370764800000000),
-    trace        text
+    trace        text,
+    -- 1 of a run of a flow; else null, which takes no room.
+    flow         integer
 ) strict;
 
 create index duetime_job_by_key on duetime_job (key) where key is not null;
+-- The runs of flows. Other jobs are not in it.
+create index duetime_job_flow on duetime_job (id, task) where flow = 1;
 
 -- One narrow row for each job that waits. The index is the claim's: lanes of (queue, priority)
 -- in time order, so a claim never walks what is not due.
@@ -114,6 +118,7 @@ create table duetime_task (
     max_attempts integer not null check (max_attempts between 0 and 20000),
     timeout      integer,
     expires      integer,
+    flow         integer,
     updated_at   integer not null
 ) strict, without rowid;
 
@@ -180,12 +185,12 @@ create view duetime_task_default as select 'default' as queue, 5 as priority, 3 
 create view duetime_new_job as
 select 0 as id, '' as task, 0 as run_at, '' as args, '' as queue, 0 as priority, '' as key,
     0 as hold, '' as partition, 0 as max_attempts, 0 as timeout, 0 as expires_at,
-    0 as created_at, '' as trace, 0 as complete
+    0 as created_at, '' as trace, 0 as flow, 0 as complete
 where false;
 create trigger duetime_new_job_add instead of insert on duetime_new_job
 begin
     insert into duetime_job (id, task, queue, priority, args, key, hold, partition, max_attempts,
-                             timeout, expires_at, created_at, trace)
+                             timeout, expires_at, created_at, trace, flow)
     values (
         new.id, new.task,
         coalesce(new.queue, (select queue from duetime_task where name = new.task),
@@ -197,7 +202,9 @@ begin
                  (select max_attempts from duetime_task_default)),
         coalesce(new.timeout,
                  (select timeout from duetime_task where name = new.task and new.complete is not 1)),
-        new.expires_at, new.created_at, new.trace);
+        new.expires_at, new.created_at, new.trace,
+        coalesce(new.flow,
+                 (select flow from duetime_task where name = new.task and new.complete is not 1)));
     insert into duetime_due (job_id, queue, priority, run_at, partition)
     select id, queue, priority, new.run_at, partition from duetime_job where id = new.id;
 end;

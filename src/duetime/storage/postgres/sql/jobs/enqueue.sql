@@ -12,7 +12,7 @@ select has_table_privilege('duetime.job', 'insert') and has_table_privilege('due
 select duetime.now(), array(select nextval('duetime.job_id_seq') from generate_series(1, %(count)s));
 
 -- name: copy_job
-copy duetime.job (id, task, queue, priority, args, partition, max_attempts, timeout, expires_at, created_at, trace) from stdin (format binary);
+copy duetime.job (id, task, queue, priority, args, partition, max_attempts, timeout, expires_at, created_at, trace, flow) from stdin (format binary);
 
 -- name: copy_due
 copy duetime.due (queue, priority, run_at, job_id, partition) from stdin (format binary);

@@ -13,16 +13,16 @@ select id from registered;
 
 -- name: register_tasks
 insert into duetime.task (name, queue, priority, max_attempts, timeout, expires, max_args_bytes,
-                          updated_at)
+                          flow, updated_at)
 select t.*, duetime.now()
 from unnest(%(names)s::text[], %(queues)s::text[], %(priorities)s::smallint[],
             %(max_attempts)s::smallint[], %(timeouts)s::interval[], %(expires)s::interval[],
-            %(max_args_bytes)s::integer[]) as t
+            %(max_args_bytes)s::integer[], %(flows)s::boolean[]) as t
 order by 1
 on conflict (name) do update
-set (queue, priority, max_attempts, timeout, expires, max_args_bytes, updated_at)
+set (queue, priority, max_attempts, timeout, expires, max_args_bytes, flow, updated_at)
     = (excluded.queue, excluded.priority, excluded.max_attempts, excluded.timeout,
-       excluded.expires, excluded.max_args_bytes, excluded.updated_at);
+       excluded.expires, excluded.max_args_bytes, excluded.flow, excluded.updated_at);
 
 -- name: remove_worker
 -- Only a worker that holds nothing may leave; else its lease runs out and its jobs are rescued.

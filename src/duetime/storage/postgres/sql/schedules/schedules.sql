@@ -181,7 +181,8 @@ with input as materialized (
     select duetime._add_jobs(array_agg(duetime._new_job(
         f.job_id, s.target, f.run_at, s.args, queue => s.queue, priority => s.priority,
         key => g.key, hold => k.hold, max_attempts => s.max_attempts, timeout => s.timeout,
-        expires_at => coalesce(g.expires_at, g.expires_from + t.expires))))
+        expires_at => coalesce(g.expires_at, g.expires_from + t.expires),
+        flow => nullif(s.kind = 'flow', false))))
     from fresh as f join given as g on g.schedule_id = f.schedule_id and g.tick = f.tick
     join keyed as k on k.job_id = f.job_id
     join duetime.schedule as s on s.id = f.schedule_id

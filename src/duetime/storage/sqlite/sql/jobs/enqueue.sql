@@ -7,14 +7,14 @@ update duetime_counter set value = value + ? where name = 'job' returning value;
 
 -- name: add_job
 insert into duetime_new_job (id, task, run_at, args, queue, priority, key, hold, partition,
-                             max_attempts, timeout, expires_at, created_at, trace, complete)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1);
+                             max_attempts, timeout, expires_at, created_at, trace, flow, complete)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1);
 
 -- name: copy_job
 -- With `copy_due`, for many: a fifth less time than by the view's trigger.
 insert into duetime_job (id, task, args, queue, priority, key, hold, partition, max_attempts,
-                         timeout, expires_at, created_at, trace)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                         timeout, expires_at, created_at, trace, flow)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: copy_due
 insert into duetime_due (job_id, queue, priority, run_at, partition)

@@ -11,11 +11,11 @@ values (:worker, :name, :queues, :tasks, :concurrency, :now, :now, :lease_until)
 insert into duetime_worker_name (id, name, at) values (:worker, :name, :now);
 
 -- name: register_task
-insert into duetime_task (name, queue, priority, max_attempts, timeout, expires, updated_at)
-values (:name, :queue, :priority, :max_attempts, :timeout, :expires, :now)
-on conflict (name) do update set (queue, priority, max_attempts, timeout, expires, updated_at)
+insert into duetime_task (name, queue, priority, max_attempts, timeout, expires, flow, updated_at)
+values (:name, :queue, :priority, :max_attempts, :timeout, :expires, :flow, :now)
+on conflict (name) do update set (queue, priority, max_attempts, timeout, expires, flow, updated_at)
     = (excluded.queue, excluded.priority, excluded.max_attempts, excluded.timeout,
-       excluded.expires, excluded.updated_at);
+       excluded.expires, excluded.flow, excluded.updated_at);
 
 -- name: remove_worker
 -- Only a worker that holds nothing may leave; else its lease runs out and its jobs are rescued.

@@ -180,12 +180,12 @@ where excluded.runs_as = 'backfilled'
 -- name: schedule_write_3
 with input(doc) as (select ?)
 insert into duetime_new_job (id, task, run_at, args, queue, priority, key, hold, max_attempts,
-                             timeout, expires_at, created_at)
+                             timeout, expires_at, created_at, flow)
 select o.job_id, s.target, o.run_at, s.args, s.queue, s.priority, json_extract(e.value, '$.key'),
     3600000000, s.max_attempts, s.timeout,
     coalesce(json_extract(e.value, '$.expires_at'),
              json_extract(e.value, '$.expires_from') + t.expires),
-    json_extract(i.doc, '$.now')
+    json_extract(i.doc, '$.now'), case s.kind when 'flow' then 1 end
 from input as i cross join json_each(i.doc, '$.doc.ticks') as e
 cross join duetime_schedule_tick as o
     on o.schedule_id = json_extract(e.value, '$.schedule_id')
