@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
@@ -20,7 +21,7 @@ OWN_TASKS = "duetime."
 RUN_KEYS = "tick:"
 """The keys of schedules' runs begin so."""
 
-_SIGNS = (b"null", b"NaN", b"Infinity", b'"nan"', b'"inf"', b'"-inf"')
+_SIGNS = re.compile(rb'null|NaN|Infinity|"nan"|"inf"|"-inf"')
 """What the codec writes for NaN and infinity, which JSON does not have."""
 
 
@@ -149,7 +150,7 @@ def check_moment(value: datetime, *, name: str) -> datetime:
 
 def check_finite(value: Any, raw: bytes, *, what: str) -> None:
     """Raise `InvalidInput` if a number in `value`, which was written as `raw`, is not finite."""
-    if not any(sign in raw for sign in _SIGNS):
+    if _SIGNS.search(raw) is None:
         return
     try:
         number = find_unfinite(value)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duetime.flows")
 
+_MAX_BATCH_SIZE = 500
+"""Each batch is a commit, whatever its size."""
 _FIRST_WAIT_SECONDS = 0.1
 _MAX_WAIT_SECONDS = 5.0
 
@@ -36,9 +38,9 @@ class Recorder:
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
-        self._loads: Batcher[int, LoadedRun] = Batcher(self._load_many)
+        self._loads: Batcher[int, LoadedRun] = Batcher(self._load_many, max_size=_MAX_BATCH_SIZE)
         self._records: Batcher[list[NewRecord], bool] = Batcher(
-            self._record_many, wait_on_cancel=True
+            self._record_many, max_size=_MAX_BATCH_SIZE, wait_on_cancel=True
         )
         self._pauses: Batcher[Pause, SuspendAnswer] = Batcher(
             self._suspend_many, wait_on_cancel=True
@@ -99,7 +101,9 @@ class Recorder:
     async def _write(self, groups: Sequence[list[NewRecord]]) -> list[bool]:
         store = await self._app.store()
         records = [record for group in groups for record in group]
-        accepted = iter(await store.transact(FlowStatements(store.dialect).record(records)))
+        accepted = iter(
+            await store.transact(FlowStatements(store.dialect).record(records), single=True)
+        )
         return [all([next(accepted) for _ in group]) for group in groups]  # noqa: C419
 
     async def _suspend_many(self, pauses: list[Pause]) -> Sequence[SuspendAnswer]:

@@ -296,12 +296,18 @@ class Store(Protocol):
         """Complete several, each fenced by itself; returns a bool for each."""
 
     async def transact(
-        self, statements: Statements, *, reads: bool = False, computes: bool = False
+        self,
+        statements: Statements,
+        *,
+        reads: bool = False,
+        single: bool = False,
+        computes: bool = False,
     ) -> Any:
         """Run statements in a transaction of their own, and return what they return.
 
-        `reads`: they change nothing, and are one statement. `computes`: there may be much to
-        compute between them, which is done off the event loop.
+        `reads`: they change nothing, and are one statement. `single`: they are one statement, which
+        needs no transaction around it. `computes`: there may be much to compute between them, which
+        is done off the event loop.
         """
 
     def transaction(

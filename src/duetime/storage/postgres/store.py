@@ -51,12 +51,17 @@ class PostgresStore(HotPath, Operations):
             return cast("list[Enqueued]", await drive(connection, self.enqueue_in(jobs)))
 
     async def transact(
-        self, statements: Statements, *, reads: bool = False, computes: bool = False
+        self,
+        statements: Statements,
+        *,
+        reads: bool = False,
+        single: bool = False,
+        computes: bool = False,
     ) -> Any:
         # Each statement has its time-out: a change of many subjects has many of them.
         async with (
             self._lasting_connection() as connection,
-            nullcontext() if reads else connection.transaction(),
+            nullcontext() if reads or single else connection.transaction(),
         ):
             return await drive(
                 connection,

@@ -238,7 +238,12 @@ class SqliteStore:
         return accepted
 
     async def transact(
-        self, statements: Statements, *, reads: bool = False, computes: bool = False
+        self,
+        statements: Statements,
+        *,
+        reads: bool = False,
+        single: bool = False,
+        computes: bool = False,
     ) -> Any:
         # All computation happens on the store's thread.
         if reads:
