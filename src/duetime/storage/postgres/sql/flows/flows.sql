@@ -28,21 +28,23 @@ with given as materialized (
 ), held as materialized (
     select c.token, c.claimed_at, c.job_ids from duetime.claim as c
     where c.token = any (array(select token from given)) order by c.token for key share
-), mine as materialized (
-    select h.token, h.claimed_at, unnest(h.job_ids) as job_id from held as h
+), fenced as materialized (
+    select g.*, m.claimed_at
+    from given as g
+    join (select h.token, h.claimed_at, unnest(h.job_ids) as job_id from held as h) as m
+        on m.token = g.token and m.job_id = g.run
+    where not exists (select from duetime.attempt as a
+                      where a.job_id = g.run and a.token = g.token)
 ), taken as (
-    update duetime.flow_signal as s set seq = g.seq
-    from given as g join mine as m on m.token = g.token and m.job_id = g.run
-    where s.id = g.signal
+    update duetime.flow_signal as s set seq = g.seq from fenced as g where s.id = g.signal
 )
 insert into duetime.flow_step as s (run_id, seq, kind, name, place, state, attempt, output,
     error_code, error, until, correlation, job_id, started_at, finished_at)
 select g.run, g.seq, g.kind, g.name, g.place, g.state, g.attempt, g.output, g.code, g.error,
     duetime.now() + g.wait * interval '1 microsecond', g.correlation, g.job,
-    m.claimed_at + g.started * interval '1 microsecond',
-    m.claimed_at + g.finished * interval '1 microsecond'
-from given as g join mine as m on m.token = g.token and m.job_id = g.run
-where not exists (select from duetime.attempt as a where a.job_id = g.run and a.token = g.token)
+    g.claimed_at + g.started * interval '1 microsecond',
+    g.claimed_at + g.finished * interval '1 microsecond'
+from fenced as g
 on conflict (run_id, seq) do update
 set state = excluded.state, attempt = excluded.attempt, output = excluded.output,
     error_code = excluded.error_code, error = excluded.error,
@@ -71,7 +73,10 @@ with given as materialized (
     from held as h cross join lateral unnest(h.job_ids, h.attempts) as u(job_id, attempt)
 ), ready as materialized (
     select g.run from given as g join mine as m on m.token = g.token and m.job_id = g.run
-    where coalesce(g.run = any (m.cancelled), false)
+    -- Else its answer was lost: it is suspended, and perhaps runs elsewhere.
+    where not exists (select from duetime.attempt as a
+                      where a.job_id = g.run and a.token = g.token)
+      and (coalesce(g.run = any (m.cancelled), false)
        or exists (select from duetime.flow_step as s
                   where s.run_id = g.run and s.seq = 0 and s.kind = 'cancel' and s.state = 'waiting')
        or exists (select from duetime.flow_step as s
@@ -80,7 +85,7 @@ with given as materialized (
        or exists (select from duetime.flow_signal as f join duetime.flow_step as s
                       on s.run_id = f.run_id and s.name = f.name
                   where f.run_id = g.run and f.seq is null and s.kind = 'signal'
-                    and s.state = 'waiting')
+                    and s.state = 'waiting'))
 ), accepted as (
     insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                  started_at, finished_at)
