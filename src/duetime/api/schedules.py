@@ -50,6 +50,7 @@ from duetime.domain.schedules.schedule import (
 )
 from duetime.domain.schedules.timetable import Exclusions, Spec, Timetable, timetable
 from duetime.errors import InvalidInput, InvalidSchedule, MissingPackage, ScheduleNotFound
+from duetime.schedules.events import ScheduleEvents
 from duetime.storage.schedules.changes import ScheduleStatements
 from duetime.storage.schedules.rows import Declarer, NewSchedule, TickInfo
 from duetime.storage.store import Dialect, Statements
@@ -507,7 +508,7 @@ class Schedules:
 
         answer = await self._app._perform(begin, tx, reads=reads, computes=True)
         for name, reason in statements[-1].set_aside.items():
-            self._app._events.schedule_broken(None, name, reason)
+            ScheduleEvents().broken(name, reason)
         return answer
 
     def _found(self, name: str, found: bool) -> None:

@@ -31,6 +31,7 @@ from duetime.errors import (
     StorageError,
     TransientError,
 )
+from duetime.schedules.events import ScheduleEvents
 from duetime.schedules.memory import MemorySchedules
 from duetime.settings import Settings
 from duetime.storage.schedules.changes import ScheduleStatements
@@ -61,7 +62,7 @@ class Planner(Follower):
     ) -> None:
         self._worker = worker.name
         self._store = worker.store
-        self._events = worker.events
+        self._events = ScheduleEvents(worker.name)
         self._tasks = worker.tasks
         self._declared = declared
         self._declarer = Declarer(settings.service, settings.release)
@@ -97,12 +98,12 @@ class Planner(Follower):
             if not self._fallback or isinstance(error, TransientError):
                 raise
             if not self._fallen_back:
-                self._events.schedule_fallback_started(self._worker, len(stored), str(error))
+                self._events.fallback_started(len(stored), str(error))
             self._fallen_back = True
             memory = list(self._declared)
         else:
             if self._fallen_back:
-                self._events.schedule_fallback_ended(self._worker, len(stored))
+                self._events.fallback_ended(len(stored))
             self._fallen_back = False
         self._memory.schedules = memory
 
@@ -117,11 +118,11 @@ class Planner(Follower):
                 computes=True,
             )
         except OlderRelease as error:
-            self._events.outdated_release(self._worker, error.service, error.release, error.newest)
+            self._events.outdated_release(error.service, error.release, error.newest)
             return
         for name, change in answer.items():
             if change != "same":
-                self._events.schedule_changed(self._worker, name, change)
+                self._events.changed(name, change)
 
     # Before a run starts
 
@@ -214,7 +215,7 @@ class Planner(Follower):
                 self._let_start(_decided(looked[job_id], decision), job, received)
             elif decision.action == "skip":
                 reason = decision.reason or Reason("tick_closed")
-                self._events.tick_skipped(self._worker, job, decision.status, reason)
+                self._events.tick_skipped(job, decision.status, reason)
                 gate.skip(job, _ENDS.get(decision.status, AttemptOutcome.CANCELLED), reason)
             else:
                 job.run_at = decision.at or job.run_at
@@ -341,9 +342,9 @@ class Planner(Follower):
         answer = await self._store.transact(statements, reads=reads, computes=computes)
         for planning in (self._schedules, self._statements):
             for name, reason in planning.set_aside.items():
-                self._events.schedule_broken(self._worker, name, reason)
+                self._events.broken(name, reason)
             for name in planning.unreadable.keys() - self._unreadable:
-                self._events.schedule_unreadable(self._worker, name, planning.unreadable[name])
+                self._events.unreadable(name, planning.unreadable[name])
             self._unreadable |= planning.unreadable.keys()
             planning.set_aside.clear()
             planning.unreadable.clear()
@@ -351,7 +352,7 @@ class Planner(Follower):
 
     async def _settle(self, jobs: Sequence[int]) -> None:
         for name in await self._transact(self._statements.settle(jobs), computes=True):
-            self._events.schedule_changed(self._worker, name, "paused")
+            self._events.changed(name, "paused")
 
 
 def _decided(run: ClaimedRun, decision: Decision) -> ClaimedRun:
