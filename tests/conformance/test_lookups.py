@@ -10,6 +10,7 @@ import pytest
 from duetime import Duetime
 from duetime.errors import InvalidInput, ReminderNotFound, ScheduleNotFound
 from tests.conftest import Backend
+from tests.operating import pause_queue
 
 Look = Callable[[Duetime, Any], Awaitable[Any]]
 
@@ -68,7 +69,7 @@ async def test_a_key_longer_than_a_name_may_be_looked_for(app: Duetime) -> None:
 
 async def test_what_was_stored_under_blanks_can_be_removed(app: Duetime) -> None:
     store = await app.store()
-    await store.pause_queue("  ", by="ann", reason="")
+    await pause_queue(store, "  ", by="ann", reason="")
 
     paused = await app.queues.get("  ")
     await app.queues.resume("  ")

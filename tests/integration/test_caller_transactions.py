@@ -23,10 +23,21 @@ import sqlalchemy as sa
 from psycopg.rows import dict_row
 from sqlalchemy.orm import Session
 
-from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob, NewJob
+from duetime.domain.jobs.job import (
+    AttemptOutcome,
+    ClaimedJob,
+    FinishedJob,
+    JobState,
+    NewJob,
+    Requeued,
+)
+from duetime.domain.jobs.queue import Limits
+from duetime.domain.reasons import Reason
 from duetime.errors import UnsupportedTransaction
 from duetime.settings import Settings
 from duetime.storage import transaction
+from duetime.storage.jobs.changes import JobStatements
+from duetime.storage.jobs.queues import QueueStatements
 from duetime.storage.migrations import upgrade
 from duetime.storage.store import Lane, Statements, Store
 from duetime.wiring import make_migrator, make_store
@@ -57,6 +68,17 @@ class Database:
             f"select count(*) from {due} join {job} on id = job_id where task = '{task}'"
         )
         return int(count)
+
+    def events(self, job_id: int) -> list[str]:
+        """What the audit has of a job."""
+        entity = f"job:{job_id}"
+        audit = f"select action from {self._tables}audit where entity = '{entity}' order by id"
+        return [row[0] for row in self.query(audit)]
+
+    def queue(self, name: str) -> Any:
+        columns = "running, rate, pause_reason"
+        rows = self.query(f"select {columns} from {self._tables}queue where name = '{name}'")
+        return tuple(rows[0]) if rows else None
 
     def attempts(self, job: ClaimedJob) -> int:
         [(count,)] = self.query(
@@ -113,6 +135,9 @@ def committing(library: tuple[str, type[Caller]], database: Database) -> Iterato
 def name() -> str:
     """Of this test's task and ticket, alone in the shared database."""
     return f"test {uuid.uuid4()}"
+
+
+LIMITS = Limits(running=1, rate=2, period=timedelta(minutes=1))
 
 
 class Undo(Exception):
@@ -234,6 +259,50 @@ def test_statement_that_begins_with_with_is_the_caller_s_to_commit(
     assert database.tickets(f"100 % {name}") == 0
     caller.rollback()
     assert database.tickets(f"100 % {name}") == 0
+
+
+@every_library
+def test_jobs_are_changed_in_the_caller_s_transaction(
+    caller: Caller, database: Database, name: str
+) -> None:
+    [kept, cancelled, again] = caller.enqueue(*[NewJob(task=name) for _ in range(3)])
+    jobs = JobStatements(database.store.dialect)
+    later = datetime(2099, 1, 1, tzinfo=UTC)
+
+    caller.run(jobs.reschedule(kept.job_id, later, by="ann"))
+    caller.run(jobs.reprioritise(kept.job_id, 1, by="ann"))
+    for job in (cancelled, again):
+        was = caller.run(jobs.cancel(job.job_id, reason=Reason("cancelled"), by="ann"))
+        assert was is JobState.PENDING
+    requeued = caller.run(jobs.requeue([again.job_id], run_at=later, by="ann"))
+    assert requeued == Requeued([again.job_id], {})
+    caller.run(QueueStatements(database.store.dialect).limit(name, LIMITS, by="ann"))
+    caller.run(QueueStatements(database.store.dialect).pause(name, by="ann", reason="tea"))
+    assert (database.jobs(name), database.events(kept.job_id)) == (0, [])
+
+    caller.commit()
+
+    assert database.jobs(name) == 2
+    assert database.events(kept.job_id) == ["job.reschedule", "job.reprioritise"]
+    assert database.events(again.job_id) == ["job.cancel", "job.requeue"]
+    assert database.queue(name) == (1, 2, "tea")
+
+
+@every_library
+def test_a_rollback_takes_back_changes_of_jobs_and_queues(
+    caller: Caller, database: Database, name: str
+) -> None:
+    jobs = JobStatements(database.store.dialect)
+
+    caller.write(name)
+    [enqueued] = caller.enqueue(NewJob(task=name))
+    caller.run(jobs.cancel(enqueued.job_id, reason=Reason("cancelled"), by="ann"))
+    caller.run(QueueStatements(database.store.dialect).pause(name, by="ann", reason="tea"))
+    caller.rollback()
+
+    assert (database.tickets(name), database.jobs(name)) == (0, 0)
+    assert database.events(enqueued.job_id) == []
+    assert database.queue(name) is None
 
 
 @every_library

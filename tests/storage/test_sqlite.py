@@ -27,6 +27,7 @@ from duetime.storage.sqlite.migrator import SqliteMigrator
 from duetime.storage.sqlite.shared import Turn
 from duetime.storage.sqlite.store import SqliteStore
 from tests.conformance.hand import Hand, drive, enqueue, enqueue_many, get, ids
+from tests.operating import cancel
 from tests.waiting import until_true
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -497,7 +498,7 @@ def _serve(path: str, orders: Any) -> None:
             if verb == "enqueue":
                 orders.send(await enqueue(store, queue=argument))
             elif verb == "cancel":
-                orders.send(await store.cancel(argument, reason=Reason("cancelled")))
+                orders.send(await cancel(store, argument, reason=Reason("cancelled")))
             elif verb == "drain":
                 hand = await Hand.register(store, ["default"], timedelta(seconds=30), "other")
                 taken = []
@@ -650,7 +651,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connect
 
 NOW = 1_000_000 * 1000
 PAGE = {"before": 2**63 - 1, "page": 100, "queue": None, "task": None}
-STATEMENTS: dict[str, dict[str, Any]] = {
+STATEMENTS: dict[str, dict[str, Any] | tuple[str]] = {
     "lanes": {"queues": '["default"]'},
     "limited_lanes": {"queues": '["default"]', "after": NOW},
     "due_jobs": {"queue": "default", "priority": 5, "now": NOW, "want": 500, "most_args": 9},
@@ -672,9 +673,18 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "get_history": {"job": 5},
     "finished_jobs": {"jobs": "[1, 2]"},
     "old_jobs": {"outcome": "completed", "before": 1, "batch": 1000},
-    "requeuable": {"jobs": "[1, 2]"},
-    "take_keys": {"jobs": "[1, 2]", "now": 1},
-    "key_holders": {"jobs": "[1, 2]"},
+    "brief_jobs": ('{"doc": [1, 2]}',),
+    "cancel_waiting": ('{"doc": {"job": 5}, "now": 1}',),
+    "cancel_waiting_2": ('{"doc": {"job": 5}}',),
+    "waiting_place": ('{"doc": {"job": 5}}',),
+    "reschedule": ('{"doc": {"job": 5, "run_at": 0}}',),
+    "reprioritise": ('{"doc": {"job": 5, "priority": 1}}',),
+    "reprioritise_3": ('{"doc": {"job": 5, "priority": 1}}',),
+    "requeue": ('{"doc": {"ids": [1, 2]}, "now": 1}',),
+    "requeue_2": ('{"doc": {"ids": [1, 2]}, "now": 1}',),
+    "requeue_3": ('{"doc": {"ids": [1, 2]}}',),
+    "requeue_4": ('{"doc": {"ids": [1, 2]}}',),
+    "key_holders": ('{"doc": [1, 2]}',),
     "given_jobs": {
         "ids": "[1, 2]", "states": None, "queue": None, "task": None, "but_task": None,
         "key": None,

@@ -56,7 +56,9 @@ def mypy() -> dict[int, str]:
 def pyright() -> dict[int, str]:
     """What pyright says, by line."""
     said: defaultdict[int, str] = defaultdict(str)
-    for one in json.loads(run("pyright", "--outputjson"))["generalDiagnostics"]:
+    # Else it does not find what we build on, and takes every struct for anything.
+    found = run("pyright", "--outputjson", "--pythonpath", sys.executable)
+    for one in json.loads(found)["generalDiagnostics"]:
         if one["severity"] == "error":
             said[one["range"]["start"]["line"] + 1] += one["message"]
     return said

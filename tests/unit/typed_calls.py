@@ -15,6 +15,7 @@ from duetime import (
     Context,
     Digest,
     Duetime,
+    Explanation,
     JobHandle,
     JobState,
     Reminder,
@@ -238,6 +239,18 @@ async def operate() -> None:
     await app.jobs.list(staet="dead")  # refused: staet
     await app.jobs.requeue_many(state="dead", by="ann")
     await app.jobs.cancel(7, resaon="old")  # refused: resaon
+    await app.jobs.cancel(7, reason="old", by="ann", tx=None)
+    await app.jobs.cancel(7, txn=None)  # refused: txn
+    await app.jobs[7].reschedule(datetime.now(UTC), by="ann", tx=None)
+    await app.jobs[7].reschedule("2h")  # refused: datetime
+    await app.jobs[7].reprioritise(1, tx=None)
+    await app.jobs[7].requeue(at=datetime.now(UTC), tx=None)
+    await app.jobs.requeue(7, tranaction=None)  # refused: tranaction
+    await app.queues["mail"].pause(reason="down", tx=None)
+    await app.queues.resume("mail", bye="ann")  # refused: bye
+    why: Explanation = await app.queues["mail"].explain()
+    await app.queues.explain(7)  # refused: str
+    print(why.code, why.sentence, why.facts, why.steps)
     await app.queues.limit("mail", rate=100, period=60)
     await app.queues.limit("mail", rat=100)  # refused: rat
 
@@ -249,6 +262,9 @@ async def remind() -> None:
     due = datetime.now(UTC)
     await app.scopes.put("guild:1", remind=["-1d at 09:00", {"rule": "-1h", "urgent": True}])
     await app.scopes.put("guild:1", lokced=True)  # refused: lokced
+    wrong: str = await app.scopes["guild:1"].explain()  # refused: Explanation
+    print((await app.subjects.explain("game")).code, wrong)
+    print((await app.subjects["game"].explain()).sentense)  # refused: sentense
     await app.subjects.put("game", due=due, remind="-1h", recipients=["ann"], data={"title": "Go"})
     await app.subjects.put("game", repeats="0 9 * * 1", remind=[timedelta(hours=-1)])
     await app.subjects.put("game", repeats={"cron": "0 9 * * 1", "until": due})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
@@ -46,14 +47,15 @@ from duetime.errors import (
     ResultTimeout,
 )
 from duetime.storage import transaction
+from duetime.storage.jobs.changes import REQUEUABLE, JobStatements
 from duetime.storage.schedules.changes import ScheduleStatements
+from duetime.storage.store import Dialect, Statements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
 
 R = TypeVar("R")
 
-_REQUEUABLE = (JobState.DEAD, JobState.CANCELLED, JobState.EXPIRED, JobState.SUPERSEDED)
 _REQUEUE_PAGE = 500
 
 
@@ -139,7 +141,7 @@ class Jobs:
     iterate = iterated(list)
 
     async def cancel(
-        self, job_id: int, *, reason: str | None = None, by: str = "unknown"
+        self, job_id: int, *, reason: str | None = None, by: str = "unknown", tx: Any = None
     ) -> JobState:
         """Cancel a job that waits, or ask the worker that runs it to stop it.
 
@@ -149,54 +151,44 @@ class Jobs:
         check_job_id(job_id)
         if reason is not None:
             check_text(reason, what="The reason")
+        why = Reason.of("cancelled", text=reason or None)
         actor = check_actor(by)
-        state = await (await self._app.store()).cancel(
-            job_id, reason=Reason.of("cancelled", text=reason or None), by=actor
-        )
+        state = await self._change(lambda s: s.cancel(job_id, reason=why, by=actor), tx)
         return self._moved(job_id, state, "cancelled", also=(JobState.RUNNING, JobState.CANCELLED))
 
-    async def reschedule(self, job_id: int, at: datetime, *, by: str = "unknown") -> None:
+    async def reschedule(
+        self, job_id: int, at: datetime, *, by: str = "unknown", tx: Any = None
+    ) -> None:
         """Move a job that waits to another time; a schedule's run, as its `reschedule` does."""
         check_job_id(job_id)
         check_moment(at, name="at")
         actor = check_actor(by)
-        store = await self._app.store()
-        job = await store.get(job_id)
-        if job is not None and read_run_key(job.key) is not None:
-            move = ScheduleStatements(store.dialect).reschedule_job(job_id, at, actor=actor)
-            if await store.transact(move):
-                return
-        state = await store.reschedule(job_id, at, by=actor)
+        state = await self._app._perform(partial(_reschedule, job_id, at, actor), tx)
         self._moved(job_id, state, "rescheduled")
 
-    async def reprioritise(self, job_id: int, priority: int, *, by: str = "unknown") -> None:
+    async def reprioritise(
+        self, job_id: int, priority: int, *, by: str = "unknown", tx: Any = None
+    ) -> None:
         """Change the priority of a job that waits."""
         check_job_id(job_id)
         check_priority(priority)
         actor = check_actor(by)
-        state = await (await self._app.store()).reprioritise(job_id, priority, by=actor)
+        state = await self._change(lambda s: s.reprioritise(job_id, priority, by=actor), tx)
         self._moved(job_id, state, "reprioritised")
 
     async def requeue(
-        self, job_id: int, *, at: datetime | None = None, by: str = "unknown"
+        self, job_id: int, *, at: datetime | None = None, by: str = "unknown", tx: Any = None
     ) -> None:
         """Give a dead, cancelled or expired job a fresh set of attempts, and its key.
 
         Raises `KeyConflict` if another job holds the key: nothing is changed. The job of a
         reminder is refused: `app.reminders.resend` sends that again.
         """
-        job = await self.get(job_id)
-        if job.task == REMIND_TASK:
-            raise InvalidInput(
-                f"Job {job_id} belongs to a reminder that is finished and cannot be requeued. Send "
-                f"the reminder again: `duetime reminders resend {job.args['reminder']}`."
-            )
-        requeued = await self._requeue([job_id], at, check_actor(by))
-        if holder := requeued.conflicts.get(job_id):
-            raise KeyConflict(task=job.task, key=job.key or "", job_id=holder, requeued=job_id)
-        if not requeued.jobs:
-            state = (await self.get(job_id)).state
-            raise IllegalTransition(job_id, state=state, action="requeued")
+        check_job_id(job_id)
+        if at is not None:
+            check_moment(at, name="at")
+        actor = check_actor(by)
+        await self._change(lambda s: _requeue(s, job_id, at, actor), tx)
 
     async def requeue_many(
         self,
@@ -208,23 +200,27 @@ class Jobs:
         by: str = "unknown",
     ) -> Requeued:
         """Requeue all that match; return which, and which could not be: another job holds their
-        key. Of several with one key the newest is requeued. Jobs of reminders are left out."""
+        key. Of several with one key the newest is requeued. Jobs of reminders are left out.
+
+        Many are requeued in several transactions, so that there is no `tx=`."""
         if task == REMIND_TASK:
             raise InvalidInput(
                 "Jobs of reminders cannot be requeued. Send the reminder again with "
                 "app.reminders.resend or `duetime reminders resend ID`."
             )
+        if at is not None:
+            check_moment(at, name="at")
         actor = check_actor(by)
         which = _filter(
             state=state, queue=queue, task=task, but_task=REMIND_TASK, limit=_REQUEUE_PAGE
         )
-        if bad := [state for state in which.states if state not in _REQUEUABLE]:
+        if bad := [state for state in which.states if state not in REQUEUABLE]:
             raise InvalidInput(f"Jobs that are {bad[0]} cannot be requeued.")
         store = await self._app.store()
         requeued = Requeued([], {})
         while found := await store.find(which):
             ids = [job.id for job in found]
-            page = await self._requeue(ids, at, actor)
+            page = await self._app._perform(partial(_requeue_page, ids, at, actor))
             requeued.jobs.extend(page.jobs)
             requeued.conflicts.update(page.conflicts)
             which = msgspec.structs.replace(which, before_id=ids[-1])
@@ -309,11 +305,8 @@ class Jobs:
             raise IllegalTransition(job_id, state=state, action=action)
         return state
 
-    async def _requeue(self, ids: Sequence[int], at: datetime | None, actor: str) -> Requeued:
-        if at is not None:
-            check_moment(at, name="at")
-        which = JobFilter(ids=tuple(ids), states=_REQUEUABLE, limit=len(ids))
-        return await (await self._app.store()).requeue(which, run_at=at, by=actor)
+    async def _change(self, make: Callable[[JobStatements], Statements], tx: Any = None) -> Any:
+        return await self._app._perform(lambda dialect: make(JobStatements(dialect)), tx)
 
 
 class JobHandle(Handle[Jobs, int], Generic[R]):
@@ -359,6 +352,41 @@ class JobHandle(Handle[Jobs, int], Generic[R]):
         `InvalidResult` if the result was not stored or does not fit the annotation.
         """
         return cast("R", await self._noun.result(self._ref, timeout=timeout))
+
+
+def _reschedule(job_id: int, at: datetime, actor: str, dialect: Dialect) -> Statements:
+    """Move a schedule's run as the schedule does; any other job as it is."""
+    jobs = JobStatements(dialect)
+    found = yield from jobs.brief([job_id])
+    if job_id in found and read_run_key(found[job_id].key) is not None:
+        moved = yield from ScheduleStatements(dialect).reschedule_job(job_id, at, actor=actor)
+        if moved:
+            return found[job_id].state
+    return (yield from jobs.reschedule(job_id, at, by=actor))
+
+
+def _requeue(jobs: JobStatements, job_id: int, at: datetime | None, actor: str) -> Statements:
+    """Requeue one; what cannot be requeued is an error, and nothing is changed."""
+    found = yield from jobs.brief([job_id])
+    if job_id not in found:
+        raise JobNotFound(job_id)
+    job = found[job_id]
+    if job.task == REMIND_TASK:
+        raise InvalidInput(
+            f"Job {job_id} belongs to a reminder that is finished and cannot be requeued. Send "
+            f"the reminder again: `duetime reminders resend {job.reminder}`."
+        )
+    requeued = yield from jobs.requeue([job_id], run_at=at, by=actor)
+    if holder := requeued.conflicts.get(job_id):
+        raise KeyConflict(task=job.task, key=job.key or "", job_id=holder, requeued=job_id)
+    if not requeued.jobs:
+        raise IllegalTransition(job_id, state=job.state, action="requeued")
+
+
+def _requeue_page(
+    ids: Sequence[int], at: datetime | None, actor: str, dialect: Dialect
+) -> Statements:
+    return JobStatements(dialect).requeue(ids, run_at=at, by=actor)
 
 
 def _filter(*, state: Any, **fields: Any) -> JobFilter:

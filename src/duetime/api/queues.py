@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from duetime.api.handle import Handle, bound, iterated
 from duetime.domain.audit import AuditEvent
@@ -13,6 +14,8 @@ from duetime.domain.jobs.queue import QueueInfo, make_limits
 from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
 from duetime.domain.reasons import Explanation
 from duetime.errors import QueueNotFound
+from duetime.storage.jobs.queues import QueueStatements
+from duetime.storage.store import Statements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -50,7 +53,9 @@ class Queues:
 
     iterate = iterated(list)
 
-    async def pause(self, queue: str, *, reason: str = "", by: str = "unknown") -> None:
+    async def pause(
+        self, queue: str, *, reason: str = "", by: str = "unknown", tx: Any = None
+    ) -> None:
         """Start no more jobs of this queue, on any worker, from the next claim on.
 
         What runs goes on. Pausing twice keeps the first time and the last reason.
@@ -58,13 +63,13 @@ class Queues:
         check_queue(queue)
         check_text(reason, what="The reason")
         actor = check_actor(by)
-        await (await self._app.store()).pause_queue(queue, by=actor, reason=reason)
+        await self._change(lambda s: s.pause(queue, by=actor, reason=reason), tx)
 
-    async def resume(self, queue: str, *, by: str = "unknown") -> None:
+    async def resume(self, queue: str, *, by: str = "unknown", tx: Any = None) -> None:
         """Let the queue go on; its workers are woken. Resuming twice changes nothing."""
         check_sought(queue, what="queue")
         actor = check_actor(by)
-        await (await self._app.store()).resume_queue(queue, by=actor)
+        await self._change(lambda s: s.resume(queue, by=actor), tx)
 
     async def limit(
         self,
@@ -75,6 +80,7 @@ class Queues:
         rate: int | None = None,
         period: Duration | None = None,
         by: str = "unknown",
+        tx: Any = None,
     ) -> None:
         """Set the queue's limits, over all workers; what is left out is unlimited.
 
@@ -85,7 +91,7 @@ class Queues:
             queue, running=running, per_partition=per_partition, rate=rate, period=period
         )
         actor = check_actor(by)
-        await (await self._app.store()).limit_queue(queue, limits, by=actor)
+        await self._change(lambda s: s.limit(queue, limits, by=actor), tx)
 
     async def explain(self, queue: str) -> Explanation:
         """Say why jobs of the queue start, or do not: one sentence, and the facts behind it.
@@ -102,6 +108,9 @@ class Queues:
         """Return who paused, resumed or limited the queue, newest first."""
         entity = f"queue:{check_sought(queue, what='queue')}"
         return await self._app.audit.list(entity=entity, limit=limit, after=after)
+
+    async def _change(self, make: Callable[[QueueStatements], Statements], tx: Any) -> None:
+        await self._app._perform(lambda dialect: make(QueueStatements(dialect)), tx)
 
 
 class QueueHandle(Handle[Queues, str]):

@@ -40,6 +40,7 @@ from duetime.storage.flows.graphs import (
     StepJob,
     change,
 )
+from duetime.storage.jobs.changes import JobStatements
 from duetime.storage.store import Statements, Store
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ async def run_graph(app: Duetime, code: GraphCode, ctx: Context) -> Any:
         answer = await store.transact(step.perform(), computes=True)
         match answer:
             case _Stop(jobs):
-                await store.cancel_many(jobs, reason=Reason.of("run_stopped", run=ctx.id))
+                why = Reason.of("run_stopped", run=ctx.id)
+                await store.transact(JobStatements(store.dialect).cancel_many(jobs, reason=why))
                 is_stopped = True
             case _Ended(error=BaseException() as error):
                 raise error

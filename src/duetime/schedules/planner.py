@@ -34,6 +34,7 @@ from duetime.errors import (
 from duetime.schedules.events import ScheduleEvents
 from duetime.schedules.memory import MemorySchedules
 from duetime.settings import Settings
+from duetime.storage.jobs.changes import JobStatements
 from duetime.storage.schedules.changes import ScheduleStatements
 from duetime.storage.schedules.rows import ClaimedRun, Declarer, NewSchedule
 from duetime.storage.schedules.runs import RunStatements
@@ -223,7 +224,10 @@ class Planner(Follower):
         self._start(run, gate)
         cancel = [job_id for decision in decisions.values() for job_id in decision.cancel]
         if cancel:
-            await self._store.cancel_many(cancel, reason=Reason("next_run_due"))
+            statements = JobStatements(self._store.dialect)
+            await self._store.transact(
+                statements.cancel_many(cancel, reason=Reason("next_run_due"))
+            )
         if wait:
             await gate.postpone(wait)
             waiting = {looked[job.id].schedule_id for job in wait}

@@ -18,7 +18,6 @@ from duetime.domain.jobs.job import (
     JobInfo,
     JobState,
     NewJob,
-    Requeued,
 )
 from duetime.domain.jobs.queue import Limits, QueueInfo
 from duetime.domain.reasons import Reason
@@ -344,41 +343,12 @@ class Store(Protocol):
     async def end_parked(self, age: timedelta, *, batch: int) -> list[int]:
         """End jobs that have been parked for longer than that as dead, a `batch` at most."""
 
-    # Operate. What changes something is in the audit, in the same transaction.
+    # Inspect. What people change is written once for all backends: see storage/jobs/changes.py.
 
     async def get(self, job_id: int) -> JobInfo | None: ...
 
     async def find(self, which: JobFilter) -> list[JobInfo]:
         """Newest first."""
-
-    async def cancel(self, job_id: int, *, reason: Reason, by: str = "unknown") -> JobState | None:
-        """Cancel a job that waits, or ask its worker to stop it. Returns the state it was in.
-
-        Either way it does not run again: the attempt under way may still complete it.
-        """
-
-    async def cancel_many(self, job_ids: Sequence[int], *, reason: Reason) -> None:
-        """Cancel several, in one transaction. For the engine: it is not in the audit."""
-
-    async def reschedule(
-        self, job_id: int, run_at: datetime, *, by: str = "unknown"
-    ) -> JobState | None: ...
-
-    async def reprioritise(
-        self, job_id: int, priority: int, *, by: str = "unknown"
-    ) -> JobState | None: ...
-
-    async def requeue(
-        self, which: JobFilter, *, run_at: datetime | None, by: str = "unknown"
-    ) -> Requeued:
-        """Give dead, cancelled or expired jobs a fresh set of attempts. They take their keys
-        again; of several jobs with one key the newest takes it."""
-
-    async def pause_queue(self, queue: str, *, by: str, reason: str) -> None: ...
-
-    async def resume_queue(self, queue: str, *, by: str = "unknown") -> None: ...
-
-    async def limit_queue(self, queue: str, limits: Limits, *, by: str = "unknown") -> None: ...
 
     async def queues(
         self, *, after: str | None = None, limit: int | None = None

@@ -22,6 +22,7 @@ from duetime.storage.flows.runs import FlowStatements
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, seconds
 from tests.conformance.hand import Hand, ended, enqueue, get, ids
+from tests.operating import cancel
 
 WAIT = 60_000_000
 
@@ -231,7 +232,7 @@ async def test_a_run_that_is_cancelled_does_not_suspend(
     run = await enqueue(store)
     job = await hand.claim_one()
     await record(store, wait(job))
-    await store.cancel(run, reason=Reason.of("text", text="no longer wanted"))
+    await cancel(store, run, reason=Reason.of("text", text="no longer wanted"))
 
     assert await suspend(store, job) == ["ready"]
 
@@ -243,7 +244,7 @@ async def test_a_suspended_run_is_cancelled_at_once_and_takes_no_signals(
     job = await hand.claim_one()
     await record(store, wait(job))
     await suspend(store, job)
-    await store.cancel(run, reason=Reason.of("text", text="no longer wanted"))
+    await cancel(store, run, reason=Reason.of("text", text="no longer wanted"))
 
     assert (await get(store, run)).state is JobState.CANCELLED
     with pytest.raises(FlowEnded):

@@ -11,6 +11,7 @@ from duetime.domain.reasons import Reason
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, seconds
 from tests.conformance.hand import Hand, answer, ended, enqueue, enqueue_many, get, ids, retried
+from tests.operating import cancel, cancel_many
 
 
 def snoozed(job: ClaimedJob) -> FinishedJob:
@@ -35,7 +36,7 @@ async def test_an_attempt_that_would_run_again_ends_a_cancelled_job(
 ) -> None:
     job_id = await enqueue(store, key="k")
     job = await hand.claim_one()
-    was = await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
+    was = await cancel(store, job_id, reason=Reason.of("cancelled", text="no"))
     answer = await hand.exchange(end(job), want=0)  # type: ignore[operator]
 
     assert was is JobState.RUNNING
@@ -48,7 +49,7 @@ async def test_an_attempt_that_would_run_again_ends_a_cancelled_job(
 async def test_others_of_the_same_claim_run_again(store: Store, clock: Clock, hand: Hand) -> None:
     cancelled, other = await enqueue_many(store, 2)
     jobs = await hand.claim()
-    await store.cancel(cancelled, reason=Reason.of("cancelled", text="no"))
+    await cancel(store, cancelled, reason=Reason.of("cancelled", text="no"))
     answer = await hand.exchange(*(retried_now(job) for job in jobs), want=0)
 
     assert answer.cancelled == {cancelled}
@@ -60,7 +61,7 @@ async def test_finish_again_ends_a_cancelled_job_that_would_run_again(
 ) -> None:
     job_id = await enqueue(store, key="k")
     job = await hand.claim_one()
-    await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
+    await cancel(store, job_id, reason=Reason.of("cancelled", text="no"))
     answer = await store.finish_again([retried_now(job)], [job.token])
 
     assert (answer.refused, answer.cancelled) == (frozenset(), frozenset({job_id}))
@@ -73,7 +74,7 @@ async def test_an_attempt_that_ends_its_job_counts_as_it_is(
 ) -> None:
     job_id = await enqueue(store, key="k")
     job = await hand.claim_one()
-    await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
+    await cancel(store, job_id, reason=Reason.of("cancelled", text="no"))
     answer = await hand.exchange(ended(job, outcome), want=0)
 
     assert answer.cancelled == frozenset()
@@ -86,7 +87,7 @@ async def test_a_cancelled_job_that_is_given_back_ends(
     job_id = await enqueue(store, key="k")
     other = await enqueue(store)
     jobs = await hand.claim()
-    await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
+    await cancel(store, job_id, reason=Reason.of("cancelled", text="no"))
     await hand.release(*jobs)
 
     [again] = await hand.claim()
@@ -100,7 +101,7 @@ async def test_a_cancelled_job_that_is_given_back_ends(
 async def test_a_cancelled_job_that_is_parked_ends(store: Store, clock: Clock, hand: Hand) -> None:
     job_id = await enqueue(store, key="k")
     job = await hand.claim_one()
-    await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
+    await cancel(store, job_id, reason=Reason.of("cancelled", text="no"))
     await hand.park(job)
 
     assert await store.unpark(["noop"], ["default"]) == 0
@@ -113,7 +114,7 @@ async def test_a_cancelled_job_whose_claim_nobody_knows_ends(
     job_id = await enqueue(store, key="k")
     other = await enqueue(store)
     await hand.claim()
-    await store.cancel(job_id, reason=Reason.of("cancelled", text="no"))
+    await cancel(store, job_id, reason=Reason.of("cancelled", text="no"))
     given_back = await store.disown(hand.id, [])
 
     assert given_back == 1
@@ -147,8 +148,8 @@ async def test_the_reason_is_kept_by_the_attempt_that_is_stopped(
 ) -> None:
     _, job_id, _ = await enqueue_many(store, 3)
     jobs = await hand.claim()
-    await store.cancel(jobs[2].id, reason=Reason.of("cancelled", text="another reason"))
-    await store.cancel(job_id, reason=Reason.of("cancelled", text=REASON))
+    await cancel(store, jobs[2].id, reason=Reason.of("cancelled", text="another reason"))
+    await cancel(store, job_id, reason=Reason.of("cancelled", text=REASON))
     await hand.exchange(end(jobs[1]), want=0)
 
     assert (await reason_of(store, job_id))[1] == REASON
@@ -159,7 +160,7 @@ async def test_the_reason_is_kept_when_the_job_is_given_back(
 ) -> None:
     job_id = await enqueue(store)
     job = await hand.claim_one()
-    await store.cancel(job_id, reason=Reason.of("cancelled", text=REASON))
+    await cancel(store, job_id, reason=Reason.of("cancelled", text=REASON))
     await store.release([job])
 
     assert await reason_of(store, job_id) == ("cancelled_given_back", REASON)
@@ -170,7 +171,7 @@ async def test_the_reason_is_kept_when_the_claim_is_disowned(
 ) -> None:
     job_id = await enqueue(store)
     await hand.claim_one()
-    await store.cancel(job_id, reason=Reason.of("cancelled", text=REASON))
+    await cancel(store, job_id, reason=Reason.of("cancelled", text=REASON))
     await store.disown(hand.id, [])
 
     assert await reason_of(store, job_id) == ("cancelled_given_back", REASON)
@@ -181,7 +182,7 @@ async def test_the_reason_is_kept_when_the_worker_is_lost(
 ) -> None:
     job_id = await enqueue(store)
     await hand.claim_one()
-    await store.cancel(job_id, reason=Reason.of("cancelled", text=REASON))
+    await cancel(store, job_id, reason=Reason.of("cancelled", text=REASON))
     await clock.advance("60s")
     await store.rescue()
 
@@ -193,7 +194,7 @@ async def test_without_a_reason_the_attempt_says_what_it_was(
 ) -> None:
     job_id = await enqueue(store)
     job = await hand.claim_one()
-    await store.cancel(job_id, reason=Reason("cancelled"))
+    await cancel(store, job_id, reason=Reason("cancelled"))
     await hand.exchange(
         ended(job, AttemptOutcome.CANCELLED, error_code="cancelled_before_start"), want=0
     )
@@ -206,7 +207,7 @@ async def test_without_a_reason_the_attempt_says_what_it_was(
 async def test_a_cancel_of_ours_keeps_its_code(store: Store, clock: Clock, hand: Hand) -> None:
     waiting, running = await enqueue_many(store, 2)
     jobs = await hand.claim(1)
-    await store.cancel_many([waiting, running], reason=Reason("next_run_due"))
+    await cancel_many(store, [waiting, running], reason=Reason("next_run_due"))
     await hand.exchange(ended(jobs[0], AttemptOutcome.CANCELLED, error_code="cancelled"), want=0)
 
     for job_id in (waiting, running):

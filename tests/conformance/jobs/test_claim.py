@@ -12,6 +12,7 @@ from duetime.domain.jobs.queue import Limits
 from duetime.storage.store import MAX_CLAIMED_ARGS, Store
 from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids
+from tests.operating import limit_queue, pause_queue, resume_queue
 
 
 async def test_order_is_priority_then_time_then_id(store: Store, clock: Clock, hand: Hand) -> None:
@@ -198,9 +199,9 @@ async def test_paused_queue_gives_nothing_until_resumed(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
     await enqueue(store)
-    await store.pause_queue("default", by="ann", reason="holiday")
+    await pause_queue(store, "default", by="ann", reason="holiday")
     paused = await hand.exchange(look_ahead=True)
-    await store.resume_queue("default")
+    await resume_queue(store, "default")
     resumed = await hand.claim()
 
     assert (paused.claimed, paused.next_run_at) == ([], None)
@@ -213,7 +214,7 @@ async def test_pausing_one_queue_leaves_the_others(
     hand = await make_hand("a", "b")
     for queue in ("a", "b"):
         await enqueue(store, queue=queue)
-    await store.pause_queue("a", by="ann", reason="holiday")
+    await pause_queue(store, "a", by="ann", reason="holiday")
 
     assert [job.queue for job in await hand.claim()] == ["b"]
 
@@ -230,7 +231,7 @@ async def test_large_arguments_do_not_come_with_the_claim(
     """A thousand jobs of a megabyte each would take gigabytes of a worker's memory."""
     hand = await make_hand()
     small, large = ('{"text": "' + "é" * size + '"}' for size in (10, MAX_CLAIMED_ARGS))
-    await store.limit_queue("limited", Limits(running=10))
+    await limit_queue(store, "limited", Limits(running=10))
     for queue in ("default", "limited"):
         for args in (small, large):
             await enqueue(store, queue=queue, args=msgspec.Raw(args.encode()))

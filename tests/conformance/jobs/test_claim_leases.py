@@ -11,6 +11,7 @@ from duetime.storage.store import Rescued, Store
 from tests.conformance.conftest import Clock, MakeHand, seconds
 from tests.conformance.hand import Hand, answer, enqueue, enqueue_many, get, ids
 from tests.conftest import Backend, query
+from tests.operating import cancel, limit_queue
 
 
 async def test_a_claim_after_the_lease_takes_nothing_and_says_so(
@@ -64,7 +65,7 @@ async def test_what_ended_is_recorded_though_the_lease_is_gone(
 async def test_a_claim_of_a_limited_queue_after_the_lease_takes_nothing(
     store: Store, clock: Clock, make_hand: MakeHand
 ) -> None:
-    await store.limit_queue("few", Limits(running=5, rate=5, period=seconds(60)))
+    await limit_queue(store, "few", Limits(running=5, rate=5, period=seconds(60)))
     late, other = await make_hand("few"), await make_hand("few", lease="1h")
     await clock.advance("30s")
     given = await enqueue_many(store, 5, queue="few")
@@ -76,7 +77,7 @@ async def test_a_claim_of_a_limited_queue_after_the_lease_takes_nothing(
 async def test_a_claim_of_the_quarantine_after_the_lease_takes_nothing(
     store: Store, clock: Clock, make_hand: MakeHand
 ) -> None:
-    await store.limit_queue("few", Limits(running=5))
+    await limit_queue(store, "few", Limits(running=5))
     given = [await enqueue(store, max_attempts=9, queue=queue) for queue in ("many", "few")]
     for _ in range(2):
         dead = await make_hand("many", "few")
@@ -143,7 +144,7 @@ async def test_what_was_claimed_after_the_lease_and_cancelled_is_cancelled(
     job_id = await enqueue(store)
     hand = await make_hand()
     await hand.claim_one()
-    await store.cancel(job_id, reason=Reason.of("cancelled", text="test"))
+    await cancel(store, job_id, reason=Reason.of("cancelled", text="test"))
     await end_lease_before_claims(store, backend, hand)
     await clock.advance("1s")
 

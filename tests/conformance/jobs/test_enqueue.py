@@ -15,6 +15,7 @@ from duetime.errors import InvalidInput
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, answer, ended, enqueue, enqueue_many, get, ids, retried
+from tests.operating import cancel
 
 NASTY = {"text": 'tab\t, "quote", \\back\\slash\n, \r, \\N, 日本, \U0001f600'}
 
@@ -280,7 +281,7 @@ async def test_key_is_held_while_running_and_retrying(
 
 async def test_key_is_free_when_its_job_was_cancelled(store: Store) -> None:
     first = await enqueue(store, key="k")
-    await store.cancel(first, reason=Reason.of("cancelled", text="test"))
+    await cancel(store, first, reason=Reason.of("cancelled", text="test"))
 
     assert (await answer(store, key="k")).action == "created"
 

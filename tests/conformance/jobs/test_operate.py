@@ -12,13 +12,22 @@ from duetime.domain.reasons import Reason
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, seconds
 from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids, retried
+from tests.operating import (
+    cancel,
+    limit_queue,
+    pause_queue,
+    reprioritise,
+    requeue,
+    reschedule,
+    resume_queue,
+)
 
 # Cancel
 
 
 async def test_cancel_of_a_waiting_job_ends_it(store: Store, clock: Clock, hand: Hand) -> None:
     job_id = await enqueue(store)
-    was = await store.cancel(job_id, reason=Reason.of("cancelled", text="not wanted"))
+    was = await cancel(store, job_id, reason=Reason.of("cancelled", text="not wanted"))
     job = await get(store, job_id)
     [record] = job.history
 
@@ -32,7 +41,7 @@ async def test_cancel_of_a_retrying_job_ends_it(store: Store, clock: Clock, hand
     job_id = await enqueue(store)
     await hand.end(retried(await hand.claim_one(), seconds(60)))
 
-    assert await store.cancel(job_id, reason=Reason("cancelled")) is JobState.RETRYING
+    assert await cancel(store, job_id, reason=Reason("cancelled")) is JobState.RETRYING
     job = await get(store, job_id)
     assert (job.state, job.attempts) == (JobState.CANCELLED, 1)
 
@@ -41,7 +50,7 @@ async def test_cancel_of_a_parked_job_ends_it(store: Store, clock: Clock, hand: 
     job_id = await enqueue(store)
     await hand.park(await hand.claim_one())
 
-    assert await store.cancel(job_id, reason=Reason("cancelled")) is JobState.PARKED
+    assert await cancel(store, job_id, reason=Reason("cancelled")) is JobState.PARKED
     assert (await get(store, job_id)).state is JobState.CANCELLED
     assert await store.unpark(["noop"], ["default"]) == 0
 
@@ -51,7 +60,7 @@ async def test_cancel_of_a_running_job_asks_its_worker(
 ) -> None:
     job_id, _ = await enqueue_many(store, 2)
     job, _ = await hand.claim()
-    was = await store.cancel(job_id, reason=Reason("cancelled"))
+    was = await cancel(store, job_id, reason=Reason("cancelled"))
     heart = store.heart()
     beat = await asyncio.to_thread(heart.beat, hand.id, seconds(30))
     await asyncio.to_thread(heart.close)
@@ -69,15 +78,15 @@ async def test_cancel_of_an_ended_job_changes_nothing(
     job_id = await enqueue(store)
     await hand.finish(await hand.claim_one())
 
-    assert await store.cancel(job_id, reason=Reason("cancelled")) is JobState.COMPLETED
+    assert await cancel(store, job_id, reason=Reason("cancelled")) is JobState.COMPLETED
     assert len((await get(store, job_id)).history) == 1
 
 
 async def test_unknown_job(store: Store, clock: Clock) -> None:
     assert await store.get(404) is None
-    assert await store.cancel(404, reason=Reason("cancelled")) is None
-    assert await store.reschedule(404, clock.now) is None
-    assert await store.reprioritise(404, 1) is None
+    assert await cancel(store, 404, reason=Reason("cancelled")) is None
+    assert await reschedule(store, 404, clock.now) is None
+    assert await reprioritise(store, 404, 1) is None
 
 
 # Move
@@ -88,7 +97,7 @@ async def test_rescheduled_job_runs_at_its_new_time(
 ) -> None:
     hand = await make_hand(lease="1h")
     job_id = await enqueue(store)
-    state = await store.reschedule(job_id, clock.after("1m"))
+    state = await reschedule(store, job_id, clock.after("1m"))
     early = await hand.claim()
     await clock.advance("1m")
 
@@ -98,7 +107,7 @@ async def test_rescheduled_job_runs_at_its_new_time(
 
 async def test_reprioritised_job_overtakes(store: Store, clock: Clock, hand: Hand) -> None:
     first, second = await enqueue_many(store, 2)
-    state = await store.reprioritise(second, 1)
+    state = await reprioritise(store, second, 1)
     [job] = await hand.claim(1)
     await hand.end(retried(job, seconds(0)))
     again = await hand.claim_one()
@@ -116,10 +125,10 @@ async def test_running_and_ended_jobs_are_not_moved(store: Store, clock: Clock, 
     jobs = await hand.claim()
     await hand.finish(jobs[1])
 
-    assert await store.reschedule(running, clock.after("1m")) is JobState.RUNNING
-    assert await store.reprioritise(running, 1) is JobState.RUNNING
-    assert await store.reschedule(done, clock.after("1m")) is JobState.COMPLETED
-    assert await store.reprioritise(done, 1) is JobState.COMPLETED
+    assert await reschedule(store, running, clock.after("1m")) is JobState.RUNNING
+    assert await reprioritise(store, running, 1) is JobState.RUNNING
+    assert await reschedule(store, done, clock.after("1m")) is JobState.COMPLETED
+    assert await reprioritise(store, done, 1) is JobState.COMPLETED
 
 
 async def test_requeued_job_has_a_fresh_set_of_attempts(
@@ -127,7 +136,7 @@ async def test_requeued_job_has_a_fresh_set_of_attempts(
 ) -> None:
     job_id = await enqueue(store, max_attempts=1, expires_at=clock.after("1m"))
     await hand.end(ended(await hand.claim_one(), AttemptOutcome.DEAD, error="no"))
-    requeued = await store.requeue(JobFilter(ids=(job_id,)), run_at=None)
+    requeued = await requeue(store, JobFilter(ids=(job_id,)), run_at=None)
     waiting = await get(store, job_id)
     again = await hand.claim_one()
 
@@ -148,7 +157,7 @@ async def test_requeue_takes_only_what_ended_without_success(
         ended(jobs[2], AttemptOutcome.EXPIRED),
         ended(jobs[3], AttemptOutcome.CANCELLED),
     )
-    requeued = await store.requeue(JobFilter(ids=tuple(given)), run_at=clock.after("1h"))
+    requeued = await requeue(store, JobFilter(ids=tuple(given)), run_at=clock.after("1h"))
 
     assert requeued.jobs == given[1:4]
     assert (await get(store, given[1])).run_at == clock.after("1h")
@@ -161,8 +170,8 @@ async def test_requeue_by_filter(store: Store, clock: Clock, make_hand: MakeHand
     await hand.end(*(ended(job, AttemptOutcome.DEAD) for job in await hand.claim()))
     which = JobFilter(states=(JobState.DEAD,), queue="a")
 
-    assert (await store.requeue(which, run_at=None)).jobs == [mine]
-    assert (await store.requeue(which, run_at=None)).jobs == []
+    assert (await requeue(store, which, run_at=None)).jobs == [mine]
+    assert (await requeue(store, which, run_at=None)).jobs == []
 
 
 # Look
@@ -185,7 +194,7 @@ async def test_find_by_state(store: Store, clock: Clock, hand: Hand) -> None:
     )
     await hand.park(jobs[3])
     cancelled = await enqueue(store)
-    await store.cancel(cancelled, reason=Reason("cancelled"))
+    await cancel(store, cancelled, reason=Reason("cancelled"))
 
     async def found(*states: JobState) -> list[int]:
         return ids(await store.find(JobFilter(states=states)))
@@ -210,7 +219,7 @@ async def test_requeued_job_is_no_longer_found_as_dead(
 ) -> None:
     job_id = await enqueue(store)
     await hand.end(ended(await hand.claim_one(), AttemptOutcome.DEAD))
-    await store.requeue(JobFilter(ids=(job_id,)), run_at=None)
+    await requeue(store, JobFilter(ids=(job_id,)), run_at=None)
 
     assert await store.find(JobFilter(states=(JobState.DEAD,))) == []
 
@@ -239,8 +248,8 @@ async def test_queues_are_counted(store: Store, clock: Clock, make_hand: MakeHan
     jobs = await hand.claim(3)
     await hand.finish(jobs[0])
     await hand.park(jobs[1])
-    await store.pause_queue("b", by="ann", reason="holiday")
-    await store.limit_queue("b", Limits(rate=2, period=seconds(60)))
+    await pause_queue(store, "b", by="ann", reason="holiday")
+    await limit_queue(store, "b", Limits(rate=2, period=seconds(60)))
     a, b, idle = await store.queues()
 
     assert (a.name, a.pending, a.due, a.running, a.parked) == ("a", 2, 1, 1, 1)
@@ -251,18 +260,18 @@ async def test_queues_are_counted(store: Store, clock: Clock, make_hand: MakeHan
 
 
 async def test_second_pause_keeps_the_time_of_the_first(store: Store, clock: Clock) -> None:
-    await store.pause_queue("a", by="ann", reason="one")
+    await pause_queue(store, "a", by="ann", reason="one")
     since = clock.now
     await clock.advance("1m")
-    await store.pause_queue("a", by="bob", reason="two")
+    await pause_queue(store, "a", by="bob", reason="two")
     [queue] = await store.queues()
 
     assert (queue.paused_at, queue.paused_by, queue.pause_reason) == (since, "bob", "two")
 
 
 async def test_resumed_queue_without_limits_is_forgotten(store: Store, clock: Clock) -> None:
-    await store.pause_queue("a", by="ann", reason="one")
-    await store.resume_queue("a")
+    await pause_queue(store, "a", by="ann", reason="one")
+    await resume_queue(store, "a")
 
     assert await store.queues() == []
 
@@ -298,7 +307,7 @@ async def test_what_is_not_old_or_not_ended_is_kept(
     # Each in a claim of its own: what is in a claim is kept for that alone.
     jobs = [await hand.claim_one() for _ in range(3)]
     await hand.end(ended(jobs[0], AttemptOutcome.DEAD), retried(jobs[1], seconds(10 * 86_400)))
-    await store.requeue(JobFilter(ids=(given[0],)), run_at=clock.after("10d"))
+    await requeue(store, JobFilter(ids=(given[0],)), run_at=clock.after("10d"))
     await clock.advance("5d")
     retention = dict.fromkeys(AttemptOutcome, seconds(86_400))
 

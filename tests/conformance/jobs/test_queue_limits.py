@@ -10,13 +10,14 @@ from duetime.domain.jobs.queue import Limits
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids, retried
+from tests.operating import limit_queue, pause_queue, resume_queue
 
 LIMITED = ["default"]
 
 
 async def test_running_limit_bounds_what_runs(store: Store, clock: Clock, hand: Hand) -> None:
     given = await enqueue_many(store, 5)
-    await store.limit_queue("default", Limits(running=2))
+    await limit_queue(store, "default", Limits(running=2))
     first = await hand.claim(limited=LIMITED)
     full = await hand.claim(limited=LIMITED)
     await hand.finish(first[0])
@@ -32,7 +33,7 @@ async def test_limits_hold_for_a_worker_that_does_not_know_them(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
     await enqueue_many(store, 5)
-    await store.limit_queue("default", Limits(running=2))
+    await limit_queue(store, "default", Limits(running=2))
 
     assert await hand.claim() == []
 
@@ -40,7 +41,7 @@ async def test_limits_hold_for_a_worker_that_does_not_know_them(
 async def test_limited_jobs_come_by_priority_then_time(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
-    await store.limit_queue("default", Limits(running=10))
+    await limit_queue(store, "default", Limits(running=10))
     await store.enqueue(
         [
             NewJob(task="later", run_at=clock.before("1s")),
@@ -55,7 +56,7 @@ async def test_limited_jobs_come_by_priority_then_time(
 
 async def test_every_way_out_frees_the_room(store: Store, clock: Clock, hand: Hand) -> None:
     await enqueue_many(store, 8)
-    await store.limit_queue("default", Limits(running=1))
+    await limit_queue(store, "default", Limits(running=1))
     counts = []
     for leave in ("finish", "dead", "retry", "release", "park"):
         [job] = await hand.claim(limited=LIMITED)
@@ -79,7 +80,7 @@ async def test_every_way_out_frees_the_room(store: Store, clock: Clock, hand: Ha
 async def test_rescue_frees_the_room(store: Store, clock: Clock, make_hand: MakeHand) -> None:
     dead, live = await make_hand(lease="30s"), await make_hand(lease="1h")
     await enqueue_many(store, 3)
-    await store.limit_queue("default", Limits(running=1))
+    await limit_queue(store, "default", Limits(running=1))
     await dead.claim(limited=LIMITED)
     await clock.advance("31s")
     await store.rescue()
@@ -88,7 +89,7 @@ async def test_rescue_frees_the_room(store: Store, clock: Clock, make_hand: Make
 
 
 async def test_one_at_a_time_for_each_partition(store: Store, clock: Clock, hand: Hand) -> None:
-    await store.limit_queue("default", Limits(per_partition=1))
+    await limit_queue(store, "default", Limits(per_partition=1))
     ann, _, bob, *free = [
         await enqueue(store, partition=partition) for partition in ("ann", "ann", "bob", None, None)
     ]
@@ -105,7 +106,7 @@ async def test_one_at_a_time_for_each_partition(store: Store, clock: Clock, hand
 async def test_many_of_a_full_partition_do_not_hide_the_others(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
-    await store.limit_queue("default", Limits(per_partition=1))
+    await limit_queue(store, "default", Limits(per_partition=1))
     await enqueue_many(store, 1200, partition="ann")
     bob = await enqueue(store, partition="bob")
     claimed = await hand.claim(5, limited=LIMITED)
@@ -120,7 +121,7 @@ async def test_rate_limit_lets_so_many_start_in_any_span(
 ) -> None:
     hand = await make_hand(lease="1h")
     await enqueue_many(store, 10)
-    await store.limit_queue("default", Limits(rate=3, period=seconds(60)))
+    await limit_queue(store, "default", Limits(rate=3, period=seconds(60)))
     first = await hand.claim(2, limited=LIMITED)
     await clock.advance("30s")
     second = await hand.claim(limited=LIMITED)
@@ -139,7 +140,7 @@ async def test_rate_limit_lets_so_many_start_in_any_span(
 async def test_next_due_time_of_a_limited_queue_is_in_the_future(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
-    await store.limit_queue("default", Limits(running=1))
+    await limit_queue(store, "default", Limits(running=1))
     await enqueue_many(store, 2)
     await enqueue(store, run_at=clock.after("3m"))
     await hand.claim(limited=LIMITED)
@@ -150,10 +151,10 @@ async def test_next_due_time_of_a_limited_queue_is_in_the_future(
 
 async def test_lifted_limit_lets_all_run(store: Store, clock: Clock, hand: Hand) -> None:
     await enqueue_many(store, 3)
-    await store.limit_queue("default", Limits(running=1))
+    await limit_queue(store, "default", Limits(running=1))
     await hand.claim(limited=LIMITED)
     before = await store.limited_queues()
-    await store.limit_queue("default", Limits())
+    await limit_queue(store, "default", Limits())
 
     assert before == {"default": Limits(running=1)}
     assert await store.limited_queues() == {}
@@ -164,10 +165,10 @@ async def test_paused_queue_with_limits_gives_nothing(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
     await enqueue(store)
-    await store.limit_queue("default", Limits(running=1))
-    await store.pause_queue("default", by="ann", reason="holiday")
+    await limit_queue(store, "default", Limits(running=1))
+    await pause_queue(store, "default", by="ann", reason="holiday")
     paused = await hand.claim(limited=LIMITED)
-    await store.resume_queue("default")
+    await resume_queue(store, "default")
 
     assert paused == []
     assert len(await hand.claim(limited=LIMITED)) == 1
@@ -181,7 +182,7 @@ async def test_limited_and_other_queues_share_what_is_wanted(
     for queue in hand.queues:
         await enqueue_many(store, 10, queue=queue)
     for queue in ("a", "b"):
-        await store.limit_queue(queue, Limits(running=10))
+        await limit_queue(store, queue, Limits(running=10))
     claimed = await hand.claim(15, limited=["a", "b"])
 
     assert len(claimed) == 15
@@ -190,7 +191,7 @@ async def test_limited_and_other_queues_share_what_is_wanted(
 async def test_quarantined_job_of_a_limited_queue_runs_within_the_limit(
     store: Store, clock: Clock, make_hand: MakeHand
 ) -> None:
-    await store.limit_queue("default", Limits(running=1))
+    await limit_queue(store, "default", Limits(running=1))
     job_id = await enqueue(store, max_attempts=10)
     for _ in range(2):
         await (await make_hand()).claim(limited=LIMITED)
@@ -213,7 +214,7 @@ async def test_racing_claimers_never_exceed_the_limits(
     store: Store, open_store: OpenStore, make_hand: MakeHand
 ) -> None:
     await store.enqueue([NewJob(task="noop", partition=f"p{n % 4}") for n in range(60)])
-    await store.limit_queue("default", Limits(running=5, per_partition=2))
+    await limit_queue(store, "default", Limits(running=5, per_partition=2))
     stores = [store, await open_store()]
     running: Counter[str | None] = Counter()
     most: Counter[str | None] = Counter()
@@ -245,7 +246,7 @@ async def test_racing_claimers_never_exceed_the_rate(
     store: Store, open_store: OpenStore, make_hand: MakeHand
 ) -> None:
     await enqueue_many(store, 60)
-    await store.limit_queue("default", Limits(rate=10, period=seconds(3600)))
+    await limit_queue(store, "default", Limits(rate=10, period=seconds(3600)))
     stores = [store, await open_store()]
     hands = [await make_hand(of=stores[n % 2]) for n in range(8)]
     claims = await asyncio.gather(*(hand.claim(3, limited=LIMITED) for hand in hands * 3))

@@ -9,6 +9,7 @@ from duetime.domain.jobs.job import AttemptOutcome, JobFilter, JobState
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, OpenStore, seconds
 from tests.conformance.hand import Hand, answer, ended, enqueue, get
+from tests.operating import requeue
 
 
 async def dead(store: Store, hand: Hand, **options: Any) -> int:
@@ -20,7 +21,7 @@ async def dead(store: Store, hand: Hand, **options: Any) -> int:
 
 async def test_requeued_job_holds_its_key_again(store: Store, clock: Clock, hand: Hand) -> None:
     job_id = await dead(store, hand, key="k")
-    requeued = await store.requeue(JobFilter(ids=(job_id,)), run_at=None)
+    requeued = await requeue(store, JobFilter(ids=(job_id,)), run_at=None)
     existing = await answer(store, key="k")
     await hand.finish(await hand.claim_one())
 
@@ -36,7 +37,7 @@ async def test_requeued_job_holds_its_key_after_completion_as_was_asked_at_the_e
     between = await enqueue(store, key="k", hold=seconds(5))
     await hand.finish(await hand.claim_one())
     await clock.advance("6s")
-    requeued = await store.requeue(JobFilter(ids=(job_id,)), run_at=None)
+    requeued = await requeue(store, JobFilter(ids=(job_id,)), run_at=None)
     await hand.finish(await hand.claim_one())
     await clock.advance("59s")
     held = await answer(store, key="k")
@@ -55,7 +56,7 @@ async def test_job_whose_key_another_holds_is_not_requeued(
     plain = await dead(store, hand)
     elsewhere = await enqueue(store, "other", key="k", run_at=clock.after("1h"))
     holder = await enqueue(store, key="k", run_at=clock.after("1h"))
-    requeued = await store.requeue(JobFilter(ids=(job_id, plain, elsewhere)), run_at=None)
+    requeued = await requeue(store, JobFilter(ids=(job_id, plain, elsewhere)), run_at=None)
     job = await get(store, job_id)
 
     assert (requeued.jobs, requeued.conflicts) == ([plain], {job_id: holder})
@@ -70,9 +71,9 @@ async def test_key_that_is_held_after_completion_is_a_conflict_until_then(
     holder = await enqueue(store, key="k", hold=seconds(60))
     await hand.finish(await hand.claim_one())
     which = JobFilter(ids=(job_id,))
-    early = await store.requeue(which, run_at=None)
+    early = await requeue(store, which, run_at=None)
     await clock.advance("61s")
-    late = await store.requeue(which, run_at=None)
+    late = await requeue(store, which, run_at=None)
 
     assert early.conflicts == {job_id: holder}
     assert late.jobs == [job_id]
@@ -83,7 +84,7 @@ async def test_of_several_with_one_key_the_newest_is_requeued(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
     old, new = [await dead(store, hand, key="k") for _ in range(2)]
-    requeued = await store.requeue(JobFilter(states=(JobState.DEAD,)), run_at=None)
+    requeued = await requeue(store, JobFilter(states=(JobState.DEAD,)), run_at=None)
 
     assert (requeued.jobs, requeued.conflicts) == ([new], {old: new})
 
@@ -96,7 +97,7 @@ async def test_of_a_requeue_and_an_enqueue_at_once_one_gets_the_key(
         key = f"k{number}"
         job_id = await dead(store, hand, key=key)
         requeued, given = await asyncio.gather(
-            store.requeue(JobFilter(ids=(job_id,)), run_at=clock.after("1h")),
+            requeue(store, JobFilter(ids=(job_id,)), run_at=clock.after("1h")),
             answer(other, key=key, run_at=clock.after("1h")),
         )
 

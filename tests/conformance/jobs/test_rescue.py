@@ -9,6 +9,7 @@ from duetime.domain.reasons import Reason
 from duetime.storage.store import Rescued, Store
 from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, answer, ended, enqueue, enqueue_many, get, ids, retried
+from tests.operating import cancel, pause_queue
 
 
 async def lose(
@@ -138,7 +139,7 @@ async def test_lost_job_that_was_to_be_cancelled_is_cancelled(
 ) -> None:
     job_id = await enqueue(store)
     await (await make_hand()).claim_one()
-    await store.cancel(job_id, reason=Reason.of("cancelled", text="test"))
+    await cancel(store, job_id, reason=Reason.of("cancelled", text="test"))
     await clock.advance("31s")
     rescued = await store.rescue()
     job = await get(store, job_id)
@@ -244,7 +245,7 @@ async def test_paused_queue_keeps_its_quarantined_jobs(
     for _ in range(2):
         await lose(store, clock, make_hand)
     await clock.advance("1s")
-    await store.pause_queue("default", by="ann", reason="test")
+    await pause_queue(store, "default", by="ann", reason="test")
 
     assert await (await make_hand()).claim_quarantined() == []
 

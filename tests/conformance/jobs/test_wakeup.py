@@ -14,6 +14,7 @@ from duetime.domain.reasons import Reason
 from duetime.storage.store import Sleeper, Store
 from tests.conformance.conftest import MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, drive, ended, enqueue, ids, retried
+from tests.operating import cancel, limit_queue, pause_queue, resume_queue
 
 SOON = 10.0
 LONG = 60.0
@@ -191,9 +192,9 @@ async def test_release_retry_and_resume_wake(
     await reason_of(sleep)
     await sleeper.wake_up()
 
-    await store.pause_queue("default", by="ann", reason="test")
+    await pause_queue(store, "default", by="ann", reason="test")
     sleep = await fall_asleep(sleeper)
-    await store.resume_queue("default")
+    await resume_queue(store, "default")
     assert await reason_of(sleep) == "notified"
 
 
@@ -201,7 +202,7 @@ async def test_room_in_a_limited_queue_wakes(
     store: Store, make_hand: MakeHand, sleeper: Sleeper
 ) -> None:
     other = await make_hand()
-    await store.limit_queue("default", Limits(running=1))
+    await limit_queue(store, "default", Limits(running=1))
     await enqueue(store)
     await enqueue(store)
     [job] = await other.claim(limited=["default"])
@@ -218,7 +219,7 @@ async def test_cancel_of_a_running_job_is_told_its_worker(
     await hand.claim_one()
     other = await open_store()
     sleep = await fall_asleep(sleeper)
-    await other.cancel(job_id, reason=Reason.of("cancelled", text="test"))
+    await cancel(other, job_id, reason=Reason.of("cancelled", text="test"))
     reason = await reason_of(sleep)
 
     assert reason == "cancelled"
@@ -271,7 +272,7 @@ async def test_wait_ends_with_the_job(
     await asyncio.sleep(0.1)
     waited = not wait.done()
     if job is None:
-        await store.cancel(job_id, reason=Reason.of("cancelled", text="test"))
+        await cancel(store, job_id, reason=Reason.of("cancelled", text="test"))
     else:
         outcome = AttemptOutcome.COMPLETED if how == "finish" else AttemptOutcome.DEAD
         await hand.end(ended(job, outcome))

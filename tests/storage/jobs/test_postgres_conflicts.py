@@ -17,6 +17,7 @@ from duetime.storage.postgres.connection import translate_errors
 from duetime.storage.postgres.store import PostgresStore
 from duetime.telemetry.events import Outage
 from tests.log_events import events_of
+from tests.operating import cancel_many
 from tests.waiting import until
 
 FAIL_ONCE = """
@@ -48,7 +49,7 @@ async def test_a_deadlock_is_told_as_one(pg_url: str) -> None:
         await connection.execute("set deadlock_timeout = '1min'")
         hold = "select from duetime.due where job_id = %s for update"
         await connection.execute(hold, (ids[1],))
-        cancelling = asyncio.create_task(store.cancel_many(ids, reason=Reason("cancelled")))
+        cancelling = asyncio.create_task(cancel_many(store, ids, reason=Reason("cancelled")))
         await until(lambda: waits(pg_url))
         await connection.execute(hold, (ids[0],))
     with pytest.raises(TransactionConflict, match=r"deadlock.*Try again"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from duetime.storage.postgres.hot_path import _finishes
 from duetime.storage.postgres.migrator import PostgresMigrator
 from duetime.storage.postgres.store import PostgresStore
 from duetime.storage.store import Lane
+from tests.operating import cancel, limit_queue, requeue
 from tests.waiting import until, until_true
 
 FLOOR = datetime(1970, 1, 1, tzinfo=UTC)
@@ -112,9 +114,9 @@ async def test_a_requeue_that_waited_looks_again(store: PostgresStore, pg_url: s
     await store.exchange(worker_id, finished=ends, closed=[jobs[0].token])
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         await connection.execute("select from duetime.job where id = %s for update", (ids[0],))
-        both = asyncio.create_task(store.requeue(JobFilter(ids=tuple(ids)), run_at=None))
+        both = asyncio.create_task(requeue(store, JobFilter(ids=tuple(ids)), run_at=None))
         await until(lambda: blocked(pg_url))
-        await store.requeue(JobFilter(ids=(ids[1],)), run_at=None)
+        await requeue(store, JobFilter(ids=(ids[1],)), run_at=None)
         [running] = await claim(store, worker_id)
         await connection.commit()
     requeued = await both
@@ -153,7 +155,7 @@ async def test_a_prune_leaves_what_is_being_requeued(store: PostgresStore, pg_ur
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         await connection.execute("select from duetime.job where id = %s for update", (job.id,))
         pruned, _ = await store.prune({AttemptOutcome.DEAD: timedelta(0)}, after=0, batch=10)
-    await store.requeue(JobFilter(ids=(given.job_id,)), run_at=None)
+    await requeue(store, JobFilter(ids=(given.job_id,)), run_at=None)
 
     assert pruned == 0
     assert await store.prune({AttemptOutcome.DEAD: timedelta(0)}, after=0, batch=10) == (0, 0)
@@ -165,7 +167,7 @@ async def test_a_limited_claim_neither_waits_nor_takes_what_was_moved(
 ) -> None:
     [given] = await store.enqueue([NewJob(task="noop")])
     worker_id = await worker(store)
-    await store.limit_queue("default", Limits(running=5))
+    await limit_queue(store, "default", Limits(running=5))
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         await connection.execute(
             "update duetime.due set run_at = '2040-01-01Z' where job_id = %s", (given.job_id,)
@@ -183,7 +185,7 @@ async def test_a_limited_claim_counts_what_another_is_claiming(
 ) -> None:
     await store.enqueue([NewJob(task="noop"), NewJob(task="noop")])
     one, other = await worker(store), await worker(store)
-    await store.limit_queue("default", Limits(running=1))
+    await limit_queue(store, "default", Limits(running=1))
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         cursor = await connection.execute(
             "select job_id from duetime.claim_limited(%s, 'default', 10)", [one]
@@ -275,7 +277,7 @@ async def test_a_cancel_that_meets_the_end_of_an_attempt_wins(
         }
         ending = asyncio.ensure_future(ends[how]())
         await until(lambda: blocked(pg_url))
-        cancelling = asyncio.create_task(store.cancel(job.id, reason=Reason("cancelled")))
+        cancelling = asyncio.create_task(cancel(store, job.id, reason=Reason("cancelled")))
         await until(lambda: blocked(pg_url, at_least=2))
     await ending
     was = await cancelling
@@ -299,7 +301,8 @@ async def test_the_end_of_an_attempt_waits_for_a_cancel_in_flight(
     again = FinishedJob(job, AttemptOutcome.SNOOZED, 0, 1, again_after=timedelta(0))
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
         cursor = await connection.execute(
-            store._sql["cancel_running"], {"job": job.id, "reason": '{"code": "cancelled"}'}
+            store._sql["cancel_running"],
+            (json.dumps({"job": job.id, "reason": '{"code": "cancelled"}'}),),
         )
         assert cursor.rowcount == 1
         ends: dict[str, Callable[[], Awaitable[Any]]] = {
@@ -353,7 +356,7 @@ async def test_a_cancel_that_meets_a_claim_asks_its_worker(
             " values (%s, %s, '{1}', now())",
             (worker_id, [given.job_id]),
         )
-        cancelling = asyncio.create_task(store.cancel(given.job_id, reason=Reason("cancelled")))
+        cancelling = asyncio.create_task(cancel(store, given.job_id, reason=Reason("cancelled")))
         await until(lambda: blocked(pg_url))
         await connection.commit()
 

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from duetime.domain.jobs.job import AttemptInfo, JobFilter, JobInfo, JobState, Requeued
+from duetime.domain.jobs.job import AttemptInfo, JobFilter, JobInfo, JobState
 from duetime.domain.jobs.queue import Limits, QueueInfo
-from duetime.domain.reasons import Reason, describe_error, read_reason, write_cancel_reason
-from duetime.storage.jobs.audit import (
-    Event,
-    QueueRow,
-    queue_events,
-    reprioritise_event,
-    requeue_events,
-    reschedule_event,
-)
+from duetime.domain.reasons import describe_error, read_reason
 from duetime.storage.jobs.find import find_jobs
 from duetime.storage.sqlite.dialect import (
-    encode_ids,
     from_us,
     maybe_from_us,
     maybe_span,
-    maybe_to_us,
-    to_us,
 )
-from duetime.storage.sqlite.hot_path import wait_again
 from duetime.storage.sqlite.thread import Transaction
-from duetime.storage.store import Dialect, Row, Statement, WorkerInfo
+from duetime.storage.store import Row, Statement, WorkerInfo
 
 # Read
 
@@ -94,21 +81,6 @@ def workers(tx: Transaction) -> list[WorkerInfo]:
     ]
 
 
-# Change
-
-
-def cancel(tx: Transaction, job_id: int, reason: Reason) -> JobState | None:
-    state = _state(tx, job_id)
-    if tx.value("waits", job=job_id):
-        end_waiting(tx, job_id, "cancelled", code=reason.code, error=reason.facts.get("text"))
-        return state
-    written = write_cancel_reason(reason)
-    worker_id = tx.value("cancel_running", job=job_id, reason=written, now=tx.now)
-    if worker_id is not None:
-        tx.cancelled.append((worker_id, job_id))
-    return state
-
-
 def end_waiting(
     tx: Transaction,
     job_id: int,
@@ -122,112 +94,6 @@ def end_waiting(
     said = {"code": code, "error": error, "facts": facts}
     tx.run("end_waiting", job=job_id, outcome=outcome, **said, now=tx.now)
     tx.finished.append(job_id)
-
-
-def reschedule(
-    tx: Transaction, dialect: Dialect, job_id: int, run_at: datetime, *, by: str
-) -> JobState | None:
-    moment = to_us(run_at)
-    before = tx.rows("waiting_place", job=job_id)
-    queue = tx.value("reschedule", job=job_id, run_at=moment) or tx.value(
-        "reschedule_parked", job=job_id, run_at=moment
-    )
-    if queue is None:
-        return _state(tx, job_id)
-    audit(tx, dialect, [reschedule_event(job_id, from_us(before[0][0]), run_at, by=by)])
-    tx.wake(queue, moment)
-    return JobState.PENDING
-
-
-def reprioritise(
-    tx: Transaction, dialect: Dialect, job_id: int, priority: int, *, by: str
-) -> JobState | None:
-    before = tx.rows("waiting_place", job=job_id)
-    queue = tx.value("reprioritise", job=job_id, priority=priority) or tx.value(
-        "reprioritise_parked", job=job_id, priority=priority
-    )
-    if queue is None:
-        return _state(tx, job_id)
-    tx.run("keep_priority", job=job_id, priority=priority)
-    audit(tx, dialect, [reprioritise_event(job_id, before[0][1], priority, by=by)])
-    tx.wake(queue)
-    return JobState.PENDING
-
-
-def requeue(
-    tx: Transaction, dialect: Dialect, which: JobFilter, run_at: datetime | None, *, by: str
-) -> Requeued:
-    states = {job.id: job.state for job in find(tx, which)}
-    able = tx.rows("requeuable", jobs=encode_ids(states))
-    keyed = {job_id for job_id, _, has_key in able if has_key}
-    taken = {row[0] for row in tx.rows("take_keys", jobs=encode_ids(keyed), now=tx.now)}
-    left = keyed - taken
-    queues = {job_id: queue for job_id, queue, _ in able if job_id not in left}
-    jobs = sorted(queues)
-    moment = tx.now if run_at is None else to_us(run_at)
-    wait_again(tx, [(job_id, moment, 0, None) for job_id in jobs])
-    tx.run("unexpire", jobs=encode_ids(jobs))
-    audit(tx, dialect, requeue_events({job: states[job] for job in jobs}, run_at, by=by))
-    for queue in queues.values():
-        tx.wake(queue, moment)
-    return Requeued(jobs, dict(tx.rows("key_holders", jobs=encode_ids(left))))
-
-
-def change_queue(
-    tx: Transaction,
-    dialect: Dialect,
-    queue: str,
-    action: str,
-    change: Callable[[], None],
-    *,
-    by: str,
-    reason: str | None = None,
-) -> None:
-    """Change a queue, and write the change to the audit."""
-    before = _queue_row(tx, queue)
-    change()
-    after = _queue_row(tx, queue)
-    audit(tx, dialect, queue_events(action, queue, before, after, by=by, reason=reason))
-
-
-def audit(tx: Transaction, dialect: Dialect, events: Sequence[Event]) -> None:
-    """Write to the audit, in this transaction."""
-    if events:
-        tx.drive(dialect.run("audit_write", events))
-
-
-def pause_queue(tx: Transaction, queue: str, *, by: str, reason: str) -> None:
-    tx.run("pause_queue", queue=queue, now=tx.now, by=by, reason=reason)
-
-
-def resume_queue(tx: Transaction, queue: str) -> None:
-    tx.run("resume_queue", queue=queue)
-    tx.run("drop_plain_queues", queue=queue)
-    tx.wake(queue)
-
-
-def limit_queue(tx: Transaction, queue: str, limits: Limits) -> None:
-    tx.run(
-        "limit_queue",
-        queue=queue,
-        running=limits.running,
-        per_partition=limits.per_partition,
-        rate=limits.rate,
-        period=maybe_to_us(limits.period),
-    )
-    tx.run("drop_plain_queues", queue=queue)
-    tx.wake(queue)
-
-
-def _queue_row(tx: Transaction, queue: str) -> QueueRow | None:
-    for row in tx.rows("queue_row", queue=queue):
-        return QueueRow(maybe_from_us(row[0]), row[1], row[2], _limits(row[3:]))
-    return None
-
-
-def _state(tx: Transaction, job_id: int) -> JobState | None:
-    state = tx.value("job_state", job=job_id)
-    return None if state is None else JobState(state)
 
 
 def _job(row: Row, history: tuple[AttemptInfo, ...] = ()) -> JobInfo:

@@ -48,10 +48,10 @@ class Shared:
             if any(sleeper.awaits(queue) for queue in queues):
                 sleeper.wake()
 
-    def notify_cancelled(self, worker_id: int, job_id: int) -> None:
+    def sync_cancelled(self, worker_id: int, jobs: Iterable[int]) -> None:
         for sleeper in self.sleepers:
             if sleeper.worker_id == worker_id:
-                sleeper.notify_cancelled([job_id])
+                sleeper.sync_cancelled(jobs)
 
     # Who waits for a job to finish
 
@@ -150,24 +150,20 @@ class SqliteSleeper:
     def wake(self) -> None:
         call_soon(self._loop, self._wake_for, "notified")
 
-    def notify_cancelled(self, jobs: Iterable[int]) -> None:
-        new = tuple(jobs)
-        self._on_signal |= set(new)
-        call_soon(self._loop, self._on_cancelled, new)
-
     def sync_cancelled(self, jobs: Iterable[int]) -> None:
         """Takes all cancelled jobs of this worker, as read from the file; notifies new ones."""
         cancelled = frozenset(jobs)
         new, self._on_signal = cancelled - self._on_signal, cancelled
         if new:
-            self.notify_cancelled(sorted(new))
+            call_soon(self._loop, self._on_cancelled, tuple(sorted(new)))
 
     def _on_cancelled(self, jobs: tuple[int, ...]) -> None:
         self._cancelled += jobs
         self._wake_for("cancelled")
 
     def _wake_for(self, reason: str) -> None:
-        self._reason = reason
+        if self._reason != "cancelled":
+            self._reason = reason
         self._woken.set()
 
 

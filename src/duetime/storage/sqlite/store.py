@@ -18,14 +18,11 @@ from duetime.domain.jobs.job import (
     FinishedJob,
     JobFilter,
     JobInfo,
-    JobState,
     NewJob,
-    Requeued,
 )
 from duetime.domain.jobs.queue import Limits, QueueInfo
 from duetime.domain.reasons import Reason
 from duetime.errors import JobNotFound
-from duetime.storage.jobs.audit import cancel_events
 from duetime.storage.sqlite import hot_path, housekeeping, operate
 from duetime.storage.sqlite.connection import (
     DEFAULT_PREFIX,
@@ -254,6 +251,8 @@ class SqliteStore:
             # What was written may concern any sleeper: to check again costs them little.
             for sleeper in self._shared.sleepers:
                 tx.queues |= sleeper.queues
+                cancelled = tx.rows("cancelled_of", worker=sleeper.worker_id)
+                tx.cancelled[sleeper.worker_id] = [row[0] for row in cancelled]
             if watched := self._shared.watched:
                 rows = tx.rows("finished_jobs", jobs=encode_ids(watched))
                 tx.finished += [row[0] for row in rows]
@@ -308,66 +307,6 @@ class SqliteStore:
 
     async def find(self, which: JobFilter) -> list[JobInfo]:
         return await self._thread.read(lambda tx: operate.find(tx, which))
-
-    async def cancel(self, job_id: int, *, reason: Reason, by: str = "unknown") -> JobState | None:
-        def work(tx: Transaction) -> JobState | None:
-            state = operate.cancel(tx, job_id, reason)
-            operate.audit(tx, self.dialect, cancel_events(job_id, state, by=by, reason=reason))
-            return state
-
-        return await self._thread.write(work)
-
-    async def cancel_many(self, job_ids: Sequence[int], *, reason: Reason) -> None:
-        def work(tx: Transaction) -> None:
-            for job_id in job_ids:
-                operate.cancel(tx, job_id, reason)
-
-        await self._thread.write(work)
-
-    async def reschedule(
-        self, job_id: int, run_at: datetime, *, by: str = "unknown"
-    ) -> JobState | None:
-        return await self._thread.write(
-            lambda tx: operate.reschedule(tx, self.dialect, job_id, run_at, by=by)
-        )
-
-    async def reprioritise(
-        self, job_id: int, priority: int, *, by: str = "unknown"
-    ) -> JobState | None:
-        return await self._thread.write(
-            lambda tx: operate.reprioritise(tx, self.dialect, job_id, priority, by=by)
-        )
-
-    async def requeue(
-        self, which: JobFilter, *, run_at: datetime | None, by: str = "unknown"
-    ) -> Requeued:
-        return await self._thread.write(
-            lambda tx: operate.requeue(tx, self.dialect, which, run_at, by=by)
-        )
-
-    async def pause_queue(self, queue: str, *, by: str, reason: str) -> None:
-        await self._thread.write(
-            lambda tx: operate.change_queue(
-                tx, self.dialect, queue, "pause",
-                lambda: operate.pause_queue(tx, queue, by=by, reason=reason),
-                by=by, reason=reason,
-            )
-        )  # fmt: skip
-
-    async def resume_queue(self, queue: str, *, by: str = "unknown") -> None:
-        await self._thread.write(
-            lambda tx: operate.change_queue(
-                tx, self.dialect, queue, "resume", lambda: operate.resume_queue(tx, queue), by=by
-            )
-        )
-
-    async def limit_queue(self, queue: str, limits: Limits, *, by: str = "unknown") -> None:
-        await self._thread.write(
-            lambda tx: operate.change_queue(
-                tx, self.dialect, queue, "limit",
-                lambda: operate.limit_queue(tx, queue, limits), by=by,
-            )
-        )  # fmt: skip
 
     async def queues(
         self, *, after: str | None = None, limit: int | None = None

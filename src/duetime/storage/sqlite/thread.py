@@ -43,8 +43,8 @@ class Transaction:
         """Queues whose sleepers are to be woken."""
         self.finished: list[int] = []
         """Jobs that have finished, for those who wait for them."""
-        self.cancelled: list[tuple[int, int]] = []
-        """(worker, job) whose cancellation was requested."""
+        self.cancelled: dict[int, list[int]] = {}
+        """The cancelled jobs of each worker, by the worker, as they are after this transaction."""
 
     def statement(self, name: str) -> str:
         return self._sql[name]
@@ -301,12 +301,12 @@ class StoreThread:
         return Transaction(connection, self._sql, self._shared.now_us())
 
     def _announce(self, transaction: Transaction) -> None:
+        for worker_id, jobs in transaction.cancelled.items():
+            self._shared.sync_cancelled(worker_id, jobs)
         if transaction.queues:
             self._shared.wake(transaction.queues)
         if transaction.finished:
             self._shared.notify_finished(transaction.finished)
-        for worker_id, job_id in transaction.cancelled:
-            self._shared.notify_cancelled(worker_id, job_id)
 
     def _rest(self, connection: sqlite3.Connection) -> None:
         """Nothing to do: check for changes; checkpoint the log."""

@@ -84,14 +84,26 @@ select j.id from duetime.job as j
 where j.key = %(key)s::text and j.id < %(before)s::bigint
 order by j.id desc limit %(page)s;
 
+-- What people change: each takes one JSON document, since it may run in the caller's transaction.
+
+-- name: brief_jobs
+-- What jobs are, before they are changed. Served by job_pkey.
+select j.id, j.task, j.key, j.state, (j.args ->> 'reminder')::bigint
+from (select id, task, key, state, case when task = 'duetime.remind' then args end as args
+      from duetime.jobs
+      where id = any (array(select value::bigint from json_array_elements_text(%s::json)))) as j;
+
 -- name: cancel_waiting
 -- A job that waits ends as cancelled at once. Zero rows: it does not wait.
-select duetime._end_waiting(array[%(job)s::bigint], 'cancelled', array[%(text)s::text], code => %(code)s);
+select duetime._end_waiting(array[(i.doc ->> 'job')::bigint], 'cancelled', array[i.doc ->> 'text'],
+    code => i.doc ->> 'code')
+from (select %s::json as doc) as i;
 
 -- name: lock_claims_of
 -- The next statement then sees whether an attempt has just finished; one that finishes later waits
 -- for us, and sees the cancellation. In one order: two calls that cancel several jobs cannot deadlock.
-select token from duetime.claim where job_ids && %(jobs)s::bigint[]
+select token from duetime.claim
+where job_ids && array(select value::bigint from json_array_elements_text(%s::json))
 order by token for no key update;
 
 -- name: cancel_running
@@ -99,63 +111,82 @@ order by token for no key update;
 -- lost, the heartbeat reads them. The claim was locked before. A job that would run again ends as
 -- cancelled, whatever the worker does. `cancel_reasons` has the reason at the job's place in
 -- `cancelled`; null if none was given: then the attempt's own error is kept.
-with requested as (
+with given as materialized (
+    select (i.doc ->> 'job')::bigint as job, (i.doc ->> 'reason')::json as reason
+    from (select %s::json as doc) as i
+), requested as (
     update duetime.claim as c
-    set cancelled = array_append(c.cancelled, %(job)s),
-        cancel_reasons = array_append(c.cancel_reasons, %(reason)s::json)
-    where %(job)s = any (c.job_ids)
-      and not exists (select from duetime.attempt as a where a.job_id = %(job)s and a.token = c.token)
+    set cancelled = array_append(c.cancelled, g.job),
+        cancel_reasons = array_append(c.cancel_reasons, g.reason)
+    from given as g
+    where g.job = any (c.job_ids)
+      and not exists (select from duetime.attempt as a where a.job_id = g.job and a.token = c.token)
     returning c.worker_id
 )
 select pg_notify('duetime.cancel', worker_id::text) from requested;
 
--- name: job_state
-select state from duetime.jobs where id = %(job)s;
+-- name: waiting_place
+-- When a job that waits is due, and its priority; it stays so until we have changed it. Served by
+-- due_job and parked_pkey.
+with given as materialized (
+    select (i.doc ->> 'job')::bigint as job from (select %s::json as doc) as i
+), waiting as (
+    select d.run_at, d.priority from duetime.due as d
+    where d.job_id = (select job from given) for update
+), aside as (
+    select p.run_at, p.priority from duetime.parked as p
+    where p.job_id = (select job from given) for update
+)
+select * from waiting union all select * from aside;
 
 -- name: reschedule
--- Returns when it was due before. Served by due_job and parked_pkey.
-with moved as (
-    update duetime.due as d set run_at = %(run_at)s
-    from (select job_id, run_at from duetime.due where job_id = %(job)s for update) as o
-    where d.job_id = o.job_id returning d.queue, d.run_at, o.run_at as before
+-- Served by due_job and parked_pkey.
+with given as materialized (
+    select (i.doc ->> 'job')::bigint as job, (i.doc ->> 'run_at')::timestamptz as run_at
+    from (select %s::json as doc) as i
+), moved as (
+    update duetime.due as d set run_at = g.run_at from given as g where d.job_id = g.job
+    returning d.queue, d.run_at
 ), aside as (
-    update duetime.parked as p set run_at = %(run_at)s
-    from (select job_id, run_at from duetime.parked where job_id = %(job)s for update) as o
-    where p.job_id = o.job_id returning p.queue, p.run_at, o.run_at as before
+    update duetime.parked as p set run_at = g.run_at from given as g where p.job_id = g.job
+    returning p.queue, p.run_at
 )
-select m.before, duetime.wake(m.queue, m.run_at)
-from (select * from moved union all select * from aside) as m;
+select duetime.wake(m.queue, m.run_at) from (select * from moved union all select * from aside) as m;
 
 -- name: reprioritise
--- Returns the priority that it had. Served by due_job and parked_pkey.
-with moved as (
-    update duetime.due as d set priority = %(priority)s
-    from (select job_id, priority from duetime.due
-          where job_id = %(job)s and priority < 10 for update) as o
-    where d.job_id = o.job_id returning d.job_id, d.queue, d.run_at, o.priority as before
+-- Served by due_job, parked_pkey and job_pkey.
+with given as materialized (
+    select (i.doc ->> 'job')::bigint as job, (i.doc ->> 'priority')::smallint as priority
+    from (select %s::json as doc) as i
+), moved as (
+    update duetime.due as d set priority = g.priority from given as g where d.job_id = g.job
+    returning d.queue, d.run_at
 ), aside as (
-    update duetime.parked as p set priority = %(priority)s
-    from (select job_id, priority from duetime.parked where job_id = %(job)s for update) as o
-    where p.job_id = o.job_id returning p.job_id, p.queue, p.run_at, o.priority as before
-), both_of_them as (
-    select * from moved union all select * from aside
+    update duetime.parked as p set priority = g.priority from given as g where p.job_id = g.job
+    returning p.queue, p.run_at
 ), kept as (
-    update duetime.job as j set priority = %(priority)s from both_of_them as m where j.id = m.job_id
+    update duetime.job as j set priority = g.priority from given as g where j.id = g.job
 )
-select m.before, duetime.wake(m.queue, m.run_at) from both_of_them as m;
+select duetime.wake(m.queue, m.run_at) from (select * from moved union all select * from aside) as m;
 
 -- name: lock_jobs
-select id from duetime.job where id = any (%(ids)s::bigint[]) order by id for update;
+select id from duetime.job
+where id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+order by id for update;
 
 -- name: requeue
 -- A fresh set of attempts for jobs that finished without success. They were locked before, so that
 -- only one of two simultaneous requeues does it. They take their keys again, in the same order as an
--- enqueue; of several jobs with one key the newest takes it. Returns each job, whether it waits now
--- (false if another job holds its key, whose row stays locked), and the state that it was in.
-with able as materialized (
-    select j.id, j.task, j.key, j.hold, v.state
+-- enqueue; of several jobs with one key the newest takes it. Returns the jobs that wait now: not one
+-- whose key another job holds; the row of that key stays locked.
+with given as materialized (
+    select array(select value::bigint from json_array_elements_text(i.doc -> 'ids')) as ids,
+        (i.doc ->> 'run_at')::timestamptz as run_at
+    from (select %s::json as doc) as i
+), able as materialized (
+    select j.id, j.task, j.key, j.hold
     from duetime.job as j join duetime.jobs as v on v.id = j.id
-    where j.id = any (%(ids)s::bigint[])
+    where j.id = any ((select ids from given)::bigint[])
       and v.state in ('dead', 'cancelled', 'expired', 'superseded')
 ), taken as (
     insert into duetime.job_key as k (task, key, job_id, hold)
@@ -167,20 +198,20 @@ with able as materialized (
     where k.held_until <= duetime.now() or k.job_id = excluded.job_id
     returning k.job_id
 ), again as materialized (
-    select duetime._wait_again(array_agg(a.id), array_agg(coalesce(%(run_at)s, duetime.now())),
+    select duetime._wait_again(array_agg(a.id), array_agg(coalesce(g.run_at, duetime.now())),
                                array_agg(0)) as job_id
-    from able as a where a.key is null or a.id in (select job_id from taken)
+    from able as a, given as g where a.key is null or a.id in (select job_id from taken)
 ), unexpired as (
     update duetime.job as j set expires_at = null from again as a
     where j.id = a.job_id and j.expires_at is not null
 )
-select a.id, a.id in (select job_id from again), a.state from able as a;
+select a.job_id from again as a where a.job_id is not null;
 
 -- name: key_holders
 select j.id, k.job_id
 from duetime.job as j
 join duetime.job_key as k on k.task = j.task and k.key = j.key and k.job_id <> j.id
-where j.id = any (%(ids)s::bigint[]);
+where j.id = any (array(select value::bigint from json_array_elements_text(%s::json)));
 
 -- name: watch
 insert into duetime.waiter (job_id, until) values (%(job)s, duetime.now() + %(wait)s);

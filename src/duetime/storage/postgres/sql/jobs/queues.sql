@@ -1,36 +1,41 @@
 -- Statements about queues and workers.
 
 -- name: queue_row
--- The stored row of a queue, for the audit of its changes.
-select paused_at, paused_by, pause_reason, running, per_partition, rate, period
-from duetime.queue where name = %(queue)s for update;
+-- The stored row of a queue, for the audit of its changes; its period in microseconds.
+select q.paused_at, q.paused_by, q.pause_reason, q.running, q.per_partition, q.rate,
+    (extract(epoch from q.period) * 1000000)::bigint
+from duetime.queue as q where q.name = %s::json ->> 'queue' for update;
 
 -- name: pause_queue
-insert into duetime.queue (name, paused_at, paused_by, pause_reason)
-values (%(queue)s, duetime.now(), %(by)s, %(reason)s)
+insert into duetime.queue as q (name, paused_at, paused_by, pause_reason)
+select i.doc ->> 'queue', duetime.now(), i.doc ->> 'by', i.doc ->> 'reason'
+from (select %s::json as doc) as i
 on conflict (name) do update set (paused_at, paused_by, pause_reason)
-    = (coalesce(queue.paused_at, excluded.paused_at), excluded.paused_by, excluded.pause_reason);
+    = (coalesce(q.paused_at, excluded.paused_at), excluded.paused_by, excluded.pause_reason);
 
 -- name: resume_queue
 with resumed as (
     update duetime.queue set paused_at = null, paused_by = null, pause_reason = null
-    where name = %(queue)s returning name
+    where name = %s::json ->> 'queue' returning name
 )
 select duetime.wake(name) from resumed;
 
 -- name: limit_queue
 with changed as (
     insert into duetime.queue (name, running, per_partition, rate, period)
-    values (%(queue)s, %(running)s, %(per_partition)s, %(rate)s, %(period)s)
+    select i.doc ->> 'queue', (i.doc ->> 'running')::integer, (i.doc ->> 'per_partition')::integer,
+        (i.doc ->> 'rate')::integer, (i.doc ->> 'period')::bigint * interval '1 microsecond'
+    from (select %s::json as doc) as i
     on conflict (name) do update set (running, per_partition, rate, period)
         = (excluded.running, excluded.per_partition, excluded.rate, excluded.period)
     returning name
 )
 select duetime.wake(name) from changed;
 
--- name: drop_plain_queues
+-- name: drop_plain_queue
 delete from duetime.queue
-where name = %(queue)s and paused_at is null and coalesce(running, per_partition, rate) is null;
+where name = %s::json ->> 'queue' and paused_at is null
+  and coalesce(running, per_partition, rate) is null;
 
 -- name: limited_queues
 select name, running, per_partition, rate, period from duetime.queue

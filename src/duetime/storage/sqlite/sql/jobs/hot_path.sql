@@ -188,6 +188,11 @@ from json_each(:jobs) as e cross join duetime_attempt as a
     on a.job_id = json_extract(e.value, '$[0]') and a.token = json_extract(e.value, '$[1]')
 where a.started_at is not null;
 
+-- name: cancelled_of
+-- The jobs of a worker that it is to stop.
+select job_id from duetime_claim indexed by duetime_claim_cancelled
+where worker_id = :worker and cancelled is not null order by job_id;
+
 -- name: cancelled_among
 -- Which of these held jobs were cancelled.
 select json_group_array(c.job_id)

@@ -2,28 +2,39 @@
 
 -- name: queue_row
 -- The stored row of a queue, for the audit of its changes.
-select paused_at, paused_by, pause_reason, running, per_partition, rate, period
-from duetime_queue where name = :queue;
+with input(doc) as (select ?)
+select q.paused_at, q.paused_by, q.pause_reason, q.running, q.per_partition, q.rate, q.period
+from input as i cross join duetime_queue as q on q.name = json_extract(i.doc, '$.doc.queue');
 
 -- name: pause_queue
+with input(doc) as (select ?)
 insert into duetime_queue (name, paused_at, paused_by, pause_reason)
-values (:queue, :now, :by, :reason)
+select json_extract(doc, '$.doc.queue'), json_extract(doc, '$.now'), json_extract(doc, '$.doc.by'),
+    json_extract(doc, '$.doc.reason')
+from input where true
 on conflict (name) do update set (paused_at, paused_by, pause_reason)
     = (coalesce(paused_at, excluded.paused_at), excluded.paused_by, excluded.pause_reason);
 
 -- name: resume_queue
+with input(doc) as (select ?)
 update duetime_queue set paused_at = null, paused_by = null, pause_reason = null
-where name = :queue;
+where name = (select json_extract(doc, '$.doc.queue') from input);
 
 -- name: limit_queue
+with input(doc) as (select ?)
 insert into duetime_queue (name, running, per_partition, rate, period)
-values (:queue, :running, :per_partition, :rate, :period)
+select json_extract(doc, '$.doc.queue'), json_extract(doc, '$.doc.running'),
+    json_extract(doc, '$.doc.per_partition'), json_extract(doc, '$.doc.rate'),
+    json_extract(doc, '$.doc.period')
+from input where true
 on conflict (name) do update set (running, per_partition, rate, period)
     = (excluded.running, excluded.per_partition, excluded.rate, excluded.period);
 
--- name: drop_plain_queues
+-- name: drop_plain_queue
+with input(doc) as (select ?)
 delete from duetime_queue
-where name = :queue and paused_at is null and coalesce(running, per_partition, rate) is null;
+where name = (select json_extract(doc, '$.doc.queue') from input)
+  and paused_at is null and coalesce(running, per_partition, rate) is null;
 
 -- name: limited_queues
 select name, running, per_partition, rate, period from duetime_queue

@@ -28,10 +28,6 @@ update duetime_worker set seen_at = :now, lease_until = :lease_until
 where id = :worker and lease_until > :now
 returning (select count(*) from duetime_worker as w where w.id < :worker);
 
--- name: cancelled_of
-select job_id from duetime_claim indexed by duetime_claim_cancelled
-where worker_id = :worker and cancelled is not null order by job_id;
-
 -- name: due_ids
 -- The next jobs of these queues, by their ids alone: whatever their rows hold, this can be read.
 select d.job_id from duetime_due as d indexed by duetime_due_lane
