@@ -60,6 +60,23 @@ def test_game_reminders(tmp_path: Path) -> None:
     assert "reminder.sent by" in done.stdout
 
 
+def test_an_order_as_a_graph(tmp_path: Path) -> None:
+    done = run("order_graph.py", tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "order 1: charged 20",
+        "order 1: shipped with label for tea",
+        "{'ship': 'parcel-1'}",
+        "order 2: charged 500",
+        "order 2: shipped with label for desk, label for lamp",
+        "{'ship': 'parcel-2'}",
+        "order 3: charged 900",
+        "order 3: refunded 900",
+        "order 3: Step 'accept' failed: order 3 was not approved",
+    ]
+
+
 def test_demo_shows_what_it_says_and_cleans_up(tmp_path: Path) -> None:
     done = run("demo.py", tmp_path)
 

@@ -33,7 +33,7 @@ from duetime.engine.context import Context
 from duetime.engine.executor import write_json
 from duetime.errors import ClaimLost, InvalidInput, TransientError
 from duetime.flows.graph_code import GraphCode, Inputs, Outputs, ranges
-from duetime.storage.flows.graphs import GraphRun, GraphStatements, Output, change
+from duetime.storage.flows.graphs import GraphRun, GraphStatements, Output, change, compensation_row
 from duetime.storage.store import Dialect, Statements, Store
 from duetime.telemetry.events import log_event
 
@@ -244,6 +244,17 @@ def _write_and_release(
         ]
     )  # fmt: skip
     yield from statements.write([_record(one) for one in ended])
+    yield from statements.add(
+        [
+            compensation_row(one.run.id, shape, node)
+            for one in ended
+            if (shape := one.run.shape) is not None
+            and (node := shape.node(one.seq)) is not None
+            and node.undo is not None
+            and not is_item(one.seq)
+            and one.state is StepState.COMPLETED
+        ]
+    )
     runs = {one.run.id: one.run for one in ended}
     release = Release(statements, store, runs)
     for one in ended:
@@ -302,26 +313,33 @@ class Release:
             self._wake |= {one.run for one in released if one.stopping}
             reached = [one for one in released if not one.pending and not one.stopping]
             states = yield from self._states_that_matter(reached)
-            now = yield from self._statements.now()
-            changes: list[dict[str, Any]] = []
+            ended: list[tuple[int, int, StepState]] = []
+            undos: list[dict[str, Any]] = []
             for one in reached:
                 shape = self._shape(one.run)
                 node = shape.node(one.seq)
                 if node is None:
                     self._wake.add(one.run)
                 elif one.state is StepState.RUNNING and node.kind is GraphKind.MAP:
-                    changes.append(change(one.run, one.seq, StepState.COMPLETED, finished_at=now))
-                    self.step_ended(one.run, one.seq)
+                    ended.append((one.run, one.seq, StepState.COMPLETED))
+                    if node.undo is not None:
+                        undos.append(compensation_row(one.run, shape, node))
                 elif one.state is not StepState.PENDING:
                     continue
                 elif is_skipped(shape, node, states.get(one.run, {})):
-                    changes.append(change(one.run, one.seq, StepState.SKIPPED, finished_at=now))
-                    self.step_ended(one.run, one.seq)
+                    ended.append((one.run, one.seq, StepState.SKIPPED))
                 elif node.kind is GraphKind.STEP:
                     self._jobs.append((one.run, one.seq, step_job(shape, one.run, node)))
                 else:
                     self._wake.add(one.run)
-            yield from self._statements.write(changes)
+            if ended:
+                now = yield from self._statements.now()
+                yield from self._statements.write(
+                    [change(run, seq, state, finished_at=now) for run, seq, state in ended]
+                )
+                yield from self._statements.add(undos)
+                for run, seq, _ in ended:
+                    self.step_ended(run, seq)
         yield from start_jobs(self._statements, self._store, self._jobs)
         yield from self._statements.wake(self._wake)
 
@@ -371,7 +389,15 @@ def step_job(shape: Shape, run: int, node: Node) -> NewJob:
     return new_job(f"{shape.graph}.{node.name}", run, shape.seq(node.name), node.job)
 
 
-def new_job(task: str, run: int, seq: int, options: JobOptions, args: bytes = b"{}") -> NewJob:
+def new_job(
+    task: str,
+    run: int,
+    seq: int,
+    options: JobOptions,
+    args: bytes = b"{}",
+    *,
+    flow: bool = False,
+) -> NewJob:
     return NewJob(
         task=task,
         args=msgspec.Raw(args),
@@ -380,4 +406,5 @@ def new_job(task: str, run: int, seq: int, options: JobOptions, args: bytes = b"
         key=step_key(run, seq),
         max_attempts=options.max_attempts,
         timeout=None if options.timeout is None else timedelta(seconds=options.timeout),
+        flow=flow,
     )

@@ -33,12 +33,16 @@ from duetime.errors import ClaimLost, FlowTimeout, StepFailed
 from duetime.flows.graph import new_job, start_jobs, step_job
 from duetime.flows.graph_code import GraphCode, Inputs, ranges
 from duetime.storage.flows.graphs import (
+    CANCEL,
+    FAILURE,
+    FINISH,
     ITEM,
     GraphRow,
     GraphRun,
     GraphStatements,
     StepJob,
     change,
+    compensation_row,
 )
 from duetime.storage.jobs.changes import JobStatements
 from duetime.storage.store import Statements, Store
@@ -46,8 +50,6 @@ from duetime.storage.store import Statements, Store
 if TYPE_CHECKING:
     from duetime.app import Duetime
 
-COMPENSATION = "compensation"
-FAILURE, CANCEL, FINISH = "failure", "cancel", "finish"
 _TIMED_OUT = "timed_out"
 _SIGNAL_TIMEOUT = "signal_timeout"
 _NO_CODE = "code_missing"
@@ -291,8 +293,9 @@ class RunStep:
                 self._wait(node)
                 yield from self._take_signals([node])
             case GraphKind.CHILD:
+                seq = self._shape.seq(node.name)
                 args = inputs.write_object(self._code.steps[node.name].parameters)
-                job = new_job(str(node.flow), self._id, self._shape.seq(node.name), node.job, args)
+                job = new_job(str(node.flow), self._id, seq, node.job, args, flow=True)
                 self._enqueue(self._children, node, job, StepState.WAITING)
             case _:
                 yield from self._start_map(node, inputs)
@@ -388,13 +391,21 @@ class RunStep:
         outputs = yield from self._statements.outputs(ranges(self._run, self._shape, names))
         inputs = Inputs(self._code, self._run, outputs)
         texts = {name: inputs.text(name) for name in names}
-        yield from self._statements.write(
-            [change(self._id, self._shape.end, StepState.COMPLETED, finished_at=self._now)]
-        )
+        yield from self._end_run()
         return {
             name: None if text is None else msgspec.json.decode(text)
             for name, text in texts.items()
         }
+
+    def _end_run(self) -> Statements:
+        """Nothing is left to do, nor to undo."""
+        rows = [
+            change(self._id, seq, StepState.SKIPPED, finished_at=self._now)
+            for seq, row in self._rows.items()
+            if seq < 0 and row.state is StepState.REGISTERED
+        ]
+        rows.append(change(self._id, self._shape.end, StepState.COMPLETED, finished_at=self._now))
+        yield from self._statements.write(rows)
 
     # Writing
 
@@ -467,17 +478,21 @@ class RunStep:
             return None
         if stop.kind != FINISH and not (yield from self._compensate()):
             return None
-        yield from self._statements.write(
-            [change(self._id, self._shape.end, StepState.COMPLETED, finished_at=self._now)]
-            if stop.kind == FINISH
-            else []
-        )
         return (yield from self._outcome(stop))
 
     def _outcome(self, stop: GraphRow) -> Statements:
+        outputs = yield from self._statements.outputs([(self._id, 0, 0)])
+        text = outputs[self._id, 0].text
+        yield from self._statements.write(
+            [
+                change(
+                    self._id, 0, StepState.COMPLETED, output=text, code=stop.code, error=stop.error,
+                    finished_at=self._now,
+                )
+            ]
+        )  # fmt: skip
         if stop.kind == FINISH:
-            outputs = yield from self._statements.outputs([(self._id, 0, 0)])
-            text = outputs[self._id, 0].text
+            yield from self._end_run()
             return _Ended(None if text is None else msgspec.json.decode(text))
         if stop.kind == CANCEL:
             return _Ended(error=Cancel(stop.error or "the run was cancelled"))
@@ -489,41 +504,26 @@ class RunStep:
     def _compensate(self) -> Statements:
         """Run the compensations one after another, the last completed step first. True: all ran."""
         self._rows = yield from self._statements.rows(self._id, self._shape)
-        rows = {seq: row for seq, row in self._rows.items() if seq < 0}
-        if not rows:
-            done = [
-                (row.name, row.finished_at)
-                for seq, row in self._rows.items()
-                if 0 < seq < self._shape.end and row.state is StepState.COMPLETED
-            ]
-            nodes = compensations(self._shape, done)
-            rows = {
-                -place: GraphRow(
-                    -place, COMPENSATION, str(node.undo), StepState.REGISTERED, None, False, None,
-                    None, None, None,
-                )
-                for place, node in enumerate(nodes, start=1)
-            }  # fmt: skip
-            yield from self._statements.add(
-                [
-                    {
-                        "run": self._id, "seq": seq, "kind": COMPENSATION, "name": row.name,
-                        "state": row.state,
-                    }
-                    for seq, row in rows.items()
-                ]
-            )  # fmt: skip
-        if any(row.state is StepState.RUNNING for row in rows.values()):
+        done = [
+            (row.name, row.finished_at)
+            for seq, row in self._rows.items()
+            if 0 < seq < self._shape.end and row.state is StepState.COMPLETED
+        ]
+        nodes = compensations(self._shape, done)
+        missing = [node for node in nodes if -self._shape.seq(node.name) not in self._rows]
+        yield from self._statements.add(
+            [compensation_row(self._id, self._shape, node) for node in missing]
+        )
+        states = {row.name: row.state for seq, row in self._rows.items() if seq < 0}
+        if StepState.RUNNING in states.values():
             return False
-        left = [seq for seq, row in rows.items() if row.state is StepState.REGISTERED]
-        if not left:
-            return True
-        seq = min(left)
-        node = next(node for node in self._shape.nodes if node.undo == rows[seq].name)
-        task = f"{self._shape.graph}.{node.undo}"
-        job = new_job(task, self._id, seq, node.undo_job)
-        yield from start_jobs(self._statements, self._store, [(self._id, seq, job)])
-        return False
+        for node in reversed(nodes):
+            if states.get(str(node.undo), StepState.REGISTERED) is StepState.REGISTERED:
+                task, seq = f"{self._shape.graph}.{node.undo}", -self._shape.seq(node.name)
+                job = new_job(task, self._id, seq, node.undo_job)
+                yield from start_jobs(self._statements, self._store, [(self._id, seq, job)])
+                return False
+        return True
 
     # Waiting
 

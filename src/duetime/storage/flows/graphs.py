@@ -9,15 +9,27 @@ from typing import Any, NamedTuple
 import msgspec
 
 from duetime.domain.flows.flow import StepState, SuspendAnswer, Suspension
-from duetime.domain.flows.graph import MAX_ITEMS, Node, Shape, leaves
+from duetime.domain.flows.graph import (
+    MAX_ITEMS,
+    Node,
+    Shape,
+    count_pending,
+    is_done,
+    leaves,
+    steps_to_repeat,
+)
 from duetime.domain.jobs.job import JobState
 from duetime.domain.reasons import describe_error
+from duetime.errors import InvalidInput
 from duetime.storage.flows.runs import FlowStatements
 from duetime.storage.store import Statements, run_many
 
 END = "end"
 """The kind of the row that every step leads to."""
 ITEM = "item"
+COMPENSATION = "compensation"
+FAILURE, CANCEL, FINISH = "failure", "cancel", "finish"
+"""Why a run stops."""
 
 
 class GraphRun(NamedTuple):
@@ -131,7 +143,8 @@ class GraphStatements(FlowStatements):
         yield from self.add(rows)
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> Statements:
-        yield from run_many(self._dialect, "graph_add", self._with_json(rows))
+        if rows:
+            yield from run_many(self._dialect, "graph_add", self._with_json(rows))
 
     def rows(self, run: int, shape: Shape) -> Statements:
         """Return the rows of a run by their numbers, without the items of maps."""
@@ -226,29 +239,60 @@ class GraphStatements(FlowStatements):
         answers: list[SuspendAnswer] = yield from self.suspend([suspension])
         return answers[0]
 
-    def reset(self, run: int, shape: Shape, pending: Mapping[str, int], *, end: int) -> Statements:
-        """Have steps run again, each after so many others; the run goes on."""
-        documents = [
-            {"run": run, "seq": shape.seq(name), "pending": count}
-            for name, count in pending.items()
-        ]
-        documents.append({"run": run, "seq": shape.end, "pending": end})
-        yield from run_many(self._dialect, "graph_reset", documents)
-        ranges = [{"run": run, "first": -len(shape.nodes), "last": 0}]
-        ranges += [
-            {"run": run, "first": first, "last": first + MAX_ITEMS - 2}
-            for first in (shape.first_item(name) for name in pending)
-        ]
-        yield from run_many(self._dialect, "graph_forget", ranges)
-
-    def copy(self, run: int, copy: int, shape: Shape) -> Statements:
-        """Copy the rows of a run to another."""
-        text = msgspec.json.encode(shape).decode()
-        yield from self._dialect.run("graph_create", {"run": copy, "shape": self._json(text)})
-        last = (len(shape.nodes) + 1) * MAX_ITEMS
-        yield from self._dialect.run(
-            "graph_copy", [{"run": run, "copy": copy, "first": 1, "last": last}]
+    def cancel(self, run: int, *, reason: str | None, actor: str) -> Statements:
+        """Have a run stop and undo what it did; return False if it is not a graph's, or has not
+        begun."""
+        yield from self.lock([run])
+        found = (yield from self.runs([run])).get(run)
+        if found is None or found.shape is None:
+            return False
+        yield from self.stop(
+            [{"run": run, "kind": CANCEL, "name": found.shape.graph, "error": reason}]
         )
+        yield from self.wake([run])
+        event = {"actor": actor, "action": "job.cancel", "entity": f"job:{run}", "reason": reason}
+        yield from self._dialect.run("audit_write", [{**event, "before": None, "after": None}])
+        return True
+
+    def repeat(self, run: int, *, from_step: str | None) -> Statements:
+        """Have a run that has ended do again what it did not complete, `from_step`, what was
+        undone, and all that depends on these. Return False if it is not a graph's."""
+        yield from self.lock([run])
+        found = (yield from self.runs([run])).get(run)
+        if found is None or found.shape is None:
+            return False
+        shape = found.shape
+        if from_step is not None and from_step not in shape:
+            known = ", ".join(node.name for node in shape.nodes)
+            raise InvalidInput(f"Run {run} has no step {from_step!r}. It has: {known}.")
+        rows: dict[int, GraphRow] = yield from self.rows(run, shape)
+        states = {node.name: rows[shape.seq(node.name)].state for node in shape.nodes}
+        again = {
+            node.name
+            for node in shape.nodes
+            if (undo := rows.get(-shape.seq(node.name))) is not None
+            and undo.state is not StepState.REGISTERED
+        }
+        if from_step is not None:
+            again.add(from_step)
+        repeated = steps_to_repeat(shape, states, from_steps=again)
+        states |= dict.fromkeys(repeated, StepState.PENDING)
+        counts = {shape.seq(name): count_pending(shape, shape[name], states) for name in repeated}
+        counts[shape.end] = sum(not is_done(node, states[node.name]) for node in leaves(shape))
+        yield from run_many(
+            self._dialect,
+            "graph_reset",
+            [{"run": run, "seq": seq, "pending": count} for seq, count in counts.items()],
+        )
+        firsts = [shape.first_item(name) for name in repeated]
+        undone = [-shape.seq(name) for name in repeated]
+        yield from run_many(
+            self._dialect,
+            "graph_forget",
+            [{"run": run, "first": seq, "last": seq} for seq in (0, *undone)]
+            + [{"run": run, "first": first, "last": first + MAX_ITEMS - 2} for first in firsts],
+        )
+        return True
 
     def now(self) -> Statements:
         return (yield from self._dialect.now())
@@ -286,6 +330,14 @@ def change(
         "run": run, "seq": seq, "state": state, "output": output, "code": code, "error": error,
         "until": until, "job": job, "pending": pending, "attempt": attempt,
         "started_at": started_at, "finished_at": finished_at,
+    }  # fmt: skip
+
+
+def compensation_row(run: int, shape: Shape, node: Node) -> dict[str, Any]:
+    """The row of what undoes a step, which has the step's number, negated."""
+    return {
+        "run": run, "seq": -shape.seq(node.name), "kind": COMPENSATION, "name": node.undo,
+        "state": StepState.REGISTERED,
     }  # fmt: skip
 
 

@@ -131,16 +131,6 @@ delete from duetime.flow_step as s
 using json_to_recordset(%s::json) as g(run bigint, first integer, last integer)
 where s.run_id = g.run and s.seq between g.first and g.last;
 
--- name: graph_copy
--- Copy ranges of rows, with what they have recorded, to another run.
-insert into duetime.flow_step (run_id, seq, kind, name, state, attempt, output, error_code, error,
-    until, correlation, job_id, pending, started_at, finished_at)
-select g.copy, s.seq, s.kind, s.name, s.state, s.attempt, s.output, s.error_code, s.error, s.until,
-    s.correlation, s.job_id, s.pending, s.started_at, s.finished_at
-from json_to_recordset(%s::json) as g(run bigint, copy bigint, first integer, last integer)
-join duetime.flow_step as s on s.run_id = g.run and s.seq between g.first and g.last
-on conflict (run_id, seq) do nothing;
-
 -- name: graph_unsettled
 -- Suspended runs of which a job has ended, and nobody has told them. Index: flow_step_job.
 select distinct s.run_id from duetime.flow_step as s

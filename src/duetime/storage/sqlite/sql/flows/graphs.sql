@@ -157,17 +157,6 @@ where exists (
     where s.run_id = json_extract(g.value, '$.run') and s.seq between json_extract(g.value, '$.first') and json_extract(g.value, '$.last'))
   and s.run_id in (select json_extract(g.value, '$.run') from json_each((select doc from input), '$.doc') as g);
 
--- name: graph_copy
--- Copy ranges of rows, with what they have recorded, to another run.
-with input(doc) as (select ?)
-insert or ignore into duetime_flow_step (run_id, seq, kind, name, state, attempt, output, error_code,
-    error, until, correlation, job_id, pending, started_at, finished_at)
-select json_extract(g.value, '$.copy'), s.seq, s.kind, s.name, s.state, s.attempt, s.output, s.error_code, s.error,
-    s.until, s.correlation, s.job_id, s.pending, s.started_at, s.finished_at
-from json_each((select doc from input), '$.doc') as g
-cross join duetime_flow_step as s
-    on s.run_id = json_extract(g.value, '$.run') and s.seq between json_extract(g.value, '$.first') and json_extract(g.value, '$.last');
-
 -- name: graph_unsettled
 -- Suspended runs of which a job has ended, and nobody has told them.
 with input(doc) as (select ?)
