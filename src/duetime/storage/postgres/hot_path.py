@@ -12,10 +12,10 @@ import msgspec
 import psycopg
 
 from duetime.domain.jobs.job import PARKED_CODE, UNREADABLE, AttemptOutcome, ClaimedJob, FinishedJob
-from duetime.domain.keys import shorten_installation
 from duetime.domain.reasons import Reason, write_reason
 from duetime.errors import JobNotFound, StorageError, TransientError
 from duetime.storage.postgres.connection import array, translate_errors
+from duetime.storage.postgres.dialect import drive
 from duetime.storage.postgres.heart import PostgresHeart
 from duetime.storage.postgres.pool import Connection
 from duetime.storage.postgres.sessions import Sessions, Statement
@@ -81,8 +81,7 @@ class HotPath(Sessions):
                 concurrency=concurrency,
                 lease=lease,
             )
-            [(installation,)] = await self._on(connection, "installation")
-            self.installation = shorten_installation(cast("str", installation))
+            self.installation = await drive(connection, self.dialect.installation())
             return cast("int", rows[0][0])
 
     async def remove_worker(self, worker_id: int) -> None:

@@ -205,8 +205,8 @@ def _scope(track: Track) -> str:
     return f"left({parts}, {LONGEST_NAME + 1})" if parts else "null::text"
 
 
-# Whatever a row holds, its write must not fail: what is too much is a number, which is no list of
-# recipients and no data. `_track_rows` tells it as the subject's problem.
+# Whatever a row holds, its write must not fail: a number replaces a value that is too large, since
+# it is neither a list of recipients nor data. `_track_rows` stores that as the subject's problem.
 
 
 def _recipients(track: Track, types: Mapping[str, str]) -> str:
@@ -254,5 +254,5 @@ def _quoted(name: str) -> str:
 
 def _literal(text: Any) -> str:
     plain = str(text).replace("'", "''")
-    # Whatever `standard_conforming_strings` says.
+    # Independent of the setting `standard_conforming_strings`.
     return f"E'{plain}'".replace("\\", "\\\\") if "\\" in plain else f"'{plain}'"

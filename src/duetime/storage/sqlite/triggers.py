@@ -1,4 +1,4 @@
-"""Triggers on tracked tables of SQLite: each changed row is noted, and a worker is asked for."""
+"""Triggers on tracked tables of SQLite: they record each changed row, and enqueue a job for it."""
 
 from __future__ import annotations
 

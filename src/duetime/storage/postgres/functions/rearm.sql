@@ -1,6 +1,6 @@
 -- Arming: make the reminders of subjects true again, any number at once.
 
--- Moments in words, as Python says them.
+-- A time as text, as Python writes it.
 create or replace function duetime._say(moment timestamptz) returns text
     language sql stable as $$
     select to_char(moment at time zone 'UTC', case when date_trunc('second', moment) = moment
@@ -31,7 +31,7 @@ declare
     after interval;
 begin
     if guess at time zone tz = wall then
-        -- Of two, PostgreSQL gives the second: look with the offset of the day before.
+        -- Of two, PostgreSQL returns the second: try the offset of the day before.
         earlier := (wall - (before at time zone tz - before at time zone 'UTC')) at time zone 'UTC';
         if earlier < guess and earlier at time zone tz = wall then
             return earlier;
@@ -54,7 +54,7 @@ begin
     return high;
 end $$;
 
--- Whether this server can reckon in a zone; Python may know newer ones.
+-- Whether this server knows a time zone; Python may know newer ones.
 create or replace function duetime._knows_zone(tz text) returns boolean
     language plpgsql stable as $$
 begin
@@ -77,8 +77,8 @@ begin
 end $$;
 
 -- Make the armed reminders of locked subjects true again: what `ReminderStatements._rearm` does in
--- Python, for any number of subjects at once. `why` is the reason for what no longer holds, where
--- the subject itself does not tell. What SQL cannot compute is left to a worker.
+-- Python, for any number of subjects at once. `why` is the reason for reminders that are superseded,
+-- where it does not follow from the subject itself. What SQL cannot compute is left to a worker.
 create or replace function duetime.rearm(ids bigint[], why json default null) returns void
     language plpgsql set jit = off set plan_cache_mode = auto set work_mem = '32MB' as $$
 declare
@@ -227,7 +227,7 @@ with recursive subject as materialized (
         select '', false where json_array_length(h.recipients) = 0
     ) as w
     cross join lateral (
-        -- A `case`, so that who follows the subject's clock looks nobody up.
+        -- A `case`: with the subject's own zone no recipient is read.
         select case when h.zone = 'recipient' then coalesce(
             (select n.tz from duetime.recipient as n
              where n.ref = w.recipient and duetime._knows_zone(n.tz)), h.tz) else h.tz end as tz

@@ -3,7 +3,7 @@
 -- is planned by a worker, within about a second.
 
 -- The armed runs of schedules end: they are paused or changed, or (`all`) removed. Ticks that lie
--- ahead leave the ledger, so that they can be planned anew. What is due, or claimed, goes on.
+-- ahead leave the ledger, so that they can be planned again. Runs that are due or claimed continue.
 create or replace function duetime.supersede_runs(doc json) returns setof bigint
     language sql set search_path = pg_catalog, pg_temp as $$
     with input as materialized (
@@ -94,7 +94,7 @@ create or replace function duetime.pause_summary(
         'reason', reason, 'until', duetime.format_time(until))
 $$;
 
--- What `paused_reason` gives in Python. `until`: the last tick, of a row that stands for many.
+-- The same as `paused_reason` in Python. `until`: the last tick of a row that represents several.
 create or replace function duetime.paused_reason(
     paused_by text, reason text, failures integer, until timestamptz default null) returns json
     language sql stable set search_path = pg_catalog, pg_temp as $$
@@ -124,7 +124,7 @@ begin
     update duetime.schedule as s
     set paused_at = coalesce(s.paused_at, now), paused_by = actor,
         pause_reason = coalesce(reason, ''), paused_until = until, next_run_at = null, plain = null,
-        -- What nobody has planned yet is judged when it is resumed.
+        -- Ticks that are not planned yet are decided on when it is resumed.
         planned_until = case when s.paused_at is null then least(s.planned_until, now)
                              else s.planned_until end,
         revision = s.revision + 1, updated_at = now
@@ -140,8 +140,8 @@ begin
                 paused.paused_at, paused.paused_by, paused.pause_reason, paused.paused_until), coalesce(pause_schedule.reason, ''));
 end $$;
 
--- Go on. `missed`: the ticks of the pause are caught up as `catch_up` says; else they are skipped, and
--- share one row of the ledger. Resuming twice changes nothing.
+-- Resume. `missed`: catch up on the ticks of the pause by the policy `catch_up`; else they are skipped,
+-- and share one row of the ledger. Resuming twice changes nothing.
 create or replace function duetime.resume_schedule(
     name text, missed boolean default false, actor text default session_user)
     returns void language plpgsql set search_path = pg_catalog, pg_temp as $$

@@ -70,7 +70,7 @@ begin
     end if;
 end $$;
 
--- Store how a table is tracked: by its owner, and under a name that is nobody else's. Makes two functions
+-- Store how a table is tracked: by its owner, and under a name that no other role uses. Makes two functions
 -- that only this owner may execute: its triggers call them, and they change this track's subjects and
 -- no others. Returns the name of the table under that name, if there was one.
 create or replace function duetime.track_define(name text, table_name text, definition json, actor text)
@@ -210,7 +210,7 @@ begin
     loop
         with given as materialized (
             select n.ref, case when length(n.scope) <= 200 then nullif(n.scope, '') end as scope,
-                -- Not due: without recipients its reminder would go to whom the handler says.
+                -- Not due: without recipients the handler would choose who is reminded.
                 case when not l.crowded then d.due_at end as due_at, z.tz, n.open,
                 to_json(l.recipients) as recipients, to_json(l.data) as data,
                 l.recipients as recipients_b, l.data as data_b,
@@ -247,7 +247,7 @@ begin
                 select w.raw, case when w.raw between '1970-01-01Z' and '9000-01-01Z'
                                    then w.raw end as due_at) as d
             cross join lateral (
-                -- A number stands for what the trigger found to be too much.
+                -- The trigger sends a number in place of a value that is too large.
                 select jsonb_typeof(n.data) = 'number' or pg_column_size(n.data) > 1048576 as heavy,
                     jsonb_typeof(n.recipients) = 'number'
                         or jsonb_array_length(w.recipients) > 1000 as crowded) as m
@@ -333,7 +333,7 @@ begin
         if cardinality(closed) > 0 then
             perform duetime.rearm(closed, json_build_object('code', 'subject_completed'));
         end if;
-        -- Someone put one of the same name meanwhile: now it can be seen, and is left to them.
+        -- A subject of the same name was put in the meantime: it is visible now, and left alone.
         exit when missing = 0;
     end loop;
     select min(s.ref) into foreign_ref from duetime.subject as s
@@ -350,7 +350,7 @@ begin
     end if;
 end $$;
 
--- Delete subjects with their reminders; what waits of these ends.
+-- Delete subjects with their reminders, and end the jobs of these that wait.
 create or replace function duetime._delete_subjects(ids bigint[], actor text) returns void
     language plpgsql as $$
 declare
@@ -444,5 +444,5 @@ begin
     return true;
 end $$;
 
--- They write as our owner: who may call them is said by grants.
+-- They write with their owner's rights: grants decide who may call them.
 revoke execute on function duetime.track_define, duetime.track_clear, duetime.track_forget from public;

@@ -1,5 +1,6 @@
--- The same model as on PostgreSQL. `job` is immutable on the hot path; a job's state is where it
--- stands: in `due` it waits, in `claim` it runs, else its last `attempt` says how it ended.
+-- The same model as on PostgreSQL. `job` is immutable on the hot path; the table that
+-- holds a job is its state: in `due` it waits, in `claim` it runs, else its last `attempt` has its
+-- outcome.
 -- Times are microseconds since 1970 in UTC, spans are microseconds, JSON is text. What
 -- jobs are claimed by is checked (times are from 1900 to 9999): one bad row must not stop a queue.
 
@@ -25,8 +26,8 @@ create table duetime_job (
     priority     integer not null check (priority between 0 and 10),
     args         text not null,
     key          text,
-    -- How long the key is held after completion, also when the job is requeued: `job_key` forgets
-    -- it as soon as the job ends otherwise.
+    -- How long the key is held after completion, also when the job is requeued: the row of
+    -- `job_key` is gone as soon as the job has another outcome.
     hold         integer,
     partition    text,
     max_attempts integer not null check (max_attempts between 0 and 20000),
@@ -71,7 +72,7 @@ create table duetime_claim (
 create index duetime_claim_limited on duetime_claim (queue, partition) where queue is not null;
 create index duetime_claim_cancelled on duetime_claim (worker_id) where cancelled is not null;
 
--- The history: one row for each time that a job was held, or ended while it waited.
+-- The history: one row for each time that a job was held, or finished while it waited.
 create table duetime_attempt (
     job_id      integer not null,
     token       integer not null,
@@ -81,8 +82,8 @@ create table duetime_attempt (
     claimed_at  integer,
     started_at  integer,
     finished_at integer not null,
-    -- Why it ended: a code, what a handler or a person said, and facts. The code and the facts
-    -- make a sentence: see `domain/reasons.py`.
+    -- The reason for the outcome: a code, the text of a handler's error or of a person, and facts.
+    -- Sentences are made of the code and the facts: see `domain/reasons.py`.
     error_code  text,
     error       text,
     facts       text,
@@ -122,7 +123,7 @@ create table duetime_task (
     updated_at   integer not null
 ) strict, without rowid;
 
--- A held key. Released when its job ends, or `hold` later if it completed.
+-- A held key. Released when its job has finished, or `hold` later if it completed.
 create table duetime_job_key (
     task       text not null,
     key        text not null,
@@ -209,8 +210,8 @@ begin
     select id, queue, priority, new.run_at, partition from duetime_job where id = new.id;
 end;
 
--- Jobs that wait, in `due` or set aside, end here: insert them, and each gets an attempt that says
--- so, and its key is free. Those that do not wait are left alone.
+-- Ends jobs that wait, in `due` or parked: insert them, and each gets an attempt with this outcome, and
+-- its key is released. Jobs that do not wait are left alone.
 create view duetime_end_waiting as
 select 0 as job_id, '' as outcome, '' as error_code, '' as error, '' as facts, 0 as at where false;
 create trigger duetime_end_waiting_do instead of insert on duetime_end_waiting
@@ -229,7 +230,7 @@ begin
     delete from duetime_job_key where job_id = new.job_id;
 end;
 
--- A job's state, derived from where it stands.
+-- A job's state, derived from the table that holds it.
 create view duetime_jobs as
 select j.id, j.task, j.queue, coalesce(d.priority, j.priority) as priority,
     case
@@ -257,7 +258,7 @@ left join duetime_attempt as a on a.job_id = j.id
 left join duetime_progress as g on g.job_id = j.id;
 
 -- Schedules. The next ticks of each are ordinary jobs that wait in `due`; the ledger has one row
--- for each tick that was expected, and says what became of it.
+-- for each tick that was expected, with its result.
 
 create table duetime_schedule (
     id               integer primary key,
@@ -271,7 +272,7 @@ create table duetime_schedule (
     timeout          integer,
     timetable        text not null,
     policy           text not null default '{}',
-    -- What the look before a run needs of the policy. Null: the policy has not been read yet.
+    -- What the check before a run needs of the policy. Null: the policy has not been read yet.
     plain            integer,
     at_once          integer,
     grace            integer,
@@ -317,7 +318,7 @@ create table duetime_schedule_tick (
 create index duetime_schedule_tick_waiting on duetime_schedule_tick (schedule_id, tick)
     where status = 'waiting' and job_id is not null and finished_at is null;
 create unique index duetime_schedule_tick_job on duetime_schedule_tick (job_id) where job_id is not null;
--- The runs that have not ended: a few of each schedule.
+-- The runs that have not finished: a few of each schedule.
 create index duetime_schedule_tick_open on duetime_schedule_tick (schedule_id, tick)
     where job_id is not null and finished_at is null;
 
@@ -349,8 +350,8 @@ create table duetime_audit (
 create index duetime_audit_entity on duetime_audit (entity, id);
 create index duetime_audit_at on duetime_audit (at);
 
--- The open runs. `begun`: its job has left `due`, or was tried before. What has ended and is not
--- yet recorded in the ledger is not open.
+-- The open runs. `begun`: its job has left `due`, or was tried before. A run that has
+-- finished and is not yet recorded in the ledger is not open.
 create view duetime_open_run as
 select o.schedule_id, o.tick, o.run_at, o.status, o.runs_as, o.job_id,
     o.begun_at is not null
@@ -449,7 +450,7 @@ create table duetime_reminder (
 ) strict;
 create unique index duetime_reminder_job on duetime_reminder (job_id) where job_id is not null;
 create index duetime_reminder_armed on duetime_reminder (run_at) where status = 'armed';
--- What people look for. Most reminders are sent, and never in it.
+-- What people search for. Most reminders are sent, and never in this index.
 create index duetime_reminder_troubled on duetime_reminder (status, id)
     where status in ('failed', 'expired', 'skipped');
 -- Receipts find a reminder by its key.
@@ -489,11 +490,11 @@ create table duetime_digest (
 ) strict;
 create unique index duetime_digest_waiting on duetime_digest (recipient) where status = 'waiting';
 create index duetime_digest_recipient on duetime_digest (recipient);
--- Every worker looks every few seconds for digests that failed: of those that are being sent.
+-- Every worker checks every few seconds which of the digests that are being sent have failed.
 create index duetime_digest_sending on duetime_digest (id) where status = 'sending';
 
 -- Deliveries: a row for each reminder and channel, also if it failed. A snooze begins another
--- round, in which channels may be asked again.
+-- round, in which channels may be used again.
 create table duetime_delivery (
     id          integer primary key,
     reminder_id integer not null,
@@ -514,7 +515,7 @@ create index duetime_delivery_external on duetime_delivery (external_id)
 -- Receipts find what went out in a digest by its key.
 create index duetime_delivery_digest on duetime_delivery (key) where substr(key, 1, 4) = 'dtd_';
 
--- Channels with a rate take turns. `free_at` is the first place that nobody has been promised.
+-- Channels with a rate take turns. `free_at` is the first free place.
 create table duetime_channel_rate (
     channel text primary key,
     free_at integer
