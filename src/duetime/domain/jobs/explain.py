@@ -12,7 +12,7 @@ from duetime.domain.reasons import Explanation, make_explanation
 
 
 class WorkerFacts(NamedTuple):
-    """What an explanation needs to know of a worker."""
+    """What an explanation needs to know about a worker."""
 
     name: str
     queues: Sequence[str]
@@ -23,7 +23,7 @@ class WorkerFacts(NamedTuple):
 
 
 JOB_SENTENCES = {
-    # It has ended, or runs.
+    # It has finished, or runs.
     "completed": "Job {job} completed at {finished_at:utc}.",
     "dead": "Job {job} has been dead since {finished_at:utc}, after {attempts} of {max_attempts} "
     "attempts[: {error}]. Requeue it to try again.",
@@ -114,7 +114,7 @@ def _look(
     running_in_partition: int,
     now: datetime,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the codes of checks that are passed, then the one that says why the job stands so."""
+    """Yield the codes of the checks that passed, then the one that explains the job's state."""
     if job.state.finished or job.state is JobState.RUNNING or job.state is JobState.PARKED:
         yield _stands(job, now)
         return

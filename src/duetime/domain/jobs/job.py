@@ -1,4 +1,4 @@
-"""A job's values: what is enqueued, what is claimed, how it ended, what people see."""
+"""The values of a job: as it is enqueued, claimed, finished, and shown to people."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_MAX_ATTEMPTS = 3
 DEFAULT_MAX_ARGS_BYTES = 1024 * 1024
 
 PARKED_CODE = "parked"
-"""The error code of jobs that were parked until their retention was over."""
+"""The error code of jobs that were parked for longer than the retention time."""
 
 UNREADABLE = "row_unreadable"
 """The code of the reason for which such a job is parked."""
@@ -28,7 +28,7 @@ EnqueueAction = Literal["created", "existing", "replaced", "rejected"]
 
 
 class JobState(StrEnum):
-    """Where a job is in its life."""
+    """The state of a job."""
 
     PENDING = "pending"
     RETRYING = "retrying"
@@ -42,7 +42,7 @@ class JobState(StrEnum):
 
     @property
     def finished(self) -> bool:
-        """Whether it is final, unless the job is requeued."""
+        """Whether the state is final, unless the job is requeued."""
         return self in _FINISHED
 
 
@@ -70,7 +70,7 @@ _FINISHED = frozenset(
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job to be enqueued, with nothing left open. `args` is a JSON object, already encoded."""
+    """A job to be enqueued, with all its options. `args` is an encoded JSON object."""
 
     task: str
     args: msgspec.Raw = msgspec.Raw(b"{}")
@@ -92,7 +92,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Enqueued(msgspec.Struct, frozen=True, gc=False):
-    """What became of a job that was given: `created`, or the `existing` one that holds its key."""
+    """The answer to an enqueue: the job was `created`, or an `existing` one holds its key."""
 
     job_id: int
     action: EnqueueAction
@@ -107,7 +107,7 @@ class ClaimedJob(msgspec.Struct, gc=False):
     queue: str
     priority: int
     args: str | None
-    """As JSON; None if they are so large that they are read when the job starts."""
+    """As JSON. None if they are too large for the claim: they are read when the job starts."""
     attempt: int
     max_attempts: int
     run_at: datetime
@@ -119,13 +119,13 @@ class ClaimedJob(msgspec.Struct, gc=False):
     trace: str | None = None
     limited: bool = False
     not_before: float = 0.0
-    """Claimed ahead of its time: the worker's monotonic time from which on it is due for sure."""
+    """Of a job that was claimed early: the monotonic time at which it is certainly due."""
     start_by: float = inf
-    """A start after this monotonic time is late, which its schedule has to decide on."""
+    """After this monotonic time a start would be late, and its schedule decides again."""
 
 
 class AttemptOutcome(StrEnum):
-    """How an attempt ended, as its history row says."""
+    """The outcome of an attempt, as its history shows it."""
 
     COMPLETED = "completed"
     RETRIED = "retried"
@@ -138,7 +138,7 @@ class AttemptOutcome(StrEnum):
 
 
 class FinishedJob(msgspec.Struct, gc=False):
-    """The record of one ended attempt. `again_after` puts the job back into `due`."""
+    """The record of one finished attempt. With `again_after` the job goes back into `due`."""
 
     job: ClaimedJob
     outcome: AttemptOutcome
@@ -150,11 +150,11 @@ class FinishedJob(msgspec.Struct, gc=False):
     traceback: str | None = None
     result: str | None = None
     facts: str | None = None
-    """What the sentence of the error's code needs, as JSON: see `Reason`."""
+    """The facts for the sentence of the error's code, as JSON: see `Reason`."""
     completed_before: bool = False
-    """The handler completed the job in a transaction of its own: being refused is no loss."""
+    """The handler completed the job in its own transaction, so a refusal is expected."""
     recorded: bool = False
-    """It did so by `ctx.transaction()`, and that is committed: there is nothing to send."""
+    """It did so by `ctx.transaction()`, which is committed: nothing is left to record."""
     exception: BaseException | None = None
     """What a failed attempt raised, until it is logged. It is not stored."""
 
@@ -162,7 +162,7 @@ class FinishedJob(msgspec.Struct, gc=False):
     def because(
         cls, job: ClaimedJob, outcome: AttemptOutcome, reason: Reason, *, at_us: int = 0
     ) -> FinishedJob:
-        """One that ended for a reason of ours: its handler did not run, or has no say in it."""
+        """Return a record with a reason of ours, for an attempt whose handler did not decide it."""
         facts = msgspec.json.encode(reason.facts).decode() if reason.facts else None
         return cls(job, outcome, at_us, at_us, error_code=reason.code, facts=facts)
 
@@ -174,7 +174,7 @@ class FinishedJob(msgspec.Struct, gc=False):
 
 
 class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a job's history."""
+    """One attempt in a job's history."""
 
     token: int
     attempt: int
@@ -220,23 +220,23 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs: every field that is set must match."""
+    """Selects jobs: every field that is set must match."""
 
     ids: tuple[int, ...] | None = None
     states: tuple[JobState, ...] = ()
     queue: str | None = None
     task: str | None = None
     but_task: str | None = None
-    """Not those of this task."""
+    """Excludes the jobs of this task."""
     key: str | None = None
     before_id: int | None = None
     limit: int = 50
 
 
 class Requeued(msgspec.Struct, frozen=True):
-    """What became of ended jobs that were to run again."""
+    """The answer to a requeue of finished jobs."""
 
     jobs: list[int]
-    """Those that wait again."""
+    """The jobs that wait again."""
     conflicts: dict[int, int]
-    """Those that stay as they are, each with the job that holds its key."""
+    """The jobs that were not requeued, each with the job that holds its key."""

@@ -1,4 +1,4 @@
-"""How an attempt ends. A handler returns or raises one; the store sees only the record."""
+"""The outcomes of an attempt. A handler returns or raises one; the store sees only the record."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.reasons import Reason
 
 RESULT_NOT_STORED = "result_not_stored"
-"""The error code of an attempt that completed, and whose result could not be stored."""
+"""The error code of an attempt that completed but whose result could not be stored."""
 NOT_STORED = "not_stored"
 """The error code of an attempt whose result or error the database refused."""
 
 
 class Outcome(Exception):
-    """The value that ends an attempt. It may be returned or raised."""
+    """The outcome of an attempt. A handler may return or raise it."""
 
 
 class Completed(Outcome):
@@ -26,7 +26,7 @@ class Completed(Outcome):
 
 
 class Retry(Outcome):
-    """Try again: after the given time, or when the task's retry policy says."""
+    """Retry the job after the given time, or as the task's retry policy says."""
 
     def __init__(
         self, reason: str | Reason | None = None, *, after: Duration | None = None
@@ -37,7 +37,7 @@ class Retry(Outcome):
 
 
 class Snooze(Outcome):
-    """Not now: run again after the given time. The attempt is given back."""
+    """Run the job again after the given time. The attempt does not count."""
 
     def __init__(self, after: Duration, reason: str | Reason | None = None) -> None:
         super().__init__(reason or Reason("snoozed"))

@@ -1,4 +1,4 @@
-"""When a failed job is tried again. A policy is a pure function of the attempt and the error."""
+"""When a failed job is retried. A policy is a pure function of the attempt and the error."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Delays:
 
 
 class Custom:
-    """Wait what the function `(attempt, error) -> duration` says."""
+    """Wait as long as the function `(attempt, error) -> duration` returns."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ def check_max_attempts(value: int, *, name: str = "max_attempts") -> int:
 
 
 def check_policy(value: RetryPolicy) -> RetryPolicy:
-    """Return `value` if it can say when a job is tried again."""
+    """Return `value` if it is a retry policy; raise `InvalidInput` if not."""
     if not hasattr(value, "max_attempts") or not callable(getattr(value, "delay", None)):
         raise InvalidInput(
             f"retry= must be a retry policy, such as Exponential('60s'), got {value!r}."
@@ -123,7 +123,7 @@ def check_policy(value: RetryPolicy) -> RetryPolicy:
 
 
 def check_errors(value: object) -> tuple[type[BaseException], ...]:
-    """Return the classes of errors that may pass."""
+    """Return the classes of errors that are retried."""
     kinds = value if isinstance(value, tuple) else (value,)
     if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
         raise InvalidInput(

@@ -40,12 +40,12 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     flow: bool = False
     """Its jobs are runs of a flow."""
     overrides_jobs: bool = False
-    """Its attempts and its time-out hold for all its jobs, whatever was declared when they were
-    made: SQL made them, perhaps before a worker ever started."""
+    """Its attempts and its timeout apply to all its jobs, whatever the jobs say: SQL made them,
+    perhaps before any worker had started."""
 
 
 class TaskDefinition:
-    """Knows how to write a call of the function as JSON, and how to read it back."""
+    """Writes a call of the function as JSON, and reads it back."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class TaskDefinition:
             values = msgspec.structs.asdict(self._decoder.decode(args))
         except _UNREADABLE as error:
             raise self._unreadable(error) from None
-        # What SQL enqueued was not checked; a Decimal is written as text.
+        # Jobs that SQL enqueued were not checked. A Decimal is written as text.
         text = args if isinstance(args, bytes) else args.encode()
         if b"NaN" in text or b"Infinity" in text:
             for argument, value in values.items():
@@ -268,7 +268,7 @@ def _show_type(hint: Any) -> str:
 
 
 def _may_be_unsound(kwargs: Mapping[str, Any]) -> bool:
-    """Whether a NUL or a NaN may hide in there. Far cheaper than a search in the JSON."""
+    """Whether a value may contain a NUL or a NaN. Far cheaper than searching the JSON."""
     for value in kwargs.values():
         kind = type(value)
         if ("\x00" in value) if kind is str else (kind not in _SOUND):
