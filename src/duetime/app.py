@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import ChainMap
 from collections.abc import (
     AsyncIterator,
@@ -19,16 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from duetime.api.hooks import HookRegistry
 from duetime.api.lazy import lazy
-from duetime.api.portal import Portal
 from duetime.api.registration import Registrations
 from duetime.api.sending import Sending
 from duetime.api.task_registry import TaskRegistry
 from duetime.api.tasks import Task
-from duetime.database import Database
 from duetime.domain.checks import check_name, check_queue
 from duetime.domain.jobs.job import Enqueued, NewJob
 from duetime.domain.jobs.task import TaskDefinition
-from duetime.errors import InvalidInput, TransientError
+from duetime.errors import InvalidInput
 from duetime.settings import (
     Settings,
     SettingsArguments,
@@ -45,6 +42,7 @@ if TYPE_CHECKING:
     from duetime.api.flows import FlowRegistry, Flows
     from duetime.api.graphs import GraphRegistry
     from duetime.api.jobs import JobHandle, Jobs
+    from duetime.api.portal import Portal
     from duetime.api.queues import Queues
     from duetime.api.recipients import Recipients
     from duetime.api.reminders import Reminders
@@ -54,13 +52,14 @@ if TYPE_CHECKING:
     from duetime.api.tables import Tables
     from duetime.api.worker_thread import WorkerThread
     from duetime.api.workers import Workers
+    from duetime.database import Database
     from duetime.domain.schedules.timetable import Spec
     from duetime.engine.followers import MakeFollower
     from duetime.engine.worker import Worker
     from duetime.flows.graph import GraphSteps
     from duetime.flows.recorder import Recorder
     from duetime.reminders.sender import Sender
-    from duetime.storage.store import Store
+    from duetime.storage.store import Dialect, Statements, Store
     from duetime.testing import Opening
 
 T = TypeVar("T")
@@ -89,17 +88,13 @@ class Duetime:
         self.digest_template = sending.digest_template
         self.receipt = sending.receipt
         hooks = HookRegistry(self)
-        self._hooks = hooks.hooks
+        self._hook_registry = hooks
         self.on_startup = hooks.on_startup
         self.on_shutdown = hooks.on_shutdown
         self.middleware = hooks.middleware
         self.on_error = hooks.on_error
         self._events = Events()
-        self._database = Database(self)
-        self.store = self._database.store
-        self._perform = self._database.perform
-        self._unopened = self._database.unopened
-        self._portal = Portal(self.close, self._database.forget_parent)
+        self.store = self._open_store
         self._inline: Callable[[Sequence[NewJob]], Awaitable[list[Enqueued]]] | None = None
 
     # Parts
@@ -201,6 +196,19 @@ class Duetime:
         return Audit(self)
 
     @lazy
+    def _database(self) -> Database:
+        from duetime.database import Database
+
+        return Database(self)
+
+    @lazy
+    def _portal(self) -> Portal:
+        from duetime.api.portal import Portal
+
+        # The database makes us, so that it is not asked for yet.
+        return Portal(self.close, lambda: self._database.forget_parent())  # noqa: PLW0108
+
+    @lazy
     def _sender(self) -> Sender:
         from duetime.reminders.sender import Sender
 
@@ -268,6 +276,25 @@ class Duetime:
         """The database's clock."""
         return await (await self.store()).now()
 
+    async def _open_store(self) -> Store:
+        """Return this event loop's store, opened on first use."""
+        return await self._database.store()
+
+    async def _perform(
+        self,
+        make: Callable[[Dialect], Statements],
+        tx: Any = None,
+        *,
+        reads: bool = False,
+        computes: bool = False,
+    ) -> Any:
+        """Run statements in a transaction of their own, or in the caller's."""
+        return await self._database.perform(make, tx, reads=reads, computes=computes)
+
+    def _unopened(self) -> Store:
+        """A store for its statements alone."""
+        return self._database.unopened()
+
     # Work
 
     def _make_worker(self, store: Store, **options: Unpack[WorkerArguments]) -> Worker:
@@ -281,7 +308,7 @@ class Duetime:
             settings,
             self._events,
             self._followers(settings),
-            self._hooks,
+            self._hook_registry.hooks,
             name=options.get("name"),
         )
 
@@ -319,35 +346,14 @@ class Duetime:
         If the database cannot be reached, the block starts when it is back. At its end, the worker
         stops claiming, lets jobs finish within the grace time, and gives the rest back.
         """
-        worker, running = await self._start_worker(**options)
+        from duetime.api.starting import start_worker
+
+        worker, running = await start_worker(self, **options)
         try:
             yield worker
         finally:
             worker.stop()
             await running
-
-    async def _start_worker(
-        self, **options: Unpack[WorkerArguments]
-    ) -> tuple[Worker, asyncio.Task[None]]:
-        """Start a worker; return it and the asyncio task that it runs in.
-
-        Waits until the database can be reached.
-        """
-        from duetime.engine.services import OUTAGE_SECONDS
-        from duetime.telemetry.events import Outage
-
-        self._worker_settings(options)
-        outage = Outage(options.get("name"))
-        while True:
-            try:
-                worker = self._make_worker(await self.store(), **options)
-                worker.outage = outage
-                running = asyncio.create_task(worker.run(), name="duetime-worker")
-                await _until_started(worker, running)
-                return worker, running
-            except TransientError as error:
-                outage.failed("start", error, OUTAGE_SECONDS)
-                await asyncio.sleep(OUTAGE_SECONDS)
 
     def worker_thread(self, **options: Unpack[WorkerArguments]) -> WorkerThread:
         """Start a worker on a background thread, for hosts without an event loop."""
@@ -398,17 +404,3 @@ class Duetime:
         if "_sender" in vars(self):
             for configured in self._sender.channels.values():
                 await configured.channel.close()
-
-
-async def _until_started(worker: Worker, running: asyncio.Task[None]) -> None:
-    started = asyncio.create_task(worker.started.wait())
-    try:
-        await asyncio.wait([running, started], return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-    except asyncio.CancelledError:
-        worker.stop(now=True)
-        await running
-        raise
-    finally:
-        started.cancel()

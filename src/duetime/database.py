@@ -22,6 +22,7 @@ class Database:
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
+        _ = app._portal  # In a process that is forked, it has us forget the parent's connections.
         self.stores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Store]] = (
             WeakKeyDictionary()
         )

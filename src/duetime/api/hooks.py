@@ -6,15 +6,17 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from duetime.engine.hooks import ErrorHook, Hooks, LifeHook, Middleware, name_of
+from duetime.api.lazy import lazy
+from duetime.domain.text import name_function
 from duetime.errors import InvalidInput
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
+    from duetime.engine.hooks import ErrorHook, Hooks, LifeHook, Middleware
 
-LifeT = TypeVar("LifeT", bound=LifeHook)
-MiddlewareT = TypeVar("MiddlewareT", bound=Middleware)
-ErrorT = TypeVar("ErrorT", bound=ErrorHook)
+LifeT = TypeVar("LifeT", bound="LifeHook")
+MiddlewareT = TypeVar("MiddlewareT", bound="Middleware")
+ErrorT = TypeVar("ErrorT", bound="ErrorHook")
 
 
 class HookRegistry:
@@ -22,7 +24,13 @@ class HookRegistry:
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
-        self.hooks = Hooks()
+
+    @lazy
+    def hooks(self) -> Hooks:
+        """Those that are registered."""
+        from duetime.engine.hooks import Hooks
+
+        return Hooks()
 
     def on_startup(self, function: LifeT) -> LifeT:
         """Call a function when a worker starts, before it claims its first job.
@@ -52,7 +60,7 @@ class HookRegistry:
         given: object = function
         if not inspect.iscoroutinefunction(given):
             raise InvalidInput(
-                f"Middleware must be an async function, got {name_of(function)}. Write "
+                f"Middleware must be an async function, got {name_function(function)}. Write "
                 "`async def m(ctx, call_next): return await call_next()`."
             )
         self._add(self.hooks.middleware, "middleware", function, "the context and call_next", 2)
@@ -72,7 +80,7 @@ class HookRegistry:
         if not callable(function):
             raise InvalidInput(f"@app.{kind} takes a function, got {function!r:.100}.")
         _check_arguments(function, kind, takes, count)
-        name = name_of(function)
+        name = name_function(function)
         if "<" in name or inspect.ismethod(function):
             # Lambdas, functions inside functions and methods of several objects share their names.
             if function not in hooks:
@@ -82,7 +90,7 @@ class HookRegistry:
             f"@app.{kind} hook {name}", function, advice="Give each function its own name."
         )
         for place, known in enumerate(hooks):
-            if name_of(known) == name:
+            if name_function(known) == name:
                 # Its module ran again.
                 hooks[place] = function
                 return
@@ -95,7 +103,7 @@ def _check_arguments(function: Callable[..., Any], kind: str, takes: str, count:
         signature.bind(*[None] * count)
     except TypeError:
         raise InvalidInput(
-            f"An @app.{kind} function is called with {takes}; {name_of(function)} takes "
+            f"An @app.{kind} function is called with {takes}; {name_function(function)} takes "
             f"{signature}."
         ) from None
     except ValueError:

@@ -6,6 +6,8 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING
 
+from duetime.api.starting import start_worker
+
 if TYPE_CHECKING:
     from duetime.app import Duetime
     from duetime.engine.worker import Worker
@@ -54,7 +56,7 @@ class WorkerThread:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         try:
-            self._worker, running = await self._app._start_worker(**self._options)
+            self._worker, running = await start_worker(self._app, **self._options)
             self._ready.set()
             await running
         finally:

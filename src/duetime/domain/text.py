@@ -1,9 +1,11 @@
-"""Text from others, made safe to show on a terminal."""
+"""Text from others, made safe to show on a terminal; and names for messages."""
 
 from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Callable
+from typing import Any
 
 _JOINERS = "\u200c\u200d"
 """Invisible, but parts of words and of emoji."""
@@ -39,3 +41,10 @@ def escape_json(line: str) -> str:
 
 def _is_safe(character: str) -> bool:
     return unicodedata.category(character) not in _UNSAFE or character in _JOINERS
+
+
+def name_function(function: Callable[..., Any]) -> str:
+    """The function's full name, for messages."""
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None) or repr(function)
+    return f"{module}.{name}" if module else name

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
+from duetime.domain.text import name_function
 from duetime.errors import StartupFailed
 from duetime.telemetry.events import log_event
 
@@ -67,7 +68,7 @@ class Hooks:
                 await self._stop()
                 if _is_cancellation_of_worker(error):
                     raise
-                raise StartupFailed(name_of(hook), error) from error
+                raise StartupFailed(name_function(hook), error) from error
 
     async def _stop(self) -> None:
         cancelled: BaseException | None = None
@@ -115,13 +116,6 @@ async def call_through(
     return await call(0)
 
 
-def name_of(hook: Callable[..., Any]) -> str:
-    """The function's full name, for messages."""
-    module = getattr(hook, "__module__", None)
-    name = getattr(hook, "__qualname__", None) or repr(hook)
-    return f"{module}.{name}" if module else name
-
-
 async def _call(hook: Callable[..., Any], *args: Any) -> None:
     """Call a hook: an async one on the event loop, a sync one in a thread."""
     if not inspect.iscoroutinefunction(hook):
@@ -158,7 +152,7 @@ def _log_failure(kind: str, hook: Callable[..., Any], error: BaseException) -> N
         "hook_failed",
         "The %(hook)s hook %(function)s failed: %(error)s",
         hook=kind,
-        function=name_of(hook),
+        function=name_function(hook),
         error=str(error) or type(error).__name__,
         exc_info=error,
     )

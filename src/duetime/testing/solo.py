@@ -85,11 +85,11 @@ class SoloWorker:
             finished=self._overrun,
             too_late=lambda *_: None,
             stuck=partial(self._app._events.job_stuck, _NAME),
-            hooks=self._app._hooks,
+            hooks=self._app._hook_registry.hooks,
         )
 
         try:
-            await self._app._hooks.start()
+            await self._app._hook_registry.hooks.start()
         except BaseException:
             await self._leave()
             raise
@@ -98,7 +98,7 @@ class SoloWorker:
         try:
             await self._leave()
         finally:
-            await self._app._hooks.stop()
+            await self._app._hook_registry.hooks.stop()
 
     async def _leave(self) -> None:
         await self._runners.close()

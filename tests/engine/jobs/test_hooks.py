@@ -439,7 +439,7 @@ def test_hook_that_is_registered_twice_runs_once() -> None:
     for hook in (module_hook, module_hook, one.open, other.open, one.open):
         app.on_startup(hook)
 
-    assert app._hooks.startup == [module_hook, one.open, other.open]
+    assert app._hook_registry.hooks.startup == [module_hook, one.open, other.open]
 
 
 def module_hook() -> None: ...
