@@ -1,7 +1,7 @@
 -- Put jobs back into `due`, and wake the workers that sleep on their queues. `attempts`: how many count
 -- so far. `lanes`: a priority other than the job's own, or null. Returns the jobs that wait again; one
 -- that waits already is left as it is. Everything by which a job waits again does it here: retry, snooze,
--- release, rescue, unpark, requeue.
+-- release, rescue, unpark, requeue, a flow that is suspended.
 create or replace function duetime._wait_again(
     jobs bigint[], run_ats timestamptz[], attempts integer[], lanes integer[] default null,
     notify boolean default true) returns setof bigint

@@ -96,26 +96,21 @@ with given as materialized (
     where g.run not in (select run from ready)
     on conflict (job_id, token) do nothing
     returning job_id, token
-), again as (
-    insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
-    select j.queue, j.priority,
-        coalesce(least((select min(s.until) from duetime.flow_step as s
-                        where s.run_id = a.job_id and s.state in ('waiting', 'retrying')),
-                       j.created_at + g.deadline * interval '1 microsecond'),
-                 '9000-01-01 00:00Z'),
-        j.id, 0, j.partition
+), again as materialized (
+    select duetime._wait_again(
+        array_agg(j.id),
+        array_agg(coalesce(least((select min(s.until) from duetime.flow_step as s
+                                  where s.run_id = a.job_id and s.state in ('waiting', 'retrying')),
+                                 j.created_at + g.deadline * interval '1 microsecond'),
+                           '9000-01-01 00:00Z')),
+        array_agg(0))
     from accepted as a join given as g on g.run = a.job_id and g.token = a.token
     cross join lateral (select * from duetime.job where job.id = a.job_id offset 0) as j
-    on conflict (job_id) do nothing
-    returning queue, run_at
-), woken as materialized (
-    select count(duetime.wake(q.queue, q.run_at)) from (
-        select a.queue, min(a.run_at) as run_at from again as a group by a.queue order by a.queue
-    ) as q
+    having count(*) > 0
 )
 select g.run, case when a.job_id is not null then 'suspended'
                    when r.run is not null then 'ready' else 'lost' end
-from woken cross join given as g
+from (select count(*) from again) as waiting cross join given as g
 left join accepted as a on a.job_id = g.run and a.token = g.token
 left join ready as r on r.run = g.run;
 

@@ -143,8 +143,9 @@ from json_each(:jobs) as e cross join duetime_claim as c
 
 -- name: wait_again
 -- Put jobs back into `due`, given as [job, run_at, attempts that count so far, a priority other than
--- the job's own or null]. One that waits already is left as it is. Everything by which a job waits
--- again does it here: retry, snooze, release, rescue, unpark, requeue.
+-- the job's own or null]. One that waits already is left as it is. Workers put all jobs
+-- back by this: retry, snooze, release, rescue, unpark. `requeue` and `flow_suspend` insert themselves:
+-- each is a statement of one document, which may run on the caller's connection.
 insert into duetime_due (job_id, queue, priority, run_at, attempt, partition)
 select j.id, j.queue, coalesce(json_extract(e.value, '$[3]'), j.priority),
     json_extract(e.value, '$[1]'), json_extract(e.value, '$[2]'), j.partition

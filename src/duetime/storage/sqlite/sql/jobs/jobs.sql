@@ -168,16 +168,17 @@ on conflict (task, key) do update
        or job_id = excluded.job_id;
 
 -- name: requeue_2
--- Those that have no key, or have it now. `held_until` is that of one who ended.
+-- Those that have no key, or have it now. `held_until` is set if its last holder has finished.
 with input(doc) as (select ?)
-insert or ignore into duetime_due (job_id, queue, priority, run_at, partition)
+insert into duetime_due (job_id, queue, priority, run_at, partition)
 select j.id, j.queue, j.priority,
     coalesce(json_extract(i.doc, '$.doc.run_at'), json_extract(i.doc, '$.now')), j.partition
 from input as i cross join json_each(i.doc, '$.doc.ids') as e
 cross join duetime_job as j on j.id = e.value
 where j.key is null or exists (
     select 1 from duetime_job_key as k
-    where k.task = j.task and k.key = j.key and k.job_id = j.id and k.held_until is null);
+    where k.task = j.task and k.key = j.key and k.job_id = j.id and k.held_until is null)
+on conflict (job_id) do nothing;
 
 -- name: requeue_3
 -- The jobs were finished, so that those which wait are those of the last statement.
