@@ -281,15 +281,10 @@ class Duetime:
         return await self._database.store()
 
     async def _perform(
-        self,
-        make: Callable[[Dialect], Statements],
-        tx: Any = None,
-        *,
-        reads: bool = False,
-        computes: bool = False,
+        self, make: Callable[[Dialect], Statements], tx: Any = None, **how: bool
     ) -> Any:
         """Run statements in a transaction of their own, or in the caller's."""
-        return await self._database.perform(make, tx, reads=reads, computes=computes)
+        return await self._database.perform(make, tx, **how)
 
     def _unopened(self) -> Store:
         """A store for its statements alone."""

@@ -120,112 +120,8 @@ class Schedules:
         self.presets = Presets(app)
         self._registrations = Registrations()
 
-    @property
-    def declared(self) -> Sequence[NewSchedule]:
-        """What the code declares; every worker stores it when it starts."""
-        return list(self._declared.values())
-
     def __getitem__(self, name: str) -> ScheduleHandle:
         return ScheduleHandle(self, check_sought(name, what="schedule's name"))
-
-    def define(
-        self,
-        name: str,
-        task: Task[..., Any] | str,
-        *specs: Spec,
-        args: Mapping[str, Any] | None = None,
-        tz: str = "UTC",
-        exclude: Exclusions = (),
-        start: datetime | str | None = None,
-        end: datetime | str | None = None,
-        jitter: Duration | None = None,
-        preset: str | None = None,
-        queue: str | None = None,
-        priority: int | None = None,
-        renamed_from: str | None = None,
-        stored: bool = True,
-        **policy: Unpack[PolicyArguments],
-    ) -> NewSchedule:
-        """Return a schedule, checked and not stored: for `apply`. See `put` for the options.
-
-        `renamed_from`: its previous name. It keeps its history, its pause, and the schedules that
-        depend on it.
-
-        `stored=False`, for `@app.schedule` and `declare`: it ticks in the memory of each worker.
-        """
-        if not stored and (refused := sorted(set(policy) - {"expires"})):
-            raise InvalidSchedule(
-                "A schedule with stored=False has no history, so it does not support "
-                f"{refused[0]}. Leave out stored=False."
-            )
-        if preset is not None:
-            specs = (*specs, find_preset(preset).spec)
-        times = timetable(*specs, tz=tz, exclude=exclude, start=start, end=end, jitter=jitter)
-        how = make_policy(policy)
-        if how.after == name:
-            raise InvalidSchedule(f"The schedule {name!r} cannot depend on itself: after={name!r}.")
-        new = self._make(name, task, times, args, queue, priority, how)
-        if renamed_from is not None:
-            check_name(renamed_from, what="schedule's previous name")
-            if renamed_from == name:
-                raise InvalidSchedule(
-                    f"renamed_from={renamed_from!r} must differ from the name of the schedule."
-                )
-        return msgspec.structs.replace(new, stored=stored, renamed_from=renamed_from)
-
-    def _make(
-        self,
-        name: str,
-        task: Task[..., Any] | str,
-        times: Timetable,
-        args: Mapping[str, Any] | None,
-        queue: str | None,
-        priority: int | None,
-        policy: Policy,
-    ) -> NewSchedule:
-        target = task.name if isinstance(task, Task) else check_name(task, what="task")
-        check_task_not_reserved(target)
-        new = NewSchedule(
-            name=check_name(name, what="schedule's name"),
-            target=target,
-            queue=None if queue is None else check_queue(queue),
-            priority=None if priority is None else check_priority(priority),
-            timetable=times,
-            policy=policy,
-        )
-        definition = self._app.tasks.get(target)
-        if definition is None:
-            # Another deploy may know it; what it takes cannot be checked here.
-            try:
-                raw = msgspec.json.encode(dict(args or {}))
-            except (TypeError, ValueError, OverflowError, RecursionError) as error:
-                raise InvalidSchedule(
-                    f"The arguments cannot be encoded as JSON: {error}."
-                ) from None
-            check_finite(args, raw, what="The args")
-            check_text(raw.decode(), what="The args")
-            return msgspec.structs.replace(new, args=msgspec.Raw(raw))
-        options = definition.options
-        return msgspec.structs.replace(
-            new,
-            args=definition.encode((), dict(args or {})),
-            queue=new.queue or options.queue,
-            priority=options.priority if new.priority is None else new.priority,
-            max_attempts=options.max_attempts,
-            timeout=options.timeout,
-            policy=_with_task_expiry(policy, options.expires),
-        )
-
-    def declare(self, schedule: NewSchedule) -> None:
-        """Declare a schedule in code; `@app.schedule` does this.
-
-        Raises `InvalidInput` if another is declared under its name.
-        """
-        new = msgspec.structs.replace(schedule, declared=True)
-        self._registrations.add(
-            f"schedule {new.name!r}", new, advice="Give each schedule its own name with name=."
-        )
-        self._declared[new.name] = new
 
     async def put(
         self,
@@ -304,6 +200,10 @@ class Schedules:
         )
         return answer
 
+    async def get(self, name: str) -> ScheduleInfo:
+        """Return one schedule; raise `ScheduleNotFound`."""
+        return _info(await self._find(name))
+
     async def list(
         self, *, limit: int = DEFAULT_LIMIT, after: str | None = None
     ) -> Page[ScheduleInfo]:
@@ -318,9 +218,31 @@ class Schedules:
 
     iterate = iterated(list)
 
-    async def get(self, name: str) -> ScheduleInfo:
-        """Return one schedule; raise `ScheduleNotFound`."""
-        return _info(await self._find(name))
+    async def delete(
+        self, name: str, *, by: str = "unknown", reason: str | None = None, tx: Any = None
+    ) -> None:
+        """Remove the schedule and its ledger; what runs goes on."""
+        _check_reason(reason)
+        self._found(
+            name, await self._do(lambda s: s.delete(name, actor=check_actor(by), reason=reason), tx)
+        )
+
+    async def explain(self, name: str, tick: datetime | None = None) -> Explanation:
+        """Say why it did or did not run: the schedule as it is, or one tick of it."""
+        schedule = await self._find(name)
+        store = await self._app.store()
+        now = await store.now()
+        workers = [worker for worker in await store.workers() if worker.lease_until > now]
+        if tick is None:
+            last = await self.history(name, limit=1, before=now)
+            able = [worker.name for worker in workers if schedule.target in worker.tasks]
+            return explain_schedule(schedule, now=now, last=last[0] if last else None, able=able)
+        check_moment(tick, name="tick")
+        rows = await self.history(name, before=tick + timedelta(microseconds=1), limit=1)
+        row = rows[0] if rows else None
+        if row is not None and row.tick != tick and not stands_for(row.reason, tick):
+            row = None
+        return explain_tick(schedule, tick, now=now, row=row)
 
     async def audit(
         self, name: str, *, limit: int = DEFAULT_LIMIT, after: str | None = None
@@ -328,6 +250,8 @@ class Schedules:
         """Return who changed the schedule, newest first. It outlives the schedule itself."""
         known = check_sought(name, what="schedule's name")
         return await self._app.audit.list(entity=f"schedule:{known}", limit=limit, after=after)
+
+    # Operate
 
     async def pause(
         self,
@@ -419,14 +343,7 @@ class Schedules:
         )
         return count or 0
 
-    async def delete(
-        self, name: str, *, by: str = "unknown", reason: str | None = None, tx: Any = None
-    ) -> None:
-        """Remove the schedule and its ledger; what runs goes on."""
-        _check_reason(reason)
-        self._found(
-            name, await self._do(lambda s: s.delete(name, actor=check_actor(by), reason=reason), tx)
-        )
+    # Inspect
 
     async def preview(
         self, name: str, n: int = 10, *, since: datetime | None = None
@@ -465,24 +382,113 @@ class Schedules:
         )
         return make_page(rows, limit=limit, order="history", position=lambda row: (row.tick,))
 
-    async def explain(self, name: str, tick: datetime | None = None) -> Explanation:
-        """Say why it did or did not run: the schedule as it is, or one tick of it."""
-        schedule = await self._find(name)
-        store = await self._app.store()
-        now = await store.now()
-        workers = [worker for worker in await store.workers() if worker.lease_until > now]
-        if tick is None:
-            last = await self.history(name, limit=1, before=now)
-            able = [worker.name for worker in workers if schedule.target in worker.tasks]
-            return explain_schedule(schedule, now=now, last=last[0] if last else None, able=able)
-        check_moment(tick, name="tick")
-        rows = await self.history(name, before=tick + timedelta(microseconds=1), limit=1)
-        row = rows[0] if rows else None
-        if row is not None and row.tick != tick and not stands_for(row.reason, tick):
-            row = None
-        return explain_tick(schedule, tick, now=now, row=row)
+    # Declare in code
 
-    # Pieces
+    @property
+    def declared(self) -> Sequence[NewSchedule]:
+        """What the code declares; every worker stores it when it starts."""
+        return list(self._declared.values())
+
+    def declare(self, schedule: NewSchedule) -> None:
+        """Declare a schedule in code; `@app.schedule` does this.
+
+        Raises `InvalidInput` if another is declared under its name.
+        """
+        new = msgspec.structs.replace(schedule, declared=True)
+        self._registrations.add(
+            f"schedule {new.name!r}", new, advice="Give each schedule its own name with name=."
+        )
+        self._declared[new.name] = new
+
+    def define(
+        self,
+        name: str,
+        task: Task[..., Any] | str,
+        *specs: Spec,
+        args: Mapping[str, Any] | None = None,
+        tz: str = "UTC",
+        exclude: Exclusions = (),
+        start: datetime | str | None = None,
+        end: datetime | str | None = None,
+        jitter: Duration | None = None,
+        preset: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        renamed_from: str | None = None,
+        stored: bool = True,
+        **policy: Unpack[PolicyArguments],
+    ) -> NewSchedule:
+        """Return a schedule, checked and not stored: for `apply`. See `put` for the options.
+
+        `renamed_from`: its previous name. It keeps its history, its pause, and the schedules that
+        depend on it.
+
+        `stored=False`, for `@app.schedule` and `declare`: it ticks in the memory of each worker.
+        """
+        if not stored and (refused := sorted(set(policy) - {"expires"})):
+            raise InvalidSchedule(
+                "A schedule with stored=False has no history, so it does not support "
+                f"{refused[0]}. Leave out stored=False."
+            )
+        if preset is not None:
+            specs = (*specs, find_preset(preset).spec)
+        times = timetable(*specs, tz=tz, exclude=exclude, start=start, end=end, jitter=jitter)
+        how = make_policy(policy)
+        if how.after == name:
+            raise InvalidSchedule(f"The schedule {name!r} cannot depend on itself: after={name!r}.")
+        new = self._make(name, task, times, args, queue, priority, how)
+        if renamed_from is not None:
+            check_name(renamed_from, what="schedule's previous name")
+            if renamed_from == name:
+                raise InvalidSchedule(
+                    f"renamed_from={renamed_from!r} must differ from the name of the schedule."
+                )
+        return msgspec.structs.replace(new, stored=stored, renamed_from=renamed_from)
+
+    def _make(
+        self,
+        name: str,
+        task: Task[..., Any] | str,
+        times: Timetable,
+        args: Mapping[str, Any] | None,
+        queue: str | None,
+        priority: int | None,
+        policy: Policy,
+    ) -> NewSchedule:
+        target = task.name if isinstance(task, Task) else check_name(task, what="task")
+        check_task_not_reserved(target)
+        new = NewSchedule(
+            name=check_name(name, what="schedule's name"),
+            target=target,
+            queue=None if queue is None else check_queue(queue),
+            priority=None if priority is None else check_priority(priority),
+            timetable=times,
+            policy=policy,
+        )
+        definition = self._app.tasks.get(target)
+        if definition is None:
+            # Another deploy may know it; what it takes cannot be checked here.
+            try:
+                raw = msgspec.json.encode(dict(args or {}))
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                raise InvalidSchedule(
+                    f"The arguments cannot be encoded as JSON: {error}."
+                ) from None
+            check_finite(args, raw, what="The args")
+            check_text(raw.decode(), what="The args")
+            return msgspec.structs.replace(new, args=msgspec.Raw(raw))
+        options = definition.options
+        return msgspec.structs.replace(
+            new,
+            args=definition.encode((), dict(args or {})),
+            queue=new.queue or options.queue,
+            priority=options.priority if new.priority is None else new.priority,
+            max_attempts=options.max_attempts,
+            timeout=options.timeout,
+            policy=_with_task_expiry(policy, options.expires),
+        )
+
+    # How it is done
 
     async def _find(self, name: str, tx: Any = None) -> Schedule:
         check_sought(name, what="schedule's name")

@@ -124,14 +124,7 @@ def _look(
         return
     yield "due", {}
     if queue is not None and queue.paused_at is not None:
-        yield (
-            "queue_paused",
-            {
-                "paused_at": queue.paused_at,
-                "paused_by": queue.paused_by,
-                "text": queue.pause_reason or None,
-            },
-        )
+        yield "queue_paused", pause_facts(queue)
         return
     yield "queue_open", {}
     alive = [worker for worker in workers if worker.lease_until > now]
@@ -169,21 +162,40 @@ def _look_at_limits(
     job: JobInfo, queue: QueueInfo, running_in_partition: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     limits = queue.limits
-    if limits.running is not None:
-        full = queue.running >= limits.running
-        counts = {"running": queue.running, "limit": limits.running}
-        yield "limit_full" if full else "below_limit", counts
+    yield from check_running(queue)
     if limits.per_partition is not None and job.partition is not None:
         full = running_in_partition >= limits.per_partition
         counts = {"running": running_in_partition, "limit": limits.per_partition}
         code = "partition_full" if full else "below_partition_limit"
         yield code, counts | {"partition": job.partition}
-    if limits.rate is not None and limits.period is not None:
-        full = queue.started >= limits.rate
-        starts = {"started": queue.started, "limit": limits.rate, "period": limits.period}
-        yield "rate_limited" if full else "below_rate", starts
+    yield from check_rate(queue)
     if (ahead := queue.due - 1) > 0:
         yield "in_line", {"ahead": ahead}
+
+
+def check_running(queue: QueueInfo) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Whether as many jobs run as may."""
+    limit = queue.limits.running
+    if limit is not None:
+        counts = {"running": queue.running, "limit": limit}
+        yield "limit_full" if queue.running >= limit else "below_limit", counts
+
+
+def check_rate(queue: QueueInfo) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Whether as many jobs have started as may in a period."""
+    limit = queue.limits.rate
+    if limit is not None:
+        counts = {"started": queue.started, "limit": limit, "period": queue.limits.period}
+        yield "rate_limited" if queue.started >= limit else "below_rate", counts
+
+
+def pause_facts(queue: QueueInfo) -> dict[str, Any]:
+    """Since when, by whom and why a queue is paused."""
+    return {
+        "paused_at": queue.paused_at,
+        "paused_by": queue.paused_by,
+        "text": queue.pause_reason or None,
+    }
 
 
 def round_wait(wait: timedelta) -> timedelta:

@@ -6,7 +6,13 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from duetime.domain.jobs.explain import WorkerFacts, round_wait
+from duetime.domain.jobs.explain import (
+    WorkerFacts,
+    check_rate,
+    check_running,
+    pause_facts,
+    round_wait,
+)
 from duetime.domain.jobs.queue import QueueInfo
 from duetime.domain.reasons import Explanation, make_explanation
 
@@ -77,9 +83,7 @@ def _check(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the codes of checks that are passed, then the one that says how the queue stands."""
     if queue.paused_at is not None:
-        text = queue.pause_reason or None
-        pause = {"paused_at": queue.paused_at, "paused_by": queue.paused_by, "text": text}
-        yield "paused", pause
+        yield "paused", pause_facts(queue)
         return
     yield "open", {}
     alive = [worker for worker in workers if worker.lease_until > now]
@@ -94,7 +98,10 @@ def _check(
     yield "some_due", {"due": queue.due, "pending": queue.pending}
     if queue.parked:
         yield "some_parked", {"parked": queue.parked}
-    yield from _check_limits(queue)
+    yield from check_running(queue)
+    yield from check_rate(queue)
+    if queue.limits.per_partition is not None:
+        yield "partition_limit", {"limit": queue.limits.per_partition}
     busy = sum(worker.running for worker in serving)
     concurrency = sum(worker.concurrency for worker in serving)
     if busy >= concurrency:
@@ -112,17 +119,3 @@ def _check_idle(queue: QueueInfo, now: datetime) -> Iterator[tuple[str, dict[str
             yield "some_parked", {"parked": queue.parked}
         yield "not_due", {"wait": round_wait(max(queue.next_run_at - now, timedelta(0)))}
     yield "parked" if queue.parked else "empty", {}
-
-
-def _check_limits(queue: QueueInfo) -> Iterator[tuple[str, dict[str, Any]]]:
-    limits = queue.limits
-    if limits.running is not None:
-        full = queue.running >= limits.running
-        counts = {"running": queue.running, "limit": limits.running}
-        yield "limit_full" if full else "below_limit", counts
-    if limits.rate is not None and limits.period is not None:
-        full = queue.started >= limits.rate
-        starts = {"started": queue.started, "limit": limits.rate, "period": limits.period}
-        yield "rate_limited" if full else "below_rate", starts
-    if limits.per_partition is not None:
-        yield "partition_limit", {"limit": limits.per_partition}
