@@ -86,7 +86,8 @@ if TYPE_CHECKING:
         SignalTimeout, StartupFailed, StepFailed, StorageError, SubjectNotFound, TableNotFound,
         TransactionConflict, TransientError, UnknownTask, UnsupportedTransaction,
     )
-    from duetime.flows.flow import Flow
+    from duetime.flows.calls import Step, current_step
+    from duetime.flows.flow import Flow, Startable, SupportsResult
     from duetime.integrations.ical.exchange import Imported
     from duetime.integrations.ical.reading import Problem
     from duetime.reminders.templates.limits import TemplateError
@@ -124,13 +125,13 @@ __all__ = [
     "ScheduleHandle", "ScheduleInfo", "ScheduleNotFound", "Schedules", "SchemaMismatch",
     "ScopeHandle", "ScopeInfo", "ScopeNotFound", "Scopes", "Secrets", "Security", "Sent",
     "Settings", "SettingsArguments", "SettingsError", "SignalTimeout", "Skip", "Snooze", "Spec",
-    "StartupFailed", "StepFailed", "StepInfo", "StepRegistrar", "StepState", "StorageError",
-    "Subject", "SubjectHandle", "SubjectNotFound", "SubjectStatus", "Subjects", "SyncTask",
-    "TableArguments", "TableHandle", "TableNotFound", "Tables", "Task", "TaskArguments", "Template",
-    "TemplateError", "TickInfo", "TickStatus", "TickStatusLike", "Timetable", "Track",
-    "TrackedInfo", "TransactionConflict", "TransientError", "UnknownTask", "UnsupportedTransaction",
-    "Webhook", "Whose", "Worker", "WorkerArguments", "WorkerInfo", "WorkerThread", "Workers",
-    "configure_logging", "make_secret",
+    "Startable", "StartupFailed", "Step", "StepFailed", "StepInfo", "StepRegistrar", "StepState",
+    "StorageError", "Subject", "SubjectHandle", "SubjectNotFound", "SubjectStatus", "Subjects",
+    "SupportsResult", "SyncTask", "TableArguments", "TableHandle", "TableNotFound", "Tables",
+    "Task", "TaskArguments", "Template", "TemplateError", "TickInfo", "TickStatus",
+    "TickStatusLike", "Timetable", "Track", "TrackedInfo", "TransactionConflict", "TransientError",
+    "UnknownTask", "UnsupportedTransaction", "Webhook", "Whose", "Worker", "WorkerArguments",
+    "WorkerInfo", "WorkerThread", "Workers", "configure_logging", "current_step", "make_secret",
 ]
 
 _HOMES = {
@@ -206,7 +207,8 @@ _HOMES = {
             "TableNotFound TransactionConflict TransientError UnknownTask "
             "UnsupportedTransaction"
         ),
-        "duetime.flows.flow": "Flow",
+        "duetime.flows.calls": "Step current_step",
+        "duetime.flows.flow": "Flow Startable SupportsResult",
         "duetime.integrations.ical.exchange": "Imported",
         "duetime.integrations.ical.reading": "Problem",
         "duetime.reminders.templates.limits": "TemplateError",

@@ -77,6 +77,7 @@ class Duetime:
         self.settings: Settings = load_settings({"database": database, **settings})
         file_of(self.settings.database)  # Checks the URL.
         self.tasks: dict[str, TaskDefinition] = {}
+        self._flow_names: set[str] = set()
         self.task = TaskRegistry(self)
         self._registrations = Registrations()
         sending = Sending(self)
@@ -324,6 +325,7 @@ class Duetime:
 
     def _followers(self, settings: Settings) -> list[MakeFollower]:
         """The features that follow the jobs of a worker."""
+        from duetime.flows.follower import FlowFollower
         from duetime.flows.graph_follower import GraphFollower
         from duetime.reminders.follower import ReminderFollower
         from duetime.schedules.planner import Planner
@@ -332,6 +334,7 @@ class Duetime:
             lambda worker: Planner(worker, self.schedules.declared, settings),
             lambda worker: ReminderFollower(worker, settings),
             GraphFollower,
+            lambda worker: FlowFollower(worker, frozenset(self._flow_names)),
         ]
 
     @asynccontextmanager

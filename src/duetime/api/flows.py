@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import (
@@ -30,8 +32,8 @@ from duetime.domain.checks import (
     check_queue,
     check_task_not_reserved,
 )
-from duetime.domain.duration import Duration
-from duetime.domain.flows.flow import StepInfo
+from duetime.domain.duration import Duration, parse_duration, parse_positive_duration
+from duetime.domain.flows.flow import StepInfo, StepState, undo_key
 from duetime.domain.jobs.job import (
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
@@ -48,8 +50,16 @@ from duetime.domain.jobs.retry import (
     check_policy,
 )
 from duetime.domain.jobs.task import TaskDefinition, TaskOptions
-from duetime.errors import FlowNotFound, InvalidInput, JobNotFound
+from duetime.errors import (
+    FlowNotFound,
+    IllegalTransition,
+    InvalidInput,
+    JobFailed,
+    JobNotFound,
+)
+from duetime.flows.follower import clean_up
 from duetime.storage.flows.runs import FlowStatements
+from duetime.storage.store import Dialect, Statements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -64,6 +74,8 @@ _CRASHES = Exponential("1s", max="1m", max_attempts=MAX_ATTEMPTS)
 
 class FlowTask(Task[P, R]):
     """A flow: a function whose calls are recorded, so that it survives crashes and waits."""
+
+    is_flow = True
 
     def __init__(self, app: Duetime, definition: TaskDefinition, defaults: NewJob) -> None:
         super().__init__(app, definition, msgspec.structs.replace(defaults, flow=True))
@@ -175,7 +187,7 @@ class FlowRegistry:
         retry_on: type[BaseException] | tuple[type[BaseException], ...] = Exception,
         timeout: Duration | None = None,
     ) -> FlowTask[..., Any]:
-        from duetime.flows.execution import flow_handler
+        from duetime.flows.execution import FlowDefinition, flow_handler
         from duetime.flows.flow import Flow
 
         if not inspect.iscoroutinefunction(function):
@@ -214,9 +226,12 @@ class FlowRegistry:
             )
         definition.function = flow_handler(
             self._app,
-            function,
-            flow_name=definition.context_name,
-            policy=(policy, check_errors(retry_on)),
+            FlowDefinition(
+                function,
+                definition.context_name,
+                (policy, check_errors(retry_on)),
+                None if timeout is None else parse_positive_duration(timeout, name="timeout"),
+            ),
         )
         self._app._registrations.add(
             f"task {definition.name!r}",
@@ -224,6 +239,7 @@ class FlowRegistry:
             advice="Give each function its own name with name=.",
         )
         self._app.tasks[definition.name] = definition
+        self._app._flow_names.add(definition.name)
         defaults = NewJob(
             task=definition.name, queue=queue, priority=priority, max_attempts=MAX_ATTEMPTS
         )
@@ -259,7 +275,11 @@ class Flows:
         return (await self.get(run_id)).state
 
     async def steps(self, run_id: int) -> list[StepInfo]:
-        """Return what the run has recorded, in order."""
+        """Return what the run has recorded, in order; its compensations first, which have negative
+        numbers."""
+        return [step for step in await self._records(run_id) if step.seq]
+
+    async def _records(self, run_id: int) -> list[StepInfo]:
         check_job_id(run_id)
         steps: list[StepInfo] = await self._app._perform(
             lambda dialect: FlowStatements(dialect).steps(run_id), reads=True
@@ -291,9 +311,107 @@ class Flows:
         )
         return sent
 
+    async def signal_all(
+        self,
+        name: str,
+        data: Any = None,
+        *,
+        correlation: str,
+        key: str | None = None,
+        by: str = "unknown",
+        tx: Any = None,
+    ) -> list[int]:
+        """Send a signal to all runs that wait for it under this correlation; return which."""
+        check_name(name, what="signal's name")
+        check_name(correlation, what="correlation")
+        if key is not None:
+            check_name(key, what="key")
+        actor = check_actor(by)
+
+        def send(dialect: Dialect) -> Statements:
+            statements = FlowStatements(dialect)
+            sent = []
+            for run in (yield from statements.waiting_for(name, correlation)):
+                if (yield from statements.signal(run, name, data, key=key, by=actor)):
+                    sent.append(run)  # noqa: PERF401 -- a comprehension cannot yield.
+            return sent
+
+        runs: list[int] = await self._app._perform(send, tx)
+        return runs
+
+    async def cancel(
+        self, run_id: int, *, reason: str | None = None, by: str = "unknown"
+    ) -> JobState:
+        """Cancel a run, with the step that runs and the jobs that it waits for. Its compensations
+        run. Returns the state that it was in."""
+        await self.get(run_id)
+        state = await self._app.jobs.cancel(run_id, reason=reason, by=by)
+        if state is not JobState.RUNNING:
+            await clean_up(await self._app.store(), [run_id])
+        return state
+
+    async def retry(self, run_id: int, *, by: str = "unknown") -> None:
+        """Go on with a run that has failed or was cancelled, from the call that failed. What
+        succeeded is kept. Raises `InvalidInput` if its compensations have run."""
+        steps = await self._ended_steps(run_id)
+        if undone := [step.name for step in steps if step.seq < 0 and step.state != "skipped"]:
+            raise InvalidInput(
+                f"Run {run_id} cannot be retried, since its compensations run or have run: "
+                f"{', '.join(undone)}. Use rerun(from_step=…) to do its steps again."
+            )
+        failure = next((step for step in steps if step.kind == "failure"), None)
+        seq = failure.output["seq"] if failure is not None and failure.output else 1
+        await self._reset(run_id, seq, failed=True, by=by)
+
+    async def rerun(self, run_id: int, *, from_step: str | int, by: str = "unknown") -> None:
+        """Do the steps of a run that has failed or was cancelled again, from one of them on: by its
+        name (the first of that name) or its number."""
+        steps = await self._ended_steps(run_id)
+        found = [step for step in steps if step.seq > 0 and from_step in (step.name, step.seq)]
+        if not found:
+            known = ", ".join(f"{step.seq} {step.name}" for step in steps if step.seq > 0)
+            raise InvalidInput(
+                f"Run {run_id} has no step {from_step!r}. It has recorded: {known or 'none'}."
+            )
+        await self._reset(run_id, found[0].seq, failed=False, by=by)
+
+    async def _ended_steps(self, run_id: int) -> list[StepInfo]:
+        job = await self.get(run_id)
+        if not job.state.finished or job.state is JobState.COMPLETED:
+            raise IllegalTransition(run_id, state=job.state, action="retried")
+        return await self._records(run_id)
+
+    async def _reset(self, run_id: int, seq: int, *, failed: bool, by: str) -> None:
+        actor = check_actor(by)
+        await self._app._perform(
+            lambda dialect: FlowStatements(dialect).forget(run_id, seq, failed=failed)
+        )
+        await self._app.jobs.requeue(run_id, by=actor)
+
     async def result(self, run_id: int, *, timeout: Duration = "60s") -> Any:
-        """Wait for the run to end and return what its function returned."""
-        return await self._app.jobs.result(run_id, timeout=timeout)
+        """Wait for the run to end, with its compensations, and return what its function
+        returned."""
+        seconds = parse_duration(timeout, name="timeout").total_seconds()
+        deadline = time.monotonic() + seconds
+        try:
+            return await self._app.jobs.result(run_id, timeout=timeout)
+        except JobFailed:
+            wait = 0.01
+            while time.monotonic() < deadline and await self._is_being_undone(run_id):
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, 0.5)
+            raise
+
+    async def _is_being_undone(self, run_id: int) -> bool:
+        left = [
+            step
+            for step in await self.steps(run_id)
+            if step.seq < 0 and step.state in (StepState.REGISTERED, StepState.RETRYING)
+        ]
+        if not left:
+            return False
+        undo = await self._app.jobs.list(key=undo_key(run_id), limit=1)
+        return not undo or not undo[0].state.finished
 
 
 class FlowRun(Handle[Flows, int], Generic[R]):
@@ -315,6 +433,9 @@ class FlowRun(Handle[Flows, int], Generic[R]):
     status = bound(Flows.status)
     steps = bound(Flows.steps)
     signal = bound(Flows.signal)
+    cancel = bound(Flows.cancel)
+    retry = bound(Flows.retry)
+    rerun = bound(Flows.rerun)
 
     async def result(self, timeout: Duration = "60s") -> R:
         """Wait for the run to end and return what its function returned, as its annotation says.

@@ -20,6 +20,10 @@ OWN_TASKS = "duetime."
 """The tasks of Duetime itself begin so: reminders, digests, re-arming."""
 RUN_KEYS = "tick:"
 """The keys of schedules' runs begin so."""
+STEP_KEYS = "flow:"
+"""The keys of jobs that do a step of a flow begin so."""
+UNDO_KEYS = "flow-undo:"
+"""The keys of jobs that run the compensations of a flow begin so."""
 
 _SIGNS = re.compile(rb'null|NaN|Infinity|"nan"|"inf"|"-inf"')
 """What the codec writes for NaN and infinity, which JSON does not have."""
@@ -60,6 +64,11 @@ def check_key(value: str) -> str:
         raise InvalidInput(
             f"The key {value!r:.60} is reserved: keys that begin with {RUN_KEYS!r} are used for "
             "the runs of schedules. Choose another key."
+        )
+    if value.startswith((STEP_KEYS, UNDO_KEYS)):
+        raise InvalidInput(
+            f"The key {value!r:.60} is reserved: keys that begin with {STEP_KEYS!r} or "
+            f"{UNDO_KEYS!r} are used for the steps of flows. Choose another key."
         )
     return value
 

@@ -118,6 +118,7 @@ REASONS = {
     "channel_bounced": "{channel} bounced[: {text}]",
     "channel_rate": "{channel} takes {rate}: its next free place is at {at}",
     "subjects_locked": "some subjects are locked",
+    "run_ended": "the run of the flow that waited for it has ended",
     # Why a job ended, or runs again.
     "failed": "{text}",
     "skipped": "{text}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from typing import Any, get_type_hints
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,29 @@ from duetime.domain.jobs.task import TaskDefinition, result_type
 from duetime.errors import InvalidInput
 
 _known: WeakKeyDictionary[Any, StepFunction] = WeakKeyDictionary()
+
+
+class Step:
+    """What a function that runs as a step may ask about it: see `current_step`."""
+
+    __slots__ = ("attempt", "key", "run_id", "seq")
+
+    def __init__(self, run_id: int, seq: int, *, key: str, attempt: int) -> None:
+        self.run_id = run_id
+        self.seq = seq
+        """Its number among the calls of the run, from 1. Of a compensation it is negative."""
+        self.key = key
+        """The idempotency key to hand to whom you call: the same in every attempt."""
+        self.attempt = attempt
+        """Which attempt this is, from 1."""
+
+
+_step: ContextVar[Step] = ContextVar("duetime_step")
+
+
+def current_step() -> Step:
+    """The step as which this function runs; raise `LookupError` outside of a flow."""
+    return _step.get()
 
 
 class StepFunction:
@@ -37,7 +60,7 @@ class StepFunction:
         )
         self.function = plain
         self.is_async = inspect.iscoroutinefunction(plain)
-        self.decoder = _decoder(plain)
+        self.decoder = _decoder(_hints(plain))
 
     @property
     def retry(self) -> tuple[RetryPolicy, tuple[type[BaseException], ...]] | None:
@@ -46,7 +69,15 @@ class StepFunction:
             return None
         return self.task.options.retry, self.task.options.retry_on
 
-    async def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    async def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step) -> Any:
+        """Call it, as this step."""
+        token = _step.set(step)
+        try:
+            return await self._call(args, kwargs)
+        finally:
+            _step.reset(token)
+
+    async def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self.is_async:
             return await self.function(*args, **kwargs)
         run = copy_context().run
@@ -67,10 +98,17 @@ def step_function(function: Callable[..., Any]) -> StepFunction:
     return found
 
 
-def _decoder(function: Callable[..., Any]) -> msgspec.json.Decoder[Any] | None:
-    """What turns the stored JSON into what the annotation says; None: it stays plain JSON."""
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
-        hint = result_type(get_type_hints(function, include_extras=True).get("return", Any))
-        return None if hint is Any else msgspec.json.Decoder(hint)
+        return get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):
+        return {}
+
+
+def _decoder(hints: Mapping[str, Any]) -> msgspec.json.Decoder[Any] | None:
+    """What turns the stored JSON into what the annotation says; None: it stays plain JSON."""
+    hint = result_type(hints.get("return", Any))
+    try:
+        return None if hint is Any else msgspec.json.Decoder(hint)
+    except TypeError:
         return None

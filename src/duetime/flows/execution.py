@@ -2,60 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from duetime.domain.flows.flow import Suspension
-from duetime.domain.jobs.outcome import Discard
+from duetime.domain.flows.flow import Suspension, read_undo_key
+from duetime.domain.jobs.outcome import Snooze
 from duetime.engine.context import Context
-from duetime.errors import ClaimLost, FlowChanged, StepFailed, TransientError
-from duetime.flows.flow import Flow, Policy, Suspended
+from duetime.errors import ClaimLost, FlowChanged, FlowTimeout, StepFailed, TransientError
+from duetime.flows.flow import Flow, Policy, Replayed, Suspended
 from duetime.flows.recorder import Pause, Recorder
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
 
 
-def flow_handler(
-    app: Duetime, function: Callable[..., Any], *, flow_name: str, policy: Policy
-) -> Callable[..., Any]:
+class FlowDefinition(NamedTuple):
+    """A flow's function and its options, as a worker needs them."""
+
+    function: Callable[..., Any]
+    flow_name: str
+    """The parameter that takes the `Flow`."""
+    policy: Policy
+    timeout: timedelta | None
+
+    def call(self, flow: Flow, args: dict[str, Any]) -> Awaitable[Any]:
+        made: Awaitable[Any] = self.function(**{self.flow_name: flow}, **args)
+        return made
+
+
+def flow_handler(app: Duetime, definition: FlowDefinition) -> Callable[..., Any]:
     """Return the handler of a flow's task: what a worker calls for a run of it."""
 
     async def handler(**kwargs: Any) -> Any:
-        ctx: Context = kwargs.pop(flow_name)
-        return await run_flow(app._flow_recorder, function, ctx, kwargs, flow_name, policy)
+        ctx: Context = kwargs.pop(definition.flow_name)
+        undone = read_undo_key(ctx.job.key)
+        if undone is not None:
+            return await undo_run(app._flow_recorder, definition, ctx, kwargs, undone)
+        return await advance_run(app._flow_recorder, definition, ctx, kwargs)
 
     return handler
 
 
-async def run_flow(
-    recorder: Recorder,
-    function: Callable[..., Any],
-    ctx: Context,
-    kwargs: dict[str, Any],
-    flow_name: str,
-    policy: Policy,
+async def advance_run(
+    recorder: Recorder, definition: FlowDefinition, ctx: Context, args: dict[str, Any]
 ) -> Any:
     """Go on with a run until it ends or waits."""
     while True:
         loaded = await recorder.load(ctx.id)
-        flow = Flow(ctx, recorder=recorder, loaded=loaded, policy=policy)
+        flow = Flow(ctx, recorder=recorder, loaded=loaded, policy=definition.policy)
         try:
-            value = await function(**{flow_name: flow}, **kwargs)
-            flow.check_finished()
+            value = await _call_in_time(definition, flow, ctx, args, loaded.created_at)
+            if records := flow.finish():
+                await recorder.record(ctx, records)
             return value
         except Suspended:
             pass
         except BaseExceptionGroup as group:
             if group.split(Suspended)[1] is not None:
                 raise
-        except (ClaimLost, TransientError, StepFailed):
+        except (ClaimLost, TransientError):
             raise
         except FlowChanged as error:
             # No later attempt can help; the run keeps its place until the code is mended.
-            raise Discard(str(error)) from error
+            await recorder.record(ctx, flow.fail(error))
+            raise
         except Exception as error:
-            if not flow.retry_later(error):
+            is_final = isinstance(error, StepFailed | FlowTimeout)
+            if is_final or not flow.retry_later(error):
+                await recorder.record(ctx, flow.fail(error))
                 raise
         pause = Pause(
             flow._take_unrecorded(),
@@ -65,6 +81,7 @@ async def run_flow(
                 started=ctx.started_us,
                 finished=ctx.elapsed_us,
                 waits=flow.waits,
+                deadline=_microseconds(definition.timeout),
             ),
         )
         answer = await recorder.suspend(pause)
@@ -73,3 +90,61 @@ async def run_flow(
         if answer == "suspended":
             ctx.suspended = True
             return None
+
+
+async def _call_in_time(
+    definition: FlowDefinition,
+    flow: Flow,
+    ctx: Context,
+    args: dict[str, Any],
+    created_at: datetime,
+) -> Any:
+    """Call the function; raise `FlowTimeout` if the run has taken too long, or does meanwhile."""
+    timeout = definition.timeout
+    if timeout is None:
+        return await definition.call(flow, args)
+    now = ctx.job.claimed_at + timedelta(microseconds=ctx.elapsed_us)
+    left = (created_at + timeout - now).total_seconds()
+    late = FlowTimeout(ctx.id, timeout.total_seconds())
+    if left <= 0:
+        raise late
+    try:
+        async with asyncio.timeout(left) as limit:
+            return await definition.call(flow, args)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise late from None
+
+
+async def undo_run(
+    recorder: Recorder,
+    definition: FlowDefinition,
+    ctx: Context,
+    args: dict[str, Any],
+    run_id: int,
+) -> Snooze | None:
+    """Replay a run that has failed, and run its compensations, the last first."""
+    loaded = await recorder.load(run_id)
+    flow = Flow(ctx, recorder=recorder, loaded=loaded, policy=definition.policy, run_id=run_id)
+    try:
+        await definition.call(flow, args)
+    except FlowChanged:
+        raise
+    except (Exception, Replayed, Suspended):  # noqa: BLE001
+        # Whatever it raises, it raised before.
+        pass
+    missing = [
+        record.name for record in loaded.steps.values() if record.seq < -len(flow.compensations)
+    ]
+    if missing:
+        raise FlowChanged(run_id, seq=-1, recorded=f"compensation {missing[0]!r}", called=None)
+    for compensation in reversed(flow.compensations):
+        wait = await flow.undo(compensation)
+        if wait is not None:
+            return Snooze(wait)
+    return None
+
+
+def _microseconds(span: timedelta | None) -> int | None:
+    return None if span is None else span // timedelta(microseconds=1)

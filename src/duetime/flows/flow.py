@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime, timedelta
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast, overload
 
 import msgspec
+from msgspec.structs import replace
 
-from duetime.domain.checks import check_name
+from duetime.domain.checks import check_name, check_queue
 from duetime.domain.duration import Duration, parse_duration, parse_positive_duration
-from duetime.domain.flows.flow import LoadedRun, NewRecord, StepKind, StepRecord, StepState
+from duetime.domain.flows.flow import (
+    LoadedRun,
+    NewRecord,
+    StepKind,
+    StepRecord,
+    StepState,
+    step_key,
+)
+from duetime.domain.jobs.job import NewJob
 from duetime.domain.jobs.outcome import Discard, Outcome, Retry, Snooze
 from duetime.domain.jobs.retry import RetryPolicy, check_max_attempts
+from duetime.domain.jobs.task import TaskDefinition
 from duetime.engine.context import Context
 from duetime.engine.executor import code_of_error, describe_exception, write_json
 from duetime.errors import (
@@ -27,21 +38,28 @@ from duetime.errors import (
     StepFailed,
     TransientError,
 )
-from duetime.flows.calls import StepFunction, step_function
+from duetime.flows.calls import Step, StepFunction, step_function
 from duetime.flows.recorder import Recorder
+from duetime.telemetry.events import log_event
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 
+log = logging.getLogger("duetime.flows")
+
 COMPLETED = StepState.COMPLETED.value
 WAITING = StepState.WAITING.value
 RETRYING = StepState.RETRYING.value
 FAILED = StepState.FAILED.value
+SKIPPED = StepState.SKIPPED.value
+REGISTERED = StepState.REGISTERED.value
+_OVER = frozenset({COMPLETED, FAILED, SKIPPED})
 _IN_PLACE = timedelta(seconds=1)
 """A retry that is due so soon is waited for; else the run is suspended."""
 _TURNS = 3
@@ -58,8 +76,35 @@ _random = random.Random()
 Policy = tuple[RetryPolicy, tuple[type[BaseException], ...]]
 
 
+class Startable(Protocol[P, R_co]):
+    """A flow, as `child` takes it."""
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob: ...
+
+    async def start(self, *args: P.args, **kwargs: P.kwargs) -> SupportsResult[R_co]: ...
+
+
+class SupportsResult(Protocol[R_co]):
+    """A run of a flow: it has a result."""
+
+    async def result(self, timeout: Duration = ...) -> R_co: ...
+
+
 class Suspended(BaseException):
     """Unwinds a flow's function: it waits for something that has not happened yet."""
+
+
+class Replayed(BaseException):
+    """Unwinds a flow's function that only replays: nothing more is recorded."""
+
+
+class Compensation(NamedTuple):
+    """What undoes something, if the run fails."""
+
+    seq: int
+    called: StepFunction
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
 
 
 class _Branch:
@@ -101,8 +146,13 @@ class Flow:
         recorder: Recorder,
         loaded: LoadedRun,
         policy: Policy,
+        run_id: int | None = None,
     ) -> None:
         self._ctx = ctx
+        self._run_id = ctx.id if run_id is None else run_id
+        self._replays = run_id is not None
+        """The run has ended: it only replays, for its compensations."""
+        self.compensations: list[Compensation] = []
         self._recorder = recorder
         self._records = loaded.steps
         self._signals = loaded.signals
@@ -133,7 +183,7 @@ class Flow:
     @property
     def id(self) -> int:
         """The run, which is a job, too."""
-        return self._ctx.id
+        return self._run_id
 
     @property
     def key(self) -> str:
@@ -142,6 +192,15 @@ class Flow:
 
     # Steps
 
+    # The first that fits counts: with `on=` the arguments are not checked.
+    @overload
+    def step(
+        self, function: Callable[..., Awaitable[R]], /, *args: Any, on: str, **kwargs: Any
+    ) -> Awaitable[R]: ...
+    @overload
+    def step(
+        self, function: Callable[..., R], /, *args: Any, on: str, **kwargs: Any
+    ) -> Awaitable[R]: ...
     @overload
     def step(
         self, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
@@ -155,8 +214,13 @@ class Flow:
         """Call a function or a task, once: what it returns is stored, and it never runs again.
 
         After a crash in between it may run twice. It is retried as its task says, else as the flow
-        does; then `StepFailed` is raised.
+        does; then `StepFailed` is raised. `on`: run a task as a job of its own, in this queue.
         """
+        if "on" in kwargs:
+            queue = check_queue(kwargs.pop("on"))
+            task = _task(function, "step(…, on=)")
+            job = self._new_job(task, args, kwargs, queue=queue)
+            return self._jobs([(*self._call("job", task.definition.name), job)], task, one=True)
         called = step_function(function)
         return self._step(called, *self._call("step", _name(called)), args, kwargs)
 
@@ -167,6 +231,7 @@ class Flow:
         items: Iterable[A],
         *,
         concurrency: int = _MAX_CONCURRENCY,
+        on: str | None = None,
     ) -> Awaitable[list[R]]: ...
     @overload
     def map(
@@ -175,6 +240,7 @@ class Flow:
         items: Iterable[A],
         *,
         concurrency: int = _MAX_CONCURRENCY,
+        on: str | None = None,
     ) -> Awaitable[list[R]]: ...
 
     def map(
@@ -183,13 +249,62 @@ class Flow:
         items: Iterable[Any],
         *,
         concurrency: int = _MAX_CONCURRENCY,
+        on: str | None = None,
     ) -> Awaitable[list[Any]]:
-        """Call a function for each item, a step each, and return the results in their order."""
+        """Call a function for each item, a step each, and return the results in their order.
+
+        `concurrency`: how many run at a time. `on`: run each as a job of its own, in this queue,
+        whose limits then say how many run at a time.
+        """
         check_max_attempts(concurrency, name="concurrency")
+        if on is not None:
+            task, queue = _task(function, "map(…, on=)"), check_queue(on)
+            made = [self._new_job(task, (item,), {}, queue=queue) for item in items]
+            name = task.definition.name
+            return self._jobs([(*self._call("job", name), job) for job in made], task, one=False)
         called = step_function(function)
         name = _name(called)
         calls = [(*self._call("step", name), item) for item in items]
         return self._map(called, calls, concurrency)
+
+    def child(self, flow: Startable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        """Run another flow, and wait for what it returns. `StepFailed` is raised if it fails; if
+        this run fails or is cancelled meanwhile, so is the child."""
+        task = _task(flow, "child()")
+        if not isinstance(task.definition.name, str) or not getattr(task, "is_flow", False):
+            raise InvalidInput(f"child() takes a flow, got {flow!r:.100}. Use step() for a task.")
+        job = self._new_job(task, args, kwargs)
+        return self._jobs([(*self._call("child", task.definition.name), job)], task, one=True)
+
+    async def transaction(
+        self,
+        function: Callable[Concatenate[Any, P], Awaitable[R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Call a function with a connection, as a step whose own writes and whose record are one
+        commit: exactly once. `await flow.transaction(reserve, order_id)`, where
+        `async def reserve(connection, order_id)`."""
+        called = step_function(function)
+        name = _name(called)
+        seq, record = self._call("transaction", name)
+        return cast("R", await self._transaction(called, name, seq, record, args, kwargs))
+
+    def on_failure(self, function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Register what undoes the step before: it runs if the flow fails or is cancelled, in
+        reverse order, and is retried as a step is."""
+        if self._suspending:
+            raise Suspended
+        called = step_function(function)
+        name, seq = _name(called), -len(self.compensations) - 1
+        record = self._records.get(seq)
+        if record is not None and record.name != name:
+            recorded, now = f"compensation {record.name!r}", f"on_failure {name!r}"
+            raise FlowChanged(self.id, seq=seq, recorded=recorded, called=now)
+        self.compensations.append(Compensation(seq, called, args, kwargs))
+        if record is None and not self._replays:
+            self._later(self._new(seq, "compensation", name, REGISTERED))
 
     @overload
     def gather(self, one: Awaitable[A], /) -> Awaitable[tuple[A]]: ...
@@ -305,6 +420,8 @@ class Flow:
                 recorded=f"{record.kind} {record.name!r}",
                 called=f"{kind} {name!r}",
             )
+        if self._replays and not _is_over(record):
+            raise Replayed
         return seq, record
 
     def _branch(self) -> _Branch:
@@ -339,8 +456,8 @@ class Flow:
             self._place_of[seq] = place
         return seq
 
-    def check_finished(self) -> None:
-        """The function returned: nothing may be recorded that it did not come to."""
+    def _check_finished(self) -> None:
+        """Nothing may be recorded that the function did not come to."""
         later = [
             record
             for record in self._records.values()
@@ -371,11 +488,14 @@ class Flow:
         name = _name(called)
         self._start()
         try:
+            if any(number < 0 for number in self._unrecorded):
+                # Whatever ends the run from now on, it is known what has to be undone.
+                await self._recorder.record(self._ctx, self._take_unrecorded())
             while True:
                 attempt += 1
                 started = self._ctx.elapsed_us
                 try:
-                    value = await called.call(args, kwargs)
+                    value = await called.call(args, kwargs, self._make_step(seq, attempt))
                     if isinstance(value, Outcome):
                         raise value
                     output = _encode(name, value)
@@ -401,6 +521,96 @@ class Flow:
         finally:
             self._stop()
         return await self._block(seq)
+
+    def _make_step(self, seq: int, attempt: int) -> Step:
+        return Step(self.id, seq, key=f"{self.key}_{seq}", attempt=attempt)
+
+    async def _transaction(
+        self,
+        called: StepFunction,
+        name: str,
+        seq: int,
+        record: StepRecord | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """As `_step`; but nothing that failed has happened, and it is not retried in place."""
+        if record is not None and record.state == COMPLETED:
+            return _decode(called.decoder, record.output)
+        if record is not None and record.state == FAILED:
+            raise _failure(record)
+        if record is not None and not record.is_due:
+            await self._block(seq)
+        attempt = 1 if record is None else record.attempt + 1
+        self._start()
+        started = self._ctx.elapsed_us
+        done = self._new(seq, "transaction", name, COMPLETED, None, attempt, started)
+        try:
+            async with self._recorder.transaction(self._ctx, done) as connection:
+                value = await called.call(
+                    (connection, *args), kwargs, self._make_step(seq, attempt)
+                )
+                if isinstance(value, Outcome):
+                    raise value
+                output = _encode(name, value)
+                done.output = None if output is None else msgspec.Raw(output.encode())
+                done.finished = self._ctx.elapsed_us
+            return _decode(called.decoder, output)
+        except (ClaimLost, TransientError):
+            raise
+        except Exception as error:
+            wait = self._retry_after(called.retry or self._policy, attempt, error)
+            failed = self._failed(seq, name, attempt, error, started, wait=wait)
+            failed.kind = "transaction"
+            if wait is None:
+                await self._record(failed)
+                raise _failed_as(name, seq, error) from error
+            self._later(failed)
+        finally:
+            self._stop()
+        return await self._block(seq)
+
+    def _new_job(
+        self, task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **changes: Any
+    ) -> NewJob:
+        job: NewJob = task.job(*args, **kwargs)
+        return replace(job, **changes)
+
+    async def _jobs(
+        self,
+        calls: Sequence[tuple[int, StepRecord | None, NewJob]],
+        task: Any,
+        *,
+        one: bool,
+    ) -> Any:
+        """Have jobs do steps, and wait for them."""
+        batch = None if one or not calls else calls[0][0]
+        if fresh := [(seq, job) for seq, record, job in calls if record is None]:
+            self._start()
+            try:
+                starts = []
+                for seq, job in fresh:
+                    kind: StepKind = "child" if getattr(task, "is_flow", False) else "job"
+                    waiting = self._new(seq, kind, job.task, WAITING)
+                    waiting.batch = batch
+                    starts.append((waiting, replace(job, key=step_key(self.id, seq))))
+                if self._unrecorded:
+                    await self._recorder.record(self._ctx, self._take_unrecorded())
+                await self._recorder.start_jobs(self._ctx, starts)
+            finally:
+                self._stop()
+        if waiting_for := [
+            seq for seq, record, _ in calls if record is None or not _is_over(record)
+        ]:
+            self.waits += waiting_for[1:]
+            await self._block(waiting_for[0])
+        results = []
+        for _, record, _ in calls:
+            assert record is not None
+            if record.state == FAILED:
+                raise _failure(record)
+            results.append(_decode_as(task.definition, record.output, self.id))
+        return results[0] if one else results
 
     async def _map(
         self,
@@ -476,6 +686,60 @@ class Flow:
         await self._record_active(self._new(seq, kind, kind, COMPLETED, output))
         return msgspec.json.decode(output, type=type_)
 
+    def finish(self) -> list[NewRecord]:
+        """The function returned: what is left to write. Nothing has to be undone any more."""
+        self._check_finished()
+        for compensation in self.compensations:
+            if compensation.seq in self._records:
+                name = _name(compensation.called)
+                self._later(self._new(compensation.seq, "compensation", name, SKIPPED))
+            else:
+                self._unrecorded.pop(compensation.seq, None)
+        return self._take_unrecorded()
+
+    def fail(self, error: BaseException) -> list[NewRecord]:
+        """The run fails for good: what is left to write, and which call has failed."""
+        seq = error.seq if isinstance(error, StepFailed) else max(self._called, default=0) + 1
+        record = self._failed(0, "flow", self._failures + 1, error, self._ctx.elapsed_us)
+        record.kind, record.output = "failure", msgspec.Raw(b'{"seq": %d}' % seq)
+        self._later(record)
+        return self._take_unrecorded()
+
+    async def undo(self, compensation: Compensation) -> timedelta | None:
+        """Run a compensation, and record it. Returns how long to wait before it is tried again."""
+        seq, called, args, kwargs = compensation
+        record = self._records.get(seq)
+        if record is not None and record.state in (COMPLETED, FAILED):
+            return None
+        attempt = 1 if record is None or record.state != RETRYING else record.attempt + 1
+        started, name, wait = self._ctx.elapsed_us, _name(called), None
+        try:
+            value = await called.call(args, kwargs, self._make_step(seq, attempt))
+            if isinstance(value, Outcome):
+                raise value
+            done = self._new(seq, "compensation", name, COMPLETED, None, attempt, started)
+        except (ClaimLost, TransientError):
+            raise
+        except Exception as error:  # noqa: BLE001 -- it may raise anything.
+            wait = self._retry_after(called.retry or self._policy, attempt, error)
+            done = self._failed(seq, name, attempt, error, started, wait=wait)
+            done.kind = "compensation"
+            if wait is None:
+                log_event(
+                    log,
+                    logging.ERROR,
+                    "compensation_failed",
+                    "The compensation %(step)s of run %(run_id)s failed, and is not tried again: "
+                    "%(error)s",
+                    job_id=self._ctx.id,
+                    run_id=self.id,
+                    step=name,
+                    error=done.error,
+                    exc_info=error,
+                )
+        await self._recorder.record(self._ctx, [done])
+        return wait
+
     def retry_later(self, error: Exception) -> bool:
         """The function itself raised an error: have it run again later, unless its attempts are
         used up. Returns whether it does."""
@@ -515,7 +779,8 @@ class Flow:
             output=None if output is None else msgspec.Raw(output.encode()),
             wait=None if wait is None else wait // timedelta(microseconds=1),
             started=now if started is None else started,
-            finished=now if state in (COMPLETED, FAILED) else None,
+            finished=now if state in _OVER else None,
+            holder=None if self._run_id == self._ctx.id else self._ctx.id,
         )
 
     def _failed(
@@ -652,6 +917,27 @@ def _decode(decoder: msgspec.json.Decoder[Any] | None, output: str | None) -> An
     if output is None:
         return None
     return msgspec.json.decode(output) if decoder is None else decoder.decode(output)
+
+
+def _decode_as(definition: TaskDefinition, output: str | None, run_id: int) -> Any:
+    plain = None if output is None else msgspec.json.decode(output)
+    return definition.decode_result(plain, job_id=run_id)
+
+
+def _task(given: Any, what: str) -> Any:
+    if not isinstance(getattr(given, "definition", None), TaskDefinition):
+        raise InvalidInput(
+            f"{what} needs a task or a flow, which workers find by its name, got {given!r:.100}. "
+            "Decorate it with @app.task."
+        )
+    return given
+
+
+def _is_over(record: StepRecord | None) -> bool:
+    """Whether the call returns or raises when it is replayed."""
+    if record is None:
+        return False
+    return record.state in _OVER or (record.kind == "sleep" and record.is_due)
 
 
 def _failure(record: StepRecord) -> StepFailed:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from duetime.domain.flows.flow import STEP_KEYS, read_step_key
+from duetime.domain.checks import STEP_KEYS
+from duetime.domain.flows.flow import read_step_key
 from duetime.domain.jobs.job import FinishedJob
 from duetime.engine.followers import Follower, Upkeep, WorkerView
 from duetime.errors import DatabaseCorrupted, StorageError

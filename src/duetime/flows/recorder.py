@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from duetime.domain.flows.flow import LoadedRun, NewRecord, SuspendAnswer, Suspension
+from duetime.domain.jobs.job import NewJob
 from duetime.engine.batching import Batcher
 from duetime.engine.context import Context
 from duetime.errors import ClaimLost, TransientError
 from duetime.storage.flows.runs import FlowStatements
 from duetime.storage.store import Statements
+from duetime.storage.transaction import run_async
 from duetime.telemetry.events import log_event
 
 if TYPE_CHECKING:
@@ -75,6 +78,28 @@ class Recorder:
                 )
             await asyncio.sleep(wait)
             wait = min(2 * wait, _MAX_WAIT_SECONDS)
+
+    async def start_jobs(self, ctx: Context, starts: Sequence[tuple[NewRecord, NewJob]]) -> None:
+        """Record that a run waits for jobs, and enqueue them, in one transaction."""
+        store = await self._app.store()
+        statements = FlowStatements(store.dialect).start_jobs(store, starts)
+        if await store.transact(statements) is None:
+            raise ClaimLost(ctx.job.id, ctx.job.token)
+
+    @asynccontextmanager
+    async def transaction(self, ctx: Context, record: NewRecord) -> AsyncIterator[Any]:
+        """A transaction that also writes the record; `ClaimLost` rolls it back."""
+        store = await self._app.store()
+
+        async def write(connection: Any) -> None:
+            statements = FlowStatements(store.dialect).record([record])
+            placeholder = store.placeholder
+            [accepted] = await run_async(connection, statements, placeholder=placeholder)
+            if not accepted:
+                raise ClaimLost(ctx.job.id, ctx.job.token)
+
+        async with store.transaction(before_commit=write) as connection:
+            yield connection
 
     async def suspend(self, pause: Pause) -> SuspendAnswer:
         return await self._pauses.submit(pause)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
 
-STEP_KEYS = "flow:"
-"""The keys of jobs that a run has started begin so."""
+from duetime.domain.checks import STEP_KEYS, UNDO_KEYS
 
 StepKind = Literal[
     "step", "transaction", "sleep", "signal", "child", "job", "map", "now", "random", "uuid",
@@ -65,6 +64,8 @@ class LoadedRun(msgspec.Struct, gc=False):
 
     steps: dict[int, StepRecord]
     signals: list[ArrivedSignal]
+    created_at: datetime = datetime(1970, 1, 1, tzinfo=UTC)
+    """When its start was requested."""
 
 
 class NewRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -89,6 +90,9 @@ class NewRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     started: int | None = None
     finished: int | None = None
     signal: int | None = None
+    holder: int | None = None
+    """The job whose claim fences the record, if it is not the run's own."""
+    batch: int | None = None
 
 
 class Suspension(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -147,3 +151,19 @@ def read_step_key(key: str | None) -> tuple[int, int] | None:
         return int(parts[1]), int(parts[2])
     except ValueError:
         return None
+
+
+def undo_key(run_id: int) -> str:
+    """The key of the job that runs the compensations of a run."""
+    return f"{UNDO_KEYS}{run_id}"
+
+
+def read_undo_key(key: str | None) -> int | None:
+    """The run that a job undoes; None: it undoes none.
+
+    >>> read_undo_key("flow-undo:42")
+    42
+    """
+    if key is None or not key.startswith(UNDO_KEYS):
+        return None
+    return int(key.removeprefix(UNDO_KEYS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -16,10 +17,14 @@ from duetime.domain.flows.flow import (
     StepState,
     SuspendAnswer,
     Suspension,
+    undo_key,
 )
-from duetime.domain.jobs.job import JobState
+from duetime.domain.jobs.job import JobState, NewJob
+from duetime.domain.jobs.retry import MAX_ATTEMPTS
 from duetime.errors import FlowEnded, FlowNotFound
-from duetime.storage.store import Dialect, Statements
+from duetime.storage.store import Dialect, Statements, Store
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class FlowStatements:
@@ -32,7 +37,9 @@ class FlowStatements:
         """Return a `LoadedRun` for each."""
         loaded = {run: LoadedRun({}, []) for run in runs}
         for run, seq, *row in (yield from self._dialect.run("flow_load", list(runs))):
-            if seq is None:
+            if row[0] == "began":
+                loaded[run].created_at = _EPOCH + timedelta(microseconds=row[8])
+            elif seq is None:
                 name, data, signal = row[1], row[4], row[8]
                 loaded[run].signals.append(ArrivedSignal(signal, name, data))
             else:
@@ -86,6 +93,77 @@ class FlowStatements:
             return "repeated"
         yield from self._dialect.run("flow_wake_waiting", document)
         return "sent"
+
+    def start_jobs(self, store: Store, starts: Sequence[tuple[NewRecord, NewJob]]) -> Statements:
+        """Record that a run waits for jobs, and enqueue them; return their ids. None: the claim is
+        gone. A job that was started before is found by its key."""
+        accepted = yield from self.record([record for record, _ in starts])
+        if not all(accepted):
+            return None
+        enqueued = yield from store.enqueue_in([job for _, job in starts])
+        ids = [answer.job_id for answer in enqueued]
+        yield from self.record(
+            [
+                msgspec.structs.replace(record, job=job_id)
+                for (record, _), job_id in zip(starts, ids, strict=True)
+            ]
+        )
+        return ids
+
+    def jobs_finished(self, jobs: Sequence[int]) -> Statements:
+        """Copy how jobs ended into the steps that they did, and wake their runs."""
+        runs = [run for (run,) in (yield from self._dialect.run("flow_holders", list(jobs)))]
+        if runs:
+            yield from self._dialect.run("flow_lock", runs)
+            ready = yield from self._dialect.run("flow_jobs_finished", list(jobs))
+            if ready:
+                yield from self._dialect.run("flow_wake", [run for (run,) in ready])
+
+    def job_steps(self, after: int) -> Statements:
+        """Return some steps that wait for a job: the job, whether it has ended, whether the run
+        has."""
+        rows = yield from self._dialect.run("flow_job_steps", {"after": after})
+        return [(job, bool(ended), bool(run_ended)) for job, ended, run_ended in rows]
+
+    def jobs_of(self, runs: Sequence[int]) -> Statements:
+        """Return the jobs that these runs wait for."""
+        return [job for (job,) in (yield from self._dialect.run("flow_jobs_of", list(runs)))]
+
+    def undo(self, store: Store, runs: Sequence[int]) -> Statements:
+        """Enqueue the jobs that run the compensations of those of these runs that have failed."""
+        rows = yield from self._dialect.run("flow_uncompensated", list(runs))
+        if rows:
+            yield from store.enqueue_in(
+                [
+                    NewJob(
+                        task=task,
+                        args=msgspec.Raw(args.encode()),
+                        queue=queue,
+                        priority=priority,
+                        key=undo_key(run),
+                        max_attempts=MAX_ATTEMPTS,
+                    )
+                    for run, task, args, queue, priority in rows
+                ]
+            )
+        return len(rows)
+
+    def compensations(self, after: int) -> Statements:
+        """Return some runs that have compensations registered, by their number."""
+        document = {"after": after}
+        return [run for (run,) in (yield from self._dialect.run("flow_compensations", document))]
+
+    def wake_signalled(self) -> Statements:
+        """Wake runs that wait for a signal that is there; return how many."""
+        runs = [run for (run,) in (yield from self._dialect.run("flow_overdue", {}))]
+        if runs:
+            yield from self._dialect.run("flow_lock", runs)
+            yield from self._dialect.run("flow_wake", runs)
+        return len(runs)
+
+    def forget(self, run: int, seq: int, *, failed: bool) -> Statements:
+        """Forget the calls of a run from `seq` on, or of those the `failed` ones."""
+        yield from self._dialect.run("flow_forget", {"run": run, "seq": seq, "failed": failed})
 
     def waiting_for(self, name: str, correlation: str) -> Statements:
         """Return the runs that wait for this signal with this correlation."""

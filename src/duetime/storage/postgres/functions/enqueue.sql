@@ -205,9 +205,10 @@ begin
             raise exception 'duetime: expires_at must be finite, from the year 1970 to 9000' using errcode = '22023';
         elsif not coalesce(timeout > interval '0' and timeout <= interval '100 years', true) then
             raise exception 'duetime: timeout must be positive and at most 100 years' using errcode = '22023';
-        elsif starts_with(task, 'duetime.') or starts_with(key, 'tick:') then
+        elsif starts_with(task, 'duetime.') or starts_with(key, 'tick:') or starts_with(key, 'flow:')
+              or starts_with(key, 'flow-undo:') then
             if not duetime._may_write() then
-                raise exception 'duetime: tasks that begin with "duetime." and keys that begin with "tick:" are reserved'
+                raise exception 'duetime: tasks that begin with "duetime." and keys that begin with "tick:", "flow:" or "flow-undo:" are reserved'
                     using errcode = '22023';
             end if;
         end if;

@@ -599,6 +599,8 @@ create table duetime.flow_step (
     correlation text,
     -- The job that does it: a child, or a step in a queue of its own.
     job_id      bigint,
+    -- Of a job that is one of many: the first of them. The run goes on when all have ended.
+    batch       integer,
     -- Of graphs: for how many steps it still waits, and which wait for it.
     pending     integer,
     next        integer[],

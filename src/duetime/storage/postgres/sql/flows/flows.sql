@@ -2,7 +2,8 @@
 -- job, and the attempt must not have ended.
 
 -- name: flow_load
--- All that runs have recorded, in order, their signals that no wait has taken, and when they began.
+-- All that runs have recorded, in order, their signals that no wait has taken, and when they were
+-- started.
 -- Index: the primary keys, and flow_signal_run.
 with runs as materialized (
     select value::bigint as id from json_array_elements_text(%s::json)
@@ -15,6 +16,11 @@ union all
 select g.run_id, null, 'arrived', g.name, '', 0, g.data::text, null, null, null, g.id, null
 from runs as r cross join lateral (
     select * from duetime.flow_signal as g where g.run_id = r.id and g.seq is null offset 0) as g
+union all
+select j.id, null, 'began', '', '', 0, null, null, null, null,
+    (extract(epoch from j.created_at) * 1000000)::bigint, null
+from runs as r cross join lateral (
+    select j.id, j.created_at from duetime.job as j where j.id = r.id offset 0) as j
 order by 1, 2, 11;
 
 -- name: flow_record
@@ -24,7 +30,7 @@ with given as materialized (
     select * from json_to_recordset(%s::json) as g(
         run bigint, token bigint, seq integer, kind text, name text, state text, attempt smallint,
         place text, output json, code text, error text, wait bigint, correlation text, job bigint,
-        started bigint, finished bigint, signal bigint)
+        started bigint, finished bigint, signal bigint, holder bigint, batch integer)
 ), held as materialized (
     select c.token, c.claimed_at, c.job_ids from duetime.claim as c
     where c.token = any (array(select token from given)) order by c.token for key share
@@ -32,16 +38,16 @@ with given as materialized (
     select g.*, m.claimed_at
     from given as g
     join (select h.token, h.claimed_at, unnest(h.job_ids) as job_id from held as h) as m
-        on m.token = g.token and m.job_id = g.run
+        on m.token = g.token and m.job_id = coalesce(g.holder, g.run)
     where not exists (select from duetime.attempt as a
-                      where a.job_id = g.run and a.token = g.token)
+                      where a.job_id = coalesce(g.holder, g.run) and a.token = g.token)
 ), taken as (
     update duetime.flow_signal as s set seq = g.seq from fenced as g where s.id = g.signal
 )
 insert into duetime.flow_step as s (run_id, seq, kind, name, place, state, attempt, output,
-    error_code, error, until, correlation, job_id, started_at, finished_at)
+    error_code, error, until, correlation, job_id, batch, started_at, finished_at)
 select g.run, g.seq, g.kind, g.name, g.place, g.state, g.attempt, g.output, g.code, g.error,
-    duetime.now() + g.wait * interval '1 microsecond', g.correlation, g.job,
+    duetime.now() + g.wait * interval '1 microsecond', g.correlation, g.job, g.batch,
     g.claimed_at + g.started * interval '1 microsecond',
     g.claimed_at + g.finished * interval '1 microsecond'
 from fenced as g
@@ -52,6 +58,107 @@ set state = excluded.state, attempt = excluded.attempt, output = excluded.output
     job_id = coalesce(excluded.job_id, s.job_id), started_at = coalesce(s.started_at, excluded.started_at),
     finished_at = excluded.finished_at
 returning s.run_id, s.seq;
+
+-- name: flow_holders
+-- The runs of functions for which these jobs do a step; graphs see to theirs. Index: flow_step_job.
+select distinct s.run_id from duetime.flow_step as s
+where s.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+  and s.finished_at is null
+  and not exists (select from duetime.flow_run as r where r.run_id = s.run_id);
+
+-- name: flow_jobs_finished
+-- Copies how jobs ended into the steps that they did. Returns the runs that can go on. Call `flow_lock`
+-- before, in a statement of its own. Index: flow_step_job.
+with finished as materialized (
+    select s.run_id, s.seq, s.batch, a.outcome, a.result, a.error_code, a.error, a.finished_at
+    from duetime.flow_step as s cross join lateral (
+        select * from duetime.attempt as a where a.job_id = s.job_id
+        order by a.token desc limit 1) as a
+    where s.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+      and s.finished_at is null
+      and not exists (select from duetime.flow_run as r where r.run_id = s.run_id)
+      and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+      and not exists (select from duetime.due as d where d.job_id = s.job_id)
+      and not exists (select from duetime.parked as p where p.job_id = s.job_id)
+), copied as (
+    update duetime.flow_step as s
+    set state = case when f.outcome = 'completed' then 'completed' else 'failed' end,
+        output = f.result, finished_at = f.finished_at,
+        error_code = case when f.outcome = 'completed' then null else coalesce(f.error_code, f.outcome) end,
+        error = f.error
+    from finished as f where s.run_id = f.run_id and s.seq = f.seq
+    returning s.run_id, s.batch
+)
+select distinct c.run_id from copied as c
+where c.batch is null
+   or not exists (select from duetime.flow_step as s
+                  where s.run_id = c.run_id and s.batch = c.batch and s.finished_at is null
+                    and (s.run_id, s.seq) not in (select f.run_id, f.seq from finished as f));
+
+-- name: flow_wake
+select duetime._wake_runs(array(select value::bigint from json_array_elements_text(%s::json)));
+
+-- name: flow_job_steps
+-- Steps whose job has ended without their run knowing, or whose run has ended without its job: some,
+-- by the job's id. Index: flow_step_job.
+with page as materialized (
+    select s.job_id, s.run_id from duetime.flow_step as s
+    where s.job_id > (%s::json ->> 'after')::bigint and s.finished_at is null
+      and not exists (select from duetime.flow_run as r where r.run_id = s.run_id)
+    order by s.job_id limit 200
+)
+select p.job_id, j.id is not null, r.id is not null from page as p
+left join duetime.jobs as j on j.id = p.job_id
+    and j.state in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+left join duetime.jobs as r on r.id = p.run_id
+    and r.state in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+order by p.job_id;
+
+-- name: flow_jobs_of
+-- Jobs that runs have started, and that have not ended as far as the runs know.
+select s.job_id from duetime.flow_step as s
+where s.run_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+  and s.job_id is not null and s.finished_at is null;
+
+-- name: flow_uncompensated
+-- Of runs that have failed, what a job that undoes them needs: unless there was one. Index:
+-- flow_step_compensation.
+with runs as materialized (
+    select distinct s.run_id from duetime.flow_step as s
+    where s.kind = 'compensation' and s.state = 'registered'
+      and s.run_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+)
+select j.id, j.task, j.args::text, j.queue, j.priority
+from runs as r join duetime.jobs as j on j.id = r.run_id
+where j.state in ('dead', 'cancelled', 'superseded', 'expired')
+  and not exists (select from duetime.job as u where u.key = 'flow-undo:' || j.id)
+  -- Its code does not fit: it keeps its place.
+  and not exists (select from duetime.flow_step as s
+                  where s.run_id = j.id and s.seq = 0 and s.error_code = 'flow_changed');
+
+-- name: flow_compensations
+-- Runs with compensations, some at a time. Index: flow_step_compensation.
+select distinct s.run_id from duetime.flow_step as s
+where s.kind = 'compensation' and s.state = 'registered'
+  and s.run_id > (%s::json ->> 'after')::bigint
+order by s.run_id limit 200;
+
+-- name: flow_overdue
+-- Suspended runs for which a signal is there. Whoever sent it in a transaction that was older than the
+-- wait could not see the wait. Index: flow_step_signal.
+select distinct s.run_id from duetime.flow_step as s
+join duetime.flow_signal as f on f.run_id = s.run_id and f.name = s.name and f.seq is null
+join duetime.due as d on d.job_id = s.run_id
+where s.kind = 'signal' and s.state = 'waiting' and d.run_at > duetime.now()
+  and (%s::json) is not null;
+
+-- name: flow_forget
+-- Forget the calls of a run that has ended from one of them on, and its failure.
+delete from duetime.flow_step as s
+using json_to_record(%s::json) as g(run bigint, seq integer, failed boolean)
+where s.run_id = g.run
+  and (s.seq = 0 or s.seq >= g.seq and (s.state = 'failed' or not g.failed)
+       or s.seq < 0 and not g.failed);
 
 -- name: flow_lock
 select duetime._lock_runs(array(select value::bigint from json_array_elements_text(%s::json)));
@@ -77,8 +184,6 @@ with given as materialized (
     where not exists (select from duetime.attempt as a
                       where a.job_id = g.run and a.token = g.token)
       and (coalesce(g.run = any (m.cancelled), false)
-       or exists (select from duetime.flow_step as s
-                  where s.run_id = g.run and s.seq = 0 and s.kind = 'cancel' and s.state = 'waiting')
        or exists (select from duetime.flow_step as s
                   where s.run_id = g.run and s.finished_at is not null
                     and s.seq in (select value::integer from json_array_elements_text(g.waits)))

@@ -10,6 +10,9 @@ union all
 select g.run_id, null, 'arrived', g.name, '', 0, g.data, null, null, null, g.id, null
 from json_each((select doc from input), '$.doc') as r
 cross join duetime_flow_signal as g on g.run_id = r.value and g.seq is null
+union all
+select j.id, null, 'began', '', '', 0, null, null, null, null, j.created_at, null
+from json_each((select doc from input), '$.doc') as r cross join duetime_job as j on j.id = r.value
 order by 1, 2, 11;
 
 -- name: flow_record
@@ -17,7 +20,8 @@ order by 1, 2, 11;
 with input(doc) as (select ?)
 update duetime_flow_signal as s set seq = json_extract(g.value, '$.seq')
 from json_each((select doc from input), '$.doc') as g join duetime_claim as c
-    on c.job_id = json_extract(g.value, '$.run') and c.token = json_extract(g.value, '$.token')
+    on c.job_id = coalesce(json_extract(g.value, '$.holder'), json_extract(g.value, '$.run'))
+    and c.token = json_extract(g.value, '$.token')
 where s.id = json_extract(g.value, '$.signal');
 
 -- name: flow_record_2
@@ -25,16 +29,17 @@ where s.id = json_extract(g.value, '$.signal');
 -- gone. To record the same again changes nothing.
 with input(doc) as (select ?)
 insert into duetime_flow_step (run_id, seq, kind, name, place, state, attempt, output, error_code,
-    error, until, correlation, job_id, started_at, finished_at)
+    error, until, correlation, job_id, batch, started_at, finished_at)
 select json_extract(g.value, '$.run'), json_extract(g.value, '$.seq'), json_extract(g.value, '$.kind'),
     json_extract(g.value, '$.name'), json_extract(g.value, '$.place'), json_extract(g.value, '$.state'),
     json_extract(g.value, '$.attempt'), json_extract(g.value, '$.output_text'),
     json_extract(g.value, '$.code'), json_extract(g.value, '$.error'),
     json_extract((select doc from input), '$.now') + json_extract(g.value, '$.wait'), json_extract(g.value, '$.correlation'),
-    json_extract(g.value, '$.job'), c.claimed_at + json_extract(g.value, '$.started'),
+    json_extract(g.value, '$.job'), json_extract(g.value, '$.batch'), c.claimed_at + json_extract(g.value, '$.started'),
     c.claimed_at + json_extract(g.value, '$.finished')
 from json_each((select doc from input), '$.doc') as g cross join duetime_claim as c
-    on c.job_id = json_extract(g.value, '$.run') and c.token = json_extract(g.value, '$.token')
+    on c.job_id = coalesce(json_extract(g.value, '$.holder'), json_extract(g.value, '$.run'))
+    and c.token = json_extract(g.value, '$.token')
 where true
 on conflict (run_id, seq) do update
 set state = excluded.state, attempt = excluded.attempt, output = excluded.output,
@@ -42,6 +47,118 @@ set state = excluded.state, attempt = excluded.attempt, output = excluded.output
     until = coalesce(excluded.until, until), job_id = coalesce(excluded.job_id, job_id),
     started_at = coalesce(started_at, excluded.started_at), finished_at = excluded.finished_at
 returning run_id, seq;
+
+-- name: flow_holders
+-- The runs of functions for which these jobs do a step; graphs see to theirs.
+with input(doc) as (select ?)
+select distinct s.run_id from json_each((select doc from input), '$.doc') as g
+cross join duetime_flow_step as s on s.job_id = g.value and s.finished_at is null
+where not exists (select 1 from duetime_flow_run as r where r.run_id = s.run_id);
+
+-- name: flow_jobs_finished
+-- Copies how jobs ended into the steps that they did.
+with input(doc) as (select ?),
+finished as (
+    select s.run_id, s.seq, a.outcome, a.result, a.error_code, a.error, a.finished_at
+    from json_each((select doc from input), '$.doc') as g
+    cross join duetime_flow_step as s on s.job_id = g.value and s.finished_at is null
+    cross join duetime_attempt as a on a.job_id = s.job_id
+    where a.token = (select max(token) from duetime_attempt where job_id = s.job_id)
+      and not exists (select 1 from duetime_flow_run as r where r.run_id = s.run_id)
+      and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+      and not exists (select 1 from duetime_due as d where d.job_id = s.job_id)
+      and not exists (select 1 from duetime_parked as p where p.job_id = s.job_id)
+)
+update duetime_flow_step as s
+set state = iif(f.outcome = 'completed', 'completed', 'failed'), output = f.result,
+    finished_at = f.finished_at,
+    error_code = iif(f.outcome = 'completed', null, coalesce(f.error_code, f.outcome)),
+    error = f.error
+from finished as f where s.run_id = f.run_id and s.seq = f.seq;
+
+-- name: flow_jobs_finished_2
+-- Returns the runs that can go on.
+with input(doc) as (select ?)
+select distinct s.run_id from json_each((select doc from input), '$.doc') as g
+cross join duetime_job as j on j.id = g.value
+cross join duetime_flow_step as s
+    on s.run_id = cast(substr(j.key, 6, instr(substr(j.key, 6), ':') - 1) as integer)
+    and s.job_id = j.id
+where j.key like 'flow:%' and s.finished_at is not null
+  and not exists (select 1 from duetime_flow_run as r where r.run_id = s.run_id)
+  and (s.batch is null
+       or not exists (select 1 from duetime_flow_step as o
+                      where o.run_id = s.run_id and o.batch = s.batch and o.finished_at is null));
+
+-- name: flow_wake
+with input(doc) as (select ?)
+update duetime_due set run_at = json_extract((select doc from input), '$.now')
+where job_id in (select value from json_each((select doc from input), '$.doc'))
+  and run_at > json_extract((select doc from input), '$.now');
+
+-- name: flow_job_steps
+-- Steps whose job has ended without their run knowing, or whose run has ended without its job: some,
+-- by the job's id.
+with input(doc) as (select ?),
+page as (
+    select s.job_id, s.run_id from duetime_flow_step as s
+    where s.job_id > json_extract((select doc from input), '$.doc.after') and s.finished_at is null
+      and not exists (select 1 from duetime_flow_run as r where r.run_id = s.run_id)
+    order by s.job_id limit 200
+)
+select p.job_id, j.id is not null, r.id is not null from page as p
+left join duetime_jobs as j on j.id = p.job_id
+    and j.state in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+left join duetime_jobs as r on r.id = p.run_id
+    and r.state in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+order by p.job_id;
+
+-- name: flow_jobs_of
+-- Jobs that runs have started, and that have not ended as far as the runs know.
+with input(doc) as (select ?)
+select s.job_id from json_each((select doc from input), '$.doc') as g
+cross join duetime_flow_step as s on s.run_id = g.value
+where s.job_id is not null and s.finished_at is null;
+
+-- name: flow_uncompensated
+-- Of runs that have failed, what a job that undoes them needs: unless there was one.
+with input(doc) as (select ?)
+select j.id, j.task, j.args, j.queue, j.priority
+from json_each((select doc from input), '$.doc') as g cross join duetime_jobs as j on j.id = g.value
+where j.state in ('dead', 'cancelled', 'superseded', 'expired')
+  and exists (select 1 from duetime_flow_step as s
+              where s.run_id = j.id and s.kind = 'compensation' and s.state = 'registered')
+  and not exists (select 1 from duetime_job as u where u.key = 'flow-undo:' || j.id)
+  -- Its code does not fit: it keeps its place.
+  and not exists (select 1 from duetime_flow_step as s
+                  where s.run_id = j.id and s.seq = 0 and s.error_code = 'flow_changed');
+
+-- name: flow_compensations
+-- Runs with compensations, some at a time.
+with input(doc) as (select ?)
+select distinct s.run_id from duetime_flow_step as s
+where s.kind = 'compensation' and s.state = 'registered'
+  and s.run_id > json_extract((select doc from input), '$.doc.after')
+order by s.run_id limit 200;
+
+-- name: flow_overdue
+-- Suspended runs for which a signal is there: nobody should leave one, with one writer at a time.
+with input(doc) as (select ?)
+select distinct s.run_id from duetime_flow_step as s
+join duetime_flow_signal as f on f.run_id = s.run_id and f.name = s.name and f.seq is null
+join duetime_due as d on d.job_id = s.run_id
+where s.kind = 'signal' and s.state = 'waiting'
+  and d.run_at > json_extract((select doc from input), '$.now');
+
+-- name: flow_forget
+-- Forget the calls of a run that has ended from one of them on, and its failure.
+with input(doc) as (select ?)
+delete from duetime_flow_step
+where run_id = json_extract((select doc from input), '$.doc.run')
+  and (seq = 0
+       or seq >= json_extract((select doc from input), '$.doc.seq')
+          and (state = 'failed' or not json_extract((select doc from input), '$.doc.failed'))
+       or seq < 0 and not json_extract((select doc from input), '$.doc.failed'));
 
 -- name: flow_lock
 -- One writer at a time is lock enough.
@@ -59,9 +176,6 @@ select c.job_id, c.token, c.attempt, c.worker_id, 'snoozed', c.claimed_at,
 from json_each((select doc from input), '$.doc') as g cross join duetime_claim as c
     on c.job_id = json_extract(g.value, '$.run') and c.token = json_extract(g.value, '$.token')
 where c.cancelled is null
-  and not exists (select 1 from duetime_flow_step as s
-                  where s.run_id = c.job_id and s.seq = 0 and s.kind = 'cancel'
-                    and s.state = 'waiting')
   and not exists (select 1 from duetime_flow_step as s
                   where s.run_id = c.job_id and s.finished_at is not null
                     and s.seq in (select w.value from json_each(g.value, '$.waits') as w))

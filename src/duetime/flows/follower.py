@@ -1,0 +1,96 @@
+"""What a worker does for flows beside running them: it tells runs that a job they wait for has
+ended, has failed runs undone, and repairs what a crash left undone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from duetime.domain.checks import STEP_KEYS
+from duetime.domain.jobs.job import AttemptOutcome, FinishedJob
+from duetime.domain.reasons import Reason
+from duetime.engine.followers import Follower, Upkeep, WorkerView
+from duetime.errors import DatabaseCorrupted, StorageError
+from duetime.storage.flows.runs import FlowStatements
+from duetime.storage.store import Store
+from duetime.telemetry.events import log_event
+
+log = logging.getLogger("duetime.flows")
+
+_REPAIR_SECONDS = 5.0
+
+
+class FlowFollower(Follower):
+    """Follows the runs of flows, and the jobs that they have started, for one worker."""
+
+    name = "flows"
+    key_prefix = STEP_KEYS
+
+    def __init__(self, worker: WorkerView, flows: frozenset[str]) -> None:
+        self.tasks = flows
+        self._worker = worker.name
+        self._store = worker.store
+        self._statements = FlowStatements(worker.store.dialect)
+        self._jobs: set[int] = set()
+        """Jobs of steps that have ended."""
+        self._failed: set[int] = set()
+        """Runs that ended without success."""
+        self._records = Upkeep("duetime-flows", self._record)
+        self._looked_to = (0, 0)
+        """The job and the run to go on after, in the next repair."""
+
+    def finished(self, jobs: Sequence[FinishedJob]) -> None:
+        for end in jobs:
+            if end.job.key is not None and end.job.key.startswith(STEP_KEYS):
+                self._jobs.add(end.job.id)
+            if end.job.task in self.tasks and end.outcome is not AttemptOutcome.COMPLETED:
+                self._failed.add(end.job.id)
+        if self._jobs or self._failed:
+            self._records.soon()
+
+    async def flush(self) -> None:
+        await self._records.done()
+
+    async def _record(self) -> None:
+        jobs, self._jobs = self._jobs, set()
+        failed, self._failed = self._failed, set()
+        try:
+            if jobs:
+                await self._store.transact(self._statements.jobs_finished(sorted(jobs)))
+            if failed:
+                await clean_up(self._store, sorted(failed))
+        except StorageError as error:
+            # Repaired within seconds, by this worker or another.
+            if not isinstance(error, DatabaseCorrupted):
+                log_event(
+                    log,
+                    logging.WARNING,
+                    "flows_delayed",
+                    "Runs of flows could not be notified at once: %(error)s",
+                    worker=self._worker,
+                    error=str(error),
+                )
+
+    async def repair(self) -> float:
+        """Do what nobody did, for some of the runs each time."""
+        after_job, after_run = self._looked_to
+        steps = await self._store.transact(self._statements.job_steps(after_job), reads=True)
+        if ended := [job for job, has_ended, _ in steps if has_ended]:
+            await self._store.transact(self._statements.jobs_finished(ended))
+        if orphans := [job for job, has_ended, run_ended in steps if run_ended and not has_ended]:
+            await self._store.cancel_many(orphans, reason=Reason("run_ended"))
+        runs = await self._store.transact(self._statements.compensations(after_run), reads=True)
+        if runs:
+            await self._store.transact(self._statements.undo(self._store, runs))
+        await self._store.transact(self._statements.wake_signalled())
+        self._looked_to = (steps[-1][0] if steps else 0, runs[-1] if runs else 0)
+        return _REPAIR_SECONDS
+
+
+async def clean_up(store: Store, runs: Sequence[int]) -> None:
+    """Runs have ended without success: cancel the jobs that they wait for, and have their
+    compensations run."""
+    statements = FlowStatements(store.dialect)
+    if jobs := await store.transact(statements.jobs_of(runs), reads=True):
+        await store.cancel_many(jobs, reason=Reason("run_ended"))
+    await store.transact(statements.undo(store, runs))

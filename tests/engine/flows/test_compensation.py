@@ -1,0 +1,319 @@
+"""What a flow did is undone if it fails or is cancelled; and a failed run can be retried."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from duetime import Constant, Duetime, Flow, JobFailed, JobState, current_step
+from duetime.errors import FlowTimeout, IllegalTransition, InvalidInput
+from tests.waiting import until, until_true
+
+ONCE = Constant("10ms", max_attempts=1)
+TWICE = Constant("10ms", max_attempts=2)
+
+
+async def test_compensations_run_in_reverse_order_before_result_raises(app: Duetime) -> None:
+    done: list[str] = []
+    keys: set[str] = set()
+
+    async def book(what: str) -> str:
+        done.append(f"book {what}")
+        keys.add(current_step().key)
+        return f"{what}-1"
+
+    async def cancel(booking: str) -> None:
+        done.append(f"cancel {booking}")
+        keys.add(current_step().key)
+
+    async def fail() -> None:
+        raise ValueError("no seats")
+
+    @app.flow(name="trip", retry=ONCE)
+    async def trip(flow: Flow) -> None:
+        hotel = await flow.step(book, "hotel")
+        flow.on_failure(cancel, hotel)
+        await flow.sleep("10ms")
+        car = await flow.step(book, "car")
+        flow.on_failure(cancel, car)
+        await flow.step(fail)
+
+    async with app.worker():
+        run = await trip.start()
+        with pytest.raises(JobFailed, match="no seats"):
+            await run.result()
+        assert done == ["book hotel", "book car", "cancel car-1", "cancel hotel-1"]
+        assert len(keys) == 4
+
+    states = {step.seq: (step.name, str(step.state)) for step in await run.steps()}
+    assert states[-1] == states[-2] == ("cancel", "completed")
+    assert await run.status() == JobState.DEAD
+
+
+async def test_a_run_that_succeeds_undoes_nothing(app: Duetime) -> None:
+    async def undo() -> None:
+        raise AssertionError
+
+    async def work() -> int:
+        return 1
+
+    @app.flow(name="good")
+    async def good(flow: Flow) -> int:
+        flow.on_failure(undo)
+        number = await flow.step(work)
+        await flow.sleep("10ms")
+        return number
+
+    async with app.worker():
+        run = await good.start()
+        assert await run.result() == 1
+
+    assert [(step.seq, str(step.state)) for step in await run.steps()] == [
+        (-1, "skipped"), (1, "completed"), (2, "completed"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("state", ["suspended", "running"])
+async def test_cancelling_a_run_stops_its_step_and_undoes_what_it_did(
+    app: Duetime, state: str
+) -> None:
+    done: list[str] = []
+
+    async def charge() -> int:
+        done.append("charge")
+        return 7
+
+    async def refund(payment: int) -> None:
+        done.append(f"refund {payment}")
+
+    async def hang() -> None:
+        done.append("hang")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            done.append("stopped")
+
+    @app.flow(name="cancelled")
+    async def cancelled(flow: Flow) -> None:
+        payment = await flow.step(charge)
+        flow.on_failure(refund, payment)
+        if state == "running":
+            await flow.step(hang)
+        await flow.wait_for("approved")
+
+    async with app.worker():
+        run = await cancelled.start()
+        if state == "running":
+            await until_true(lambda: "hang" in done)
+        else:
+            await until(lambda: _has_step(run, "approved"))
+        await run.cancel(reason="changed my mind", by="ann")
+        with pytest.raises(JobFailed, match="cancelled"):
+            await run.result()
+
+    assert done[0] == "charge"
+    assert done[-1] == "refund 7"
+    assert ("stopped" in done) == (state == "running")
+    assert await run.status() == JobState.CANCELLED
+
+
+async def test_a_run_that_is_cancelled_as_a_job_is_undone_too(app: Duetime) -> None:
+    done: list[str] = []
+
+    async def refund() -> None:
+        done.append("refund")
+
+    @app.flow(name="as_job")
+    async def as_job(flow: Flow) -> None:
+        flow.on_failure(refund)
+        await flow.wait_for("approved")
+
+    async with app.worker():
+        run = await as_job.start()
+        await until(lambda: _has_step(run, "approved"))
+        await app.jobs.cancel(run.id)
+        await until_true(lambda: done == ["refund"])
+
+
+async def test_a_compensation_is_retried_and_one_that_fails_does_not_stop_the_others(
+    app: Duetime,
+) -> None:
+    done: list[str] = []
+
+    async def flaky() -> None:
+        done.append("flaky")
+        if done.count("flaky") == 1:
+            raise ValueError("not yet")
+
+    async def broken() -> None:
+        done.append("broken")
+        raise ValueError("never")
+
+    @app.flow(name="undoes", retry=TWICE)
+    async def undoes(flow: Flow) -> None:
+        flow.on_failure(flaky)
+        flow.on_failure(broken)
+        raise ValueError("failed")
+
+    async with app.worker():
+        run = await undoes.start()
+        with pytest.raises(JobFailed, match="failed"):
+            await run.result()
+
+    assert done == ["broken", "broken", "flaky", "flaky"]
+    states = {step.seq: str(step.state) for step in await run.steps()}
+    assert (states[-1], states[-2]) == ("completed", "failed")
+
+
+async def test_retry_goes_on_from_the_failed_step(app: Duetime) -> None:
+    done: list[str] = []
+    fixed = False
+
+    async def good() -> str:
+        done.append("good")
+        return "kept"
+
+    async def bad() -> str:
+        done.append("bad")
+        if not fixed:
+            raise ValueError("broken")
+        return "mended"
+
+    @app.flow(name="mended", retry=ONCE)
+    async def mended(flow: Flow) -> list[str]:
+        return [await flow.step(good), await flow.step(bad)]
+
+    async with app.worker():
+        run = await mended.start()
+        with pytest.raises(JobFailed):
+            await run.result()
+        fixed = True
+        await run.retry(by="ann")
+        assert await run.result() == ["kept", "mended"]
+        with pytest.raises(IllegalTransition):
+            await run.retry()
+
+    assert done == ["good", "bad", "bad"]
+
+
+async def test_rerun_does_steps_again_from_one_of_them(app: Duetime) -> None:
+    done: list[str] = []
+
+    async def one() -> None:
+        done.append("one")
+
+    async def two() -> None:
+        done.append("two")
+
+    async def three() -> None:
+        done.append("three")
+        if done.count("three") == 1:
+            raise ValueError("broken")
+
+    async def undo() -> None:
+        done.append("undo")
+
+    @app.flow(name="again", retry=ONCE)
+    async def again(flow: Flow) -> None:
+        await flow.step(one)
+        flow.on_failure(undo)
+        await flow.step(two)
+        await flow.step(three)
+
+    async with app.worker():
+        run = await again.start()
+        with pytest.raises(JobFailed):
+            await run.result()
+        with pytest.raises(InvalidInput, match="compensations run or have run: undo"):
+            await run.retry()
+        with pytest.raises(
+            InvalidInput, match=r"has no step 'four'\. It has recorded: 1 one, 2 two"
+        ):
+            await run.rerun(from_step="four")
+        await run.rerun(from_step="two")
+        await run.result()
+
+    assert done == ["one", "two", "three", "undo", "two", "three"]
+
+
+async def test_a_flow_has_a_timeout_in_all(app: Duetime) -> None:
+    done: list[str] = []
+
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    async def undo() -> None:
+        done.append("undo")
+
+    @app.flow(name="late", timeout="200ms")
+    async def late(flow: Flow, *, waits: bool) -> None:
+        flow.on_failure(undo)
+        if waits:
+            await flow.wait_for("never")
+        await flow.step(slow)
+
+    async with app.worker():
+        for waits in (True, False):
+            with pytest.raises(
+                JobFailed, match=r"did not finish within its timeout of 0\.2 s"
+            ) as raised:
+                await (await late.start(waits=waits)).result()
+            assert raised.value.error_code == FlowTimeout.code
+
+    assert done == ["undo", "undo"]
+
+
+async def test_a_transaction_commits_its_writes_and_its_record_together(app: Duetime) -> None:
+    attempts = 0
+
+    async def store_key(connection: Any, task: str) -> str:
+        nonlocal attempts
+        attempts += 1
+        sql = "insert into {} (name, paused_at) values ('{}', {})"
+        table, now = ("duetime_queue", "1") if _is_sqlite(app) else ("duetime.queue", "now()")
+        done = connection.execute(sql.format(table, f"q{attempts}", now))
+        if not _is_sqlite(app):
+            await done
+        if attempts == 1:
+            raise ValueError("rolled back")
+        return task
+
+    @app.flow(name="commits", retry=TWICE)
+    async def commits(flow: Flow) -> str:
+        stored = await flow.transaction(store_key, "mail")
+        await flow.sleep("10ms")
+        return stored
+
+    async with app.worker():
+        run = await commits.start()
+        assert await run.result() == "mail"
+
+    assert attempts == 2
+    assert [queue.name for queue in await app.queues.list() if queue.paused_at] == ["q2"]
+
+
+async def test_signals_reach_all_runs_of_a_correlation(app: Duetime) -> None:
+    @app.flow(name="waits_for_order")
+    async def waits_for_order(flow: Flow, order: str) -> Any:
+        return await flow.wait_for("paid", correlation=order)
+
+    async with app.worker():
+        runs = [await waits_for_order.start(order) for order in ("a", "a", "b")]
+        for run in runs:
+            await until(partial(_has_step, run, "paid"))
+        assert await app.flows.signal_all("paid", 5, correlation="a") == [runs[0].id, runs[1].id]
+        assert [await run.result() for run in runs[:2]] == [5, 5]
+        assert await runs[2].status() == JobState.PENDING
+
+
+def _is_sqlite(app: Duetime) -> bool:
+    return app.settings.database.startswith("sqlite")
+
+
+async def _has_step(run: Any, name: str) -> bool:
+    return any(step.name == name for step in await run.steps()) and (
+        await run.status() == JobState.PENDING
+    )
