@@ -22,10 +22,12 @@ _LIBRARIES = {
     "AbstractAsyncContextManager", "Logger", "Path", "Random", "Raw", "SSLContext", "UUID",
 }  # fmt: skip
 # Made by the app alone: how is nobody's concern.
-_GIVEN = {"BoundFlow", "BoundTask", "Context", "Flow", "FlowRun", "JobHandle", "Task"}
+_GIVEN = {"BoundFlow", "BoundTask", "Context", "Flow", "FlowRun", "FlowTask", "JobHandle", "Task"}
 # Users pass them on; what is in them is ours.
 _OPAQUE = {"Timetable", "Worker"}
-_TYPE_VARIABLE = re.compile(r"[A-Z]|[A-Z][a-z]*T|ReminderHandler|DigestHandler|Concatenate|Self")
+_TYPE_VARIABLE = re.compile(
+    r"[A-Z](_co)?|[A-Z][a-z]*T|ReminderHandler|DigestHandler|Concatenate|Self"
+)
 
 
 def imported_for_type_checkers() -> dict[str, str]:

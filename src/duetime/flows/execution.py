@@ -54,7 +54,7 @@ async def advance_run(
         flow = Flow(ctx, recorder=recorder, loaded=loaded, policy=definition.policy)
         try:
             value = await _call_in_time(definition, flow, ctx, args, loaded.created_at)
-            if records := flow.finish():
+            if records := flow._finish():
                 await recorder.record(ctx, records)
             return value
         except Suspended:
@@ -66,12 +66,12 @@ async def advance_run(
             raise
         except FlowChanged as error:
             # No later attempt can help; the run keeps its place until the code is mended.
-            await recorder.record(ctx, flow.fail(error))
+            await recorder.record(ctx, flow._fail(error))
             raise
         except Exception as error:
             is_final = isinstance(error, StepFailed | FlowTimeout)
-            if is_final or not flow.retry_later(error):
-                await recorder.record(ctx, flow.fail(error))
+            if is_final or not flow._retry_later(error):
+                await recorder.record(ctx, flow._fail(error))
                 raise
         pause = Pause(
             flow._take_unrecorded(),
@@ -80,7 +80,7 @@ async def advance_run(
                 token=ctx.token,
                 started=ctx.started_us,
                 finished=ctx.elapsed_us,
-                waits=flow.waits,
+                waits=flow._waits,
                 deadline=_microseconds(definition.timeout),
             ),
         )
@@ -135,12 +135,12 @@ async def undo_run(
         # Whatever it raises, it raised before.
         pass
     missing = [
-        record.name for record in loaded.steps.values() if record.seq < -len(flow.compensations)
+        record.name for record in loaded.steps.values() if record.seq < -len(flow._compensations)
     ]
     if missing:
         raise FlowChanged(run_id, seq=-1, recorded=f"compensation {missing[0]!r}", called=None)
-    for compensation in reversed(flow.compensations):
-        wait = await flow.undo(compensation)
+    for compensation in reversed(flow._compensations):
+        wait = await flow._undo(compensation)
         if wait is not None:
             return Snooze(wait)
     return None

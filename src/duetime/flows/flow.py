@@ -152,7 +152,7 @@ class Flow:
         self._run_id = ctx.id if run_id is None else run_id
         self._replays = run_id is not None
         """The run has ended: it only replays, for its compensations."""
-        self.compensations: list[Compensation] = []
+        self._compensations: list[Compensation] = []
         self._recorder = recorder
         self._records = loaded.steps
         self._signals = loaded.signals
@@ -170,7 +170,7 @@ class Flow:
         """Counts the calls and branches that began: whether the function gets on."""
         self._blocked: list[asyncio.Future[None]] = []
         self._suspending = False
-        self.waits: list[int] = []
+        self._waits: list[int] = []
         """The calls that wait, of which none can go on."""
         self._unrecorded: dict[int, NewRecord] = {}
         """What is to be written with the next record, by its number."""
@@ -297,12 +297,12 @@ class Flow:
         if self._suspending:
             raise Suspended
         called = step_function(function)
-        name, seq = _name(called), -len(self.compensations) - 1
+        name, seq = _name(called), -len(self._compensations) - 1
         record = self._records.get(seq)
         if record is not None and record.name != name:
             recorded, now = f"compensation {record.name!r}", f"on_failure {name!r}"
             raise FlowChanged(self.id, seq=seq, recorded=recorded, called=now)
-        self.compensations.append(Compensation(seq, called, args, kwargs))
+        self._compensations.append(Compensation(seq, called, args, kwargs))
         if record is None and not self._replays:
             self._later(self._new(seq, "compensation", name, REGISTERED))
 
@@ -602,7 +602,7 @@ class Flow:
         if waiting_for := [
             seq for seq, record, _ in calls if record is None or not _is_over(record)
         ]:
-            self.waits += waiting_for[1:]
+            self._waits += waiting_for[1:]
             await self._block(waiting_for[0])
         results = []
         for _, record, _ in calls:
@@ -686,10 +686,10 @@ class Flow:
         await self._record_active(self._new(seq, kind, kind, COMPLETED, output))
         return msgspec.json.decode(output, type=type_)
 
-    def finish(self) -> list[NewRecord]:
+    def _finish(self) -> list[NewRecord]:
         """The function returned: what is left to write. Nothing has to be undone any more."""
         self._check_finished()
-        for compensation in self.compensations:
+        for compensation in self._compensations:
             if compensation.seq in self._records:
                 name = _name(compensation.called)
                 self._later(self._new(compensation.seq, "compensation", name, SKIPPED))
@@ -697,7 +697,7 @@ class Flow:
                 self._unrecorded.pop(compensation.seq, None)
         return self._take_unrecorded()
 
-    def fail(self, error: BaseException) -> list[NewRecord]:
+    def _fail(self, error: BaseException) -> list[NewRecord]:
         """The run fails for good: what is left to write, and which call has failed."""
         seq = error.seq if isinstance(error, StepFailed) else max(self._called, default=0) + 1
         record = self._failed(0, "flow", self._failures + 1, error, self._ctx.elapsed_us)
@@ -705,7 +705,7 @@ class Flow:
         self._later(record)
         return self._take_unrecorded()
 
-    async def undo(self, compensation: Compensation) -> timedelta | None:
+    async def _undo(self, compensation: Compensation) -> timedelta | None:
         """Run a compensation, and record it. Returns how long to wait before it is tried again."""
         seq, called, args, kwargs = compensation
         record = self._records.get(seq)
@@ -740,7 +740,7 @@ class Flow:
         await self._recorder.record(self._ctx, [done])
         return wait
 
-    def retry_later(self, error: Exception) -> bool:
+    def _retry_later(self, error: Exception) -> bool:
         """The function itself raised an error: have it run again later, unless its attempts are
         used up. Returns whether it does."""
         attempt = self._failures + 1
@@ -856,7 +856,7 @@ class Flow:
                 await self._recorder.record(self._ctx, records)
             finally:
                 self._stop()
-        self.waits.append(seq)
+        self._waits.append(seq)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._blocked.append(future)
         if not self._active:
