@@ -12,6 +12,7 @@ from duetime.domain.reasons import Reason
 from duetime.engine.followers import Follower, Upkeep, WorkerView
 from duetime.errors import DatabaseCorrupted, StorageError
 from duetime.storage.flows.runs import FlowStatements
+from duetime.storage.jobs.changes import JobStatements
 from duetime.storage.store import Store
 from duetime.telemetry.events import log_event
 
@@ -78,7 +79,7 @@ class FlowFollower(Follower):
         if ended := [job for job, has_ended, _ in steps if has_ended]:
             await self._store.transact(self._statements.jobs_finished(ended))
         if orphans := [job for job, has_ended, run_ended in steps if run_ended and not has_ended]:
-            await self._store.cancel_many(orphans, reason=Reason("run_ended"))
+            await _cancel(self._store, orphans)
         runs = await self._store.transact(self._statements.compensations(after_run), reads=True)
         if runs:
             await self._store.transact(self._statements.undo(self._store, runs))
@@ -92,5 +93,10 @@ async def clean_up(store: Store, runs: Sequence[int]) -> None:
     compensations run."""
     statements = FlowStatements(store.dialect)
     if jobs := await store.transact(statements.jobs_of(runs), reads=True):
-        await store.cancel_many(jobs, reason=Reason("run_ended"))
+        await _cancel(store, jobs)
     await store.transact(statements.undo(store, runs))
+
+
+async def _cancel(store: Store, jobs: Sequence[int]) -> None:
+    statements = JobStatements(store.dialect)
+    await store.transact(statements.cancel_many(jobs, reason=Reason("run_ended")))
