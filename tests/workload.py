@@ -19,9 +19,14 @@ from typing import Any
 
 from duetime import Constant, Context, Duetime, Task
 from duetime.domain.jobs.job import NewJob
+from tests import flow_workload
 
 app = Duetime()
 """On DUETIME_DATABASE."""
+
+flow_workload.register_flow(app)
+flow_workload.register_graph(app)
+flow_workload.register_fan_in(app)
 
 INSERT = "insert into effect (n, job_id, token, worker, at) values ({p}, {p}, {p}, {p}, {p})"
 
