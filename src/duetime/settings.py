@@ -23,12 +23,17 @@ from duetime.errors import InvalidInput, SettingsError
 
 DEFAULT_LEASE = timedelta(seconds=30)
 DEFAULT_DATABASE = "sqlite:///duetime.db"
-_LONGEST_POLL = timedelta(minutes=10)
-_MOST = {"concurrency": 10_000, "batch": 1000, "pool_size": 1000, "max_attempts": MAX_ATTEMPTS}
+_MAX_POLL = timedelta(minutes=10)
+_MAX_VALUES = {
+    "concurrency": 10_000,
+    "batch": 1000,
+    "pool_size": 1000,
+    "max_attempts": MAX_ATTEMPTS,
+}
 _GREATER_THAN_ZERO = (
     "lease", "heartbeat", "block_limit", "rescue_every", "prune_every", "database_timeout", "poll"
 )  # fmt: skip
-_LONGEST_LABEL = 200
+_MAX_LABEL_LENGTH = 200
 _FOLLOWS_LEASE = {"heartbeat": timedelta(seconds=10), "rescue_every": timedelta(seconds=2)}
 """By default a third of the lease, and at most this."""
 _WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
@@ -302,18 +307,18 @@ def _check(settings: Settings) -> Settings:
     for name in _GREATER_THAN_ZERO:
         if not getattr(settings, name):
             raise SettingsError(f"{name} must be greater than zero.")
-    for name, most in _MOST.items():
+    for name, most in _MAX_VALUES.items():
         if getattr(settings, name) > most:
             raise SettingsError(f"{name} must be at most {most}, got {getattr(settings, name)}.")
     for name in ("service", "release"):
         value = getattr(settings, name)
-        if len(value) > _LONGEST_LABEL or not value.isprintable():
-            raise SettingsError(f"{name} must be at most {_LONGEST_LABEL} printable characters.")
+        if len(value) > _MAX_LABEL_LENGTH or not value.isprintable():
+            raise SettingsError(f"{name} must be at most {_MAX_LABEL_LENGTH} printable characters.")
     if not settings.service:
         raise SettingsError("service must not be empty.")
     if not settings.queues:
         raise SettingsError("queues must contain at least one queue.")
-    if settings.poll > _LONGEST_POLL:
+    if settings.poll > _MAX_POLL:
         raise SettingsError(f"poll must be at most 10m, got {format_duration(settings.poll)}.")
     if settings.heartbeat * 2 > settings.lease:
         raise SettingsError(

@@ -66,7 +66,7 @@ _UNSAID: Any = object()
 
 _MAX_OCCURRENCES = 1000
 _MAX_DATA_BYTES = 64 * 1024
-_LONGEST_REASON = 1000
+_MAX_REASON_LENGTH = 1000
 
 
 async def perform(
@@ -421,9 +421,9 @@ def _check_when(due: Any, repeats: Any) -> None:
 
 
 def _reason(text: Any) -> str:
-    if not isinstance(text, str) or not 1 <= len(text) <= _LONGEST_REASON:
+    if not isinstance(text, str) or not 1 <= len(text) <= _MAX_REASON_LENGTH:
         raise InvalidInput(
-            f"A reason must have 1 to {_LONGEST_REASON:,} characters, got {text!r:.60}."
+            f"A reason must have 1 to {_MAX_REASON_LENGTH:,} characters, got {text!r:.60}."
         )
     return check_text(text, what="The reason")
 

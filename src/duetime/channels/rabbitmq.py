@@ -23,7 +23,7 @@ except ImportError as error:
         "The RabbitMQ channel requires an extra package: pip install 'duetime[rabbitmq]'."
     ) from error
 
-_LONGEST_NAME = 255  # Bytes of a short string in AMQP.
+_MAX_NAME_LENGTH = 255  # Bytes of a short string in AMQP.
 _HEARTBEAT_SECONDS = "10"  # A connection that died silently is noticed after two of them.
 # Too large, no right to publish there.
 _LASTING = (
@@ -72,7 +72,7 @@ class RabbitMQ:
     async def send(self, message: Message) -> Sent:
         """Publish it, and wait until the broker has confirmed it."""
         identity = message.key
-        if len(identity.encode()) > _LONGEST_NAME:
+        if len(identity.encode()) > _MAX_NAME_LENGTH:
             identity = digest(identity)
         event = aio_pika.Message(
             encode(facts_of(message)),

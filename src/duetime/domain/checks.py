@@ -15,7 +15,7 @@ from duetime.errors import InvalidInput
 
 FIRST_PRIORITY = 0
 LAST_PRIORITY = 9
-LONGEST_NAME = 200
+MAX_NAME_LENGTH = 200
 OWN_TASKS = "duetime."
 """The tasks of Duetime itself begin so: reminders, digests, re-arming."""
 RUN_KEYS = "tick:"
@@ -33,9 +33,9 @@ def check_name(value: str, *, what: str) -> str:
     """Return `value` if it can name a queue, a task, a key or a partition."""
     if not isinstance(value, str):
         raise InvalidInput(f"The {what} must be a string, got {value!r}.")
-    if not value or len(value) > LONGEST_NAME:
+    if not value or len(value) > MAX_NAME_LENGTH:
         raise InvalidInput(
-            f"The {what} must have 1 to {LONGEST_NAME} characters, got {len(value)}."
+            f"The {what} must have 1 to {MAX_NAME_LENGTH} characters, got {len(value)}."
         )
     check_text(value, what=f"The {what}")
     if value.isspace():

@@ -24,14 +24,14 @@ _UNITS = {
 }
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _NUMBER = re.compile(r"\d{1,40}(?:\.\d{1,40})?", re.ASCII)
-_LONGEST = timedelta(days=36525)
+_MAX_DURATION = timedelta(days=36525)
 
 
 class TooLong(InvalidInput):
     """A duration of more than 100 years."""
 
     def __init__(self, name: str, value: Duration) -> None:
-        most = format_duration(_LONGEST)
+        most = format_duration(_MAX_DURATION)
         super().__init__(
             f"{name} must be at most 100 years: write {most!r} or less, got {str(value)[:60]!r}."
         )
@@ -58,7 +58,7 @@ def parse_duration(value: Duration, *, name: str = "duration") -> timedelta:
         )
     if parsed < timedelta(0):
         raise _negative(name, value)
-    if parsed > _LONGEST:
+    if parsed > _MAX_DURATION:
         raise TooLong(name, value)
     return parsed
 
@@ -113,7 +113,7 @@ def format_duration(value: timedelta) -> str:
 
 
 def _seconds(value: float, name: str) -> timedelta:
-    if value > _LONGEST.total_seconds():
+    if value > _MAX_DURATION.total_seconds():
         raise TooLong(name, value)
     if value < 0:
         raise _negative(name, value)

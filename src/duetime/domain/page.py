@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 10_000
-LONGEST_CURSOR = 4000
+MAX_CURSOR_LENGTH = 4000
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -77,7 +77,7 @@ def read_cursor(cursor: str | None, *, order: str, shape: Any) -> Any:
     if cursor is None:
         return None
     try:
-        if not isinstance(cursor, str) or len(cursor) > LONGEST_CURSOR:
+        if not isinstance(cursor, str) or len(cursor) > MAX_CURSOR_LENGTH:
             raise ValueError
         raw = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
         found, *values = msgspec.json.decode(raw, type=list[Any])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from duetime.api.registration import Registrations
 
 _SOON = timedelta(days=6)
-_LONGEST_FILE = 64 * 1024
+_MAX_FILE_BYTES = 64 * 1024
 
 
 class MessageTemplate(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class Messages:
             raise InvalidInput(f"There is no template folder {str(path)!r}.")
         names = []
         for file in sorted(path.glob("*.txt")):
-            if file.stat().st_size > _LONGEST_FILE:
+            if file.stat().st_size > _MAX_FILE_BYTES:
                 raise InvalidInput(f"{file} is too long to be a template.")
             try:
                 text = file.read_text(encoding="utf-8")

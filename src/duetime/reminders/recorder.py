@@ -25,7 +25,7 @@ log = logging.getLogger("duetime.worker")
 Answer = Literal["recorded", "lost", "alone"]
 
 _FIRST_WAIT_SECONDS = 0.1
-_LONGEST_WAIT_SECONDS = 5.0
+_MAX_WAIT_SECONDS = 5.0
 
 
 class Record(NamedTuple):
@@ -106,7 +106,7 @@ async def record_surely(ctx: Context, record: Callable[[], Awaitable[None]]) -> 
                 error=str(error),
             )
         await asyncio.sleep(wait)
-        wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+        wait = min(2 * wait, _MAX_WAIT_SECONDS)
 
 
 def _finish_and_write(

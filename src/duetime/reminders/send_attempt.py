@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _RETRY_FOR = timedelta(days=1)
 """How long a reminder that does not expire is retried, unless its channel says otherwise."""
-_SHORTEST_WAIT = timedelta(seconds=1)
+_MIN_WAIT = timedelta(seconds=1)
 
 
 class ConfiguredChannel(msgspec.Struct, frozen=True):
@@ -292,7 +292,7 @@ class SendAttempt:
         left = self._ends_at(configured) - await self._app.now()
         if wait < left:
             return wait, True
-        if failure.retry_after is not None or left < 2 * _SHORTEST_WAIT:
+        if failure.retry_after is not None or left < 2 * _MIN_WAIT:
             return None, False
         return left / 2, False
 

@@ -24,7 +24,7 @@ _HOLD = timedelta(hours=1)
 _LATEST_START = timedelta(minutes=1)
 """How late a tick starts at most, unless its schedule says otherwise. Its job is enqueued ahead and
 would run whenever a worker comes back."""
-_LONGEST_SLEEP = timedelta(minutes=1)
+_MAX_SLEEP = timedelta(minutes=1)
 _MOMENT = timedelta(milliseconds=5)
 
 
@@ -52,8 +52,8 @@ class MemorySchedules:
         if jobs:
             await self._store.enqueue(jobs)
         self._armed = armed
-        first = min(armed.values(), default=now + _LONGEST_SLEEP)
-        return (min(first - now, _LONGEST_SLEEP) + _MOMENT).total_seconds()
+        first = min(armed.values(), default=now + _MAX_SLEEP)
+        return (min(first - now, _MAX_SLEEP) + _MOMENT).total_seconds()
 
 
 def _next(schedule: NewSchedule, now: datetime) -> datetime | None:

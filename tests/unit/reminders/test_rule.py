@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from duetime.domain.reasons import Reason
 from duetime.domain.reminders.arming import Armed, Level, arm, resolve_rules
 from duetime.domain.reminders.quiet import Quiet, defer, parse_quiet
-from duetime.domain.reminders.rule import LONGEST_OFFSET, Rule, rule_times
+from duetime.domain.reminders.rule import MAX_OFFSET, Rule, rule_times
 from duetime.domain.reminders.rule_text import parse_rule, parse_rules
 from duetime.errors import InvalidInput, InvalidSchedule
 
@@ -187,7 +187,7 @@ def test_anything_else_is_refused_with_what_to_write(value: Any, reason: str) ->
 
 
 def test_the_largest_of_everything_is_accepted() -> None:
-    assert parse_rule("-3653d").offset == -LONGEST_OFFSET
+    assert parse_rule("-3653d").offset == -MAX_OFFSET
     assert len(rule_times(parse_rule("every 1s within the last 1000s"), DUE, "UTC")) == 1000
     assert len(parse_rules([f"-{n}m" for n in range(50)])) == 50
 
@@ -224,7 +224,7 @@ def test_a_list_that_cannot_be_is_refused(values: Any, reason: str) -> None:
 
 # --- JSON
 
-SPANS = st.timedeltas(min_value=-LONGEST_OFFSET, max_value=LONGEST_OFFSET)
+SPANS = st.timedeltas(min_value=-MAX_OFFSET, max_value=MAX_OFFSET)
 DAYS = st.integers(-3653, 3653).map(lambda days: timedelta(days=days))
 WALLS = st.times().map(lambda wall: wall.replace(microsecond=0))
 MOMENTS = st.datetimes(
@@ -246,11 +246,11 @@ OPTIONS = st.fixed_dictionaries(
     optional={
         "past": st.sampled_from(["skip", "send_now"]),
         "expires": st.none()
-        | st.timedeltas(min_value=timedelta(microseconds=1), max_value=LONGEST_OFFSET),
+        | st.timedeltas(min_value=timedelta(microseconds=1), max_value=MAX_OFFSET),
         "urgent": st.booleans(),
         "channels": st.lists(st.sampled_from("abcd"), min_size=1, unique=True).map(tuple),
         "template": st.sampled_from(["soon", "käse"]),
-        "escalate": st.timedeltas(min_value=timedelta(microseconds=1), max_value=LONGEST_OFFSET),
+        "escalate": st.timedeltas(min_value=timedelta(microseconds=1), max_value=MAX_OFFSET),
     },
 )
 RULES = st.builds(lambda times, options: parse_rule(Rule(**times, **options)), TIMES, OPTIONS)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from duetime.reminders.templates.limits import LONGEST_SOURCE, LONGEST_TEXT, TemplateError
+from duetime.reminders.templates.limits import MAX_SOURCE_LENGTH, MAX_TEXT_LENGTH, TemplateError
 from duetime.reminders.templates.moments import in_words
 from duetime.reminders.templates.template import Template
 from tests.waiting import cpu_at_most
@@ -266,7 +266,7 @@ COSTS = [
     "{{ 1" + " | int" * 2000 + " }}",
     "{{ " + "-" * 9000 + "1 }}",
     "{% if 1 %}" * 700 + "{% endif %}" * 700,
-    "x" * (LONGEST_SOURCE + 1),
+    "x" * (MAX_SOURCE_LENGTH + 1),
 ]
 
 
@@ -332,7 +332,7 @@ def test_the_text_has_a_limit() -> None:
     assert len(render(source)) == 64_000
     with pytest.raises(TemplateError, match="longer than 65,536"):
         render("{% for i in range(66) %}{{ data.long }}{% endfor %}")
-    assert LONGEST_TEXT == 65_536
+    assert MAX_TEXT_LENGTH == 65_536
 
 
 def test_the_values_stay_as_they_are() -> None:

@@ -25,7 +25,7 @@ from duetime.domain.schedules.schedule import TickStatus
 from duetime.domain.schedules.timetable import Timetable
 from duetime.storage.schedules.rows import TickInfo
 
-_MOST = 10_000
+_MAX_COUNT = 10_000
 _SHOWN = 6
 
 
@@ -295,7 +295,7 @@ async def _ran(
     not_run = (TickStatus.SKIPPED, TickStatus.COALESCED)
     after = None
     while True:
-        rows = await schedule.history(since=start, before=end, limit=_MOST, after=after)
+        rows = await schedule.history(since=start, before=end, limit=_MAX_COUNT, after=after)
         ran |= {
             row.tick
             for row in rows

@@ -10,7 +10,7 @@ from duetime.domain.checks import check_queue
 from duetime.domain.duration import Duration, parse_positive_duration
 from duetime.errors import InvalidInput
 
-_MOST = 2**31 - 1
+_MAX_LIMIT = 2**31 - 1
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,11 +59,11 @@ def make_limits(
     check_queue(queue)
     for name, value in (("running", running), ("per_partition", per_partition), ("rate", rate)):
         if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST
+            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_LIMIT
         ):
             raise InvalidInput(
-                f"{name} of queue {queue!r} must be an integer from 1 to {_MOST:,}, got {value!r}. "
-                "To stop a queue, pause it. To remove a limit, leave it out."
+                f"{name} of queue {queue!r} must be an integer from 1 to {_MAX_LIMIT:,}, "
+                f"got {value!r}. To stop a queue, pause it. To remove a limit, leave it out."
             )
     if (rate is None) != (period is None):
         raise InvalidInput(f"A rate limit of queue {queue!r} requires both rate= and period=.")

@@ -10,8 +10,8 @@ import msgspec
 from duetime.domain.duration import format_duration, parse_duration
 from duetime.errors import InvalidInput
 
-MOST = 100_000
-LONGEST_PERIOD = timedelta(days=31)
+MAX_COUNT = 100_000
+MAX_PERIOD = timedelta(days=31)
 _RATE = re.compile(r"(\d{1,9}) ?/ ?(\d[\d.a-z]*|[smhd]|ms)", re.ASCII)
 
 
@@ -39,9 +39,9 @@ def parse_rate(text: str) -> Rate:
         )
     span = found[2] if found[2][0].isdigit() else f"1{found[2]}"
     rate = Rate(int(found[1]), parse_duration(span, name="A rate's period"))
-    if not 1 <= rate.count <= MOST or not timedelta(0) < rate.period <= LONGEST_PERIOD:
+    if not 1 <= rate.count <= MAX_COUNT or not timedelta(0) < rate.period <= MAX_PERIOD:
         raise InvalidInput(
-            f"A rate must be from 1 to {MOST:,} per period of at most 31 days, got {text!r:.60}. "
-            "Leave it out for no limit."
+            f"A rate must be from 1 to {MAX_COUNT:,} per period of at most 31 days, "
+            f"got {text!r:.60}. Leave it out for no limit."
         )
     return rate

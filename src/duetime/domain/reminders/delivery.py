@@ -15,8 +15,8 @@ from duetime.errors import InvalidInput
 
 HANDLER = "handler"
 """The channel of what a handler sends."""
-_LONGEST_ERROR = 2_000
-_LONGEST_ID = 200
+_MAX_ERROR_LENGTH = 2_000
+_MAX_ID_LENGTH = 200
 
 
 class DeliveryStatus(StrEnum):
@@ -95,7 +95,7 @@ def clean_error(error: object) -> str:
     >>> clean_error("no\\x00 such\\nnumber \\ud800")
     'no\\\\0 such number \\\\ud800'
     """
-    return " ".join(_storable(error).split())[:_LONGEST_ERROR] or type(error).__name__
+    return " ".join(_storable(error).split())[:_MAX_ERROR_LENGTH] or type(error).__name__
 
 
 def clean_external_id(value: object) -> str | None:
@@ -111,9 +111,9 @@ def clean_external_id(value: object) -> str | None:
     if value is None:
         return None
     text = _storable(value)
-    if len(text) > _LONGEST_ID:
+    if len(text) > _MAX_ID_LENGTH:
         mark = hashlib.sha256(text.encode()).hexdigest()[:32]
-        text = f"{text[: _LONGEST_ID - 33]}~{mark}"
+        text = f"{text[: _MAX_ID_LENGTH - 33]}~{mark}"
     return text or None
 
 

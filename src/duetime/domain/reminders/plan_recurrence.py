@@ -13,7 +13,7 @@ from duetime.domain.reminders.rule import Rule
 
 HORIZON = timedelta(days=14)
 """Reminders that fall within it are armed, if there are not too many."""
-FEWEST_AHEAD = 2
+MIN_AHEAD = 2
 MAX_AHEAD = 100
 SOON = timedelta(days=1)
 """Reminders that fall within it are armed, however many they are."""
@@ -162,7 +162,7 @@ def _plan(
     for one in recurrence.occurrences(start):
         early = min([one.due - before, *(at for at, due in fixed if due == one.due)])
         if one.due >= now:
-            near = early <= now + SOON or ahead < FEWEST_AHEAD
+            near = early <= now + SOON or ahead < MIN_AHEAD
             if not near and (ahead >= MAX_AHEAD or early > now + HORIZON):
                 return Plan(found, fresh_from, since, one.due, _half_way(now, early))
             ahead += 1

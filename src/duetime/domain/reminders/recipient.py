@@ -17,7 +17,7 @@ from duetime.errors import InvalidInput
 MAX_CHANNELS = 20
 MAX_MUTED = 1000
 MAX_PER_HOUR = 1000
-_LONGEST_ADDRESS = 2000
+_MAX_ADDRESS_LENGTH = 2000
 _KINDS = ("scope", "subject", "channel", "rule")
 
 
@@ -181,9 +181,9 @@ def _pair(item: Any) -> tuple[Any, Any]:
 def _address(value: Any) -> str | None:
     if value is None:
         return None
-    if not isinstance(value, str) or not 1 <= len(value) <= _LONGEST_ADDRESS or "\x00" in value:
+    if not isinstance(value, str) or not 1 <= len(value) <= _MAX_ADDRESS_LENGTH or "\x00" in value:
         raise InvalidInput(
-            f"An address must be a string of 1 to {_LONGEST_ADDRESS:,} characters, got "
+            f"An address must be a string of 1 to {_MAX_ADDRESS_LENGTH:,} characters, got "
             f"{value!r:.60}."
         )
     return value

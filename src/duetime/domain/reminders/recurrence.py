@@ -35,7 +35,7 @@ from duetime.errors import InvalidInput
 MAX_EXCEPTIONS = 2000
 _KEPT = timedelta(days=366)
 _PACE = 60
-_LONGEST_JSON = 500_000
+_MAX_JSON_LENGTH = 500_000
 _MAX_STEPS = 4_000_000
 _MOMENT = timedelta(microseconds=1)
 _OPTIONS = ("start", "until", "exclude", "exceptions")
@@ -306,9 +306,9 @@ def _moment(value: Any, name: str) -> datetime:
 
 @lru_cache(maxsize=4096)
 def _stored(text: str, tz: str) -> Recurrence:
-    if len(text) > _LONGEST_JSON:
+    if len(text) > _MAX_JSON_LENGTH:
         raise InvalidInput(
-            f"The JSON of a recurrence must have at most {_LONGEST_JSON} characters."
+            f"The JSON of a recurrence must have at most {_MAX_JSON_LENGTH} characters."
         )
     try:
         value = msgspec.json.decode(text)

@@ -29,9 +29,9 @@ from duetime.errors import InvalidInput
 
 MAX_TIMES = 1000
 MAX_CHANNELS = 20
-LONGEST_OFFSET = timedelta(days=3653)
-SHORTEST_REPEAT = timedelta(seconds=1)
-_LONGEST_JSON = 20_000
+MAX_OFFSET = timedelta(days=3653)
+MIN_REPEAT = timedelta(seconds=1)
+_MAX_JSON_LENGTH = 20_000
 _NONE = timedelta(0)
 _DAY = timedelta(days=1)
 _MICROSECOND = timedelta(microseconds=1)
@@ -182,7 +182,7 @@ def check_rule(rule: Rule) -> Rule:
             f"The rule {rule.text!r} cannot have expires='at_due', because its time is not before "
             "the due time. Set expires to a duration such as '1d', or to 'never'."
         )
-    if isinstance(rule.expires, timedelta) and not _NONE < rule.expires <= LONGEST_OFFSET:
+    if isinstance(rule.expires, timedelta) and not _NONE < rule.expires <= MAX_OFFSET:
         raise InvalidInput(
             f"expires must be greater than 0s and at most 10 years, got {rule.expires}."
         )
@@ -246,7 +246,7 @@ def _check_times(rule: Rule) -> None:
             "A rule must have exactly one kind of time: an offset, days with a wall time, a "
             "repeat, or a fixed time."
         )
-    if abs(rule.offset) > LONGEST_OFFSET:
+    if abs(rule.offset) > MAX_OFFSET:
         raise InvalidInput(f"The offset of a rule must be at most 10 years, got {rule.text!r}.")
     if rule.wall is not None and (rule.offset % _DAY or rule.wall.microsecond or rule.wall.tzinfo):
         raise InvalidInput(
@@ -257,11 +257,11 @@ def _check_times(rule: Rule) -> None:
         read_moment(rule.at)
     if not repeats:
         return
-    if every is None or within is None or every < SHORTEST_REPEAT:
+    if every is None or within is None or every < MIN_REPEAT:
         raise InvalidInput(
             f"A repeat requires within, and every must be at least 1s, got every {every}."
         )
-    if not _NONE < within <= LONGEST_OFFSET:
+    if not _NONE < within <= MAX_OFFSET:
         raise InvalidInput(f"within must be greater than 0s and at most 10 years, got {within}.")
     if (count := _count(every, within)) > MAX_TIMES:
         raise InvalidInput(
@@ -272,7 +272,7 @@ def _check_times(rule: Rule) -> None:
 
 def _check_escalate(rule: Rule) -> None:
     escalate = rule.escalate
-    if not isinstance(escalate, timedelta) or not _NONE < escalate <= LONGEST_OFFSET:
+    if not isinstance(escalate, timedelta) or not _NONE < escalate <= MAX_OFFSET:
         raise InvalidInput(
             f"escalate must be greater than 0s and at most 10 years, got {escalate!r:.60}."
         )
@@ -324,8 +324,8 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
 
 @lru_cache(maxsize=4096)
 def _stored(text: str | bytes) -> Rule:
-    if len(text) > _LONGEST_JSON:
-        raise InvalidInput(f"The JSON of a rule must have at most {_LONGEST_JSON:,} characters.")
+    if len(text) > _MAX_JSON_LENGTH:
+        raise InvalidInput(f"The JSON of a rule must have at most {_MAX_JSON_LENGTH:,} characters.")
     try:
         stored = msgspec.json.decode(text, type=_Stored)
         rule = check_rule(_rule(stored))

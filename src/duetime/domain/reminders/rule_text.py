@@ -18,7 +18,7 @@ from duetime.domain.reminders.rule import (
 from duetime.errors import InvalidInput
 
 MAX_RULES = 50
-_LONGEST_TEXT = 100
+_MAX_TEXT_LENGTH = 100
 _OPTIONS = ("past", "expires", "urgent", "zone", "channels", "template", "escalate")
 _SPAN = re.compile(r"([+-]?)((?:\d+(?:\.\d+)?(?:ms|[smhdw]))+)", re.ASCII)
 _WALL = re.compile(r"(?:([+-]?)((?:\d+[dw])+) )?at (\d+:[\d:]+)", re.ASCII)
@@ -113,7 +113,9 @@ def _read_times(value: Any) -> dict[str, Any]:
         return {"offset": value}
     if isinstance(value, datetime):
         return {"at": read_moment(value)}
-    text = " ".join(value.split()) if isinstance(value, str) and len(value) < _LONGEST_TEXT else ""
+    text = (
+        " ".join(value.split()) if isinstance(value, str) and len(value) < _MAX_TEXT_LENGTH else ""
+    )
     if found := _SPAN.fullmatch(text):
         return {"offset": _read_offset(text, *found.groups())}
     if found := _WALL.fullmatch(text):

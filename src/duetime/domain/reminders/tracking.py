@@ -9,14 +9,14 @@ from typing import Any, Required, TypedDict
 
 import msgspec
 
-from duetime.domain.checks import LONGEST_NAME, check_moment, check_name, check_text
+from duetime.domain.checks import MAX_NAME_LENGTH, check_moment, check_name, check_text
 from duetime.domain.reminders.reminder import MAX_RECIPIENTS, Subject
 from duetime.domain.reminders.rule import Rule
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules
 from duetime.domain.schedules.cron import parse_zone, to_instant
 from duetime.errors import InvalidInput
 
-LONGEST_CONDITION = 4000
+MAX_CONDITION_LENGTH = 4000
 MAX_DATA_BYTES = 1024 * 1024
 """Of the columns for the message, of one row."""
 SECONDS_UP_TO = 100_000_000_000
@@ -156,13 +156,13 @@ def check_condition(text: str) -> str:
             break
     if (
         not text.strip()
-        or len(text) > LONGEST_CONDITION
+        or len(text) > MAX_CONDITION_LENGTH
         or depth
         or re.search(r";|--|/\*|\$", bare)
     ):
         raise InvalidInput(
             "when must be a single SQL condition, such as \"status = 'open'\", without ; or "
-            f"comments and with at most {LONGEST_CONDITION} characters, got {text[:200]!r}."
+            f"comments and with at most {MAX_CONDITION_LENGTH} characters, got {text[:200]!r}."
         )
     if re.search(r"['\"]", bare.replace("''", "")):
         raise InvalidInput(f"The condition {text[:200]!r} has an unclosed quote.")
@@ -223,17 +223,17 @@ def read_subject(track: Track, ref: str, row: Mapping[str, Any]) -> tuple[Subjec
     except InvalidInput as error:
         problems.append(str(error))
     scope = None if row["scope"] in (None, "") else str(row["scope"])
-    if scope is not None and len(scope) > LONGEST_NAME:
+    if scope is not None and len(scope) > MAX_NAME_LENGTH:
         scope = None
-        problems.append(f"its scope has more than {LONGEST_NAME} characters: it is in none")
+        problems.append(f"its scope has more than {MAX_NAME_LENGTH} characters: it is in none")
     given = _read_recipients(row["recipients"])
-    recipients = tuple(name for name in given if len(name) <= LONGEST_NAME)
+    recipients = tuple(name for name in given if len(name) <= MAX_NAME_LENGTH)
     if len(given) > MAX_RECIPIENTS:
         # Without recipients its reminder would go to whom the handler says.
         recipients, due = (), None
         problems.append(f"it has more than {MAX_RECIPIENTS} recipients: nobody is reminded")
     elif len(recipients) < len(given):
-        problems.append(f"a recipient of more than {LONGEST_NAME} characters is left out")
+        problems.append(f"a recipient of more than {MAX_NAME_LENGTH} characters is left out")
     data = row["data"]
     if len(msgspec.json.encode(data)) > MAX_DATA_BYTES:
         data = {}

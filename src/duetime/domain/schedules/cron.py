@@ -28,7 +28,7 @@ from cronsim.cronsim import Field
 from duetime.domain.schedules.cron_fields import FIELDS, nearest_weekday, translate
 from duetime.errors import InvalidSchedule
 
-LONGEST_CRON = 200
+MAX_CRON_LENGTH = 200
 ALIASES = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
@@ -119,9 +119,9 @@ def parse_cron(text: str) -> Cron:
     >>> parse_cron("30  9 * * mon-fri").text
     '30 9 * * MON-FRI'
     """
-    if not isinstance(text, str) or len(text) > LONGEST_CRON:
+    if not isinstance(text, str) or len(text) > MAX_CRON_LENGTH:
         raise InvalidSchedule(
-            f"A cron expression must be a string of at most {LONGEST_CRON} characters, got "
+            f"A cron expression must be a string of at most {MAX_CRON_LENGTH} characters, got "
             + (f"{len(text)}." if isinstance(text, str) else f"{text!r}.")
         )
     alias = text.strip().lower()

@@ -24,7 +24,7 @@ from duetime.domain.schedules.cron import (
 from duetime.errors import InvalidSchedule, MissingPackage
 
 _BEGIN = datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
-_LONGEST_RULE = 500
+_MAX_RULE_LENGTH = 500
 _MOMENT = timedelta(microseconds=1)
 _FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
 _STEPS = (
@@ -68,9 +68,9 @@ def read_rule(
     text: str, start: datetime | None, zone: ZoneInfo, anchor: datetime | None
 ) -> tuple[str, datetime | None]:
     """Return the rule without its DTSTART line, and the start; raise `InvalidSchedule`."""
-    if len(text) > _LONGEST_RULE:
+    if len(text) > _MAX_RULE_LENGTH:
         raise InvalidSchedule(
-            f"A recurrence rule must have at most {_LONGEST_RULE} characters, got {len(text)}."
+            f"A recurrence rule must have at most {_MAX_RULE_LENGTH} characters, got {len(text)}."
         )
     rules = []
     for line in text.split():

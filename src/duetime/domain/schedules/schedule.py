@@ -142,7 +142,7 @@ def check_policy(policy: Policy) -> Policy:
     """Return a policy that was stored, if its numbers can be used; raise `InvalidSchedule`."""
     for name in _SPANS:
         span = getattr(policy, name)
-        if span is not None and not timedelta(0) <= span <= _LONGEST_SPAN:
+        if span is not None and not timedelta(0) <= span <= _MAX_SPAN:
             raise InvalidSchedule(f"{name} must be from 0 s to 100 years, got {span}.")
     for name in ("max_runs", "max_concurrent_runs", "pause_after"):
         value = getattr(policy, name)
@@ -151,7 +151,7 @@ def check_policy(policy: Policy) -> Policy:
     return policy
 
 
-_LONGEST_SPAN = timedelta(days=36525)
+_MAX_SPAN = timedelta(days=36525)
 _SPANS = frozenset({"max_age", "pace", "grace", "within", "wait", "expires"})
 
 

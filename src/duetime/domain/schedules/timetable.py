@@ -33,11 +33,11 @@ from duetime.errors import InvalidInput, InvalidSchedule
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 END = datetime(9000, 1, 1, tzinfo=UTC)
 """Ticks lie between these two: every database, and every calendar calculation, can hold them."""
-SHORTEST_INTERVAL = timedelta(seconds=1)
-LONGEST_JITTER = timedelta(days=1)
+MIN_INTERVAL = timedelta(seconds=1)
+MAX_JITTER = timedelta(days=1)
 MAX_SPECS = 50
 MAX_EXCLUSIONS = 1000
-_LONGEST_JSON = 500_000
+_MAX_JSON_LENGTH = 500_000
 _MAX_MASKED = 20_000
 """How many excluded ticks in a row are checked: about a quarter of a second."""
 _STEPS_TO_READ = 1_500_000
@@ -354,8 +354,8 @@ _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 @lru_cache(maxsize=4096)
 def _stored(text: str | bytes) -> Timetable:
-    if len(text) > _LONGEST_JSON:
-        raise InvalidSchedule(f"A timetable's JSON has at most {_LONGEST_JSON} characters.")
+    if len(text) > _MAX_JSON_LENGTH:
+        raise InvalidSchedule(f"A timetable's JSON has at most {_MAX_JSON_LENGTH} characters.")
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -423,9 +423,9 @@ def _read_cron(text: str, zone: ZoneInfo) -> CronTimes:
 
 def _read_interval(every: Any, start: datetime | None) -> Interval:
     span = _span(every, "An interval")
-    if span < SHORTEST_INTERVAL or span % _MILLISECOND:
+    if span < MIN_INTERVAL or span % _MILLISECOND:
         raise InvalidSchedule(
-            f"An interval is at least {format_duration(SHORTEST_INTERVAL)} and whole "
+            f"An interval is at least {format_duration(MIN_INTERVAL)} and whole "
             f"milliseconds, got {format_duration(span)}. Enqueue from a handler to go faster."
         )
     return Interval(span, start)
@@ -467,9 +467,9 @@ def _read_exclusion(one: Any) -> str:
 
 def _read_jitter(jitter: Any) -> timedelta:
     span = timedelta(0) if jitter is None else _span(jitter, "jitter")
-    if span > LONGEST_JITTER or span % _MILLISECOND:
+    if span > MAX_JITTER or span % _MILLISECOND:
         raise InvalidSchedule(
-            f"jitter is at most {format_duration(LONGEST_JITTER)} and whole milliseconds, "
+            f"jitter is at most {format_duration(MAX_JITTER)} and whole milliseconds, "
             f"got {format_duration(span)}."
         )
     return span

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain import effort
-from duetime.domain.checks import LONGEST_NAME
+from duetime.domain.checks import MAX_NAME_LENGTH
 from duetime.domain.duration import format_duration, format_time
 from duetime.domain.reminders.recurrence import parse_repeats
 from duetime.domain.reminders.rule import Rule, rule_times
@@ -22,7 +22,7 @@ from duetime.integrations.ical.library import icalendar
 from duetime.integrations.ical.limits import safe_text
 from duetime.integrations.ical.zones import instant, zone_name, zone_of
 
-_LONGEST_TEXT = 10_000
+_MAX_TEXT_LENGTH = 10_000
 _MAX_REPEATS = 20
 _MAX_STEPS = 40_000_000
 """For the rules of a whole file: about ten seconds."""
@@ -132,7 +132,9 @@ def _read_event(uid: str, event: Any, default: str) -> Event:
     zone = zone_of(start, default)
     due = instant(start.dt, zone)
     data: dict[str, Any] = {
-        name: str(event[prop])[:_LONGEST_TEXT] for prop, name in _TEXTS.items() if event.get(prop)
+        name: str(event[prop])[:_MAX_TEXT_LENGTH]
+        for prop, name in _TEXTS.items()
+        if event.get(prop)
     }
     span = _span(event, zone)
     if not isinstance(start.dt, datetime):
@@ -156,10 +158,10 @@ def _read_event(uid: str, event: Any, default: str) -> Event:
 def _ref(uid: str) -> str:
     """The UID; a longer one than a reference may be ends in its digest."""
     uid = uid.replace("\x00", "")
-    if len(uid) <= LONGEST_NAME:
+    if len(uid) <= MAX_NAME_LENGTH:
         return uid
     digest = blake2b(uid.encode(), digest_size=16).hexdigest()
-    return f"{uid[: LONGEST_NAME - len(digest) - 1]}~{digest}"
+    return f"{uid[: MAX_NAME_LENGTH - len(digest) - 1]}~{digest}"
 
 
 # When

@@ -39,7 +39,7 @@ _QUERIES = {"apscheduler_jobs": "select id, job_state from apscheduler_jobs orde
 _RANDOM_ID = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MICROSECOND = timedelta(microseconds=1)
 _YEARS = (1970, 9999)
-_LONGEST_YEARS = 8999
+_MAX_YEARS = 8999
 
 
 class Job(SimpleNamespace):
@@ -262,7 +262,7 @@ def _years(parts: Any, zone: str) -> tuple[datetime | None, datetime | None]:
     if years[-1] - years[0] != len(years) - 1:
         raise Untranslatable("it names years with gaps between them")
     known = parse_zone(zone)
-    begin, end = years[0], min(years[-1] + 1, _LONGEST_YEARS)
+    begin, end = years[0], min(years[-1] + 1, _MAX_YEARS)
     return (
         to_instant(datetime(begin, 1, 1), known),  # noqa: DTZ001
         to_instant(datetime(end, 1, 1), known),  # noqa: DTZ001

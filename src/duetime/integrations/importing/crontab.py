@@ -19,7 +19,7 @@ _VARIABLE = re.compile(r"""(?:([A-Za-z_]\w*)|"([^"]*)"|'([^']*)')\s*=\s*(.*)""",
 _QUOTED = re.compile(r"""(["'])(.*)\1""")
 _ASSIGNMENT = re.compile(r"\w+=\S*", re.ASCII)
 _BEFORE = ("cd", "env", "exec", "ionice", "nice", "nohup", "sudo", "time")
-_LONGEST_SLUG = 60
+_MAX_SLUG_LENGTH = 60
 
 
 class Line(NamedTuple):
@@ -146,4 +146,4 @@ def _slug(command: str) -> str:
     ]
     words = [word for index, word in enumerate(words) if index or word not in _BEFORE]
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(words[:3])).strip("-.")
-    return slug[:_LONGEST_SLUG] or "command"
+    return slug[:_MAX_SLUG_LENGTH] or "command"

@@ -25,7 +25,7 @@ _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT",
 _NAMES = {name: number for number, name in enumerate(WEEKDAYS)} | {
     name: number for number, name in enumerate(_MONTHS, 1)
 }
-_LONGEST_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_MONTH_LENGTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _PART = re.compile(r"(?:\*|(\w+)(?:-(\w+))?)(?:/(\d+))?", re.ASCII)
 
 
@@ -71,7 +71,7 @@ def write_cron(
     ...            weekday=read_numbers(1, "weekday"))
     ('0 9 * * MON#1', ())
     """
-    if min(day.values) > max(_LONGEST_MONTHS[number - 1] for number in month.values):
+    if min(day.values) > max(_MONTH_LENGTHS[number - 1] for number in month.values):
         raise Untranslatable("none of its months has such a day, so it never runs")
     days, weekdays = write_field(day, "day"), write_field(weekday, "weekday")
     exclude: tuple[str, ...] = ()

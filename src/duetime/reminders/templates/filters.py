@@ -13,11 +13,11 @@ from urllib.parse import quote
 import jinja2
 from jinja2 import filters, tests
 
-from duetime.reminders.templates.limits import LONGEST_TEXT, TemplateError
+from duetime.reminders.templates.limits import MAX_TEXT_LENGTH, TemplateError
 from duetime.reminders.templates.moments import DEFAULT_PATTERN, in_words, local, until_in_words
 
 MAX_STEPS = 10_000
-LONGEST_RANGE = 1_000
+MAX_RANGE_LENGTH = 1_000
 
 _STEP_SIZE = 256
 _STEP_ITEMS = 16
@@ -69,8 +69,8 @@ def _count(steps: int) -> None:
 
 
 def check_size(size: int) -> None:
-    if size > LONGEST_TEXT:
-        raise TemplateError(f"A value is longer than {LONGEST_TEXT:,} characters.")
+    if size > MAX_TEXT_LENGTH:
+        raise TemplateError(f"A value is longer than {MAX_TEXT_LENGTH:,} characters.")
 
 
 def need(value: Any) -> None:
@@ -119,8 +119,8 @@ def each(values: Any) -> Iterator[Any]:
 def limited_range(*bounds: int) -> range:
     """Python's, with a limit."""
     numbers = range(*bounds)
-    if len(numbers) > LONGEST_RANGE:
-        raise TemplateError(f"A range must have at most {LONGEST_RANGE:,} numbers.")
+    if len(numbers) > MAX_RANGE_LENGTH:
+        raise TemplateError(f"A range must have at most {MAX_RANGE_LENGTH:,} numbers.")
     return numbers
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from duetime.errors import InvalidInput
 
-LONGEST_SOURCE = 16 * 1024
-LONGEST_TEXT = 64 * 1024
+MAX_SOURCE_LENGTH = 16 * 1024
+MAX_TEXT_LENGTH = 64 * 1024
 
 
 class TemplateError(InvalidInput):

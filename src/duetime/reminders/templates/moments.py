@@ -10,7 +10,7 @@ from duetime.errors import InvalidInput
 
 DEFAULT_PATTERN = "%Y-%m-%d %H:%M"
 
-_LONGEST_PATTERN = 100
+_MAX_PATTERN_LENGTH = 100
 # No widths: a C library pads to any.
 _DIRECTIVE = re.compile(r"%-?[aAbBdGHIjmMpSuUVwWyYzZ%]")
 _MINUTE = 60
@@ -28,10 +28,10 @@ def local(moment: datetime, zone: str, pattern: str = DEFAULT_PATTERN) -> str:
         raise InvalidInput(
             f"{moment.isoformat()} has no time zone. Add one, for example tzinfo=UTC."
         )
-    if len(pattern) > _LONGEST_PATTERN or "%" in _DIRECTIVE.sub("", pattern):
+    if len(pattern) > _MAX_PATTERN_LENGTH or "%" in _DIRECTIVE.sub("", pattern):
         raise InvalidInput(
-            f"{pattern[:_LONGEST_PATTERN]!r} is not a valid time format. Use strftime codes, such "
-            "as '%d.%m.%Y %H:%M'."
+            f"{pattern[:_MAX_PATTERN_LENGTH]!r} is not a valid time format. Use strftime codes, "
+            "such as '%d.%m.%Y %H:%M'."
         )
     return moment.astimezone(parse_zone(zone)).strftime(pattern)
 

@@ -33,11 +33,11 @@ from duetime.reminders.templates.filters import (
     spend,
     write,
 )
-from duetime.reminders.templates.limits import LONGEST_TEXT, TemplateError
+from duetime.reminders.templates.limits import MAX_TEXT_LENGTH, TemplateError
 
-LARGEST_NUMBER = 10**18
-DEEPEST_LOOP = 3
-LONGEST_LIST = 50
+MAX_NUMBER = 10**18
+MAX_LOOP_DEPTH = 3
+MAX_LIST_LENGTH = 50
 
 _NODES = (
     nodes.Template, nodes.Output, nodes.If, nodes.For,
@@ -102,8 +102,8 @@ class Program:
         size = 0
         for part in self._template.generate(values):
             size += len(part)
-            if size > LONGEST_TEXT:
-                raise TemplateError(f"The text is longer than {LONGEST_TEXT:,} characters.")
+            if size > MAX_TEXT_LENGTH:
+                raise TemplateError(f"The text is longer than {MAX_TEXT_LENGTH:,} characters.")
             parts.append(part)
         return "".join(parts)
 
@@ -153,16 +153,16 @@ class _Reader(NodeTransformer):
         match node:
             case nodes.For(recursive=True):
                 refused = "Recursive loops are not allowed."
-            case nodes.For() if self._loops == DEEPEST_LOOP:
-                refused = f"Loops can be nested at most {DEEPEST_LOOP} deep."
+            case nodes.For() if self._loops == MAX_LOOP_DEPTH:
+                refused = f"Loops can be nested at most {MAX_LOOP_DEPTH} deep."
             case nodes.Call(
                 node=nodes.Name(name="range"), kwargs=[], dyn_args=None, dyn_kwargs=None
             ):
                 pass
             case nodes.Call():
                 refused = "Only range() can be called. Use filters instead: {{ name | upper }}."
-            case nodes.List() | nodes.Tuple() if len(node.items) > LONGEST_LIST:
-                refused = f"A list must have at most {LONGEST_LIST} items."
+            case nodes.List() | nodes.Tuple() if len(node.items) > MAX_LIST_LENGTH:
+                refused = f"A list must have at most {MAX_LIST_LENGTH} items."
             case _ if not isinstance(node, _NODES):
                 name = type(node).__name__
                 refused = f"{_TAGS.get(name, name.lower())!r} is not allowed in message templates."
@@ -207,7 +207,7 @@ class _Environment(ImmutableSandboxedEnvironment):
                 "numbers only; text can only be concatenated."
             )
         result = _OPERATORS[operator](left, right)
-        if isinstance(result, int) and abs(result) > LARGEST_NUMBER:
+        if isinstance(result, int) and abs(result) > MAX_NUMBER:
             raise TemplateError("A number is too large.")
         spend(result)
         return result

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from duetime.reminders.templates.limits import LONGEST_SOURCE, TemplateError
+from duetime.reminders.templates.limits import MAX_SOURCE_LENGTH, TemplateError
 
 if TYPE_CHECKING:
     from duetime.reminders.templates.sandbox import Program
@@ -27,8 +27,8 @@ class Template:
     """
 
     def __init__(self, source: str) -> None:
-        if len(source) > LONGEST_SOURCE:
-            raise TemplateError(f"A template must have at most {LONGEST_SOURCE:,} characters.")
+        if len(source) > MAX_SOURCE_LENGTH:
+            raise TemplateError(f"A template must have at most {MAX_SOURCE_LENGTH:,} characters.")
         self.source = source
         self._program = _compile(source)
 

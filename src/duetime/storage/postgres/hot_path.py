@@ -31,7 +31,7 @@ from duetime.storage.store import (
     rescued_state,
 )
 
-_LONGEST_SHORT_US = 2**31 - 1
+_MAX_SHORT_US = 2**31 - 1
 _CHECKED = 5
 """The pruner checks at most this many times as many jobs as it removes."""
 _COMPLETED = AttemptOutcome.COMPLETED
@@ -409,7 +409,7 @@ def _is_plain(finished: FinishedJob) -> bool:
         and job.key is None
         and not job.limited
         and not finished.completed_before
-        and finished.finished_us <= _LONGEST_SHORT_US
+        and finished.finished_us <= _MAX_SHORT_US
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.checks import LONGEST_NAME
+from duetime.domain.checks import MAX_NAME_LENGTH
 from duetime.domain.reminders.reminder import MAX_RECIPIENTS
 from duetime.domain.reminders.tracking import MAX_DATA_BYTES, Track
 from duetime.errors import InvalidInput
@@ -202,7 +202,7 @@ def _scope(track: Track) -> str:
         f"{_quoted(part)}::text" if is_column else _literal(part)
         for part, is_column in track.scope_parts
     )
-    return f"left({parts}, {LONGEST_NAME + 1})" if parts else "null::text"
+    return f"left({parts}, {MAX_NAME_LENGTH + 1})" if parts else "null::text"
 
 
 # Whatever a row holds, its write must not fail: a number replaces a value that is too large, since
@@ -225,7 +225,7 @@ def _recipients(track: Track, types: Mapping[str, str]) -> str:
             f"case when {size} > {MAX_DATA_BYTES} then to_jsonb({size}) "
             f"else coalesce(to_jsonb({column}), '[]') end"
         )
-    name = f"left({column}::text, {LONGEST_NAME + 1})"
+    name = f"left({column}::text, {MAX_NAME_LENGTH + 1})"
     return f"case when {column} is null then '[]' else jsonb_build_array({name}) end"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from duetime.domain.checks import LONGEST_NAME, check_queue
+from duetime.domain.checks import MAX_NAME_LENGTH, check_queue
 from duetime.domain.jobs.job import Enqueued, NewJob
 from duetime.errors import InvalidInput
 from duetime.storage.sqlite.dialect import maybe_to_us, span_to_us, to_us
@@ -185,9 +185,9 @@ def _read_args(job: NewJob) -> str:
 
 
 def _check(job: NewJob) -> None:
-    if not job.task or len(job.task) > LONGEST_NAME:
+    if not job.task or len(job.task) > MAX_NAME_LENGTH:
         raise InvalidInput(
-            f"The task name of a job must have between 1 and {LONGEST_NAME} characters."
+            f"The task name of a job must have between 1 and {MAX_NAME_LENGTH} characters."
         )
     check_queue(job.queue)
     if not 0 <= job.priority <= 9:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 _CHECKPOINT_PAGES = 4000
 """Checkpoint when the log has 16 MB; it then costs little, and the log stays small."""
 _IDLE_SECONDS = 1.0
-_LONGEST_SLEEP_US = 600_000_000
+_MAX_SLEEP_US = 600_000_000
 
 
 class Transaction:
@@ -76,7 +76,7 @@ class Transaction:
 
     def wake(self, queue: str, run_at: int | None = None) -> None:
         """Wake who sleeps on this queue. No worker sleeps longer than ten minutes."""
-        if run_at is None or run_at <= self.now + _LONGEST_SLEEP_US:
+        if run_at is None or run_at <= self.now + _MAX_SLEEP_US:
             self.queues.add(queue)
 
 
