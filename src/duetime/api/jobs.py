@@ -179,7 +179,7 @@ class Jobs:
     async def requeue(
         self, job_id: int, *, at: datetime | None = None, by: str = "unknown", tx: Any = None
     ) -> None:
-        """Give a dead, cancelled or expired job a fresh set of attempts, and its key.
+        """Give a dead, cancelled or expired job new attempts, and its key.
 
         Raises `KeyConflict` if another job holds the key: nothing is changed. The job of a
         reminder is refused: `app.reminders.resend` sends that again.
@@ -265,7 +265,7 @@ class Jobs:
         return last.result if task is None else task.decode_result(last.result, job_id=job.id)
 
     async def explain(self, job_id: int) -> Explanation:
-        """Say why the job is, or is not, running: one sentence, and the facts behind it."""
+        """Explain why the job is or is not running."""
         store = await self._app.store()
         job = await self.get(job_id)
         queues = {queue.name: queue for queue in await store.queues()}

@@ -58,7 +58,7 @@ class Queues:
     ) -> None:
         """Start no more jobs of this queue, on any worker, from the next claim on.
 
-        What runs goes on. Pausing twice keeps the first time and the last reason.
+        Running jobs go on. Pausing twice keeps the first time and the last reason.
         """
         check_queue(queue)
         check_text(reason, what="The reason")
@@ -66,7 +66,7 @@ class Queues:
         await self._change(lambda s: s.pause(queue, by=actor, reason=reason), tx)
 
     async def resume(self, queue: str, *, by: str = "unknown", tx: Any = None) -> None:
-        """Let the queue go on; its workers are woken. Resuming twice changes nothing."""
+        """Start jobs of the queue again, at once. Resuming twice has no further effect."""
         check_sought(queue, what="queue")
         actor = check_actor(by)
         await self._change(lambda s: s.resume(queue, by=actor), tx)
@@ -82,7 +82,7 @@ class Queues:
         by: str = "unknown",
         tx: Any = None,
     ) -> None:
-        """Set the queue's limits, over all workers; what is left out is unlimited.
+        """Set the queue's limits, which apply across all workers. A limit left out is removed.
 
         `running`: jobs at once. `per_partition`: jobs at once with the same partition.
         `rate` and `period`: starts in any span of that length.
@@ -94,7 +94,7 @@ class Queues:
         await self._change(lambda s: s.limit(queue, limits, by=actor), tx)
 
     async def explain(self, queue: str) -> Explanation:
-        """Say why jobs of the queue start, or do not: one sentence, and the facts behind it.
+        """Explain why jobs of the queue do or do not start.
 
         Raises `QueueNotFound`.
         """

@@ -69,7 +69,7 @@ class Recipients:
         return await self._change(ref, change, by, tx)
 
     async def unmute(self, ref: str, *what: str, by: str = "unknown", tx: Any = None) -> str:
-        """Take back what was muted, in the same words."""
+        """Unmute what was muted, written as it was then."""
         removed = set(parse_muted(_some(what)))
 
         def change(known: Recipient | None) -> Recipient:
@@ -107,7 +107,7 @@ class Recipients:
     iterate = iterated(list)
 
     async def delete(self, ref: str, *, by: str = "unknown", tx: Any = None) -> None:
-        """Forget all about a recipient, who is then reached as if never put."""
+        """Delete the settings of a recipient, who is then reached with the defaults."""
         actor = check_actor(by)
         deleted = await self._app._perform(
             lambda d: RecipientStatements(d).delete_recipient(ref, actor=actor), tx

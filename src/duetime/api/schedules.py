@@ -112,7 +112,7 @@ class ScheduleArguments(PolicyArguments, total=False):
 
 
 class Schedules:
-    """`app.schedules`. `app.schedules["name"]` is one of them, to operate on."""
+    """`app.schedules`. `app.schedules["name"]` is one schedule, with the same verbs."""
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
@@ -221,14 +221,14 @@ class Schedules:
     async def delete(
         self, name: str, *, by: str = "unknown", reason: str | None = None, tx: Any = None
     ) -> None:
-        """Remove the schedule and its ledger; what runs goes on."""
+        """Delete the schedule and its ledger. Runs that have begun go on."""
         _check_reason(reason)
         self._found(
             name, await self._do(lambda s: s.delete(name, actor=check_actor(by), reason=reason), tx)
         )
 
     async def explain(self, name: str, tick: datetime | None = None) -> Explanation:
-        """Say why it did or did not run: the schedule as it is, or one tick of it."""
+        """Explain why the schedule does or does not run; with `tick`, the outcome of that tick."""
         schedule = await self._find(name)
         store = await self._app.store()
         now = await store.now()
@@ -262,7 +262,10 @@ class Schedules:
         by: str = "unknown",
         tx: Any = None,
     ) -> None:
-        """Run no more, on any worker; what runs goes on. `until`: it resumes by itself then."""
+        """Start no more runs, on any worker. Runs that have begun go on.
+
+        `until`: when it resumes by itself.
+        """
         check_text(reason, what="The reason")
         at = None if until is None else await self._moment(until, name="until")
         if at is not None and at <= await self._app.now():
@@ -277,8 +280,8 @@ class Schedules:
     async def resume(
         self, name: str, *, missed: bool = False, by: str = "unknown", tx: Any = None
     ) -> None:
-        """Go on. `missed`: the ticks of the pause are caught up as `catch_up` says; else they are
-        skipped. Resuming twice changes nothing."""
+        """Start runs again. `missed`: catch up on the ticks of the pause, as `catch_up` says;
+        otherwise they are skipped. Resuming twice has no further effect."""
         self._found(
             name, await self._do(lambda s: s.resume(name, actor=check_actor(by), missed=missed), tx)
         )
@@ -286,7 +289,7 @@ class Schedules:
     async def trigger(
         self, name: str, *, by: str = "unknown", reason: str | None = None, tx: Any = None
     ) -> int:
-        """Run it once now; its next run stays. Returns the job's id."""
+        """Run it once now. Its next run does not change. Returns the job's id."""
         _check_reason(reason)
         job_id: int | None = await self._do(
             lambda s: s.trigger(name, actor=check_actor(by), reason=reason), tx
@@ -298,7 +301,7 @@ class Schedules:
     async def reschedule(
         self, name: str, at: datetime | Duration, *, by: str = "unknown", tx: Any = None
     ) -> datetime:
-        """Move the next run to a time, or to so long from now; the runs after it stay.
+        """Move the next run to a time, or to a duration from now. Later runs do not change.
 
         Returns the tick that was moved.
         """
@@ -363,7 +366,7 @@ class Schedules:
         limit: int = DEFAULT_LIMIT,
         after: str | None = None,
     ) -> Page[TickInfo]:
-        """Return the ledger, newest first: what became of each tick, and why.
+        """Return the ledger, newest first: the outcome of each tick, and its reason.
 
         `after`: the `next` of the page before.
         """

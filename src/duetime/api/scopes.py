@@ -58,7 +58,7 @@ class Scopes:
         return put
 
     async def get(self, ref: str) -> ScopeInfo:
-        """Return the scope with what it says itself; raise `ScopeNotFound`."""
+        """Return the scope with its own settings; raise `ScopeNotFound`."""
         name = check_sought(ref, what="scope")
         found: ScopeInfo | None = await perform(self._app, lambda s: s.scope(name), reads=True)
         if found is None:
@@ -68,7 +68,7 @@ class Scopes:
     async def list(
         self, *, limit: int = DEFAULT_LIMIT, after: str | None = None
     ) -> Page[ScopeInfo]:
-        """Return scopes by reference, with what they say themselves.
+        """Return scopes by reference, with their own settings.
 
         `after`: the `next` of the page before.
         """
@@ -91,7 +91,7 @@ class Scopes:
             raise ScopeNotFound(ref)
 
     async def explain(self, ref: str) -> Explanation:
-        """Say which rules hold in the scope, and which level they come from.
+        """Explain which rules apply in the scope, and which level they come from.
 
         Raises `ScopeNotFound`.
         """

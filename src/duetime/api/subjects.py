@@ -130,7 +130,7 @@ class Subjects:
         by: str = "unknown",
         tx: Any = None,
     ) -> str:
-        """Add a subject or change it, and make its reminders true, in one transaction.
+        """Add a subject or change it, and update its reminders, in one transaction.
 
         It is `due` once, or `repeats`: a cron expression, an RRULE, or a mapping with more (see
         `domain/reminders/recurrence.py`). Exceptions of a recurrence stay unless it names others.
@@ -184,7 +184,7 @@ class Subjects:
         by: str = "unknown",
         tx: Any = None,
     ) -> None:
-        """It is done: what is not sent yet is cancelled. Raises `SubjectNotFound`.
+        """Mark the subject as done, and cancel its unsent reminders. Raises `SubjectNotFound`.
 
         `occurrence`: only this one of a subject that repeats. `reason`: what its reminders and the
         audit say; of a whole subject only.
@@ -219,7 +219,7 @@ class Subjects:
     async def restore(
         self, ref: str, occurrence: datetime, *, by: str = "unknown", tx: Any = None
     ) -> None:
-        """Take back what was done to one occurrence: it is again as the recurrence says."""
+        """Undo the change of one occurrence: it is due again as the recurrence says."""
         await self._change(ref, occurrence, None, by, tx)
 
     async def occurrences(
@@ -237,7 +237,7 @@ class Subjects:
     async def delete(
         self, ref: str, *, reason: str | None = None, by: str = "unknown", tx: Any = None
     ) -> None:
-        """Remove it with its reminders; none fires any more. The audit has the `reason`."""
+        """Delete the subject and its reminders: none is sent. The audit has the `reason`."""
         await self._close(ref, by, tx, reason=reason, delete=True)
 
     async def get(self, ref: str) -> Subject:
@@ -287,7 +287,7 @@ class Subjects:
         return [rule.text for rule in resolved.rules], resolved.source
 
     async def explain(self, ref: str) -> Explanation:
-        """Say why the subject reminds somebody, or nobody: one sentence, and the facts behind it.
+        """Explain who is reminded of the subject next, or why nobody is.
 
         Raises `SubjectNotFound`.
         """

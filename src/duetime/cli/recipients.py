@@ -115,7 +115,7 @@ def put_command(
     max_per_hour: int | None,
     by: str,
 ) -> None:
-    """Add the recipient REF, or change all of it. Left out is the default.
+    """Add the recipient REF, or replace all its settings. Options left out get their defaults.
 
     \b
     duetime recipients put ann --tz Europe/Berlin --channel push=token --channel email=ann@x.org
@@ -164,7 +164,7 @@ def mute_command(context: click.Context, ref: str, what: tuple[str, ...], by: st
 @by_option
 @click.pass_context
 def unmute_command(context: click.Context, ref: str, what: tuple[str, ...], by: str) -> None:
-    """Take back what was muted, in the same words."""
+    """Unmute WHAT, written as it was muted."""
 
     async def unmute(app: Duetime) -> tuple[str, Recipient]:
         result = await app.recipients.unmute(ref, *what, by=by)
@@ -179,7 +179,7 @@ def unmute_command(context: click.Context, ref: str, what: tuple[str, ...], by: 
 @by_option
 @click.pass_context
 def delete_command(context: click.Context, ref: str, yes: bool, by: str) -> None:
-    """Forget all about REF, who is then reached as if never put. Asks first."""
+    """Delete the settings of REF, who is then reached with the defaults. Asks for confirmation."""
 
     async def look(app: Duetime) -> None:
         await app.recipients.get(ref)

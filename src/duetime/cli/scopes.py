@@ -95,7 +95,7 @@ def put_command(
     locked: bool,
     by: str,
 ) -> None:
-    """Add the scope REF, or change it, with all that is below. Left out is the default.
+    """Add the scope REF, or change it and what is inside. Options left out get their defaults.
 
     \b
     duetime scopes put guild:1 --remind -1d --remind -1h
@@ -125,7 +125,7 @@ def put_command(
 @by_option
 @click.pass_context
 def delete_command(context: click.Context, ref: str, by: str) -> None:
-    """Delete the scope REF. Refused while scopes or subjects are inside it."""
+    """Delete the scope REF. It must not contain scopes or subjects."""
 
     async def delete(app: Duetime) -> None:
         await app.scopes.delete(ref, by=by)

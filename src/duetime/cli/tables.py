@@ -130,7 +130,7 @@ def delete_command(context: click.Context, name: str, yes: bool, by: str) -> Non
 @click.argument("name")
 @click.pass_context
 def get_command(context: click.Context, name: str) -> None:
-    """Show what is tracked as NAME, and what is wrong with it."""
+    """Show the table tracked as NAME, and its problems."""
 
     async def look(app: Duetime) -> TrackedInfo:
         return await app.tables.get(name)
@@ -150,7 +150,7 @@ tables.add_command(audit_command("table", "NAME"))
 @paged(default=100)
 @click.pass_context
 def list_command(context: click.Context, limit: int, after: str | None) -> None:
-    """List the tracked tables, and what is wrong with them."""
+    """List the tracked tables, and their problems."""
 
     async def look(app: Duetime) -> Page[TrackedInfo]:
         return await app.tables.list(limit=limit, after=after)

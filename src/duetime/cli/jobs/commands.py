@@ -105,7 +105,7 @@ def get_command(context: click.Context, job_id: int) -> None:
 @by_option
 @click.pass_context
 def cancel_command(context: click.Context, job_ids: tuple[int, ...], reason: str, by: str) -> None:
-    """Cancel jobs that wait; ask the workers of running ones to stop them."""
+    """Cancel waiting jobs, and ask the workers of running jobs to stop them."""
 
     async def cancel(app: Duetime, job_id: int) -> str:
         match await app.jobs.cancel(job_id, reason=reason, by=by):
@@ -150,7 +150,7 @@ def retry_command(context: click.Context, job_ids: tuple[int, ...], by: str) -> 
 def reschedule_command(
     context: click.Context, job_id: int, at: datetime | timedelta, by: str
 ) -> None:
-    """Move a job that waits to TIME, or to so long from now (30m)."""
+    """Move a waiting job to TIME, or to a duration from now such as 30m."""
 
     async def reschedule(app: Duetime, job_id: int) -> str:
         moment = at if isinstance(at, datetime) else await app.now() + at
@@ -166,7 +166,7 @@ def reschedule_command(
 @by_option
 @click.pass_context
 def reprioritise_command(context: click.Context, job_id: int, priority: int, by: str) -> None:
-    """Change the priority of a job that waits: 0 is served first, 9 last."""
+    """Change the priority of a waiting job: 0 is served first, 9 last."""
 
     async def reprioritise(app: Duetime, job_id: int) -> str:
         await app.jobs.reprioritise(job_id, priority, by=by)
@@ -216,7 +216,7 @@ def requeue_command(
     yes: bool,
     by: str,
 ) -> None:
-    """Give dead, cancelled or expired jobs a fresh set of attempts: those named, or all that match.
+    """Give dead, cancelled or expired jobs new attempts: the jobs named, or all that match.
 
     \b
     duetime jobs requeue 17 18

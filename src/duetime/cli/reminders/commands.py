@@ -93,7 +93,7 @@ def list_command(
     limit: int,
     after: str | None,
 ) -> None:
-    """List reminders and what became of them, newest first.
+    """List reminders and their outcomes, newest first.
 
     Those of one subject, and those that are armed, are in the order of their times.
     """
@@ -117,7 +117,7 @@ def list_command(
 @click.argument("reminder_id", metavar="ID", type=JOB_ID)
 @click.pass_context
 def get_command(context: click.Context, reminder_id: int) -> None:
-    """Show a reminder and what became of it."""
+    """Show a reminder and its outcome."""
 
     async def look(app: Duetime) -> Reminder:
         return await app.reminders.get(reminder_id)
@@ -134,7 +134,7 @@ reminders.add_command(
     explain_command(
         lambda app, reminder_id: app.reminders.explain(reminder_id),
         "ID",
-        "Explain what became of a reminder, and why.",
+        "Explain the outcome of a reminder, or what it waits for.",
         type=JOB_ID,
     )
 )
@@ -174,7 +174,7 @@ def resend_command(
     yes: bool,
     by: str,
 ) -> None:
-    """Send reminders now that failed, expired or were skipped: those named, or all that match.
+    """Send failed, expired or skipped reminders now: those named, or all that match.
 
     One that is named may also have been sent; then it is sent once more.
 

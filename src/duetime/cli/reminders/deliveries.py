@@ -95,7 +95,7 @@ def acknowledge_command(
 @by_option
 @click.pass_context
 def snooze_command(context: click.Context, reminder_id: int, span: timedelta, by: str) -> None:
-    """Send a reminder again after a SPAN such as 10m, unless its subject moves or ends before."""
+    """Send a reminder again after SPAN (10m), unless its subject moves or is done by then."""
 
     async def snooze(app: Duetime) -> datetime:
         return await app.reminders.snooze(reminder_id, span, by=by)

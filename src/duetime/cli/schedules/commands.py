@@ -52,7 +52,7 @@ for command in (
 @paged(default=100)
 @click.pass_context
 def list_command(context: click.Context, limit: int, after: str | None) -> None:
-    """List every schedule: when it runs, next and last, and what keeps it from that."""
+    """List every schedule: when it runs, its next and last run, and why it does not run."""
 
     async def look(app: Duetime) -> tuple[Page[ScheduleInfo], datetime]:
         return await app.schedules.list(limit=limit, after=after), await app.now()
@@ -151,7 +151,7 @@ def resume_command(context: click.Context, name: str, missed: bool, by: str) -> 
 @by_option
 @click.pass_context
 def trigger_command(context: click.Context, name: str, reason: str | None, by: str) -> None:
-    """Run NAME once now, even if it is paused. Its next run stays as it is."""
+    """Run NAME once now, even if it is paused. Its next run does not change."""
 
     async def trigger(app: Duetime) -> int:
         return await app.schedules[name].trigger(by=by, reason=reason)
@@ -172,7 +172,7 @@ def trigger_command(context: click.Context, name: str, reason: str | None, by: s
 def reschedule_command(
     context: click.Context, name: str, at: datetime | timedelta, by: str
 ) -> None:
-    """Move the next run to TIME, or to so long from now (30m). The runs after it stay."""
+    """Move the next run to TIME, or to a duration from now (30m). Later runs do not change."""
 
     async def move(app: Duetime) -> tuple[datetime, TickInfo, datetime]:
         tick = await app.schedules[name].reschedule(at, by=by)

@@ -31,7 +31,7 @@ from duetime.storage.schedules.rows import TickInfo
     "--since",
     type=MOMENT_OR_SPAN,
     metavar="TIME",
-    help="Only ticks since this time, or since 2d ago.",
+    help="Only ticks since this time, or since a duration ago such as 2d.",
 )
 @click.option("--before", type=MOMENT_OR_SPAN, metavar="TIME", help="Only ticks before then.")
 @paged()
@@ -45,7 +45,7 @@ def history_command(
     limit: int,
     after: str | None,
 ) -> None:
-    """Show what became of each tick, newest first, and why."""
+    """Show the outcome of each tick and its reason, newest first."""
 
     async def look(app: Duetime) -> tuple[Page[TickInfo], ScheduleInfo, datetime]:
         now = await app.now()

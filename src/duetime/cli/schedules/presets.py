@@ -60,7 +60,7 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
 @click.option(
     "--tz", metavar="ZONE", default="UTC", help="Time zone, such as Europe/Berlin.  [default: UTC]"
 )
-@click.option("--description", metavar="TEXT", default="", help="What it means; people see it.")
+@click.option("--description", metavar="TEXT", default="", help="A description, shown to people.")
 @by_option
 @click.pass_context
 def put_command(

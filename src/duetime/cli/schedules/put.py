@@ -156,7 +156,7 @@ def put_command(
     by: str,
     **options: Any,
 ) -> None:
-    """Add the schedule NAME, which runs TASK, or change it. What is left out is the default.
+    """Add the schedule NAME, which runs TASK, or change it. Options left out get their defaults.
 
     A SPEC is a cron expression, an interval, a recurrence rule or a moment; several are merged.
 

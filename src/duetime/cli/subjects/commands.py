@@ -145,7 +145,7 @@ def list_command(
 @click.argument("ref")
 @click.pass_context
 def get_command(context: click.Context, ref: str) -> None:
-    """Show when a subject is due, the rules that hold and where they come from, its reminders."""
+    """Show when a subject is due, the rules that apply and their source, and its reminders."""
 
     async def look(app: Duetime) -> Found:
         return await _find(app, ref)
@@ -200,14 +200,14 @@ def put_command(
     data: dict[str, Any] | None,
     by: str,
 ) -> None:
-    """Add the subject REF, or change it, and make its reminders true. Left out is the default.
+    """Add or change the subject REF, and its reminders. Options left out get their defaults.
 
     \b
     duetime subjects put game:42 --due 2026-05-01T18:00+02:00 --scope channel:9 --recipient ann
     duetime subjects put rent --due 2026-05-01T00:00Z --remind "-1d at 09:00" --tz Europe/Berlin
     duetime subjects put standup --repeats "0 9 * * 1-5" --remind -10m --tz Europe/Berlin
 
-    One that was completed is open again.
+    A completed subject is opened again.
     """
     rules = read_rules(remind, no_rules)
     again = read_repeats(repeats, start, until, exclude)
@@ -260,7 +260,7 @@ def put_command(
 def complete_command(
     context: click.Context, ref: str, occurrence: datetime | None, reason: str | None, by: str
 ) -> None:
-    """Mark a subject as done, and cancel what is not sent yet. `put` opens it again."""
+    """Mark a subject as done, and cancel its unsent reminders. `put` opens it again."""
 
     async def complete(app: Duetime) -> int:
         armed = await app.reminders.list(subject=ref, status=ReminderStatus.ARMED, limit=MAX_LIMIT)
@@ -285,7 +285,7 @@ def complete_command(
 def delete_command(
     context: click.Context, ref: str, reason: str | None, yes: bool, by: str
 ) -> None:
-    """Delete REF with its reminders, sent ones too; none fires any more. Asks first."""
+    """Delete REF and all its reminders, including sent ones. Asks for confirmation."""
 
     async def look(app: Duetime) -> int:
         await app.subjects.get(ref)

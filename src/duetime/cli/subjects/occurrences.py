@@ -107,7 +107,7 @@ def move_command(
 @by_option
 @click.pass_context
 def restore_command(context: click.Context, ref: str, occurrence: datetime, by: str) -> None:
-    """Take back that the occurrence of REF at TIME was skipped, moved or completed."""
+    """Undo that the occurrence of REF at TIME was skipped, moved or completed."""
 
     async def restore(app: Duetime) -> None:
         await app.subjects.restore(ref, occurrence, by=by)
