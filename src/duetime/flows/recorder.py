@@ -107,7 +107,7 @@ class Recorder:
     async def _load_many(self, runs: list[int]) -> Sequence[LoadedRun]:
         store = await self._app.store()
         loaded: list[LoadedRun] = await store.transact(
-            FlowStatements(store.dialect).load(runs), reads=True
+            FlowStatements(store.dialect).load(runs), reads=True, single=True
         )
         return loaded
 

@@ -94,6 +94,29 @@ class NewRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """The job whose claim fences the record, if it is not the run's own."""
     batch: int | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it says no more than that a call completed, and with which output."""
+        return self.state == StepState.COMPLETED and not any(
+            getattr(self, name) is not None for name in _BEYOND_PLAIN
+        )
+
+
+_PLAIN = [
+    "run",
+    "token",
+    "seq",
+    "kind",
+    "name",
+    "place",
+    "state",
+    "attempt",
+    "output",
+    "started",
+    "finished",
+]
+_BEYOND_PLAIN = tuple(name for name in NewRecord.__struct_fields__ if name not in _PLAIN)
+
 
 class Suspension(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """A run that waits, and gives its job back until it is woken."""

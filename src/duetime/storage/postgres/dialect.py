@@ -12,6 +12,7 @@ import msgspec
 
 from duetime.domain.keys import shorten_installation
 from duetime.storage.postgres.connection import rows_of
+from duetime.storage.postgres.direct import DirectSession
 from duetime.storage.postgres.pool import Connection
 from duetime.storage.store import Row, Statement, Statements
 
@@ -63,6 +64,15 @@ async def drive(
         async with asyncio.timeout(seconds):
             cursor = await connection.execute(statement[0], statement[1] or None)
             rows = await rows_of(cursor)
+
+
+async def drive_directly(session: DirectSession, statements: Statements, *, seconds: float) -> Any:
+    """Execute the statements, each as a transaction of its own."""
+    statement, answer = _advance(statements, None)
+    while statement is not None:
+        rows = await session.execute(statement[0], list(statement[1]), seconds)
+        statement, answer = _advance(statements, rows)
+    return answer
 
 
 def _advance(statements: Statements, rows: list[Row] | None) -> tuple[Statement | None, Any]:

@@ -21,6 +21,7 @@ from duetime.storage.postgres.connection import (
     translate_errors,
 )
 from duetime.storage.postgres.dialect import PostgresDialect
+from duetime.storage.postgres.direct import DirectSession
 from duetime.storage.postgres.pool import Connection, Pool
 from duetime.storage.postgres.triggers import PostgresTriggers
 from duetime.storage.statements import load_statements
@@ -85,6 +86,7 @@ class Sessions:
         self._checked_pooler = False
         self._pool: Pool | None = None
         self._transactions: Pool | None = None
+        self._direct = DirectSession(self._connect_directly)
         self._turns = asyncio.Semaphore(pool_size)
 
     async def open(self) -> None:
@@ -121,6 +123,7 @@ class Sessions:
         self._checked_pooler = True
 
     async def close(self) -> None:
+        await self._direct.close()
         for pool in (self._pool, self._transactions):
             if pool is not None:
                 await pool.close()
@@ -207,6 +210,13 @@ class Sessions:
         await connection.execute(_KEEPALIVES)
         if not self._notify:
             await connection.execute(in_schema("set duetime.notify = 'off'", self.schema))
+
+    async def _connect_directly(self) -> Connection:
+        connection = await psycopg.AsyncConnection.connect(
+            self.dsn, autocommit=True, prepare_threshold=None
+        )
+        await self._configure_ours(connection)
+        return connection
 
     def _open_pool(self) -> Pool:
         if self._pool is None:

@@ -12,7 +12,8 @@ import msgspec
 
 from duetime.domain.jobs.job import Enqueued, NewJob
 from duetime.storage.postgres.bulk import BEGIN, END, CopyRows
-from duetime.storage.postgres.dialect import drive
+from duetime.storage.postgres.connection import translate_errors
+from duetime.storage.postgres.dialect import drive, drive_directly
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
 from duetime.storage.store import Statements, in_parts
@@ -58,6 +59,9 @@ class PostgresStore(HotPath, Operations):
         single: bool = False,
         computes: bool = False,
     ) -> Any:
+        if single and self._prepare and self._direct.is_free:
+            with translate_errors():
+                return await drive_directly(self._direct, statements, seconds=self._call_seconds)
         # Each statement has its time-out: a change of many subjects has many of them.
         async with (
             self._lasting_connection() as connection,
