@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from duetime.domain.duration import Duration
     from duetime.domain.flows.flow import StepInfo, StepState
     from duetime.domain.flows.graph import Finish
+    from duetime.domain.flows.run import FlowInfo, FlowState, FlowStateLike
     from duetime.domain.jobs.job import (
         AttemptInfo, AttemptOutcome, JobInfo, JobState, JobStateLike, EnqueueAction, NewJob,
         OnConflict, Requeued,
@@ -108,30 +109,31 @@ __all__ = [
     "DatabaseCorrupted", "DatabaseUnreachable", "Delays", "Delivery", "DeliveryNotFound",
     "DeliveryStatus", "Digest", "Disabled", "Discard", "Duetime", "DuetimeError", "Duration",
     "Email", "EndlessWork", "EnqueueAction", "ErrorHook", "Exclusions", "Explanation",
-    "Exponential", "Finish", "Flow", "FlowChanged", "FlowEnded", "FlowNotFound", "FlowRegistrar",
-    "FlowRegistry", "FlowRun", "FlowTask", "FlowTimeout", "Flows", "FunctionStep", "Graph",
-    "GraphRegistry", "GraphStep", "IllegalTransition", "Imported", "InvalidArguments",
-    "InvalidDatabaseURL", "InvalidInput", "InvalidResult", "InvalidSchedule", "JobCancelled",
-    "JobFailed", "JobHandle", "JobInfo", "JobNotFound", "JobState", "JobStateLike", "Jobs",
-    "KeyConflict", "LifeHook", "Limits", "Log", "Message", "Middleware", "MissingPackage",
-    "MutedLike", "NewJob", "NewSchedule", "NotSent", "Occurrence", "OccurrenceChange",
-    "OlderRelease", "OnConflict", "Overlap", "Page", "Past", "Policy", "PolicyArguments", "Preset",
-    "PresetNotFound", "Presets", "PreviewRow", "Problem", "Progress", "Put", "QueueHandle",
-    "QueueInfo", "QueueNotFound", "Queues", "Quiet", "RabbitMQ", "Reason", "ReceiptStatus",
-    "Recipient", "RecipientHandle", "RecipientNotFound", "Recipients", "Recurrence", "Reminder",
-    "ReminderHandle", "ReminderNotFound", "ReminderStatus", "ReminderStatusLike", "Reminders",
-    "RepeatsLike", "Requeued", "ResendStatus", "Resent", "Resolve", "ResultTimeout", "Retention",
-    "Retry", "RetryPolicy", "Route", "Rule", "RuleLike", "RulesLike", "ScheduleArguments",
-    "ScheduleHandle", "ScheduleInfo", "ScheduleNotFound", "Schedules", "SchemaMismatch",
-    "ScopeHandle", "ScopeInfo", "ScopeNotFound", "Scopes", "Secrets", "Security", "Sent",
-    "Settings", "SettingsArguments", "SettingsError", "SignalTimeout", "Skip", "Snooze", "Spec",
-    "Startable", "StartupFailed", "Step", "StepFailed", "StepInfo", "StepRegistrar", "StepState",
-    "StorageError", "Subject", "SubjectHandle", "SubjectNotFound", "SubjectStatus", "Subjects",
-    "SupportsResult", "SyncTask", "TableArguments", "TableHandle", "TableNotFound", "Tables",
-    "Task", "TaskArguments", "Template", "TemplateError", "TickInfo", "TickStatus",
-    "TickStatusLike", "Timetable", "Track", "TrackedInfo", "TransactionConflict", "TransientError",
-    "UnknownTask", "UnsupportedTransaction", "Webhook", "Whose", "Worker", "WorkerArguments",
-    "WorkerInfo", "WorkerThread", "Workers", "configure_logging", "current_step", "make_secret",
+    "Exponential", "Finish", "Flow", "FlowChanged", "FlowEnded", "FlowInfo", "FlowNotFound",
+    "FlowRegistrar", "FlowRegistry", "FlowRun", "FlowState", "FlowStateLike", "FlowTask",
+    "FlowTimeout", "Flows", "FunctionStep", "Graph", "GraphRegistry", "GraphStep",
+    "IllegalTransition", "Imported", "InvalidArguments", "InvalidDatabaseURL", "InvalidInput",
+    "InvalidResult", "InvalidSchedule", "JobCancelled", "JobFailed", "JobHandle", "JobInfo",
+    "JobNotFound", "JobState", "JobStateLike", "Jobs", "KeyConflict", "LifeHook", "Limits", "Log",
+    "Message", "Middleware", "MissingPackage", "MutedLike", "NewJob", "NewSchedule", "NotSent",
+    "Occurrence", "OccurrenceChange", "OlderRelease", "OnConflict", "Overlap", "Page", "Past",
+    "Policy", "PolicyArguments", "Preset", "PresetNotFound", "Presets", "PreviewRow", "Problem",
+    "Progress", "Put", "QueueHandle", "QueueInfo", "QueueNotFound", "Queues", "Quiet", "RabbitMQ",
+    "Reason", "ReceiptStatus", "Recipient", "RecipientHandle", "RecipientNotFound", "Recipients",
+    "Recurrence", "Reminder", "ReminderHandle", "ReminderNotFound", "ReminderStatus",
+    "ReminderStatusLike", "Reminders", "RepeatsLike", "Requeued", "ResendStatus", "Resent",
+    "Resolve", "ResultTimeout", "Retention", "Retry", "RetryPolicy", "Route", "Rule", "RuleLike",
+    "RulesLike", "ScheduleArguments", "ScheduleHandle", "ScheduleInfo", "ScheduleNotFound",
+    "Schedules", "SchemaMismatch", "ScopeHandle", "ScopeInfo", "ScopeNotFound", "Scopes", "Secrets",
+    "Security", "Sent", "Settings", "SettingsArguments", "SettingsError", "SignalTimeout", "Skip",
+    "Snooze", "Spec", "Startable", "StartupFailed", "Step", "StepFailed", "StepInfo",
+    "StepRegistrar", "StepState", "StorageError", "Subject", "SubjectHandle", "SubjectNotFound",
+    "SubjectStatus", "Subjects", "SupportsResult", "SyncTask", "TableArguments", "TableHandle",
+    "TableNotFound", "Tables", "Task", "TaskArguments", "Template", "TemplateError", "TickInfo",
+    "TickStatus", "TickStatusLike", "Timetable", "Track", "TrackedInfo", "TransactionConflict",
+    "TransientError", "UnknownTask", "UnsupportedTransaction", "Webhook", "Whose", "Worker",
+    "WorkerArguments", "WorkerInfo", "WorkerThread", "Workers", "configure_logging", "current_step",
+    "make_secret",
 ]
 
 _HOMES = {
@@ -166,6 +168,7 @@ _HOMES = {
         "duetime.domain.duration": "Duration",
         "duetime.domain.flows.flow": "StepInfo StepState",
         "duetime.domain.flows.graph": "Finish",
+        "duetime.domain.flows.run": "FlowInfo FlowState FlowStateLike",
         "duetime.domain.jobs.job": (
             "AttemptInfo AttemptOutcome JobInfo JobState JobStateLike EnqueueAction NewJob "
             "OnConflict Requeued"

@@ -15,6 +15,7 @@ import duetime
 from duetime import JobState, errors
 from duetime.cli import cli
 from duetime.domain.duration import parse_duration
+from duetime.domain.flows.explain import FLOW_SENTENCES
 from duetime.domain.jobs.explain import JOB_SENTENCES
 from duetime.domain.jobs.explain_queue import QUEUE_SENTENCES
 from duetime.domain.reasons import REASONS
@@ -152,7 +153,7 @@ def test_every_reason_is_in_the_manual_with_its_sentence() -> None:
     page = (DOCS / "reference" / "reasons.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `(.*)` \|$", page, re.MULTILINE)
     tables = (
-        REASONS, JOB_SENTENCES, QUEUE_SENTENCES, SCHEDULE_SENTENCES, TICK_SENTENCES,
+        REASONS, JOB_SENTENCES, FLOW_SENTENCES, QUEUE_SENTENCES, SCHEDULE_SENTENCES, TICK_SENTENCES,
         REMINDER_SENTENCES, SUBJECT_SENTENCES, SCOPE_SENTENCES, LEVEL_SENTENCES,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from duetime.domain.flows.explain import FLOW_SENTENCES
 from duetime.domain.jobs.explain import JOB_SENTENCES
 from duetime.domain.jobs.explain_queue import QUEUE_SENTENCES
 from duetime.domain.reasons import (
@@ -28,6 +29,7 @@ from duetime.domain.schedules.explain import SCHEDULE_SENTENCES, TICK_SENTENCES
 TABLES = {
     "reasons": REASONS,
     "jobs": JOB_SENTENCES,
+    "flows": FLOW_SENTENCES,
     "schedules": SCHEDULE_SENTENCES,
     "ticks": TICK_SENTENCES,
     "reminders": REMINDER_SENTENCES,

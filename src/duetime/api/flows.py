@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import (
     TYPE_CHECKING,
@@ -19,25 +19,26 @@ from typing import (
     overload,
 )
 
-import msgspec
-
-from duetime.api.handle import Handle, bound
+from duetime.api.handle import Handle, bound, iterated
 from duetime.api.task_registry import module_of
 from duetime.api.tasks import BoundTask, Task
+from duetime.domain.audit import AuditEvent
 from duetime.domain.checks import (
     check_actor,
     check_job_id,
     check_name,
     check_priority,
     check_queue,
+    check_sought,
     check_task_not_reserved,
 )
 from duetime.domain.duration import Duration, parse_duration, parse_positive_duration
+from duetime.domain.flows.explain import explain_run
 from duetime.domain.flows.flow import StepInfo, StepState, undo_key
+from duetime.domain.flows.run import FlowInfo, FlowState, FlowStateLike
 from duetime.domain.jobs.job import (
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
-    JobInfo,
     JobState,
     NewJob,
     OnConflict,
@@ -50,14 +51,11 @@ from duetime.domain.jobs.retry import (
     check_policy,
 )
 from duetime.domain.jobs.task import TaskDefinition, TaskOptions
-from duetime.errors import (
-    FlowNotFound,
-    IllegalTransition,
-    InvalidInput,
-    JobFailed,
-    JobNotFound,
-)
+from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
+from duetime.domain.reasons import Explanation
+from duetime.errors import FlowNotFound, IllegalTransition, InvalidInput, JobFailed
 from duetime.flows.follower import clean_up
+from duetime.storage.flows.find import FindRuns, RunFilter
 from duetime.storage.flows.runs import FlowStatements
 from duetime.storage.store import Dialect, Statements
 
@@ -76,9 +74,6 @@ class FlowTask(Task[P, R]):
     """A flow: a function whose calls are recorded, so that it survives crashes and waits."""
 
     is_flow = True
-
-    def __init__(self, app: Duetime, definition: TaskDefinition, defaults: NewJob) -> None:
-        super().__init__(app, definition, msgspec.structs.replace(defaults, flow=True))
 
     def __repr__(self) -> str:
         return f"<flow {self.name}>"
@@ -241,7 +236,11 @@ class FlowRegistry:
         self._app.tasks[definition.name] = definition
         self._app._flow_names.add(definition.name)
         defaults = NewJob(
-            task=definition.name, queue=queue, priority=priority, max_attempts=MAX_ATTEMPTS
+            task=definition.name,
+            queue=queue,
+            priority=priority,
+            max_attempts=MAX_ATTEMPTS,
+            flow=True,
         )
         return FlowTask(self._app, definition, defaults)
 
@@ -263,16 +262,36 @@ class Flows:
     def __getitem__(self, run_id: int) -> FlowRun[Any]:
         return FlowRun(self, check_job_id(run_id))
 
-    async def get(self, run_id: int) -> JobInfo:
-        """Return the run's job; raise `FlowNotFound`."""
-        try:
-            return await self._app.jobs.get(run_id)
-        except JobNotFound:
-            raise FlowNotFound(run_id) from None
+    async def get(self, run_id: int) -> FlowInfo:
+        """Return the run; raise `FlowNotFound`."""
+        check_job_id(run_id)
+        found: list[FlowInfo] = await self._app._perform(
+            lambda dialect: FindRuns(dialect).infos([run_id], full=True), reads=True
+        )
+        if not found:
+            raise FlowNotFound(run_id)
+        return found[0]
 
-    async def status(self, run_id: int) -> JobState:
+    async def status(self, run_id: int) -> FlowState:
         """Return the state of the run."""
         return (await self.get(run_id)).state
+
+    async def explain(self, run_id: int) -> Explanation:
+        """Say what the run does, or waits for and since when; or how it ended, and in which
+        step."""
+        run = await self.get(run_id)
+        return explain_run(
+            run,
+            steps=await self.steps(run_id),
+            job=await self._app.jobs.explain(run_id),
+            now=await self._app.now(),
+        )
+
+    async def audit(
+        self, run_id: int, *, limit: int = DEFAULT_LIMIT, after: str | None = None
+    ) -> Page[AuditEvent]:
+        """Return who changed the run, newest first. It outlives the run itself."""
+        return await self._app.jobs.audit(run_id, limit=limit, after=after)
 
     async def steps(self, run_id: int) -> list[StepInfo]:
         """Return what the run has recorded, in order; its compensations first, which have negative
@@ -341,14 +360,14 @@ class Flows:
 
     async def cancel(
         self, run_id: int, *, reason: str | None = None, by: str = "unknown"
-    ) -> JobState:
+    ) -> FlowState:
         """Cancel a run, with the step that runs and the jobs that it waits for. Its compensations
         run. Returns the state that it was in."""
-        await self.get(run_id)
+        run = await self.get(run_id)
         state = await self._app.jobs.cancel(run_id, reason=reason, by=by)
         if state is not JobState.RUNNING:
             await clean_up(await self._app.store(), [run_id])
-        return state
+        return run.state
 
     async def retry(self, run_id: int, *, by: str = "unknown") -> None:
         """Go on with a run that has failed or was cancelled, from the call that failed. What
@@ -376,9 +395,9 @@ class Flows:
         await self._reset(run_id, found[0].seq, failed=False, by=by)
 
     async def _ended_steps(self, run_id: int) -> list[StepInfo]:
-        job = await self.get(run_id)
-        if not job.state.finished or job.state is JobState.COMPLETED:
-            raise IllegalTransition(run_id, state=job.state, action="retried")
+        state = await self.status(run_id)
+        if state is FlowState.COMPLETED or not (state.finished or state is FlowState.COMPENSATING):
+            raise IllegalTransition(run_id, state=state, action="retried")
         return await self._records(run_id)
 
     async def _reset(self, run_id: int, seq: int, *, failed: bool, by: str) -> None:
@@ -413,6 +432,36 @@ class Flows:
         undo = await self._app.jobs.list(key=undo_key(run_id), limit=1)
         return not undo or not undo[0].state.finished
 
+    # After all that names the type `list`.
+
+    async def list(
+        self,
+        *,
+        state: FlowStateLike | Sequence[FlowStateLike] = (),
+        flow: str | None = None,
+        key: str | None = None,
+        limit: int = DEFAULT_LIMIT,
+        after: str | None = None,
+    ) -> Page[FlowInfo]:
+        """Return runs that match, newest first. `after`: the `next` of the page before."""
+        position = read_cursor(after, order="flows", shape=tuple[Id])
+        for name, sought in (("flow", flow), ("key", key)):
+            if sought is not None:
+                check_sought(sought, what=name)
+        which = RunFilter(
+            states=_read_states(state),
+            flow=flow,
+            key=key,
+            before=None if position is None else position[0],
+            limit=check_limit(limit) + 1,
+        )
+        found: Sequence[FlowInfo] = await self._app._perform(
+            lambda dialect: FindRuns(dialect).find(which), reads=True
+        )
+        return make_page(found, limit=limit, order="flows", position=lambda run: (run.id,))
+
+    iterate = iterated(list)
+
 
 class FlowRun(Handle[Flows, int], Generic[R]):
     """One run of a flow: what `start` returns, and `app.flows[42]`."""
@@ -431,6 +480,8 @@ class FlowRun(Handle[Flows, int], Generic[R]):
 
     get = bound(Flows.get)
     status = bound(Flows.status)
+    explain = bound(Flows.explain)
+    audit = bound(Flows.audit)
     steps = bound(Flows.steps)
     signal = bound(Flows.signal)
     cancel = bound(Flows.cancel)
@@ -443,3 +494,12 @@ class FlowRun(Handle[Flows, int], Generic[R]):
         Raises `JobFailed` if it ended otherwise, `ResultTimeout` if it has not ended in time.
         """
         return cast("R", await self._noun.result(self._ref, timeout=timeout))
+
+
+def _read_states(state: FlowStateLike | Sequence[FlowStateLike]) -> tuple[FlowState, ...]:
+    given = [state] if isinstance(state, str) else list(state)
+    try:
+        return tuple(FlowState(item) for item in given)
+    except ValueError:
+        known = ", ".join(FlowState)
+        raise InvalidInput(f"{given!r} is not a state of a run. Use one of: {known}.") from None

@@ -155,7 +155,9 @@ class Graph(FlowTask[..., dict[str, Any]]):
             flow=True,
             overrides_jobs=True,
         )
-        defaults = NewJob(task=name, queue=queue, priority=priority, max_attempts=MAX_ATTEMPTS)
+        defaults = NewJob(
+            task=name, queue=queue, priority=priority, max_attempts=MAX_ATTEMPTS, flow=True
+        )
         self._declared = app
         super().__init__(app, self._define(), defaults)
 

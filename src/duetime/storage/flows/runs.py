@@ -176,29 +176,32 @@ class FlowStatements:
 
     def steps(self, run: int) -> Statements:
         """Return what a run has recorded, in order, as people see it."""
-        moment = self._dialect.moment
         rows = yield from self._dialect.run("flow_steps", {"run": run})
-        return [
-            StepInfo(
-                seq=seq,
-                kind=kind,
-                name=name,
-                state=StepState(state),
-                attempt=attempt,
-                output=None if output is None else msgspec.json.decode(output),
-                error_code=code,
-                error=error,
-                until=None if until is None else moment(until),
-                correlation=correlation,
-                job_id=job,
-                started_at=None if started is None else moment(started),
-                finished_at=None if finished is None else moment(finished),
-            )
-            for (
-                seq, kind, name, state, attempt, output, code, error, until, correlation, job,
-                started, finished,
-            ) in rows
-        ]  # fmt: skip
+        return [read_step(self._dialect, row) for row in rows]
+
+
+def read_step(dialect: Dialect, row: Sequence[Any]) -> StepInfo:
+    """Make a step of its row, as people see it."""
+    (
+        seq, kind, name, state, attempt, output, code, error, until, correlation, job, started,
+        finished,
+    ) = row  # fmt: skip
+    moment = dialect.moment
+    return StepInfo(
+        seq=seq,
+        kind=kind,
+        name=name,
+        state=StepState(state),
+        attempt=attempt,
+        output=None if output is None else msgspec.json.decode(output),
+        error_code=code,
+        error=error,
+        until=None if until is None else moment(until),
+        correlation=correlation,
+        job_id=job,
+        started_at=None if started is None else moment(started),
+        finished_at=None if finished is None else moment(finished),
+    )
 
 
 def _with_text(record: NewRecord) -> NewRecord:

@@ -610,6 +610,9 @@ create table duetime.flow_step (
 );
 create index flow_step_job on duetime.flow_step (job_id)
     where job_id is not null and finished_at is null;
+-- What runs wait for, but for steps of graphs that run.
+create index flow_step_waiting on duetime.flow_step (run_id, seq)
+    where state in ('waiting', 'retrying');
 create index flow_step_signal on duetime.flow_step (name, correlation)
     where kind = 'signal' and state = 'waiting';
 create index flow_step_compensation on duetime.flow_step (run_id)

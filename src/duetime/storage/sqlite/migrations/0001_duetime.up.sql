@@ -641,6 +641,9 @@ create table duetime_flow_step (
 ) strict, without rowid;
 create index duetime_flow_step_job on duetime_flow_step (job_id)
     where job_id is not null and finished_at is null;
+-- What runs wait for, but for steps of graphs that run.
+create index duetime_flow_step_waiting on duetime_flow_step (run_id, seq)
+    where state in ('waiting', 'retrying');
 create index duetime_flow_step_signal on duetime_flow_step (name, correlation)
     where kind = 'signal' and state = 'waiting';
 create index duetime_flow_step_compensation on duetime_flow_step (run_id)

@@ -1,0 +1,265 @@
+"""Runs of flows as people see them: `app.flows.list`, `get` and `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from duetime import Constant, Duetime, Flow, FlowRun, FlowTask
+from duetime.errors import FlowNotFound, InvalidInput
+from tests.conftest import Backend
+
+NOW = datetime(2026, 3, 8, 9, tzinfo=UTC)
+
+
+@pytest.fixture
+async def app(backend: Backend) -> AsyncIterator[Duetime]:
+    app = Duetime(backend.url)
+    yield app
+    await app.close()
+
+
+@pytest.fixture
+def flows(app: Duetime) -> dict[str, FlowTask[..., Any]]:
+    async def book() -> None:
+        raise ValueError("no stock")
+
+    @app.flow(name="sleeps")
+    async def sleeps(flow: Flow, order: int = 0) -> str:
+        await flow.sleep("3d")
+        return f"order {order}"
+
+    @app.flow(name="asks")
+    async def asks(flow: Flow) -> Any:
+        return await flow.wait_for("approved", timeout="7d", correlation="order:7")
+
+    @app.flow(name="stumbles", retry=Constant("1h", max_attempts=2))
+    async def stumbles(flow: Flow) -> None:
+        await flow.step(book)
+
+    @app.flow(name="ends")
+    async def ends(flow: Flow) -> int:
+        return 7
+
+    return {flow.name: flow for flow in (sleeps, asks, stumbles, ends)}
+
+
+async def start_all(flows: Mapping[str, FlowTask[..., Any]]) -> dict[str, FlowRun[Any]]:
+    return {name: await flow.start() for name, flow in flows.items()}
+
+
+async def states(runs: Mapping[str, FlowRun[Any]]) -> dict[str, str]:
+    return {name: await run.status() for name, run in runs.items()}
+
+
+async def test_the_state_of_a_run_says_what_it_waits_for(
+    app: Duetime, flows: dict[str, FlowTask[..., Any]]
+) -> None:
+    async with app.testing(now=NOW) as world:
+        runs = await start_all(flows)
+        later = await flows["ends"].using(delay="9h").start()
+        assert await states(runs) == dict.fromkeys(runs, "pending")
+
+        await world.drain()
+        assert await states(runs) == {
+            "sleeps": "sleeping",
+            "asks": "waiting",
+            "stumbles": "retrying",
+            "ends": "completed",
+        }
+        assert await later.status() == "pending"
+
+        await app.jobs.cancel(runs["asks"].id, reason="sold out")
+        await world.advance("2h")
+        assert await states(runs) == {
+            "sleeps": "sleeping",
+            "asks": "cancelled",
+            "stumbles": "failed",
+            "ends": "completed",
+        }
+
+
+async def test_a_run_shows_what_it_was_given_and_waits_for(
+    app: Duetime, flows: dict[str, FlowTask[..., Any]]
+) -> None:
+    async with app.testing(now=NOW) as world:
+        run = await flows["sleeps"].using(key="order:7", queue="default").start(order=7)
+        await world.advance("1h")
+        info = await run.get()
+
+        assert (info.id, info.flow, info.args, info.key) == (
+            run.id,
+            "sleeps",
+            {"order": 7},
+            "order:7",
+        )
+        assert info.created_at == NOW
+        assert info.started_at is not None
+        assert info.started_at >= NOW
+        assert info.finished_at is None
+        [wait] = info.waits
+        assert (wait.kind, wait.state, wait.until) == ("sleep", "waiting", info.run_at)
+        assert wait.until is not None
+        assert timedelta(0) <= wait.until - NOW - timedelta(days=3) < timedelta(minutes=1)
+
+        await world.advance("3d")
+        done = await run.get()
+        assert (done.state, done.waits, done.result, done.run_at) == (
+            "completed", (), "order 7", None,
+        )  # fmt: skip
+        assert done.finished_at is not None
+
+
+async def test_runs_come_in_pages_newest_first_and_other_jobs_do_not(
+    app: Duetime, flows: dict[str, FlowTask[..., Any]]
+) -> None:
+    @app.task(name="plain")
+    async def plain() -> None: ...
+
+    async with app.testing(now=NOW) as world:
+        runs = []
+        for _ in range(5):
+            runs.append((await flows["ends"].start()).id)
+            await plain.using(key="k").enqueue()
+        await world.drain()
+
+        newest = runs[::-1]
+        first = await app.flows.list(limit=2)
+        assert [run.id for run in first] == newest[:2]
+        second = await app.flows.list(limit=2, after=first.next)
+        assert [run.id for run in second] == newest[2:4]
+        assert [run.id async for run in app.flows.iterate(limit=2)] == newest
+        assert await app.flows.list(key="k") == []
+
+
+async def test_runs_are_found_by_state_flow_and_key(
+    app: Duetime, flows: dict[str, FlowTask[..., Any]]
+) -> None:
+    async with app.testing(now=NOW) as world:
+        await start_all(flows)
+        await world.drain()
+        keyed = await flows["ends"].using(key="order:7", delay="9h").start()
+        cancelled = await flows["asks"].start()
+        await app.jobs.cancel(cancelled.id)
+
+        async def found(**filters: Any) -> list[str]:
+            return sorted(run.flow for run in await app.flows.list(**filters))
+
+        assert await found(state="sleeping") == ["sleeps"]
+        assert await found(state="waiting") == ["asks"]
+        assert await found(state="retrying") == ["stumbles"]
+        assert await found(state="completed") == ["ends"]
+        assert await found(state="pending") == ["ends"]
+        assert await found(state="cancelled") == ["asks"]
+        assert await found(state=["sleeping", "waiting", "cancelled"]) == ["asks", "asks", "sleeps"]
+        assert await found(flow="asks") == ["asks", "asks"]
+        assert await found(flow="asks", state="waiting") == ["asks"]
+        assert await found(flow="unknown") == []
+        assert [run.id for run in await app.flows.list(key="order:7")] == [keyed.id]
+        await world.advance("1h")
+        assert await found(state="failed") == ["stumbles"]
+        with pytest.raises(InvalidInput, match="is not a state of a run"):
+            await app.flows.list(state="asleep")  # type: ignore[arg-type]
+
+
+async def test_a_filter_of_a_rare_state_reads_on_until_the_page_is_full(
+    app: Duetime, flows: dict[str, FlowTask[..., Any]]
+) -> None:
+    """Runs that match may be many pages of candidates away."""
+    async with app.testing(now=NOW) as world:
+        waiting = await flows["asks"].start()
+        await world.drain()
+        await app.enqueue_many(flows["ends"].job() for _ in range(150))
+
+        assert [run.id for run in await app.flows.list(state=["waiting", "completed"])] == [
+            waiting.id
+        ]
+
+
+async def test_explain_says_what_a_run_waits_for_and_since_when(
+    app: Duetime, flows: dict[str, FlowTask[..., Any]]
+) -> None:
+    async with app.testing(now=NOW) as world:
+        runs = await start_all(flows)
+        await world.drain()
+        said = {name: await run.explain() for name, run in runs.items()}
+
+        assert {name: one.code for name, one in said.items()} == {
+            "sleeps": "flow_sleeping",
+            "asks": "flow_waiting",
+            "stumbles": "flow_retrying",
+            "ends": "flow_completed",
+        }
+        assert "sleeps until 2026-03-11 09:00:00 UTC, for another 3d" in str(said["sleeps"])
+        assert (
+            "has waited since 2026-03-08 09:00:00 UTC for the signal 'approved', until "
+            "2026-03-15 09:00:00 UTC" in str(said["asks"])
+        )
+        [wait] = said["asks"].steps
+        assert (wait.code, wait.facts["correlation"]) == ("waits_for_signal", "order:7")
+        assert "tries 'book' again at" in str(said["stumbles"])
+        assert str(said["stumbles"]).endswith("after attempt 1 failed: no stock.")
+
+        await world.advance("1h")
+        failed = await runs["stumbles"].explain()
+        assert failed.code == "flow_failed"
+        assert "in step 'book'" in str(failed)
+        assert "no stock" in str(failed)
+
+
+async def test_a_run_that_waits_for_a_worker_is_explained_by_its_job(
+    app: Duetime, flows: dict[str, FlowTask[..., Any]]
+) -> None:
+    run = await flows["ends"].start()
+    later = await flows["ends"].using(delay="1h").start()
+
+    assert (await run.explain()).code == "no_worker"
+    assert (await later.explain()).code == "flow_not_due"
+
+
+async def test_a_job_that_is_no_run_is_not_found(app: Duetime) -> None:
+    @app.task(name="plain")
+    async def plain() -> None: ...
+
+    job = await plain.enqueue()
+
+    with pytest.raises(FlowNotFound):
+        await app.flows.get(job.id)
+    with pytest.raises(FlowNotFound):
+        await app.flows.explain(99)
+
+
+async def test_who_changed_a_run_is_recorded(
+    app: Duetime, flows: dict[str, FlowTask[..., Any]]
+) -> None:
+    run = await flows["ends"].using(delay="1h").start()
+    await app.jobs.cancel(run.id, by="ann")
+
+    [event] = await run.audit()
+    assert (event.actor, event.action) == ("ann", "job.cancel")
+
+
+async def test_a_graph_runs_while_its_steps_do(app: Duetime) -> None:
+    graph = app.graph("onboard")
+
+    @graph.step
+    def create() -> int:
+        return 7
+
+    graph.signal("confirmed", after=[create])
+
+    async with app.testing(now=NOW) as world:
+        run = await graph.start()
+        assert await world.run_next() is not None
+        assert await run.status() == "running"
+        assert (await run.explain()).code == "flow_steps_running"
+        assert [one.id for one in await app.flows.list(state="running")] == [run.id]
+        await world.drain()
+        assert await run.status() == "waiting"
+        assert "for the signal 'confirmed'" in str(await run.explain())
+        await run.signal("confirmed")
+        await world.drain()
+        assert await run.status() == "completed"
