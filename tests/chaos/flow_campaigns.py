@@ -45,6 +45,7 @@ class Campaign:
     async def started(self, *, runs: int, workers: int = 3) -> AsyncIterator[None]:
         """Workers run so many runs, each of which is sent its signal at some time."""
         os.environ[ledger.VARIABLE] = str(self._ledger)
+        await self._app.now()
         with self._stack:
             await asyncio.gather(*(self.start_worker() for _ in range(workers)))
             self._runs = [await self._start(number) for number in range(runs)]
@@ -168,6 +169,7 @@ async def join_branches(url: str, directory: Path, *, rounds: int, processes: in
     os.environ[ledger.VARIABLE] = str(path)
     app = Duetime(url, migrate=True)
     graph = flow_workload.register_fan_in(app)
+    await app.now()
     with ExitStack() as stack:
         concurrency = flow_workload.BRANCHES // processes
         for _ in range(processes):

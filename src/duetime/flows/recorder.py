@@ -27,6 +27,8 @@ _MAX_BATCH_SIZE = 500
 """Each batch is a commit, whatever its size."""
 _FIRST_WAIT_SECONDS = 0.1
 _MAX_WAIT_SECONDS = 5.0
+_FIRST_BUSY_SECONDS = 0.005
+_MAX_BUSY_SECONDS = 1.0
 
 
 class Pause(NamedTuple):
@@ -102,7 +104,15 @@ class Recorder:
             yield connection
 
     async def suspend(self, pause: Pause) -> SuspendAnswer:
-        return await self._pauses.submit(pause)
+        """Suspend a run, once no transaction is open that signals it."""
+        wait = _FIRST_BUSY_SECONDS
+        answer = await self._pauses.submit(pause)
+        while answer == "busy":
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, _MAX_BUSY_SECONDS)
+            # What it had to record is recorded.
+            answer = await self._pauses.submit(Pause([], pause.suspension))
+        return answer
 
     async def _load_many(self, runs: list[int]) -> Sequence[LoadedRun]:
         store = await self._app.store()

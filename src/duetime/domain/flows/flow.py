@@ -131,7 +131,8 @@ class Suspension(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """When the run times out, in microseconds after its start was requested."""
 
 
-SuspendAnswer = Literal["suspended", "ready", "lost"]
+SuspendAnswer = Literal["suspended", "ready", "lost", "busy"]
+"""`ready`: what it waits for is there. `busy`: a transaction that signals it is open."""
 
 
 class StepInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,12 +63,15 @@ class FlowStatements:
 
     def suspend(self, runs: Sequence[Suspension]) -> Statements:
         """Give back the jobs of runs that wait; return a `SuspendAnswer` for each."""
-        yield from self._dialect.run("flow_lock", [run.run for run in runs])
-        rows = yield from self._dialect.run("flow_suspend", list(runs))
-        answers: dict[int, SuspendAnswer] = dict(rows)
-        if not self._dialect.arms:
-            yield from self._dialect.run("flow_release", list(runs))
-        return [answers[run.run] for run in runs]
+        rows = yield from self._dialect.run("flow_try_lock", [run.run for run in runs])
+        locked = {run for (run,) in rows}
+        free = [run for run in runs if run.run in locked]
+        answers: dict[int, SuspendAnswer] = {}
+        if free:
+            answers = dict((yield from self._dialect.run("flow_suspend", free)))
+            if not self._dialect.arms:
+                yield from self._dialect.run("flow_release", free)
+        return [answers.get(run.run, "busy") for run in runs]
 
     def signal(self, run: int, name: str, data: Any, *, key: str | None, by: str) -> Statements:
         """Send a signal to a run; return False if it has one of this name and key."""

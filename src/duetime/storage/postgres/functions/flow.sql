@@ -8,6 +8,13 @@ create or replace function duetime._lock_runs(runs bigint[]) returns void
     from (select unnest(runs) as run order by 1) as r;
 $$;
 
+-- The same for those of them that nobody else has locked; returns these.
+create or replace function duetime._try_lock_runs(runs bigint[]) returns setof bigint
+    language sql as $$
+    select r.run from (select unnest(runs) as run order by 1) as r
+    where pg_try_advisory_xact_lock(hashtext('duetime.flow'), (r.run & 2147483647)::integer);
+$$;
+
 -- Make suspended runs due now. What runs, or has ended, is left alone.
 create or replace function duetime._wake_runs(runs bigint[]) returns void
     language plpgsql as $$

@@ -183,9 +183,14 @@ where s.run_id = g.run
 -- name: flow_lock
 select duetime._lock_runs(array(select value::bigint from json_array_elements_text(%s::json)));
 
+-- name: flow_try_lock
+-- Returns the runs that are locked now. The others are being signalled, in a transaction that may
+-- stay open for long: nobody else waits for it.
+select duetime._try_lock_runs(array(select value::bigint from json_array_elements_text(%s::json)));
+
 -- name: flow_suspend
 -- Runs that wait give their job back, until the first of what they wait for; their attempts begin
--- anew, since they got on. Call `flow_lock` before, in a statement of its own. Returns for each what
+-- anew, since they got on. Call `flow_try_lock` before, in a statement of its own. Returns for each what
 -- became of it: `suspended`; `ready`, if something that it waits for is there, or it is to be
 -- cancelled; or `lost`.
 with given as materialized (

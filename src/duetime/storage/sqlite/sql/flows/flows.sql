@@ -165,6 +165,10 @@ where run_id = json_extract((select doc from input), '$.doc.run')
 with input(doc) as (select ?)
 select 1 where (select doc from input) is null;
 
+-- name: flow_try_lock
+with input(doc) as (select ?)
+select value from json_each((select doc from input), '$.doc');
+
 -- name: flow_suspend
 -- Runs that wait give their job back, until the first of what they wait for; their attempts begin
 -- anew, since they got on. Unless something that they wait for is there, or they are to be cancelled.
