@@ -55,9 +55,12 @@ class StepFunction:
                 f"Task {self.task.name!r} takes a Context and cannot run inside a flow's own job. "
                 'Run it as a job: flow.step(task, …, on="queue").'
             )
-        self.name: str | None = (
-            getattr(plain, "__name__", None) if self.task is None else self.task.name
-        )
+        name = getattr(plain, "__name__", None) if self.task is None else self.task.name
+        if name is None:
+            raise InvalidInput(
+                f"The step {plain!r:.100} has no name. Wrap it in a function that has one."
+            )
+        self.name: str = name
         self.function = plain
         self.is_async = inspect.iscoroutinefunction(plain)
         self.decoder = _decoder(_hints(plain))

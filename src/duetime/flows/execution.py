@@ -11,8 +11,10 @@ from duetime.domain.flows.flow import Suspension, read_undo_key
 from duetime.domain.jobs.outcome import Snooze
 from duetime.engine.context import Context
 from duetime.errors import ClaimLost, FlowChanged, FlowTimeout, StepFailed, TransientError
-from duetime.flows.flow import Flow, Policy, Replayed, Suspended
+from duetime.flows.flow import Flow
 from duetime.flows.recorder import Pause, Recorder
+from duetime.flows.replay import Policy, Replay, Replayed, Suspended
+from duetime.flows.steps import undo
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -27,8 +29,8 @@ class FlowDefinition(NamedTuple):
     policy: Policy
     timeout: timedelta | None
 
-    def call(self, flow: Flow, args: dict[str, Any]) -> Awaitable[Any]:
-        made: Awaitable[Any] = self.function(**{self.flow_name: flow}, **args)
+    def call(self, replay: Replay, args: dict[str, Any]) -> Awaitable[Any]:
+        made: Awaitable[Any] = self.function(**{self.flow_name: Flow(replay)}, **args)
         return made
 
 
@@ -51,10 +53,10 @@ async def advance_run(
     """Go on with a run until it ends or waits."""
     while True:
         loaded = await recorder.load(ctx.id)
-        flow = Flow(ctx, recorder=recorder, loaded=loaded, policy=definition.policy)
+        replay = Replay(ctx, recorder=recorder, loaded=loaded, policy=definition.policy)
         try:
-            value = await _call_in_time(definition, flow, ctx, args, loaded.created_at)
-            if records := flow._finish():
+            value = await _call_in_time(definition, replay, ctx, args, loaded.created_at)
+            if records := replay.finish():
                 await recorder.record(ctx, records)
             return value
         except Suspended:
@@ -66,21 +68,21 @@ async def advance_run(
             raise
         except FlowChanged as error:
             # No later attempt can help; the run keeps its place until the code is mended.
-            await recorder.record(ctx, flow._fail(error))
+            await recorder.record(ctx, replay.fail(error))
             raise
         except Exception as error:
             is_final = isinstance(error, StepFailed | FlowTimeout)
-            if is_final or not flow._retry_later(error):
-                await recorder.record(ctx, flow._fail(error))
+            if is_final or not replay.retry_later(error):
+                await recorder.record(ctx, replay.fail(error))
                 raise
         pause = Pause(
-            flow._take_unrecorded(),
+            replay.take_unrecorded(),
             Suspension(
                 run=ctx.id,
                 token=ctx.token,
                 started=ctx.started_us,
                 finished=ctx.elapsed_us,
-                waits=flow._waits,
+                waits=replay.waits,
                 deadline=_microseconds(definition.timeout),
             ),
         )
@@ -94,7 +96,7 @@ async def advance_run(
 
 async def _call_in_time(
     definition: FlowDefinition,
-    flow: Flow,
+    replay: Replay,
     ctx: Context,
     args: dict[str, Any],
     created_at: datetime,
@@ -102,7 +104,7 @@ async def _call_in_time(
     """Call the function; raise `FlowTimeout` if the run has taken too long, or does meanwhile."""
     timeout = definition.timeout
     if timeout is None:
-        return await definition.call(flow, args)
+        return await definition.call(replay, args)
     now = ctx.job.claimed_at + timedelta(microseconds=ctx.elapsed_us)
     left = (created_at + timeout - now).total_seconds()
     late = FlowTimeout(ctx.id, timeout.total_seconds())
@@ -110,7 +112,7 @@ async def _call_in_time(
         raise late
     try:
         async with asyncio.timeout(left) as limit:
-            return await definition.call(flow, args)
+            return await definition.call(replay, args)
     except TimeoutError:
         if not limit.expired():
             raise
@@ -126,21 +128,21 @@ async def undo_run(
 ) -> Snooze | None:
     """Replay a run that has failed, and run its compensations, the last first."""
     loaded = await recorder.load(run_id)
-    flow = Flow(ctx, recorder=recorder, loaded=loaded, policy=definition.policy, run_id=run_id)
+    replay = Replay(ctx, recorder=recorder, loaded=loaded, policy=definition.policy, run_id=run_id)
     try:
-        await definition.call(flow, args)
+        await definition.call(replay, args)
     except FlowChanged:
         raise
     except (Exception, Replayed, Suspended):  # noqa: BLE001
         # Whatever it raises, it raised before.
         pass
     missing = [
-        record.name for record in loaded.steps.values() if record.seq < -len(flow._compensations)
+        record.name for record in loaded.steps.values() if record.seq < -len(replay.compensations)
     ]
     if missing:
         raise FlowChanged(run_id, seq=-1, recorded=f"compensation {missing[0]!r}", called=None)
-    for compensation in reversed(flow._compensations):
-        wait = await flow._undo(compensation)
+    for compensation in reversed(replay.compensations):
+        wait = await undo(replay, compensation)
         if wait is not None:
             return Snooze(wait)
     return None

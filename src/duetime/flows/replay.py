@@ -1,0 +1,358 @@
+"""One activation of a run: which call comes next, what is recorded of it, and when to suspend."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+from duetime.domain.duration import parse_duration
+from duetime.domain.flows.flow import LoadedRun, NewRecord, StepKind, StepRecord, StepState
+from duetime.domain.jobs.outcome import Discard, Outcome, Retry, Snooze
+from duetime.domain.jobs.retry import RetryPolicy
+from duetime.engine.context import Context
+from duetime.engine.executor import code_of_error, describe_exception
+from duetime.errors import FlowChanged, StepFailed
+from duetime.flows.calls import StepFunction
+from duetime.flows.recorder import Recorder
+
+COMPLETED = StepState.COMPLETED.value
+WAITING = StepState.WAITING.value
+RETRYING = StepState.RETRYING.value
+FAILED = StepState.FAILED.value
+SKIPPED = StepState.SKIPPED.value
+REGISTERED = StepState.REGISTERED.value
+_OVER = frozenset({COMPLETED, FAILED, SKIPPED})
+_TURNS = 3
+"""A run is suspended when it did nothing for so many turns of the event loop: what `gather` has
+just made needs one to start."""
+_BRANCH_CALLS = 1_000_000
+"""Calls in branches are numbered from here, in the order in which they were first made."""
+RANDOM = random.Random()
+"""One for all runs: to seed one costs 17 µs."""
+
+Policy = tuple[RetryPolicy, tuple[type[BaseException], ...]]
+
+
+class Suspended(BaseException):
+    """Unwinds a flow's function: it waits for something that has not happened yet."""
+
+
+class Replayed(BaseException):
+    """Unwinds a flow's function that only replays: nothing more is recorded."""
+
+
+class Compensation(NamedTuple):
+    """What undoes something, if the run fails."""
+
+    seq: int
+    called: StepFunction
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class Branch:
+    """An asyncio task that makes calls of a flow, one after the other.
+
+    How fast branches get on differs from one activation to the next, so each counts its own calls.
+    """
+
+    __slots__ = ("branches", "calls", "path", "replay", "task")
+
+    def __init__(self, replay: Replay, path: str, task: asyncio.Task[Any] | None) -> None:
+        self.replay = replay
+        self.path = path
+        """Empty for the function itself; else a number for each level: `2`, `2.1`."""
+        self.task = task
+        self.calls = 0
+        self.branches = 0
+
+    def fork(self) -> Branch:
+        self.branches += 1
+        return Branch(self.replay, f"{self.path}.{self.branches}".lstrip("."), None)
+
+
+current_branch: ContextVar[Branch | None] = ContextVar("duetime_flow_branch", default=None)
+
+
+class Replay:
+    """What a run has recorded, and what it records and waits for until it ends or suspends."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        *,
+        recorder: Recorder,
+        loaded: LoadedRun,
+        policy: Policy,
+        run_id: int | None = None,
+    ) -> None:
+        self.ctx = ctx
+        self.run_id = ctx.id if run_id is None else run_id
+        self.only_replays = run_id is not None
+        """The run has ended: it only replays, for its compensations."""
+        self.compensations: list[Compensation] = []
+        self.recorder = recorder
+        self.records = loaded.steps
+        self.signals = loaded.signals
+        self.policy = policy
+        self.main = Branch(self, "", asyncio.current_task())
+        self._called: set[int] = set()
+        self._places = {
+            record.place: seq for seq, record in self.records.items() if record.place is not None
+        }
+        """The numbers of calls in branches, by where they are made."""
+        self._place_of = {seq: place for place, seq in self._places.items()}
+        self._last_in_branches = max(self._place_of, default=_BRANCH_CALLS)
+        self._active = 0
+        self.moves = 0
+        """Counts the calls and branches that began: whether the function gets on."""
+        self._blocked: list[asyncio.Future[None]] = []
+        self.suspending = False
+        self.waits: list[int] = []
+        """The calls that wait, of which none can go on."""
+        self.unrecorded: dict[int, NewRecord] = {}
+        """What is to be written with the next record, by its number."""
+        failed = self.records.get(0)
+        self._failures = 0 if failed is None else failed.attempt
+        if failed is not None and failed.state == RETRYING:
+            # Its pause is over.
+            self.record_later(
+                self.new_record(0, "error", failed.name, COMPLETED, None, failed.attempt)
+            )
+
+    # Calls
+
+    def call(self, kind: StepKind, name: str) -> tuple[int, StepRecord | None]:
+        """Take the next number, and what is recorded under it."""
+        if self.suspending:
+            raise Suspended
+        here = self.branch()
+        seq, record = self._next(here)
+        while record is not None and record.kind == "version" and kind != "version":
+            # Code that no longer asks for a version is newer than it.
+            seq, record = self._next(here)
+        if record is not None and (record.kind, record.name) != (kind, name):
+            raise FlowChanged(
+                self.run_id,
+                seq=seq,
+                recorded=f"{record.kind} {record.name!r}",
+                called=f"{kind} {name!r}",
+            )
+        if self.only_replays and not is_over(record):
+            raise Replayed
+        return seq, record
+
+    def branch(self) -> Branch:
+        """The branch that makes a call. A task that was made by other means than `gather` becomes
+        one when it makes its first call."""
+        task = asyncio.current_task()
+        branch = current_branch.get()
+        if branch is None or branch.replay is not self:
+            branch = self.main
+        if branch.task is not task:
+            branch = branch.fork()
+            branch.task = task
+            current_branch.set(branch)
+        return branch
+
+    def _next(self, branch: Branch) -> tuple[int, StepRecord | None]:
+        branch.calls += 1
+        self.moves += 1
+        seq = self.number(branch, branch.calls)
+        self._called.add(seq)
+        return seq, self.records.get(seq)
+
+    def number(self, branch: Branch, call: int) -> int:
+        """The number under which this call of a branch is recorded, or will be."""
+        if branch is self.main:
+            return call
+        place = f"{branch.path}:{call}"
+        seq = self._places.get(place)
+        if seq is None:
+            self._last_in_branches += 1
+            seq = self._places[place] = self._last_in_branches
+            self._place_of[seq] = place
+        return seq
+
+    # The end of the function
+
+    def finish(self) -> list[NewRecord]:
+        """The function returned: what is left to write. Nothing has to be undone any more."""
+        self._check_finished()
+        for compensation in self.compensations:
+            if compensation.seq in self.records:
+                name = compensation.called.name
+                self.record_later(self.new_record(compensation.seq, "compensation", name, SKIPPED))
+            else:
+                self.unrecorded.pop(compensation.seq, None)
+        return self.take_unrecorded()
+
+    def _check_finished(self) -> None:
+        """Nothing may be recorded that the function did not come to."""
+        later = [
+            record
+            for record in self.records.values()
+            if record.seq > 0 and record.seq not in self._called and record.kind != "version"
+        ]
+        if later:
+            record = min(later, key=lambda record: record.seq)
+            recorded = f"{record.kind} {record.name!r}"
+            raise FlowChanged(self.run_id, seq=record.seq, recorded=recorded, called=None)
+
+    def fail(self, error: BaseException) -> list[NewRecord]:
+        """The run fails for good: what is left to write, and which call has failed."""
+        seq = error.seq if isinstance(error, StepFailed) else max(self._called, default=0) + 1
+        record = self.failed_record(0, "flow", self._failures + 1, error, self.ctx.elapsed_us)
+        record.kind, record.output = "failure", msgspec.Raw(b'{"seq": %d}' % seq)
+        self.record_later(record)
+        return self.take_unrecorded()
+
+    def retry_later(self, error: Exception) -> bool:
+        """The function itself raised an error: have it run again later, unless its attempts are
+        used up. Returns whether it does."""
+        attempt = self._failures + 1
+        wait = self.retry_after(self.policy, attempt, error)
+        if wait is None:
+            return False
+        record = self.failed_record(0, "flow", attempt, error, self.ctx.elapsed_us, wait=wait)
+        record.kind = "error"
+        self.record_later(record)
+        return True
+
+    # Records
+
+    def new_record(
+        self,
+        seq: int,
+        kind: StepKind,
+        name: str,
+        state: str,
+        output: str | None = None,
+        attempt: int = 1,
+        started: int | None = None,
+        *,
+        wait: timedelta | None = None,
+    ) -> NewRecord:
+        now = self.ctx.elapsed_us
+        return NewRecord(
+            run=self.run_id,
+            token=self.ctx.token,
+            seq=seq,
+            kind=kind,
+            name=name,
+            state=state,
+            attempt=attempt,
+            place=self._place_of.get(seq),
+            output=None if output is None else msgspec.Raw(output.encode()),
+            wait=None if wait is None else wait // timedelta(microseconds=1),
+            started=now if started is None else started,
+            finished=now if state in _OVER else None,
+            holder=None if self.run_id == self.ctx.id else self.ctx.id,
+        )
+
+    def failed_record(
+        self,
+        seq: int,
+        name: str,
+        attempt: int,
+        error: BaseException,
+        started: int,
+        *,
+        wait: timedelta | None = None,
+    ) -> NewRecord:
+        state = FAILED if wait is None else RETRYING
+        record = self.new_record(seq, "step", name, state, None, attempt, started, wait=wait)
+        record.code, record.error = code_of_error(error), describe_exception(error)
+        return record
+
+    async def record(self, record: NewRecord) -> None:
+        """Write a record, and what waits to be written; it is committed when this returns."""
+        self.record_later(record)
+        await self.recorder.record(self.ctx, self.take_unrecorded())
+
+    async def record_active(self, record: NewRecord) -> None:
+        self.start()
+        try:
+            await self.record(record)
+        finally:
+            self.stop()
+
+    def record_later(self, record: NewRecord) -> None:
+        """Write a record with the next one: what it says is not handed on before."""
+        self.unrecorded[record.seq] = record
+
+    def take_unrecorded(self) -> list[NewRecord]:
+        records, self.unrecorded = [*self.unrecorded.values()], {}
+        return records
+
+    def retry_after(self, given: Policy, attempt: int, error: BaseException) -> timedelta | None:
+        """How long to wait before the next attempt; None: there is none."""
+        policy, retry_on = given
+        if isinstance(error, Snooze):
+            return error.after
+        if isinstance(error, Discard) or attempt >= policy.max_attempts:
+            return None
+        if isinstance(error, Retry):
+            if error.after is not None:
+                return error.after
+        elif isinstance(error, Outcome) or not isinstance(error, retry_on):
+            return None
+        return parse_duration(policy.delay(attempt, error, RANDOM), name="the retry's delay")
+
+    # Suspension
+
+    def start(self) -> None:
+        if self.suspending:
+            raise Suspended
+        self._active += 1
+
+    def stop(self) -> None:
+        self._active -= 1
+        if self._blocked and not self._active:
+            self._check(_TURNS, self.moves)
+
+    async def block(self, seq: int) -> None:
+        """Wait for something outside of this process: the run goes on in another activation."""
+        if self.suspending:
+            raise Suspended
+        if self._active and self.unrecorded:
+            # Other branches still run: the wait begins now, not when they are done.
+            records = self.take_unrecorded()
+            self.start()
+            try:
+                await self.recorder.record(self.ctx, records)
+            finally:
+                self.stop()
+        self.waits.append(seq)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._blocked.append(future)
+        if not self._active:
+            self._check(_TURNS, self.moves)
+        await future
+
+    def _check(self, turns: int, moves: int) -> None:
+        """Suspend the run if nothing of it runs, and nothing begins to."""
+        if self._active or self.suspending:
+            return
+        if self.moves != moves:
+            turns, moves = _TURNS, self.moves
+        if turns:
+            asyncio.get_running_loop().call_soon(self._check, turns - 1, moves)
+            return
+        self.suspending = True
+        for future in self._blocked:
+            if not future.done():
+                future.set_exception(Suspended())
+
+
+def is_over(record: StepRecord | None) -> bool:
+    """Whether the call returns or raises when it is replayed."""
+    if record is None:
+        return False
+    return record.state in _OVER or (record.kind == "sleep" and record.is_due)

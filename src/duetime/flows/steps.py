@@ -1,0 +1,338 @@
+"""What each kind of call does: replay what is recorded, or do it and record it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from duetime.domain.flows.flow import StepKind, StepRecord, step_key
+from duetime.domain.jobs.job import NewJob
+from duetime.domain.jobs.outcome import Discard, Outcome, Snooze
+from duetime.domain.jobs.task import TaskDefinition
+from duetime.engine.executor import code_of_error, describe_exception, write_json
+from duetime.errors import ClaimLost, InvalidInput, SignalTimeout, StepFailed, TransientError
+from duetime.flows.calls import Step, StepFunction
+from duetime.flows.replay import (
+    COMPLETED,
+    FAILED,
+    RETRYING,
+    WAITING,
+    Compensation,
+    Replay,
+    Suspended,
+    is_over,
+)
+from duetime.telemetry.events import log_event
+
+T = TypeVar("T")
+
+log = logging.getLogger("duetime.flows")
+
+NO_DEFAULT: Any = object()
+_IN_PLACE = timedelta(seconds=1)
+"""A retry that is due so soon is waited for; else the run is suspended."""
+_TIMED_OUT = "timed_out"
+
+
+async def call_step(
+    replay: Replay,
+    called: StepFunction,
+    seq: int,
+    record: StepRecord | None,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    attempt = 0
+    if record is not None:
+        if record.state == COMPLETED:
+            return _decode(called.decoder, record.output)
+        if record.state == FAILED:
+            raise _failure(record)
+        attempt = record.attempt
+        if record.state == RETRYING and not record.is_due:
+            await replay.block(seq)
+    name = called.name
+    replay.start()
+    try:
+        if any(number < 0 for number in replay.unrecorded):
+            # Whatever ends the run from now on, it is known what has to be undone.
+            await replay.recorder.record(replay.ctx, replay.take_unrecorded())
+        while True:
+            attempt += 1
+            started = replay.ctx.elapsed_us
+            try:
+                value = await called.call(args, kwargs, _make_step(replay, seq, attempt))
+                if isinstance(value, Outcome):
+                    raise value
+                output = _encode(name, value)
+            except (ClaimLost, TransientError):
+                raise
+            except Exception as error:
+                wait = replay.retry_after(called.retry or replay.policy, attempt, error)
+                if isinstance(error, Snooze):
+                    attempt -= 1
+                if wait is None:
+                    await replay.record(replay.failed_record(seq, name, attempt, error, started))
+                    raise _failed_as(name, seq, error) from error
+                if wait > _IN_PLACE:
+                    failed = replay.failed_record(seq, name, attempt, error, started, wait=wait)
+                    replay.record_later(failed)
+                    break
+                await asyncio.sleep(wait.total_seconds())
+            else:
+                await replay.record(
+                    replay.new_record(seq, "step", name, COMPLETED, output, attempt, started)
+                )
+                return _decode(called.decoder, output)
+    finally:
+        replay.stop()
+    return await replay.block(seq)
+
+
+async def call_in_transaction(
+    replay: Replay,
+    called: StepFunction,
+    name: str,
+    seq: int,
+    record: StepRecord | None,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """As `_step`; but nothing that failed has happened, and it is not retried in place."""
+    if record is not None and record.state == COMPLETED:
+        return _decode(called.decoder, record.output)
+    if record is not None and record.state == FAILED:
+        raise _failure(record)
+    if record is not None and not record.is_due:
+        await replay.block(seq)
+    attempt = 1 if record is None else record.attempt + 1
+    replay.start()
+    started = replay.ctx.elapsed_us
+    done = replay.new_record(seq, "transaction", name, COMPLETED, None, attempt, started)
+    try:
+        async with replay.recorder.transaction(replay.ctx, done) as connection:
+            value = await called.call((connection, *args), kwargs, _make_step(replay, seq, attempt))
+            if isinstance(value, Outcome):
+                raise value
+            output = _encode(name, value)
+            done.output = None if output is None else msgspec.Raw(output.encode())
+            done.finished = replay.ctx.elapsed_us
+        return _decode(called.decoder, output)
+    except (ClaimLost, TransientError):
+        raise
+    except Exception as error:
+        wait = replay.retry_after(called.retry or replay.policy, attempt, error)
+        failed = replay.failed_record(seq, name, attempt, error, started, wait=wait)
+        failed.kind = "transaction"
+        if wait is None:
+            await replay.record(failed)
+            raise _failed_as(name, seq, error) from error
+        replay.record_later(failed)
+    finally:
+        replay.stop()
+    return await replay.block(seq)
+
+
+async def run_jobs(
+    replay: Replay,
+    calls: Sequence[tuple[int, StepRecord | None, NewJob]],
+    task: Any,
+    *,
+    one: bool,
+) -> Any:
+    """Have jobs do steps, and wait for them."""
+    batch = None if one or not calls else calls[0][0]
+    if fresh := [(seq, job) for seq, record, job in calls if record is None]:
+        replay.start()
+        try:
+            starts = []
+            for seq, job in fresh:
+                kind: StepKind = "child" if getattr(task, "is_flow", False) else "job"
+                waiting = replay.new_record(seq, kind, job.task, WAITING)
+                waiting.batch = batch
+                starts.append((waiting, replace(job, key=step_key(replay.run_id, seq))))
+            if replay.unrecorded:
+                await replay.recorder.record(replay.ctx, replay.take_unrecorded())
+            await replay.recorder.start_jobs(replay.ctx, starts)
+        finally:
+            replay.stop()
+    if waiting_for := [seq for seq, record, _ in calls if record is None or not is_over(record)]:
+        replay.waits += waiting_for[1:]
+        await replay.block(waiting_for[0])
+    results = []
+    for _, record, _ in calls:
+        assert record is not None
+        if record.state == FAILED:
+            raise _failure(record)
+        results.append(_decode_as(task.definition, record.output, replay.run_id))
+    return results[0] if one else results
+
+
+async def call_for_each(
+    replay: Replay,
+    called: StepFunction,
+    calls: Sequence[tuple[int, StepRecord | None, Any]],
+    concurrency: int,
+) -> list[Any]:
+    results: list[Any] = [None] * len(calls)
+    places = iter(range(len(calls)))
+    failed = False
+
+    async def work() -> None:
+        nonlocal failed
+        for place in places:
+            seq, record, item = calls[place]
+            try:
+                results[place] = await call_step(replay, called, seq, record, (item,), {})
+            except BaseException:
+                failed = True
+                raise
+            if failed:
+                return
+
+    await gather([work() for _ in range(min(concurrency, len(calls)))])
+    return results
+
+
+async def sleep(replay: Replay, seq: int, record: StepRecord | None, wait: timedelta) -> None:
+    if record is not None and (record.state == COMPLETED or record.is_due):
+        if record.state != COMPLETED:
+            replay.record_later(replay.new_record(seq, "sleep", "sleep", COMPLETED))
+        return
+    if record is None:
+        replay.record_later(replay.new_record(seq, "sleep", "sleep", WAITING, wait=wait))
+    await replay.block(seq)
+
+
+async def wait_for_signal(
+    replay: Replay,
+    seq: int,
+    record: StepRecord | None,
+    name: str,
+    wait: timedelta | None,
+    default: Any,
+    correlation: str | None,
+) -> Any:
+    if record is None or record.state == WAITING:
+        signal = next((signal for signal in replay.signals if signal.name == name), None)
+        if signal is not None:
+            replay.signals.remove(signal)
+            taken = replay.new_record(seq, "signal", name, COMPLETED, signal.data)
+            taken.signal = signal.id
+            await replay.record_active(taken)
+            return None if signal.data is None else msgspec.json.decode(signal.data)
+        if record is None or not record.is_due:
+            if record is None:
+                waiting = replay.new_record(seq, "signal", name, WAITING, wait=wait)
+                waiting.correlation = correlation
+                replay.record_later(waiting)
+            await replay.block(seq)
+        late = replay.new_record(seq, "signal", name, COMPLETED)
+        late.code = _TIMED_OUT
+        await replay.record_active(late)
+    elif record.error_code != _TIMED_OUT:
+        return _decode(None, record.output)
+    if default is NO_DEFAULT:
+        raise SignalTimeout(name)
+    return default
+
+
+async def record_value(replay: Replay, kind: StepKind, make: Callable[[], T], type_: type[T]) -> T:
+    seq, record = replay.call(kind, kind)
+    if record is not None:
+        return msgspec.json.decode(record.output or "null", type=type_)
+    output = msgspec.json.encode(make()).decode()
+    await replay.record_active(replay.new_record(seq, kind, kind, COMPLETED, output))
+    return msgspec.json.decode(output, type=type_)
+
+
+async def undo(replay: Replay, compensation: Compensation) -> timedelta | None:
+    """Run a compensation, and record it. Returns how long to wait before it is tried again."""
+    seq, called, args, kwargs = compensation
+    record = replay.records.get(seq)
+    if record is not None and record.state in (COMPLETED, FAILED):
+        return None
+    attempt = 1 if record is None or record.state != RETRYING else record.attempt + 1
+    started, name, wait = replay.ctx.elapsed_us, called.name, None
+    try:
+        value = await called.call(args, kwargs, _make_step(replay, seq, attempt))
+        if isinstance(value, Outcome):
+            raise value
+        done = replay.new_record(seq, "compensation", name, COMPLETED, None, attempt, started)
+    except (ClaimLost, TransientError):
+        raise
+    except Exception as error:  # noqa: BLE001 -- it may raise anything.
+        wait = replay.retry_after(called.retry or replay.policy, attempt, error)
+        done = replay.failed_record(seq, name, attempt, error, started, wait=wait)
+        done.kind = "compensation"
+        if wait is None:
+            log_event(
+                log,
+                logging.ERROR,
+                "compensation_failed",
+                "The compensation %(step)s of run %(run_id)s failed, and is not tried again: "
+                "%(error)s",
+                job_id=replay.ctx.id,
+                run_id=replay.run_id,
+                step=name,
+                error=done.error,
+                exc_info=error,
+            )
+    await replay.recorder.record(replay.ctx, [done])
+    return wait
+
+
+def new_job(task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **changes: Any) -> NewJob:
+    job: NewJob = task.job(*args, **kwargs)
+    return replace(job, **changes)
+
+
+def _make_step(replay: Replay, seq: int, attempt: int) -> Step:
+    return Step(replay.run_id, seq, key=f"{replay.ctx.key}_{seq}", attempt=attempt)
+
+
+async def gather(calls: Iterable[Awaitable[Any]]) -> Any:
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    for error in errors:
+        # A branch that waits comes before one that failed: the other may go on meanwhile.
+        if isinstance(error, Suspended):
+            raise error
+    if errors:
+        raise errors[0]
+    return tuple(results)
+
+
+def _encode(name: str, value: Any) -> str | None:
+    """Return a step's output as JSON. What it did is done: another attempt would do it again."""
+    try:
+        return None if value is None else write_json(value, what=f"output of step {name!r}")
+    except InvalidInput as error:
+        raise Discard(str(error)) from None
+
+
+def _decode(decoder: msgspec.json.Decoder[Any] | None, output: str | None) -> Any:
+    if output is None:
+        return None
+    return msgspec.json.decode(output) if decoder is None else decoder.decode(output)
+
+
+def _decode_as(definition: TaskDefinition, output: str | None, run_id: int) -> Any:
+    plain = None if output is None else msgspec.json.decode(output)
+    return definition.decode_result(plain, job_id=run_id)
+
+
+def _failure(record: StepRecord) -> StepFailed:
+    return StepFailed(record.name, seq=record.seq, error=record.error, error_code=record.error_code)
+
+
+def _failed_as(name: str, seq: int, error: BaseException) -> StepFailed:
+    return StepFailed(
+        name, seq=seq, error=describe_exception(error), error_code=code_of_error(error)
+    )
