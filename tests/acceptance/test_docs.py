@@ -166,6 +166,7 @@ def test_every_reason_that_is_stored_has_a_sentence() -> None:
     sql = "".join(file.read_text() for file in source.rglob("*.sql"))
     made = set(re.findall(r"\bReason(?:\.of)?\(\s*\"(\w+)\"", python))
     made |= set(re.findall(r"'code', '(\w+)'", sql))
+    made |= set(re.findall(r'"code": "(\w+)"', sql))
 
     assert made - {"facts", "from_a_newer_version", "unreadable_reason"} <= REASONS.keys()
     assert len(made) > 20

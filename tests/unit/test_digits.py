@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ import pytest
 from duetime.cli.number import Number
 from duetime.domain.duration import parse_duration
 from duetime.domain.jobs.rate import parse_rate
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.quiet import parse_quiet
 from duetime.domain.reminders.rule_text import parse_rule
 from duetime.domain.reminders.tracking import read_due
@@ -40,8 +42,6 @@ PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "step of an RRULE": (lambda text: timetable(text, tz="UTC"), "RRULE:FREQ=DAILY;INTERVAL=5"),
     "day of an RRULE": (lambda text: timetable(text, tz="UTC"), "RRULE:FREQ=MONTHLY;BYDAY=2MO"),
     "exclusion": (lambda text: timetable("0 9 * * *", tz="UTC", exclude=[text]), "2030-01-01"),
-    "number as a due time": (lambda text: read_due(text, "UTC"), "1900000000"),
-    "due time": (lambda text: read_due(text, "UTC"), "2030-01-01 09:00"),
 }
 
 
@@ -53,6 +53,15 @@ def test_digits_of_other_scripts_are_refused(what: str, script: str) -> None:
 
     with pytest.raises(InvalidInput):
         parse(text.translate(str.maketrans(DIGITS, OTHERS[script])))
+
+
+@pytest.mark.parametrize("script", OTHERS)
+@pytest.mark.parametrize("text", ["1900000000", "2030-01-01 09:00"])
+def test_digits_of_other_scripts_in_a_row_are_no_due_time(text: str, script: str) -> None:
+    due = read_due(text.translate(str.maketrans(DIGITS, OTHERS[script])), "UTC")
+
+    assert isinstance(read_due(text, "UTC"), datetime)
+    assert isinstance(due, Reason)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from duetime.domain.page import (
     make_page,
     read_cursor,
 )
-from duetime.domain.reasons import Explanation
+from duetime.domain.reasons import Explanation, Reason
 from duetime.domain.schedules.explain import explain_schedule, explain_tick
 from duetime.domain.schedules.plan import stands_for
 from duetime.domain.schedules.presets import find_preset
@@ -87,7 +87,7 @@ class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
     pause_reason: str | None
     paused_until: datetime | None
     failures: int
-    broken: str | None
+    broken: Reason | None
     owner: str | None
     declared: bool
     revision: int
@@ -517,7 +517,7 @@ class Schedules:
 
         answer = await self._app._perform(begin, tx, reads=reads, computes=True)
         for name, reason in statements[-1].set_aside.items():
-            ScheduleEvents().broken(name, reason)
+            ScheduleEvents().broken(name, str(reason))
         return answer
 
     def _found(self, name: str, found: bool) -> None:

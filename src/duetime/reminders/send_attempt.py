@@ -23,6 +23,7 @@ from duetime.domain.reminders.delivery import (
     channels_failed,
     clean_error,
     clean_external_id,
+    explain_exception,
 )
 from duetime.domain.reminders.recipient import Route
 from duetime.domain.reminders.reminder import REMIND_TASK
@@ -113,8 +114,6 @@ class SendAttempt:
     def update(self, channel: str, status: DeliveryStatus, *, tried: int = 1, **more: Any) -> None:
         """Keep what a channel did just now, to be recorded with the attempt."""
         known = self.known(channel)
-        if (error := more.get("error")) is not None:
-            more["error"] = clean_error(error)
         self._deliveries[channel] = msgspec.structs.replace(
             known, status=status, attempts=known.attempts + tried, **{"next_at": None, **more}
         )
@@ -166,7 +165,7 @@ class SendAttempt:
             outcome = raised
         except Exception as error:
             if not self._ctx.committed:
-                self.update(HANDLER, DeliveryStatus.PENDING, error=error)
+                self.update(HANDLER, DeliveryStatus.PENDING, error=explain_exception(error))
             raise
         answer = _read_answer(outcome)
         if isinstance(answer, Sent):
@@ -174,7 +173,7 @@ class SendAttempt:
         elif isinstance(answer, Retry | Discard) and not self._ctx.committed:
             lasts = isinstance(answer, Discard)
             status = DeliveryStatus.FAILED if lasts else DeliveryStatus.PENDING
-            self.update(HANDLER, status, error=answer)
+            self.update(HANDLER, status, error=_explain_outcome(answer))
         return answer
 
     def sent_by_handler(self, result: Any) -> SendAttempt:
@@ -196,8 +195,8 @@ class SendAttempt:
         for route in [route for route in routes if self._is_due(route.channel)] or routes:
             configured = channels.get(route.channel)
             if configured is None:
-                error = f"there is no channel {route.channel!r} here"
-                self.update(route.channel, DeliveryStatus.FAILED, tried=0, error=error)
+                missing = Reason.of("channel_missing", channel=route.channel)
+                self.update(route.channel, DeliveryStatus.FAILED, tried=0, error=missing)
                 continue
             try:
                 message = await self._make(route)
@@ -246,28 +245,27 @@ class SendAttempt:
         try:
             sent = await configured.channel.send(message)
         except NotSent as error:
-            failure = error
+            failure, reason = error, Reason.of("not_sent", text=clean_error(error))
         except Exception as error:  # noqa: BLE001 A channel may raise anything: others are tried.
-            said = f"{type(error).__name__}: {clean_error(error)}"
-            failure, broke = NotSent(said, transient=True), error
+            failure, broke = NotSent(str(error), transient=True), error
+            reason = explain_exception(error)
         else:
             answer = _read_answer(sent)
             answer = answer if isinstance(answer, Sent) else Sent()
             self.mark_sent(name, answer)
             return answer
-        said = clean_error(failure)
         if failure.disable:
-            self.disabled.append((route, said))
+            self.disabled.append((route, clean_error(failure)))
         tried = self.known(name).attempts + 1
         if failure.transient and tried < (configured.tries or tried + 1):
             wait, is_in_time = await self._next_try(configured, tried, failure)
             if wait is not None:
                 at = await self._app.now() + wait
-                self.update(name, DeliveryStatus.PENDING, error=said, next_at=at)
+                self.update(name, DeliveryStatus.PENDING, error=reason, next_at=at)
                 if is_in_time and tried < (configured.tries or self._ctx.job.max_attempts):
-                    return self._again(wait, channel_failed(name, tried, said), broke)
+                    return self._again(wait, channel_failed(name, tried, reason), broke)
                 return None
-        self.update(name, DeliveryStatus.FAILED, error=said)
+        self.update(name, DeliveryStatus.FAILED, error=reason)
         return None
 
     async def _wait_for_place(self, channel: str, rate: Rate) -> Outcome | None:
@@ -330,6 +328,16 @@ async def _call(handler: Callable[..., Any], what: Any, ctx: Context) -> Any:
     if inspect.iscoroutinefunction(handler):
         return await handler(*args)
     return await asyncio.to_thread(handler, *args)
+
+
+def _explain_outcome(outcome: Retry | Discard) -> Reason:
+    """Why a handler did not send it, in its own words if it gave any."""
+    said = outcome.args[0] if outcome.args else None
+    if isinstance(said, Reason):
+        return said
+    if said in (None, ""):
+        return Reason("retry" if isinstance(outcome, Retry) else "discarded")
+    return Reason.of("not_sent", text=clean_error(said))
 
 
 def _read_answer(value: Any) -> Sent | Outcome:

@@ -346,7 +346,7 @@ class Planner(Follower):
         answer = await self._store.transact(statements, reads=reads, computes=computes)
         for planning in (self._schedules, self._statements):
             for name, reason in planning.set_aside.items():
-                self._events.broken(name, reason)
+                self._events.broken(name, str(reason))
             for name in planning.unreadable.keys() - self._unreadable:
                 self._events.unreadable(name, planning.unreadable[name])
             self._unreadable |= planning.unreadable.keys()

@@ -103,7 +103,7 @@ async def test_an_early_failure_is_kept_and_the_next_channel_is_asked(
         audit = [event.action for event in await app.audit.list(entity="subject:game")]
 
     assert (len(box.asked), len(push.messages)) == (1, 1)
-    assert (first.status, first.external_id, first.error) == (told, "call-1", "told early")
+    assert (first.status, first.external_id, str(first.error)) == (told, "call-1", "told early")
     assert (second.channel, second.status) == ("push", "sent")
     assert (reminder.status, reminder.channel) == ("sent", "push")
     assert (again, late) == (0, 0)
@@ -121,7 +121,7 @@ async def test_an_early_failure_of_the_only_channel_fails_and_escalates(app: Due
 
     assert [message.recipient for message in box.asked] == ["ann", "bob"]
     assert (ann.status, bob.status) == ("failed", "failed")
-    assert str(ann.reason) == "phone took it, and reported later that it failed: told early"
+    assert str(ann.reason) == "phone accepted it, and reported later that it failed: told early"
     assert bob.reason == ann.reason
     assert jobs == []
 
@@ -182,7 +182,7 @@ async def test_a_handler_that_completed_its_job_is_told_of_an_early_failure(app:
 
     assert len(calls) == 1
     assert (reminder.status, str(reminder.reason)) == (
-        "failed", "handler took it, and reported later that it failed: busy",
+        "failed", "handler accepted it, and reported later that it failed: busy",
     )  # fmt: skip
 
 
@@ -304,7 +304,7 @@ async def test_an_early_failure_of_a_digest_has_the_next_channel_asked(
     [digest] = push.messages
     assert len(box.digests) == 1
     assert len(digest.data["reminders"]) == 3
-    assert (first.channel, first.status, first.error) == ("phone", told, "told early")
+    assert (first.channel, first.status, str(first.error)) == ("phone", told, "told early")
     assert (second.channel, second.status) == ("push", "sent")
     assert {(one.status.value, one.channel) for one in reminders} == {("sent", "push")}
     assert [event.action for event in events].count("delivery.receipt") == 1
@@ -323,7 +323,7 @@ async def test_an_early_failure_of_the_only_channel_of_a_digest_fails_all_of_it(
 
     assert len(box.digests) == 1
     assert [one.status for one in reminders] == ["failed"] * 3
-    assert "phone took it, and reported later that it failed: told early" in str(
+    assert "phone accepted it, and reported later that it failed: told early" in str(
         reminders[0].reason
     )
     assert jobs == []

@@ -10,6 +10,7 @@ import pytest
 
 from duetime import Constant, Context, Digest, Discard, Duetime, Reminder, Sent, Skip
 from duetime.channels.channel import Message, NotSent
+from duetime.domain.reasons import Reason
 from tests.conformance.reminders.test_deliveries import HOUR, START, Box, only, put, told
 from tests.conftest import Backend
 from tests.waiting import until
@@ -391,7 +392,7 @@ async def test_a_digest_waits_for_a_channel_that_is_down_and_records_what_failed
 
     assert len(waiting) == 3
     assert [(one.channel, one.status.value, one.error) for one in pending] == [
-        ("broker", "pending", "the broker is away")
+        ("broker", "pending", Reason.of("not_sent", text="the broker is away"))
     ]
     assert pending[0].attempts >= 2
     assert len({message.key for message in broker.asked}) == 1

@@ -21,7 +21,7 @@ import pytest
 
 from duetime import Constant, Context, Duetime, JobState, Task
 from duetime.domain.jobs.job import NewJob
-from duetime.domain.reasons import Reason
+from duetime.domain.reasons import Reason, read_reason
 from duetime.domain.schedules.schedule import Overlap, TickStatus
 from duetime.storage.schedules.rows import TickInfo
 from duetime.storage.schedules.runs import RunStatements
@@ -928,10 +928,11 @@ UNREADABLE = {
 }
 
 
-async def stored_reason(app: Duetime, backend: Backend, name: str) -> str:
+async def stored_reason(app: Duetime, backend: Backend, name: str) -> Reason | None:
     """Why the schedule was set aside: stored, not only found by the reader."""
-    sql = f"select broken from {table(backend, 'schedule')} where name = '{name}'"
-    return str((await asyncio.to_thread(effects.run, backend.url, sql))[0][0] or "")
+    text = "broken::text" if backend.is_postgres else "broken"
+    sql = f"select {text} from {table(backend, 'schedule')} where name = '{name}'"
+    return read_reason((await asyncio.to_thread(effects.run, backend.url, sql))[0][0])
 
 
 @on_two
@@ -956,8 +957,10 @@ async def test_what_cannot_be_read_is_set_aside_and_stops_no_other(
 
     assert statuses(rows) == ["fired", "fired"]
     for name, (_, _, reason) in UNREADABLE.items():
-        assert reason in reasons[name], name
-        assert infos[name].broken == reasons[name]
+        assert reason in str(reasons[name]), name
+        broken = infos[name].broken
+        assert broken is not None
+        assert (broken.code, str(broken)) == ("definition_unusable", str(reasons[name]))
         assert not infos[name].enabled
     assert pending == [], "what was armed before is superseded"
     aside = [event for event in events if event.action == "schedule.set_aside"]
@@ -1106,7 +1109,7 @@ async def test_a_schedule_written_by_sql_is_planned_by_a_running_worker(
     assert second[1] - second[0] == 24 * HOUR
     assert sorted(job.run_at for job in jobs if job.run_at) == second
     assert info.next_run_at == second[0]
-    assert "NOW AND THEN" in reason
+    assert "NOW AND THEN" in str(reason)
     assert actors == {("duetime", "schedule.put")}
 
 

@@ -112,4 +112,4 @@ def _remarks(delivery: Delivery) -> str:
     if delivery.status is DeliveryStatus.PENDING and delivery.next_at is not None:
         again = f"again at {iso(delivery.next_at.replace(microsecond=0))}"
         return f"{delivery.error}; {again}" if delivery.error else again
-    return delivery.error or ""
+    return str(delivery.error or "")

@@ -289,7 +289,7 @@ def _preview_stored(target: Target, name: str, count: int, since: datetime | Non
         return
     echo(f"{info.name}: {info.when}")
     if info.broken is not None:
-        echo(f"It is broken and does not run: {info.broken}")
+        echo(f"It is broken and does not run: {one_line(info.broken)}")
         return
     if info.paused_at is not None:
         until = f" until {iso(info.paused_until)}" if info.paused_until else ""

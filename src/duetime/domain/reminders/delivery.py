@@ -36,7 +36,7 @@ class DeliveryStatus(StrEnum):
 
     @property
     def gave_up(self) -> bool:
-        """Whether this channel is not asked again."""
+        """Whether this channel is not tried again."""
         return self in (DeliveryStatus.BOUNCED, DeliveryStatus.FAILED)
 
 
@@ -81,10 +81,10 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     status: DeliveryStatus
     attempts: int
     external_id: str | None
-    error: str | None
-    """Of the last attempt that failed."""
+    error: Reason | None
+    """Of the last attempt that failed, or of the receipt that reported a failure."""
     next_at: datetime | None
-    """When the channel is asked again, if it is pending."""
+    """When the channel is tried again, if it is pending."""
     sent_at: datetime | None
     updated_at: datetime
 
@@ -96,6 +96,15 @@ def clean_error(error: object) -> str:
     'no\\\\0 such number \\\\ud800'
     """
     return " ".join(_storable(error).split())[:_MAX_ERROR_LENGTH] or type(error).__name__
+
+
+def explain_exception(error: BaseException) -> Reason:
+    """What an exception says, as the reason why something was not sent.
+
+    >>> str(explain_exception(OSError("no route")))
+    'OSError: no route'
+    """
+    return Reason.of("exception", type=type(error).__name__, text=clean_error(error))
 
 
 def clean_external_id(value: object) -> str | None:
@@ -133,7 +142,7 @@ def _storable(value: object) -> str:
 
 
 def read_receipt(status: str) -> DeliveryStatus:
-    """Return the status that a receipt may tell, or raise `InvalidInput`."""
+    """Return the status that a receipt may report, or raise `InvalidInput`."""
     if status not in _RECEIPTS:
         raise InvalidInput(
             f"{status!r:.60} is not a status of a receipt. Use one of: {', '.join(_RECEIPTS)}."
@@ -142,7 +151,7 @@ def read_receipt(status: str) -> DeliveryStatus:
 
 
 def comes_after(status: DeliveryStatus, known: DeliveryStatus) -> bool:
-    """Whether a receipt tells more than is known. Late ones and repetitions do not.
+    """Whether a receipt reports more than is known. Late ones and repetitions do not.
 
     >>> comes_after(DeliveryStatus.DELIVERED, DeliveryStatus.SENT)
     True
@@ -156,7 +165,8 @@ def explain_failure(delivery: Delivery) -> Reason:
     """Say how often a channel failed, and how the last time.
 
     >>> str(explain_failure(Delivery(id=1, reminder_id=1, round=0, channel="push", key="k",
-    ...     attempts=3, status=DeliveryStatus.FAILED, external_id=None, error="no answer.",
+    ...     attempts=3, status=DeliveryStatus.FAILED, external_id=None,
+    ...     error=Reason.of("not_sent", text="no answer."),
     ...     next_at=None, sent_at=None, updated_at=datetime.min)))
     'push failed 3 times: no answer'
     """
@@ -168,18 +178,14 @@ def explain_failure(delivery: Delivery) -> Reason:
     elif failures:
         return channel_failed(delivery.channel, failures, delivery.error)
     else:
-        code = "channel_not_asked"
-    return Reason.of(code, channel=delivery.channel, text=_clause(delivery.error))
+        code = "channel_not_tried"
+    return Reason.of(code, channel=delivery.channel, why=delivery.error)
 
 
-def channel_failed(channel: str, times: int, error: str | None) -> Reason:
+def channel_failed(channel: str, times: int, error: Reason | None) -> Reason:
     """A channel failed so often, and the last time so."""
     often = times if times > 1 else None
-    return Reason.of("channel_failed", channel=channel, times=often, text=_clause(error))
-
-
-def _clause(error: str | None) -> str | None:
-    return None if error is None else error.rstrip(".") or None
+    return Reason.of("channel_failed", channel=channel, times=often, why=error)
 
 
 def explain_receipt(channel: str, status: DeliveryStatus) -> Reason:

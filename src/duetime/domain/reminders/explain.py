@@ -30,10 +30,10 @@ REMINDER_SENTENCES = {
     "failed": f"{_WHAT} {_NOT_SENT}",
     # Its steps, after the stored reason and what channels did.
     "failed_before": "Before that, {channels:reasons}.",
-    "asked_again": "{channel} is asked again at {next_at}.",
+    "tried_again": "{channel} is tried again at {next_at}.",
     "acknowledged": "It was acknowledged by {by} at {at}.",
     "delivered": "It was delivered.",
-    "row_problem": "Of its row something cannot be used: {text}.",
+    "row_problem": "Part of its row cannot be used: {reason:reason}.",
     "repeats": "It is of the occurrence of {occurrence}; the subject repeats: {repeats}.",
 }
 
@@ -98,8 +98,8 @@ def _steps(
     if reminder.status is ReminderStatus.ARMED:
         for delivery in deliveries:
             if delivery.status is DeliveryStatus.PENDING and (delivery.next_at or now) > now:
-                asked = {"channel": delivery.channel, "next_at": delivery.next_at}
-                yield make_explanation(REMINDER_SENTENCES, "asked_again", asked)
+                again = {"channel": delivery.channel, "next_at": delivery.next_at}
+                yield make_explanation(REMINDER_SENTENCES, "tried_again", again)
 
 
 def _steps_after(
@@ -120,7 +120,7 @@ def _steps_after(
 
 def _steps_of_subject(reminder: Reminder, subject: Subject | None) -> Iterator[Explanation]:
     if subject is not None and subject.problem is not None:
-        problem = {"text": subject.problem}
+        problem = {"reason": subject.problem}
         yield make_explanation(REMINDER_SENTENCES, "row_problem", problem)
     if subject is not None and subject.repeats is not None:
         which = {"occurrence": reminder.due_at, "repeats": subject.repeats.describe()}

@@ -41,7 +41,7 @@ SUBJECT_SENTENCES = {
     # Its steps, after what the levels set and who has muted it.
     "no_recipients": "It has no recipients: each reminder is sent once, to nobody in particular.",
     "outcome": "{count} of its reminders are {status}[: {reason:reason}].",
-    "row_problem": "Part of its row cannot be used: {text}.",
+    "row_problem": "Part of its row cannot be used: {reason:reason}.",
 }
 
 
@@ -140,5 +140,5 @@ def _steps(subject: Subject, reminders: Sequence[Reminder]) -> Iterator[Explanat
         outcome = {"count": count, "status": status.value, "reason": last.reason}
         yield make_explanation(SUBJECT_SENTENCES, "outcome", outcome)
     if subject.problem is not None:
-        problem = {"text": subject.problem}
+        problem = {"reason": subject.problem}
         yield make_explanation(SUBJECT_SENTENCES, "row_problem", problem)

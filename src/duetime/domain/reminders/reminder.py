@@ -72,7 +72,7 @@ class Subject(msgspec.Struct, kw_only=True):
     """When it is due again and again; then `due_at` is None."""
     planned: tuple[datetime, datetime] | None = None
     """Since when, and until when, its occurrences are armed."""
-    problem: str | None = None
+    problem: Reason | None = None
     """What of a tracked row could not be used."""
     stale: bool = False
     """It has changed, and a worker has yet to compute its reminders. Only `get` says it."""

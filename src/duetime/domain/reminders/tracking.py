@@ -10,6 +10,7 @@ from typing import Any, Required, TypedDict
 import msgspec
 
 from duetime.domain.checks import MAX_NAME_LENGTH, check_moment, check_name, check_text
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.reminder import MAX_RECIPIENTS, Subject
 from duetime.domain.reminders.rule import Rule
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules
@@ -208,36 +209,38 @@ def check_columns(track: Track, columns: Iterable[str]) -> Track:
     )
 
 
-def read_subject(track: Track, ref: str, row: Mapping[str, Any]) -> tuple[Subject, str | None]:
-    """Return the subject that a row of SQLite tells, and what in it could not be read."""
-    problems: list[str] = []
+def read_subject(track: Track, ref: str, row: Mapping[str, Any]) -> tuple[Subject, Reason | None]:
+    """Return the subject of a row of SQLite, and what of the row could not be used.
+
+    `duetime._track_rows` does it in SQL.
+    """
+    problems: list[Reason] = []
     zone = track.zone or "UTC"
     if row["tz"] is not None:
         try:
             zone = parse_zone(row["tz"]).key
         except InvalidInput:
-            problems.append(f"there is no time zone {str(row['tz'])[:60]!r}: {zone} is used")
-    due = None
-    try:
-        due = read_due(row["due"], track.due_zone or zone)
-    except InvalidInput as error:
-        problems.append(str(error))
+            problems.append(Reason.of("zone_unknown", tz=str(row["tz"])[:60], used=zone))
+    due = read_due(row["due"], track.due_zone or zone)
+    if isinstance(due, Reason):
+        problems.append(due)
+        due = None
     scope = None if row["scope"] in (None, "") else str(row["scope"])
     if scope is not None and len(scope) > MAX_NAME_LENGTH:
         scope = None
-        problems.append(f"its scope has more than {MAX_NAME_LENGTH} characters: it is in none")
+        problems.append(Reason.of("scope_too_long", limit=MAX_NAME_LENGTH))
     given = _read_recipients(row["recipients"])
     recipients = tuple(name for name in given if len(name) <= MAX_NAME_LENGTH)
     if len(given) > MAX_RECIPIENTS:
         # Without recipients its reminder would go to whom the handler says.
         recipients, due = (), None
-        problems.append(f"it has more than {MAX_RECIPIENTS} recipients: nobody is reminded")
+        problems.append(Reason.of("too_many_recipients", limit=MAX_RECIPIENTS))
     elif len(recipients) < len(given):
-        problems.append(f"a recipient of more than {MAX_NAME_LENGTH} characters is left out")
+        problems.append(Reason.of("recipient_too_long", limit=MAX_NAME_LENGTH))
     data = row["data"]
     if len(msgspec.json.encode(data)) > MAX_DATA_BYTES:
         data = {}
-        problems.append("its data takes more than 1 MiB: none is kept")
+        problems.append(Reason("data_too_large"))
     subject = Subject(
         ref=ref,
         scope=scope,
@@ -248,11 +251,12 @@ def read_subject(track: Track, ref: str, row: Mapping[str, Any]) -> tuple[Subjec
         data=data,
         recipients=recipients,
     )
-    return subject, "; ".join(problems) or None
+    return subject, Reason.of("row_unusable", problems=problems) if problems else None
 
 
-def read_due(value: Any, zone: str) -> datetime | None:
-    """Return the due time that a value of SQLite tells; without an offset it is read in `zone`.
+def read_due(value: Any, zone: str) -> datetime | Reason | None:
+    """Return the due time in a column of SQLite, or why it cannot be used. Without an offset it is
+    read in `zone`.
 
     >>> read_due("2026-03-08 02:30", "America/New_York").isoformat()
     '2026-03-08T07:00:00+00:00'
@@ -276,10 +280,8 @@ def read_due(value: Any, zone: str) -> datetime | None:
         return check_moment(found.astimezone(UTC), name="due")
     except (ValueError, OverflowError) as error:
         if isinstance(value, str) and not isinstance(error, InvalidInput | OverflowError):
-            raise InvalidInput(
-                f"its due time {value[:60]!r} is neither ISO 8601 nor a number"
-            ) from None
-        raise InvalidInput("its due time is not between the years 1970 and 9000") from None
+            return Reason.of("due_unreadable", due=value[:60])
+        return Reason("due_out_of_range")
 
 
 def _read_recipients(value: Any) -> tuple[str, ...]:

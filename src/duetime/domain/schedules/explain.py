@@ -11,7 +11,7 @@ from duetime.domain.reasons import Explanation, Reason, make_explanation
 from duetime.domain.schedules.schedule import Schedule, TickStatus, paused_reason
 
 SCHEDULE_SENTENCES = {
-    "broken": "Schedule {schedule!r} is broken and does not run: {text}",
+    "broken": "Schedule {schedule!r} is broken and does not run: {reason:reason}.",
     "unreadable": "Schedule {schedule!r} cannot be read by this process: {text}",
     "paused": "Schedule {schedule!r} does not run: {reason:reason}, since {paused_at}"
     "[ until {paused_until}].",
@@ -97,7 +97,7 @@ def explain_schedule(
         return make_explanation(SCHEDULE_SENTENCES, code, facts | more, steps=steps)
 
     if schedule.broken is not None:
-        return because("broken", text=schedule.broken)
+        return because("broken", schedule.broken, reason=schedule.broken)
     if schedule.unreadable is not None:
         return because("unreadable", text=schedule.unreadable)
     if schedule.paused_at is not None:

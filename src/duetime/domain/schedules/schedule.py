@@ -178,7 +178,7 @@ class Schedule(msgspec.Struct, kw_only=True):
     pause_reason: str | None
     paused_until: datetime | None
     failures: int
-    broken: str | None
+    broken: Reason | None
     declared: bool
     revision: int
     created_at: datetime

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from duetime.domain.checks import MAX_NAME_LENGTH
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.reminder import MAX_RECIPIENTS
 from duetime.domain.reminders.tracking import MAX_DATA_BYTES, Track
 from duetime.errors import InvalidInput
@@ -116,16 +117,16 @@ class PostgresTriggers:
         [(count,)] = yield self._sql["track_clear"], (msgspec.json.encode(document).decode(),)
         return int(count)
 
-    def broken(self, track: Track) -> Generator[Statement, list[Row], str | None]:
+    def broken(self, track: Track) -> Generator[Statement, list[Row], Reason | None]:
         document = {"name": self._name(track), "columns": track.columns}
         [(triggers, missing)] = yield (
             self._sql["track_state"], (msgspec.json.encode(document).decode(),)
         )  # fmt: skip
         if triggers == 0:
-            return "its triggers are gone: the table was dropped, or someone dropped them"
+            return Reason("triggers_gone")
         if missing:
-            return f"the column {missing} is gone, and writes to the table fail"
-        return None if triggers == 4 else "some of its triggers are gone or disabled"
+            return Reason.of("column_gone", column=missing)
+        return None if triggers == 4 else Reason("triggers_incomplete")
 
     def _name(self, track: Track) -> str:
         return f"{self._schema}_track_{short_name(track.name)}"

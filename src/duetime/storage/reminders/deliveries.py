@@ -115,7 +115,7 @@ class DeliveryStatements(SendStatements):
             if not comes_after(status, delivery.status) or delivery.reminder_id not in reminders:
                 continue
             changed += 1
-            error = reason if status.gave_up else None
+            error = Reason.of("receipt", text=reason) if reason and status.gave_up else None
             yield from self._dialect.run(
                 "delivery_report", {"id": delivery.id, "status": status, "error": error}
             )

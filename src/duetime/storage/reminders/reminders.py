@@ -523,7 +523,7 @@ class ReminderStatements:
             planned=None if row[13] is None
             else (self._dialect.moment(row[13]), self._dialect.moment(row[14])),
             # Only what is shown to people has it.
-            problem=row[15] if len(row) > 15 else None,
+            problem=read_reason(row[15]) if len(row) > 15 else None,
             stale=bool(row[16]) if len(row) > 16 else False,
         )  # fmt: skip
 

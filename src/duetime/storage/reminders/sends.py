@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from duetime.domain.jobs.rate import Rate
-from duetime.domain.reasons import Reason
+from duetime.domain.reasons import Reason, read_reason
 from duetime.domain.reminders.delivery import Delivery, DeliveryStatus
 from duetime.domain.reminders.digest import Digest
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus
@@ -174,8 +174,9 @@ class SendStatements(ReminderStatements):
 
         return Delivery(
             id=row[0], reminder_id=row[1], round=row[2], channel=row[3], key=row[4],
-            status=DeliveryStatus(row[5]), attempts=row[6], external_id=row[7], error=row[8],
-            next_at=maybe(row[9]), sent_at=maybe(row[10]), updated_at=self._dialect.moment(row[11]),
+            status=DeliveryStatus(row[5]), attempts=row[6], external_id=row[7],
+            error=read_reason(row[8]), next_at=maybe(row[9]), sent_at=maybe(row[10]),
+            updated_at=self._dialect.moment(row[11]),
         )  # fmt: skip
 
     def _stored(self, values: Sequence[Any]) -> Delivery:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from duetime.domain.reasons import Reason, read_reason
 from duetime.domain.reminders.reminder import Subject
 from duetime.domain.reminders.tracking import Track, read_subject
 from duetime.storage.reminders.reminders import ReminderStatements
@@ -39,9 +40,9 @@ class TrackedInfo(msgspec.Struct, frozen=True, kw_only=True):
     track: Track
     subjects: int
     problems: int
-    example: str | None
+    example: Reason | None
     """One of the problems."""
-    broken: str | None
+    broken: Reason | None
     """Why its triggers do not work any more."""
     created_at: datetime
 
@@ -73,7 +74,8 @@ class Triggers(Protocol):
     def clear(self, track: Track, most: int) -> Generator[Statement, list[Row], int]:
         """Delete some of the subjects; return how many."""
 
-    def broken(self, track: Track) -> Generator[Statement, list[Row], str | None]: ...
+    def broken(self, track: Track) -> Generator[Statement, list[Row], Reason | None]:
+        """Why its triggers do not work any more."""
 
 
 class TrackingStatements:
@@ -131,7 +133,7 @@ class TrackingStatements:
                     created_at=self._dialect.moment(row[2]),
                     subjects=row[3],
                     problems=row[4],
-                    example=row[5],
+                    example=read_reason(row[5]),
                     broken=broken,
                 )
             )

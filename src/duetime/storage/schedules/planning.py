@@ -56,7 +56,7 @@ class Planning:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self.set_aside: dict[str, str] = {}
+        self.set_aside: dict[str, Reason] = {}
         """Schedules that were set aside, and why: for who runs the statements, to report."""
         self.unreadable: dict[str, str] = {}
         """Schedules that this process cannot read, and why: they are left to others."""
@@ -91,11 +91,11 @@ class Planning:
             yield from self._write(past, {})
         return found
 
-    def _set_aside(self, schedule: Schedule, text: str) -> Statements:
-        """A schedule that cannot be followed stops, and says why; the others go on."""
-        schedule.broken = self.set_aside[schedule.name] = text
+    def _set_aside(self, schedule: Schedule, why: Reason) -> Statements:
+        """Stop a schedule that cannot be planned, with the reason; the others continue."""
+        schedule.broken = self.set_aside[schedule.name] = why
         schedule.next_run_at = None
-        reason = Reason.of("schedule_broken", text=text)
+        reason = Reason.of("schedule_broken", why=why)
         yield from self._supersede([schedule], reason, due_too=True)
         yield from self._update(schedule)
         yield from self._audit(ENGINE_ACTOR, "schedule.set_aside", schedule, None, {"why": reason})
@@ -192,7 +192,9 @@ class Planning:
                 )
             except InvalidInput as error:
                 # Some rules show only as time goes on that they cannot be followed.
-                yield from self._set_aside(schedule, str(error))
+                yield from self._set_aside(
+                    schedule, Reason.of("definition_unusable", text=str(error))
+                )
                 continue
             schedule.planned_until = plan.planned_until
             if plan.more and plan.planned_until <= now:

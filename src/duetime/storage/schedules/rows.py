@@ -96,7 +96,7 @@ def read_schedule(row: Row, moment: Moment) -> Schedule:
     def maybe(value: Any) -> datetime | None:
         return None if value is None else moment(value)
 
-    broken, unreadable = row[20], None
+    broken, unreadable = read_reason(row[20]), None
     timetable, policy, args = _NEVER, Policy(), "{}"
     try:
         policy = read_policy(row[10])
@@ -105,7 +105,7 @@ def read_schedule(row: Row, moment: Moment) -> Schedule:
     except MissingPackage as error:
         unreadable = str(error)
     except InvalidInput as error:
-        broken = broken or str(error)
+        broken = broken or Reason.of("definition_unusable", text=str(error))
     return Schedule(
         id=row[0], name=row[1], kind=row[2], target=row[3], args=args, queue=row[5],
         priority=row[6], max_attempts=row[7],

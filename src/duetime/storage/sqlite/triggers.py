@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 
+from duetime.domain.reasons import Reason
 from duetime.domain.reminders.tracking import Track
 from duetime.errors import InvalidInput
 from duetime.storage.reminders.tracking import WRITER, ChangeStatements, TableInfo, short_name
@@ -80,11 +81,11 @@ class SqliteTriggers:
             yield from statements.close(row[0], actor=WRITER, delete=True)
         return len(rows)
 
-    def broken(self, track: Track) -> Generator[Statement, list[Row], str | None]:
+    def broken(self, track: Track) -> Generator[Statement, list[Row], Reason | None]:
         found = yield from self._dialect.run("track_triggers", {"name": self._name(track)})
         if not found:
-            return "its triggers are gone: the table was dropped, or someone dropped them"
-        return None if len(found) == len(_EVENTS) else "some of its triggers are gone"
+            return Reason("triggers_gone")
+        return None if len(found) == len(_EVENTS) else Reason("triggers_incomplete")
 
     def _name(self, track: Track) -> str:
         return f"{self._prefix}track_{short_name(track.name)}"

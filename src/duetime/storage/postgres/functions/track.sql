@@ -122,6 +122,13 @@ begin
     return known.table_name;
 end $$;
 
+-- What of a row cannot be used, as a subject stores it.
+create or replace function duetime._row_problem(problems jsonb[])
+    returns json language sql immutable set search_path = pg_catalog, pg_temp as $$
+    select case when cardinality(problems) > 0 then json_build_object(
+        'code', 'row_unusable', 'facts', json_build_object('problems', to_json(problems))) end
+$$;
+
 -- Rows of a tracked table have changed: make their subjects and reminders true. Called by its
 -- triggers and by the back-fill, with one entry per row that changed what is tracked, and the
 -- references of rows that are gone. A row must not fail for what it holds: what cannot be used of it
@@ -214,22 +221,21 @@ begin
                 case when not l.crowded then d.due_at end as due_at, z.tz, n.open,
                 to_json(l.recipients) as recipients, to_json(l.data) as data,
                 l.recipients as recipients_b, l.data as data_b,
-                concat_ws('; ',
+                array_remove(array[
                     case when n.zone = any (bad_zones)
-                        then 'there is no time zone ' || quote_literal(left(n.zone, 60))
-                             || ': ' || default_zone || ' is used' end,
+                        then jsonb_build_object('code', 'zone_unknown', 'facts',
+                            jsonb_build_object('tz', left(n.zone, 60), 'used', default_zone)) end,
                     case when d.raw is not null and d.due_at is null
-                        then 'its due time is not between the years 1970 and 9000' end,
+                        then '{"code": "due_out_of_range"}'::jsonb end,
                     case when length(n.scope) > 200
-                        then 'its scope has more than 200 characters: it is in none' end,
+                        then '{"code": "scope_too_long", "facts": {"limit": 200}}'::jsonb end,
                     case when l.crowded
-                        then 'it has more than 1000 recipients: nobody is reminded' end,
+                        then '{"code": "too_many_recipients", "facts": {"limit": 1000}}'::jsonb end,
                     case when duetime._any_too_long(n.recipients)
-                        then 'a recipient of more than 200 characters is left out' end,
-                    case when l.heavy
-                        then 'its data takes more than 1 MiB: none is kept' end,
+                        then '{"code": "recipient_too_long", "facts": {"limit": 200}}'::jsonb end,
+                    case when l.heavy then '{"code": "data_too_large"}'::jsonb end,
                     case when n.ref like '%…%' and octet_length(n.ref) > 150
-                        then 'its id is too long, and is shortened' end) as problem
+                        then '{"code": "id_too_long"}'::jsonb end], null) as problems
             from unnest(refs, scopes, dues, local_dues, zones, recipients, data, opens)
                 as n(ref, scope, due, local_due, zone, recipients, data, open)
             cross join lateral (
@@ -268,9 +274,10 @@ begin
                     or b.recipients::jsonb is distinct from g.recipients_b as moves
             from before as b join given as g on g.ref = b.ref
             where case when not g.open then b.status = 'open'
-                else (b.scope, b.due_at, b.tz, b.status, b.rules::text, coalesce(b.problem, ''), b.tracked)
+                else (b.scope, b.due_at, b.tz, b.status, b.rules::text, b.problem::text, b.tracked)
                         is distinct from
-                     (g.scope, g.due_at, g.tz, 'open', own_rules::text, g.problem, track)
+                     (g.scope, g.due_at, g.tz, 'open', own_rules::text,
+                      duetime._row_problem(g.problems)::text, track)
                     or b.recipients::jsonb is distinct from g.recipients_b
                     or b.data::jsonb is distinct from g.data_b end
         ), changed as (
@@ -282,7 +289,7 @@ begin
                 rules = case when c.closes then s.rules else own_rules end,
                 data = case when c.closes then s.data else c.data end,
                 recipients = case when c.closes then s.recipients else c.recipients end,
-                problem = case when c.closes then s.problem else nullif(c.problem, '') end,
+                problem = case when c.closes then s.problem else duetime._row_problem(c.problems) end,
                 tracked = track,
                 revision = s.revision + (c.moves or c.closes)::integer,
                 updated_at = moment
@@ -294,7 +301,7 @@ begin
             insert into duetime.subject (ref, scope, due_at, tz, status, rules, data, recipients,
                                          tracked, problem, created_at, updated_at)
             select f.ref, f.scope, f.due_at, f.tz, 'open', own_rules, f.data, f.recipients, track,
-                nullif(f.problem, ''), moment, moment
+                duetime._row_problem(f.problems), moment, moment
             from fresh as f order by f.ref
             on conflict (ref) do nothing
             returning id, ref, scope, due_at, tz, recipients
@@ -340,7 +347,8 @@ begin
     where s.ref = any (refs) and s.tracked is distinct from track;
     if foreign_ref is not null and tracked_row.problem is null then
         update duetime.tracked as t
-        set problem = 'the subject ' || left(foreign_ref, 100) || ' was not put by this table, and is left alone'
+        set problem = json_build_object('code', 'subject_not_tracked', 'facts',
+                                        json_build_object('subject', left(foreign_ref, 100)))
         where t.name = track and t.problem is null;
     end if;
     if cardinality(gone) > 0 then

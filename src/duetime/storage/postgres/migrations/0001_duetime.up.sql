@@ -293,7 +293,7 @@ create table duetime.schedule (
     pause_reason     text,
     paused_until     duetime.moment,
     failures         integer not null default 0,
-    broken           text,
+    broken           json,
     -- The service whose code declares it. Null: it was put at run time.
     owner            text,
     declared         boolean not null default false,
@@ -420,7 +420,7 @@ create table duetime.subject (
     -- Reminders that cannot be computed in SQL are computed by a worker, at `rearm_at`.
     rearm_at   duetime.moment,
     tracked    text,
-    problem    text,
+    problem    json,
     -- A recurring subject is armed on a rolling horizon: what is due from `planned_from` on and
     -- before `planned_until` is armed; at `rearm_at` a worker continues.
     repeats       json,
@@ -514,7 +514,7 @@ create table duetime.delivery (
     status      text not null,
     attempts    integer not null default 1,
     external_id text,
-    error       text,
+    error       json,
     next_at     duetime.moment,
     sent_at     duetime.moment,
     updated_at  duetime.moment not null default duetime.now(),
@@ -567,7 +567,7 @@ create table duetime.tracked (
     table_name text not null,
     owner      text not null,
     definition json not null,
-    problem    text,
+    problem    json,
     created_at duetime.moment not null default duetime.now(),
     updated_at duetime.moment not null default duetime.now()
 );

@@ -25,7 +25,7 @@ select s.rearm_at <= (select duetime.now()), r.id, s.ref, s.scope, r.due_at, r.r
      limit 1),
     (select json_agg(json_build_array(
          d.id, d.reminder_id, d.round, d.channel, d.key, d.status, d.attempts, d.external_id,
-         d.error, d.next_at, d.sent_at, d.updated_at) order by d.id)::text
+         d.error::text, d.next_at, d.sent_at, d.updated_at) order by d.id)::text
      from duetime.delivery as d where d.reminder_id = r.id and d.round = r.snoozes),
     duetime.now(), p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.max_per_hour,
     p.disabled::text, r.status, r.held, g.id, g.status
@@ -67,7 +67,7 @@ insert into duetime.delivery as d (reminder_id, round, channel, key, status, att
 select g.id, g.round, n.channel, n.key, n.status, n.attempts, n.external_id, n.error, n.next_at,
     case when n.status = 'sent' then duetime.now() end, duetime.now()
 from input as g cross join lateral json_to_recordset(g.deliveries) as n(
-    channel text, key text, status text, attempts integer, external_id text, error text,
+    channel text, key text, status text, attempts integer, external_id text, error json,
     next_at timestamptz)
 where exists (select from duetime.reminder as r where r.id = g.id)
 on conflict (reminder_id, round, channel) do update
@@ -85,7 +85,7 @@ select g.id, g.round, n.channel, n.key, n.status, n.attempts, n.external_id, n.e
     duetime.now()
 from json_to_recordset(%s::json) as g(id bigint, round integer, deliveries json)
 cross join lateral json_to_recordset(g.deliveries) as n(
-    channel text, key text, status text, attempts integer, external_id text, error text,
+    channel text, key text, status text, attempts integer, external_id text, error json,
     next_at timestamptz)
 where exists (select from duetime.reminder as r where r.id = g.id)
 on conflict (reminder_id, round, channel) do update
@@ -102,7 +102,7 @@ where reminder_id = any (array(select value::bigint from json_array_elements_tex
 
 -- name: delivery_of
 select d.id, d.reminder_id, d.round, d.channel, d.key, d.status, d.attempts, d.external_id,
-    d.error, d.next_at, d.sent_at, d.updated_at
+    d.error::text, d.next_at, d.sent_at, d.updated_at
 from duetime.delivery as d
 where d.reminder_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
 order by d.reminder_id, d.round, d.id;
@@ -110,7 +110,7 @@ order by d.reminder_id, d.round, d.id;
 -- name: delivery_known
 -- By the receiver's id: the delivery, and its subject, which is locked first.
 select d.id, d.reminder_id, d.round, d.channel, d.key, d.status, d.attempts, d.external_id,
-    d.error, d.next_at, d.sent_at, d.updated_at, r.subject_id
+    d.error::text, d.next_at, d.sent_at, d.updated_at, r.subject_id
 from json_to_record(%s::json) as g(external_id text, channel text)
 join duetime.delivery as d
     on d.external_id = g.external_id and (g.channel is null or d.channel = g.channel)
@@ -120,7 +120,7 @@ order by d.id;
 -- name: delivery_report
 update duetime.delivery as d
 set status = g.status, error = coalesce(g.error, d.error), updated_at = duetime.now()
-from json_to_record(%s::json) as g(id bigint, status text, error text)
+from json_to_record(%s::json) as g(id bigint, status text, error json)
 where d.id = g.id
 returning d.id;
 

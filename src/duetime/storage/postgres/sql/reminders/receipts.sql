@@ -20,7 +20,7 @@ where d.status in ('pending', 'failed') or d.key <> excluded.key;
 -- name: receipt_digest
 -- What has the key of a digest. Index: delivery_digest.
 select d.id, d.reminder_id, d.round, d.channel, d.key, d.status, d.attempts, d.external_id,
-    d.error, d.next_at, d.sent_at, d.updated_at
+    d.error::text, d.next_at, d.sent_at, d.updated_at
 from duetime.delivery as d
 where d.key = %s::json ->> 'key' and substr(d.key, 1, 4) = 'dtd_'
 order by d.id;

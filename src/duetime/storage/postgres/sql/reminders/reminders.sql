@@ -96,7 +96,7 @@ for update of s;
 -- name: subject_find
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules::text, s.data::text,
     s.recipients::text, s.revision, s.created_at, s.updated_at, s.repeats::text, s.planned_from,
-    s.planned_until, s.problem, s.rearm_at <= (select duetime.now())
+    s.planned_until, s.problem::text, s.rearm_at <= (select duetime.now())
 from duetime.subject as s cross join (select %s::json as doc) as i
 where (json_typeof(i.doc -> 'refs') = 'null'
        or s.ref = any (array(select value from json_array_elements_text(i.doc -> 'refs'))))

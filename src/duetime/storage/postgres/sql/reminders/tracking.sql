@@ -51,7 +51,11 @@ where g.name is null or t.name = g.name order by t.name;
 
 -- name: tracked_look
 select t.name, t.definition::text, t.created_at, n.subjects,
-    n.problems + (t.problem is not null)::integer, coalesce(t.problem, n.example)
+    n.problems + (t.problem is not null)::integer,
+    coalesce(t.problem, (
+        select json_build_object('code', 'row_of_subject', 'facts',
+                                 json_build_object('subject', s.ref, 'why', s.problem))
+        from duetime.subject as s where s.ref = n.example))::text
 from json_to_record(%s::json) as g(name text, "after" text, "limit" integer)
 cross join lateral (
     select * from duetime.tracked as t
@@ -60,7 +64,7 @@ cross join lateral (
 ) as t
 cross join lateral (
     select count(*) as subjects, count(s.problem) as problems,
-        min(s.ref || ': ' || s.problem) as example
+        min(s.ref) filter (where s.problem is not null) as example
     from duetime.subject as s where s.tracked = t.name
 ) as n
 order by t.name;

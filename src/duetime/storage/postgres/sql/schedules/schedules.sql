@@ -38,7 +38,7 @@ where o.job_id = any (array(select value::bigint from json_array_elements_text(%
 select s.id, s.name, s.kind, s.target, s.args::text, s.queue, s.priority, s.max_attempts,
     (extract(epoch from s.timeout) * 1000000)::bigint, s.timetable::text, s.policy::text,
     s.planned_until, s.next_run_at, s.last_run_at, s.last_enqueued_at, s.paused_at, s.paused_by,
-    s.pause_reason, s.paused_until, s.failures, s.broken, s.declared, s.revision, s.created_at,
+    s.pause_reason, s.paused_until, s.failures, s.broken::text, s.declared, s.revision, s.created_at,
     s.updated_at, s.plain, s.owner
 from duetime.schedule as s cross join (select %s::json as doc) as i
 where s.id = any (array(select value::bigint from json_array_elements_text(i.doc -> 'ids')))
@@ -51,7 +51,7 @@ for update of s;
 select s.id, s.name, s.kind, s.target, s.args::text, s.queue, s.priority, s.max_attempts,
     (extract(epoch from s.timeout) * 1000000)::bigint, s.timetable::text, s.policy::text,
     s.planned_until, s.next_run_at, s.last_run_at, s.last_enqueued_at, s.paused_at, s.paused_by,
-    s.pause_reason, s.paused_until, s.failures, s.broken, s.declared, s.revision, s.created_at,
+    s.pause_reason, s.paused_until, s.failures, s.broken::text, s.declared, s.revision, s.created_at,
     s.updated_at, s.plain, s.owner
 from duetime.schedule as s cross join (select %s::json as doc) as i
 where json_typeof(i.doc -> 'names') = 'null'
@@ -63,7 +63,7 @@ order by s.name;
 select s.id, s.name, s.kind, s.target, s.args::text, s.queue, s.priority, s.max_attempts,
     (extract(epoch from s.timeout) * 1000000)::bigint, s.timetable::text, s.policy::text,
     s.planned_until, s.next_run_at, s.last_run_at, s.last_enqueued_at, s.paused_at, s.paused_by,
-    s.pause_reason, s.paused_until, s.failures, s.broken, s.declared, s.revision, s.created_at,
+    s.pause_reason, s.paused_until, s.failures, s.broken::text, s.declared, s.revision, s.created_at,
     s.updated_at, s.plain, s.owner
 from json_to_record(%s::json) as g("after" text, "limit" integer)
 cross join lateral (
@@ -352,7 +352,7 @@ from json_to_recordset(%s::json) as g(
     id bigint, target text, kind text, args json, queue text, priority smallint,
     max_attempts smallint, timeout bigint, timetable json, policy json, owner text,
     declared boolean, planned_until timestamptz, next_run_at timestamptz, paused_at timestamptz, paused_by text,
-    pause_reason text, paused_until timestamptz, failures integer, broken text)
+    pause_reason text, paused_until timestamptz, failures integer, broken json)
 where s.id = g.id;
 
 -- name: schedule_rename

@@ -89,7 +89,10 @@ with input(doc) as (select ?)
 select t.name, t.definition, t.created_at,
     (select count(*) from duetime_subject as s where s.tracked = t.name),
     (select count(s.problem) from duetime_subject as s where s.tracked = t.name),
-    (select min(s.ref || ': ' || s.problem) from duetime_subject as s where s.tracked = t.name)
+    (select json_object('code', 'row_of_subject', 'facts',
+                        json_object('subject', s.ref, 'why', json(s.problem)))
+     from duetime_subject as s where s.tracked = t.name and s.problem is not null
+     order by s.ref limit 1)
 from input as i cross join duetime_tracked as t
 where t.name > json_extract(i.doc, '$.doc.after')
   and (json_extract(i.doc, '$.doc.name') is null or t.name = json_extract(i.doc, '$.doc.name'))
