@@ -1,1 +1,1 @@
-"""Ways to tell someone: one small protocol in `channel`, and siblings behind it."""
+"""Ways to send a message: one small protocol in `channel`, and siblings behind it."""

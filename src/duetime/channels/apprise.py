@@ -30,7 +30,7 @@ class Apprise:
     An address is used only if its scheme is in `schemas`: Apprise reaches private networks and
     local programs, too, so name only services whose addresses you may take from others.
 
-    Apprise tells neither an id nor why it failed: every failure passes, and a repetition is a
+    Apprise reports neither an id nor why it failed: every failure passes, and a repetition is a
     second notification.
     """
 

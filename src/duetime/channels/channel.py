@@ -14,7 +14,7 @@ import msgspec
 from duetime.errors import DuetimeError
 
 DUE = "reminder.due"
-"""The event of a message that tells of one reminder."""
+"""The event of a message for one reminder."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):

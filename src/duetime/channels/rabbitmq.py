@@ -36,7 +36,7 @@ class RabbitMQ:
     """Publishes the message's facts as JSON, persistent, with its key as the message id.
 
     It goes to `exchange`, under the recipient's address as the routing key, or under `routing_key`
-    if it has none; by default that is `event`, the type of what tells of a reminder. Sent means
+    if it has none; by default that is `event`, the event type of reminders. Sent means
     that the broker has confirmed it, and that a queue holds it. An answer that is lost leaves it
     unknown: a repetition has the same message id.
 

@@ -269,7 +269,7 @@ class Webhook:
             moment, now = _date(text), _date(headers.get(b"date", b"").decode("latin-1"))
             if moment is None:
                 return None
-            # By the receiver's own clock if it tells it: ours may be wrong.
+            # By the receiver's own clock if it sends its time: ours may be wrong.
             wait = max(moment - (now or self._clock()), timedelta(0))
         return min(wait, self._max_retry_after)
 

@@ -83,14 +83,14 @@ async def _outgoing(app: Duetime, sender: Sender, digest: Digest) -> Outgoing:
     def make(address: str | None, key: str) -> Message:
         return sender.messages.make_digest(digest, address=address, now=now)
 
-    ends = [expiry(one) for one in digest.reminders]
+    expiries = [expiry(one) for one in digest.reminders]
     return Outgoing(
         digest.key,
         _channels_of(digest, known),
         now,
         max((one.run_at for one in digest.reminders if one.run_at is not None), default=now),
         # What expires meanwhile leaves it: it is sent as long as anything is left.
-        _last(ends),
+        _last(expiries),
         make,
         sender.messages.digest,
     )
@@ -114,9 +114,9 @@ def _channels_of(digest: Digest, known: Sequence[Delivery]) -> dict[str, Deliver
     return found
 
 
-def _last(ends: Sequence[datetime | None]) -> datetime | None:
-    known = [end for end in ends if end is not None]
-    return max(known) if len(known) == len(ends) else None
+def _last(expiries: Sequence[datetime | None]) -> datetime | None:
+    known = [expires_at for expires_at in expiries if expires_at is not None]
+    return max(known) if len(known) == len(expiries) else None
 
 
 async def _record_attempt(app: Duetime, attempt: SendAttempt, digest: Digest) -> None:
@@ -126,9 +126,9 @@ async def _record_attempt(app: Duetime, attempt: SendAttempt, digest: Digest) ->
 
 
 def _reason_of(skip: Skip) -> Reason:
-    """Why the handler does not send it, if it says so."""
-    said = skip.args[0]
-    return said if isinstance(said, Reason) else Reason.of("skipped", text=clean_error(said))
+    """Why the handler does not send it, in its words if it gave any."""
+    given = skip.args[0]
+    return given if isinstance(given, Reason) else Reason.of("skipped", text=clean_error(given))
 
 
 async def _skip(app: Duetime, digest_id: int, reason: Reason) -> None:

@@ -59,9 +59,9 @@ class ReminderFollower(Follower):
         digests = [end.job.id for end in ended if end.job.task == DIGEST_TASK]
         try:
             if reminders:
-                await self._store.transact(self._deliveries.settle(reminders))
+                await self._store.transact(self._deliveries.record_unsent(reminders))
             if digests:
-                await self._end_digests(digests)
+                await self._fail_digests(digests)
         except StorageError as error:
             # Repaired within seconds, by this worker or another.
             if not isinstance(error, DatabaseCorrupted):
@@ -76,9 +76,9 @@ class ReminderFollower(Follower):
 
     async def repair(self) -> float:
         """Record what nobody did, and enqueue the rearm jobs that got lost."""
-        if jobs := await self._store.transact(self._deliveries.unsettled(), reads=True):
-            await self._store.transact(self._deliveries.settle(jobs))
-        await self._end_digests(None)
+        if jobs := await self._store.transact(self._deliveries.find_unrecorded(), reads=True):
+            await self._store.transact(self._deliveries.record_unsent(jobs))
+        await self._fail_digests(None)
         # Subjects that are to be armed again must not wait for a job that is gone.
         if await self._store.transact(self._marks.overdue(), reads=True) and (
             await self._store.transact(self._marks.repair())
@@ -92,13 +92,13 @@ class ReminderFollower(Follower):
             )
         return _REPAIR_SECONDS
 
-    async def _end_digests(self, jobs: Sequence[int] | None) -> None:
-        """What is in a digest that failed ends with it. `jobs`: only the digests of these."""
+    async def _fail_digests(self, jobs: Sequence[int] | None) -> None:
+        """Record failed digests, with all that is in them. `jobs`: only the digests of these."""
         for digest in await self._store.transact(self._digests.failed(jobs), reads=True):
             while await self._store.transact(self._digests.fail(digest)):
                 pass
 
     async def prune(self) -> float | None:
-        look = self._pruning.prune(self._retention, self._pruned_to)
-        gone, self._pruned_to = await self._store.transact(look)
+        prune = self._pruning.prune(self._retention, self._pruned_to)
+        gone, self._pruned_to = await self._store.transact(prune)
         return AGAIN_SECONDS if gone and self._pruned_to else None

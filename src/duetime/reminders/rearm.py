@@ -57,12 +57,12 @@ def rearm_task(app: Duetime) -> TaskDefinition:
 async def rearm_stale(app: Duetime) -> Snooze | None:
     """Re-arm every subject that is marked, some at a time, each batch in its transaction.
 
-    A job that dies in between is rescued and goes on: what is still marked is still stale.
+    A job that dies in between is rescued and continues: what is still marked is still stale.
     """
     store = await app.store()
     statements = RearmStatements(store.dialect)
     if not store.dialect.arms:
-        # What triggers noted comes first: it says more than a mark.
+        # The changes that triggers recorded come first: they hold more than a mark does.
         changes = ChangeStatements(store.dialect)
         while await store.transact(changes.apply(_BATCH), computes=True):
             pass
@@ -71,8 +71,8 @@ async def rearm_stale(app: Duetime) -> Snooze | None:
         after = marked[-1]
         await _rearm_these(store, statements, marked)
     if await store.transact(statements.stale(0, 1), reads=True):
-        # Locked by others, or marked meanwhile. Who locked one may undo his change and leave the
-        # mark as it was, so that this job has to come back for it.
+        # Locked by others, or marked meanwhile. Whoever locked one may roll back and leave the mark
+        # as it was, so that this job has to come back for it.
         return Snooze(_AGAIN, Reason("subjects_locked"))
     return None
 

@@ -141,8 +141,8 @@ def _write_after(statements: SendStatements, store: Store, record: Record) -> St
     yield from statements.hold([reminder.id])
     for known in (yield from statements.deliveries(reminder.id)):
         if (known.channel, known.round) == (HANDLER, reminder.snoozes) and known.sent_at:
-            [note] = record.sent.deliveries
-            yield from statements.provider_id(known, note["external_id"])
+            [sent] = record.sent.deliveries
+            yield from statements.provider_id(known, sent["external_id"])
             return
     yield from _write(statements, store, [record])
 

@@ -307,7 +307,7 @@ class SendAttempt:
         """Try again later. The job's attempts do not limit the tries of its channels: the last
         attempt is given back.
 
-        The traceback is of a channel that broke; one that reports a failure says enough.
+        The traceback is of a channel that broke; one that reports a failure needs none.
         """
         left = self._ctx.attempt < self._ctx.job.max_attempts
         wait = max(wait, timedelta(0))
@@ -332,12 +332,12 @@ async def _call(handler: Callable[..., Any], what: Any, ctx: Context) -> Any:
 
 def _explain_outcome(outcome: Retry | Discard) -> Reason:
     """Why a handler did not send it, in its own words if it gave any."""
-    said = outcome.args[0] if outcome.args else None
-    if isinstance(said, Reason):
-        return said
-    if said in (None, ""):
+    given = outcome.args[0] if outcome.args else None
+    if isinstance(given, Reason):
+        return given
+    if given in (None, ""):
         return Reason("retry" if isinstance(outcome, Retry) else "discarded")
-    return Reason.of("not_sent", text=clean_error(said))
+    return Reason.of("not_sent", text=clean_error(given))
 
 
 def _read_answer(value: Any) -> Sent | Outcome:

@@ -23,8 +23,8 @@ from duetime.reminders.recorder import Record, Recorder
 from duetime.reminders.send_attempt import ConfiguredChannel, Outgoing, SendAttempt
 from duetime.storage.reminders.admissions import (
     GONE,
+    AdmissionRequest,
     AdmissionStatements,
-    Ask,
     reason_after_wait,
 )
 from duetime.storage.reminders.deliveries import DeliveryStatements
@@ -50,7 +50,9 @@ class Sender:
         self.escalation: Task[..., Any] | None = None
         # A read begins after the request for it, so after the job was claimed.
         self._ready: Batcher[int, Ready | None] = Batcher(self._read_ready)
-        self._limited: Batcher[Ask, Send | Outcome | None] = Batcher(self._admit_together)
+        self._limited: Batcher[AdmissionRequest, Send | Outcome | None] = Batcher(
+            self._admit_together
+        )
         self._recorder = Recorder(app)
 
     async def remind(self, reminder: int, ctx: Context) -> Any:
@@ -149,7 +151,9 @@ class Sender:
             return outcome
         if isinstance(decision, Send) and recipient.max_per_hour and not reminder.rule.urgent:
             digests = self.handler is None or self.digest_handler is not None
-            answer = await self._admit_limited(Ask(reminder, around, channels, digests))
+            answer = await self._admit_limited(
+                AdmissionRequest(reminder, around, channels, digests)
+            )
             if isinstance(answer, Outcome):
                 return answer
             decision = answer
@@ -157,10 +161,10 @@ class Sender:
             waits = decision
             await self._app._perform(lambda d: AdmissionStatements(d).hold(reminder, waits))
             return Snooze(waits.until - state.now, waits.reason)
-        elif state.held is not None or decision.note is not None:
-            note = decision.note or reason_after_wait(reminder)
+        elif state.held is not None or decision.reason is not None:
+            reason = decision.reason or reason_after_wait(reminder)
             if not await self._app._perform(
-                lambda d: AdmissionStatements(d).release(reminder, note)
+                lambda d: AdmissionStatements(d).release(reminder, reason)
             ):
                 return GONE
         return _sends(reminder, recipient, decision)
@@ -175,22 +179,24 @@ class Sender:
         )
         return found.get(scope, set())
 
-    async def _admit_limited(self, ask: Ask) -> Send | Outcome:
+    async def _admit_limited(self, request: AdmissionRequest) -> Send | Outcome:
         """Admit one to a recipient with a limit and count it, or hold it."""
-        answer = await self._limited.submit(ask, group=ask.reminder.recipient)
+        answer = await self._limited.submit(request, group=request.reminder.recipient)
         if answer is None:
-            [answer] = await self._app._perform(lambda d: AdmissionStatements(d).admit([ask]))
+            [answer] = await self._app._perform(lambda d: AdmissionStatements(d).admit([request]))
         return answer
 
-    async def _admit_together(self, asks: list[Ask]) -> Sequence[Send | Outcome | None]:
+    async def _admit_together(
+        self, requests: list[AdmissionRequest]
+    ) -> Sequence[Send | Outcome | None]:
         """Admit many of one recipient in one transaction. If that fails, each is admitted alone:
         it fails only for the one that caused it."""
         try:
             answers: Sequence[Send | Outcome | None] = await self._app._perform(
-                lambda d: AdmissionStatements(d).admit(asks)
+                lambda d: AdmissionStatements(d).admit(requests)
             )
         except Exception:  # noqa: BLE001 -- the one that caused it raises it again alone.
-            return [None] * len(asks)
+            return [None] * len(requests)
         return answers
 
     async def _give_back(self, reminder: Reminder) -> None:

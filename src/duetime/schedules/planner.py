@@ -44,7 +44,7 @@ from duetime.telemetry.events import log_event
 log = logging.getLogger("duetime.planner")
 
 _REPAIR_SECONDS = 1.0
-_UNSETTLED_EVERY = 5
+_UNRECORDED_EVERY = 5
 """How many repairs pass between two searches for runs that finished and were not recorded."""
 _FALLBACK_SECONDS = 5.0
 """How often schedules that fell back to memory try their table again."""
@@ -157,14 +157,7 @@ class Planner(Follower):
         except StorageError as error:
             if not self._fallback:
                 raise
-            log_event(
-                log,
-                logging.WARNING,
-                "ledger_delayed",
-                "What follows a run could not be written at once: %(error)s",
-                worker=self._worker,
-                error=str(error),
-            )
+            self._report_delay(error)
             runs = []
         unclear = [run for run in runs if not self._may_start(run, claimed[run.job_id])]
         held = {run.job_id for run in unclear}
@@ -196,7 +189,7 @@ class Planner(Follower):
             self._admitted.pop(lost.id, None)
 
     def _may_start(self, run: ClaimedRun, job: ClaimedJob) -> bool:
-        """A run that has begun goes on, whatever its schedule says since."""
+        """A run that has begun continues, whatever has changed in its schedule since."""
         return run.clear if job.attempt == 1 else not run.unbegun
 
     async def _follow(
@@ -208,12 +201,12 @@ class Planner(Follower):
         gate: Gate,
     ) -> None:
         run, wait = [], []
-        looked = {run.job_id: run for run in runs}
+        checked = {run.job_id: run for run in runs}
         for job_id, decision in decisions.items():
             job = claimed[job_id]
             if decision.action == "run":
                 run.append(job)
-                self._let_start(_decided(looked[job_id], decision), job, received)
+                self._let_start(_decided(checked[job_id], decision), job, received)
             elif decision.action == "skip":
                 reason = decision.reason or Reason("tick_closed")
                 self._events.tick_skipped(job, decision.status, reason)
@@ -230,7 +223,7 @@ class Planner(Follower):
             )
         if wait:
             await gate.postpone(wait)
-            waiting = {looked[job.id].schedule_id for job in wait}
+            waiting = {checked[job.id].schedule_id for job in wait}
             await self._transact(self._statements.nudge(sorted(waiting)))
         self._decided |= {run.schedule_id for run in runs}
         self._ledger.soon()
@@ -273,21 +266,24 @@ class Planner(Follower):
                 )
                 begun = []
             if ended:
-                await self._settle(ended)
+                await self._record_finished(ended)
         except StorageError as error:
-            # Repaired within seconds, by this worker or another; that they have begun only this one
-            # knows.
+            # Repaired within seconds, by this worker or another. Only this one knows which runs
+            # have begun.
             self._begun = [*begun, *self._begun][:_MAX_KEPT]
             self._ended = [*ended, *self._ended][:_MAX_KEPT]
             if not isinstance(error, DatabaseCorrupted):
-                log_event(
-                    log,
-                    logging.WARNING,
-                    "ledger_delayed",
-                    "What follows a run could not be written at once: %(error)s",
-                    worker=self._worker,
-                    error=str(error),
-                )
+                self._report_delay(error)
+
+    def _report_delay(self, error: StorageError) -> None:
+        log_event(
+            log,
+            logging.WARNING,
+            "ledger_delayed",
+            "What follows a run could not be written at once: %(error)s",
+            worker=self._worker,
+            error=str(error),
+        )
 
     # Repair
 
@@ -318,10 +314,10 @@ class Planner(Follower):
                 )
                 # There may be more: a long outage is planned in parts.
                 return 0.01
-        if self._repairs % _UNSETTLED_EVERY == 0:
-            jobs = await self._transact(self._statements.unsettled(), reads=True)
+        if self._repairs % _UNRECORDED_EVERY == 0:
+            jobs = await self._transact(self._statements.find_unrecorded(), reads=True)
             if jobs:
-                await self._settle(jobs)
+                await self._record_finished(jobs)
         self._repairs += 1
         return _REPAIR_SECONDS
 
@@ -330,8 +326,8 @@ class Planner(Follower):
         return at
 
     async def prune(self) -> float | None:
-        look = self._statements.prune(self._retention, self._pruned_to, batch=PRUNE_BATCH)
-        pruned, self._pruned_to = await self._store.transact(look)
+        prune = self._statements.prune(self._retention, self._pruned_to, batch=PRUNE_BATCH)
+        pruned, self._pruned_to = await self._store.transact(prune)
         if pruned >= PRUNE_BATCH:
             return AGAIN_SECONDS
         return GO_ON_SECONDS if self._pruned_to else None
@@ -354,13 +350,13 @@ class Planner(Follower):
             planning.unreadable.clear()
         return answer
 
-    async def _settle(self, jobs: Sequence[int]) -> None:
-        for name in await self._transact(self._statements.settle(jobs), computes=True):
+    async def _record_finished(self, jobs: Sequence[int]) -> None:
+        for name in await self._transact(self._statements.record_finished(jobs), computes=True):
             self._events.changed(name, "paused")
 
 
 def _decided(run: ClaimedRun, decision: Decision) -> ClaimedRun:
-    """What the ledger says of a run that may start. Once it waited, or was late, no start of it is
+    """The ledger's row of a run that may start. After it waited, or was late, its start is never
     late."""
     on_time = run.status is not TickStatus.WAITING and decision.status is TickStatus.FIRED
     return msgspec.structs.replace(

@@ -68,7 +68,7 @@ async def mark(app: Duetime, database: Database, at: datetime | None = None) -> 
     statements = ReminderStatements(store.dialect)
 
     def work() -> Statements:
-        yield from statements.ask_rearm(at)
+        yield from statements.request_rearm(at)
 
     moment = await app.now() if at is None else at
     if database._backend.is_postgres:
@@ -288,7 +288,7 @@ async def test_a_job_that_lives_is_not_doubled(app: Duetime, database: Database)
     job = await hand.claim_one()
     running = await store.transact(statements.repair())
     await hand.end(ended(job, AttemptOutcome.CANCELLED))
-    await store.transact(statements.ask_rearm(datetime.now(UTC) + timedelta(minutes=1)))
+    await store.transact(statements.request_rearm(datetime.now(UTC) + timedelta(minutes=1)))
     gone = await store.transact(statements.repair())
 
     assert (waiting, running, gone) == (False, False, True)

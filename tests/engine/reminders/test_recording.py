@@ -107,14 +107,14 @@ async def test_what_was_sent_is_not_looked_at_again(
     backend: Backend, app: Duetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is recorded with its job's completion. What ended otherwise is recorded afterwards."""
-    settles = Counted(await app.store(), monkeypatch, "reminder_settle")
+    records = Counted(await app.store(), monkeypatch, "reminder_record_unsent")
     choir = Choir(app)
     async with app.worker():
         await choir.gather(app)
         choir.go.set()
         await until_true(lambda: sent(backend) == COUNT)
 
-    assert settles.ran() == 0
+    assert records.ran() == 0
 
 
 @on_both

@@ -993,8 +993,8 @@ SOME = list(range(1, 51))
 DOCUMENTS: dict[str, tuple[str, Any]] = {
     "of": ("reminder_of", SOME),
     "withdraw": ("reminder_withdraw", {"ids": SOME, "status": "superseded", "reason": "x"}),
-    "unsettled": ("reminder_unsettled", {}),
-    "settle": ("reminder_settle", SOME),
+    "unrecorded": ("reminder_unrecorded", {}),
+    "record_unsent": ("reminder_record_unsent", SOME),
     "by key": ("receipt_keyed", {"key": "dtr_x"}),
     "settle by a receipt": ("reminder_report", {"id": 7, "reason": "x"}),
     "lock, by ref": ("subject_lock", {"ids": [], "refs": ["subject:7", "subject:9"]}),

@@ -597,7 +597,7 @@ async def test_a_run_that_waits_for_the_decision_on_another_has_not_begun(
         await until(lambda: passed(app, looked + SECOND / 2))
         await app.schedules["s"].pause()
         await slow.finish(job)
-        await store.transact(RunStatements(store.dialect).settle([job.id]))
+        await store.transact(RunStatements(store.dialect).record_finished([job.id]))
         rows = await closed(app, 2)
 
     assert notes.starts == []

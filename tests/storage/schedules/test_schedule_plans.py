@@ -36,8 +36,8 @@ STATEMENTS: dict[str, Any] = {
     "schedule_open": [],
     "schedule_paced": [],
     "schedule_prune": {"ids": [], "age": 3_600_000_000, "most": 1000},
-    "schedule_settle": [],
-    "schedule_unsettled": {},
+    "schedule_record_finished": [],
+    "schedule_unrecorded": {},
 }
 
 FILL_POSTGRES = """
@@ -168,7 +168,7 @@ def test_next(session: Session) -> None:
 
 
 def test_settle(session: Session) -> None:
-    plan, pages = session.plan("schedule_settle", some_runs())
+    plan, pages = session.plan("schedule_record_finished", some_runs())
 
     assert "schedule_tick_job" in plan
     assert scanned(plan) == set()
@@ -176,8 +176,8 @@ def test_settle(session: Session) -> None:
     assert pages < 50 * 60
 
 
-def test_unsettled(session: Session) -> None:
-    plan, pages = session.plan("schedule_unsettled", {})
+def test_unrecorded(session: Session) -> None:
+    plan, pages = session.plan("schedule_unrecorded", {})
 
     assert "schedule_tick_open" in plan
     assert scanned(plan) == set()
@@ -264,8 +264,8 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connect
             50_000,
             id="prune",
         ),
-        pytest.param("schedule_settle", some_runs(), 100_000, id="settle"),
-        pytest.param("schedule_unsettled", {}, 200_000, id="unsettled"),
+        pytest.param("schedule_record_finished", some_runs(), 100_000, id="record_finished"),
+        pytest.param("schedule_unrecorded", {}, 200_000, id="unrecorded"),
     ],
 )
 def test_sqlite_takes_few_steps(

@@ -79,8 +79,8 @@ class Planner:
     async def repair(self) -> int:
         return int(await self.do(self.runs.repair()))
 
-    async def settle(self, jobs: Sequence[int]) -> list[str]:
-        return list(await self.do(self.runs.settle(jobs)))
+    async def record_finished(self, jobs: Sequence[int]) -> list[str]:
+        return list(await self.do(self.runs.record_finished(jobs)))
 
     async def pause(self, name: str) -> None:
         await self.do(self.statements.pause(name, actor="ann", reason="race", until=None))
@@ -109,7 +109,7 @@ class Planner:
             await self.advance(runs)
         await self.hand.release(*waiting)
         await self.hand.end(*ends)
-        await self.settle([end.job.id for end in ends])
+        await self.record_finished([end.job.id for end in ends])
         return len(jobs)
 
 
@@ -201,7 +201,7 @@ async def test_ten_planners_that_advance_one_run_arm_what_follows_once(fleet: Fl
         assert all(run.clear for run in runs)
         await fleet.check_armed(*names)
         await fleet.first.hand.finish(*jobs)
-        await fleet.first.settle([job.id for job in jobs])
+        await fleet.first.record_finished([job.id for job in jobs])
 
     for name in names:
         assert await fleet.statuses(name) == ["fired"] * 3
@@ -274,8 +274,8 @@ async def test_of_two_ticks_claimed_at_once_by_two_workers_one_runs(fleet: Fleet
         assert (first, second) == ("run", "skip")
         await one.hand.finish(early)
         await two.hand.end(ended(late, AttemptOutcome.CANCELLED, error="overlap"))
-        await one.settle([early.id])
-        await two.settle([late.id])
+        await one.record_finished([early.id])
+        await two.record_finished([late.id])
 
     assert await fleet.statuses("s") == ["fired", "skipped"] * 5
 
@@ -371,7 +371,7 @@ async def test_a_run_that_waited_and_was_lost_is_decided_on_again(fleet: Fleet) 
 
 
 @on_both
-async def test_ten_settle_the_same_runs_and_failures_count_once(fleet: Fleet) -> None:
+async def test_ten_record_the_same_runs_and_failures_count_once(fleet: Fleet) -> None:
     names = [f"s{number:02}" for number in range(20)]
     await fleet.first.apply(*(every_minute(name, pause_after=9) for name in names))
     await fleet.move(MINUTE)
@@ -380,12 +380,12 @@ async def test_ten_settle_the_same_runs_and_failures_count_once(fleet: Fleet) ->
     await fleet.first.hand.end(*(ended(job, AttemptOutcome.DEAD, error="broken") for job in jobs))
     order = count()
 
-    async def settle(planner: Planner) -> None:
+    async def record(planner: Planner) -> None:
         mine = [job.id for job in jobs]
         random.Random(next(order)).shuffle(mine)
-        await planner.settle(mine)
+        await planner.record_finished(mine)
 
-    await fleet.together(settle)
+    await fleet.together(record)
 
     assert {row[0] for row in fleet.query("select failures from {schedule}")} == {1}
     for name in names:
@@ -401,7 +401,7 @@ async def test_a_pause_after_failures_is_made_once(fleet: Fleet) -> None:
     await fleet.first.advance(runs)
     await fleet.first.hand.end(ended(jobs[0], AttemptOutcome.DEAD, error="broken"))
 
-    paused = await fleet.together(lambda planner: planner.settle([jobs[0].id]))
+    paused = await fleet.together(lambda planner: planner.record_finished([jobs[0].id]))
 
     assert sorted(paused) == [[]] * (PLANNERS - 1) + [["s"]]
     assert fleet.query("select count(*) from {audit} where action = 'schedule.pause'") == [(1,)]
@@ -432,8 +432,8 @@ async def test_everything_at_once_loses_and_doubles_no_tick(fleet: Fleet) -> Non
         while not stopped.is_set():
             await planner.work()
             await planner.repair()
-            jobs = await planner.do(planner.runs.unsettled(), reads=True)
-            await planner.settle(jobs)
+            jobs = await planner.do(planner.runs.find_unrecorded(), reads=True)
+            await planner.record_finished(jobs)
 
     async def operate(planner: Planner) -> None:
         dice = random.Random(next(seeds))
@@ -663,8 +663,8 @@ class Scene:
     def decide(self) -> Statements:
         return self._workers.decide(self._runs, "w")
 
-    def settle(self) -> Statements:
-        return self._workers.settle(self._ended[::-1])
+    def record_finished(self) -> Statements:
+        return self._workers.record_finished(self._ended[::-1])
 
     def pause(self) -> Statements:
         return self._statements.pause("b", actor="ann", reason="", until=None)
@@ -685,7 +685,7 @@ class Scene:
             yield "select 1 from duetime.schedule where name = %s for update", (name,)
 
 
-ACTS = ("advance", "decide", "settle", "pause", "reschedule", "change", "remove", "lock")
+ACTS = ("advance", "decide", "record_finished", "pause", "reschedule", "change", "remove", "lock")
 
 
 @on_postgres
@@ -901,7 +901,7 @@ async def passed(app: Duetime, moment: datetime) -> bool:
 
 
 @on_both
-async def test_a_run_that_ended_unrecorded_is_settled_by_the_next_worker(
+async def test_a_run_that_ended_unrecorded_is_recorded_by_the_next_worker(
     numbered: Numbered, backend: Backend
 ) -> None:
     """Its worker died between the end of the job and the ledger."""

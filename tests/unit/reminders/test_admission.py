@@ -141,8 +141,8 @@ def test_what_would_expire_in_quiet_hours_is_sent_and_says_so() -> None:
     sent = decide(to, before, NIGHT, channels=["a"])
 
     assert isinstance(sent, Send)
-    assert sent.note is not None
-    assert "it would have expired at 2026-03-03T07:00:00Z" in str(sent.note)
+    assert sent.reason is not None
+    assert "it would have expired at 2026-03-03T07:00:00Z" in str(sent.reason)
     assert isinstance(decide(to, after, NIGHT, channels=["a"]), Wait)
 
 

@@ -35,7 +35,7 @@ class Send(NamedTuple):
     """Now, by these routes in turn."""
 
     routes: tuple[Route, ...]
-    note: Reason | None = None
+    reason: Reason | None = None
     """What people should know about it."""
 
 
@@ -59,7 +59,8 @@ def decide(
 ) -> Send | Wait | Skip:
     """What becomes of a reminder that is due. `around`: the scopes that it is in, all levels.
 
-    `channels`: those that the app has; None: a handler sends. `uses`: None does not ask.
+    `channels`: those that the app has; None: a handler sends. `uses`: if None, the limit is not
+    checked.
     """
     if (muted := why_muted(recipient, reminder, around)) is not None:
         return Skip(muted)
@@ -68,7 +69,7 @@ def decide(
         return Skip(routes)
     if reminder.rule.urgent:
         return Send(routes)
-    note = None
+    reason = None
     quiet = recipient.quiet_hours(reminder.tz)
     until = now if quiet is None else defer(now, quiet)
     if quiet is not None and until > now:
@@ -78,16 +79,16 @@ def decide(
             facts = {"until": until, "local": f"{local:%H:%M}", "tz": quiet.tz}
             hours = {"quiet": quiet.text, "recipient": recipient.ref}
             return Wait(until, Reason.of("quiet_hours", **facts, **hours), "quiet")
-        note = Reason.of(
+        reason = Reason.of(
             "sent_in_quiet_hours",
             quiet=quiet.text,
             recipient=recipient.ref,
             expires_at=expires_at,
         )
     if uses is None or recipient.max_per_hour is None or uses.admitted:
-        return Send(routes, note)
+        return Send(routes, reason)
     if uses.taken < recipient.max_per_hour:
-        return Send(routes, note)
+        return Send(routes, reason)
     free = max(now, uses.frees_at or now)
     until = free if quiet is None else defer(free, quiet)
     limit = {"recipient": recipient.ref, "limit": recipient.max_per_hour}

@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
 
 def falls_behind(subject: Subject, rules: Sequence[Rule], now: datetime) -> bool:
-    """Whether a worker was to go on with it, and has not."""
+    """Whether a worker should have continued with it, and has not."""
     if subject.repeats is None or subject.planned is None:
         return False
     return is_behind(subject.repeats, rules, now, subject.planned)

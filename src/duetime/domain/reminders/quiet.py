@@ -66,7 +66,7 @@ def defer(run_at: datetime, quiet: Quiet) -> datetime:
     """Return the first moment (UTC) from `run_at` on at which the clock shows no quiet time.
 
     Also when clocks change: at that moment, the clock may leave the quiet hours, or enter them
-    again. Who is urgent does not ask; who expires before that moment is not sent.
+    again. Urgent reminders do not wait; one that expires before that moment is not sent.
 
     >>> night = parse_quiet("22:00-07:00", "America/New_York")
     >>> defer(datetime(2026, 3, 8, 4, tzinfo=UTC), night).isoformat()

@@ -64,7 +64,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """What tells it from a subject's other rules: its times, whose wall clock, its channels.
+        """What makes it differ from a subject's other rules: times, whose wall clock, channels.
 
         The other fields say how it is sent: to change them makes no other reminder of it. The id
         is part of the reminder's key, so no version may make it another way. Safe in a URL.

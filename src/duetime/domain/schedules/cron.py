@@ -240,7 +240,8 @@ def next_change(zone: ZoneInfo, after: datetime, until: datetime) -> datetime | 
 def _changes(zone: ZoneInfo, year: int) -> tuple[datetime, ...]:
     """The instants of a UTC year at which clocks change, the year's last one included.
 
-    zoneinfo does not tell them, so they are sought. Since 1970, no zone changed twice in a week.
+    zoneinfo does not list them, so they are searched for. Since 1970, no zone changed twice in a
+    week.
     """
     at, end = datetime(year, 1, 1, tzinfo=UTC), datetime(year + 1, 1, 1, tzinfo=UTC)
     changes = []

@@ -21,7 +21,7 @@ from duetime.domain.schedules.schedule import (
 UNDECIDED_WAIT = timedelta(milliseconds=200)
 RETRY_WAIT = timedelta(seconds=5)
 """A run that waits for another is checked again after this time, if nothing releases it before."""
-_NOTED_WITHIN = timedelta(seconds=1)
+_RECORDED_WITHIN = timedelta(seconds=1)
 """That a run has begun is in the ledger so soon."""
 _MISSED_AFTER = timedelta(seconds=1)
 """A run that is claimed so late was not waited for at its time."""
@@ -136,7 +136,7 @@ def _overlap(
     reason = Reason.of("overlap", tick=first.tick)
     wait = Decision("wait", TickStatus.WAITING, reason, now + RETRY_WAIT, runs_as)
     if runs_as in (TickStatus.CAUGHT_UP, TickStatus.BACKFILLED):
-        # Each of these was asked for: they come one after the other, or all together.
+        # Each of these was requested: they come one after the other, or all together.
         return Decision("run", runs_as) if policy.burst_allowed else wait
     match policy.overlap:
         case "buffer_one" if run.status is not TickStatus.WAITING and waiting:
@@ -179,11 +179,11 @@ def counts_for(schedule: Schedule, run: OpenRun, other: OpenRun, now: datetime) 
         return other.begun
     if _turn(other) > _turn(run):
         return False
-    # One that a worker holds may have started at the last moment, and not be noted yet.
-    noted = now - _NOTED_WITHIN if other.begun else now
+    # One that a worker holds may have started at the last moment, and not be recorded yet.
+    recorded = now - _RECORDED_WITHIN if other.begun else now
     return (
         other.runs_as is not TickStatus.FIRED
-        or not is_late(schedule, other.run_at, noted)
+        or not is_late(schedule, other.run_at, recorded)
         or LateJudge(schedule, now).judge(other.tick, other.run_at)[0] is TickStatus.CAUGHT_UP
     )
 

@@ -206,7 +206,7 @@ def plan_past_moments(
 ) -> list[PlannedTick]:
     """Return the single moments of the timetable that were past when it was given.
 
-    One within `grace` runs: who asked for it was a moment too late. Others are skipped, whatever
+    One within `grace` runs: it was requested a moment too late. Others are skipped, whatever
     `catch_up` says, for nobody missed them; only of a `new` schedule is that written down. Moments
     that the timetable had `before` are known.
     """

@@ -216,7 +216,7 @@ class Rule:
                     return  # Near the end of the calendar, zones cannot be computed.
                 if wall > after:
                     yield wall
-                    search.found()  # Who asks for more could use this one.
+                    search.found()  # A caller that wants more could use this one.
         except InvalidSchedule:
             raise
         except ValueError:
@@ -272,7 +272,7 @@ class _Search:
 
 
 class _Interval(int):
-    """An interval that tells the search how often it is used.
+    """An interval that counts for the search how often it is used.
 
     dateutil looks for a match until the year 9999, for hours if need be, and has no option to
     stop. But each round of its search adds the interval, or multiplies it.

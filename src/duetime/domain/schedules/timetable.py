@@ -245,8 +245,8 @@ class Timetable(msgspec.Struct, frozen=True):
         steps = self.jitter // _MILLISECOND
         if not steps:
             return tick
-        digest = blake2b(f"{name}\0{_iso(tick)}".encode(), digest_size=8).digest()
-        return tick + (int.from_bytes(digest) * steps >> 64) * _MILLISECOND
+        hashed = blake2b(f"{name}\0{_iso(tick)}".encode(), digest_size=8).digest()
+        return tick + (int.from_bytes(hashed) * steps >> 64) * _MILLISECOND
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads. Equal timetables give equal JSON."""

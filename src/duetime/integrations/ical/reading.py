@@ -156,12 +156,12 @@ def _read_event(uid: str, event: Any, default: str) -> Event:
 
 
 def _ref(uid: str) -> str:
-    """The UID; a longer one than a reference may be ends in its digest."""
+    """The UID; a longer one than a reference may be ends in its hash."""
     uid = uid.replace("\x00", "")
     if len(uid) <= MAX_NAME_LENGTH:
         return uid
-    digest = blake2b(uid.encode(), digest_size=16).hexdigest()
-    return f"{uid[: MAX_NAME_LENGTH - len(digest) - 1]}~{digest}"
+    hashed = blake2b(uid.encode(), digest_size=16).hexdigest()
+    return f"{uid[: MAX_NAME_LENGTH - len(hashed) - 1]}~{hashed}"
 
 
 # When

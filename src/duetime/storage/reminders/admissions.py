@@ -40,8 +40,8 @@ class AdmissionState(NamedTuple):
     digest_status: str | None
 
 
-class Ask(NamedTuple):
-    """A reminder that wants to be let through."""
+class AdmissionRequest(NamedTuple):
+    """A reminder that is to be let through."""
 
     reminder: Reminder
     around: set[str]
@@ -108,44 +108,44 @@ class AdmissionStatements(RecipientStatements):
 
     # Under a limit
 
-    def admit(self, asks: Sequence[Ask]) -> Statements:
+    def admit(self, requests: Sequence[AdmissionRequest]) -> Statements:
         """Let reminders of one recipient through and count them, or hold them.
 
         Returns for each `Send`, or the `Outcome` of its job; or None: another transaction changes
-        it just now, so it has to be asked for alone.
+        it just now, so it has to be requested alone.
         """
-        ref = asks[0].reminder.recipient
+        ref = requests[0].reminder.recipient
         recipient = (yield from self.lock_recipient(ref)) or Recipient(ref=ref)
-        ids = [ask.reminder.id for ask in asks]
-        if len(asks) > 1:
+        ids = [request.reminder.id for request in requests]
+        if len(requests) > 1:
             # Who holds several and waits for none of them cannot deadlock.
             ids = [row[0] for row in (yield from self._dialect.run("reminder_free", ids))]
         admissions = yield from self.admissions(ids)
-        free = [ask for ask in asks if ask.reminder.id in set(ids)]
-        hour = yield from self._hour(recipient, [use_of(ask.reminder) for ask in free])
+        free = [request for request in requests if request.reminder.id in set(ids)]
+        hour = yield from self._hour(recipient, [use_of(request.reminder) for request in free])
         rows = yield from self._dialect.run("digest_open", {"ref": ref})
         # Who waits goes first, else newcomers could keep a digest waiting for ever.
         others_wait = bool(rows) and not rows[0][3]
         answers: dict[int, Send | Outcome] = {}
         holds: dict[int, dict[str, Any]] = {}
         joining: list[tuple[Reminder, Uses]] = []
-        for ask in free:
-            reminder = ask.reminder
-            if (gone := _look(admissions.get(reminder.id))) is not None:
+        for request in free:
+            reminder = request.reminder
+            if (gone := _outcome_since(admissions.get(reminder.id))) is not None:
                 answers[reminder.id] = gone
                 continue
             uses = hour.beside(use_of(reminder))
             decision = decide(
                 recipient, reminder, hour.now,
-                around=ask.around, channels=ask.channels, uses=uses,
+                around=request.around, channels=request.channels, uses=uses,
             )  # fmt: skip
             newcomer = isinstance(decision, Send) and not uses.admitted
             full = isinstance(decision, Wait) and decision.held != "quiet"
-            if ask.digests and (full or (newcomer and (others_wait or joining))):
+            if request.digests and (full or (newcomer and (others_wait or joining))):
                 joining.append((reminder, uses))
             elif isinstance(decision, Send):
                 answers[reminder.id] = decision
-                holds[reminder.id] = {"reason": decision.note or reason_after_wait(reminder)}
+                holds[reminder.id] = {"reason": decision.reason or reason_after_wait(reminder)}
                 hour.count(use_of(reminder))
             elif isinstance(decision, Wait):
                 answers[reminder.id] = Snooze(decision.until - hour.now, decision.reason)
@@ -157,25 +157,25 @@ class AdmissionStatements(RecipientStatements):
             for reminder, _ in joining:
                 answers[reminder.id], holds[reminder.id] = waits, hold
         yield from self._let_through(recipient, free, answers, holds)
-        return [answers.get(ask.reminder.id) for ask in asks]
+        return [answers.get(request.reminder.id) for request in requests]
 
     def _let_through(
         self,
         recipient: Recipient,
-        asks: Sequence[Ask],
+        requests: Sequence[AdmissionRequest],
         answers: dict[int, Send | Outcome],
         holds: Mapping[int, dict[str, Any]],
     ) -> Statements:
         """Record what was decided; what was withdrawn meanwhile is not sent."""
         armed = yield from self._hold_all(holds)
         whats: list[str] = []
-        for ask in asks:
-            if not isinstance(answers.get(ask.reminder.id), Send):
+        for request in requests:
+            if not isinstance(answers.get(request.reminder.id), Send):
                 continue
-            if ask.reminder.id in armed:
-                whats.append(use_of(ask.reminder))
+            if request.reminder.id in armed:
+                whats.append(use_of(request.reminder))
             else:
-                answers[ask.reminder.id] = GONE
+                answers[request.reminder.id] = GONE
         if whats:
             given = {"ref": recipient.ref, "whats": sorted(set(whats))}
             yield from self._dialect.run("use_write", given)
@@ -196,7 +196,7 @@ class AdmissionStatements(RecipientStatements):
             hold, waits = yield from self._join(recipient, joining, hour.now)
             yield from self._hold_all({reminder.id: hold})
             return waits
-        # Should it fail for good, whoever settles its job ends this one too.
+        # Should it fail for good, its failure is recorded with this one's.
         return Snooze(_AFTER_DIGEST, Reason.of("digest_sending", digest=admission.digest))
 
     def _join(
@@ -214,7 +214,7 @@ class AdmissionStatements(RecipientStatements):
             # Its job was cancelled: whoever was in it joins the next.
             yield from self._dialect.run("digest_delete", {"id": rows[0][0]})
             rows = []
-        settled = True
+        in_time = True
         if not rows:
             installation = yield from self._dialect.installation()
             given = {"ref": recipient.ref, "run_at": at, "task": DIGEST_TASK}
@@ -222,22 +222,22 @@ class AdmissionStatements(RecipientStatements):
             rows = yield from self._dialect.run("digest_add", given)
         elif rows[0][2] is None or moment(rows[0][2]) > at:
             moved = yield from self._dialect.run("digest_move", {"job": rows[0][1], "run_at": at})
-            settled = bool(moved)
+            in_time = bool(moved)
         else:
             at = moment(rows[0][2])
         most = recipient.max_per_hour
         limit = {} if most is None else {"recipient": recipient.ref, "limit": most}
         reason = Reason.of("in_digest", digest=rows[0][0], **limit)
         hold = {"run_at": at, "reason": reason, "held": "limit", "digest": rows[0][0]}
-        # The digest's job decides just now: it may not have seen this one, so ask again.
-        return hold, Snooze(at - now + _AFTER_DIGEST if settled else _SOON, reason)
+        # The digest's job decides just now: it may not have seen this one, so check again.
+        return hold, Snooze(at - now + _AFTER_DIGEST if in_time else _SOON, reason)
 
     def _hour(
         self, recipient: Recipient, whats: Sequence[str]
     ) -> Generator[Statement, list[Row], Hour]:
         """What the recipient got in the last hour; `whats`: which of these."""
-        asked = {"ref": recipient.ref, "whats": list(whats), "most": recipient.max_per_hour or 1}
-        [(now, taken, oldest, among)] = yield from self._dialect.run("use_read", asked)
+        which = {"ref": recipient.ref, "whats": list(whats), "most": recipient.max_per_hour or 1}
+        [(now, taken, oldest, among)] = yield from self._dialect.run("use_read", which)
         moment = self._dialect.moment
         frees_at = None if oldest is None else moment(oldest) + HOUR
         return Hour(moment(now), taken, frees_at, set(msgspec.json.decode(among)))
@@ -260,8 +260,8 @@ def read_admission_state(dialect: Dialect, row: Row) -> AdmissionState:
     return AdmissionState(dialect.moment(row[0]), recipient, status, held, digest, digest_status)
 
 
-def _look(admission: AdmissionState | None) -> Outcome | None:
-    """What became of a reminder since its job asked, if it is not to be admitted."""
+def _outcome_since(admission: AdmissionState | None) -> Outcome | None:
+    """What became of a reminder since its job requested it, if it is not to be admitted."""
     if admission is None or admission.status != ReminderStatus.ARMED:
         return GONE
     if admission.digest is not None:

@@ -92,7 +92,9 @@ class DeliveryStatements(SendStatements):
             rule,
             snoozes=reminder.snoozes + 1,
         )
-        yield from self._tell(actor, "reminder.snoozed", reminder, {"until": format_time(run_at)})
+        yield from self._audit_reminder(
+            actor, "reminder.snoozed", reminder, {"until": format_time(run_at)}
+        )
         return run_at
 
     def receipt(
@@ -121,14 +123,14 @@ class DeliveryStatements(SendStatements):
             )
             reminder = reminders[delivery.reminder_id]
             after = {"channel": delivery.channel, "external_id": external_id, "status": status}
-            yield from self._tell(
+            yield from self._audit_reminder(
                 actor, "delivery.receipt", reminder, after | {"reason": reason},
                 before={"status": delivery.status},
             )  # fmt: skip
             subject = subjects[reminder.subject]
             if status.accepted and delivery.round == reminder.snoozes:
                 reported = Reason.of("reported_sent", channel=delivery.channel, status=status.value)
-                reminder = yield from self._settle_as_sent(
+                reminder = yield from self._record_as_sent(
                     reminder, reported, actor, after={"channel": delivery.channel,
                                                       "external_id": external_id},
                 )  # fmt: skip
@@ -152,7 +154,7 @@ class DeliveryStatements(SendStatements):
     # Escalation
 
     def escalate(self, reminder_id: int, snoozes: int, *, worker: str) -> Statements:
-        """Nobody has acknowledged it in time: tell the next recipient. Returns who that is."""
+        """Nobody has acknowledged it in time: remind the next recipient. Returns who that is."""
         subjects, found = yield from self._locked([reminder_id])
         now = yield from self._dialect.now()
         for reminder in found:
@@ -168,27 +170,27 @@ class DeliveryStatements(SendStatements):
             return (yield from self._arm_next(subjects[reminder.subject], reminder, why, worker))
         return None
 
-    def settle(self, jobs: Sequence[int]) -> Statements:
+    def record_unsent(self, jobs: Sequence[int]) -> Statements:
         """Record reminders whose jobs finished without a send, and escalate."""
         rows = yield from self._dialect.run("reminder_subject", {"ids": [], "jobs": list(jobs)})
         subjects = {}
         if rows:
             # Before their reminders: the order of everyone who locks both.
             subjects = {s.ref: s for s in (yield from self._lock(ids=[row[0] for row in rows]))}
-        settled = yield from self._dialect.run("reminder_settle", list(jobs))
-        failed = [row[0] for row in settled if row[1] == ReminderStatus.FAILED]
+        recorded = yield from self._dialect.run("reminder_record_unsent", list(jobs))
+        failed = [row[0] for row in recorded if row[1] == ReminderStatus.FAILED]
         if failed:
-            yield from self._dialect.run("delivery_settle", failed)
+            yield from self._dialect.run("delivery_give_up", failed)
         unreached = [
             row[0]
-            for row in settled
+            for row in recorded
             if row[2] is not None and row[1] in (ReminderStatus.FAILED, ReminderStatus.SKIPPED)
         ]
         for reminder in (yield from self.find(unreached)) if unreached else []:
             if reminder.subject in subjects:
                 why = not_reached(reminder, reminder.reason)
                 yield from self._arm_next(subjects[reminder.subject], reminder, why, "duetime")
-        return len(settled)
+        return len(recorded)
 
     def _arm_next(
         self, subject: Subject, reminder: Reminder, why: Reason, actor: str
@@ -213,12 +215,14 @@ class DeliveryStatements(SendStatements):
         installation = yield from self._dialect.installation()
         document = reminder_document(installation, subject, reminder.due_at, following, armed)
         yield from self._dialect.run("reminder_write", [document])
-        yield from self._tell(actor, "reminder.escalated", reminder, {"to": following, "why": why})
+        yield from self._audit_reminder(
+            actor, "reminder.escalated", reminder, {"to": following, "why": why}
+        )
         return following
 
     # Parts
 
-    def _settle_as_sent(
+    def _record_as_sent(
         self, reminder: Reminder, how: Reason, actor: str, *, after: dict[str, Any] | None = None
     ) -> Statements:
         """It did go out, whatever was recorded: its answers were lost. Returns it as it is then.
@@ -234,7 +238,7 @@ class DeliveryStatements(SendStatements):
             yield from self._dialect.run("reminder_report", {"id": reminder.id, "reason": reason})
         ):
             return reminder
-        yield from self._tell(
+        yield from self._audit_reminder(
             actor, "reminder.sent", reminder, after or {}, before={"status": reminder.status}
         )
         if self._enqueue_follow_up is not None:
@@ -249,7 +253,7 @@ class DeliveryStatements(SendStatements):
                     f"Reminder {reminder.id} is {reminder.status}: only one that was sent can be "
                     "acknowledged."
                 )
-            reminder = yield from self._settle_as_sent(
+            reminder = yield from self._record_as_sent(
                 reminder, Reason.of("acknowledged_sent", by=actor), actor
             )
         document = {"id": reminder.id, "by": actor}
@@ -265,7 +269,7 @@ class DeliveryStatements(SendStatements):
                 {"ids": sorted(set(idle)), "status": ReminderStatus.CANCELLED,
                  "reason": Reason.of("acknowledged", by=actor)},
             )  # fmt: skip
-        yield from self._tell(actor, "reminder.acknowledged", reminder, {})
+        yield from self._audit_reminder(actor, "reminder.acknowledged", reminder, {})
         return 1
 
     def _try_another(
@@ -353,7 +357,7 @@ class DeliveryStatements(SendStatements):
         found = (yield from self.find(ids)) if subjects else []
         return subjects, [reminder for reminder in found if reminder.subject in subjects]
 
-    def _tell(
+    def _audit_reminder(
         self, actor: str, action: str, reminder: Reminder, after: dict[str, Any], before: Any = None
     ) -> Statements:
         what = {"reminder": reminder.id, "rule": reminder.rule.text}

@@ -1,4 +1,4 @@
-"""What the job of a digest asks and records, as statements without I/O."""
+"""What the job of a digest reads and records, as statements without I/O."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class DigestStatements(AdmissionStatements):
             {"members": members, "channel": channel, "key": digest.key, "status": "sent",
              "attempts": max(sent["attempts"], 1), "external_id": external_id, "reason": reason},
         )  # fmt: skip
-        others = [note for note in deliveries if note is not sent]
+        others = [one for one in deliveries if one is not sent]
         documents = [
             {"id": one.id, "round": one.snoozes, "deliveries": others} for one in digest.reminders
         ]
@@ -105,8 +105,8 @@ class DigestStatements(AdmissionStatements):
                 for one in digest.reminders
             ],
         )  # fmt: skip
-        noted = {row[0] for row in rows}
-        return [member for member in members if member not in noted]
+        recorded = {row[0] for row in rows}
+        return [member for member in members if member not in recorded]
 
     def _members(
         self, digest_id: int, recipient: Recipient, now: datetime

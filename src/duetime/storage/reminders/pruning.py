@@ -17,7 +17,7 @@ class PruneStatements:
         self._dialect = dialect
 
     def prune(self, age: timedelta, after: int) -> Statements:
-        """Remove what ended longer ago than `age`; return (how many, the id to go on after).
+        """Remove what ended longer ago than `age`; return (how many, the id to continue after).
 
         That is 0 when all were checked. What stays is what keeps a subject from being reminded
         of twice: its place is taken.

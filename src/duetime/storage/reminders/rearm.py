@@ -29,7 +29,7 @@ class RearmStatements(ReminderStatements):
     def repair(self) -> Statements:
         """Enqueue the job of marks that lost theirs; return whether that was so.
 
-        It was cancelled, has died or was deleted. Of those who repair at once, one does.
+        It was cancelled, has died or was deleted. If several repair at once, one of them does it.
         """
         [(mine,)] = yield from self._dialect.run("rearm_turn", {})
         if not mine or not (yield from self.overdue()):
@@ -37,7 +37,7 @@ class RearmStatements(ReminderStatements):
         tasks = {"task": REARM_TASK, "remind": REMIND_TASK}
         if (yield from self._dialect.run("rearm_alive", tasks)):
             return False
-        yield from self.ask_rearm()
+        yield from self.request_rearm()
         return True
 
     def rearm(self, ids: Sequence[int]) -> Statements:
@@ -60,7 +60,7 @@ class RearmStatements(ReminderStatements):
         return (yield from self._revise(list(as_of), None, as_of=as_of))
 
     def give_up(self, subject_id: int, reason: str) -> Statements:
-        """Withdraw what is armed for a subject whose reminders cannot be computed, and say so."""
+        """Withdraw what is armed for a subject whose reminders cannot be computed, and audit it."""
         rows = yield from self._dialect.run("rearm_clear", [subject_id])
         found = yield from self._dialect.run("reminder_of", [subject_id])
         armed = [row[0] for row in found if row[6] == ReminderStatus.ARMED]

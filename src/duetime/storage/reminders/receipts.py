@@ -37,7 +37,7 @@ class ReceiptStatements(DeliveryStatements):
         actor: str,
     ) -> Statements:
         """`receipt` of the message with this key. The answer to its send may be lost, or not be
-        recorded yet: the receipt tells that its channel took it.
+        recorded yet: the receipt shows that its channel accepted it.
 
         `only_channel`: the one that it went through, if the app has no other.
         """
@@ -137,5 +137,5 @@ class ReceiptStatements(DeliveryStatements):
         # Its sender finds what is recorded here, and records the rest.
         new = yield from self._dialect.run("reminder_acknowledge", {"id": reminder.id, "by": actor})
         if new:
-            yield from self._tell(actor, "reminder.acknowledged", reminder, {})
+            yield from self._audit_reminder(actor, "reminder.acknowledged", reminder, {})
         return len(new)

@@ -22,7 +22,7 @@ class RecipientStatements(ReminderStatements):
     ) -> Statements:
         """Store what `change` makes of the recipient; return `added`, `changed` or `same`.
 
-        Another clock re-arms what follows it; whatever is held for the recipient is asked again.
+        Another clock re-arms what follows it; whatever is held for the recipient is checked again.
         """
         yield from self._dialect.run("recipient_own", {"ref": ref})
         before = yield from self.lock_recipient(ref)

@@ -45,7 +45,7 @@ _AGAIN = timedelta(milliseconds=100)
 
 
 class ScopeInfo(msgspec.Struct, frozen=True):
-    """A scope: what it says itself. None: it inherits."""
+    """A scope: what it sets itself. None: it inherits."""
 
     ref: str
     parent: str | None
@@ -275,13 +275,13 @@ class ReminderStatements:
         rows = yield from self._dialect.run("reminder_about", document)
         return [self._reminder(row) for row in rows]
 
-    def unsettled(self) -> Statements:
-        """Return jobs that ended, and whose reminders do not say so. Reads only."""
-        return [row[0] for row in (yield from self._dialect.run("reminder_unsettled", {}))]
+    def find_unrecorded(self) -> Statements:
+        """Return finished jobs whose reminders are still armed. Reads only."""
+        return [row[0] for row in (yield from self._dialect.run("reminder_unrecorded", {}))]
 
     # Arming
 
-    def ask_rearm(self, at: datetime | None = None) -> Statements:
+    def request_rearm(self, at: datetime | None = None) -> Statements:
         """Have a worker re-arm subjects whose `rearm_at` is at most `at`; by default, now.
 
         In the transaction that sets it: then no mark is without its job.
@@ -362,15 +362,16 @@ class ReminderStatements:
                 again = now + _AGAIN
                 ids = [subject.id for subject in batch]
                 yield from self._dialect.run("subject_mark", {"ids": ids, "at": again})
-                yield from self.ask_rearm(again)
+                yield from self.request_rearm(again)
 
     def _zones(
         self, subjects: Sequence[Subject], scopes: Mapping[str, ScopeInfo]
     ) -> Generator[Statement, list[Row], tuple[dict[str, str], bool]]:
         """The clocks of the recipients, where rules follow those, and whether they stay so.
 
-        Whoever changes a clock waits for us, and re-arms what we arm. If he came first, we do not
-        wait, since he may wait for our subjects: a worker arms them again after him.
+        A transaction that changes a clock waits for this one, and re-arms what it arms. If it came
+        first, this one does not wait, since that may wait for our subjects: a worker arms them
+        again afterwards.
         """
         refs = {
             ref
@@ -393,8 +394,8 @@ class ReminderStatements:
         once = [s.id for s in subjects if not s.is_repeating]
         rows = (yield from self._dialect.run("reminder_of", once)) if once else []
         if repeats:
-            asked = [since_document(s, rules_that_hold(s, scopes), now) for s in repeats]
-            rows = [*rows, *(yield from self._dialect.run("reminder_since", asked))]
+            wanted = [since_document(s, rules_that_hold(s, scopes), now) for s in repeats]
+            rows = [*rows, *(yield from self._dialect.run("reminder_since", wanted))]
         return rows
 
     def _record_plans(
@@ -410,7 +411,7 @@ class ReminderStatements:
                 yield from self._dialect.run("rearm_marked", {"at": at, "id": subject_id})
             ):
                 continue
-            yield from self.ask_rearm(at)
+            yield from self.request_rearm(at)
         yield from self._dialect.run("subject_planned", documents)
 
     def _catch_up(self, subjects: Iterable[Subject]) -> Statements:

@@ -1,4 +1,4 @@
-"""A reminder that has ended is sent again because somebody asks for it, as statements."""
+"""A reminder that has ended is sent again on request, as statements without I/O."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ResendStatements(DeliveryStatements):
                 "taken": bool(taken),
             },
         )
-        yield from self._tell(
+        yield from self._audit_reminder(
             actor, "reminder.resent", reminder, {"key": again.key},
             before={"status": reminder.status, "reason": reminder.reason},
         )  # fmt: skip

@@ -18,7 +18,7 @@ from duetime.storage.reminders.reminders import ReminderStatements
 from duetime.storage.store import Row, Statements, run_many
 
 _SLACK = timedelta(seconds=1)
-"""How late those may come who were promised a place."""
+"""How late a message that was promised a place may come."""
 _TWIN, _DELIVERIES, _ADMISSION = 22, 23, 24
 """Where the columns of `reminder_ready` begin that `reminder_get` has not."""
 
@@ -40,7 +40,7 @@ class Ready(NamedTuple):
 
 
 class SentReminder(NamedTuple):
-    """A reminder that was sent, what its channels did, and the worker that asked them."""
+    """A reminder that was sent, what its channels did, and the worker that tried them."""
 
     reminder: Reminder
     deliveries: list[dict[str, Any]]
@@ -51,7 +51,7 @@ class SendStatements(ReminderStatements):
     """Every method is one transaction."""
 
     def ready(self, reminder_ids: Sequence[int]) -> Statements:
-        """Return all that is asked right before they are sent, `{id: Ready}`. Reads only."""
+        """Return all that is checked right before they are sent, `{id: Ready}`. Reads only."""
         rows = yield from self._dialect.run("reminder_ready", list(reminder_ids))
         found = [self._ready(row) for row in rows]
         return {ready.reminder.id: ready for ready in found}
@@ -69,12 +69,12 @@ class SendStatements(ReminderStatements):
         return [one for one in found if one.round == rounds[one.reminder_id]]
 
     def free(self, reminder_ids: Sequence[int]) -> Statements:
-        """Hold the reminders that nobody else changes just now; return their ids."""
+        """Lock the reminders that nobody else changes now; return their ids."""
         rows = yield from self._dialect.run("reminder_free", list(reminder_ids))
         return {row[0] for row in rows}
 
     def hold(self, reminder_ids: Sequence[int]) -> Statements:
-        """Hold reminders, after those who change them just now. `record` wants them held."""
+        """Lock reminders, after those that change them now. `record` needs them locked."""
         yield from self._dialect.run("reminder_hold", sorted(set(reminder_ids)))
 
     def record(self, sent: Sequence[SentReminder]) -> Statements:
@@ -90,11 +90,11 @@ class SendStatements(ReminderStatements):
             ],
         )
         yield from self._dialect.run("audit_write", [_sent_event(one) for one in sent])
-        noted = {(row[0], row[1]) for row in rows}
+        recorded = {(row[0], row[1]) for row in rows}
         return [
             one.reminder.id
             for one in sent
-            if (one.reminder.id, accepting(one.deliveries)["channel"]) not in noted
+            if (one.reminder.id, accepting(one.deliveries)["channel"]) not in recorded
         ]
 
     def record_attempt(
@@ -136,7 +136,7 @@ class SendStatements(ReminderStatements):
         )
         waiting = free_at is not None and free_at > now
         if waiting and last is not None and self._dialect.moment(last) + 2 * spacing + _SLACK < now:
-            # Those who were promised a place do not come: they were withdrawn.
+            # Those that were promised a place do not come: they were withdrawn.
             waiting = False
         invited = promised is not None and promised <= now
         if full is None and (invited or not waiting):
@@ -187,7 +187,7 @@ class SendStatements(ReminderStatements):
 
 def accepting(deliveries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the channel did that accepted the message."""
-    return next(note for note in deliveries if DeliveryStatus(note["status"]).accepted)
+    return next(one for one in deliveries if DeliveryStatus(one["status"]).accepted)
 
 
 def _sent_event(one: SentReminder) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class TrackingStatements:
 
 
 class ChangeStatements(ReminderStatements):
-    """What a worker does with the changes that triggers of SQLite noted."""
+    """What a worker does with the changes that triggers of SQLite recorded."""
 
     def apply(self, most: int) -> Statements:
         """Make the subjects of some changed rows true; return how many rows those were.
@@ -155,7 +155,7 @@ class ChangeStatements(ReminderStatements):
         rows = yield from self._dialect.run("tracked_find", {"name": None})
         tracks = {row[0]: _track(row[1]) for row in rows}
         subjects: list[Subject] = []
-        notes: list[dict[str, Any]] = []
+        tracked: list[dict[str, Any]] = []
         as_of: dict[str, datetime] = {}
         for ref, name, text, at in changes:
             track = tracks.get(name)
@@ -167,16 +167,16 @@ class ChangeStatements(ReminderStatements):
                 continue
             subject, problem = read_subject(track, ref, row)
             subjects.append(subject)
-            notes.append({"ref": ref, "track": name, "problem": problem})
+            tracked.append({"ref": ref, "track": name, "problem": problem})
             as_of[ref] = self._dialect.moment(at)
         yield from self._make_scopes(subjects)
         yield from self.put(subjects, actor=WRITER, as_of=as_of)
-        yield from self._dialect.run("tracked_settle", notes)
+        yield from self._dialect.run("tracked_subjects_write", tracked)
         yield from self._dialect.run("tracked_applied", [change[0] for change in changes])
         return len(changes)
 
     def _make_scopes(self, subjects: Iterable[Subject]) -> Statements:
-        """A row may name a scope that nobody has put: it is made, and says nothing itself."""
+        """A row may name a scope that nobody has put: it is made, and sets no rules itself."""
         names = sorted({subject.scope for subject in subjects if subject.scope is not None})
         rows = (yield from self._dialect.run("scope_make", names)) if names else []
         for row in rows:

@@ -67,14 +67,14 @@ class UnsentDigests(DeliveryStatements):
             yield from self._dialect.run("digest_delete", {"id": digest_id})
             return False
         subjects, found = yield from self._locked([row[0] for row in rows[:_PART]])
-        # Of two who end it at once, the second finds them ended.
+        # If two do this at once, the second finds them ended.
         members = [one for one in found if one.status is ReminderStatus.ARMED]
         ids = [one.id for one in members]
         yield from self._dialect.run(
             "reminder_withdraw", {"ids": ids, "status": status, "reason": reason}
         )
         if status is ReminderStatus.FAILED:
-            yield from self._dialect.run("delivery_settle", ids)
+            yield from self._dialect.run("delivery_give_up", ids)
         for one in members:
             if one.rule.escalate is not None:
                 why = not_reached(one, reason)

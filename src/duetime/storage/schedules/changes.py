@@ -424,7 +424,7 @@ class ScheduleStatements(Planning):
     def _delete(
         self, schedule: Schedule, actor: str, reason: str | None = None, why: Reason | None = None
     ) -> Statements:
-        """`reason`: what a person said; `why`: the reason, if nobody asked for it."""
+        """`reason`: a person's words; `why`: the reason, if nobody requested it."""
         yield from self._supersede([schedule], Reason("schedule_deleted"), due_too=True)
         yield from self._dialect.run("schedule_delete", [schedule.id])
         after = None if why is None else {"why": why}

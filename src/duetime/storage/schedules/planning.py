@@ -43,7 +43,7 @@ Step = Generator[Statement, list[Row], list[Row]]
 
 CHANGED = Reason("schedule_changed")
 PARTS = 6
-"""How many parts of a long plan a person's change writes itself; the next repair goes on."""
+"""How many parts of a long plan a person's change writes itself; the next repair continues."""
 
 
 _TOGETHER = 250
@@ -57,7 +57,7 @@ class Planning:
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self.set_aside: dict[str, Reason] = {}
-        """Schedules that were set aside, and why: for who runs the statements, to report."""
+        """Schedules that were set aside, and why: the caller reports them."""
         self.unreadable: dict[str, str] = {}
         """Schedules that this process cannot read, and why: they are left to others."""
 
@@ -108,11 +108,11 @@ class Planning:
         """The open runs by tick. `known` takes the ticks beyond what is planned that have a row."""
         opened: dict[int, list[OpenRun]] = {schedule_id: [] for schedule_id in schedules}
         if schedules:
-            look = [
+            wanted = [
                 {"id": schedule.id, "after": None if known is None else schedule.planned_until}
                 for schedule in schedules.values()
             ]
-            rows = yield from self._dialect.run("schedule_open", look)
+            rows = yield from self._dialect.run("schedule_open", wanted)
             moment = self._dialect.moment
             for row in rows:
                 if row[7]:
@@ -131,14 +131,14 @@ class Planning:
         self, ticks: Mapping[int, datetime | None], schedules: Mapping[int, Schedule]
     ) -> Generator[Statement, list[Row], dict[int, datetime]]:
         """From when on a missed run may be caught up, after those of earlier ticks."""
-        look = [
+        wanted = [
             {"schedule_id": schedule.id, "before": ticks[schedule.id]}
             for schedule in schedules.values()
             if schedule.policy.paced
         ]
-        if not look:
+        if not wanted:
             return {}
-        rows = yield from self._dialect.run("schedule_paced", look)
+        rows = yield from self._dialect.run("schedule_paced", wanted)
         return {
             row[0]: self._dialect.moment(row[1]) + schedules[row[0]].policy.pace
             for row in rows
@@ -148,7 +148,7 @@ class Planning:
     def _plan(self, schedules: Mapping[int, Schedule], *, parts: int = 1) -> Statements:
         """Write what follows the last planned ticks; return the schedules that lag behind.
 
-        A long outage is planned in parts, some ticks at a time; the next repair goes on.
+        A long outage is planned in parts, some ticks at a time; the next repair continues.
         """
         schedules = {
             schedule.id: schedule
@@ -191,7 +191,7 @@ class Planning:
                     missed=missed,
                 )
             except InvalidInput as error:
-                # Some rules show only as time goes on that they cannot be followed.
+                # That some rules cannot be computed shows only later.
                 yield from self._set_aside(
                     schedule, Reason.of("definition_unusable", text=str(error))
                 )
@@ -313,7 +313,7 @@ class Planning:
 def event(
     actor: str, action: str, schedule: Schedule, before: Any, after: Any, reason: str | None = None
 ) -> dict[str, Any]:
-    """What the audit says of a change."""
+    """What the audit records of a change."""
     return {
         "actor": actor,
         "action": action,

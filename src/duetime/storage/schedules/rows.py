@@ -28,9 +28,9 @@ class ClaimedRun(msgspec.Struct, frozen=True):
     schedule_id: int
     tick: datetime
     clear: bool
-    """It may start at once; else `decide` says."""
+    """It may start at once; else `decide` decides."""
     unbegun: bool = False
-    """It has not begun, even if its job was claimed before: `decide` says, also of a retry."""
+    """It has not begun, even if its job was claimed before: `decide` decides, also on a retry."""
     status: TickStatus = TickStatus.ARMED
     start_by: datetime | None = None
     """Until when its start is on time."""
@@ -39,7 +39,7 @@ class ClaimedRun(msgspec.Struct, frozen=True):
 
 
 class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule as it was asked for."""
+    """A schedule as it was requested."""
 
     name: str
     kind: str = "task"
@@ -96,7 +96,8 @@ def read_schedule(row: Row, moment: Moment) -> Schedule:
     def maybe(value: Any) -> datetime | None:
         return None if value is None else moment(value)
 
-    broken, unreadable = read_reason(row[20]), None
+    broken = None if row[20] is None else read_reason(row[20])
+    unreadable = None
     timetable, policy, args = _NEVER, Policy(), "{}"
     try:
         policy = read_policy(row[10])
@@ -158,7 +159,7 @@ def read_timetable(text: str) -> Timetable:
         return Timetable.from_json(msgspec.json.decode(text))
     except InvalidInput:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever is stored, the others go on
+    except Exception as error:  # noqa: BLE001 - whatever is stored, the others continue
         raise InvalidInput(f"The stored times cannot be read: {error!r}.") from None
 
 

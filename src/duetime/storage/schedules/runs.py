@@ -130,13 +130,13 @@ class RunStatements(Planning):
         """Return whether `repair` has something to do. Reads only."""
         return bool((yield from self._due()))
 
-    def unsettled(self) -> Statements:
-        """Return jobs that ended, and of which the ledger does not know. Reads only."""
-        rows = yield from self._dialect.run("schedule_unsettled", {})
+    def find_unrecorded(self) -> Statements:
+        """Return finished jobs that the ledger does not have as such. Reads only."""
+        rows = yield from self._dialect.run("schedule_unrecorded", {})
         return [row[0] for row in rows]
 
     def repair(self) -> Statements:
-        """Plan on where nobody has; return how many schedules that were."""
+        """Plan the schedules that nobody has planned further; return how many those were."""
         rows = yield from self._due()
         if not rows:
             return 0
@@ -150,17 +150,17 @@ class RunStatements(Planning):
         return sum(schedule.unreadable is None for schedule in schedules.values())
 
     def next_due(self) -> Statements:
-        """Return when `repair` has something to do, if nobody plans on before. Reads only."""
+        """Return when `repair` has something to do, if nobody plans further before. Reads only."""
         rows = yield from self._dialect.run("schedule_next", _PATIENCE)
         return None if rows[0][0] is None else self._dialect.moment(rows[0][0])
 
-    def settle(self, jobs: Sequence[int]) -> Statements:
+    def record_finished(self, jobs: Sequence[int]) -> Statements:
         """Record how runs ended; pause schedules that fail too often, and return their names."""
         # Schedules before their ledger, in the order of their ids, as everyone does.
         owners = yield from self._dialect.run("schedule_gate", list(jobs))
         locks = {"ids": sorted({row[1] for row in owners}), "names": []}
         yield from self._dialect.run("schedule_lock", locks)
-        rows = yield from self._dialect.run("schedule_settle", list(jobs))
+        rows = yield from self._dialect.run("schedule_record_finished", list(jobs))
         failing = {row[0]: row[1] for row in rows if row[1]}
         paused = []
         if failing:
@@ -179,7 +179,7 @@ class RunStatements(Planning):
     def prune(self, age: timedelta, after: int, *, batch: int) -> Statements:
         """Remove runs that were due and ended longer ago than `age`, of some schedules.
 
-        Returns (how many, the schedule to go on after): 0 when all were checked. If a batch is
+        Returns (how many, the schedule to continue after): 0 when all were checked. If a batch is
         full, there may be more of the same schedules.
         """
         rows = yield from self._dialect.run("schedule_page", {"after": after, "most": _SCHEDULES})

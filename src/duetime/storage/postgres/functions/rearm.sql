@@ -66,7 +66,7 @@ end $$;
 
 -- Have a worker re-arm the subjects whose `rearm_at` is at most `at`: one job of the task that
 -- every worker knows, in the queue of the reminders. Call it in the transaction that sets the mark.
-create or replace function duetime.ask_rearm(at timestamptz) returns void
+create or replace function duetime.request_rearm(at timestamptz) returns void
     language plpgsql as $$
 declare
     lane constant text := (select o.queue from duetime._task_options('duetime' || '.remind') as o);
@@ -139,7 +139,7 @@ begin
     set rearm_at = case when s.id = any (left_over) then moment end
     where s.id = any (ids) and (s.rearm_at is not null or s.id = any (left_over));
     if cardinality(left_over) > 0 then
-        perform duetime.ask_rearm(moment);
+        perform duetime.request_rearm(moment);
     end if;
     for place in 1 .. coalesce(cardinality(ids), 0) by 5000 loop
         part := ids[place : place + 4999];
@@ -152,7 +152,7 @@ begin
         update duetime.subject as s
         set rearm_at = least(s.rearm_at, moment + interval '100 milliseconds')
         where s.id = any (ids) and s.status = 'open';
-        perform duetime.ask_rearm(moment + interval '100 milliseconds');
+        perform duetime.request_rearm(moment + interval '100 milliseconds');
     end if;
 end $$;
 

@@ -50,7 +50,7 @@ begin
         where o.schedule_id = g.schedule_id and o.tick = g.tick and d.job_id = o.job_id
           and d.attempt = 0
         returning d.job_id, d.queue
-    ), noted as (
+    ), recorded as (
         update duetime.schedule_tick as o set run_at = g.run_at from given as g, moved as m
         where o.job_id = m.job_id
     ), expiring as (

@@ -15,7 +15,7 @@ create domain duetime.span as interval
 create domain duetime.priority as smallint check (value between 0 and 10);
 create domain duetime.attempts as smallint check (value between 0 and 20000);
 
--- One row. `id` tells this installation from every other one, such as staging from production;
+-- One row. `id` distinguishes this installation from every other one, such as staging from production;
 -- `functions` is the digest of the SQL functions that are installed.
 create table duetime.installation (
     id        uuid not null default gen_random_uuid(),

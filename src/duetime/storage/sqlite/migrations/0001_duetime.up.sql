@@ -13,7 +13,7 @@ insert into duetime_counter (name, value)
 values ('job', 0), ('token', 0), ('worker', 0), ('schedule', 0), ('audit', 0), ('subject', 0),
     ('reminder', 0), ('delivery', 0), ('digest', 0), ('rearm_job', 0);
 
--- One row. `id` tells this installation from every other one, such as staging from production.
+-- One row. `id` distinguishes this installation from every other one, such as staging from production.
 create table duetime_installation (
     id text not null
 ) strict;
@@ -494,7 +494,7 @@ create index duetime_digest_recipient on duetime_digest (recipient);
 create index duetime_digest_sending on duetime_digest (id) where status = 'sending';
 
 -- Deliveries: a row for each reminder and channel, also if it failed. A snooze begins another
--- round, in which channels may be used again.
+-- round, in which channels may be tried again.
 create table duetime_delivery (
     id          integer primary key,
     reminder_id integer not null,

@@ -2,7 +2,7 @@
 -- same, and give the same columns.
 
 -- name: reminder_ready
--- All that senders ask right before, of many: the columns of `reminder_get`; whether another
+-- All that senders check right before, of many: the columns of `reminder_get`; whether another
 -- reminder of the same place was sent or is being sent; what the channels did with this one in this
 -- round; and the columns of `admission_read`. Indexes: the primary keys, the unique index of
 -- reminders, of deliveries.
@@ -51,7 +51,7 @@ order by r.id for no key update;
 
 -- name: reminder_sent
 -- They were handed over: the reminders and what their channels did, in one statement. Returns what
--- was noted. What a receipt reported before that (then it has `sent_at`) stays.
+-- was recorded. What a receipt reported before that (then it has `sent_at`) stays.
 with input as materialized (
     select * from json_to_recordset(%s::json) as g(id bigint, round integer, deliveries json)
 ), marked as (
@@ -94,8 +94,8 @@ set (key, status, attempts, error, next_at, updated_at)
        excluded.next_at, excluded.updated_at)
 where d.status = 'pending';
 
--- name: delivery_settle
--- The reminders have failed: nobody asks their channels again.
+-- name: delivery_give_up
+-- The reminders have failed: their channels are not tried again.
 update duetime.delivery set status = 'failed', next_at = null, updated_at = duetime.now()
 where reminder_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
   and status = 'pending';

@@ -91,7 +91,7 @@ delete from duetime.digest where id = (%s::json ->> 'id')::bigint;
 
 -- name: digest_sent
 -- All that went with it is sent, and the jobs that waited to do so have nothing left to do. Returns
--- what was noted. What a receipt reported before that (then it has `sent_at`) stays.
+-- what was recorded. What a receipt reported before that (then it has `sent_at`) stays.
 with input as materialized (
     select g.*, array(select value::bigint from json_array_elements_text(g.members)) as ids
     from json_to_record(%s::json) as g(
@@ -108,7 +108,7 @@ with input as materialized (
             else json_build_object('code', i.reason ->> 'code', 'facts', (i.reason -> 'facts')::jsonb
                 || jsonb_strip_nulls(jsonb_build_object('was', m.status, 'why', m.reason))) end
     from mine as m cross join input as i where r.id = m.id and r.status <> 'sent'
-), noted as (
+), recorded as (
     insert into duetime.delivery as d (reminder_id, round, channel, key, status, attempts,
                                        external_id, sent_at)
     select m.id, m.snoozes, i.channel, i.key, i.status, i.attempts, i.external_id, duetime.now()
@@ -122,4 +122,4 @@ with input as materialized (
 ), ended as materialized (
     select duetime._end_waiting(array_agg(m.job_id), 'completed') from mine as m
 )
-select n.reminder_id from noted as n cross join (select count(*) from ended) as e;
+select n.reminder_id from recorded as n cross join (select count(*) from ended) as e;

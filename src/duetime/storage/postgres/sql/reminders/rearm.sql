@@ -1,7 +1,7 @@
 -- Statements of `duetime.rearm`: subjects that are marked as stale. Index: subject_rearm.
 
 -- name: rearm_ask
-select duetime.ask_rearm((%s::json ->> 'at')::timestamptz);
+select duetime.request_rearm((%s::json ->> 'at')::timestamptz);
 
 -- name: rearm_stale
 with input as materialized (

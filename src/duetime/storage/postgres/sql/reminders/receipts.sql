@@ -5,7 +5,7 @@
 select r.id from duetime.reminder as r where r.key = %s::json ->> 'key' order by r.id;
 
 -- name: receipt_early
--- The channel took them, as its receiver tells; who sends them has not recorded that yet.
+-- The channel accepted them, as its receiver reports; the sender has not recorded that yet.
 insert into duetime.delivery as d (reminder_id, round, channel, key, status, attempts, external_id,
                                    sent_at, updated_at)
 select g.id, g.round, g.channel, g.key, 'sent', 1, g.external_id, duetime.now(), duetime.now()
@@ -31,7 +31,7 @@ from json_to_record(%s::json) as g(id bigint, external_id text)
 where d.id = g.id and d.external_id is null;
 
 -- name: reminder_report
--- It was sent, as its receiver tells, although its answer was lost. One that a worker sends just
+-- It was sent, as its receiver reports, although its answer was lost. One that a worker sends just
 -- now, alone or in a digest, is left to that worker. Its job has nothing left to do.
 with input as materialized (
     select * from json_to_record(%s::json) as g(id bigint, reason json)

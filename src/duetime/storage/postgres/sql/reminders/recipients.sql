@@ -100,7 +100,7 @@ with recursive chain as (
 select c.scope, c.ref from chain as c;
 
 -- name: admission_read
--- What the admission of reminders asks, in one read by keys.
+-- What the admission of reminders checks, in one read by keys.
 select duetime.now(), p.ref, p.tz, p.channels::text, p.quiet, p.muted::text, p.max_per_hour,
     p.disabled::text, r.status, r.held, d.id, d.status, r.id
 from duetime.reminder as r

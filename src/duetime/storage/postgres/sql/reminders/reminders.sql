@@ -201,7 +201,7 @@ select f.id from made join fresh as f on true;
 
 -- name: reminder_withdraw
 -- Reminders that are no longer true end, with their jobs; one that is being sent is stopped by its
--- status, which its sender asks for right before. One that was snoozed has been sent. The document
+-- status, which its sender reads right before. One that was snoozed has been sent. The document
 -- is read once, not for each row; and the status has a form that the index of all that is armed
 -- does not serve.
 with input as materialized (
@@ -226,7 +226,7 @@ select g.job_id from gone as g cross join (select count(*) from ended) as e;
 -- What is read of reminders, by different ways to find them.
 
 -- name: reminder_get
--- By id: what every sender asks right before.
+-- By id: what every sender checks right before.
 select r.rearm_at <= (select duetime.now()), r.* from duetime.reminder_row as r
 where r.id = any (array(select value::bigint from json_array_elements_text(%s::json -> 'ids')))
 order by coalesce(r.run_at, r.time), r.id;
@@ -281,7 +281,7 @@ from (
 join duetime.reminder_row as r on r.id = n.id
 order by r.run_at, r.id;
 
--- name: reminder_settle
+-- name: reminder_record_unsent
 -- How the jobs of reminders ended that were not recorded. One of which a receipt says that its
 -- channel took it was sent.
 update duetime.reminder as r
@@ -301,7 +301,7 @@ where r.job_id = any (array(select value::bigint from json_array_elements_text(%
   and not exists (select from duetime.due as d where d.job_id = r.job_id)
 returning r.id, r.status, r.rule ->> 'escalate_us';
 
--- name: reminder_unsettled
+-- name: reminder_unrecorded
 with past as materialized (
     select job_id from duetime.reminder
     where status = 'armed' and run_at <= (select duetime.now())

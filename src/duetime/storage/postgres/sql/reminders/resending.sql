@@ -1,4 +1,4 @@
--- Statements of what is sent again because somebody asks for it. The subject is locked.
+-- Statements of what is sent again on request. The subject is locked.
 
 -- name: resend_twin
 -- Another reminder of the same place that was sent. Index: the unique one of reminders.
@@ -16,7 +16,7 @@ select exists (select from duetime.delivery as d
 from json_to_record(%s::json) as g(id bigint, round integer);
 
 -- name: resend
--- Armed again, under another job that does not expire. Channels that gave up are asked anew. If it
+-- Armed again, under another job that does not expire. Channels that gave up are tried anew. If it
 -- is another message, those whose answer was lost keep the key: their receivers may have it.
 with given as materialized (
     select g.*, nextval('duetime.job_id_seq') as job_id

@@ -217,7 +217,7 @@ where o.schedule_id = m.schedule_id and o.tick = m.tick
 -- name: schedule_supersede
 select job_id from duetime.supersede_runs(%s::json) as job_id;
 
--- name: schedule_unsettled
+-- name: schedule_unrecorded
 select o.job_id from duetime.schedule_tick as o
 where o.job_id is not null and o.finished_at is null and o.run_at <= (select duetime.now())
   and exists (
@@ -228,7 +228,7 @@ where o.job_id is not null and o.finished_at is null and o.run_at <= (select due
   and %s::json is not null
 limit 500;
 
--- name: schedule_settle
+-- name: schedule_record_finished
 -- Copy into the ledger how runs ended, and release the runs that wait for them. A run that was
 -- requeued by a person ends once more; its failures are not counted again. Returns the schedules
 -- of what ended, with their failures in a row.
@@ -252,7 +252,7 @@ with named as materialized (
       and (s.finished_at is null
            or a.outcome = 'completed' and s.succeeded is not true
            or a.outcome = 'dead' and (s.succeeded is null or a.finished_at > s.finished_at))
-), settled as (
+), recorded as (
     update duetime.schedule_tick as o
     set status = case when e.outcome = 'expired' then 'skipped'
                       when not e.is_first and o.status in ('skipped', 'coalesced') then o.runs_as
@@ -279,7 +279,7 @@ with named as materialized (
     from (select schedule_id, max(started_at) as started_at,
               count(*) filter (where succeeded) as good,
               count(*) filter (where not succeeded and is_first) as bad
-          from settled group by schedule_id) as c
+          from recorded group by schedule_id) as c
     where s.id = c.schedule_id
     returning s.id, s.name, s.failures
 ), waiting as materialized (

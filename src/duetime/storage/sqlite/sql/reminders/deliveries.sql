@@ -3,7 +3,7 @@
 -- goes on here in `…_2`, `…_3`; the rows are those of the last.
 
 -- name: reminder_ready
--- All that senders ask right before, of many: the columns of `reminder_get`; whether another
+-- All that senders check right before, of many: the columns of `reminder_get`; whether another
 -- reminder of the same place was sent or is being sent; what the channels did with this one in this
 -- round; and the columns of `admission_read`.
 with input(doc) as (select ?)
@@ -101,8 +101,8 @@ set (key, status, attempts, error, next_at, updated_at)
        excluded.next_at, excluded.updated_at)
 where d.status = 'pending';
 
--- name: delivery_settle
--- The reminders have failed: nobody asks their channels again.
+-- name: delivery_give_up
+-- The reminders have failed: their channels are not tried again.
 with input(doc) as (select ?)
 update duetime_delivery
 set status = 'failed', next_at = null,

@@ -95,7 +95,7 @@ delete from duetime_digest where id = (select json_extract(doc, '$.doc.id') from
 
 -- name: digest_sent
 -- All that went with it is sent, and the jobs that waited to do so have nothing left to do. Returns
--- what was noted. What a receipt reported before that (then it has `sent_at`) stays.
+-- what was recorded. What a receipt reported before that (then it has `sent_at`) stays.
 with input(doc) as (select ?)
 update duetime_reminder
 set status = 'sent', ended_at = (select json_extract(doc, '$.now') from input), held = null,

@@ -9,7 +9,7 @@ select r.id from input as i cross join duetime_reminder as r
 order by r.id;
 
 -- name: receipt_early
--- The channel took them, as its receiver tells; who sends them has not recorded that yet.
+-- The channel accepted them, as its receiver reports; the sender has not recorded that yet.
 with input(doc) as (select ?)
 insert into duetime_delivery as d (reminder_id, round, channel, key, status, attempts, external_id,
                                    sent_at, updated_at)
@@ -39,7 +39,7 @@ update duetime_delivery set external_id = (select json_extract(doc, '$.doc.exter
 where id = (select json_extract(doc, '$.doc.id') from input) and external_id is null;
 
 -- name: reminder_report
--- It was sent, as its receiver tells, although its answer was lost. One that a worker sends just
+-- It was sent, as its receiver reports, although its answer was lost. One that a worker sends just
 -- now, alone or in a digest, is left to that worker. Its job has nothing left to do.
 with input(doc) as (select ?)
 update duetime_counter set value = value + 1 from input where name = 'token';

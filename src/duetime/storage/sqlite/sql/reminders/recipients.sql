@@ -104,7 +104,7 @@ with recursive input(doc) as (select ?), chain(scope, ref, parent, level) as (
 select c.scope, c.ref from chain as c;
 
 -- name: admission_read
--- What the admission of reminders asks, in one read by keys.
+-- What the admission of reminders checks, in one read by keys.
 with input(doc) as (select ?)
 select json_extract(i.doc, '$.now'), p.ref, p.tz, p.channels, p.quiet, p.muted, p.max_per_hour,
     p.disabled, r.status, r.held, d.id, d.status, r.id

@@ -244,7 +244,7 @@ returning value;
 
 -- name: reminder_withdraw
 -- Reminders that are no longer true end, with their jobs; one that is being sent is stopped by its
--- status, which its sender asks for right before. One that was snoozed has been sent.
+-- status, which its sender reads right before. One that was snoozed has been sent.
 with input(doc) as (select ?)
 insert into duetime_end_waiting (job_id, outcome, error_code, facts, at)
 select r.job_id, 'superseded', json_extract(i.doc, '$.doc.reason.code'),
@@ -327,7 +327,7 @@ cross join armed as a
 cross join duetime_reminder_row as r on r.id = a.id
 order by r.run_at, r.id;
 
--- name: reminder_settle
+-- name: reminder_record_unsent
 -- How the jobs of reminders ended that were not recorded. One of which a receipt says that its
 -- channel took it was sent.
 with input(doc) as (select ?)
@@ -353,7 +353,7 @@ where r.job_id in (select e.value from input as i cross join json_each(i.doc, '$
   and not exists (select 1 from duetime_due as d where d.job_id = r.job_id)
 returning id, status, json_extract(rule, '$.escalate_us');
 
--- name: reminder_unsettled
+-- name: reminder_unrecorded
 with input(doc) as (select ?)
 select r.job_id from input as i cross join duetime_reminder as r
 where r.status = 'armed' and r.run_at <= json_extract(i.doc, '$.now')

@@ -1,4 +1,4 @@
--- Statements of what is sent again because somebody asks for it. Each takes one JSON document,
+-- Statements of what is sent again on request. Each takes one JSON document,
 -- {"now": …, "doc": …}, and gives the same columns as on PostgreSQL.
 
 -- name: resend_twin
@@ -22,7 +22,7 @@ select exists (select 1 from duetime_delivery as d
 from input as i;
 
 -- name: resend
--- Armed again, under another job that does not expire. Channels that gave up are asked anew. If it
+-- Armed again, under another job that does not expire. Channels that gave up are tried anew. If it
 -- is another message, those whose answer was lost keep the key: their receivers may have it.
 with input(doc) as (select ?)
 update duetime_counter set value = value + 1

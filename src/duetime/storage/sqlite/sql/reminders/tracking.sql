@@ -103,7 +103,7 @@ with input(doc) as (select ?)
 select c.ref, c.track, c.row, c.at from duetime_tracked_change as c
 order by c.ref limit (select json_extract(doc, '$.doc.most') from input);
 
--- name: tracked_settle
+-- name: tracked_subjects_write
 -- Their reminders are true again.
 with input(doc) as (select ?), g as materialized (
     select e.value from input as i cross join json_each(i.doc, '$.doc') as e

@@ -295,7 +295,7 @@ where schedule_id in (select e.value from input as i cross join json_each(i.doc,
               where a.job_id = duetime_schedule_tick.job_id and +a.outcome = 'superseded')
 returning job_id;
 
--- name: schedule_unsettled
+-- name: schedule_unrecorded
 with input(doc) as (select ?)
 select o.job_id from duetime_schedule_tick as o indexed by duetime_schedule_tick_open
 cross join input as i
@@ -307,7 +307,7 @@ where o.job_id is not null and o.finished_at is null and o.run_at <= json_extrac
   and not exists (select 1 from duetime_due as d where d.job_id = o.job_id)
 limit 500;
 
--- name: schedule_settle
+-- name: schedule_record_finished
 -- Copy into the ledger how runs ended, and release the runs that wait for them. A run that was
 -- requeued by a person ends once more; its failures are not counted again. First the schedules
 -- count, then the runs are closed. Returns the schedules with their failures in a row.
@@ -335,7 +335,7 @@ set failures = iif(c.good > 0, 0, s.failures + c.bad),
     last_run_at = nullif(max(coalesce(s.last_run_at, 0), coalesce(c.started_at, 0)), 0)
 from counted as c where s.id = c.schedule_id;
 
--- name: schedule_settle_2
+-- name: schedule_record_finished_2
 -- What waits looks again: for a place in its schedule, or for the schedule that it comes after.
 with input(doc) as (select ?),
 seen as (
@@ -364,7 +364,7 @@ where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
                   in (select name from ended))) as w
     where w.at_once is null or w.place <= w.at_once);
 
--- name: schedule_settle_3
+-- name: schedule_record_finished_3
 with input(doc) as (select ?),
 seen as (
     select o.schedule_id, o.tick, o.job_id, o.finished_at, o.succeeded
