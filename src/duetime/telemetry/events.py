@@ -358,10 +358,10 @@ def exception_info(error: BaseException) -> tuple[Any, ...]:
 
 
 def handler_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback without the engine's own frames at its top."""
+    """The traceback without our own frames at its top."""
     inner = traceback
     while inner is not None and inner.tb_frame.f_globals.get("__name__", "").startswith(
-        "duetime.engine."
+        ("duetime.engine.", "duetime.flows.")
     ):
         inner = inner.tb_next
     return inner or traceback

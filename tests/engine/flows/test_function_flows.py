@@ -327,6 +327,22 @@ async def test_an_error_of_the_function_itself_is_retried_from_its_place(app: Du
     assert calls == ["step", "function", "function", "function"]
 
 
+async def test_the_traceback_of_a_failed_run_begins_in_its_function(app: Duetime) -> None:
+    @app.flow(name="raises", retry=Constant("1ms", max_attempts=1))
+    async def raises(flow: Flow) -> None:
+        raise ValueError("here")
+
+    async with app.worker():
+        run = await raises.start()
+        with pytest.raises(JobFailed):
+            await run.result()
+
+    traceback = (await app.jobs.get(run.id)).history[-1].traceback
+    assert traceback is not None
+    assert "in raises" in traceback
+    assert "execution.py" not in traceback
+
+
 async def test_now_random_and_uuid_are_the_same_in_every_replay(app: Duetime) -> None:
     seen: list[tuple[datetime, float, UUID]] = []
 
