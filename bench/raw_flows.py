@@ -80,6 +80,7 @@ async def insert_gathered(
 async def run_alone(parent: Parent, *, dsn: str, flows: int, steps: int) -> None:
     """One flow after another on one connection; say the milliseconds of each."""
     connection = await asyncpg.connect(dsn)
+    await connection.execute("truncate raw_step")
     insert = await connection.prepare(INSERT)
     await _run(insert, -1, steps)
     parent.say("ready")

@@ -17,7 +17,7 @@ from bench.measures.bulk import time_child
 from bench.measures.drain import EMPTY_DUETIME, drain_duetime, rate, work_off
 from bench.peers import PeerMissing
 from bench.processes import Child, children
-from bench.reading import Reading, Wrong, alternate, medians
+from bench.reading import Reading, Wrong, alternate_briefly, medians
 
 STEPS = 10
 IN_FLIGHT = 200
@@ -40,7 +40,7 @@ def measure(environment: Environment) -> dict[str, Reading]:
     database = environment.database("flows")
     steps = scale.flows * STEPS
     raw = {"dsn": database, "flows": scale.flows, "steps": STEPS}
-    found = alternate(
+    found = alternate_briefly(
         scale,
         duetime=lambda: run_flows(database, scale.flows),
         each=lambda: steps / _time_raw("raw_flows", **raw, connections=CONNECTIONS),
@@ -56,7 +56,7 @@ def measure_idle(environment: Environment) -> dict[str, Reading]:
     scale = environment.scale
     database = environment.database("flows")
     execute(database, _EMPTY, "checkpoint")
-    found = alternate(
+    found = alternate_briefly(
         scale,
         duetime=lambda: run_alone("flow", database=database, flows=scale.idle_flows),
         raw=lambda: run_alone("raw_flow", dsn=database, flows=scale.idle_flows),
@@ -70,7 +70,7 @@ def measure_fan_out(environment: Environment) -> dict[str, Reading]:
     scale = environment.scale
     database = environment.database("flows")
     raw = {"dsn": database, "flows": scale.fan_out, "steps": 1, "in_flight": IN_FLIGHT}
-    found = alternate(
+    found = alternate_briefly(
         scale,
         duetime=lambda: _fan_out(database, scale.fan_out),
         raw=lambda: _time_raw("raw_gathered", **raw),
@@ -85,7 +85,7 @@ def measure_history(environment: Environment) -> dict[str, Reading]:
     run_flows(old, IN_FLIGHT)
     flow_side.multiply_runs(old, scale.finished_flows // IN_FLIGHT - 1)
     execute(old, "vacuum analyze")
-    found = alternate(
+    found = alternate_briefly(
         scale,
         old=lambda: run_flows(old, scale.flows, empty=False),
         plain=lambda: run_flows(plain, scale.flows),
@@ -103,7 +103,7 @@ def measure_sleeping(environment: Environment) -> dict[str, Reading]:
     with children(1, "flow_worker", database=crowded, concurrency=IN_FLIGHT) as workers:
         work_off(workers, scale.sleeping_flows)
     execute(crowded, "vacuum analyze")
-    found = alternate(
+    found = alternate_briefly(
         scale,
         crowded=lambda: drain_duetime(crowded, scale.drain_jobs, empty=False),
         plain=lambda: drain_duetime(plain, scale.drain_jobs),

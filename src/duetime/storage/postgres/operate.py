@@ -96,7 +96,10 @@ class Operations(Sessions):
             async with self._reads:
                 if seconds:
                     await self._rows("watch", job=job_id, wait=timedelta(seconds=seconds))
-                if (job := await self._finished_job(job_id)) is not None:
+                if (
+                    await self._may_have_finished(job_id)
+                    and (job := await self._finished_job(job_id)) is not None
+                ):
                     return job
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -108,6 +111,12 @@ class Operations(Sessions):
             self._watched[job_id].remove(event)
             if not self._watched[job_id]:
                 del self._watched[job_id]
+
+    async def _may_have_finished(self, job_id: int) -> bool:
+        rows = await self._rows("may_have_finished", job=job_id)
+        if not rows:
+            raise JobNotFound(job_id)
+        return bool(rows[0][0])
 
     async def _finished_job(self, job_id: int) -> JobInfo | None:
         rows = await self._rows("get_job", job=job_id)
