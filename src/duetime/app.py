@@ -326,14 +326,12 @@ class Duetime:
     def _followers(self, settings: Settings) -> list[MakeFollower]:
         """The features that follow the jobs of a worker."""
         from duetime.flows.follower import FlowFollower
-        from duetime.flows.graph_follower import GraphFollower
         from duetime.reminders.follower import ReminderFollower
         from duetime.schedules.planner import Planner
 
         return [
             lambda worker: Planner(worker, self.schedules.declared, settings),
             lambda worker: ReminderFollower(worker, settings),
-            GraphFollower,
             lambda worker: FlowFollower(worker, frozenset(self._flow_names)),
         ]
 

@@ -31,6 +31,7 @@ from duetime.domain.checks import (
     check_queue,
     check_sought,
     check_task_not_reserved,
+    check_text,
 )
 from duetime.domain.duration import Duration, parse_duration, parse_positive_duration
 from duetime.domain.flows.explain import explain_run
@@ -56,6 +57,7 @@ from duetime.domain.reasons import Explanation
 from duetime.errors import FlowNotFound, IllegalTransition, InvalidInput, JobFailed
 from duetime.flows.follower import clean_up
 from duetime.storage.flows.find import FindRuns, RunFilter
+from duetime.storage.flows.graphs import GraphStatements
 from duetime.storage.flows.runs import FlowStatements
 from duetime.storage.store import Dialect, Statements
 
@@ -364,6 +366,8 @@ class Flows:
         """Cancel a run, with the step that runs and the jobs that it waits for. Its compensations
         run. Returns the state that it was in."""
         run = await self.get(run_id)
+        if not run.state.finished and await self._cancel_graph(run_id, reason, by):
+            return run.state
         state = await self._app.jobs.cancel(run_id, reason=reason, by=by)
         if state is not JobState.RUNNING:
             await clean_up(await self._app.store(), [run_id])
@@ -373,6 +377,8 @@ class Flows:
         """Go on with a run that has failed or was cancelled, from the call that failed. What
         succeeded is kept. Raises `InvalidInput` if its compensations have run."""
         steps = await self._ended_steps(run_id)
+        if await self._repeat_graph(run_id, None, by):
+            return
         if undone := [step.name for step in steps if step.seq < 0 and step.state != "skipped"]:
             raise InvalidInput(
                 f"Run {run_id} cannot be retried, since its compensations run or have run: "
@@ -386,6 +392,8 @@ class Flows:
         """Do the steps of a run that has failed or was cancelled again, from one of them on: by its
         name (the first of that name) or its number."""
         steps = await self._ended_steps(run_id)
+        if await self._repeat_graph(run_id, from_step, by):
+            return
         found = [step for step in steps if step.seq > 0 and from_step in (step.name, step.seq)]
         if not found:
             known = ", ".join(f"{step.seq} {step.name}" for step in steps if step.seq > 0)
@@ -393,6 +401,24 @@ class Flows:
                 f"Run {run_id} has no step {from_step!r}. It has recorded: {known or 'none'}."
             )
         await self._reset(run_id, found[0].seq, failed=False, by=by)
+
+    async def _cancel_graph(self, run_id: int, reason: str | None, by: str) -> bool:
+        if reason is not None:
+            check_text(reason, what="The reason")
+        actor = check_actor(by)
+        is_graph: bool = await self._app._perform(
+            lambda dialect: GraphStatements(dialect).cancel(run_id, reason=reason, actor=actor)
+        )
+        return is_graph
+
+    async def _repeat_graph(self, run_id: int, from_step: str | int | None, by: str) -> bool:
+        actor = check_actor(by)
+        is_graph: bool = await self._app._perform(
+            lambda dialect: GraphStatements(dialect).repeat(run_id, from_step=from_step)
+        )
+        if is_graph:
+            await self._app.jobs.requeue(run_id, by=actor)
+        return is_graph
 
     async def _ended_steps(self, run_id: int) -> list[StepInfo]:
         state = await self.status(run_id)

@@ -100,6 +100,7 @@ class GraphRegistry:
             f"task {name!r}", graph, advice="Give each graph a name of its own."
         )
         self._app.tasks[name] = graph.definition
+        self._app._flow_names.add(name)
         return graph
 
 

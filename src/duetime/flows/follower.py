@@ -42,7 +42,9 @@ class FlowFollower(Follower):
 
     def finished(self, jobs: Sequence[FinishedJob]) -> None:
         for end in jobs:
-            if end.job.key is not None and end.job.key.startswith(STEP_KEYS):
+            # The step of a graph that completed has told its run, in the transaction of its end.
+            key = None if end.recorded else end.job.key
+            if key is not None and key.startswith(STEP_KEYS):
                 self._jobs.add(end.job.id)
             if end.job.task in self.tasks and end.outcome is not AttemptOutcome.COMPLETED:
                 self._failed.add(end.job.id)

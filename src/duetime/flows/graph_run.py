@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from duetime.domain.flows.flow import StepState, Suspension
+from duetime.domain.flows.flow import StepState, Suspension, read_undo_key
 from duetime.domain.flows.graph import (
     MAX_ITEMS,
     GraphKind,
@@ -55,6 +55,7 @@ _SIGNAL_TIMEOUT = "signal_timeout"
 _NO_CODE = "code_missing"
 _LOOK_AGAIN = timedelta(seconds=1)
 """When the run looks whether jobs that it has cancelled have ended, if nobody tells it."""
+_LOOK_OFTEN = timedelta(milliseconds=200)
 _LOOK_FOR_CODE = timedelta(minutes=1)
 
 
@@ -73,7 +74,7 @@ class _Ended(NamedTuple):
 
 
 async def run_graph(app: Duetime, code: GraphCode, ctx: Context) -> Any:
-    """Go on with a run until it ends or waits."""
+    """Go on with a run until it ends or waits; or undo one whose job has ended otherwise."""
     store = await app.store()
     is_stopped = False
     while True:
@@ -111,7 +112,10 @@ class RunStep:
         self._store = store
         self._code = code
         self._ctx = ctx
-        self._id = ctx.id
+        undone = read_undo_key(ctx.job.key)
+        self._id = ctx.id if undone is None else undone
+        self._undoes = undone is not None
+        """The run's own job has ended: this one runs the compensations."""
         self._is_stopped = is_stopped
         self._run: GraphRun
         self._shape: Shape
@@ -124,15 +128,23 @@ class RunStep:
         self._again: timedelta | None = None
         """When to look again, if nothing wakes the run before."""
 
+    @property
+    def run_id(self) -> int:
+        return self._id
+
     def perform(self) -> Statements:
         statements = self._statements
         yield from statements.lock([self._id])
-        if not (yield from statements.is_held(self._id, self._ctx.token)):
-            raise ClaimLost(self._id, self._ctx.token)
+        if not (yield from statements.is_held(self._ctx.id, self._ctx.token)):
+            raise ClaimLost(self._ctx.id, self._ctx.token)
+        if self._undoes and not (yield from statements.has_ended(self._id)):
+            return _Ended()  # It was retried meanwhile.
         yield from self._load()
         yield from self._follow_jobs()
         stop = self._rows.get(0)
-        if stop is None:
+        if stop is None and self._undoes:
+            stop = yield from self._stop(CANCEL, self._shape.graph, None, None)
+        elif stop is None:
             stop = yield from self._go_on()
             if isinstance(stop, _Ended):
                 return stop
@@ -494,6 +506,8 @@ class RunStep:
         if stop.kind == FINISH:
             yield from self._end_run()
             return _Ended(None if text is None else msgspec.json.decode(text))
+        if self._undoes:
+            return _Ended()
         if stop.kind == CANCEL:
             return _Ended(error=Cancel(stop.error or "the run was cancelled"))
         if stop.code == _TIMED_OUT and stop.name == self._shape.graph:
@@ -528,17 +542,22 @@ class RunStep:
     # Waiting
 
     def _suspend(self) -> Statements:
+        began = self._run.created_at
         deadline = (
             None
             if self._shape.timeout is None or 0 in self._rows
             else timedelta(seconds=self._shape.timeout)
         )
+        if self._undoes:
+            # Nobody wakes this job.
+            [own] = (yield from self._statements.runs([self._ctx.id])).values()
+            began, self._again = own.created_at, _LOOK_OFTEN
         if self._again is not None:
-            again = self._now + self._again - self._run.created_at
+            again = self._now + self._again - began
             deadline = again if deadline is None else min(again, deadline)
         answer = yield from self._statements.suspend_one(
             Suspension(
-                run=self._id,
+                run=self._ctx.id,
                 token=self._ctx.token,
                 started=self._ctx.started_us,
                 finished=self._ctx.elapsed_us,
@@ -547,5 +566,5 @@ class RunStep:
             )
         )
         if answer == "lost":
-            raise ClaimLost(self._id, self._ctx.token)
+            raise ClaimLost(self._ctx.id, self._ctx.token)
         return answer

@@ -9,7 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from duetime import Constant, Context, Duetime, Finish, JobFailed, JobState
+from duetime import (
+    Constant,
+    Context,
+    Duetime,
+    Finish,
+    FlowState,
+    InvalidInput,
+    JobFailed,
+    JobState,
+)
 from tests.conftest import Backend
 from tests.waiting import until
 
@@ -616,3 +625,231 @@ async def test_starts_with_the_same_key_are_one_run(app: Duetime) -> None:
     assert (one.created, two.created) == (True, False)
     async with app.worker():
         assert await two.result() == {"only": 1}
+
+
+async def test_cancel_stops_the_steps_that_run_and_starts_no_more(app: Duetime) -> None:
+    graph = app.graph("cancelled")
+    done: list[str] = []
+    started = asyncio.Event()
+
+    @graph.step
+    async def charge() -> int:
+        return 7
+
+    @graph.on_failure(charge)
+    async def refund(charge: int) -> None:
+        done.append(f"refund {charge}")
+
+    @graph.step(after=[charge])
+    async def slow() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            done.append("stopped")
+            raise
+
+    @graph.step(after=[slow])
+    async def never() -> None:
+        done.append("never")
+
+    graph.signal("approved", after=[charge])
+
+    async with app.worker():
+        run = await graph.start()
+        await started.wait()
+        await run.cancel(reason="called off", by="ann")
+        with pytest.raises(JobFailed, match="called off"):
+            await run.result()
+
+    assert done == ["stopped", "refund 7"]
+    assert await run.status() is FlowState.CANCELLED
+    states = {step.name: step.state for step in await run.steps()}
+    assert (states["never"], states["approved"]) == ("pending", "pending")
+
+
+async def test_cancel_before_the_run_began_starts_nothing(app: Duetime) -> None:
+    graph = app.graph("never")
+    ran: list[str] = []
+
+    @graph.step
+    async def only() -> None:
+        ran.append("only")
+
+    run = await graph.start()
+    await run.cancel()
+
+    assert await run.status() is FlowState.CANCELLED
+    async with app.worker():
+        with pytest.raises(JobFailed):
+            await run.result()
+    assert ran == []
+
+
+async def test_retry_goes_on_from_the_failed_step_and_keeps_what_succeeded(app: Duetime) -> None:
+    graph = app.graph("mended", retry=Constant("1ms", max_attempts=1))
+    calls: list[str] = []
+    broken = True
+
+    @graph.step
+    async def load() -> list[int]:
+        calls.append("load")
+        return [1, 2, 3]
+
+    @graph.map(over=load)
+    async def double(item: int) -> int:
+        calls.append(f"double {item}")
+        if broken and item == 2:
+            raise RuntimeError("broken")
+        return 2 * item
+
+    @graph.step
+    async def other() -> str:
+        calls.append("other")
+        return "other"
+
+    @graph.step
+    async def total(double: list[int], other: str) -> int:
+        calls.append("total")
+        return sum(double)
+
+    async with app.worker():
+        run = await graph.start()
+        with pytest.raises(JobFailed, match="broken"):
+            await run.result()
+        broken = False
+        before = calls.copy()
+        await run.retry(by="ann")
+        assert await run.result() == {"total": 12}
+
+    again = calls[len(before) :]
+    assert "load" not in again
+    assert again.count("total") == 1
+    assert sorted(call for call in again if call.startswith("double")) == [
+        "double 1", "double 2", "double 3",
+    ]  # fmt: skip
+
+
+async def test_retry_does_again_what_was_undone(app: Duetime) -> None:
+    graph = app.graph("undone", retry=Constant("1ms", max_attempts=1))
+    calls: list[str] = []
+    broken = True
+
+    @graph.step
+    async def reserve() -> str:
+        calls.append("reserve")
+        return "shelf"
+
+    @graph.step
+    async def charge(reserve: str) -> int:
+        calls.append("charge")
+        return 7
+
+    @graph.on_failure(charge)
+    async def refund() -> None:
+        calls.append("refund")
+
+    @graph.step
+    async def ship(charge: int) -> str:
+        calls.append("ship")
+        if broken:
+            raise RuntimeError("no van")
+        return "shipped"
+
+    async with app.worker():
+        run = await graph.start()
+        with pytest.raises(JobFailed, match="no van"):
+            await run.result()
+        broken = False
+        await run.retry()
+        assert await run.result() == {"ship": "shipped"}
+
+    assert calls == ["reserve", "charge", "ship", "refund", "charge", "ship"]
+
+
+async def test_rerun_repeats_a_step_and_what_depends_on_it(app: Duetime) -> None:
+    graph = app.graph("repeated", retry=Constant("1ms", max_attempts=1))
+    calls: list[str] = []
+
+    @graph.step
+    async def one() -> int:
+        calls.append("one")
+        return 1
+
+    @graph.step
+    async def other() -> int:
+        calls.append("other")
+        return 1
+
+    @graph.step
+    async def two(one: int) -> int:
+        calls.append("two")
+        return one + 1
+
+    @graph.step
+    async def three(two: int, other: int) -> int:
+        calls.append("three")
+        if len(calls) < 5:
+            raise RuntimeError("boom")
+        return two + other
+
+    async with app.worker():
+        run = await graph.start()
+        with pytest.raises(JobFailed, match="boom"):
+            await run.result()
+        with pytest.raises(InvalidInput, match="has no step 'four'"):
+            await run.rerun(from_step="four")
+        await run.rerun(from_step="two")
+        assert await run.result() == {"three": 3}
+
+    assert sorted(calls[:4]) == ["one", "other", "three", "two"]
+    assert calls[4:] == ["two", "three"]
+
+
+async def test_a_step_that_lost_its_claim_records_nothing(app: Duetime) -> None:
+    graph = app.graph("fenced")
+    tokens: list[int] = []
+
+    @graph.step
+    async def write(ctx: Context) -> str:
+        tokens.append(ctx.token)
+        if len(tokens) == 1:
+            await (await app.store()).release([ctx.job])
+            return "lost"
+        return "kept"
+
+    @graph.step
+    async def read(write: str) -> str:
+        return write
+
+    async with app.worker():
+        run = await graph.start()
+        assert await run.result() == {"read": "kept"}
+
+    assert len(tokens) == 2
+
+
+async def test_a_run_whose_job_was_cancelled_is_undone_all_the_same(app: Duetime) -> None:
+    graph = app.graph("killed")
+    done: list[str] = []
+
+    @graph.step
+    async def charge() -> int:
+        return 7
+
+    @graph.on_failure(charge)
+    async def refund(charge: int) -> None:
+        done.append(f"refund {charge}")
+
+    graph.signal("approved", after=[charge])
+
+    async def is_undone() -> bool:
+        return bool(done)
+
+    async with app.worker():
+        run = await graph.start()
+        await until(lambda: _is_waiting(run, "approved"))
+        await app.jobs.cancel(run.id)
+        await until(is_undone)
+
+    assert done == ["refund 7"]

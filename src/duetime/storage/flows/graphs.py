@@ -20,7 +20,7 @@ from duetime.domain.flows.graph import (
 )
 from duetime.domain.jobs.job import JobState
 from duetime.domain.reasons import describe_error
-from duetime.errors import InvalidInput
+from duetime.errors import IllegalTransition, InvalidInput
 from duetime.storage.flows.runs import FlowStatements
 from duetime.storage.store import Statements, run_many
 
@@ -230,10 +230,10 @@ class GraphStatements(FlowStatements):
         if found := sorted(set(runs)):
             yield from self._dialect.run("graph_wake", found)
 
-    def unsettled(self) -> Statements:
-        """Return suspended runs that were not told that a job of theirs has ended. Reads only."""
-        rows = yield from self._dialect.run("graph_unsettled", {})
-        return [run for (run,) in rows]
+    def has_ended(self, run: int) -> Statements:
+        """Whether the job of a run has ended, or is gone."""
+        rows = yield from self._dialect.run("graph_state", {"run": run})
+        return not rows or JobState(rows[0][0]).finished
 
     def suspend_one(self, suspension: Suspension) -> Statements:
         answers: list[SuspendAnswer] = yield from self.suspend([suspension])
@@ -254,14 +254,18 @@ class GraphStatements(FlowStatements):
         yield from self._dialect.run("audit_write", [{**event, "before": None, "after": None}])
         return True
 
-    def repeat(self, run: int, *, from_step: str | None) -> Statements:
+    def repeat(self, run: int, *, from_step: str | int | None) -> Statements:
         """Have a run that has ended do again what it did not complete, `from_step`, what was
         undone, and all that depends on these. Return False if it is not a graph's."""
         yield from self.lock([run])
         found = (yield from self.runs([run])).get(run)
         if found is None or found.shape is None:
             return False
+        if not (yield from self.has_ended(run)):
+            raise IllegalTransition(run, state="compensating", action="retried")
         shape = found.shape
+        if isinstance(from_step, int) and (node := shape.node(from_step)) is not None:
+            from_step = node.name
         if from_step is not None and from_step not in shape:
             known = ", ".join(node.name for node in shape.nodes)
             raise InvalidInput(f"Run {run} has no step {from_step!r}. It has: {known}.")
@@ -274,7 +278,7 @@ class GraphStatements(FlowStatements):
             and undo.state is not StepState.REGISTERED
         }
         if from_step is not None:
-            again.add(from_step)
+            again.add(str(from_step))
         repeated = steps_to_repeat(shape, states, from_steps=again)
         states |= dict.fromkeys(repeated, StepState.PENDING)
         counts = {shape.seq(name): count_pending(shape, shape[name], states) for name in repeated}

@@ -80,11 +80,10 @@ set state = excluded.state, attempt = excluded.attempt, output = excluded.output
 returning s.run_id, s.seq;
 
 -- name: flow_holders
--- The runs of functions for which these jobs do a step; graphs see to theirs. Index: flow_step_job.
+-- The runs for which these jobs do a step. Index: flow_step_job.
 select distinct s.run_id from duetime.flow_step as s
 where s.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
-  and s.finished_at is null
-  and not exists (select from duetime.flow_run as r where r.run_id = s.run_id);
+  and s.finished_at is null;
 
 -- name: flow_jobs_finished
 -- Copies how jobs ended into the steps that they did. Returns the runs that can go on. Call `flow_lock`
@@ -96,7 +95,6 @@ with finished as materialized (
         order by a.token desc limit 1) as a
     where s.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
       and s.finished_at is null
-      and not exists (select from duetime.flow_run as r where r.run_id = s.run_id)
       and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
       and not exists (select from duetime.due as d where d.job_id = s.job_id)
       and not exists (select from duetime.parked as p where p.job_id = s.job_id)
@@ -124,7 +122,6 @@ select duetime._wake_runs(array(select value::bigint from json_array_elements_te
 with page as materialized (
     select s.job_id, s.run_id from duetime.flow_step as s
     where s.job_id > (%s::json ->> 'after')::bigint and s.finished_at is null
-      and not exists (select from duetime.flow_run as r where r.run_id = s.run_id)
     order by s.job_id limit 200
 )
 select p.job_id, j.id is not null, r.id is not null from page as p

@@ -131,13 +131,5 @@ delete from duetime.flow_step as s
 using json_to_recordset(%s::json) as g(run bigint, first integer, last integer)
 where s.run_id = g.run and s.seq between g.first and g.last;
 
--- name: graph_unsettled
--- Suspended runs of which a job has ended, and nobody has told them. Index: flow_step_job.
-select distinct s.run_id from duetime.flow_step as s
-join duetime.due as w on w.job_id = s.run_id and w.run_at > duetime.now()
-where s.job_id is not null and s.finished_at is null and %s::json is not null
-  and not exists (select from duetime.due as d where d.job_id = s.job_id)
-  and exists (
-    select from duetime.attempt as a where a.job_id = s.job_id
-      and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
-limit 1000;
+-- name: graph_state
+select state from duetime.jobs where id = (%s::json ->> 'run')::bigint;

@@ -49,11 +49,10 @@ set state = excluded.state, attempt = excluded.attempt, output = excluded.output
 returning run_id, seq;
 
 -- name: flow_holders
--- The runs of functions for which these jobs do a step; graphs see to theirs.
+-- The runs for which these jobs do a step.
 with input(doc) as (select ?)
 select distinct s.run_id from json_each((select doc from input), '$.doc') as g
-cross join duetime_flow_step as s on s.job_id = g.value and s.finished_at is null
-where not exists (select 1 from duetime_flow_run as r where r.run_id = s.run_id);
+cross join duetime_flow_step as s on s.job_id = g.value and s.finished_at is null;
 
 -- name: flow_jobs_finished
 -- Copies how jobs ended into the steps that they did.
@@ -64,7 +63,6 @@ finished as (
     cross join duetime_flow_step as s on s.job_id = g.value and s.finished_at is null
     cross join duetime_attempt as a on a.job_id = s.job_id
     where a.token = (select max(token) from duetime_attempt where job_id = s.job_id)
-      and not exists (select 1 from duetime_flow_run as r where r.run_id = s.run_id)
       and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
       and not exists (select 1 from duetime_due as d where d.job_id = s.job_id)
       and not exists (select 1 from duetime_parked as p where p.job_id = s.job_id)
@@ -85,7 +83,6 @@ cross join duetime_flow_step as s
     on s.run_id = cast(substr(j.key, 6, instr(substr(j.key, 6), ':') - 1) as integer)
     and s.job_id = j.id
 where j.key like 'flow:%' and s.finished_at is not null
-  and not exists (select 1 from duetime_flow_run as r where r.run_id = s.run_id)
   and (s.batch is null
        or not exists (select 1 from duetime_flow_step as o
                       where o.run_id = s.run_id and o.batch = s.batch and o.finished_at is null));
@@ -103,7 +100,6 @@ with input(doc) as (select ?),
 page as (
     select s.job_id, s.run_id from duetime_flow_step as s
     where s.job_id > json_extract((select doc from input), '$.doc.after') and s.finished_at is null
-      and not exists (select 1 from duetime_flow_run as r where r.run_id = s.run_id)
     order by s.job_id limit 200
 )
 select p.job_id, j.id is not null, r.id is not null from page as p

@@ -157,15 +157,6 @@ where exists (
     where s.run_id = json_extract(g.value, '$.run') and s.seq between json_extract(g.value, '$.first') and json_extract(g.value, '$.last'))
   and s.run_id in (select json_extract(g.value, '$.run') from json_each((select doc from input), '$.doc') as g);
 
--- name: graph_unsettled
--- Suspended runs of which a job has ended, and nobody has told them.
+-- name: graph_state
 with input(doc) as (select ?)
-select distinct s.run_id from duetime_flow_step as s
-cross join duetime_due as w on w.job_id = s.run_id
-    and w.run_at > json_extract((select doc from input), '$.now')
-where s.job_id is not null and s.finished_at is null
-  and not exists (select 1 from duetime_due as d where d.job_id = s.job_id)
-  and exists (
-    select 1 from duetime_attempt as a where a.job_id = s.job_id
-      and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
-limit 1000;
+select state from duetime_jobs where id = json_extract((select doc from input), '$.doc.run');
