@@ -630,6 +630,7 @@ create table duetime.flow_signal (
     seq     integer
 );
 create index flow_signal_run on duetime.flow_signal (run_id, id);
+create index flow_signal_untaken on duetime.flow_signal (sent_at) where seq is null;
 create unique index flow_signal_key on duetime.flow_signal (run_id, name, key) where key is not null;
 
 -- The graph of each run of one, as it was declared when the run started.

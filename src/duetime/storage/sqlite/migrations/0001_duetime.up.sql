@@ -661,6 +661,7 @@ create table duetime_flow_signal (
     seq     integer
 ) strict;
 create index duetime_flow_signal_run on duetime_flow_signal (run_id, id);
+create index duetime_flow_signal_untaken on duetime_flow_signal (sent_at) where seq is null;
 create unique index duetime_flow_signal_key on duetime_flow_signal (run_id, name, key)
     where key is not null;
 

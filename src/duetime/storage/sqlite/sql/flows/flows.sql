@@ -140,10 +140,11 @@ order by s.run_id limit 200;
 -- name: flow_overdue
 -- Suspended runs for which a signal is there: nobody should leave one, with one writer at a time.
 with input(doc) as (select ?)
-select distinct s.run_id from duetime_flow_step as s
-join duetime_flow_signal as f on f.run_id = s.run_id and f.name = s.name and f.seq is null
-join duetime_due as d on d.job_id = s.run_id
-where s.kind = 'signal' and s.state = 'waiting'
+select distinct f.run_id from duetime_flow_signal as f
+cross join duetime_flow_step as s on s.run_id = f.run_id and s.name = f.name
+cross join duetime_due as d on d.job_id = f.run_id
+where f.seq is null and f.sent_at > json_extract((select doc from input), '$.now') - 3600000000
+  and s.kind = 'signal' and s.state = 'waiting'
   and d.run_at > json_extract((select doc from input), '$.now');
 
 -- name: flow_forget
