@@ -1,0 +1,258 @@
+"""What people and deployments do to runs: pause, cancel, reschedule, requeue, stop, restart."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from duetime import Constant, Duetime, Flow, FlowRun, JobFailed
+from tests.waiting import until
+
+ONCE = Constant("1ms", max_attempts=1)
+
+
+async def test_a_worker_that_stops_during_a_step_gives_the_run_back(app: Duetime) -> None:
+    """What was recorded does not run again; the interrupted step does."""
+    calls: list[str] = []
+    slow = True
+
+    async def pay() -> str:
+        calls.append("pay")
+        return "paid"
+
+    async def ship() -> str:
+        calls.append("ship")
+        if slow:
+            await asyncio.sleep(60)
+        return "shipped"
+
+    @app.flow(name="order")
+    async def order(flow: Flow) -> list[str]:
+        return [await flow.step(pay), await flow.step(ship)]
+
+    run = await order.start()
+    async with app.worker(grace="50ms"):
+        await until(lambda: _has(calls, "ship"))
+    assert (await app.jobs.get(run.id)).state == "pending"
+    slow = False
+    async with app.worker():
+        assert await run.result() == ["paid", "shipped"]
+
+    assert calls == ["pay", "ship", "ship"]
+    assert [str(one.outcome) for one in (await app.jobs.get(run.id)).history] == ["completed"]
+
+
+async def test_a_step_that_ends_while_its_worker_stops_is_recorded(app: Duetime) -> None:
+    calls: list[str] = []
+
+    async def pay() -> None:
+        calls.append("pay")
+        await asyncio.sleep(0.3)
+        calls.append("paid")
+
+    @app.flow(name="order")
+    async def order(flow: Flow) -> str:
+        await flow.step(pay)
+        await flow.sleep("1ms")
+        return "done"
+
+    run = await order.start()
+    async with app.worker(grace="20s"):
+        await until(lambda: _has(calls, "pay"))
+    async with app.worker():
+        assert await run.result() == "done"
+
+    assert calls == ["pay", "paid"]
+
+
+async def test_a_run_waits_while_its_queue_is_paused(app: Duetime) -> None:
+    @app.flow(name="asks", queue="orders")
+    async def asks(flow: Flow) -> Any:
+        return await flow.wait_for("go")
+
+    async with app.worker(queues=["orders"]):
+        run = await asks.start()
+        await until(lambda: _is_asleep(run))
+        await app.queues.pause("orders", by="ann", reason="stock taking")
+        await run.signal("go", 1)
+        await asyncio.sleep(0.2)
+        assert (await app.jobs.get(run.id)).state == "pending"
+        await app.queues.resume("orders", by="ann")
+        assert await run.result() == 1
+
+
+async def test_sleeping_runs_take_no_place_of_a_limited_queue(app: Duetime) -> None:
+    running = most = 0
+
+    async def work() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.005)
+        running -= 1
+
+    @app.flow(name="limited", queue="narrow")
+    async def limited(flow: Flow) -> None:
+        await flow.step(work)
+        await flow.wait_for("go")
+        await flow.step(work)
+
+    await app.queues.limit("narrow", running=2)
+    async with app.worker(queues=["narrow"]):
+        runs = [await limited.start() for _ in range(6)]
+        for run in runs:
+            await until(lambda run=run: _is_asleep(run))  # type: ignore[misc]
+        for run in runs:
+            await run.signal("go")
+        for run in runs:
+            await run.result()
+
+    assert most <= 2
+
+
+async def test_a_thousand_sleeping_runs_are_resumed_by_another_worker(app: Duetime) -> None:
+    @app.flow(name="sleeps")
+    async def sleeps(flow: Flow, number: int) -> int:
+        await flow.wait_for("go")
+        return number
+
+    jobs = [sleeps.using().job(number) for number in range(1_000)]
+    started = await app.enqueue_many(jobs)
+    runs = [app.flows[handle.id] for handle in started]
+
+    async def all_asleep() -> bool:
+        return not await app.jobs.list(state="running", limit=1) and await _is_asleep(runs[-1])
+
+    async with app.worker(concurrency=100):
+        await until(all_asleep)
+    assert {str(await run.status()) for run in runs[::100]} == {"waiting"}
+    async with app.worker(concurrency=100):
+        [worker] = await app.workers.list()
+        assert worker.running == 0
+        for run in runs[::50]:
+            await run.signal("go")
+        assert [await run.result() for run in runs[::50]] == list(range(0, 1_000, 50))
+
+
+async def test_a_run_is_parked_until_a_worker_knows_its_flow(app: Duetime) -> None:
+    @app.flow(name="known")
+    async def known(flow: Flow) -> Any:
+        return await flow.wait_for("go")
+
+    definition = app.tasks["known"]
+    run = await known.start()
+    async with app.worker():
+        await until(lambda: _is_asleep(run))
+    del app.tasks["known"]
+    async with app.worker():
+        await run.signal("go", 1)
+        await until(lambda: _has_status(run, "parked"))
+    app.tasks["known"] = definition
+    async with app.worker():
+        assert await run.result() == 1
+
+
+async def test_a_signal_to_a_parked_run_is_kept(app: Duetime) -> None:
+    @app.flow(name="known")
+    async def known(flow: Flow) -> Any:
+        return [await flow.wait_for("go") for _ in range(2)]
+
+    definition = app.tasks.pop("known")
+    run = await known.start()
+    async with app.worker():
+        await until(lambda: _has_status(run, "parked"))
+        await run.signal("go", 1)
+        await run.signal("go", 2)
+    app.tasks["known"] = definition
+    async with app.worker():
+        assert await run.result() == [1, 2]
+
+
+async def test_a_suspended_run_is_cancelled_as_its_job_is(app: Duetime) -> None:
+    @app.flow(name="asks")
+    async def asks(flow: Flow) -> Any:
+        return await flow.wait_for("go")
+
+    async with app.worker():
+        run = await asks.start()
+        await until(lambda: _is_asleep(run))
+        await app.jobs.cancel(run.id)
+        with pytest.raises(JobFailed, match="cancelled"):
+            await run.result()
+
+
+async def test_a_sleep_does_not_end_early_because_the_job_was_rescheduled(app: Duetime) -> None:
+    """To run a suspended run now makes it look what it waits for; it sleeps on."""
+
+    @app.flow(name="sleeps")
+    async def sleeps(flow: Flow) -> str:
+        await flow.sleep("1h")
+        return "slept"
+
+    async with app.worker():
+        run = await sleeps.start()
+        await until(lambda: _is_asleep(run))
+        before = await run.get()
+        await app.jobs.reschedule(run.id, await app.now())
+        await until(lambda: _has_attempts(app, run, 2))
+        await until(lambda: _is_asleep(run))
+
+    assert (await run.get()).run_at == before.run_at
+
+
+async def test_a_run_that_was_moved_to_a_later_time_is_woken_by_its_signal(app: Duetime) -> None:
+    @app.flow(name="asks")
+    async def asks(flow: Flow) -> Any:
+        return await flow.wait_for("go", timeout="1h")
+
+    async with app.worker():
+        run = await asks.start()
+        await until(lambda: _is_asleep(run))
+        await app.jobs.reschedule(run.id, await app.now() + timedelta(days=9))
+        await run.signal("go", 1)
+        assert await run.result() == 1
+
+
+async def test_a_requeued_run_goes_on_from_its_place(app: Duetime) -> None:
+    calls: list[str] = []
+    broken = True
+
+    async def pay() -> str:
+        calls.append("pay")
+        return "paid"
+
+    @app.flow(name="order", retry=ONCE)
+    async def order(flow: Flow) -> str:
+        paid = await flow.step(pay)
+        if broken:
+            raise ValueError("a mistake in the flow")
+        return paid
+
+    async with app.worker():
+        run = await order.start()
+        with pytest.raises(JobFailed, match="a mistake in the flow"):
+            await run.result()
+        broken = False
+        await app.jobs.requeue(run.id)
+        assert await run.result() == "paid"
+
+    assert calls == ["pay"]
+
+
+async def _has(calls: list[str], name: str) -> bool:
+    return name in calls
+
+
+async def _has_status(run: FlowRun[Any], status: str) -> bool:
+    return str(await run.status()) == status
+
+
+async def _has_attempts(app: Duetime, run: FlowRun[Any], count: int) -> bool:
+    return len((await app.jobs.get(run.id)).history) >= count
+
+
+async def _is_asleep(run: FlowRun[Any]) -> bool:
+    return await run.status() in ("sleeping", "waiting")
