@@ -339,3 +339,33 @@ async def nouns() -> None:
     await app.tables["games"].delete(by="ann")
     await app.audit.list(entity="job:42", by="ann")
     await app.audit.list(kind="jobb")  # refused: jobb
+
+
+# Graphs
+
+onboard = app.graph("onboard", timeout="30d")
+app.graph("onboard", timeot="30d")  # refused: timeot
+
+
+@onboard.step
+async def create_account(email: str) -> int:
+    return len(email)
+
+
+@onboard.step(after=[create_account, "nap"], when=lambda create_account: create_account > 0)
+def welcome(create_account: int) -> str:
+    return str(create_account)
+
+
+async def graphs() -> None:
+    number: int = await create_account("a@b")
+    text: str = welcome(create_account=number)
+    welcome(creat_account=number)  # refused: creat_account
+    onboard.sleep("nap", "1d", after=[create_account, welcome])
+    onboard.sleep("nap", "1d", aftr=[welcome])  # refused: aftr
+    onboard.signal("approved", timeout="7d", default=False)
+    onboard.child("again", welcome)  # refused: FlowTask
+    run = await onboard.using(key=text).start(email="a@b")
+    result: dict[str, object] = await run.result()
+    print(result["welcome"])
+    await run.rerun(from_stp="welcome")  # refused: from_stp

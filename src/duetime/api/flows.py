@@ -57,7 +57,7 @@ from duetime.domain.reasons import Explanation
 from duetime.errors import FlowNotFound, IllegalTransition, InvalidInput, JobFailed
 from duetime.flows.follower import clean_up
 from duetime.storage.flows.find import FindRuns, RunFilter
-from duetime.storage.flows.graphs import GraphStatements
+from duetime.storage.flows.graphs import END, GraphStatements
 from duetime.storage.flows.runs import FlowStatements
 from duetime.storage.store import Dialect, Statements
 
@@ -298,7 +298,7 @@ class Flows:
     async def steps(self, run_id: int) -> list[StepInfo]:
         """Return what the run has recorded, in order; its compensations first, which have negative
         numbers."""
-        return [step for step in await self._records(run_id) if step.seq]
+        return [step for step in await self._records(run_id) if step.seq and step.kind != END]
 
     async def _records(self, run_id: int) -> list[StepInfo]:
         check_job_id(run_id)

@@ -13,6 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -56,7 +57,7 @@ class _Wanted(NamedTuple):
 
 
 class _Loaded(NamedTuple):
-    run: GraphRun
+    run: GraphRun | None
     own: Output | None
     """The row of the step itself."""
     outputs: Outputs
@@ -80,15 +81,14 @@ class GraphSteps:
         self._app = app
         self._loads: Batcher[_Wanted, _Loaded] = Batcher(self._load_many)
         self._records: Batcher[EndedStep, bool] = Batcher(self._record_many, wait_on_cancel=True)
-        self._runs: OrderedDict[int, GraphRun] = OrderedDict()
+        self._runs: WeakKeyDictionary[Store, OrderedDict[int, GraphRun]] = WeakKeyDictionary()
         """The runs whose steps ran here last: what is kept of a run never changes."""
 
     async def run(self, code: GraphCode, name: str, ctx: Context, item: Any) -> Any:
         """Run a step, an item of a map, or a compensation; record how it ended."""
         step = code.steps[name]
-        loaded = await self._load(name, ctx, _names(step.parameters, step.condition))
-        run, seq = loaded.run, _place(ctx)[1]
-        inputs = Inputs(code, run, loaded.outputs)
+        run, seq, outputs = await self._load(ctx, _names(step.parameters, step.condition))
+        inputs = Inputs(code, run, outputs)
         if seq > 0 and not is_item(seq) and not inputs.holds(step):
             await self._record(EndedStep(ctx, run, seq, StepState.SKIPPED))
             return None
@@ -112,36 +112,37 @@ class GraphSteps:
         await self._record(_ended(name, ctx, run, seq, value))
         return None
 
-    async def _load(self, name: str, ctx: Context, names: tuple[str, ...]) -> _Loaded:
+    async def _load(self, ctx: Context, names: tuple[str, ...]) -> tuple[GraphRun, int, Outputs]:
+        """Return the run of a step, the step's number, and the values of these names."""
         where = read_step_key(ctx.job.key)
         if where is None:
             raise Discard(f"{ctx.job.task!r} is a step of a graph: only a run can start it.")
-        loaded = await self._loads.submit(_Wanted(*where, names))
-        own = loaded.own
-        if own is None or own.state is not StepState.RUNNING or own.job_id != ctx.id:
+        run, own, outputs = await self._loads.submit(_Wanted(*where, names))
+        if run is None or own is None or own.state is not StepState.RUNNING or own.job_id != ctx.id:
             raise Cancel(f"run {where[0]} does not wait for this job")
-        return loaded
+        return run, where[1], outputs
 
     async def _load_many(self, wanted: list[_Wanted]) -> Sequence[_Loaded]:
         store = await self._app.store()
         statements = GraphStatements(store.dialect)
-        missing = {one.run for one in wanted if one.run not in self._runs}
-        if missing:
+        runs = self._runs.setdefault(store, OrderedDict())
+        if missing := {one.run for one in wanted} - runs.keys():
             found = await store.transact(statements.runs(sorted(missing)), reads=True)
-            self._runs.update(found)
+            runs.update(found)
         rows: set[tuple[int, int, int]] = set()
         for one in wanted:
-            self._runs.move_to_end(one.run)
-            run = self._runs[one.run]
-            assert run.shape is not None
-            rows.add((one.run, one.seq, one.seq))
-            rows.update(ranges(run, run.shape, one.names))
-        outputs: Outputs = await store.transact(statements.outputs(sorted(rows)), reads=True)
+            if (run := runs.get(one.run)) is not None and run.shape is not None:
+                runs.move_to_end(one.run)
+                rows.add((one.run, one.seq, one.seq))
+                rows.update(ranges(run, run.shape, one.names))
+        outputs: Outputs = {}
+        if rows:
+            outputs = await store.transact(statements.outputs(sorted(rows)), reads=True)
         answers = [
-            _Loaded(self._runs[one.run], outputs.get((one.run, one.seq)), outputs) for one in wanted
+            _Loaded(runs.get(one.run), outputs.get((one.run, one.seq)), outputs) for one in wanted
         ]
-        while len(self._runs) > _KEPT_RUNS:
-            self._runs.popitem(last=False)
+        while len(runs) > _KEPT_RUNS:
+            runs.popitem(last=False)
         return answers
 
     async def _record(self, ended: EndedStep) -> None:
@@ -192,12 +193,6 @@ class GraphSteps:
 
 def _names(*parameters: Iterable[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.name for group in parameters for one in group))
-
-
-def _place(ctx: Context) -> tuple[int, int]:
-    where = read_step_key(ctx.job.key)
-    assert where is not None
-    return where
 
 
 def _ended(name: str, ctx: Context, run: GraphRun, seq: int, value: Any) -> EndedStep:

@@ -853,3 +853,28 @@ async def test_a_run_whose_job_was_cancelled_is_undone_all_the_same(app: Duetime
         await until(is_undone)
 
     assert done == ["refund 7"]
+
+
+async def test_a_driven_clock_runs_a_graph_of_weeks_at_once(app: Duetime) -> None:
+    graph = app.graph("patient", timeout="60d")
+
+    @graph.step
+    async def greet(name: str) -> str:
+        return f"Hello {name}"
+
+    graph.sleep("a_month", "30d", after=[greet])
+    graph.signal("answer", after=["a_month"], timeout="7d", default="none")
+
+    @graph.step
+    async def note(greet: str, answer: str) -> str:
+        return f"{greet}: {answer}"
+
+    for name in ("Ann", "Bob"):
+        async with app.testing(now="2026-03-08T00:00Z") as world:
+            run = await graph.start(name=name)
+            await world.advance("29d")
+            assert (await run.status()).value == "sleeping"
+            await world.advance("2d")
+            assert (await run.status()).value == "waiting"
+            await world.advance("7d")
+            assert await run.result() == {"note": f"Hello {name}: none"}
