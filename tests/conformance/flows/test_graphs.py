@@ -878,3 +878,33 @@ async def test_a_driven_clock_runs_a_graph_of_weeks_at_once(app: Duetime) -> Non
             assert (await run.status()).value == "waiting"
             await world.advance("7d")
             assert await run.result() == {"note": f"Hello {name}: none"}
+
+
+async def test_a_step_of_a_run_whose_job_was_cancelled_starts_no_other(app: Duetime) -> None:
+    graph = app.graph("orphaned")
+    started, go = asyncio.Event(), asyncio.Event()
+    ran: list[str] = []
+
+    @graph.step
+    async def slow() -> None:
+        started.set()
+        await go.wait()
+
+    @graph.step(after=[slow])
+    async def never() -> None:
+        ran.append("never")
+
+    async def slow_has_ended() -> bool:
+        [step] = [one for one in await run.steps() if one.name == "slow"]
+        return step.finished_at is not None
+
+    async with app.worker():
+        run = await graph.start()
+        await started.wait()
+        await app.jobs.cancel(run.id)
+        go.set()
+        await until(slow_has_ended)
+        [step] = [one for one in await run.steps() if one.name == "never"]
+
+    assert (step.state, step.job_id) == ("pending", None)
+    assert ran == []

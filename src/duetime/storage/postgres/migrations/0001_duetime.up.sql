@@ -601,9 +601,8 @@ create table duetime.flow_step (
     job_id      bigint,
     -- Of a job that is one of many: the first of them. The run goes on when all have ended.
     batch       integer,
-    -- Of graphs: for how many steps it still waits, and which wait for it.
+    -- Of graphs: for how many steps it still waits; of a map whose items run, for how many of them.
     pending     integer,
-    next        integer[],
     started_at  duetime.moment,
     finished_at duetime.moment,
     primary key (run_id, seq)

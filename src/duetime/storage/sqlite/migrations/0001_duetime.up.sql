@@ -632,9 +632,8 @@ create table duetime_flow_step (
     job_id      integer,
     -- Of a job that is one of many: the first of them. The run goes on when all have ended.
     batch       integer,
-    -- Of graphs: for how many steps it still waits, and which wait for it (a JSON array).
+    -- Of graphs: for how many steps it still waits; of a map whose items run, for how many of them.
     pending     integer,
-    next        text,
     started_at  integer,
     finished_at integer,
     primary key (run_id, seq)

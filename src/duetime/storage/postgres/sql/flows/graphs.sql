@@ -74,15 +74,20 @@ where s.run_id = g.run and s.seq = g.seq;
 
 -- name: graph_release
 -- Steps have ended: count down what waits for them. Returns the rows that wait, with the steps that
--- they still wait for. Of runs that stop nothing is counted: `retry` counts anew.
+-- they still wait for. Of runs that stop, or whose job has ended, nothing is counted: `retry` counts
+-- anew. A run that waits is in `due`, so it seldom takes more than a look there.
 update duetime.flow_step as s
-set pending = s.pending - case when exists (
-        select from duetime.flow_step as o where o.run_id = s.run_id and o.seq = 0)
-    then 0 else g.by end
+set pending = s.pending - case when o.stops then 0 else g.by end
 from json_to_recordset(%s::json) as g(run bigint, seq integer, by integer)
+cross join lateral (
+    select exists (select from duetime.flow_step as f where f.run_id = g.run and f.seq = 0)
+        or (not exists (select from duetime.due as d where d.job_id = g.run)
+            and (select a.outcome from duetime.attempt as a where a.job_id = g.run
+                 order by a.token desc limit 1)
+                in ('completed', 'dead', 'cancelled', 'superseded', 'expired')) as stops
+    offset 0) as o
 where s.run_id = g.run and s.seq = g.seq
-returning s.run_id, s.seq, s.pending, s.state,
-    exists (select from duetime.flow_step as o where o.run_id = s.run_id and o.seq = 0);
+returning s.run_id, s.seq, s.pending, s.state, coalesce(o.stops, false);
 
 -- name: graph_stop
 -- Why the run stops. The first reason counts.

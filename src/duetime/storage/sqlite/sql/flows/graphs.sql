@@ -80,23 +80,39 @@ from json_each((select doc from input), '$.doc') as g
 where s.run_id = json_extract(g.value, '$.run') and s.seq = json_extract(g.value, '$.seq');
 
 -- name: graph_release
--- Steps have ended: count down what waits for them. Of runs that stop nothing is counted: `retry` counts
--- anew.
-with input(doc) as (select ?)
-update duetime_flow_step as s
-set pending = s.pending - iif(
-    exists (select 1 from duetime_flow_step as o where o.run_id = s.run_id and o.seq = 0),
-    0, json_extract(g.value, '$.by'))
-from json_each((select doc from input), '$.doc') as g
-where s.run_id = json_extract(g.value, '$.run') and s.seq = json_extract(g.value, '$.seq');
+-- Steps have ended: count down what waits for them. Of runs that stop, or whose job has ended, nothing is
+-- counted: `retry` counts anew.
+with input(doc) as (select ?), given as (
+    select json_extract(g.value, '$.run') as run, json_extract(g.value, '$.seq') as seq,
+        json_extract(g.value, '$.by') as by,
+        exists (select 1 from duetime_flow_step as f
+                where f.run_id = json_extract(g.value, '$.run') and f.seq = 0)
+        or (not exists (select 1 from duetime_due as d where d.job_id = json_extract(g.value, '$.run'))
+            and coalesce((select a.outcome from duetime_attempt as a
+                          where a.job_id = json_extract(g.value, '$.run')
+                          order by a.token desc limit 1), '')
+                in ('completed', 'dead', 'cancelled', 'superseded', 'expired')) as stops
+    from json_each((select doc from input), '$.doc') as g
+)
+update duetime_flow_step as s set pending = s.pending - g.by
+from given as g where s.run_id = g.run and s.seq = g.seq and not g.stops;
 
 -- name: graph_release_2
 -- The rows that wait, with the steps that they still wait for.
-with input(doc) as (select ?)
-select s.run_id, s.seq, s.pending, s.state,
-    exists (select 1 from duetime_flow_step as o where o.run_id = s.run_id and o.seq = 0)
-from json_each((select doc from input), '$.doc') as g
-cross join duetime_flow_step as s on s.run_id = json_extract(g.value, '$.run') and s.seq = json_extract(g.value, '$.seq');
+with input(doc) as (select ?), given as (
+    select json_extract(g.value, '$.run') as run, json_extract(g.value, '$.seq') as seq,
+        json_extract(g.value, '$.by') as by,
+        exists (select 1 from duetime_flow_step as f
+                where f.run_id = json_extract(g.value, '$.run') and f.seq = 0)
+        or (not exists (select 1 from duetime_due as d where d.job_id = json_extract(g.value, '$.run'))
+            and coalesce((select a.outcome from duetime_attempt as a
+                          where a.job_id = json_extract(g.value, '$.run')
+                          order by a.token desc limit 1), '')
+                in ('completed', 'dead', 'cancelled', 'superseded', 'expired')) as stops
+    from json_each((select doc from input), '$.doc') as g
+)
+select s.run_id, s.seq, s.pending, s.state, g.stops
+from given as g cross join duetime_flow_step as s on s.run_id = g.run and s.seq = g.seq;
 
 -- name: graph_stop
 -- Why the run stops. The first reason counts.
