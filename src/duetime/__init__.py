@@ -85,7 +85,7 @@ if TYPE_CHECKING:
         OlderRelease, PresetNotFound, QueueNotFound, RecipientNotFound, ReminderNotFound,
         ResultTimeout, ScheduleNotFound, SchemaMismatch, ScopeNotFound, SettingsError,
         SignalTimeout, StartupFailed, StepFailed, StorageError, SubjectNotFound, TableNotFound,
-        TransactionConflict, TransientError, UnknownTask, UnsupportedTransaction,
+        TransactionConflict, TransientError, UnknownFlow, UnknownTask, UnsupportedTransaction,
     )
     from duetime.flows.calls import Step, current_step
     from duetime.flows.flow import Flow, Startable, SupportsResult
@@ -131,9 +131,9 @@ __all__ = [
     "SubjectStatus", "Subjects", "SupportsResult", "SyncTask", "TableArguments", "TableHandle",
     "TableNotFound", "Tables", "Task", "TaskArguments", "Template", "TemplateError", "TickInfo",
     "TickStatus", "TickStatusLike", "Timetable", "Track", "TrackedInfo", "TransactionConflict",
-    "TransientError", "UnknownTask", "UnsupportedTransaction", "Webhook", "Whose", "Worker",
-    "WorkerArguments", "WorkerInfo", "WorkerThread", "Workers", "configure_logging", "current_step",
-    "make_secret",
+    "TransientError", "UnknownFlow", "UnknownTask", "UnsupportedTransaction", "Webhook", "Whose",
+    "Worker", "WorkerArguments", "WorkerInfo", "WorkerThread", "Workers", "configure_logging",
+    "current_step", "make_secret",
 ]
 
 _HOMES = {
@@ -207,7 +207,7 @@ _HOMES = {
             "OlderRelease PresetNotFound QueueNotFound RecipientNotFound ReminderNotFound "
             "ResultTimeout ScheduleNotFound SchemaMismatch ScopeNotFound SettingsError "
             "SignalTimeout StartupFailed StepFailed StorageError SubjectNotFound "
-            "TableNotFound TransactionConflict TransientError UnknownTask "
+            "TableNotFound TransactionConflict TransientError UnknownFlow UnknownTask "
             "UnsupportedTransaction"
         ),
         "duetime.flows.calls": "Step current_step",

@@ -52,6 +52,17 @@ class UnknownTask(DuetimeError, LookupError):
         self.task = task
 
 
+class UnknownFlow(DuetimeError, LookupError):
+    """No flow with this name is registered in this process."""
+
+    def __init__(self, flow: str) -> None:
+        super().__init__(
+            f"No flow named {flow!r} is registered here. Import the module that defines it, name "
+            "the app with --app, or check the spelling."
+        )
+        self.flow = flow
+
+
 class JobNotFound(DuetimeError, LookupError):
     """There is no job with this id. It may have been pruned."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import (
     TYPE_CHECKING,
@@ -54,7 +54,7 @@ from duetime.domain.jobs.retry import (
 from duetime.domain.jobs.task import TaskDefinition, TaskOptions
 from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
 from duetime.domain.reasons import Explanation
-from duetime.errors import FlowNotFound, IllegalTransition, InvalidInput, JobFailed
+from duetime.errors import FlowNotFound, IllegalTransition, InvalidInput, JobFailed, UnknownFlow
 from duetime.flows.follower import clean_up
 from duetime.storage.flows.find import FindRuns, RunFilter
 from duetime.storage.flows.graphs import END, GraphStatements
@@ -264,6 +264,35 @@ class Flows:
     def __getitem__(self, run_id: int) -> FlowRun[Any]:
         return FlowRun(self, check_job_id(run_id))
 
+    async def start(
+        self,
+        flow: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        at: datetime | None = None,
+        delay: Duration | None = None,
+        queue: str | None = None,
+        key: str | None = None,
+        tx: Any = None,
+    ) -> FlowRun[Any]:
+        """Start a run of a flow that is known by its name: `order.using(…).start(…)` if it is at
+        hand. Raises `UnknownFlow` if it is not registered in this process."""
+        definition = self._app.tasks.get(flow)
+        if definition is None or not definition.options.flow:
+            raise UnknownFlow(flow)
+        options = definition.options
+        defaults = NewJob(
+            task=flow,
+            queue=options.queue,
+            priority=options.priority,
+            max_attempts=options.max_attempts,
+            flow=True,
+        )
+        named: FlowTask[..., Any] = FlowTask(self._app, definition, defaults)
+        return await named.using(at=at, delay=delay, queue=queue, key=key, tx=tx).start(
+            **(args or {})
+        )
+
     async def get(self, run_id: int) -> FlowInfo:
         """Return the run; raise `FlowNotFound`."""
         check_job_id(run_id)
@@ -303,7 +332,7 @@ class Flows:
     async def _records(self, run_id: int) -> list[StepInfo]:
         check_job_id(run_id)
         steps: list[StepInfo] = await self._app._perform(
-            lambda dialect: FlowStatements(dialect).steps(run_id), reads=True
+            lambda dialect: FindRuns(dialect).steps(run_id), reads=True
         )
         return steps
 

@@ -23,6 +23,7 @@ from duetime.errors import DuetimeError
 _COMMANDS = {
     "audit": ("audit:audit", "Show who changed what. Without a command, list it."),
     "db": ("db:db", "Create, upgrade, inspect and back up Duetime's tables."),
+    "flows": ("flows.commands:flows", "List, start, signal and change runs of flows."),
     "health": (
         "health:health",
         "Check that the database answers, its schema is current, and a live worker is registered.",

@@ -151,6 +151,8 @@ class StepInfo(msgspec.Struct, frozen=True, kw_only=True):
     job_id: int | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    after: tuple[str, ...] = ()
+    """Of a step of a graph: the steps that it waits for."""
 
 
 def step_key(run_id: int, seq: int) -> str:

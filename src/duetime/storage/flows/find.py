@@ -13,10 +13,12 @@ from typing import Any
 import msgspec
 
 from duetime.domain.flows.flow import StepInfo
+from duetime.domain.flows.graph import is_item
 from duetime.domain.flows.run import STOPS, FlowInfo, FlowState, parent_of, state_of_run
 from duetime.domain.jobs.job import JobState
 from duetime.domain.reasons import describe_error, read_reason
-from duetime.storage.flows.runs import read_step
+from duetime.storage.flows.graphs import GraphStatements
+from duetime.storage.flows.runs import FlowStatements, read_step
 from duetime.storage.store import Dialect, Row, Statements
 
 _NEWEST = 2**63 - 1
@@ -88,6 +90,20 @@ class FindRuns:
                 waits.setdefault(run, []).append(read_step(self._dialect, step))
         found = {row[0]: self._info(row, tuple(waits.get(row[0], ())), now) for row in rows}
         return [found[run] for run in ids if run in found]
+
+    def steps(self, run: int) -> Statements:
+        """Return what a run has recorded, in order; of a graph with what each step waits for."""
+        steps = yield from FlowStatements(self._dialect).steps(run)
+        graphs = yield from GraphStatements(self._dialect).runs([run])
+        shape = graphs[run].shape if run in graphs else None
+        if shape is None:
+            return steps
+        return [
+            msgspec.structs.replace(step, after=shape[step.name].after)
+            if step.seq > 0 and not is_item(step.seq) and step.name in shape
+            else step
+            for step in steps
+        ]
 
     def _next_ids(self, which: RunFilter, before: int) -> Statements:
         """Return candidates below `before`, newest first, and the id down to which they are

@@ -1,0 +1,1 @@
+"""`duetime flows`: see and change runs of flows."""
