@@ -54,7 +54,14 @@ from duetime.domain.jobs.retry import (
 from duetime.domain.jobs.task import TaskDefinition, TaskOptions
 from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
 from duetime.domain.reasons import Explanation
-from duetime.errors import FlowNotFound, IllegalTransition, InvalidInput, JobFailed, UnknownFlow
+from duetime.errors import (
+    FlowChanged,
+    FlowNotFound,
+    IllegalTransition,
+    InvalidInput,
+    JobFailed,
+    UnknownFlow,
+)
 from duetime.flows.follower import clean_up
 from duetime.storage.flows.find import FindRuns, RunFilter
 from duetime.storage.flows.graphs import END, GraphStatements
@@ -408,14 +415,15 @@ class Flows:
         steps = await self._ended_steps(run_id)
         if await self._repeat_graph(run_id, None, by):
             return
-        if undone := [step.name for step in steps if step.seq < 0 and step.state != "skipped"]:
+        failure = next((step for step in steps if step.kind == "failure"), None)
+        undone = [step.name for step in steps if step.seq < 0 and step.state != "skipped"]
+        # If its code has changed, nothing was undone.
+        if undone and (failure is None or failure.error_code != FlowChanged.code):
             raise InvalidInput(
                 f"Run {run_id} cannot be retried, since its compensations run or have run: "
                 f"{', '.join(undone)}. Use rerun(from_step=…) to do its steps again."
             )
-        failure = next((step for step in steps if step.kind == "failure"), None)
-        seq = failure.output["seq"] if failure is not None and failure.output else 1
-        await self._reset(run_id, seq, failed=True, by=by)
+        await self._repeat(run_id, [] if failure is None else failure.output or [], by)
 
     async def rerun(self, run_id: int, *, from_step: str | int, by: str = "unknown") -> None:
         """Do the steps of a run that has failed or was cancelled again, from one of them on: by its
@@ -429,7 +437,20 @@ class Flows:
             raise InvalidInput(
                 f"Run {run_id} has no step {from_step!r}. It has recorded: {known or 'none'}."
             )
-        await self._reset(run_id, found[0].seq, failed=False, by=by)
+        if await self.status(run_id) is FlowState.COMPENSATING:
+            raise InvalidInput(
+                f"The compensations of run {run_id} are running. Wait until they are done: "
+                "run.result() does."
+            )
+        since = found[0].started_at
+        later = [
+            step.seq
+            for step in steps
+            if step.seq < 0
+            or step.seq == found[0].seq
+            or (since is not None and step.started_at is not None and step.started_at >= since)
+        ]
+        await self._repeat(run_id, later, by)
 
     async def _cancel_graph(self, run_id: int, reason: str | None, by: str) -> bool:
         if reason is not None:
@@ -455,11 +476,10 @@ class Flows:
             raise IllegalTransition(run_id, state=state, action="retried")
         return await self._records(run_id)
 
-    async def _reset(self, run_id: int, seq: int, *, failed: bool, by: str) -> None:
+    async def _repeat(self, run_id: int, calls: Sequence[int], by: str) -> None:
+        """Have a run that has ended make calls again, and go on."""
         actor = check_actor(by)
-        await self._app._perform(
-            lambda dialect: FlowStatements(dialect).forget(run_id, seq, failed=failed)
-        )
+        await self._app._perform(lambda dialect: FlowStatements(dialect).forget(run_id, calls))
         await self._app.jobs.requeue(run_id, by=actor)
 
     async def result(self, run_id: int, *, timeout: Duration = "60s") -> Any:
@@ -484,8 +504,11 @@ class Flows:
         ]
         if not left:
             return False
+        ended_at = (await self._app.jobs.get(run_id)).finished_at
         undo = await self._app.jobs.list(key=undo_key(run_id), limit=1)
-        return not undo or not undo[0].state.finished
+        # One that is older undid the run before it was rerun.
+        is_new = bool(undo) and (ended_at is None or undo[0].created_at >= ended_at)
+        return not is_new or not undo[0].state.finished
 
     # After all that names the type `list`.
 

@@ -17,7 +17,7 @@ from duetime.domain.jobs.outcome import Discard, Outcome, Retry, Snooze
 from duetime.domain.jobs.retry import RetryPolicy
 from duetime.engine.context import Context
 from duetime.engine.executor import code_of_error, describe_exception
-from duetime.errors import FlowChanged, StepFailed
+from duetime.errors import FlowChanged
 from duetime.flows.calls import StepFunction
 from duetime.flows.recorder import Recorder
 
@@ -114,6 +114,8 @@ class Replay:
         """Counts the calls and branches that began: whether the function gets on."""
         self._blocked: list[asyncio.Future[None]] = []
         self.suspending = False
+        self.failed_calls: dict[int, int] = {}
+        """The calls that raised `StepFailed`, and how far the function had got on then."""
         self.waits: list[int] = []
         """The calls that wait, of which none can go on."""
         self.unrecorded: dict[int, NewRecord] = {}
@@ -206,10 +208,11 @@ class Replay:
             raise FlowChanged(self.run_id, seq=record.seq, recorded=recorded, called=None)
 
     def fail(self, error: BaseException) -> list[NewRecord]:
-        """The run fails for good: what is left to write, and which call has failed."""
-        seq = error.seq if isinstance(error, StepFailed) else max(self._called, default=0) + 1
+        """The run fails for good: what is left to write, and which calls a retry makes again."""
         record = self.failed_record(0, "flow", self._failures + 1, error, self.ctx.elapsed_us)
-        record.kind, record.output = "failure", msgspec.Raw(b'{"seq": %d}' % seq)
+        # After an error that it handled, the function has made another call.
+        unhandled = [seq for seq, moves in self.failed_calls.items() if moves == self.moves]
+        record.kind, record.output = "failure", msgspec.Raw(msgspec.json.encode(unhandled))
         self.record_later(record)
         return self.take_unrecorded()
 

@@ -53,7 +53,7 @@ async def call_step(
         if record.state == COMPLETED:
             return _decode(called.decoder, record.output)
         if record.state == FAILED:
-            raise _failure(record)
+            raise _failure(replay, record)
         attempt = record.attempt
         if record.state == RETRYING and not record.is_due:
             await replay.block(seq)
@@ -79,7 +79,7 @@ async def call_step(
                     attempt -= 1
                 if wait is None:
                     await replay.record(replay.failed_record(seq, name, attempt, error, started))
-                    raise _failed_as(name, seq, error) from error
+                    raise _failed_as(replay, name, seq, error) from error
                 if wait > _IN_PLACE:
                     failed = replay.failed_record(seq, name, attempt, error, started, wait=wait)
                     replay.record_later(failed)
@@ -108,7 +108,7 @@ async def call_in_transaction(
     if record is not None and record.state == COMPLETED:
         return _decode(called.decoder, record.output)
     if record is not None and record.state == FAILED:
-        raise _failure(record)
+        raise _failure(replay, record)
     if record is not None and not record.is_due:
         await replay.block(seq)
     attempt = 1 if record is None else record.attempt + 1
@@ -132,7 +132,7 @@ async def call_in_transaction(
         failed.kind = "transaction"
         if wait is None:
             await replay.record(failed)
-            raise _failed_as(name, seq, error) from error
+            raise _failed_as(replay, name, seq, error) from error
         replay.record_later(failed)
     finally:
         replay.stop()
@@ -169,7 +169,7 @@ async def run_jobs(
     for _, record, _ in calls:
         assert record is not None
         if record.state == FAILED:
-            raise _failure(record)
+            raise _failure(replay, record)
         results.append(_decode_as(task.definition, record.output, replay.run_id))
     return results[0] if one else results
 
@@ -328,11 +328,13 @@ def _decode_as(definition: TaskDefinition, output: str | None, run_id: int) -> A
     return definition.decode_result(plain, job_id=run_id)
 
 
-def _failure(record: StepRecord) -> StepFailed:
+def _failure(replay: Replay, record: StepRecord) -> StepFailed:
+    replay.failed_calls[record.seq] = replay.moves
     return StepFailed(record.name, seq=record.seq, error=record.error, error_code=record.error_code)
 
 
-def _failed_as(name: str, seq: int, error: BaseException) -> StepFailed:
+def _failed_as(replay: Replay, name: str, seq: int, error: BaseException) -> StepFailed:
+    replay.failed_calls[seq] = replay.moves
     return StepFailed(
         name, seq=seq, error=describe_exception(error), error_code=code_of_error(error)
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import partial
 from typing import Any
 
 import pytest
 
-from duetime import Constant, Duetime, Flow, JobFailed, current_step
+from duetime import Constant, Duetime, Flow, JobFailed, StepFailed, current_step
 from duetime.errors import FlowTimeout, IllegalTransition, InvalidInput
 from tests.waiting import until, until_true
 
@@ -237,6 +238,95 @@ async def test_rerun_does_steps_again_from_one_of_them(app: Duetime) -> None:
         await run.result()
 
     assert done == ["one", "two", "three", "undo", "two", "three"]
+
+
+async def test_a_run_that_fails_again_is_undone_again(app: Duetime) -> None:
+    done: list[str] = []
+
+    async def book() -> None:
+        done.append("book")
+
+    async def undo() -> None:
+        done.append("undo")
+
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    @app.flow(name="twice", retry=ONCE)
+    async def twice(flow: Flow) -> None:
+        await flow.step(book)
+        flow.on_failure(undo)
+        await flow.step(fail)
+
+    async with app.worker():
+        run = await twice.start()
+        with pytest.raises(JobFailed):
+            await run.result()
+        await run.rerun(from_step="book")
+        with pytest.raises(JobFailed):
+            await run.result()
+
+    assert done == ["book", "undo", "book", "undo"]
+
+
+async def test_retry_makes_all_failed_calls_again_but_those_that_were_handled(
+    app: Duetime,
+) -> None:
+    done: list[str] = []
+    fixed = False
+
+    async def may_fail(what: str) -> str:
+        done.append(what)
+        if not fixed:
+            raise ValueError(what)
+        return what
+
+    @app.flow(name="partly", retry=ONCE)
+    async def partly(flow: Flow) -> list[str]:
+        with contextlib.suppress(StepFailed):
+            await flow.step(may_fail, "handled")
+        return list(await flow.gather(flow.step(may_fail, "one"), flow.step(may_fail, "other")))
+
+    async with app.worker():
+        run = await partly.start()
+        with pytest.raises(JobFailed):
+            await run.result()
+        fixed = True
+        await run.retry()
+        assert await run.result() == ["one", "other"]
+
+    assert done == ["handled", "one", "other", "one", "other"]
+
+
+async def test_a_run_whose_code_changed_can_be_retried_with_its_compensations(
+    app: Duetime,
+) -> None:
+    names = ["one", "two"]
+
+    async def one() -> None: ...
+
+    async def two() -> None: ...
+
+    async def undo() -> None:
+        raise AssertionError
+
+    @app.flow(name="changed")
+    async def changed(flow: Flow) -> str:
+        flow.on_failure(undo)
+        await flow.step(one if names[0] == "one" else two)
+        await flow.wait_for("go")
+        return "done"
+
+    async with app.worker():
+        run = await changed.start()
+        await until(lambda: _has_step(run, "go"))
+        names.reverse()
+        await run.signal("go")
+        with pytest.raises(JobFailed, match="has changed"):
+            await run.result(timeout="1s")
+        names.reverse()
+        await run.retry()
+        assert await run.result() == "done"
 
 
 async def test_a_flow_has_a_timeout_in_all(app: Duetime) -> None:

@@ -96,12 +96,12 @@ async def test_it_is_told_of_the_jobs_it_follows_and_of_no_others(app: Duetime) 
 
 async def test_a_key_is_followed_whatever_the_task(app: Duetime) -> None:
     feature = Feature()
-    feature.tasks, feature.key_prefix = frozenset(), "flow:"
+    feature.tasks, feature.key_prefix = frozenset(), "order:"
 
     @app.task(name="any")
     async def anything() -> None: ...
 
-    handle = await anything.using(key="flow:7").enqueue()
+    handle = await anything.using(key="order:7").enqueue()
     other = await anything.using(key="order:7").enqueue()
     async with following(app, feature):
         await handle.result("30s")

@@ -167,9 +167,9 @@ class FlowStatements:
             yield from self._dialect.run("flow_wake", runs)
         return len(runs)
 
-    def forget(self, run: int, seq: int, *, failed: bool) -> Statements:
-        """Forget the calls of a run from `seq` on, or of those the `failed` ones."""
-        yield from self._dialect.run("flow_forget", {"run": run, "seq": seq, "failed": failed})
+    def forget(self, run: int, calls: Sequence[int]) -> Statements:
+        """Forget calls of a run that has ended, so that it makes them again."""
+        yield from self._dialect.run("flow_forget", {"run": run, "calls": list(calls)})
 
     def waiting_for(self, name: str, correlation: str) -> Statements:
         """Return the runs that wait for this signal with this correlation."""

@@ -138,7 +138,7 @@ where s.run_id = any (array(select value::bigint from json_array_elements_text(%
   and s.job_id is not null and s.finished_at is null;
 
 -- name: flow_uncompensated
--- Of runs that have failed, what a job that undoes them needs: unless there was one. Index:
+-- Of runs that have failed, what a job that undoes them needs: unless there was one since. Index:
 -- flow_step_compensation.
 with runs as materialized (
     select distinct s.run_id from duetime.flow_step as s
@@ -148,7 +148,8 @@ with runs as materialized (
 select j.id, j.task, j.args::text, j.queue, j.priority
 from runs as r join duetime.jobs as j on j.id = r.run_id
 where j.state in ('dead', 'cancelled', 'superseded', 'expired')
-  and not exists (select from duetime.job as u where u.key = 'flow-undo:' || j.id)
+  and not exists (select from duetime.job as u
+                  where u.key = 'flow-undo:' || j.id and u.created_at >= j.finished_at)
   -- Its code does not fit: it keeps its place.
   and not exists (select from duetime.flow_step as s
                   where s.run_id = j.id and s.seq = 0 and s.error_code = 'flow_changed');
@@ -173,12 +174,11 @@ join duetime.due as d on d.job_id = f.run_id
 where s.kind = 'signal' and s.state = 'waiting' and d.run_at > duetime.now();
 
 -- name: flow_forget
--- Forget the calls of a run that has ended from one of them on, and its failure.
+-- Forget calls of a run that has ended, and its failure.
 delete from duetime.flow_step as s
-using json_to_record(%s::json) as g(run bigint, seq integer, failed boolean)
+using json_to_record(%s::json) as g(run bigint, calls json)
 where s.run_id = g.run
-  and (s.seq = 0 or s.seq >= g.seq and (s.state = 'failed' or not g.failed)
-       or s.seq < 0 and not g.failed);
+  and (s.seq = 0 or s.seq = any (array(select value::integer from json_array_elements_text(g.calls))));
 
 -- name: flow_lock
 select duetime._lock_runs(array(select value::bigint from json_array_elements_text(%s::json)));

@@ -117,14 +117,15 @@ cross join duetime_flow_step as s on s.run_id = g.value
 where s.job_id is not null and s.finished_at is null;
 
 -- name: flow_uncompensated
--- Of runs that have failed, what a job that undoes them needs: unless there was one.
+-- Of runs that have failed, what a job that undoes them needs: unless there was one since.
 with input(doc) as (select ?)
 select j.id, j.task, j.args, j.queue, j.priority
 from json_each((select doc from input), '$.doc') as g cross join duetime_jobs as j on j.id = g.value
 where j.state in ('dead', 'cancelled', 'superseded', 'expired')
   and exists (select 1 from duetime_flow_step as s
               where s.run_id = j.id and s.kind = 'compensation' and s.state = 'registered')
-  and not exists (select 1 from duetime_job as u where u.key = 'flow-undo:' || j.id)
+  and not exists (select 1 from duetime_job as u
+                  where u.key = 'flow-undo:' || j.id and u.created_at >= j.finished_at)
   -- Its code does not fit: it keeps its place.
   and not exists (select 1 from duetime_flow_step as s
                   where s.run_id = j.id and s.seq = 0 and s.error_code = 'flow_changed');
@@ -148,14 +149,11 @@ where f.seq is null and f.sent_at > json_extract((select doc from input), '$.now
   and d.run_at > json_extract((select doc from input), '$.now');
 
 -- name: flow_forget
--- Forget the calls of a run that has ended from one of them on, and its failure.
+-- Forget calls of a run that has ended, and its failure.
 with input(doc) as (select ?)
 delete from duetime_flow_step
 where run_id = json_extract((select doc from input), '$.doc.run')
-  and (seq = 0
-       or seq >= json_extract((select doc from input), '$.doc.seq')
-          and (state = 'failed' or not json_extract((select doc from input), '$.doc.failed'))
-       or seq < 0 and not json_extract((select doc from input), '$.doc.failed'));
+  and (seq = 0 or seq in (select value from json_each((select doc from input), '$.doc.calls')));
 
 -- name: flow_lock
 -- One writer at a time is lock enough.
