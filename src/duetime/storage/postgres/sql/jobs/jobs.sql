@@ -97,7 +97,7 @@ order by j.id desc limit %(page)s;
 -- name: brief_jobs
 -- What jobs are, before they are changed. Served by job_pkey.
 select j.id, j.task, j.key, j.state, (j.args ->> 'reminder')::bigint
-from (select id, task, key, state, case when task = 'duetime.remind' then args end as args
+from (select id, task, key, state, case when task = 'duetime' || '.remind' then args end as args
       from duetime.jobs
       where id = any (array(select value::bigint from json_array_elements_text(%s::json)))) as j;
 
