@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,23 +41,25 @@ class Campaign:
         self._flow = flow_workload.register_flow(self._app)
         self._graph = flow_workload.register_graph(self._app)
         self._runs: list[FlowRun[Any]] = []
+        self._signals: asyncio.TaskGroup
 
     @asynccontextmanager
-    async def started(self, *, runs: int, workers: int = 3) -> AsyncIterator[None]:
-        """Workers run so many runs, each of which is sent its signal at some time."""
+    async def started(self, *, workers: int = 3) -> AsyncIterator[None]:
+        """So many workers are there, and signals are sent."""
         os.environ[ledger.VARIABLE] = str(self._ledger)
         await self._app.now()
         with self._stack:
             await asyncio.gather(*(self.start_worker() for _ in range(workers)))
-            self._runs = [await self._start(number) for number in range(runs)]
-            signals = asyncio.create_task(self._send_signals())
-            try:
+            async with asyncio.TaskGroup() as self._signals:
                 yield
-                await signals
-            finally:
-                signals.cancel()
-                await asyncio.gather(signals, return_exceptions=True)
         await self._app.close()
+
+    async def start(self, *, runs: int) -> None:
+        """Start more runs, each of which is sent its signal at some time."""
+        for number in range(len(self._runs), len(self._runs) + runs):
+            run = await _again_after_outages(partial(self._start, number))
+            self._runs.append(run)
+            self._signals.create_task(self._send_signal(run, number))
 
     async def _start(self, number: int) -> FlowRun[Any]:
         if self._kind == "function":
@@ -68,12 +71,11 @@ class Campaign:
         self._stack.callback(end_worker, worker)
         self.workers.append(worker)
 
-    async def _send_signals(self) -> None:
-        """Early, while the run waits, and just as it begins to. The second changes nothing."""
-        for number, run in sorted(enumerate(self._runs), key=lambda _: self.chance.random()):
-            await asyncio.sleep(self.chance.uniform(0.0, 0.02))
-            for _ in range(2):
-                await _again_after_outages(lambda: run.signal("go", number, key="once"))  # noqa: B023
+    async def _send_signal(self, run: FlowRun[Any], number: int) -> None:
+        """Early, while the run waits, or just as it begins to. The second changes nothing."""
+        await asyncio.sleep(self.chance.uniform(0.0, 1.0))
+        for _ in range(2):
+            await _again_after_outages(lambda: run.signal("go", number, key="once"))
 
     async def until_busy(self) -> subprocess.Popen[str]:
         """Return a worker that is in the middle of a step."""
@@ -96,12 +98,12 @@ class Campaign:
     async def until_all_ended(self, *, seconds: float = 120) -> Counter[str]:
         """Every run completed, each effect is there, and no recorded step ran again."""
 
-        async def left() -> list[Any]:
-            return await self._app.jobs.list(
+        async def all_ended() -> bool:
+            return not await self._app.jobs.list(
                 state=["pending", "retrying", "running", "parked"], limit=1
             )
 
-        await until(lambda: _again_after_outages(_not(left)), seconds=seconds)
+        await until(lambda: _again_after_outages(all_ended), seconds=seconds)
         states = Counter([str(await run.status()) for run in self._runs])
         assert states == {"completed": len(self._runs)}
         return ledger.check(ledger.read(self._ledger), runs=len(self._runs), steps=self._steps)
@@ -112,8 +114,9 @@ async def kill_workers(
 ) -> Counter[str]:
     """kill -9 of workers in the middle of steps, at moments and of victims chosen at random."""
     campaign = Campaign(url, directory, kind=kind)
-    async with campaign.started(runs=runs):
+    async with campaign.started():
         for _ in range(kills):
+            await campaign.start(runs=runs // kills)
             await asyncio.sleep(campaign.chance.uniform(0.0, 0.05))
             victim = await campaign.until_busy()
             campaign.workers.remove(victim)
@@ -132,8 +135,9 @@ async def stop_workers(
 ) -> Counter[str]:
     """SIGSTOP of workers until their lease is over and others have their runs; then SIGCONT."""
     campaign = Campaign(url, directory, kind=kind)
-    async with campaign.started(runs=runs):
+    async with campaign.started():
         for _ in range(stops):
+            await campaign.start(runs=runs // stops)
             victim = await campaign.until_busy()
             victim.send_signal(signal.SIGSTOP)
             try:
@@ -156,8 +160,9 @@ async def restart_database(
 ) -> Counter[str]:
     """The database is restarted while flows run."""
     campaign = Campaign(url, directory, kind=kind)
-    async with campaign.started(runs=runs):
+    async with campaign.started():
         for _ in range(restarts):
+            await campaign.start(runs=runs // restarts)
             await campaign.until_busy()
             await asyncio.to_thread(restart)
         return await campaign.until_all_ended()
@@ -190,10 +195,3 @@ async def _again_after_outages(call: Callable[[], Awaitable[Any]]) -> Any:
             return await call()
         except TransientError:
             await asyncio.sleep(0.1)
-
-
-def _not(call: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[bool]]:
-    async def negated() -> bool:
-        return not await call()
-
-    return negated

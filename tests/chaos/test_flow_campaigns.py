@@ -46,7 +46,7 @@ async def test_500_runs_survive_restarts_of_the_database(
 ) -> None:
     with fresh_database(own_postgres) as url:
         done = await restart_database(
-            url, tmp_path, lambda: own_postgres.restart(mode), kind=kind, runs=500, restarts=3
+            url, tmp_path, lambda: own_postgres.restart(mode), kind=kind, runs=500, restarts=4
         )
 
     print(f"steps: {dict(done)}")

@@ -23,7 +23,7 @@ both_kinds = pytest.mark.parametrize("kind", ["function", "graph"])
 async def test_killed_workers_lose_no_flow_and_repeat_no_recorded_step(
     backend: Backend, tmp_path: Path, kind: Kind
 ) -> None:
-    await kill_workers(backend.url, tmp_path, kind=kind, runs=25, kills=2, replace=False)
+    await kill_workers(backend.url, tmp_path, kind=kind, runs=24, kills=2, replace=False)
 
 
 async def test_stopped_workers_lose_no_flow_and_repeat_no_recorded_step(
