@@ -483,6 +483,7 @@ class Schedules:
         options = definition.options
         return msgspec.structs.replace(
             new,
+            kind="flow" if options.flow else "task",
             args=definition.encode((), dict(args or {})),
             queue=new.queue or options.queue,
             priority=options.priority if new.priority is None else new.priority,

@@ -74,4 +74,5 @@ def _job(schedule: NewSchedule, tick: datetime) -> NewJob:
         max_attempts=schedule.max_attempts or DEFAULT_MAX_ATTEMPTS,
         timeout=schedule.timeout,
         expires_at=run_at + expires,
+        flow=schedule.kind == "flow",
     )
