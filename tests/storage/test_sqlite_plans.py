@@ -55,6 +55,7 @@ WALKS = {
     "schedule_delete": "all of it goes",
     "schedule_history": "what people ask for, the newest first, until a page is full",
     "troubled_ids": "what people ask for: jobs that failed are few",
+    "flow_troubled_ids": "what people ask for: runs that failed are few",
     "schedule_success": "the newest first, until one that succeeded",
 }
 _TABLE = re.compile(rf"\b{DEFAULT_PREFIX}(\w+)(?:\s+as)?\s+(\w+)")

@@ -75,7 +75,7 @@ async def test_a_signal_in_an_open_transaction_holds_up_nobody_else(
             assert await run.status() == "running"
             await (caller.commit() if end == "commit" else caller.rollback())
             if end == "rollback":
-                await until(lambda: _has_status(run, "pending"))
+                await until(lambda: _has_status(run, "waiting"))
                 await run.signal("go", "second")
             assert await run.result("20s") == ("first" if end == "commit" else "second")
 
@@ -159,4 +159,4 @@ async def _has_status(run: FlowRun[Any], status: str) -> bool:
 
 
 async def _is_waiting(run: FlowRun[Any]) -> bool:
-    return await _has_status(run, "pending") and bool(await run.steps())
+    return await _has_status(run, "waiting") and bool(await run.steps())
