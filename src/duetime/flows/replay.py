@@ -254,7 +254,8 @@ class Replay:
             place=self._place_of.get(seq),
             output=None if output is None else msgspec.Raw(output.encode()),
             wait=None if wait is None else wait // timedelta(microseconds=1),
-            started=now if started is None else started,
+            # A compensation that has not run has not started.
+            started=None if state in (REGISTERED, SKIPPED) else now if started is None else started,
             finished=now if state in _OVER else None,
             holder=None if self.run_id == self.ctx.id else self.ctx.id,
         )

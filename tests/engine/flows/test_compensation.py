@@ -49,8 +49,13 @@ async def test_compensations_run_in_reverse_order_before_result_raises(app: Duet
         assert done == ["book hotel", "book car", "cancel car-1", "cancel hotel-1"]
         assert len(keys) == 4
 
-    states = {step.seq: (step.name, str(step.state)) for step in await run.steps()}
-    assert states[-1] == states[-2] == ("cancel", "completed")
+    steps = {step.seq: step for step in await run.steps()}
+    assert [(steps[seq].name, steps[seq].state) for seq in (-1, -2)] == [
+        ("cancel", "completed")
+    ] * 2
+    started = [steps[seq].started_at for seq in (3, -2, -1)]
+    assert None not in started
+    assert started == sorted(started, key=str)
     assert await run.status() == "failed"
 
 
