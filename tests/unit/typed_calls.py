@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from typing import Any, assert_type
 
 from duetime import (
     CallNext,
@@ -16,6 +17,7 @@ from duetime import (
     Digest,
     Duetime,
     Explanation,
+    Flow,
     JobHandle,
     JobState,
     Reminder,
@@ -369,3 +371,100 @@ async def graphs() -> None:
     result: dict[str, object] = await run.result()
     print(result["welcome"])
     await run.rerun(from_stp="welcome")  # refused: from_stp
+
+
+# Flows
+
+
+async def charge(order_id: int, *, note: str = "") -> Decimal:
+    return Decimal(order_id)
+
+
+def ship(order_id: int) -> date:
+    return date(2026, 3, order_id)
+
+
+@app.flow
+async def invoice(flow: Flow, order_id: int) -> Decimal:
+    return await flow.step(charge, order_id)
+
+
+@app.flow(name="order", queue="orders", retry=Constant(5), retry_on=OSError, timeout="30d")
+async def order(flow: Flow, order_id: int, note: str = "") -> date:
+    assert_type(await flow.step(charge, order_id, note=note), Decimal)
+    assert_type(await flow.step(ship, order_id), date)
+    assert_type(await flow.step(async_task, order_id), Decimal)
+    assert_type(await flow.step(async_task, order_id, on="gpu"), Decimal)
+    assert_type(await flow.step(sync_task, order_id, on="gpu"), date)
+    await flow.step(charge, "seven")  # refused: int
+    await flow.step(charge, order_id, noet=note)  # refused: noet
+    await flow.step(ship)  # refused: order_id
+    wrong: str = await flow.step(ship, order_id)  # refused: date
+    assert_type(await flow.map(charge, [1, 2]), list[Decimal])
+    assert_type(await flow.map(ship, range(3), concurrency=2), list[date])
+    assert_type(await flow.map(sync_task, [1], on="gpu"), list[date])
+    await flow.map(ship, ["one"])  # refused: int
+    await flow.map(ship, [1], concurency=2)  # refused: concurency
+    assert_type(await flow.gather(flow.step(charge, 1), flow.step(ship, 1)), tuple[Decimal, date])
+    assert_type(
+        await flow.gather(*[flow.step(ship, number) for number in range(9)]), tuple[date, ...]
+    )
+    await flow.gather(7)  # refused: int
+    assert_type(await flow.child(invoice, order_id), Decimal)
+    await flow.child(invoice, "seven")  # refused: int
+    await flow.child(invoice, order=order_id)  # refused: order
+    await flow.child(async_task, order_id)  # refused: Startable
+    assert_type(await flow.wait_for("approved", timeout="1d", default=False), bool)
+    assert_type(await flow.wait_for("approved", correlation="order:7"), Any)
+    await flow.wait_for("approved", timout="1d")  # refused: timout
+    await flow.sleep(timedelta(days=3))
+    await flow.sleep([3])  # refused: sleep
+    flow.on_failure(charge, order_id, note=note)
+    flow.on_failure(charge, "seven")  # refused: int
+    assert_type(await flow.transaction(reserve, order_id), int)
+    await flow.transaction(reserve, "seven")  # refused: int
+    assert_type(await flow.now(), datetime)
+    assert_type(await flow.version("stock"), bool)
+    print(wrong)
+    return await flow.step(ship, order_id)
+
+
+async def reserve(connection: Any, order_id: int) -> int:
+    return order_id
+
+
+@app.flow(retires=Constant(5))  # refused: retires
+async def wrong_option(flow: Flow) -> None: ...
+
+
+@app.flow  # refused: Flow
+async def without_flow(order_id: int) -> None: ...
+
+
+@app.flow  # refused: Awaitable
+def not_async(flow: Flow) -> int:
+    return 7
+
+
+async def runs() -> None:
+    run = await order.start(7, note="gift")
+    assert_type(await run.result(timeout="5s"), date)
+    assert_type(await (await order.using(key="order:7", delay="1d").start(7)).result(), date)
+    assert_type(app.sync(invoice.start_sync(7).result()), Decimal)
+    await order.start("seven")  # refused: int
+    await order.start(7, noet="gift")  # refused: noet
+    await order.start()  # refused: order_id
+    await order.using(key="order:7").start("seven")  # refused: int
+    await order.using(kye="order:7").start(7)  # refused: kye
+    await run.retry(by="ann")
+    await run.retry(byy="ann")  # refused: byy
+    await run.signal("approved", {"by": "ann"}, key="once")
+    await run.signal(7)  # refused: str
+    await run.cancel(resaon="old")  # refused: resaon
+    await run.rerun(from_step="charge", by="ann")
+    await app.flows.signal_all("approved", True, correlation="order:7")
+    await app.flows.signal_all("approved", True)  # refused: correlation
+    await app.flows.start("order", {"order_id": 7}, key="order:7")
+    await app.flows.list(state=["failed", "waiting"], flow="order")
+    await app.flows.list(state="faild")  # refused: faild
+    app.flows["42"]  # refused: int
