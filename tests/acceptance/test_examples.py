@@ -60,6 +60,23 @@ def test_game_reminders(tmp_path: Path) -> None:
     assert "reminder.sent by" in done.stdout
 
 
+def test_an_order_as_a_function(tmp_path: Path) -> None:
+    done = run("order_flow.py", tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "order 1: charged 500",
+        "order 1: shipped",
+        "parcel-1",
+        "order 2: charged 900",
+        "order 2: refunded 900",
+        "order 2: it was declined",
+        "order 3: charged 700",
+        "order 3: refunded 700",
+        "order 3: nobody approved it in time",
+    ]
+
+
 def test_an_order_as_a_graph(tmp_path: Path) -> None:
     done = run("order_graph.py", tmp_path)
 
