@@ -136,12 +136,13 @@ async def undo_run(
     except (Exception, Replayed, Suspended):  # noqa: BLE001
         # Whatever it raises, it raised before.
         pass
-    missing = [
-        record.name for record in loaded.steps.values() if record.seq < -len(replay.compensations)
-    ]
-    if missing:
-        raise FlowChanged(run_id, seq=-1, recorded=f"compensation {missing[0]!r}", called=None)
-    for compensation in reversed(replay.compensations):
+    known = {compensation.seq for compensation in replay.compensations}
+    for record in loaded.steps.values():
+        if record.seq < 0 and record.seq not in known:
+            recorded = f"compensation {record.name!r}"
+            raise FlowChanged(run_id, seq=record.seq, recorded=recorded, called=None)
+    # The last that was registered has the lowest number.
+    for compensation in sorted(replay.compensations, key=lambda one: one.seq):
         wait = await undo(replay, compensation)
         if wait is not None:
             return Snooze(wait)

@@ -198,8 +198,8 @@ class Flow:
         if self._replay.suspending:
             raise Suspended
         called = step_function(function)
-        name, seq = called.name, -len(self._replay.compensations) - 1
-        record = self._replay.records.get(seq)
+        name = called.name
+        seq, record = self._replay.next_compensation()
         if record is not None and record.name != name:
             recorded, now = f"compensation {record.name!r}", f"on_failure {name!r}"
             raise FlowChanged(self._replay.run_id, seq=seq, recorded=recorded, called=now)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from duetime.domain.flows.flow import LoadedRun, NewRecord, SuspendAnswer, Suspension
 from duetime.domain.jobs.job import NewJob
@@ -20,6 +20,9 @@ from duetime.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 log = logging.getLogger("duetime.flows")
 
@@ -44,11 +47,13 @@ class Recorder:
     def __init__(self, app: Duetime) -> None:
         self._app = app
         self._loads: Batcher[int, LoadedRun] = Batcher(self._load_many, max_size=_MAX_BATCH_SIZE)
-        self._records: Batcher[list[NewRecord], bool] = Batcher(
-            self._record_many, max_size=_MAX_BATCH_SIZE, wait_on_cancel=True
+        self._records: Batcher[list[NewRecord], bool | Exception] = Batcher(
+            lambda groups: _each(self._write, groups),
+            max_size=_MAX_BATCH_SIZE,
+            wait_on_cancel=True,
         )
-        self._pauses: Batcher[Pause, SuspendAnswer] = Batcher(
-            self._suspend_many, wait_on_cancel=True
+        self._pauses: Batcher[Pause, SuspendAnswer | Exception] = Batcher(
+            lambda pauses: _each(self._suspend_many, pauses), wait_on_cancel=True
         )
 
     async def load(self, run: int) -> LoadedRun:
@@ -63,7 +68,10 @@ class Recorder:
         wait = _FIRST_WAIT_SECONDS
         while True:
             try:
-                if not await self._records.submit(records):
+                accepted = await self._records.submit(records)
+                if isinstance(accepted, Exception):
+                    raise accepted
+                if not accepted:
                     raise ClaimLost(ctx.job.id, ctx.job.token)
                 return
             except TransientError as error:
@@ -112,6 +120,8 @@ class Recorder:
             wait = min(2 * wait, _MAX_BUSY_SECONDS)
             # What it had to record is recorded.
             answer = await self._pauses.submit(Pause([], pause.suspension))
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
     async def _load_many(self, runs: list[int]) -> Sequence[LoadedRun]:
@@ -121,18 +131,6 @@ class Recorder:
         )
         return loaded
 
-    async def _record_many(self, groups: list[list[NewRecord]]) -> Sequence[bool]:
-        """If the database refuses them, each run records alone: so that it fails for nobody but
-        whose fault it is."""
-        try:
-            return await self._write(groups)
-        except TransientError:
-            raise
-        except Exception:
-            if len(groups) == 1:
-                raise
-        return [(await self._write([group]))[0] for group in groups]
-
     async def _write(self, groups: Sequence[list[NewRecord]]) -> list[bool]:
         store = await self._app.store()
         records = [record for group in groups for record in group]
@@ -141,12 +139,34 @@ class Recorder:
         )
         return [all([next(accepted) for _ in group]) for group in groups]  # noqa: C419
 
-    async def _suspend_many(self, pauses: list[Pause]) -> Sequence[SuspendAnswer]:
+    async def _suspend_many(self, pauses: Sequence[Pause]) -> Sequence[SuspendAnswer]:
         store = await self._app.store()
-        answers: list[SuspendAnswer] = await store.transact(
-            _suspend(FlowStatements(store.dialect), pauses)
-        )
+        statements = FlowStatements(store.dialect)
+        answers: list[SuspendAnswer] = await store.transact(_suspend(statements, pauses))
         return answers
+
+
+async def _each(
+    write: Callable[[Sequence[A]], Awaitable[Sequence[B]]], items: Sequence[A]
+) -> Sequence[B | Exception]:
+    """Write items together. If the database refuses them, each is written alone, so that it fails
+    for nobody but whose fault it is."""
+    try:
+        return await write(items)
+    except TransientError:
+        raise
+    except Exception:
+        if len(items) == 1:
+            raise
+    answers: list[B | Exception] = []
+    for item in items:
+        try:
+            answers += await write([item])
+        except TransientError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- whoever submitted it gets it.
+            answers.append(error)
+    return answers
 
 
 def _suspend(statements: FlowStatements, pauses: Sequence[Pause]) -> Statements:

@@ -62,7 +62,7 @@ class Branch:
     How fast branches get on differs from one activation to the next, so each counts its own calls.
     """
 
-    __slots__ = ("branches", "calls", "path", "replay", "task")
+    __slots__ = ("branches", "calls", "compensations", "path", "replay", "task")
 
     def __init__(self, replay: Replay, path: str, task: asyncio.Task[Any] | None) -> None:
         self.replay = replay
@@ -70,6 +70,7 @@ class Branch:
         """Empty for the function itself; else a number for each level: `2`, `2.1`."""
         self.task = task
         self.calls = 0
+        self.compensations = 0
         self.branches = 0
 
     def fork(self) -> Branch:
@@ -108,7 +109,8 @@ class Replay:
         }
         """The numbers of calls in branches, by where they are made."""
         self._place_of = {seq: place for place, seq in self._places.items()}
-        self._last_in_branches = max(self._place_of, default=_BRANCH_CALLS)
+        self._last_in_branches = max([_BRANCH_CALLS, *self._place_of])
+        self._last_compensation = min([0, *self.records])
         self._active = 0
         self.moves = 0
         """Counts the calls and branches that began: whether the function gets on."""
@@ -181,6 +183,18 @@ class Replay:
             seq = self._places[place] = self._last_in_branches
             self._place_of[seq] = place
         return seq
+
+    def next_compensation(self) -> tuple[int, StepRecord | None]:
+        """Take the number of this branch's next compensation, and what is recorded of it."""
+        branch = self.branch()
+        branch.compensations += 1
+        place = f"{branch.path}!{branch.compensations}"
+        seq = self._places.get(place)
+        if seq is None:
+            self._last_compensation -= 1
+            seq = self._places[place] = self._last_compensation
+            self._place_of[seq] = place
+        return seq, self.records.get(seq)
 
     # The end of the function
 

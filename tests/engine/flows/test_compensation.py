@@ -412,3 +412,37 @@ async def _has_step(run: Any, name: str) -> bool:
     return any(step.name == name for step in await run.steps()) and (
         await run.status() in ("sleeping", "waiting")
     )
+
+
+async def test_branches_register_compensations_of_their_own(app: Duetime) -> None:
+    done: list[str] = []
+
+    async def book(what: str) -> str:
+        # The second time, the other branch is the first to come to its compensation.
+        await asyncio.sleep(0.03 if what == "car" else 0.0)
+        return what
+
+    async def cancel(what: str) -> None:
+        done.append(f"cancel {what}")
+
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    @app.flow(name="branching", retry=ONCE)
+    async def branching(flow: Flow) -> None:
+        async def booking(what: str) -> None:
+            booked = await flow.step(book, what)
+            flow.on_failure(cancel, booked)
+            await flow.sleep("10ms")
+
+        await flow.gather(booking("car"), booking("hotel"))
+        await flow.step(fail)
+
+    async with app.worker():
+        run = await branching.start()
+        with pytest.raises(JobFailed, match="broken"):
+            await run.result()
+
+    assert sorted(done) == ["cancel car", "cancel hotel"]
+    steps = [(step.name, str(step.state)) for step in await run.steps() if step.seq < 0]
+    assert steps == [("cancel", "completed")] * 2

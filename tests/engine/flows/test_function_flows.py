@@ -504,3 +504,33 @@ async def _until_steps(run: FlowRun[Any], wanted: list[tuple[str, str]]) -> None
 
 async def _is_suspended(run: FlowRun[Any]) -> bool:
     return await run.status() in ("sleeping", "waiting", "retrying")
+
+
+async def test_a_record_that_the_database_refuses_fails_its_own_run_only(app: Duetime) -> None:
+    together = asyncio.Event()
+
+    async def meet(number: int) -> int:
+        if number == 19:
+            together.set()
+        await together.wait()
+        return number
+
+    @app.flow(name="meets", retry=Constant("1ms", max_attempts=1))
+    async def meets(flow: Flow, number: int) -> int:
+        # A name that PostgreSQL does not store; SQLite stores it.
+        name = "bad\x00name" if number == 7 else "meet"
+
+        async def step() -> int:
+            return await meet(number)
+
+        step.__name__ = name
+        return await flow.step(step)
+
+    async with app.worker(concurrency=20):
+        runs = [await meets.start(number) for number in range(20)]
+        for number, run in enumerate(runs):
+            if number == 7 and not app.settings.database.startswith("sqlite"):
+                with pytest.raises(JobFailed):
+                    await run.result()
+            else:
+                assert await run.result() == number
