@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from duetime import Duetime, Reminder, Sent
+from duetime import Duetime, Flow, Reminder, Sent
 from duetime.domain.jobs.job import JobState
 from duetime.errors import InvalidInput, StorageError
 from duetime.settings import Settings
@@ -119,6 +119,51 @@ async def test_a_producer_enqueues_in_every_way(granted: str) -> None:
     assert count == 1503
 
 
+async def test_a_producer_starts_and_signals_flows_in_every_way(granted: str) -> None:
+    def declare(app: Duetime) -> Any:
+        @app.flow(name="order")
+        async def order(flow: Flow, order_id: int) -> list[Any]:
+            return [order_id, await flow.wait_for("approved")]
+
+        return order
+
+    with login(granted, "web", "duetime_producer") as url:
+        web = Duetime(url)
+        first = await declare(web).using(key="order:1").start(1)
+        await first.signal("approved", "by Python")
+        with psycopg.connect(url) as connection:
+            [second] = (
+                connection.execute(
+                    "select duetime.start_flow('order', '{\"order_id\": 2}', key => 'order:2')"
+                ).fetchone()
+                or ()
+            )
+            sent = connection.execute(
+                "select duetime.signal_flow(%s, 'approved', '\"by SQL\"')", [second]
+            ).fetchone()
+        await web.close()
+        rights = rights_of(granted, "web")
+        ran = refused(
+            url,
+            "select * from duetime.flow_step",
+            "select * from duetime.flow_signal",
+            f"select duetime._wake_runs('{{{second}}}')",
+        )
+    app = Duetime(granted)
+    declare(app)
+    async with app.worker():
+        results = [await app.flows[run].result() for run in (first.id, second)]
+    with psycopg.connect(granted) as owner:
+        senders = owner.execute("select sent_by from duetime.flow_signal order by id").fetchall()
+    await app.close()
+
+    assert sent == (True,)
+    assert results == [[1, "by Python"], [2, "by SQL"]]
+    assert senders == [("unknown",), ("role:web",)]
+    assert rights == set()
+    assert ran == []
+
+
 def test_a_producer_has_no_right_on_any_table(granted: str) -> None:
     with login(granted, "web", "duetime_producer") as url:
         rights = rights_of(granted, "web")
@@ -143,12 +188,15 @@ def test_a_producer_has_no_right_on_any_table(granted: str) -> None:
         "'duetime.remind', '{\"reminder\": 1}'",
         "'duetime.rearm'",
         "'work', key => 'tick:nightly@2026-11-16T03:00:00Z'",
+        "'work', key => 'flow:1:1'",
+        "'work', key => 'flow-undo:1'",
     ],
 )
-def test_a_producer_cannot_enqueue_what_is_ours(granted: str, job: str) -> None:
+@pytest.mark.parametrize("function", ["enqueue", "start_flow"])
+def test_a_producer_cannot_enqueue_what_is_ours(granted: str, function: str, job: str) -> None:
     with login(granted, "web", "duetime_producer") as url, psycopg.connect(url) as connection:
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="reserved"):
-            connection.execute(f"select duetime.enqueue({job})")
+            connection.execute(f"select duetime.{function}({job})")
 
 
 def test_a_planted_function_or_operator_does_not_run_with_the_owners_rights(granted: str) -> None:
@@ -328,6 +376,9 @@ async def test_a_reader_sees_everything_and_changes_nothing(granted: str) -> Non
         ran = refused(
             url,
             "select duetime.enqueue('work')",
+            "select duetime.start_flow('work')",
+            f"select duetime.signal_flow({job.id}, 'approved')",
+            f"select duetime._signal_flow({job.id}, 'approved', null, null, 'ann')",
             f"update duetime.due set run_at = now() where job_id = {job.id}",
             "select nextval('duetime.job_id_seq')",
         )

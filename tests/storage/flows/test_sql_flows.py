@@ -42,5 +42,29 @@ async def test_sql_starts_and_signals_runs(app: Duetime, pg_url: str) -> None:
             assert (info.flow, info.queue, info.key) == ("order", "orders", "order:7")
         with pytest.raises(psycopg.Error, match=f"run {run} has ended"):
             ask(f"select duetime.signal_flow({run}, 'approved')")
-        with pytest.raises(psycopg.Error, match="there is no run 99"):
+        with pytest.raises(psycopg.errors.NoDataFound, match="there is no run 99"):
             ask("select duetime.signal_flow(99, 'approved')")
+
+
+async def test_sql_starts_and_signals_a_graph_in_one_transaction(app: Duetime, pg_url: str) -> None:
+    graph = app.graph("onboard")
+
+    @graph.step
+    async def create(email: str) -> str:
+        return email
+
+    graph.signal("approved", after=[create])
+    await app.store()
+    with psycopg.connect(pg_url) as sql:
+        [run] = (
+            sql.execute(
+                "select duetime.start_flow('onboard', '{\"email\": \"a@b\"}', key => 'a@b')"
+            ).fetchone()
+            or ()
+        )
+        sql.execute("select duetime.signal_flow(%s, 'approved', 'true', key => 'once')", [run])
+
+    async with app.worker():
+        result = await app.flows[run].result()
+
+    assert result == {"approved": True}

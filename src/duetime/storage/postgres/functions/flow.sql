@@ -75,7 +75,7 @@ begin
     end if;
     answer := duetime._signal_flow(run, name, data, key, 'role:' || session_user);
     if answer = 'missing' then
-        raise exception 'duetime: there is no run %', run using errcode = '22023';
+        raise exception 'duetime: there is no run %', run using errcode = 'P0002';
     elsif answer not in ('sent', 'repeated') then
         raise exception 'duetime: run % has ended (%) and takes no signals', run, answer
             using errcode = '22023';
