@@ -415,6 +415,7 @@ async def order(flow: Flow, order_id: int, note: str = "") -> date:
     await flow.child(invoice, order=order_id)  # refused: order
     await flow.child(async_task, order_id)  # refused: Startable
     assert_type(await flow.wait_for("approved", timeout="1d", default=False), bool)
+    assert_type(await flow.wait_for("address", timeout="1d", default=None), Any)
     assert_type(await flow.wait_for("approved", correlation="order:7"), Any)
     await flow.wait_for("approved", timout="1d")  # refused: timout
     await flow.sleep(timedelta(days=3))

@@ -241,7 +241,12 @@ class Flow:
 
     @overload
     def wait_for(
-        self, name: str, *, timeout: Duration | None = None, correlation: str | None = None
+        self,
+        name: str,
+        *,
+        timeout: Duration | None = None,
+        default: None = ...,
+        correlation: str | None = None,
     ) -> Awaitable[Any]: ...
     @overload
     def wait_for(
