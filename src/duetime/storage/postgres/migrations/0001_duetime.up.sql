@@ -613,7 +613,7 @@ create index flow_step_job on duetime.flow_step (job_id)
 create index flow_step_waiting on duetime.flow_step (run_id, seq)
     where state in ('waiting', 'retrying');
 create index flow_step_signal on duetime.flow_step (name, correlation)
-    where kind = 'signal' and state = 'waiting';
+    where kind = 'signal' and state = 'waiting' and correlation is not null;
 create index flow_step_compensation on duetime.flow_step (run_id)
     where kind = 'compensation' and state = 'registered';
 

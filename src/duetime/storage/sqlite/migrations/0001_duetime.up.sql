@@ -644,7 +644,7 @@ create index duetime_flow_step_job on duetime_flow_step (job_id)
 create index duetime_flow_step_waiting on duetime_flow_step (run_id, seq)
     where state in ('waiting', 'retrying');
 create index duetime_flow_step_signal on duetime_flow_step (name, correlation)
-    where kind = 'signal' and state = 'waiting';
+    where kind = 'signal' and state = 'waiting' and correlation is not null;
 create index duetime_flow_step_compensation on duetime_flow_step (run_id)
     where kind = 'compensation' and state = 'registered';
 

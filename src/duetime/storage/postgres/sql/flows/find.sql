@@ -62,7 +62,7 @@ with g as materialized (
     select * from json_to_record(%s::json) as g(before bigint, page integer, flow text)
 )
 select j.id from duetime.claim as c cross join lateral unnest(c.job_ids) as u(id)
-join duetime.job as j on j.id = u.id
+cross join lateral (select * from duetime.job as j where j.id = u.id offset 0) as j
 where j.flow and j.id < (select before from g)
   and ((select flow from g) is null or j.task = (select flow from g))
 order by j.id desc limit (select page from g);
@@ -72,21 +72,23 @@ order by j.id desc limit (select page from g);
 with g as materialized (
     select * from json_to_record(%s::json) as g(before bigint, page integer, flow text)
 )
-select j.id from duetime.parked as p join duetime.job as j on j.id = p.job_id
+select j.id from duetime.parked as p
+cross join lateral (select * from duetime.job as j where j.id = p.job_id offset 0) as j
 where j.flow and j.id < (select before from g)
   and ((select flow from g) is null or j.task = (select flow from g))
 order by j.id desc limit (select page from g);
 
 -- name: flow_troubled_ids
--- Runs that ended so. Served by job_flow and attempt_troubled.
+-- Runs that ended so. Served by attempt_troubled and job_pkey.
 with g as materialized (
     select * from json_to_record(%s::json) as g(before bigint, page integer, flow text, outcomes json)
 )
 select t.id
 from json_array_elements_text((select outcomes from g)) as w(state) cross join lateral (
-    select j.id from duetime.attempt as a join duetime.job as j on j.id = a.job_id
+    select j.id from duetime.attempt as a
+    cross join lateral (select * from duetime.job as j where j.id = a.job_id offset 0) as j
     where a.outcome = w.state and a.outcome <> 'completed' and a.job_id < (select before from g)
-      and j.flow and j.id < (select before from g)
+      and j.flow
       and ((select flow from g) is null or j.task = (select flow from g))
     order by a.job_id desc limit (select page from g)
 ) as t

@@ -15,7 +15,8 @@ from runs as r cross join lateral (
 union all
 select g.run_id, null, 'arrived', g.name, '', 0, g.data::text, null, null, null, g.id, null
 from runs as r cross join lateral (
-    select * from duetime.flow_signal as g where g.run_id = r.id and g.seq is null offset 0) as g
+    select * from duetime.flow_signal as g where g.run_id = r.id offset 0) as g
+where g.seq is null
 union all
 select j.id, null, 'began', '', '', 0, null, null, null, null,
     (extract(epoch from j.created_at) * 1000000)::bigint, null
@@ -212,10 +213,13 @@ with given as materialized (
        or exists (select from duetime.flow_step as s
                   where s.run_id = g.run and s.finished_at is not null
                     and s.seq in (select value::integer from json_array_elements_text(g.waits)))
-       or exists (select from duetime.flow_signal as f join duetime.flow_step as s
-                      on s.run_id = f.run_id and s.name = f.name
-                  where f.run_id = g.run and f.seq is null and s.kind = 'signal'
-                    and s.state = 'waiting'))
+       -- `offset 0`: read for this run. Else the server may read all that wait for a signal, once.
+       or exists (select from (select * from duetime.flow_signal as f
+                               where f.run_id = g.run offset 0) as f
+                  join (select * from duetime.flow_step as s
+                        where s.run_id = g.run and s.state in ('waiting', 'retrying') offset 0) as s
+                      on s.name = f.name
+                  where f.seq is null and s.kind = 'signal' and s.state = 'waiting'))
 ), accepted as (
     insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                  started_at, finished_at)
@@ -251,9 +255,12 @@ from json_to_record(%s::json) as g(run bigint, name text, data json, key text, b
 
 -- name: flow_waiting
 -- Runs that wait for this signal and correlation. Index: flow_step_signal.
+with g as materialized (
+    select * from json_to_record(%s::json) as g(name text, correlation text)
+)
 select s.run_id from duetime.flow_step as s
-cross join json_to_record(%s::json) as g(name text, correlation text)
-where s.kind = 'signal' and s.state = 'waiting' and s.name = g.name and s.correlation = g.correlation
+where s.kind = 'signal' and s.state = 'waiting' and s.name = (select name from g)
+  and s.correlation = (select correlation from g)
 order by s.run_id;
 
 -- name: flow_steps

@@ -140,7 +140,7 @@ with input(doc) as (select ?), runs as materialized (
 ), numbered as (
     select o.*, row_number() over (partition by o.run_id order by o.seq) as nth from o
 )
-select s.run_id, s.seq, s.kind, s.name, s.state, s.attempt, null, s.error_code, s.error, s.until,
-    s.correlation, s.job_id, s.started_at, s.finished_at
-from numbered as s where s.nth <= 100
-order by s.run_id, s.seq;
+select n.run_id, n.seq, n.kind, n.name, n.state, n.attempt, null, n.error_code, n.error, n.until,
+    n.correlation, n.job_id, n.started_at, n.finished_at
+from numbered as n where n.nth <= 100
+order by n.run_id, n.seq;

@@ -57,7 +57,7 @@ cross join duetime_flow_step as s on s.job_id = g.value and s.finished_at is nul
 -- name: flow_jobs_finished
 -- Copies how jobs ended into the steps that they did.
 with input(doc) as (select ?),
-finished as (
+finished as materialized (
     select s.run_id, s.seq, a.outcome, a.result, a.error_code, a.error, a.finished_at
     from json_each((select doc from input), '$.doc') as g
     cross join duetime_flow_step as s on s.job_id = g.value and s.finished_at is null
@@ -141,7 +141,7 @@ order by s.run_id limit 200;
 -- name: flow_overdue
 -- Suspended runs for which a signal is there: nobody should leave one, with one writer at a time.
 with input(doc) as (select ?)
-select distinct f.run_id from duetime_flow_signal as f
+select distinct f.run_id from duetime_flow_signal as f indexed by duetime_flow_signal_untaken
 cross join duetime_flow_step as s on s.run_id = f.run_id and s.name = f.name
 cross join duetime_due as d on d.job_id = f.run_id
 where f.seq is null and f.sent_at > json_extract((select doc from input), '$.now') - 3600000000
