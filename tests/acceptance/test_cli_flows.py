@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,38 @@ def declare(app: Duetime) -> Any:
         return "shipped"
 
     return order
+
+
+@on_both
+async def test_all_runs_of_a_correlation_are_signalled(backend: Backend, app: Duetime) -> None:
+    order = declare(app)
+    signal = (backend.url, "flows", "signal", "--correlation", "order:7", "approved", "true")
+    async with app.worker():
+        runs = [await order.start(order_id=number) for number in (7, 7, 8)]
+        for run in runs:
+            await until(partial(_is, run, "waiting"))
+        sent = duetime(*signal)
+        for run in runs[:2]:
+            await until(partial(_is, run, "sleeping"))
+    again = duetime(*signal)
+    as_json = duetime(*signal, "--json")
+    bad = [
+        duetime(backend.url, "flows", "signal", "approved"),
+        duetime(backend.url, "flows", "signal", "--correlation", "order:7"),
+        duetime(backend.url, "flows", "signal", "x", "approved"),
+        duetime(*signal[:-1], "yes"),
+    ]
+
+    assert sent.out == f"Signal approved was sent to 2 runs: {runs[0].id}, {runs[1].id}.\n"
+    assert await runs[2].status() == "waiting"
+    assert again.out == (
+        "The signal approved was sent to no run: none waits for it with order:7.\n"
+    )
+    assert as_json.json == {"correlation": "order:7", "signal": "approved", "runs": []}
+    assert [result.code for result in bad] == [2] * 4
+    assert "ID SIGNAL [JSON]" in bad[0].err
+    assert "'x' is not an integer" in bad[2].err
+    assert "'yes' is not JSON" in bad[3].err
 
 
 @on_both

@@ -14,7 +14,7 @@ from duetime.cli.explain import explain_command
 from duetime.cli.flows.show import run_row, show_run
 from duetime.cli.moment import MOMENT_OR_SPAN
 from duetime.cli.number import JOB_ID
-from duetime.cli.output import as_json, echo, print_json, print_table
+from duetime.cli.output import as_json, echo, plural, print_json, print_table
 from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
 from duetime.cli.schedules.put import ObjectType
@@ -138,21 +138,44 @@ def start_command(
 
 
 @flows.command("signal")
-@click.argument("run_id", metavar="ID", type=JOB_ID)
-@click.argument("name", metavar="SIGNAL")
-@click.argument("data", metavar="[JSON]", type=JsonType(), required=False)
+@click.argument("words", metavar="[ID] SIGNAL [JSON]", nargs=-1)
+@click.option(
+    "--correlation",
+    metavar="TEXT",
+    help="In place of ID: all runs that wait for the signal with this correlation.",
+)
 @click.option("--key", metavar="KEY", help="A second signal of the same key changes nothing.")
 @by_option
 @click.pass_context
 def signal_command(
-    context: click.Context, run_id: int, name: str, data: Any, key: str | None, by: str
+    context: click.Context,
+    words: tuple[str, ...],
+    correlation: str | None,
+    key: str | None,
+    by: str,
 ) -> None:
-    """Send a signal to a run, which is kept until the run waits for it.
+    """Send a signal to a run, which is kept until the run waits for it; or to all runs that wait
+    for it now.
 
     \b
     duetime flows signal 42 approved true
+    duetime flows signal --correlation order:7 approved true
     """
+    rest = words if correlation is not None else words[1:]
+    if len(rest) not in (1, 2):
+        raise click.UsageError(
+            "Give ID SIGNAL [JSON], or with --correlation SIGNAL [JSON].", context
+        )
+    name, data = rest[0], JsonType().convert(rest[1], None, context) if rest[1:] else None
+    if correlation is not None:
+        _signal_all(context, name, data, correlation, key, by)
+    else:
+        _signal(context, JOB_ID.convert(words[0], None, context), name, data, key, by)
 
+
+def _signal(
+    context: click.Context, run_id: int, name: str, data: Any, key: str | None, by: str
+) -> None:
     async def send(app: Duetime) -> bool:
         return await app.flows.signal(run_id, name, data, key=key, by=by)
 
@@ -164,6 +187,23 @@ def signal_command(
         echo(f"Signal {name} was sent to run {run_id}.")
     else:
         echo(f"Run {run_id} already has a signal {name} with the key {key}. Nothing changed.")
+
+
+def _signal_all(
+    context: click.Context, name: str, data: Any, correlation: str, key: str | None, by: str
+) -> None:
+    async def send(app: Duetime) -> list[int]:
+        return await app.flows.signal_all(name, data, correlation=correlation, key=key, by=by)
+
+    target = target_of(context)
+    runs = target.run(send)
+    if target.json:
+        print_json({"correlation": correlation, "signal": name, "runs": runs})
+    elif runs:
+        sent = ", ".join(str(run) for run in runs)
+        echo(f"Signal {name} was sent to {plural(len(runs), 'run')}: {sent}.")
+    else:
+        echo(f"The signal {name} was sent to no run: none waits for it with {correlation}.")
 
 
 @flows.command("cancel")
