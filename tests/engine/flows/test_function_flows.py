@@ -151,6 +151,20 @@ async def test_a_signal_to_no_run_or_an_ended_one_is_refused(app: Duetime) -> No
             await run.signal("approved")
 
 
+async def test_a_signal_that_is_sent_again_after_the_run_changes_nothing(app: Duetime) -> None:
+    @app.flow(name="waits_once")
+    async def waits_once(flow: Flow) -> Any:
+        return await flow.wait_for("approved")
+
+    async with app.worker():
+        run = await waits_once.start()
+        assert await run.signal("approved", 1, key="click-7")
+        assert await run.result() == 1
+        assert not await run.signal("approved", 2, key="click-7")
+        with pytest.raises(FlowEnded):
+            await run.signal("approved", 2, key="click-8")
+
+
 async def test_branches_run_side_by_side_and_wait_together(app: Duetime) -> None:
     order: list[str] = []
     both = asyncio.Event()

@@ -88,11 +88,11 @@ class FlowStatements:
 
     def _signal_alone(self, document: dict[str, Any]) -> Statements:
         """As the SQL function `_signal_flow` does it."""
-        [(state,)] = yield from self._dialect.run("flow_state", document)
+        [(state, is_repeated)] = yield from self._dialect.run("flow_state", document)
         if not state:
             return "missing"
         if JobState(state).finished:
-            return state
+            return "repeated" if is_repeated else state
         data = document["data"]
         document["data_text"] = None if data is None else msgspec.json.encode(data).decode()
         if not (yield from self._dialect.run("flow_signal", document)):

@@ -44,7 +44,11 @@ begin
         return 'missing';
     end if;
     if state in ('completed', 'dead', 'cancelled', 'superseded', 'expired') then
-        return state;
+        -- Who sends it again, since the answer was lost, learns that it was sent.
+        return case when exists (select from duetime.flow_signal as f
+                                 where f.run_id = run and f.name = _signal_flow.name
+                                   and f.key = _signal_flow.key)
+                    then 'repeated' else state end;
     end if;
     insert into duetime.flow_signal (run_id, name, key, data, sent_at, sent_by)
     values (run, name, key, data, duetime.now(), by)

@@ -216,8 +216,14 @@ where c.job_id in (select json_extract(g.value, '$.run') from json_each((select 
   and exists (select 1 from duetime_attempt as a where a.job_id = c.job_id and a.token = c.token);
 
 -- name: flow_state
+-- The state of a run, and whether it has a signal of this name and key.
 with input(doc) as (select ?)
-select coalesce((select state from duetime_jobs where id = json_extract((select doc from input), '$.doc.run')), '');
+select coalesce((select state from duetime_jobs
+                 where id = json_extract((select doc from input), '$.doc.run')), ''),
+    exists (select 1 from duetime_flow_signal
+            where run_id = json_extract((select doc from input), '$.doc.run')
+              and name = json_extract((select doc from input), '$.doc.name')
+              and key = json_extract((select doc from input), '$.doc.key'));
 
 -- name: flow_signal
 -- None comes back if there is one of this name and key.
