@@ -102,31 +102,40 @@ async def test_a_worker_without_its_lease_records_nothing(
     assert step.output == "mine"
 
 
+@pytest.mark.parametrize("how", ["lost its lease", "gave it back"])
 async def test_a_worker_whose_run_is_elsewhere_neither_records_nor_suspends(
-    store: Store, clock: Clock, make_hand: MakeHand
+    store: Store, clock: Clock, make_hand: MakeHand, how: str
 ) -> None:
     run = await enqueue(store)
-    slow = await (await make_hand(name="slow")).claim_one()
-    await lose_lease(store, clock)
+    hand = await make_hand(name="slow")
+    slow = await hand.claim_one()
+    if how == "gave it back":
+        # No attempt has ended: only the token tells the two apart.
+        await hand.release(slow)
+    else:
+        await lose_lease(store, clock)
     quick = await (await make_hand(name="quick")).claim_one()
     assert await record(store, call(quick, 1, output="quick")) == [True]
 
     assert await record(store, call(slow, 1, output="slow"), call(quick, 2)) == [False, True]
+    assert await record(store, call(slow, 1, output="slow")) == [False]
     assert await suspend(store, slow) == ["lost"]
     assert [step.output for step in await steps(store, run)] == ["quick", None]
     assert (await get(store, run)).state is JobState.RUNNING
 
 
 async def test_a_worker_without_its_lease_takes_no_signal(
-    store: Store, clock: Clock, hand: Hand
+    store: Store, clock: Clock, make_hand: MakeHand
 ) -> None:
     run = await enqueue(store)
-    job = await hand.claim_one()
+    job = await (await make_hand(name="slow")).claim_one()
     await send(store, run, data="kept")
     [signal] = (await load(store, run)).signals
     await lose_lease(store, clock)
 
     taken = call(job, kind="signal", name="go", signal=signal.id)
+    assert await record(store, taken) == [False]
+    await (await make_hand(name="quick")).claim_one()
     assert await record(store, taken) == [False]
     assert (await load(store, run)).signals == [signal]
 
@@ -211,6 +220,19 @@ async def test_a_run_does_not_suspend_past_what_it_waits_for(
 
     assert await suspend(store, job) == ["ready"]
     assert (await get(store, run)).state is JobState.RUNNING
+
+
+async def test_a_run_does_not_suspend_past_a_child_that_ended(
+    store: Store, clock: Clock, hand: Hand
+) -> None:
+    await enqueue(store)
+    job = await hand.claim_one()
+    await record(store, call(job, 1, "waiting", kind="child"), wait(job, seq=2))
+    await record(store, call(job, 1, kind="child"))
+
+    assert await suspend(store, job, waits=(1, 2)) == ["ready"]
+    # What it does not wait for any more holds it up no more.
+    assert await suspend(store, job, waits=(2,)) == ["suspended"]
 
 
 async def test_a_signal_of_another_name_does_not_wake_a_run(
