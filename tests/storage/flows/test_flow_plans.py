@@ -85,6 +85,15 @@ WORK: dict[str, tuple[Any, int]] = {
     "flow_uncompensated": (SOME, 10 * len(SOME)),
     "flow_compensations": ({"after": 40_000}, 200),
     "flow_overdue": ({}, 12 * 1_000),
+    # Of graphs
+    "graph_runs": (SOME, 12 * len(SOME)),
+    "graph_held": ({"run": HELD[0], "token": 7}, 20),
+    "graph_rows": ({"run": 4_100, "last": 1_000}, 10),
+    "graph_outputs": ([{"run": run, "first": 1, "last": 3} for run in SOME], 5 * len(SOME)),
+    "graph_items": ([{"run": run, "first": 1, "last": 3} for run in SOME], 5 * len(SOME)),
+    "graph_jobs": ({"run": 4_150}, 50),
+    "graph_signals": ({"run": 4_100}, 10),
+    "graph_take": ([{"id": number, "seq": 3} for number in range(1, 101)], 20 * 100),
 }
 """What workers do, the repair of the follower included: the document of each statement, and how
 many pages it may touch."""
@@ -103,6 +112,15 @@ LISTS: dict[str, tuple[Any, int]] = {
 }
 """What people ask for."""
 
+GRAPH_WRITES: dict[str, tuple[Any, int]] = {
+    "graph_write": ([{"run": run, "seq": 1, "state": "running"} for run in SOME], 20 * len(SOME)),
+    "graph_release": ([{"run": run, "seq": 1, "by": 1} for run in SOME], 20 * len(SOME)),
+    "graph_reset": ([{"run": run, "seq": 1, "pending": 1} for run in SOME], 20 * len(SOME)),
+    "graph_forget": ([{"run": run, "first": 1, "last": 3} for run in SOME], 20 * len(SOME)),
+}
+"""Until the server has analyzed the table, within a minute or so, it may hash all rows."""
+ALL = WORK | LISTS | GRAPH_WRITES
+
 
 @pytest.fixture(scope="module")
 def session(postgres15: PostgresServer) -> Iterator[Prepared]:
@@ -116,7 +134,7 @@ def session(postgres15: PostgresServer) -> Iterator[Prepared]:
             connection.execute("set enable_seqscan = off")
             connection.execute("set jit = off")
             prepared = Prepared(connection, sql)
-            for name, (document, _) in (WORK | LISTS).items():
+            for name, (document, _) in ALL.items():
                 prepared.prepare(name, document=json.dumps(document))
             connection.execute(FILL.encode())
             yield prepared
@@ -127,11 +145,11 @@ def test_work_uses_its_indexes_with_plans_of_empty_tables(session: Prepared, nam
     check(session, name, *WORK[name])
 
 
-@pytest.mark.parametrize("name", WORK | LISTS)
+@pytest.mark.parametrize("name", ALL)
 def test_work_and_lists_use_their_indexes_once_tables_are_analyzed(
     analyzed: Prepared, name: str
 ) -> None:
-    check(analyzed, name, *(WORK | LISTS)[name])
+    check(analyzed, name, *ALL[name])
 
 
 @pytest.fixture(scope="module")

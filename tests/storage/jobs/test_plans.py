@@ -70,7 +70,8 @@ class Prepared:
 
     def execute(self, name: str, explain: str, **parameters: Any) -> str:
         values = ", ".join(_literal(parameters[each]) for each in self.names[name])
-        rows = self._connection.execute(f"{explain} execute {name} ({values})").fetchall()
+        done = self._connection.execute(f"{explain} execute {name} ({values})")
+        rows = done.fetchall() if done.description else []
         return "\n".join(str(row[0]) for row in rows)
 
     @contextmanager

@@ -57,7 +57,9 @@ select g.first, count(s.seq), count(s.seq) filter (where s.finished_at is null),
     (array_agg(s.error_code order by s.seq) filter (where s.state = 'failed'))[1],
     (array_agg(s.error order by s.seq) filter (where s.state = 'failed'))[1]
 from json_to_recordset(%s::json) as g(run bigint, first integer, last integer)
-left join duetime.flow_step as s on s.run_id = g.run and s.seq between g.first and g.last
+left join lateral (
+    select * from duetime.flow_step as s
+    where s.run_id = g.run and s.seq between g.first and g.last offset 0) as s on true
 group by g.first;
 
 -- name: graph_write
@@ -110,9 +112,10 @@ where s.run_id = (%s::json ->> 'run')::bigint and s.job_id is not null and s.fin
 order by s.seq;
 
 -- name: graph_signals
--- Signals that the run has not taken, in the order in which they came.
-select f.id, f.name, f.data::text from duetime.flow_signal as f
-where f.run_id = (%s::json ->> 'run')::bigint and f.seq is null
+-- Signals that the run has not taken, in the order in which they came. Index: flow_signal_run.
+select f.id, f.name, f.data::text from (
+    select * from duetime.flow_signal as f where f.run_id = (%s::json ->> 'run')::bigint offset 0) as f
+where f.seq is null
 order by f.id;
 
 -- name: graph_take
