@@ -34,6 +34,8 @@ class Campaign:
         self.url = url
         self.chance = random.Random(seed)
         self.workers: Workers = []
+        self.stood_still: list[tuple[int, float, float]] = []
+        """Workers that stood still, from when and until when."""
         self._kind = kind
         self._ledger = directory / "ledger.txt"
         self._stack = ExitStack()
@@ -106,7 +108,12 @@ class Campaign:
         await until(lambda: _again_after_outages(all_ended), seconds=seconds)
         states = Counter([str(await run.status()) for run in self._runs])
         assert states == {"completed": len(self._runs)}
-        return ledger.check(ledger.read(self._ledger), runs=len(self._runs), steps=self._steps)
+        return ledger.check(
+            ledger.read(self._ledger),
+            runs=len(self._runs),
+            steps=self._steps,
+            stood_still=self.stood_still,
+        )
 
 
 async def kill_workers(
@@ -139,12 +146,14 @@ async def stop_workers(
         for _ in range(stops):
             await campaign.start(runs=runs // stops)
             victim = await campaign.until_busy()
+            stopped_at = time.time()
             victim.send_signal(signal.SIGSTOP)
             try:
                 # Past its lease, which has a second, and the rescue.
                 resume_at = time.monotonic() + campaign.chance.uniform(1.2, 2.0)
                 await until_true(lambda: time.monotonic() > resume_at)  # noqa: B023
             finally:
+                campaign.stood_still.append((victim.pid, stopped_at, time.time()))
                 victim.send_signal(signal.SIGCONT)
         return await campaign.until_all_ended()
 

@@ -31,6 +31,7 @@ class Context:
         claimed: float,
         started_us: int,
         args: Mapping[str, Any],
+        holds_lease: Callable[[], bool] = lambda: True,
     ) -> None:
         self.job = job
         self.args = args
@@ -40,6 +41,8 @@ class Context:
         self._loop = loop
         self._claimed = claimed
         self._started_us = started_us
+        self.holds_lease = holds_lease
+        """For features: whether the worker's lease holds, as far as this process knows."""
         self._stop = threading.Event()
         self._stop_reason = "cancelled"
         self.completed = False

@@ -104,6 +104,7 @@ class Loop:
             too_late=self._missed_start,
             stuck=partial(self._events.job_stuck, self._worker),
             hooks=hooks,
+            holds_lease=self._lease.holds,
         )
 
     async def step(self) -> None:

@@ -131,6 +131,7 @@ class Runners:
         too_late: Callable[[ClaimedJob, float], None],
         stuck: Callable[[ClaimedJob, str, float, str], None],
         hooks: Hooks,
+        holds_lease: Callable[[], bool] = lambda: True,
     ) -> None:
         self._tasks = tasks
         self._store = store
@@ -141,6 +142,7 @@ class Runners:
         self._too_late = too_late
         self._stuck = stuck
         self._hooks = hooks
+        self._holds_lease = holds_lease
         self._reports: set[asyncio.Task[None]] = set()
         """Calls of `on_error` hooks for handlers that still run."""
         self._random = Random()
@@ -470,6 +472,7 @@ class Runners:
             claimed=running.received,
             started_us=running.started_us,
             args=running.args or {},
+            holds_lease=self._holds_lease,
         )
 
     async def _record_outcome(

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from duetime.domain.flows.flow import Suspension, read_undo_key
 from duetime.domain.jobs.outcome import Snooze
 from duetime.engine.context import Context
-from duetime.errors import ClaimLost, FlowChanged, FlowTimeout, StepFailed, TransientError
+from duetime.errors import (
+    ClaimLost,
+    FlowChanged,
+    FlowTimeout,
+    SignalTimeout,
+    StepFailed,
+    TransientError,
+)
 from duetime.flows.flow import Flow
 from duetime.flows.recorder import Pause, Recorder
 from duetime.flows.replay import Policy, Replay, Replayed, Suspended
@@ -71,7 +78,7 @@ async def advance_run(
             await recorder.record(ctx, replay.fail(error))
             raise
         except Exception as error:
-            is_final = isinstance(error, StepFailed | FlowTimeout)
+            is_final = isinstance(error, StepFailed | SignalTimeout | FlowTimeout)
             if is_final or not replay.retry_later(error):
                 await recorder.record(ctx, replay.fail(error))
                 raise

@@ -17,7 +17,7 @@ from duetime.domain.jobs.outcome import Discard, Outcome, Retry, Snooze
 from duetime.domain.jobs.retry import RetryPolicy
 from duetime.engine.context import Context
 from duetime.engine.executor import code_of_error, describe_exception
-from duetime.errors import FlowChanged
+from duetime.errors import ClaimLost, FlowChanged
 from duetime.flows.calls import StepFunction
 from duetime.flows.recorder import Recorder
 
@@ -328,6 +328,9 @@ class Replay:
     def start(self) -> None:
         if self.suspending:
             raise Suspended
+        if not self.ctx.holds_lease():
+            # The process stood still: another worker may have done meanwhile what comes next.
+            raise ClaimLost(self.ctx.id, self.ctx.token)
         self._active += 1
 
     def stop(self) -> None:
