@@ -73,8 +73,8 @@ CATALOGUE: dict[str, Spec] = {
     "flow_idle_ms": Spec("ms", "ten raw inserts", Target("ratio", "most", 2)),
     "flow_fan_out_s": Spec("s", "raw inserts, gathered", _most(3)),
     "flow_steps_history": Spec("steps/s", "no finished runs", _least(0.9)),
-    "sqlite_flow_steps": Spec("steps/s", "raw sqlite3, a commit per step"),
-    "sqlite_flow_idle_ms": Spec("ms", "ten raw inserts"),
+    "sqlite_flow_steps": Spec("steps/s", "raw sqlite3, a commit per step", only_full=True),
+    "sqlite_flow_idle_ms": Spec("ms", "ten raw inserts", only_full=True),
     "flow_sleeping_drain": Spec("jobs/s", "no flows", _least(0.9), only_full=True),
     "flow_sleeping_rows": Spec("rows/s", "no flows", Target("ratio", "most", 1.5), only_full=True),
 }
