@@ -77,7 +77,6 @@ class Duetime:
         self.settings: Settings = load_settings({"database": database, **settings})
         file_of(self.settings.database)  # Checks the URL.
         self.tasks: dict[str, TaskDefinition] = {}
-        self._flow_names: set[str] = set()
         self.task = TaskRegistry(self)
         self._registrations = Registrations()
         sending = Sending(self)
@@ -332,7 +331,7 @@ class Duetime:
         return [
             lambda worker: Planner(worker, self.schedules.declared, settings),
             lambda worker: ReminderFollower(worker, settings),
-            lambda worker: FlowFollower(worker, frozenset(self._flow_names)),
+            FlowFollower,
         ]
 
     @asynccontextmanager

@@ -20,7 +20,7 @@ from typing import (
 )
 
 from duetime.api.handle import Handle, bound, iterated
-from duetime.api.task_registry import module_of
+from duetime.api.task_registry import choose_policy, module_of
 from duetime.api.tasks import BoundTask, Task
 from duetime.domain.audit import AuditEvent
 from duetime.domain.checks import (
@@ -49,7 +49,6 @@ from duetime.domain.jobs.retry import (
     Exponential,
     RetryPolicy,
     check_errors,
-    check_policy,
 )
 from duetime.domain.jobs.task import TaskDefinition, TaskOptions
 from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
@@ -63,6 +62,7 @@ from duetime.errors import (
     UnknownFlow,
 )
 from duetime.flows.follower import clean_up
+from duetime.settings import Settings
 from duetime.storage.flows.find import FindRuns, RunFilter
 from duetime.storage.flows.graphs import END, GraphStatements
 from duetime.storage.flows.runs import FlowStatements
@@ -79,10 +79,36 @@ _CRASHES = Exponential("1s", max="1m", max_attempts=MAX_ATTEMPTS)
 """How a run's job is tried again: only crashes, and that the database was away, count there."""
 
 
+def run_options(settings: Settings, *, queue: str, priority: int) -> TaskOptions:
+    """Return the options of the task whose jobs are the runs of a flow."""
+    return TaskOptions(
+        queue=check_queue(queue),
+        priority=check_priority(priority),
+        retry=_CRASHES,
+        retry_on=(),
+        max_attempts=MAX_ATTEMPTS,
+        timeout=None,
+        expires=None,
+        keep_result=True,
+        max_args_bytes=settings.max_args_bytes,
+        flow=True,
+        overrides_jobs=True,
+    )
+
+
 class FlowTask(Task[P, R]):
     """A flow: a function whose calls are recorded, so that it survives crashes and waits."""
 
-    is_flow = True
+    def __init__(self, app: Duetime, definition: TaskDefinition) -> None:
+        options = definition.options
+        defaults = NewJob(
+            task=definition.name,
+            queue=options.queue,
+            priority=options.priority,
+            max_attempts=options.max_attempts,
+            flow=True,
+        )
+        super().__init__(app, definition, defaults)
 
     def __repr__(self) -> str:
         return f"<flow {self.name}>"
@@ -200,27 +226,10 @@ class FlowRegistry:
                 "`async def`; its steps may be plain functions."
             )
         settings = self._app.settings
-        policy = (
-            Exponential(settings.retry_base, max_attempts=settings.max_attempts)
-            if retry is None
-            else check_policy(retry)
-        )
         definition = TaskDefinition(
             function,
             name=f"{module_of(function)}.{function.__qualname__}" if name is None else name,
-            options=TaskOptions(
-                queue=check_queue(queue),
-                priority=check_priority(priority),
-                retry=_CRASHES,
-                retry_on=(),
-                max_attempts=MAX_ATTEMPTS,
-                timeout=None,
-                expires=None,
-                keep_result=True,
-                max_args_bytes=settings.max_args_bytes,
-                flow=True,
-                overrides_jobs=True,
-            ),
+            options=run_options(settings, queue=queue, priority=priority),
             context_type=Flow,
         )
         if definition.context_name is None:
@@ -233,7 +242,7 @@ class FlowRegistry:
             FlowDefinition(
                 function,
                 definition.context_name,
-                (policy, check_errors(retry_on)),
+                (choose_policy(retry, settings), check_errors(retry_on)),
                 None if timeout is None else parse_positive_duration(timeout, name="timeout"),
             ),
         )
@@ -243,15 +252,7 @@ class FlowRegistry:
             advice="Give each function its own name with name=.",
         )
         self._app.tasks[definition.name] = definition
-        self._app._flow_names.add(definition.name)
-        defaults = NewJob(
-            task=definition.name,
-            queue=queue,
-            priority=priority,
-            max_attempts=MAX_ATTEMPTS,
-            flow=True,
-        )
-        return FlowTask(self._app, definition, defaults)
+        return FlowTask(self._app, definition)
 
 
 class FlowRegistrar(Protocol):
@@ -287,15 +288,7 @@ class Flows:
         definition = self._app.tasks.get(flow)
         if definition is None or not definition.options.flow:
             raise UnknownFlow(flow)
-        options = definition.options
-        defaults = NewJob(
-            task=flow,
-            queue=options.queue,
-            priority=options.priority,
-            max_attempts=options.max_attempts,
-            flow=True,
-        )
-        named: FlowTask[..., Any] = FlowTask(self._app, definition, defaults)
+        named: FlowTask[..., Any] = FlowTask(self._app, definition)
         return await named.using(at=at, delay=delay, queue=queue, key=key, tx=tx).start(
             **(args or {})
         )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ov
 
 import msgspec
 
-from duetime.api.flows import FlowTask
+from duetime.api.flows import FlowTask, run_options
+from duetime.api.task_registry import choose_policy
 from duetime.api.tasks import BoundTask, Task
 from duetime.domain.checks import check_name, check_priority, check_queue, check_task_not_reserved
 from duetime.domain.duration import Duration, parse_positive_duration
@@ -16,8 +17,6 @@ from duetime.domain.flows.declaration import Declaration, Parameter, read_functi
 from duetime.domain.flows.graph import GraphKind, JobOptions
 from duetime.domain.jobs.job import DEFAULT_PRIORITY, DEFAULT_QUEUE, NewJob
 from duetime.domain.jobs.retry import (
-    MAX_ATTEMPTS,
-    Exponential,
     RetryPolicy,
     check_errors,
     check_policy,
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_CRASHES = Exponential("1s", max="1m", max_attempts=MAX_ATTEMPTS)
-"""How a run's job is tried again: only crashes, and that the database was away, count there."""
 _CONTEXT = "duetime_context"
 
 
@@ -100,7 +97,6 @@ class GraphRegistry:
             f"task {name!r}", graph, advice="Give each graph a name of its own."
         )
         self._app.tasks[name] = graph.definition
-        self._app._flow_names.add(name)
         return graph
 
 
@@ -131,36 +127,19 @@ class Graph(FlowTask[..., dict[str, Any]]):
             name, timeout=None if limit is None else limit.total_seconds()
         )
         self._code = GraphCode(self._declaration)
-        policy = (
-            Exponential(settings.retry_base, max_attempts=settings.max_attempts)
-            if retry is None
-            else check_policy(retry)
-        )
-        self._steps = TaskOptions(
-            queue=check_queue(queue),
-            priority=check_priority(priority),
+        policy = choose_policy(retry, settings)
+        self._run_options = run_options(settings, queue=queue, priority=priority)
+        self._steps = msgspec.structs.replace(
+            self._run_options,
             retry=policy,
             retry_on=check_errors(retry_on),
             max_attempts=policy.max_attempts,
-            timeout=None,
-            expires=None,
-            keep_result=True,
-            max_args_bytes=settings.max_args_bytes,
+            flow=False,
+            overrides_jobs=False,
         )
         """The options of steps that say nothing else."""
-        self._run_options = msgspec.structs.replace(
-            self._steps,
-            retry=_CRASHES,
-            retry_on=(),
-            max_attempts=MAX_ATTEMPTS,
-            flow=True,
-            overrides_jobs=True,
-        )
-        defaults = NewJob(
-            task=name, queue=queue, priority=priority, max_attempts=MAX_ATTEMPTS, flow=True
-        )
         self._declared = app
-        super().__init__(app, self._define(), defaults)
+        super().__init__(app, self._define())
 
     def __repr__(self) -> str:
         return f"<graph {self.name}>"

@@ -30,6 +30,7 @@ from duetime.domain.jobs.retry import (
 )
 from duetime.domain.jobs.task import TaskDefinition, TaskOptions
 from duetime.errors import InvalidInput
+from duetime.settings import Settings
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -121,11 +122,7 @@ class TaskRegistry:
             raise InvalidInput(
                 f"A task must be a function, got {function!r:.100}. Write a function that calls it."
             )
-        policy = (
-            Exponential(self._app.settings.retry_base, max_attempts=self._app.settings.max_attempts)
-            if retry is None
-            else check_policy(retry)
-        )
+        policy = choose_policy(retry, self._app.settings)
         options = TaskOptions(
             queue=check_queue(queue),
             priority=check_priority(priority),
@@ -166,6 +163,13 @@ class TaskRegistry:
         )
         kind = AsyncTask if definition.is_async else SyncTask
         return kind(self._app, definition, defaults)
+
+
+def choose_policy(retry: RetryPolicy | None, settings: Settings) -> RetryPolicy:
+    """Return the policy that was given, checked; else that of the settings."""
+    if retry is None:
+        return Exponential(settings.retry_base, max_attempts=settings.max_attempts)
+    return check_policy(retry)
 
 
 class Registrar(Protocol):

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
+from duetime.errors import TransientError
+
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -113,3 +115,26 @@ class _Pending(Generic[A, B]):
     def __init__(self) -> None:
         self.items: list[_Submitted[A, B]] = []
         self.task: asyncio.Task[None] | None = None
+
+
+async def process_alone_if_refused(
+    process: Callable[[Sequence[A]], Awaitable[Sequence[B]]], items: Sequence[A]
+) -> Sequence[B | Exception]:
+    """Process items in one call. If the database refuses them, process each alone, so that only the
+    item at fault fails: its exception takes the place of its result."""
+    try:
+        return await process(items)
+    except TransientError:
+        raise
+    except Exception:
+        if len(items) == 1:
+            raise
+    results: list[B | Exception] = []
+    for item in items:
+        try:
+            results += await process([item])
+        except TransientError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- it is raised where the item was submitted.
+            results.append(error)
+    return results

@@ -167,7 +167,7 @@ class Flow:
         """Run another flow, and wait for what it returns. `StepFailed` is raised if it fails; if
         this run fails or is cancelled meanwhile, so is the child."""
         task = _task(flow, "child()")
-        if not isinstance(task.definition.name, str) or not getattr(task, "is_flow", False):
+        if not task.definition.options.flow:
             raise InvalidInput(f"child() takes a flow, got {flow!r:.100}. Use step() for a task.")
         job = steps.new_job(task, args, kwargs)
         return steps.run_jobs(

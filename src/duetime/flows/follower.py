@@ -27,8 +27,9 @@ class FlowFollower(Follower):
     name = "flows"
     key_prefix = STEP_KEYS
 
-    def __init__(self, worker: WorkerView, flows: frozenset[str]) -> None:
-        self.tasks = flows
+    def __init__(self, worker: WorkerView) -> None:
+        tasks = worker.tasks.items()
+        self.tasks = frozenset(name for name, task in tasks if task.options.flow)
         self._worker = worker.name
         self._store = worker.store
         self._statements = FlowStatements(worker.store.dialect)
@@ -42,7 +43,8 @@ class FlowFollower(Follower):
 
     def finished(self, jobs: Sequence[FinishedJob]) -> None:
         for end in jobs:
-            # The step of a graph that completed has told its run, in the transaction of its end.
+            # A step of a graph that completed has released what waits for it, in the transaction
+            # of its finish.
             key = None if end.recorded else end.job.key
             if key is not None and key.startswith(STEP_KEYS):
                 self._jobs.add(end.job.id)

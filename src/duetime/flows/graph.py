@@ -7,7 +7,6 @@ woken for that, reads all rows under the lock of the run, and is suspended again
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,14 +28,14 @@ from duetime.domain.flows.graph import (
 )
 from duetime.domain.jobs.job import NewJob
 from duetime.domain.jobs.outcome import Cancel, Completed, Discard, Outcome
-from duetime.engine.batching import Batcher
+from duetime.engine.batching import Batcher, process_alone_if_refused
 from duetime.engine.context import Context
 from duetime.engine.executor import write_json
-from duetime.errors import ClaimLost, InvalidInput, TransientError
+from duetime.errors import InvalidInput
 from duetime.flows.graph_code import GraphCode, Inputs, Outputs, ranges
+from duetime.flows.recorder import record_until_accepted
 from duetime.storage.flows.graphs import GraphRun, GraphStatements, Output, change, compensation_row
 from duetime.storage.store import Dialect, Statements, Store
-from duetime.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("duetime.flows")
 
 _KEPT_RUNS = 1_000
-_FIRST_WAIT_SECONDS = 0.1
-_MAX_WAIT_SECONDS = 5.0
 
 
 class _Wanted(NamedTuple):
@@ -80,7 +77,9 @@ class GraphSteps:
     def __init__(self, app: Duetime) -> None:
         self._app = app
         self._loads: Batcher[_Wanted, _Loaded] = Batcher(self._load_many)
-        self._records: Batcher[EndedStep, bool] = Batcher(self._record_many, wait_on_cancel=True)
+        self._records: Batcher[EndedStep, bool | Exception] = Batcher(
+            lambda ended: process_alone_if_refused(self._write, ended), wait_on_cancel=True
+        )
         self._runs: WeakKeyDictionary[Store, OrderedDict[int, GraphRun]] = WeakKeyDictionary()
         """The runs whose steps ran here last: what is kept of a run never changes."""
 
@@ -146,42 +145,15 @@ class GraphSteps:
         return answers
 
     async def _record(self, ended: EndedStep) -> None:
-        """Record how a step ended, however often that takes: it must not run again because its
-        record was refused. It ends with the lease."""
+        """Record how a step ended, with the completion of its job."""
         ctx = ended.ctx
-        wait = _FIRST_WAIT_SECONDS
-        while True:
-            try:
-                if not await self._records.submit(ended):
-                    raise ClaimLost(ctx.job.id, ctx.job.token)
-                ctx.committed = True
-                return
-            except TransientError as error:
-                log_event(
-                    log,
-                    logging.WARNING,
-                    "step_not_recorded",
-                    "Run %(job_id)s of flow %(task)s could not record the step %(step)s and tries "
-                    "again: %(error)s",
-                    job_id=ended.run.id,
-                    task=ctx.job.task,
-                    step=ctx.job.task.rpartition(".")[2],
-                    error=str(error),
-                )
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, _MAX_WAIT_SECONDS)
-
-    async def _record_many(self, ended: list[EndedStep]) -> Sequence[bool]:
-        """If the database refuses them, each is recorded alone: it fails for nobody but whose
-        fault it is."""
-        try:
-            return await self._write(ended)
-        except TransientError:
-            raise
-        except Exception:
-            if len(ended) == 1:
-                raise
-        return [(await self._write([one]))[0] for one in ended]
+        await record_until_accepted(
+            ctx,
+            lambda: self._records.submit(ended),
+            run_id=ended.run.id,
+            step=ctx.job.task.rpartition(".")[2],
+        )
+        ctx.committed = True
 
     async def _write(self, ended: Sequence[EndedStep]) -> list[bool]:
         store = await self._app.store()

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from duetime.domain.flows.flow import LoadedRun, NewRecord, SuspendAnswer, Suspension
 from duetime.domain.jobs.job import NewJob
-from duetime.engine.batching import Batcher
+from duetime.engine.batching import Batcher, process_alone_if_refused
 from duetime.engine.context import Context
 from duetime.errors import ClaimLost, TransientError
 from duetime.storage.flows.runs import FlowStatements
@@ -20,9 +20,6 @@ from duetime.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 log = logging.getLogger("duetime.flows")
 
@@ -48,46 +45,25 @@ class Recorder:
         self._app = app
         self._loads: Batcher[int, LoadedRun] = Batcher(self._load_many, max_size=_MAX_BATCH_SIZE)
         self._records: Batcher[list[NewRecord], bool | Exception] = Batcher(
-            lambda groups: _each(self._write, groups),
+            lambda groups: process_alone_if_refused(self._write, groups),
             max_size=_MAX_BATCH_SIZE,
             wait_on_cancel=True,
         )
         self._pauses: Batcher[Pause, SuspendAnswer | Exception] = Batcher(
-            lambda pauses: _each(self._suspend_many, pauses), wait_on_cancel=True
+            lambda pauses: process_alone_if_refused(self._suspend_many, pauses), wait_on_cancel=True
         )
 
     async def load(self, run: int) -> LoadedRun:
         return await self._loads.submit(run)
 
     async def record(self, ctx: Context, records: list[NewRecord]) -> None:
-        """Record what a run did; raise `ClaimLost` if it is not ours any more.
-
-        What was done must not be done again because its record was refused: it is tried until the
-        lease is lost.
-        """
-        wait = _FIRST_WAIT_SECONDS
-        while True:
-            try:
-                accepted = await self._records.submit(records)
-                if isinstance(accepted, Exception):
-                    raise accepted
-                if not accepted:
-                    raise ClaimLost(ctx.job.id, ctx.job.token)
-                return
-            except TransientError as error:
-                log_event(
-                    log,
-                    logging.WARNING,
-                    "step_not_recorded",
-                    "Run %(job_id)s of flow %(task)s could not record the step %(step)s and tries "
-                    "again: %(error)s",
-                    job_id=ctx.job.id,
-                    task=ctx.job.task,
-                    step=records[-1].name,
-                    error=str(error),
-                )
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, _MAX_WAIT_SECONDS)
+        """Record what a run did; raise `ClaimLost` if it is not ours any more."""
+        await record_until_accepted(
+            ctx,
+            lambda: self._records.submit(records),
+            run_id=ctx.job.id,
+            step=records[-1].name,
+        )
 
     async def start_jobs(self, ctx: Context, starts: Sequence[tuple[NewRecord, NewJob]]) -> None:
         """Record that a run waits for jobs, and enqueue them, in one transaction."""
@@ -146,27 +122,34 @@ class Recorder:
         return answers
 
 
-async def _each(
-    write: Callable[[Sequence[A]], Awaitable[Sequence[B]]], items: Sequence[A]
-) -> Sequence[B | Exception]:
-    """Write items together. If the database refuses them, each is written alone, so that it fails
-    for nobody but whose fault it is."""
-    try:
-        return await write(items)
-    except TransientError:
-        raise
-    except Exception:
-        if len(items) == 1:
-            raise
-    answers: list[B | Exception] = []
-    for item in items:
+async def record_until_accepted(
+    ctx: Context, submit: Callable[[], Awaitable[bool | Exception]], *, run_id: int, step: str
+) -> None:
+    """Record what a step did, however often that takes, so that it does not run again because its
+    record was refused. Raise `ClaimLost` if the run is not ours any more."""
+    wait = _FIRST_WAIT_SECONDS
+    while True:
         try:
-            answers += await write([item])
-        except TransientError:
-            raise
-        except Exception as error:  # noqa: BLE001 -- whoever submitted it gets it.
-            answers.append(error)
-    return answers
+            accepted = await submit()
+            if isinstance(accepted, Exception):
+                raise accepted
+            if not accepted:
+                raise ClaimLost(ctx.job.id, ctx.job.token)
+            return
+        except TransientError as error:
+            log_event(
+                log,
+                logging.WARNING,
+                "step_not_recorded",
+                "Run %(job_id)s of flow %(task)s could not record the step %(step)s and tries "
+                "again: %(error)s",
+                job_id=run_id,
+                task=ctx.job.task,
+                step=step,
+                error=str(error),
+            )
+        await asyncio.sleep(wait)
+        wait = min(2 * wait, _MAX_WAIT_SECONDS)
 
 
 def _suspend(statements: FlowStatements, pauses: Sequence[Pause]) -> Statements:

@@ -104,7 +104,7 @@ async def call_in_transaction(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """As `_step`; but nothing that failed has happened, and it is not retried in place."""
+    """As `call_step`, but nothing that failed has happened, and it is not retried in place."""
     if record is not None and record.state == COMPLETED:
         return _decode(called.decoder, record.output)
     if record is not None and record.state == FAILED:
@@ -153,7 +153,7 @@ async def run_jobs(
         try:
             starts = []
             for seq, job in fresh:
-                kind: StepKind = "child" if getattr(task, "is_flow", False) else "job"
+                kind: StepKind = "child" if task.definition.options.flow else "job"
                 waiting = replay.new_record(seq, kind, job.task, WAITING)
                 waiting.batch = batch
                 starts.append((waiting, replace(job, key=step_key(replay.run_id, seq))))

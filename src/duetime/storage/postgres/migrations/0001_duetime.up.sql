@@ -593,7 +593,7 @@ create table duetime.flow_step (
     output      json,
     error_code  text,
     error       text,
-    -- When a sleep, a wait or the pause before a retry is over. Null: nobody knows.
+    -- When a sleep, a wait or the pause before a retry is over. Null: it has no time limit.
     until       duetime.moment,
     -- Of a wait for a signal: what else the sender must name, unless it names the run.
     correlation text,

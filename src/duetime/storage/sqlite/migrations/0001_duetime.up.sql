@@ -624,7 +624,7 @@ create table duetime_flow_step (
     output      text,
     error_code  text,
     error       text,
-    -- When a sleep, a wait or the pause before a retry is over. Null: nobody knows.
+    -- When a sleep, a wait or the pause before a retry is over. Null: it has no time limit.
     until       integer check (until between -2208988800000000 and 253370764800000000),
     -- Of a wait for a signal: what else the sender must name, unless it names the run.
     correlation text,
