@@ -294,6 +294,12 @@ class Replay:
         self.record_later(record)
         await self.recorder.record(self.ctx, self.take_unrecorded())
 
+    async def record_compensations(self) -> None:
+        """Before a function is called: whatever ends the run from now on, what has to be undone is
+        recorded."""
+        if any(seq < 0 for seq in self.unrecorded):
+            await self.recorder.record(self.ctx, self.take_unrecorded())
+
     async def record_active(self, record: NewRecord) -> None:
         self.start()
         try:

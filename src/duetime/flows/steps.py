@@ -60,9 +60,7 @@ async def call_step(
     name = called.name
     replay.start()
     try:
-        if any(number < 0 for number in replay.unrecorded):
-            # Whatever ends the run from now on, it is known what has to be undone.
-            await replay.recorder.record(replay.ctx, replay.take_unrecorded())
+        await replay.record_compensations()
         while True:
             attempt += 1
             started = replay.ctx.elapsed_us
@@ -116,6 +114,7 @@ async def call_in_transaction(
     started = replay.ctx.elapsed_us
     done = replay.new_record(seq, "transaction", name, COMPLETED, None, attempt, started)
     try:
+        await replay.record_compensations()
         async with replay.recorder.transaction(replay.ctx, done) as connection:
             value = await called.call((connection, *args), kwargs, _make_step(replay, seq, attempt))
             if isinstance(value, Outcome):

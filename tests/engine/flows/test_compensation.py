@@ -390,6 +390,31 @@ async def test_a_transaction_commits_its_writes_and_its_record_together(app: Due
     assert [queue.name for queue in await app.queues.list() if queue.paused_at] == ["q2"]
 
 
+async def test_cancelling_a_run_in_a_transaction_undoes_what_it_did(pg_app: Duetime) -> None:
+    """On PostgreSQL alone: on SQLite the open transaction keeps the cancel waiting."""
+    done: list[str] = []
+
+    async def refund() -> None:
+        done.append("refund")
+
+    async def hang(connection: Any) -> None:
+        done.append("hang")
+        await asyncio.Event().wait()
+
+    @pg_app.flow(name="hangs")
+    async def hangs(flow: Flow) -> None:
+        flow.on_failure(refund)
+        await flow.transaction(hang)
+
+    async with pg_app.worker():
+        run = await hangs.start()
+        await until_true(lambda: done == ["hang"])
+        await run.cancel()
+        with pytest.raises(JobFailed, match="cancelled"):
+            await run.result()
+        await until_true(lambda: done == ["hang", "refund"], seconds=10)
+
+
 async def test_signals_reach_all_runs_of_a_correlation(app: Duetime) -> None:
     @app.flow(name="waits_for_order")
     async def waits_for_order(flow: Flow, order: str) -> Any:
