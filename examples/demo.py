@@ -216,6 +216,7 @@ def main() -> int:
     say("examples/demo_app.py       the tasks that you just saw")
     say("examples/quickstart.py     the smallest program that works")
     say("examples/game_reminders.py reminders that follow a calendar")
+    say("examples/order_flow.py     an order as a flow: paid, approved, shipped or refunded")
     say("examples/fastapi_app.py    inside FastAPI, in your own transaction")
     say("examples/task_app/         a task app; beside it a game scheduler and a call reminder")
     say(".venv/bin/duetime --help   workers, jobs, queues from the command line")

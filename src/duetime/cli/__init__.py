@@ -45,7 +45,7 @@ _COMMANDS = {
 @click.group(cls=RootGroup, commands_at=_COMMANDS)
 @click.version_option(__version__, prog_name="duetime", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Durable reminders, schedules and jobs on the database that you already have.
+    """Durable reminders, schedules, jobs and flows on the database that you already have.
 
     It uses the database that --database names, else the app's own, else DUETIME_DATABASE, else
     sqlite:///duetime.db.
