@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, LiteralString, Self
@@ -162,10 +162,9 @@ class PostgresServer:
             return
         # The postmaster first, so that no new backend escapes.
         postmaster = self._process.pid
-        _send(postmaster, signal.SIGSTOP)
+        _freeze([postmaster])
         self._paused = [postmaster, *_children(postmaster)]
-        for backend in self._paused[1:]:
-            _send(backend, signal.SIGSTOP)
+        _freeze(self._paused)
 
     def resume(self) -> None:
         """Undo pause(). Does nothing if the server is not paused."""
@@ -346,6 +345,17 @@ def _processes() -> Iterator[tuple[int, tuple[str, int]]]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         yield int(stat.parent.name), (state, int(parent))
+
+
+def _freeze(pids: Collection[int]) -> None:
+    """Stop processes, and wait until they have stopped: a signal is sent, not delivered, at once."""
+    for pid in pids:
+        _send(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + START_SECONDS
+    while any(state not in "TtZX" for pid, (state, _) in _processes() if pid in pids):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not all of {sorted(pids)} stopped in {START_SECONDS} s")
+        time.sleep(0.001)
 
 
 def _send(pid: int, number: signal.Signals) -> None:
