@@ -30,7 +30,7 @@ settings.load_profile("patient")
 
 TESTS = Path(__file__).parent
 BACKENDS = ("postgres15", "postgres18", "sqlite")
-WITH_TABLES = {"conformance", "engine", "storage", "channels"}
+WITH_TABLES = {"conformance", "engine", "storage", "channels", "web"}
 """Where databases come with Duetime's tables, copied: on PostgreSQL to make them takes 0.3 s.
 In `acceptance` it is what asks for `app`; the rest begins with nothing."""
 

@@ -7,6 +7,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Collection,
     Coroutine,
     Iterable,
     Mapping,
@@ -22,6 +23,7 @@ from duetime.api.registration import Registrations
 from duetime.api.sending import Sending
 from duetime.api.task_registry import TaskRegistry
 from duetime.api.tasks import Task
+from duetime.api.webhook_tasks import WebhookTaskRegistry
 from duetime.domain.checks import check_name, check_queue
 from duetime.domain.jobs.job import Enqueued, NewJob
 from duetime.domain.jobs.task import TaskDefinition
@@ -38,21 +40,36 @@ from duetime.wiring import file_of
 
 # `import duetime` is quick: each part is imported when it is first used.
 if TYPE_CHECKING:
+    import asyncio
+
+    from duetime.api.accounts import Accounts
+    from duetime.api.alerts import AlertRegistry
     from duetime.api.audit import Audit
     from duetime.api.flows import FlowRegistry, Flows
     from duetime.api.graphs import GraphRegistry
+    from duetime.api.idempotency import Idempotency
     from duetime.api.jobs import JobHandle, Jobs
+    from duetime.api.metrics import MetricsReader
     from duetime.api.portal import Portal
     from duetime.api.queues import Queues
     from duetime.api.recipients import Recipients
     from duetime.api.reminders import Reminders
     from duetime.api.schedules import ScheduleArguments, Schedules
     from duetime.api.scopes import Scopes
+    from duetime.api.secrets import InstallationSecrets
+    from duetime.api.sessions import Sessions
+    from duetime.api.stats import Stats
     from duetime.api.subjects import Subjects
     from duetime.api.tables import Tables
+    from duetime.api.tokens import Tokens
     from duetime.api.worker_thread import WorkerThread
     from duetime.api.workers import Workers
     from duetime.database import Database
+    from duetime.domain.access.visitor import Visitor
+    from duetime.domain.alert import AlertEvent
+    from duetime.domain.duration import Duration
+    from duetime.domain.findings import Finding, Thresholds
+    from duetime.domain.redaction import Redaction
     from duetime.domain.schedules.timetable import Spec
     from duetime.engine.followers import MakeFollower
     from duetime.engine.worker import Worker
@@ -78,6 +95,7 @@ class Duetime:
         file_of(self.settings.database)  # Checks the URL.
         self.tasks: dict[str, TaskDefinition] = {}
         self.task = TaskRegistry(self)
+        self.webhook_task = WebhookTaskRegistry(self)
         self._registrations = Registrations()
         sending = Sending(self)
         self.on_reminder = sending.on_reminder
@@ -93,7 +111,9 @@ class Duetime:
         self.on_shutdown = hooks.on_shutdown
         self.middleware = hooks.middleware
         self.on_error = hooks.on_error
+        self.redact = hooks.redact
         self._events = Events()
+        self._running_workers: list[tuple[Worker, asyncio.Task[None]]] = []
         self.store = self._open_store
         self._inline: Callable[[Sequence[NewJob]], Awaitable[list[Enqueued]]] | None = None
 
@@ -189,11 +209,51 @@ class Duetime:
         return Workers(self)
 
     @lazy
+    def stats(self) -> Stats:
+        """Read the numbers that people watch."""
+        from duetime.api.stats import Stats
+
+        return Stats(self)
+
+    @lazy
     def audit(self) -> Audit:
         """Inspect who changed what."""
         from duetime.api.audit import Audit
 
         return Audit(self)
+
+    @lazy
+    def accounts(self) -> Accounts:
+        """Add, change and inspect accounts: people who may use the service."""
+        from duetime.api.accounts import Accounts
+
+        return Accounts(self)
+
+    @lazy
+    def sessions(self) -> Sessions:
+        """Log people in and out of the service, and check their sessions."""
+        from duetime.api.sessions import Sessions
+
+        return Sessions(self)
+
+    @lazy
+    def _idempotency(self) -> Idempotency:
+        from duetime.api.idempotency import Idempotency
+
+        return Idempotency(self)
+
+    @lazy
+    def _secrets(self) -> InstallationSecrets:
+        from duetime.api.secrets import InstallationSecrets
+
+        return InstallationSecrets(self)
+
+    @lazy
+    def tokens(self) -> Tokens:
+        """Create, revoke and check API tokens, by which programs use the service."""
+        from duetime.api.tokens import Tokens
+
+        return Tokens(self)
 
     @lazy
     def _database(self) -> Database:
@@ -207,6 +267,18 @@ class Duetime:
 
         # The database makes us, so that it is not asked for yet.
         return Portal(self.close, lambda: self._database.forget_parent())  # noqa: PLW0108
+
+    @lazy
+    def _alerts(self) -> AlertRegistry:
+        from duetime.api.alerts import AlertRegistry
+
+        return AlertRegistry(self)
+
+    @lazy
+    def _metrics(self) -> MetricsReader:
+        from duetime.api.metrics import MetricsReader
+
+        return MetricsReader(self)
 
     @lazy
     def _sender(self) -> Sender:
@@ -223,12 +295,25 @@ class Duetime:
 
     @lazy
     def _own_tasks(self) -> dict[str, TaskDefinition]:
+        from duetime.api.bulk import bulk_task
+        from duetime.domain.jobs.bulk import BULK_TASK
         from duetime.domain.reminders.reminder import REARM_TASK
         from duetime.reminders.rearm import rearm_task
 
-        return {REARM_TASK: rearm_task(self)}
+        return {REARM_TASK: rearm_task(self), BULK_TASK: bulk_task(self)}
 
     # Tasks
+
+    @lazy
+    def _redaction(self) -> Redaction:
+        from duetime.domain.redaction import Redaction
+
+        return Redaction(self.settings.redact_names, self._hook_registry.redactions)
+
+    def redacted(self, value: T) -> T:
+        """Return a record, such as a `JobInfo`, or a list of them, as people may be shown it:
+        without the values of names such as `password`, and as `@app.redact` says."""
+        return self._redaction.record(value)
 
     @property
     def _known_tasks(self) -> Mapping[str, TaskDefinition]:
@@ -258,6 +343,23 @@ class Duetime:
             return task
 
         return declare
+
+    # Alerts
+
+    def alert(
+        self,
+        name: str,
+        *,
+        channels: Mapping[str, str | None] | Sequence[str],
+        on: Sequence[AlertEvent] | None = None,
+        every: Duration = "15m",
+    ) -> None:
+        """Report dead jobs and missed ticks: `app.alert("ops", channels={"email": "ops@a.org"})`.
+
+        `channels`: those of `add_channel`, tried in turn, each with the address. `on`: `job_dead`,
+        `tick_missed`, or both. `every`: at most one message in this time, about all that happened.
+        """
+        self._alerts.add(name, channels, on, every)
 
     # Enqueue
 
@@ -327,12 +429,20 @@ class Duetime:
         from duetime.flows.follower import FlowFollower
         from duetime.reminders.follower import ReminderFollower
         from duetime.schedules.planner import Planner
+        from duetime.stats.recorder import Recorder
 
-        return [
+        followers: list[MakeFollower] = [
             lambda worker: Planner(worker, self.schedules.declared, settings),
             lambda worker: ReminderFollower(worker, settings),
             FlowFollower,
+            Recorder,
         ]
+        if "_alerts" in vars(self):
+            from duetime.alerts import AlertFollower
+
+            alerts = list(self._alerts.declared.values())
+            followers.append(lambda worker: AlertFollower(worker, alerts, settings))
+        return followers
 
     @asynccontextmanager
     async def worker(self, **options: Unpack[WorkerArguments]) -> AsyncIterator[Worker]:
@@ -374,6 +484,30 @@ class Duetime:
 
         return lifespan
 
+    def dashboard(
+        self,
+        *,
+        authenticate: Callable[[Any], Awaitable[Visitor | None] | Visitor | None] | None = None,
+        read_only: bool = False,
+        allowed_hosts: Collection[str] | None = None,
+    ) -> Callable[[Any, Any, Any], Awaitable[None]]:
+        """Return the dashboard and the HTTP API as an ASGI application, to be mounted in your own.
+
+        `api.mount("/duetime", app.dashboard(authenticate=visitor))`: `visitor(request)` returns a
+        `Visitor` with a name and a scope, or None for nobody. Without it, people log in there.
+        """
+        from duetime.web.service import make_service
+
+        return make_service(
+            self, authenticate=authenticate, read_only=read_only, allowed_hosts=allowed_hosts
+        )
+
+    def serve(self, **options: Any) -> None:
+        """Run the dashboard, the HTTP API and a worker in this process until it is stopped."""
+        from duetime.web.serving import run
+
+        run(self, **options)
+
     def testing(
         self,
         now: datetime | str | None = None,
@@ -393,9 +527,30 @@ class Duetime:
             self, now=now, inline=inline, isolated=isolated, max_extra_jobs=max_extra_jobs
         )
 
+    async def metrics(self) -> str:
+        """Return the metrics of this process and of the database, in Prometheus' text format.
+
+        Serve it with the content type `text/plain; version=0.0.4; charset=utf-8`. Requires
+        `duetime[metrics]`.
+        """
+        return await self._metrics.text()
+
+    async def examine(
+        self, *, thresholds: Thresholds | None = None, timeout: Duration = "10s"
+    ) -> list[Finding]:
+        """Examine the database, the workers and what waits, as `duetime doctor` does.
+
+        Returns every finding, also the good ones. Nothing is changed. A check that fails, or takes
+        longer than `timeout`, is itself a finding.
+        """
+        from duetime.doctor import examine
+
+        return await examine(self, thresholds=thresholds, timeout=timeout)
+
     async def close(self) -> None:
         """Close this event loop's connections. The app can be used again afterwards."""
         await self._database.close()
         if "_sender" in vars(self):
             for configured in self._sender.channels.values():
                 await configured.channel.close()
+        await self.webhook_task.close()

@@ -34,19 +34,20 @@ class Database:
         """Return this event loop's store, opened."""
         loop = asyncio.get_running_loop()
         opening = self.stores.get(loop)
-        if opening is None or (opening.done() and (opening.cancelled() or opening.exception())):
+        if opening is None or _has_failed(opening):
             opening = self.stores[loop] = asyncio.create_task(self._open_store())
         return await asyncio.shield(opening)
 
     async def close(self) -> None:
         """Close this event loop's connections. It can be used again afterwards."""
         opening = self.stores.pop(asyncio.get_running_loop(), None)
-        if opening is not None:
+        if opening is not None and not _has_failed(opening):
             await (await opening).close()
 
     def forget_parent(self) -> None:
-        """In a forked process, the connections belong to the parent: do not use them."""
+        """In a forked process, the connections and the workers belong to the parent."""
         keep_inherited(dict(self.stores))
+        self._app._running_workers.clear()
         self.stores = WeakKeyDictionary()
         self._check_lock = threading.Lock()
 
@@ -100,3 +101,8 @@ class Database:
                 upgrade(migrator)
             check_version(migrator.version(), len(migrator.migrations))
             self.checked = True
+
+
+def _has_failed(opening: asyncio.Task[Store]) -> bool:
+    """Whether there is no store, and none to come."""
+    return opening.done() and (opening.cancelled() or opening.exception() is not None)

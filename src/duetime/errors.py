@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import ceil
 from typing import Any, ClassVar
 
 _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -239,6 +240,92 @@ class RecipientNotFound(DuetimeError, LookupError):
         self.ref = ref
 
 
+class TokenNotFound(DuetimeError, LookupError):
+    """There is no API token with this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"There is no API token named {name!r:.200}. `duetime tokens` lists them.")
+        self.name = name
+
+
+class AccountNotFound(DuetimeError, LookupError):
+    """There is no account with this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"There is no account named {name!r:.200}. `duetime accounts` lists them.")
+        self.name = name
+
+
+class LastAdmin(DuetimeError):
+    """Without this account no admin could log in. Nothing was changed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name!r:.200} is the only admin who can log in. Make another account an admin first, "
+            "or use force=True (on the command line --force)."
+        )
+        self.name = name
+
+
+class LoginFailed(DuetimeError):
+    """The name or the password is wrong, or the account is disabled."""
+
+    def __init__(self) -> None:
+        super().__init__("The name or the password is wrong.")
+
+
+class TooManyLogins(DuetimeError):
+    """Too many logins have failed; the password was not checked. Try again after `retry_in`."""
+
+    def __init__(self, retry_in: float) -> None:
+        self.retry_in = max(1, ceil(retry_in))
+        """Seconds."""
+        super().__init__(f"Too many logins have failed. Try again in {self.retry_in} s.")
+
+
+class NameTaken(DuetimeError):
+    """Another API token or account has the name. Nothing was changed."""
+
+    def __init__(self, what: str, name: str, *, hint: str) -> None:
+        super().__init__(
+            f"There is already an {what} named {name!r:.200}. {hint}, or choose another name."
+        )
+        self.name = name
+
+
+class IdempotencyKeyReused(DuetimeError):
+    """The idempotency key was used for another request. Nothing was changed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This Idempotency-Key was used for a request with another body or query. Nothing was "
+            "changed. Use a new key for each new request."
+        )
+
+
+class RequestInProgress(DuetimeError):
+    """A request with the same idempotency key is being carried out."""
+
+    def __init__(self, retry_in: float) -> None:
+        self.retry_in = max(1, ceil(retry_in))
+        """Seconds after which it has ended, even if its process died."""
+        super().__init__(
+            "A request with this Idempotency-Key is in progress. Send yours again later, to get "
+            "its answer."
+        )
+
+
+class AnswerNotKept(DuetimeError):
+    """The request was carried out before, and its answer was secret or too large to be kept."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(
+            "A request with this Idempotency-Key was carried out before, with the status "
+            f"{status}, and its answer was not kept. Nothing was changed now."
+        )
+        self.status = status
+
+
 class KeyConflict(DuetimeError):
     """Another job holds the key, and `on_conflict` is `reject`, or the job is being requeued."""
 
@@ -330,6 +417,27 @@ class StartupFailed(DuetimeError):
             f"{type(error).__name__}: {error}"
         )
         self.hook = hook
+
+
+class ServiceError(DuetimeError):
+    """The service refused a request of the client, or failed. `code` and `status` say why."""
+
+    def __init__(self, message: str, *, status: int, code: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code  # type: ignore[misc]
+
+
+class ServiceUnreachable(DuetimeError):
+    """The service did not answer the client. Whether a change was made is unknown."""
+
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(
+            f"The service at {host} did not answer: {reason}. Check that it runs and that the URL "
+            "is right."
+        )
+        self.host = host
+        self.reason = reason
 
 
 class StorageError(DuetimeError):

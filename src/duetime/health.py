@@ -1,4 +1,8 @@
-"""Whether jobs can run: the database answers, its schema is current, a worker lives."""
+"""Whether jobs can run: the database answers, its schema is current, a worker lives.
+
+`check_health` asks from outside, about any worker; `check_live` and `check_ready` are for probes of
+a process, about its own workers.
+"""
 
 from __future__ import annotations
 
@@ -43,18 +47,57 @@ async def check_health(
         async with asyncio.timeout(timeout.total_seconds()):
             await app.store()
             found, now = await app.workers.list(limit=MAX_LIMIT), await app.now()
-    except SchemaMismatch as error:
-        return [Check("database", True, where), Check("schema", False, str(error))]
-    except StorageError as error:
-        return [Check("database", False, str(error))]
-    except TimeoutError:
-        text = f"{where} did not answer within {format_duration(timeout)}."
-        return [Check("database", False, text)]
+    except (StorageError, TimeoutError) as error:
+        return _unusable(error, where, timeout)
     return [
         Check("database", True, where),
         Check("schema", True, "up to date"),
         _check_workers(found, now, workers, queues),
     ]
+
+
+def check_live(app: Duetime) -> list[Check]:
+    """Return whether the workers of this process go on by themselves; if not, restart it.
+
+    Whoever calls it from an event loop shows that the loop answers. A database that is away is not
+    a reason to restart: see `check_ready`.
+    """
+    checks = []
+    for worker, running in list(app._running_workers):
+        if running.done():
+            text = f"The worker {worker.name} ended without being told to."
+            checks.append(Check("worker", False, text))
+        elif worker.is_stuck:
+            text = f"The event loop of the worker {worker.name} is blocked."
+            checks.append(Check("worker", False, text))
+    return checks or [Check("worker", True, "no worker of this process is stuck")]
+
+
+async def check_ready(
+    app: Duetime, *, timeout: timedelta = timedelta(seconds=2), worker: bool = False
+) -> list[Check]:
+    """Return whether this process can do its work: the database answers, its schema is current,
+    and the workers that run here hold their leases. `worker`: there must be one."""
+    where = show_url(app.settings.database)
+    try:
+        async with asyncio.timeout(timeout.total_seconds()):
+            await app.now()
+    except (StorageError, TimeoutError) as error:
+        return _unusable(error, where, timeout)
+    return [
+        Check("database", True, where),
+        Check("schema", True, "up to date"),
+        _check_own_workers(app, needed=worker),
+    ]
+
+
+def _check_own_workers(app: Duetime, *, needed: bool) -> Check:
+    workers = [worker for worker, _ in app._running_workers]
+    if idle := [worker.name for worker in workers if not worker.is_running]:
+        return Check("worker", False, f"The worker {', '.join(idle)} claims no jobs.")
+    if needed and not workers:
+        return Check("worker", False, "No worker runs in this process.")
+    return Check("worker", True, f"{len(workers)} of this process")
 
 
 def _check_workers(
@@ -75,3 +118,13 @@ def _check_workers(
 
 def _is_of(worker: WorkerInfo, name: str) -> bool:
     return worker.name == name or worker.name.startswith((f"{name}:", f"{name}-"))
+
+
+def _unusable(error: Exception, where: str, timeout: timedelta) -> list[Check]:
+    """What is said of a database that did not answer, or whose schema is not current."""
+    if isinstance(error, SchemaMismatch):
+        return [Check("database", True, where), Check("schema", False, str(error))]
+    if isinstance(error, TimeoutError):
+        text = f"{where} did not answer within {format_duration(timeout)}."
+        return [Check("database", False, text)]
+    return [Check("database", False, str(error))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypedDict
@@ -17,7 +17,9 @@ from duetime.domain.jobs.job import (
     DEFAULT_MAX_ATTEMPTS,
     DEFAULT_QUEUE,
 )
+from duetime.domain.jobs.log_lines import DEFAULT_LOG_LINES
 from duetime.domain.jobs.retry import MAX_ATTEMPTS
+from duetime.domain.redaction import DEFAULT_REDACT_NAMES
 from duetime.domain.urls import show_url
 from duetime.errors import InvalidInput, SettingsError
 
@@ -29,9 +31,11 @@ _MAX_VALUES = {
     "batch": 1000,
     "pool_size": 1000,
     "max_attempts": MAX_ATTEMPTS,
+    "log_lines": 1000,
 }
 _GREATER_THAN_ZERO = (
-    "lease", "heartbeat", "block_limit", "rescue_every", "prune_every", "database_timeout", "poll"
+    "lease", "heartbeat", "block_limit", "rescue_every", "prune_every", "database_timeout", "poll",
+    "session_idle", "session_lifetime",
 )  # fmt: skip
 _MAX_LABEL_LENGTH = 200
 _FOLLOWS_LEASE = {"heartbeat": timedelta(seconds=10), "rescue_every": timedelta(seconds=2)}
@@ -80,6 +84,7 @@ class _WorkerSettings(TypedDict, total=False):
     schedule_fallback: bool
     service: str
     release: str
+    log_lines: int
 
 
 class WorkerArguments(_WorkerSettings, total=False):
@@ -102,6 +107,10 @@ class SettingsArguments(_WorkerSettings, total=False):
     retry_base: Duration
     max_args_bytes: int
     migrate: bool | None
+    read_only: bool
+    redact_names: str | Iterable[str]
+    session_idle: Duration
+    session_lifetime: Duration
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,19 +140,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Which service declares the schedules: services that share a database need different names."""
     release: str = ""
     """The release of the service. Later releases must have greater version numbers."""
+    log_lines: int = DEFAULT_LOG_LINES
+    """How many lines that a handler logs are kept with its attempt, the last ones. 0: none."""
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     retry_base: timedelta = timedelta(seconds=15)
     max_args_bytes: int = DEFAULT_MAX_ARGS_BYTES
     migrate: bool | None = None
     """Bring the schema up to date when the app starts. Default: on SQLite only."""
+    read_only: bool = False
+    """The HTTP API and the dashboard change nothing. Workers and the Python API still do."""
+    redact_names: tuple[str, ...] = DEFAULT_REDACT_NAMES
+    """What has one of these names is not shown to people."""
+    session_idle: timedelta = timedelta(hours=8)
+    session_lifetime: timedelta = timedelta(days=7)
 
-    def __repr__(self) -> str:
-        """Without passwords, since whatever logs an object logs this."""
+    def shown(self) -> dict[str, Any]:
+        """Return all settings by name, as people may be shown them: without passwords."""
         values = msgspec.structs.asdict(self)
         for name in ("database", "listen_database"):
             if values[name] is not None:
                 values[name] = show_url(values[name])
-        return f"Settings({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+        return values
+
+    def __repr__(self) -> str:
+        """Without passwords, since whatever logs an object logs this."""
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in self.shown().items())})"
 
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
@@ -154,13 +175,17 @@ def load_settings(
     *,
     environment: Mapping[str, str] | None = None,
     file: str | Path | None = None,
+    other_tables: Container[str] = (),
 ) -> Settings:
-    """Read and check the settings; raise `SettingsError` naming the one that is wrong."""
+    """Read and check the settings; raise `SettingsError` naming the one that is wrong.
+
+    `other_tables`: what the file may contain besides settings.
+    """
     environment = os.environ if environment is None else environment
     path = file or environment.get("DUETIME_CONFIG")
     values: dict[str, tuple[Any, str]] = {}
     if path is not None:
-        values |= _from_file(Path(path))
+        values |= _from_file(Path(path), other_tables)
     for name in _FIELDS:
         variable = f"DUETIME_{name.upper()}"
         if environment.get(variable):
@@ -204,7 +229,8 @@ def read_whole_number(text: str) -> int | None:
     return int(text) if _WHOLE.fullmatch(text.strip()) else None
 
 
-def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """Return what a TOML file says: all of it, or its table `[tool.duetime]`."""
     import tomllib
 
     try:
@@ -219,19 +245,24 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
         section = section.get(table, {})
         if not isinstance(section, dict):
             raise SettingsError(f"{path}: settings must be in the table [tool.duetime].")
+    return section
+
+
+def _from_file(path: Path, other_tables: Container[str]) -> dict[str, tuple[Any, str]]:
+    section = read_settings_file(path)
     for name in section:
-        if name not in _FIELDS:
+        if name not in _FIELDS and name not in other_tables:
             raise SettingsError(
                 f"{path}: unknown setting {name!r}. The settings are: {', '.join(sorted(_FIELDS))}."
             )
-    return {name: (value, f"{path}: {name}") for name, value in section.items()}
+    return {name: (value, f"{path}: {name}") for name, value in section.items() if name in _FIELDS}
 
 
 def _convert(name: str, value: Any, source: str) -> Any:
     kind = _FIELDS[name].type
     if name == "retention":
         return _retention(value, source)
-    if name == "queues":
+    if name in ("queues", "redact_names"):
         return _names(value, source)
     if kind is timedelta:
         return _duration(value, source)
@@ -304,6 +335,8 @@ def _check(settings: Settings) -> Settings:
     for name in ("concurrency", "batch", "pool_size", "max_attempts", "max_args_bytes"):
         if getattr(settings, name) < 1:
             raise SettingsError(f"{name} must be at least 1, got {getattr(settings, name)}.")
+    if settings.log_lines < 0:
+        raise SettingsError(f"log_lines must not be negative, got {settings.log_lines}.")
     for name in _GREATER_THAN_ZERO:
         if not getattr(settings, name):
             raise SettingsError(f"{name} must be greater than zero.")

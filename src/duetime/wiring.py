@@ -10,6 +10,8 @@ from duetime.errors import InvalidDatabaseURL, InvalidInput
 from duetime.settings import Settings
 
 if TYPE_CHECKING:
+    from duetime.domain.findings import Thresholds
+    from duetime.storage.diagnosis import Diagnosis
     from duetime.storage.migrations import Migrator
     from duetime.storage.postgres.roles import PostgresRoles
     from duetime.storage.sqlite.backup import Backup
@@ -60,6 +62,18 @@ def make_roles(settings: Settings, prefix: str) -> PostgresRoles:
     from duetime.storage.postgres.roles import PostgresRoles
 
     return PostgresRoles(settings.database, schema=settings.schema, prefix=prefix)
+
+
+def make_diagnosis(settings: Settings, thresholds: Thresholds) -> Diagnosis:
+    """Return the checks of `duetime doctor` that only this backend has."""
+    if (file := file_of(settings.database)) is not None:
+        from duetime.storage.sqlite.diagnosis import SqliteDiagnosis
+
+        return SqliteDiagnosis(file, settings, thresholds)
+    _need_psycopg()
+    from duetime.storage.postgres.diagnosis import PostgresDiagnosis
+
+    return PostgresDiagnosis(settings, thresholds)
 
 
 def back_up(settings: Settings, target: str) -> Backup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -14,6 +15,7 @@ from standardwebhooks.webhooks import WebhookVerificationError
 
 from duetime.channels.channel import NotSent, Sent
 from duetime.channels.webhook import Webhook, make_secret
+from duetime.engine.executor import describe_exception
 from duetime.errors import InvalidInput
 from tests.channels.conftest import Certificate
 from tests.channels.http_server import Answer, HttpServer
@@ -407,7 +409,7 @@ async def test_no_spelling_of_this_machine_is_reached(
     failure = await refusal(make(allow=()), f"http://{host}:{http.port}/")
 
     assert not failure.transient
-    assert "not a public address" in str(failure)
+    assert "outside the public internet" in str(failure)
     assert http.connections == 0
 
 
@@ -439,7 +441,7 @@ async def test_one_private_address_among_others_is_enough(http: HttpServer, make
 
     failure = await refusal(make(allow=(), resolve=names), f"http://hooks.example:{http.port}/")
 
-    assert "127.0.0.1" in str(failure)
+    assert "outside the public internet" in str(failure)
     assert http.connections == 0
 
 
@@ -453,10 +455,23 @@ async def test_a_name_that_changes_its_mind_gains_nothing(http: HttpServer, make
     assert failure.transient, "the address was fine, but nobody listens there"
     assert names.asked == 1
     assert http.connections == 0
-    assert "not a public address" in str(
+    assert "outside the public internet" in str(
         await refusal(channel, f"http://hooks.example:{http.port}/")
     )
     assert http.connections == 0
+
+
+@pytest.mark.parametrize("allow", [(), ["127.0.0.9"]], ids=["refused", "unreachable"])
+async def test_errors_do_not_name_the_address(
+    http: HttpServer, make: Make, allow: list[str]
+) -> None:
+    """Whoever may read them could explore our network with host names of their own."""
+    channel = make(allow=allow, resolve=Names(["127.0.0.9"]))
+
+    failure = await refusal(channel, f"http://hooks.example:{http.port}/")
+
+    assert "127.0.0.9" not in "".join(traceback.format_exception(failure))
+    assert "127.0.0.9" not in describe_exception(failure)
 
 
 async def test_it_connects_to_the_address_that_was_checked(http: HttpServer, make: Make) -> None:

@@ -230,7 +230,7 @@ async def test_a_subject_is_explained(app: Duetime) -> None:
     assert (armed.facts["reminder"], armed.facts["rules_from"]) == (reminder.id, "guild")
     assert [step.code for step in muted.steps] == ["level_inherits", "level_rules", "muted"]
     assert [str(step) for step in done.steps[2:]] == [
-        "1 of its reminders are cancelled: the subject was completed."
+        "1 of its reminders is cancelled: the subject was completed."
     ]
 
 

@@ -44,6 +44,22 @@ async def test_rows_are_those_of_a_cursor(pg_url: str) -> None:
     assert session.connections == 1
 
 
+async def test_parameters_have_numbers_or_names(pg_url: str) -> None:
+    session = Session(pg_url)
+    named = "select %(b)s::integer, %(a)s::text, %(b)s::integer + 1, %(no)s::boolean, '%%'"
+    try:
+        was_ready = session.is_ready
+        by_name = await session.execute(named, {"a": "x", "no": False, "b": 2, "c": 0}, SECONDS)
+        by_place = await session.execute("select %s::float8, %s::text", [0.5, "%s"], SECONDS)
+        is_ready = session.is_ready
+    finally:
+        await session.close()
+
+    assert by_name == [(2, "x", 3, False, "%")]
+    assert by_place == [(0.5, "%s")]
+    assert (was_ready, is_ready) == (False, True)
+
+
 async def test_an_answer_and_a_question_may_be_larger_than_the_socket_s_buffers(
     pg_url: str,
 ) -> None:

@@ -15,6 +15,7 @@ from duetime import Duetime, Flow, Reminder, Sent
 from duetime.domain.jobs.job import JobState
 from duetime.errors import InvalidInput, StorageError
 from duetime.settings import Settings
+from duetime.storage.access.pruning import prune_access
 from duetime.storage.migrations import downgrade, upgrade
 from duetime.storage.postgres.roles import PostgresRoles
 from duetime.wiring import make_migrator
@@ -23,7 +24,11 @@ from tests.engine.jobs.test_worker import reaches
 from tests.servers import PostgresServer
 from tests.waiting import until_true
 
-GROUPS = ("worker", "operator", "producer", "tracker", "reader")
+GROUPS = ("worker", "operator", "producer", "tracker", "reader", "access")
+SECRET = {
+    "account", "api_token", "idempotency", "installation_secret", "login_failure", "session",
+}  # fmt: skip
+"""Tables that only the role `access` may write, and whose hashes only it may read."""
 TABLES = (
     "select c.relname from pg_class as c where c.relnamespace = 'duetime'::regnamespace"
     " and c.relkind in ('r', 'v')"
@@ -348,13 +353,14 @@ async def test_an_operator_operates_and_cannot_act_as_a_worker(granted: str) -> 
 def test_every_table_was_thought_of_for_operators(granted: str) -> None:
     only_workers = {
         "claim", "worker", "worker_name", "task", "progress", "rate_use", "installation",
-        "migration", "tracked", "flow_run",
+        "migration", "tracked", "flow_run", "attempt_stat", "attempt_sample",
+        "alert",
     }  # fmt: skip
     writes = {table for table, right in rights_of(granted, "duetime_operator") if right == "insert"}
     with psycopg.connect(granted) as owner:
         tables = {table for (table,) in owner.execute(f"{TABLES} and c.relkind = 'r'").fetchall()}
 
-    assert tables == writes | only_workers
+    assert tables == writes | only_workers | SECRET
 
 
 async def test_a_reader_sees_everything_and_changes_nothing(granted: str) -> None:
@@ -390,6 +396,85 @@ async def test_a_reader_sees_everything_and_changes_nothing(granted: str) -> Non
     assert schedules == ["s"]
     assert rights == {"select"}
     assert ran == []
+
+
+@pytest.mark.parametrize("group", ["worker", "operator", "reader"])
+async def test_only_the_role_for_it_reads_secrets_or_lets_anybody_in(
+    granted: str, group: str
+) -> None:
+    app = Duetime(granted)
+    created = await app.tokens.create("ci", scope="admin")
+    await app.accounts.add("ann", role="admin", password="correct horse battery")
+    with login(granted, "other", f"duetime_{group}") as url:
+        other = Duetime(url)
+        tokens, accounts = await other.tokens.list(), await other.accounts.list()
+        with pytest.raises(StorageError, match="permission denied"):
+            await other.sessions.log_in("ann", "correct horse battery")
+        with pytest.raises(StorageError, match="permission denied"):
+            await other.tokens.check(created.text)
+        with pytest.raises(StorageError, match="permission denied"):
+            await other.tokens.create("mine", scope="admin")
+        await other.close()
+        ran = refused(
+            url,
+            "select hash from duetime.api_token",
+            "select * from duetime.api_token",
+            "update duetime.api_token set scope = 'admin'",
+            "update duetime.api_token set revoked_at = null",
+            "select hash from duetime.account",
+            "select stamp from duetime.account",
+            "update duetime.account set role = 'admin'",
+            "insert into duetime.account (name, role, hash, stamp, created_by)"
+            " values ('eve', 'admin', '', '', 'eve')",
+            "select hash from duetime.session",
+            "update duetime.session set account = 'ann'",
+            "select * from duetime.installation_secret",
+            "update duetime.login_failure set count = 0",
+            "select body from duetime.idempotency",
+        )
+    await app.close()
+
+    assert [tokens[0].name, accounts[0].name] == ["ci", "ann"]
+    assert ran == []
+
+
+async def test_the_role_for_access_manages_who_may_in_and_no_more(granted: str) -> None:
+    with login(granted, "guard", "duetime_access") as url:
+        app = Duetime(url)
+        created = await app.tokens.create("ci", scope="admin", by="ann")
+        checked = await app.tokens.check(created.text)
+        await app.tokens.revoke("ci", by="ann")
+        await app.accounts.add("ann", role="admin", password="correct horse battery")
+        started = await app.sessions.log_in("ann", "correct horse battery", address="10.0.0.1")
+        session = await app.sessions.check(started.text)
+        await app.accounts.set_role("ann", "viewer", force=True)
+        await app.accounts.delete("ann")
+        await app.close()
+        rights = rights_of(granted, "guard")
+        ran = refused(
+            url,
+            "select * from duetime.job",
+            "select duetime.enqueue('work')",
+            "delete from duetime.audit",
+            "select * from duetime.audit",
+        )
+
+    assert checked is not None
+    assert session is not None
+    assert {table for table, _ in rights} == SECRET | {"audit", "installation", "migration"}
+    assert ("audit", "insert") in rights
+    assert ran == []
+
+
+async def test_a_worker_prunes_what_is_over_without_reading_hashes(granted: str) -> None:
+    with login(granted, "works", "duetime_worker") as url:
+        app = Duetime(url)
+        pruned = await app._perform(
+            lambda dialect: prune_access(dialect, timedelta(days=1), idle=timedelta(days=1))
+        )
+        await app.close()
+
+    assert pruned == 0
 
 
 async def test_a_tracker_tracks_its_own_table_and_no_more(granted: str) -> None:

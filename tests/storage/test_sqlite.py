@@ -650,7 +650,12 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connect
 
 
 NOW = 1_000_000 * 1000
-PAGE = {"before": 2**63 - 1, "page": 100, "queue": None, "task": None}
+CANDIDATES: dict[str, Any] = {
+    "before": 900_000, "lowest": 0, "window": 100, "page": 100, "plain": False, "ids": None,
+    "states": None, "queue": None, "task": None, "but_tasks": None, "key": None, "args": None,
+    "error_code": None, "created_since": None, "created_before": None, "due_since": None,
+    "due_before": None, "conditions": 0,
+}  # fmt: skip
 STATEMENTS: dict[str, dict[str, Any] | tuple[str]] = {
     "lanes": {"queues": '["default"]'},
     "limited_lanes": {"queues": '["default"]', "after": NOW},
@@ -685,25 +690,36 @@ STATEMENTS: dict[str, dict[str, Any] | tuple[str]] = {
     "requeue_3": ('{"doc": {"ids": [1, 2]}}',),
     "requeue_4": ('{"doc": {"ids": [1, 2]}}',),
     "key_holders": ('{"doc": [1, 2]}',),
-    "given_jobs": {
-        "ids": "[1, 2]", "states": None, "queue": None, "task": None, "but_task": None,
-        "key": None,
-    },
-    "any_ids": PAGE,
-    "waiting_ids": PAGE,
-    "parked_ids": PAGE,
-    "running_ids": PAGE,
-    "completed_ids": PAGE,
-    "troubled_ids": PAGE | {"states": '["dead"]'},
-    "keyed_ids": PAGE | {"key": "k"},
+    "given_jobs": {"ids": "[1, 2]", "states": None, "ended_by": None},
+    "due_between_ids": {"due_since": None, "due_before": 1, "queue": None, "most": 100},
+    "job_range": {},
+    "job_near": {"id": 7, "moment": NOW},
 }  # fmt: skip
+STATEMENTS |= {
+    f"candidate_ids {source}": CANDIDATES | {"source": source} | given
+    for source, given in {
+        "any": {},
+        "keyed": {"key": "k"},
+        "given": {"ids": "[1, 2]"},
+        "due": {"ids": "[1, 2]"},
+        "pending": {},
+        "retrying": {},
+        "parked": {},
+        "running": {},
+        "completed": {},
+        "troubled": {"states": '["dead"]'},
+    }.items()
+}
 BIG = ("duetime_job", "duetime_due", "duetime_attempt")
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statement_scans_no_big_table(filled: sqlite3.Connection, name: str) -> None:
     sql = SqliteStore(filled.execute("pragma database_list").fetchone()[2])._sql
-    plan = [row[3] for row in filled.execute(f"explain query plan {sql[name]}", STATEMENTS[name])]
+    plan = [
+        row[3]
+        for row in filled.execute(f"explain query plan {sql[name.split()[0]]}", STATEMENTS[name])
+    ]
     aliases = {"j", "d", "a", "b", "v", "last"}
     scans = [
         line for line in plan if line.startswith("SCAN ") and line.split()[1] in {*BIG, *aliases}
@@ -728,7 +744,7 @@ def test_statement_takes_few_steps_beside_a_million_future_jobs(
 
     filled.set_progress_handler(step, 100)
     try:
-        filled.execute(sql[name], STATEMENTS[name]).fetchall()
+        filled.execute(sql[name.split()[0]], STATEMENTS[name]).fetchall()
     finally:
         filled.set_progress_handler(None, 100)
         filled.execute("rollback")

@@ -24,6 +24,7 @@ STATEMENTS = load_statements("duetime.storage.sqlite", partial(with_prefix, pref
 PLAIN = sorted(name for name, text in STATEMENTS.items() if "{" not in text.replace("'{}'", ""))
 """The others are made for each tracked table."""
 GROWING = {
+    "api_token",
     "attempt",
     "audit",
     "delivery",
@@ -32,6 +33,7 @@ GROWING = {
     "flow_run",
     "flow_signal",
     "flow_step",
+    "idempotency",
     "job",
     "job_key",
     "recipient",
@@ -40,24 +42,36 @@ GROWING = {
     "schedule",
     "schedule_tick",
     "scope",
+    "session",
     "subject",
 }
 """The others have a row for each worker, queue, claim or tracked table."""
 WHOLE = {
     "audit_prune": "in the order of an index, until the first that is young",
+    "gauge_counts": "counts the schedules",
+    "gauge_sizes": "counts what waits",
+    "gauge_waiting": "if few wait",
     "prune_keys": "once in an hour",
     "queues": "counts what waits",
     "reminder_find": "what people ask for",
     "schedule_find": "what people ask for",
     "schedule_follow": "once, when a schedule is renamed",
     "scope_find": "what people ask for",
+    "search_names": "up to a limit",
+    "session_prune": "a few for each account",
+    "stats_lane_names": "the first row of an index",
+    "stats_totals": "counts up to a limit",
     "subject_find": "what people ask for",
     "subject_list": "what people ask for",
+    "token_latest": "what people ask for",
+    "token_list": "what people ask for",
+    "token_prune": "tokens are few",
 }
 WALKS = {
+    "gauge_dead": "the newest first, up to a limit",
     "schedule_delete": "all of it goes",
     "schedule_history": "what people ask for, the newest first, until a page is full",
-    "troubled_ids": "what people ask for: jobs that failed are few",
+    "stats_dead": "the newest first, up to a limit",
     "flow_troubled_ids": "what people ask for: runs that failed are few",
     "schedule_success": "the newest first, until one that succeeded",
 }

@@ -10,6 +10,7 @@ import pytest
 
 from duetime import Duetime
 from duetime.channels.console import Console
+from duetime.domain.access.token import check_token_name
 from duetime.domain.checks import check_name, check_names
 from duetime.domain.jobs.queue import make_limits
 from duetime.domain.reminders.recipient import make_recipient
@@ -49,6 +50,7 @@ NAMED: dict[str, Callable[[Duetime, str], Any]] = {
     ),
     "recipient": lambda app, name: make_recipient(name),
     "channel": lambda app, name: app.add_channel(Console(name=name)),
+    "API token": lambda app, name: check_token_name(name),
     "tracked table": lambda app, name: make_track(name, id="id", due="due_at"),
 }
 

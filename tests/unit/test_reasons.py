@@ -25,6 +25,7 @@ from duetime.domain.reminders.explain import REMINDER_SENTENCES
 from duetime.domain.reminders.explain_scope import LEVEL_SENTENCES, SCOPE_SENTENCES
 from duetime.domain.reminders.explain_subject import SUBJECT_SENTENCES
 from duetime.domain.schedules.explain import SCHEDULE_SENTENCES, TICK_SENTENCES
+from duetime.domain.stats.problems import PROBLEM_SENTENCES
 
 TABLES = {
     "reasons": REASONS,
@@ -37,6 +38,7 @@ TABLES = {
     "subjects": SUBJECT_SENTENCES,
     "scopes": SCOPE_SENTENCES,
     "levels": LEVEL_SENTENCES,
+    "problems": PROBLEM_SENTENCES,
 }
 KINDS = {"", "span", "utc", "list", "reason", "reasons", "if"}
 
@@ -140,7 +142,26 @@ def _check_template(template: str) -> None:
     plain = template.replace("[", "").replace("]", "")
     for _, fact, kind, _ in string.Formatter().parse(plain):
         assert fact is None or fact.isidentifier(), template
-        assert (kind or "") in KINDS, template
+        assert (kind or "") in KINDS or (kind or "").count("/") == 1, template
+
+
+def test_a_number_has_the_singular_or_the_plural() -> None:
+    sentences = {"alive": "{count:live worker serves/live workers serve} it."}
+
+    made = [str(make_explanation(sentences, "alive", {"count": count})) for count in (0, 1, 2)]
+
+    assert made == [
+        "0 live workers serve it.",
+        "1 live worker serves it.",
+        "2 live workers serve it.",
+    ]
+
+
+def test_a_sentence_shows_moments_in_whole_seconds() -> None:
+    reason = Reason.of("subject_moved", to=datetime(2026, 3, 7, 18, 0, 0, 714729, tzinfo=UTC))
+
+    assert str(reason) == "the subject moved to 2026-03-07T18:00:00Z"
+    assert reason.facts == {"to": "2026-03-07T18:00:00.714729Z"}
 
 
 def test_steps_are_explanations_too() -> None:

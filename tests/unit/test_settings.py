@@ -46,10 +46,15 @@ def test_every_setting_has_a_variable() -> None:
             "DUETIME_SCHEDULE_FALLBACK": "on",
             "DUETIME_SERVICE": "shop",
             "DUETIME_RELEASE": "42",
+            "DUETIME_LOG_LINES": "7",
+            "DUETIME_REDACT_NAMES": "pin, token",
             "DUETIME_MAX_ATTEMPTS": "5",
             "DUETIME_RETRY_BASE": "30s",
             "DUETIME_MAX_ARGS_BYTES": "4096",
             "DUETIME_MIGRATE": "TRUE",
+            "DUETIME_READ_ONLY": "on",
+            "DUETIME_SESSION_IDLE": "30m",
+            "DUETIME_SESSION_LIFETIME": "12h",
         }
     )
 

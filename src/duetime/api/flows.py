@@ -348,7 +348,9 @@ class Flows:
     ) -> bool:
         """Send a signal to a run, which `flow.wait_for(name)` returns. It is kept until then.
 
-        A second signal of the same name and `key` changes nothing: False is returned.
+        A second signal of the same name and `key` changes nothing: False is returned. Raises
+        `FlowNotFound` if there is no such run, also if the id is that of a plain job, and
+        `FlowEnded` if it has ended.
         """
         check_job_id(run_id)
         check_name(name, what="signal's name")

@@ -1,4 +1,4 @@
-"""`app.on_startup`, `app.on_shutdown`, `app.middleware` and `app.on_error`."""
+"""`app.on_startup`, `app.on_shutdown`, `app.middleware`, `app.on_error` and `app.redact`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from duetime.errors import InvalidInput
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
+    from duetime.domain.redaction import RedactHook
     from duetime.engine.hooks import ErrorHook, Hooks, LifeHook, Middleware
 
 LifeT = TypeVar("LifeT", bound="LifeHook")
 MiddlewareT = TypeVar("MiddlewareT", bound="Middleware")
 ErrorT = TypeVar("ErrorT", bound="ErrorHook")
+RedactT = TypeVar("RedactT", bound="RedactHook")
 
 
 class HookRegistry:
@@ -24,6 +26,7 @@ class HookRegistry:
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
+        self.redactions: list[RedactHook] = []
 
     @lazy
     def hooks(self) -> Hooks:
@@ -74,6 +77,17 @@ class HookRegistry:
         self._add(
             self.hooks.error, "on_error", function, "the context, the error and will_retry", 3
         )
+        return function
+
+    def redact(self, function: RedactT) -> RedactT:
+        """Decide what people are shown of arguments, results and errors:
+        `def hide(field, value, task)`.
+
+        `field` is `args`, `result`, `error`, `traceback` or another of a record; what is returned
+        is shown. The values of names such as `password` are hidden already: see the setting
+        `redact_names`. If the function fails, the field is not shown.
+        """
+        self._add(self.redactions, "redact", function, "the field, the value and the task", 3)
         return function
 
     def _add(self, hooks: list[Any], kind: str, function: Any, takes: str, count: int) -> None:

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import builtins
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 import msgspec
 
+from duetime.api.bulk import reschedule_job, start_action
 from duetime.api.handle import Handle, bound, iterated
+from duetime.api.job_filters import JobFilters, make_filter
+from duetime.api.tasks import JobOptions, Task, default_job, unless_rejected
 from duetime.domain.audit import AuditEvent
 from duetime.domain.checks import (
+    LAST_PRIORITY,
     check_actor,
     check_job_id,
     check_moment,
+    check_name,
     check_priority,
-    check_sought,
+    check_task_not_reserved,
     check_text,
 )
+from duetime.domain.count import check_count_to
 from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.jobs.bulk import (
+    BULK_TASK,
+    BulkAction,
+    BulkProgress,
+    BulkRequest,
+    read_bulk_action,
+)
 from duetime.domain.jobs.explain import explain_job
+from duetime.domain.jobs.facets import FAILED, MOST_COUNTED, MOST_GROUPED, ErrorGroup, JobFacets
 from duetime.domain.jobs.job import (
+    DEFAULT_MAX_ARGS_BYTES,
     EnqueueAction,
     Enqueued,
     JobFilter,
@@ -33,10 +49,18 @@ from duetime.domain.jobs.job import (
     Requeued,
 )
 from duetime.domain.jobs.outcome import NOT_STORED, RESULT_NOT_STORED
-from duetime.domain.keys import read_run_key
-from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
+from duetime.domain.page import (
+    DEFAULT_LIMIT,
+    Id,
+    Page,
+    check_limit,
+    make_cursor,
+    make_page,
+    read_cursor,
+)
 from duetime.domain.reasons import Explanation, Reason
 from duetime.domain.reminders.reminder import REMIND_TASK
+from duetime.engine.executor import write_json
 from duetime.errors import (
     IllegalTransition,
     InvalidInput,
@@ -45,11 +69,14 @@ from duetime.errors import (
     JobNotFound,
     KeyConflict,
     ResultTimeout,
+    UnknownTask,
 )
 from duetime.storage import transaction
+from duetime.storage.flows.find import FindRuns
+from duetime.storage.jobs.audit import replay_events
 from duetime.storage.jobs.changes import REQUEUABLE, JobStatements
-from duetime.storage.schedules.changes import ScheduleStatements
 from duetime.storage.store import Dialect, Statements
+from duetime.telemetry.traces import trace_enqueue
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -57,8 +84,10 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _REQUEUE_PAGE = 500
+_EXAMINED = 10_000
+"""How many rows one page of a list examines."""
 
-
+_NAMES = ", ".join(FAILED)
 _LOOKS_PER_SECOND = 1000
 """At results that are awaited, while no notification comes: not more often in all."""
 
@@ -79,15 +108,17 @@ class Jobs:
         _check_jobs(jobs)
         if not jobs:
             return []
-        if self._app._inline is not None:
-            enqueued = await self._app._inline(jobs)
-        elif tx is None:
-            enqueued = await (await self._app.store()).enqueue(jobs)
-        else:
-            store = self._app._unopened()
-            enqueued = await transaction.run_async(
-                tx, store.enqueue_in(jobs), placeholder=store.placeholder
-            )
+        with trace_enqueue(jobs) as traced:
+            if self._app._inline is not None:
+                enqueued = await self._app._inline(traced.jobs)
+            elif tx is None:
+                enqueued = await (await self._app.store()).enqueue(traced.jobs)
+            else:
+                store = self._app._unopened()
+                enqueued = await transaction.run_async(
+                    tx, store.enqueue_in(traced.jobs), placeholder=store.placeholder
+                )
+            traced.done(enqueued)
         return self._handles(jobs, enqueued)
 
     def _enqueue_sync(self, jobs: Sequence[NewJob], *, tx: Any = None) -> list[JobHandle[Any]]:
@@ -96,7 +127,11 @@ class Jobs:
             return self._app.sync(self._enqueue(jobs))
         _check_jobs(jobs)
         store = self._app._unopened()
-        enqueued = transaction.run(tx, store.enqueue_in(jobs), placeholder=store.placeholder)
+        with trace_enqueue(jobs) as traced:
+            enqueued = transaction.run(
+                tx, store.enqueue_in(traced.jobs), placeholder=store.placeholder
+            )
+            traced.done(enqueued)
         return self._handles(jobs, enqueued)
 
     def _handles(
@@ -106,6 +141,35 @@ class Jobs:
             JobHandle(self, answer.job_id, task=job.task, action=answer.action)
             for job, answer in zip(jobs, enqueued, strict=True)
         ]
+
+    async def enqueue(
+        self,
+        task: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        tx: Any = None,
+        **options: Unpack[JobOptions],
+    ) -> JobHandle[Any]:
+        """Enqueue a job of a task that is known by its name: `task.using(…).enqueue(…)` if it is
+        at hand. The options are those of `using`.
+
+        Raises `UnknownTask` if the task is not registered in this process, and `KeyConflict`.
+        """
+        job = self.define(task, args, **options)
+        [handle] = await self._enqueue([job], tx=tx)
+        return unless_rejected(job, handle)
+
+    def define(
+        self, task: str, args: Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
+    ) -> NewJob:
+        """Return a job, checked and not stored: for `app.enqueue_many`. See `enqueue`."""
+        check_name(task, what="task")
+        check_task_not_reserved(task)
+        definition = self._app.tasks.get(task)
+        if definition is None:
+            raise UnknownTask(task)
+        named: Task[..., Any] = Task(self._app, definition, default_job(definition))
+        return named.using(**options).job(**(args or {}))
 
     async def get(self, job_id: int) -> JobInfo:
         """Return the job with its history; raise `JobNotFound`."""
@@ -118,27 +182,55 @@ class Jobs:
     async def list(
         self,
         *,
-        state: JobStateLike | Sequence[JobStateLike] = (),
-        queue: str | None = None,
-        task: str | None = None,
-        key: str | None = None,
         limit: int = DEFAULT_LIMIT,
         after: str | None = None,
+        **filters: Unpack[JobFilters],
     ) -> Page[JobInfo]:
-        """Return jobs that match, newest first. `after`: the `next` of the page before."""
+        """Return jobs that match, newest first. `after`: the `next` of the page before.
+
+        No index serves some filters, such as `args`. A page then examines the newest 10,000 jobs
+        that are left. If it is not full by then, `page.examined` says so, and the search continues
+        from `page.next`.
+        """
         position = read_cursor(after, order="jobs", shape=tuple[Id])
-        which = _filter(
-            state=state,
-            queue=queue,
-            task=task,
-            key=key,
+        which = make_filter(
+            **filters,
             before_id=None if position is None else position[0],
             limit=check_limit(limit) + 1,
+            examine=_EXAMINED,
         )
         found = await (await self._app.store()).find(which)
+        if found.below is not None:
+            cursor = make_cursor("jobs", (found.below,))
+            return Page(found, next=cursor, examined=found.examined)
         return make_page(found, limit=limit, order="jobs", position=lambda job: (job.id,))
 
     iterate = iterated(list)
+
+    async def facets(
+        self, *, count_to: int = MOST_COUNTED, **filters: Unpack[JobFilters]
+    ) -> JobFacets:
+        """Return how many jobs match, by state, queue and task; of each state up to `count_to`, at
+        most 10,000.
+
+        `state=` holds for queues and tasks: the states are all counted.
+        """
+        most = check_count_to(count_to, most=MOST_COUNTED)
+        return await (await self._app.store()).facets(make_filter(**filters, examine=most))
+
+    async def errors(
+        self, *, count_to: int = MOST_GROUPED, **filters: Unpack[JobFilters]
+    ) -> builtins.list[ErrorGroup]:
+        """Return how jobs failed, the most frequent errors first: by task, error code and message.
+
+        Of dead jobs, unless `state=` says otherwise; of the newest `count_to` that match, at most
+        5,000.
+        """
+        most = check_count_to(count_to, most=MOST_GROUPED)
+        which = make_filter(**({"state": JobState.DEAD} | filters), examine=most)
+        if bad := [state for state in which.states if state not in FAILED]:
+            raise InvalidInput(f"Jobs that are {bad[0]} have no error. Use one of: {_NAMES}.")
+        return await (await self._app.store()).errors(which)
 
     async def cancel(
         self, job_id: int, *, reason: str | None = None, by: str = "unknown", tx: Any = None
@@ -163,7 +255,9 @@ class Jobs:
         check_job_id(job_id)
         check_moment(at, name="at")
         actor = check_actor(by)
-        state = await self._app._perform(partial(_reschedule, job_id, at, actor), tx)
+        state = await self._app._perform(
+            lambda dialect: reschedule_job(dialect, job_id, at, by=actor), tx
+        )
         self._moved(job_id, state, "rescheduled")
 
     async def reprioritise(
@@ -190,6 +284,82 @@ class Jobs:
         actor = check_actor(by)
         await self._change(lambda s: _requeue(s, job_id, at, actor), tx)
 
+    async def replay(
+        self,
+        job_id: int,
+        args: Mapping[str, Any] | None = None,
+        *,
+        at: datetime | None = None,
+        by: str = "unknown",
+    ) -> JobHandle[Any]:
+        """Run a finished job again, as a new job that names it as its `replay_of`.
+
+        `args`: all its arguments, instead of the old ones; they are checked if the task is
+        registered in this process. Values in them that are redacted stay as they were. Queue,
+        priority, partition, attempts and timeout are those of the old job. The new one has no key.
+        Runs of flows and jobs of Duetime itself are refused.
+        """
+        if at is not None:
+            check_moment(at, name="at")
+        actor = check_actor(by)
+        job = await self.get(job_id)
+        if not job.state.finished:
+            raise IllegalTransition(job_id, state=job.state, action="replayed")
+        await self._check_replayable(job)
+        given = job.args if args is None else args
+        if isinstance(given, Mapping):
+            given = self._app._redaction.restore(dict(given), job.args, job.task)
+        raw = self._write_arguments(job, given)
+        new = NewJob(
+            task=job.task,
+            args=raw,
+            queue=job.queue,
+            priority=min(job.priority, LAST_PRIORITY),
+            run_at=at,
+            partition=job.partition,
+            max_attempts=max(job.max_attempts, 1),
+            timeout=job.timeout,
+        )
+        changed = _changed(job.args, msgspec.json.decode(raw))
+        store = await self._app.store()
+
+        def enqueue() -> Statements:
+            [enqueued] = yield from store.enqueue_in([new])
+            replay = enqueued.job_id
+            yield from store.dialect.run("mark_replay", {"job": replay, "of": job_id})
+            events = replay_events(job_id, replay, changed, by=actor)
+            yield from store.dialect.run("audit_write", events)
+            return replay
+
+        replay: int = await store.transact(enqueue())
+        return JobHandle(self, replay, task=job.task, action="created")
+
+    async def _check_replayable(self, job: JobInfo) -> None:
+        if job.task == REMIND_TASK:
+            raise InvalidInput(
+                f"Job {job.id} belongs to a reminder and cannot be replayed. Send the reminder "
+                "again with app.reminders.resend or `duetime reminders resend ID`."
+            )
+        check_task_not_reserved(job.task)
+        runs = await self._app._perform(
+            lambda dialect: FindRuns(dialect).infos([job.id]), reads=True
+        )
+        if runs:
+            raise InvalidInput(
+                f"Job {job.id} is a run of a flow and cannot be replayed. Start the flow again, "
+                "or use app.flows.rerun to go on from one of its steps."
+            )
+
+    def _write_arguments(self, job: JobInfo, args: Any) -> msgspec.Raw:
+        """Return the arguments of a replay as JSON; raise `InvalidArguments`."""
+        if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
+            raise InvalidInput(f"args must be a mapping of names to values, got {args!r:.60}.")
+        task = self._app.tasks.get(job.task)
+        if task is not None:
+            return task.encode((), args)
+        raw = write_json(dict(args), what="arguments", most=DEFAULT_MAX_ARGS_BYTES).encode()
+        return msgspec.Raw(raw)
+
     async def requeue_many(
         self,
         *,
@@ -211,8 +381,8 @@ class Jobs:
         if at is not None:
             check_moment(at, name="at")
         actor = check_actor(by)
-        which = _filter(
-            state=state, queue=queue, task=task, but_task=REMIND_TASK, limit=_REQUEUE_PAGE
+        which = make_filter(
+            state=state, queue=queue, task=task, but_tasks=REMIND_TASK, limit=_REQUEUE_PAGE
         )
         if bad := [state for state in which.states if state not in REQUEUABLE]:
             raise InvalidInput(f"Jobs that are {bad[0]} cannot be requeued.")
@@ -226,6 +396,53 @@ class Jobs:
             which = msgspec.structs.replace(which, before_id=ids[-1])
         return requeued
 
+    async def cancel_all(
+        self, *, reason: str | None = None, by: str = "unknown", **filters: Unpack[JobFilters]
+    ) -> JobHandle[BulkProgress]:
+        """Cancel all jobs that match now, as a bulk action: a job that you can follow, and cancel.
+
+        It takes the filters of `list`, at least one. Jobs that are finished by the time it reaches
+        them are skipped. Duetime's own jobs are left out, unless `task=` names theirs.
+        """
+        if reason is not None:
+            check_text(reason, what="The reason")
+        request = BulkRequest(
+            action="cancel", which=make_filter(**filters), by=check_actor(by), reason=reason
+        )
+        return await self._start(request)
+
+    async def requeue_all(
+        self, *, at: datetime | None = None, by: str = "unknown", **filters: Unpack[JobFilters]
+    ) -> JobHandle[BulkProgress]:
+        """Requeue all jobs that match now, dead ones unless `state=` says otherwise, as a bulk
+        action. Those whose key another job holds are skipped, and so are jobs of reminders."""
+        if at is not None:
+            check_moment(at, name="at")
+        request = BulkRequest(
+            action="requeue", which=make_filter(**filters), by=check_actor(by), at=at
+        )
+        return await self._start(request)
+
+    async def reschedule_all(
+        self, at: datetime, *, by: str = "unknown", **filters: Unpack[JobFilters]
+    ) -> JobHandle[BulkProgress]:
+        """Move all waiting jobs that match now to another time, as a bulk action."""
+        check_moment(at, name="at")
+        request = BulkRequest(
+            action="reschedule", which=make_filter(**filters), by=check_actor(by), at=at
+        )
+        return await self._start(request)
+
+    async def _start(self, request: BulkRequest) -> JobHandle[BulkProgress]:
+        return JobHandle(self, await start_action(self._app, request), task=BULK_TASK)
+
+    async def bulk_action(self, job_id: int) -> BulkAction:
+        """Return what a bulk action does and how far it has come; raise `JobNotFound`."""
+        job = await self.get(job_id)
+        if job.task != BULK_TASK:
+            raise JobNotFound(job_id)
+        return read_bulk_action(job)
+
     async def result(self, job_id: int, *, timeout: Duration = "60s") -> Any:
         """Wait for the job to complete and return its result. See `JobHandle.result`.
 
@@ -236,39 +453,34 @@ class Jobs:
         check_job_id(job_id)
         store = await self._app.store()
         wait = 0.05
-        job = None
+        finished = None
         self._awaited += 1
         try:
-            while job is None:
+            while finished is None:
                 left = deadline - time.monotonic()
                 most = max(wait, self._awaited / _LOOKS_PER_SECOND)
-                job = await store.wait_finished(job_id, min(max(left, 0.0), most))
-                if job is None and left <= 0:
+                finished = await store.wait_finished(job_id, min(max(left, 0.0), most))
+                if finished is None and left <= 0:
                     raise ResultTimeout(job_id, seconds)
                 wait = min(wait * 2, 2.0)
         finally:
             self._awaited -= 1
-        if job.state is not JobState.COMPLETED:
-            raise JobFailed(job_id, state=job.state, error=job.error, error_code=job.error_code)
-        return self._decode_result(job)
-
-    def _decode_result(self, job: JobInfo) -> Any:
-        if not job.history:
-            return None
-        last = job.history[-1]
-        if last.error_code in (RESULT_NOT_STORED, NOT_STORED):
+        error, code = finished.error, finished.error_code
+        if finished.state is not JobState.COMPLETED:
+            raise JobFailed(job_id, state=finished.state, error=error, error_code=code)
+        if code in (RESULT_NOT_STORED, NOT_STORED):
             raise InvalidResult(
-                f"Job {job.id} completed, but its result was not stored: {last.error}",
-                job_id=job.id,
+                f"Job {job_id} completed, but its result was not stored: {error}", job_id=job_id
             )
-        task = self._app._known_tasks.get(job.task)
-        return last.result if task is None else task.decode_result(last.result, job_id=job.id)
+        task = self._app._known_tasks.get(finished.task)
+        result = finished.result
+        return result if task is None else task.decode_result(result, job_id=job_id)
 
     async def explain(self, job_id: int) -> Explanation:
         """Explain why the job is or is not running."""
         store = await self._app.store()
         job = await self.get(job_id)
-        queues = {queue.name: queue for queue in await store.queues()}
+        queues = await store.queues(only=job.queue, count_to=MOST_COUNTED)
         beside = 0
         if job.partition is not None:
             running = await store.find(
@@ -277,7 +489,7 @@ class Jobs:
             beside = sum(other.partition == job.partition for other in running)
         return explain_job(
             job,
-            queue=queues.get(job.queue),
+            queue=queues[0] if queues else None,
             workers=await self._app.workers._facts(),
             running_in_partition=beside,
             now=await store.now(),
@@ -341,6 +553,7 @@ class JobHandle(Handle[Jobs, int], Generic[R]):
     reschedule = bound(Jobs.reschedule)
     reprioritise = bound(Jobs.reprioritise)
     requeue = bound(Jobs.requeue)
+    replay = bound(Jobs.replay)
     explain = bound(Jobs.explain)
     audit = bound(Jobs.audit)
 
@@ -352,17 +565,6 @@ class JobHandle(Handle[Jobs, int], Generic[R]):
         `InvalidResult` if the result was not stored or does not fit the annotation.
         """
         return cast("R", await self._noun.result(self._ref, timeout=timeout))
-
-
-def _reschedule(job_id: int, at: datetime, actor: str, dialect: Dialect) -> Statements:
-    """Move a schedule's run as the schedule does; any other job as it is."""
-    jobs = JobStatements(dialect)
-    found = yield from jobs.brief([job_id])
-    if job_id in found and read_run_key(found[job_id].key) is not None:
-        moved = yield from ScheduleStatements(dialect).reschedule_job(job_id, at, actor=actor)
-        if moved:
-            return found[job_id].state
-    return (yield from jobs.reschedule(job_id, at, by=actor))
 
 
 def _requeue(jobs: JobStatements, job_id: int, at: datetime | None, actor: str) -> Statements:
@@ -383,23 +585,19 @@ def _requeue(jobs: JobStatements, job_id: int, at: datetime | None, actor: str) 
         raise IllegalTransition(job_id, state=job.state, action="requeued")
 
 
+def _changed(before: Any, after: Any) -> builtins.list[str]:
+    """The names of the arguments that differ."""
+    if not isinstance(before, dict):
+        return sorted(after)
+    missing = object()
+    names = before.keys() | after.keys()
+    return sorted(n for n in names if before.get(n, missing) != after.get(n, missing))
+
+
 def _requeue_page(
     ids: Sequence[int], at: datetime | None, actor: str, dialect: Dialect
 ) -> Statements:
     return JobStatements(dialect).requeue(ids, run_at=at, by=actor)
-
-
-def _filter(*, state: Any, **fields: Any) -> JobFilter:
-    given = [state] if isinstance(state, str) else list(state)
-    try:
-        states = tuple(JobState(item) for item in given)
-    except ValueError:
-        known = ", ".join(JobState)
-        raise InvalidInput(f"{given!r} is not a job state. Use one of: {known}.") from None
-    for name in ("queue", "task", "key"):
-        if fields.get(name) is not None:
-            check_sought(fields[name], what=name)
-    return JobFilter(states=states, **fields)
 
 
 def _check_jobs(jobs: Sequence[NewJob]) -> None:

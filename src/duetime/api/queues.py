@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from duetime.api.handle import Handle, bound, iterated
 from duetime.domain.audit import AuditEvent
 from duetime.domain.checks import check_actor, check_queue, check_sought, check_text
+from duetime.domain.count import check_count_to
 from duetime.domain.duration import Duration
 from duetime.domain.jobs.explain_queue import explain_queue
+from duetime.domain.jobs.facets import MOST_COUNTED
 from duetime.domain.jobs.queue import QueueInfo, make_limits
 from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
 from duetime.domain.reasons import Explanation
@@ -30,13 +32,18 @@ class Queues:
     def __getitem__(self, queue: str) -> QueueHandle:
         return QueueHandle(self, check_sought(queue, what="queue"))
 
-    async def get(self, queue: str) -> QueueInfo:
-        """Return one queue; raise `QueueNotFound` if no job, worker, pause or limit names it."""
+    async def get(self, queue: str, *, count_to: int | None = None) -> QueueInfo:
+        """Return one queue; raise `QueueNotFound` if no job, worker, pause or limit names it.
+
+        `count_to`: of the jobs that wait with one priority, count no more, which takes no longer
+        beside a million of them. By default all are counted. See `QueueInfo.counted_all`.
+        """
         check_sought(queue, what="queue")
-        for info in await (await self._app.store()).queues():
-            if info.name == queue:
-                return info
-        raise QueueNotFound(queue)
+        most = None if count_to is None else check_count_to(count_to, most=MOST_COUNTED)
+        found = await (await self._app.store()).queues(only=queue, count_to=most)
+        if not found:
+            raise QueueNotFound(queue)
+        return found[0]
 
     async def list(
         self, *, limit: int = DEFAULT_LIMIT, after: str | None = None
@@ -98,7 +105,7 @@ class Queues:
 
         Raises `QueueNotFound`.
         """
-        info = await self.get(queue)
+        info = await self.get(queue, count_to=MOST_COUNTED)
         workers = await self._app.workers._facts()
         return explain_queue(info, workers=workers, now=await self._app.now())
 

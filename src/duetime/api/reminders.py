@@ -28,7 +28,7 @@ from duetime.domain.reminders.reminder import (
     ResendStatus,
     Resent,
 )
-from duetime.errors import InvalidInput, ReminderNotFound
+from duetime.errors import InvalidInput, RecipientNotFound, ReminderNotFound
 from duetime.storage.reminders.deliveries import DeliveryStatements
 from duetime.storage.reminders.reminders import ReminderStatements
 from duetime.storage.reminders.resending import ResendStatements
@@ -36,6 +36,7 @@ from duetime.storage.reminders.sends import SendStatements
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
+    from duetime.channels.channel import Message
 
 _RESEND_STATUSES = (ReminderStatus.FAILED, ReminderStatus.EXPIRED, ReminderStatus.SKIPPED)
 
@@ -138,8 +139,26 @@ class Reminders:
         found = await self.get(reminder)
         deliveries = await self._deliveries(found.id)
         subject = await self._app.subjects.get(found.subject)
+        source = None
+        if found.status is ReminderStatus.ARMED:
+            rules, level = await self._app.subjects.rules(found.subject)
+            source = level if found.rule.text in rules else None
         now = await self._app.now()
-        return explain_reminder(found, deliveries, now=now, subject=subject)
+        return explain_reminder(found, deliveries, now=now, subject=subject, source=source)
+
+    async def message(self, reminder: int | Reminder) -> Message:
+        """Return what the reminder says if it is sent now: its template, filled with its data.
+
+        Raises `ReminderNotFound`, and `InvalidInput` if its template is not there or cannot be
+        filled.
+        """
+        found = await self.get(reminder)
+        try:
+            tz = (await self._app.recipients.get(found.recipient)).tz if found.recipient else None
+        except RecipientNotFound:
+            tz = None
+        messages = self._app._sender.messages
+        return messages.make(found, address=None, now=await self._app.now(), tz=tz)
 
     async def deliveries(self, reminder: int | Reminder) -> Sequence[Delivery]:
         """Return what each channel did with a reminder, in the order in which they were asked.
@@ -287,6 +306,7 @@ class ReminderHandle(Handle[Reminders, int]):
 
     get = bound(Reminders.get)
     explain = bound(Reminders.explain)
+    message = bound(Reminders.message)
     deliveries = bound(Reminders.deliveries)
     acknowledge = bound(Reminders.acknowledge)
     snooze = bound(Reminders.snooze)

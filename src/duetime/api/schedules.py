@@ -356,6 +356,32 @@ class Schedules:
         start = since or await self._app.now()
         return await asyncio.to_thread(preview, _timetable(schedule), start, n)
 
+    async def preview_times(
+        self,
+        *specs: Spec,
+        tz: str | None = None,
+        exclude: Exclusions = (),
+        start: datetime | str | None = None,
+        end: datetime | str | None = None,
+        preset: str | None = None,
+        n: int = 10,
+        since: datetime | None = None,
+    ) -> tuple[Timetable, Sequence[PreviewRow]]:
+        """Return times as a timetable, and its next ticks, without a schedule.
+
+        Raises `InvalidSchedule` if they cannot be read or never come, and `PresetNotFound`.
+        """
+        if preset is not None:
+            found = await self.presets.find(preset)
+            specs, tz = (*specs, *found["specs"]), tz or found["tz"]
+        after = check_moment(since, name="since") if since else await self._app.now()
+
+        def read() -> tuple[Timetable, Sequence[PreviewRow]]:
+            times = timetable(*specs, tz=tz or "UTC", exclude=exclude, start=start, end=end)
+            return times, preview(times, after, n)
+
+        return await asyncio.to_thread(read)
+
     async def history(
         self,
         name: str,

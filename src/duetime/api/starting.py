@@ -30,10 +30,23 @@ async def start_worker(
             worker.outage = outage
             running = asyncio.create_task(worker.run(), name="duetime-worker")
             await _until_started(worker, running)
+            _keep_track(app, worker, running)
             return worker, running
         except TransientError as error:
             outage.failed("start", error, OUTAGE_SECONDS)
             await asyncio.sleep(OUTAGE_SECONDS)
+
+
+def _keep_track(app: Duetime, worker: Worker, running: asyncio.Task[None]) -> None:
+    """For probes: which workers run here. One that ended without being told to stop stays."""
+    entry = (worker, running)
+    app._running_workers.append(entry)
+
+    def ended(_: object) -> None:
+        if worker.stopping.requested.is_set() and worker.stopping.corruption is None:
+            app._running_workers.remove(entry)
+
+    running.add_done_callback(ended)
 
 
 async def _until_started(worker: Worker, running: asyncio.Task[None]) -> None:

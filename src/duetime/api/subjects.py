@@ -44,6 +44,7 @@ from duetime.domain.reminders.recurrence import (
 )
 from duetime.domain.reminders.reminder import (
     MAX_RECIPIENTS,
+    MovePreview,
     Reminder,
     ReminderStatus,
     Subject,
@@ -216,6 +217,40 @@ class Subjects:
         """Move one occurrence of a subject that repeats: its reminders go with it."""
         await self._change(ref, occurrence, read_moment(to), by, tx)
 
+    async def preview_move(self, ref: str, due: datetime) -> MovePreview:
+        """Return what would become of the reminders if the subject were due then; change nothing.
+
+        The move is really made, in a transaction that is then undone. Raises `SubjectNotFound`,
+        and `InvalidInput` for a subject that repeats or is done.
+        """
+        check_moment(due, name="due")
+        subject = await self.get(ref)
+        if subject.repeats is not None or subject.status != "open":
+            raise InvalidInput(f"The subject {ref!r} repeats or is done: it cannot be moved.")
+        moved = msgspec.structs.replace(subject, due_at=due)
+
+        def rehearse(statements: ReminderStatements) -> Statements:
+            def armed() -> Statements:
+                found = yield from statements.about(
+                    ref, status=ReminderStatus.ARMED, after=None, limit=MAX_LIMIT
+                )
+                return {one.id: one for one in found}
+
+            before = yield from armed()
+            yield from statements.put([moved], actor="preview")
+            after = yield from armed()
+            raise _Rehearsed(before, after)
+
+        try:
+            await perform(self._app, rehearse)
+        except _Rehearsed as done:
+            before, after = done.before, done.after
+        return MovePreview(
+            superseded=tuple(one for key, one in before.items() if key not in after),
+            armed=tuple(one for key, one in after.items() if key not in before),
+            kept=tuple(one for key, one in before.items() if key in after),
+        )
+
     async def restore(
         self, ref: str, occurrence: datetime, *, by: str = "unknown", tx: Any = None
     ) -> None:
@@ -384,6 +419,15 @@ class Subjects:
             raise SubjectNotFound(ref)
 
 
+class _Rehearsed(Exception):
+    """Undoes a transaction, and brings back what was found in it."""
+
+    def __init__(self, before: dict[int, Reminder], after: dict[int, Reminder]) -> None:
+        super().__init__()
+        self.before = before
+        self.after = after
+
+
 class SubjectHandle(Handle[Subjects, str]):
     """One subject, by its reference."""
 
@@ -398,6 +442,7 @@ class SubjectHandle(Handle[Subjects, str]):
     complete = bound(Subjects.complete)
     skip = bound(Subjects.skip)
     move = bound(Subjects.move)
+    preview_move = bound(Subjects.preview_move)
     restore = bound(Subjects.restore)
     occurrences = bound(Subjects.occurrences)
     rules = bound(Subjects.rules)

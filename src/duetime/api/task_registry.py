@@ -17,10 +17,10 @@ from typing import (
     overload,
 )
 
-from duetime.api.tasks import AsyncTask, SyncTask, Task, first_delay
+from duetime.api.tasks import AsyncTask, SyncTask, Task, default_job
 from duetime.domain.checks import check_priority, check_queue, check_task_not_reserved
 from duetime.domain.duration import Duration, parse_positive_duration
-from duetime.domain.jobs.job import DEFAULT_PRIORITY, DEFAULT_QUEUE, NewJob
+from duetime.domain.jobs.job import DEFAULT_PRIORITY, DEFAULT_QUEUE
 from duetime.domain.jobs.retry import (
     Exponential,
     RetryPolicy,
@@ -114,7 +114,11 @@ class TaskRegistry:
         expires: Duration | None = None,
         keep_result: bool = True,
         overrides_jobs: bool = False,
+        any_arguments: bool = False,
+        registered: Any = None,
     ) -> Task[..., Any]:
+        """Register the function. `registered`: what two registrations of the same task have equal,
+        if that is not the function."""
         from duetime.api.handler_source import refuse_return_in_transaction
         from duetime.engine.context import Context
 
@@ -142,27 +146,19 @@ class TaskRegistry:
             name=f"{module_of(function)}.{function.__qualname__}" if name is None else name,
             options=options,
             context_type=Context,
+            any_arguments=any_arguments,
         )
         refuse_return_in_transaction(
             function, definition.context_name, what=f"Task {definition.name!r}"
         )
         self._app._registrations.add(
             f"task {definition.name!r}",
-            function,
+            function if registered is None else registered,
             advice="Give each function its own name with name=.",
         )
         self._app.tasks[definition.name] = definition
-        defaults = NewJob(
-            task=definition.name,
-            queue=options.queue,
-            priority=options.priority,
-            max_attempts=options.max_attempts,
-            timeout=options.timeout,
-            expires_after=options.expires,
-            delay=first_delay(policy),
-        )
         kind = AsyncTask if definition.is_async else SyncTask
-        return kind(self._app, definition, defaults)
+        return kind(self._app, definition, default_job(definition))
 
 
 def choose_policy(retry: RetryPolicy | None, settings: Settings) -> RetryPolicy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar
 
 import msgspec
 
@@ -23,6 +23,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _POLICIES = ("reject", "return", "replace")
+
+
+class JobOptions(TypedDict, total=False):
+    """The keyword arguments of `task.using(…)`, other than `tx`."""
+
+    at: datetime | None
+    delay: Duration | None
+    queue: str | None
+    priority: int | None
+    key: str | None
+    on_conflict: OnConflict
+    hold: Duration | None
+    partition: str | None
+    max_attempts: int | None
+    timeout: Duration | None
+    expires: datetime | Duration | None
 
 
 class Task(Generic[P, R]):
@@ -44,19 +60,19 @@ class Task(Generic[P, R]):
     def name(self) -> str:
         return self.definition.name
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Call the function, here and now. One that takes a `Context` needs to be given one."""
         return self.definition.function(*args, **kwargs)
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+    async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Have it run, now or as `using` says; it is durable when this returns."""
         return await self._plain.enqueue(*args, **kwargs)
 
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+    def enqueue_sync(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """`enqueue` for sync code."""
         return self._plain.enqueue_sync(*args, **kwargs)
 
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+    def job(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """Return a job of this task, for `app.enqueue_many`."""
         return msgspec.structs.replace(self._defaults, args=self.definition.encode(args, kwargs))
 
@@ -119,7 +135,7 @@ class Task(Generic[P, R]):
 class AsyncTask(Task[P, R]):
     """A task whose function is async: a call of it is awaited."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         called: Coroutine[Any, Any, R] = super().__call__(*args, **kwargs)
         return called
 
@@ -127,7 +143,7 @@ class AsyncTask(Task[P, R]):
 class SyncTask(Task[P, R]):
     """A task whose function is sync: workers run it in a thread."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         result: R = super().__call__(*args, **kwargs)
         return result
 
@@ -141,27 +157,28 @@ class BoundTask(Generic[P, R]):
         self._template = template
         self._tx = tx
 
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+    def job(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """Return the job without enqueuing it."""
         return msgspec.structs.replace(self._template, args=self._definition.encode(args, kwargs))
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+    async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Enqueue it; with `tx=` in the caller's transaction, which may be sync or async.
 
         Raises `KeyConflict` if the key is held and the policy is `reject`.
         """
         job = self.job(*args, **kwargs)
         [handle] = await self._app.jobs._enqueue([job], tx=self._tx)
-        return _unless_rejected(job, handle)
+        return unless_rejected(job, handle)
 
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+    def enqueue_sync(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """`enqueue` for sync code; `tx=` must be a sync transaction."""
         job = self.job(*args, **kwargs)
         [handle] = self._app.jobs._enqueue_sync([job], tx=self._tx)
-        return _unless_rejected(job, handle)
+        return unless_rejected(job, handle)
 
 
-def _unless_rejected(job: NewJob, handle: JobHandle[R]) -> JobHandle[R]:
+def unless_rejected(job: NewJob, handle: JobHandle[R]) -> JobHandle[R]:
+    """Return the handle of what was enqueued; raise `KeyConflict` if its key is held."""
     if handle.action == "rejected":
         raise KeyConflict(task=job.task, key=job.key or "", job_id=handle.id)
     return handle
@@ -171,7 +188,22 @@ def replace(job: NewJob, changes: dict[str, Any]) -> NewJob:
     return msgspec.structs.replace(job, **changes)
 
 
-def first_delay(retry: Any) -> timedelta | None:
+def default_job(definition: TaskDefinition) -> NewJob:
+    """Return a job of a task, with the task's options and without arguments."""
+    options = definition.options
+    return NewJob(
+        task=definition.name,
+        queue=options.queue,
+        priority=options.priority,
+        max_attempts=options.max_attempts,
+        timeout=options.timeout,
+        expires_after=options.expires,
+        delay=_first_delay(options.retry),
+        flow=options.flow,
+    )
+
+
+def _first_delay(retry: Any) -> timedelta | None:
     """The wait before the first attempt: only a table of delays has one."""
     if isinstance(retry, Delays) and retry.delays[0]:
         return retry.delays[0]

@@ -124,12 +124,13 @@ class Guard:
         return addresses
 
     def _check(self, host: str, addresses: list[str]) -> None:
+        # The error does not name the address: whoever may read it could explore our network.
         for text in addresses:
             address = ip_address(text)
             if not is_public(address) and not any(address in known for known in self._networks):
                 raise NotSent(
-                    f"{host} resolves to {address}, which is not a public address. To allow "
-                    "requests to it, add the host or its network to allow=.",
+                    f"{host} resolves to an address outside the public internet. To allow requests "
+                    "to it, add the host or its network to allow=.",
                     transient=False,
                 )
 

@@ -9,7 +9,18 @@ import msgspec
 
 from duetime.errors import InvalidInput
 
-AuditKind = Literal["job", "queue", "schedule", "preset", "scope", "subject", "recipient", "table"]
+AuditKind = Literal[
+    "job",
+    "queue",
+    "schedule",
+    "preset",
+    "scope",
+    "subject",
+    "recipient",
+    "table",
+    "token",
+    "account",
+]
 KINDS: tuple[AuditKind, ...] = get_args(AuditKind)
 
 

@@ -12,7 +12,8 @@ from datetime import UTC, datetime, timedelta
 from duetime.errors import InvalidInput
 
 Duration = str | timedelta | float
-"""A number is seconds; a string has units (`"250ms"`, `"30s"`, `"1h30m"`, `"7d"`)."""
+"""A number is seconds; a string has units (`"250ms"`, `"30s"`, `"1h30m"`, `"7d"`), or is ISO 8601
+as JSON answers have it (`"PT30S"`)."""
 
 _UNITS = {
     "ms": "milliseconds",
@@ -24,6 +25,11 @@ _UNITS = {
 }
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _NUMBER = re.compile(r"\d{1,40}(?:\.\d{1,40})?", re.ASCII)
+_ISO = re.compile(
+    r"P(?:(\d{1,9})W)?(?:(\d{1,9})D)?"
+    r"(?:T(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,12}(?:\.\d{1,9})?)S)?)?(?<![PT])",
+    re.ASCII,
+)
 _MAX_DURATION = timedelta(days=36525)
 
 
@@ -44,6 +50,8 @@ def parse_duration(value: Duration, *, name: str = "duration") -> timedelta:
     datetime.timedelta(seconds=5400)
     >>> parse_duration(1.5)
     datetime.timedelta(seconds=1, microseconds=500000)
+    >>> parse_duration("PT1H30M")
+    datetime.timedelta(seconds=5400)
     """
     if isinstance(value, timedelta):
         parsed = value
@@ -127,6 +135,9 @@ def _negative(name: str, value: Duration) -> InvalidInput:
 
 
 def _parse(text: str, name: str) -> timedelta:
+    if (iso := _ISO.fullmatch(text[:60])) is not None and len(text) <= 60:
+        weeks, days, hours, minutes, seconds = (float(part or 0) for part in iso.groups())
+        return _seconds(seconds + 60 * (minutes + 60 * (hours + 24 * (days + 7 * weeks))), name)
     parts = _PART.findall(text)
     if not parts or len(text) > 40 or "".join(number + unit for number, unit in parts) != text:
         if _NUMBER.fullmatch(text):

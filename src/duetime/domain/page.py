@@ -25,6 +25,9 @@ Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 class Page(list[T]):
     """A list of results. `next` is the cursor of the page after it, None on the last page.
 
+    `examined` is set if the search stopped before the page was full, so as not to take too long:
+    how many rows it had examined. It continues from `next`.
+
     >>> page = make_page([3, 2, 1], limit=2, order="jobs", position=lambda number: (number,))
     >>> page
     [3, 2]
@@ -32,11 +35,18 @@ class Page(list[T]):
     (2,)
     """
 
-    __slots__ = ("next",)
+    __slots__ = ("examined", "next")
 
-    def __init__(self, items: Iterable[T] = (), *, next: str | None = None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        items: Iterable[T] = (),
+        *,
+        next: str | None = None,  # noqa: A002
+        examined: int | None = None,
+    ) -> None:
         super().__init__(items)
         self.next = next
+        self.examined = examined
 
 
 def make_page(

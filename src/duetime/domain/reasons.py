@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,7 @@ from duetime.domain.duration import format_duration, format_time
 REASONS = {
     # Why a tick of a schedule was skipped, waits, or ran other than at its time.
     "schedule_paused": "paused by {by}[: {text}]",
-    "schedule_failing": "paused by {by}: {failures} runs failed in a row",
+    "schedule_failing": "paused by {by}: {failures:run/runs} failed in a row",
     "schedule_changed": "the schedule was changed",
     "schedule_deleted": "the schedule was deleted",
     "schedule_broken": "the schedule was set aside: {why:reason}",
@@ -113,7 +113,7 @@ REASONS = {
     "channel_disabled": "{channel} is disabled[ ({text})]",
     "channel_missing": "there is no channel {channel!r} here",
     "channel_not_tried": "{channel} was not tried[: {why:reason}]",
-    "channel_failed": "{channel} failed[ {times} times][: {why:reason}]",
+    "channel_failed": "{channel} failed[ {times:time/times}][: {why:reason}]",
     "channel_failed_later": "{channel} accepted it, and reported later that it failed"
     "[: {why:reason}]",
     "channel_bounced": "{channel} bounced[: {why:reason}]",
@@ -157,6 +157,8 @@ REASONS = {
     "cancelled_given_back": "cancelled[: {text}]; its worker gave it back",
     "cancelled_worker_lost": "cancelled[: {text}]; its worker was lost",
     "next_run_due": "cancelled: the next run of its schedule is due",
+    "webhook_answered": "{host} answered {status}[: {text}]",
+    "webhook_failed": "{text}",
     "run_stopped": "cancelled: run {run}, of which it is a step, has stopped",
     "worker_lost": "its worker was lost: the lease ran out before the job finished",
     "parked": "it was parked for too long[: {why:reason}]",
@@ -199,6 +201,23 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
         return make_sentence(REASONS, self.code, self.facts, also)
 
 
+class Check(msgspec.Struct, frozen=True):
+    """One question of the chain behind an explanation, and its answer."""
+
+    question: str
+    passed: bool | None
+    """None: it was not reached, because a check before it failed."""
+    sentence: str | None = None
+    """The fact behind the answer."""
+    code: str | None = None
+    """The code of the fact."""
+
+    @property
+    def outcome(self) -> str:
+        """The answer in words."""
+        return {True: "passed", False: "failed", None: "not reached"}[self.passed]
+
+
 class Explanation(msgspec.Struct, frozen=True):
     """What `explain` returns: a stable code, the sentence, and the facts behind both."""
 
@@ -207,9 +226,18 @@ class Explanation(msgspec.Struct, frozen=True):
     facts: dict[str, Any]
     steps: tuple[Explanation, ...] = ()
     """What it follows from, in order: the checks that were made, or the reasons behind it."""
+    checks: tuple[Check, ...] = ()
+    """The chain of checks from the first to the last: passed, failed, and not reached."""
 
     def __str__(self) -> str:
         return self.sentence
+
+    @property
+    def untold_steps(self) -> list[Explanation]:
+        """The steps that neither the sentence nor a check tells."""
+        told = [self.sentence, *(check.sentence for check in self.checks if check.sentence)]
+        text = " ".join(told).casefold()
+        return [step for step in self.steps if step.sentence.casefold().rstrip(".") not in text]
 
 
 def make_sentence(sentences: Sentences, code: str, facts: Mapping[str, Any], also: str = "") -> str:
@@ -234,6 +262,7 @@ def make_explanation(
     facts: Mapping[str, Any],
     *,
     steps: Sequence[Explanation | Reason | None] = (),
+    checks: Sequence[Check] = (),
 ) -> Explanation:
     """Make the explanation of a code. Of the steps, those that are None are left out."""
     given = plain_facts(facts)
@@ -242,7 +271,55 @@ def make_explanation(
         for step in steps
         if step is not None
     )
-    return Explanation(code, make_sentence(sentences, code, given), given, found)
+    return Explanation(code, make_sentence(sentences, code, given), given, found, tuple(checks))
+
+
+class Question(NamedTuple):
+    """A question of a chain, with the codes of the facts that answer it."""
+
+    text: str
+    passing: Container[str] = ()
+    failing: Container[str] = ()
+
+
+def make_checks(
+    questions: Sequence[Question], facts: Sequence[Explanation | Reason]
+) -> tuple[Check, ...]:
+    """Answer questions in their order. One that no fact answers was not reached; of facts that
+    answer the same question, one that fails decides.
+
+    >>> late, muted = Question("Has its time come?", ["late"]), Question("Muted?", (), ["muted"])
+    >>> found = [Reason("late", {"late": 60}), Reason("muted", {})]
+    >>> [check.passed for check in make_checks([late, muted, Question("Sent?")], found)]
+    [True, False, None]
+    """
+    return tuple(_answer(question, facts) for question in questions)
+
+
+def make_ended_checks(
+    questions: Sequence[Question], why: Explanation | Reason
+) -> tuple[Check, ...]:
+    """The chain of what has ended: from the question that the reason answers, else the last."""
+    places = [place for place, one in enumerate(questions) if why.code in one.failing]
+    first, *rest = questions[places[0] if places else -1 :]
+    failed = Check(first.text, False, as_sentence(str(why)), why.code)
+    return failed, *(Check(question.text, None) for question in rest)
+
+
+def _answer(question: Question, facts: Sequence[Explanation | Reason]) -> Check:
+    failed = next((fact for fact in facts if fact.code in question.failing), None)
+    if failed is not None:
+        return Check(question.text, False, as_sentence(str(failed)), failed.code)
+    passed = [fact for fact in facts if fact.code in question.passing]
+    if not passed:
+        return Check(question.text, None)
+    told = " ".join(as_sentence(str(fact)) for fact in passed)
+    return Check(question.text, True, told, passed[-1].code)
+
+
+def as_sentence(clause: str) -> str:
+    """With a capital at its start and a full stop at its end."""
+    return f"{clause[:1].upper()}{clause[1:].rstrip('.')}."
 
 
 def describe_error(code: str | None, facts: dict[str, Any] | None, error: str | None) -> str | None:
@@ -312,6 +389,8 @@ def _plain(value: Any) -> Any:
 
 
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z")
+"""A moment with a fraction of a second, which is kept as a fact and not shown."""
 
 
 def _fill(template: str, facts: Mapping[str, Any]) -> Iterator[str]:
@@ -347,6 +426,11 @@ class _Formatter(string.Formatter):
                 return "; ".join(map(_one_clause, msgspec.convert(value, list[Reason])))
             case "span" | "utc" | "list" | "reason" | "reasons":
                 return str(value)
+            case _ if "/" in format_spec:
+                one, many = format_spec.split("/")
+                return f"{value} {one if value == 1 else many}"
+            case "" if isinstance(value, str) and _TIME.fullmatch(value):
+                return value[:19] + "Z"
         return str(super().format_field(value, format_spec))
 
 

@@ -67,7 +67,12 @@ class Context:
     def key(self) -> str:
         """An idempotency key to pass to the services you call: short and opaque, the same in every
         attempt, and unique to this installation. Your own key is `ctx.job.key`."""
-        return make_job_key(self._store.installation, self.job.task, self.job.id, self.job.key)
+        return make_job_key(self.installation, self.job.task, self.job.id, self.job.key)
+
+    @property
+    def installation(self) -> str:
+        """The id of this installation, as the keys that are handed to others contain it."""
+        return self._store.installation
 
     @property
     def tick(self) -> datetime:
@@ -196,6 +201,7 @@ class Context:
             self._started_us,
             self.elapsed_us,
             result=None if result is None else write_json(result, what="result"),
+            log=None if self.job.lines is None else self.job.lines.write(),
         )
 
     def _refuse_twice(self) -> None:

@@ -153,7 +153,7 @@ def _store_result(finished: FinishedJob, task: TaskDefinition, result: Any) -> F
     return finished
 
 
-def write_json(value: Any, *, what: str) -> str:
+def write_json(value: Any, *, what: str, most: int = MAX_RESULT_BYTES) -> str:
     """Return `value` as JSON that every database can store; raise `InvalidInput`."""
     try:
         raw = msgspec.json.encode(value)
@@ -166,9 +166,9 @@ def write_json(value: Any, *, what: str) -> str:
     except Exception as error:
         message = f"The {what} cannot be written as JSON: {_message_of(error)}."
         raise InvalidInput(message) from error
-    if len(raw) > MAX_RESULT_BYTES:
+    if len(raw) > most:
         raise InvalidInput(
-            f"The {what} has {len(raw):,} bytes of JSON, and the limit is {MAX_RESULT_BYTES:,}. "
+            f"The {what} has {len(raw):,} bytes of JSON, and the limit is {most:,}. "
             "Store the data elsewhere and return a reference."
         )
     if b"\\u0000" in raw:

@@ -63,6 +63,8 @@ class Follower:
     key_prefix: str | None = None
     gates = False
     """Whether the jobs that it follows wait for `before_start` to decide on them."""
+    every_attempt = False
+    """Whether `attempted` is called, with the attempts of all jobs."""
 
     async def open(self) -> None:
         """Called once, after the worker has registered and before it claims."""
@@ -85,6 +87,9 @@ class Follower:
         A job with `recorded` set was completed in its handler's own transaction.
         """
 
+    def attempted(self, attempts: Sequence[FinishedJob]) -> None:
+        """Attempts of any jobs were recorded. On the hot path: called once for each batch."""
+
     async def given_back(self, jobs: Sequence[ClaimedJob]) -> None:
         """Jobs that passed the gate are about to be given back without having started."""
 
@@ -102,6 +107,9 @@ class Follower:
 
     async def flush(self) -> None:
         """Wait until everything that was reported to this follower is written."""
+
+    async def close(self) -> None:
+        """Called once, after the worker's last job has finished."""
 
     async def prune(self) -> float | None:
         """Delete a batch of old rows. Returns the seconds until the next batch, None if none is
@@ -128,6 +136,7 @@ class Followers:
                 self._by_task.setdefault(task, []).append(follower)
             if follower.key_prefix is not None:
                 self._by_prefix.append((follower.key_prefix, follower))
+        self._of_every_attempt = [one for one in self._all if one.every_attempt]
         self.tasks = frozenset(self._by_task)
         """A job of any other task that has no key is not followed. For the hot path."""
 
@@ -184,6 +193,12 @@ class Followers:
             with self._logged(follower):
                 follower.finished(jobs)
 
+    def attempted(self, attempts: Sequence[FinishedJob]) -> None:
+        if attempts:
+            for follower in self._of_every_attempt:
+                with self._logged(follower):
+                    follower.attempted(attempts)
+
     async def given_back(self, jobs: Sequence[ClaimedJob]) -> None:
         for follower in self._all:
             if mine := [job for job in jobs if follower in self.following(job)]:
@@ -193,6 +208,11 @@ class Followers:
     async def flush(self) -> None:
         for follower in self._all:
             await follower.flush()
+
+    async def close(self) -> None:
+        for follower in self._all:
+            with self._logged(follower):
+                await follower.close()
 
     @contextmanager
     def _logged(self, follower: Follower) -> Iterator[None]:

@@ -93,6 +93,10 @@ class Heartbeat:
         self._stop.set()
 
     @property
+    def is_beating(self) -> bool:
+        return self._thread.is_alive() and not self._stop.is_set()
+
+    @property
     def seconds_left(self) -> float:
         return self._lease_ends - time.monotonic()
 
@@ -187,6 +191,11 @@ class LoopWatch:
     @property
     def _first_report(self) -> float:
         return min(_REPORT_SECONDS, self.limit)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the loop has been blocked for longer than the limit, as last checked."""
+        return self._seconds >= self.limit
 
     def pulse(self) -> None:
         self._pulses += 1

@@ -105,6 +105,7 @@ class Loop:
             stuck=partial(self._events.job_stuck, self._worker),
             hooks=hooks,
             holds_lease=self._lease.holds,
+            log_lines=self._settings.log_lines,
         )
 
     async def step(self) -> None:
@@ -117,6 +118,9 @@ class Loop:
             if self._quarantine_next:
                 self._quarantine_next = False
                 await self.claim_quarantined()
+            if self.pace.look_ahead and self.holdings.finished:
+                # Somebody may wait for its result, and need not wait for what we read next.
+                await self._claim_and_record(0)
             room = self.runners.room(2 * self._settings.batch) if self.pace.should_claim else 0
             if room > 0:
                 await self._linger(room)
@@ -195,6 +199,8 @@ class Loop:
             self.holdings.put_back(finished, closed)
             raise
         received = time.monotonic()
+        if want:
+            self._events.tally.claim_answered(len(answer.claimed), received - sent)
         if answer.now is not None:
             pace.clock.set(answer.now, sent=sent, received=received)
             if early and answer.claimed:
@@ -328,6 +334,7 @@ class Loop:
             self.holdings.finished.append(finished)
         elif finished is not None:
             self._followers.finished([finished])
+            self._followers.attempted([finished])
             self._events.jobs_finished(self._worker, [finished])
         if job.limited:
             self.pace.should_claim = True
@@ -347,6 +354,7 @@ class Loop:
         if refused:
             lost = [f for f in attempts if f.job.id in refused and not f.completed_before]
             attempts = [f for f in attempts if f.job.id not in refused or f.completed_before]
+        self._followers.attempted(attempts)
         self._events.jobs_finished(self._worker, attempts)
         for finished in lost:
             self._events.claim_lost(self._worker, finished)

@@ -14,6 +14,8 @@ _NAPS = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02)
 _BUSY_SECONDS = 0.05
 """A worker that is notified twice within this time stays awake, so producers need not wake it."""
 _BUSY_NAP_SECONDS = 0.005
+_PUT_OFF_SECONDS = 0.01
+"""A worker that was woken waits so long for the jobs that it claimed before it looks ahead."""
 _STAGGER_SECONDS = 0.002
 
 
@@ -63,6 +65,9 @@ class Pace:
             # Everything that was due is claimed. Before sleeping, read what falls due next.
             if sleeper.asleep:
                 self.look_ahead = True
+                if claimed:
+                    # It would delay the steps of a flow that runs alone.
+                    await sleeper.sleep(_PUT_OFF_SECONDS)
             elif claimed:
                 # Busy: stay awake, so that producers need not wake us.
                 await asyncio.sleep(_BUSY_NAP_SECONDS)

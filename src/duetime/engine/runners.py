@@ -16,12 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import getweakrefcount
 
 import msgspec
 
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
+from duetime.domain.jobs.log_lines import DEFAULT_LOG_LINES, LogLines
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.domain.reasons import Reason
 from duetime.engine.context import Context
@@ -38,6 +39,10 @@ from duetime.errors import JobCancelled
 from duetime.storage.store import Store
 from duetime.telemetry.events import log_event
 from duetime.telemetry.job_labels import current_job, label_records
+from duetime.telemetry.traces import find_tracer, trace_attempt
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 log = logging.getLogger("duetime.worker")
 
@@ -132,7 +137,9 @@ class Runners:
         stuck: Callable[[ClaimedJob, str, float, str], None],
         hooks: Hooks,
         holds_lease: Callable[[], bool] = lambda: True,
+        log_lines: int = DEFAULT_LOG_LINES,
     ) -> None:
+        self._log_lines = log_lines
         self._tasks = tasks
         self._store = store
         self._worker = worker
@@ -146,6 +153,7 @@ class Runners:
         self._reports: set[asyncio.Task[None]] = set()
         """Calls of `on_error` hooks for handlers that still run."""
         self._random = Random()
+        self._tracer: Tracer | None = None
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="duetime-task")
         self.waiting: deque[Waiting] = deque()
@@ -183,6 +191,8 @@ class Runners:
     def put(self, jobs: Sequence[ClaimedJob], *, received: float) -> None:
         """Run jobs as soon as a runner is free, those claimed early not before they are due."""
         tasks = {name: self._tasks[name] for name in {job.task for job in jobs}}
+        # Asked often, since a startup hook may set it up.
+        self._tracer = find_tracer()
         for task in tasks.values():
             if task.options.overrides_jobs:
                 _override_options(jobs, task)
@@ -358,13 +368,27 @@ class Runners:
             raise
 
     async def _run_job(self, running: Running) -> None:
+        job = running.job
         self.running.add(running)
-        label = current_job.set(running.job)
-        record = await self.attempt(running)
+        if self._log_lines != DEFAULT_LOG_LINES:
+            job.lines = LogLines(self._log_lines)
+        label = current_job.set(job)
+        record = await (
+            self.attempt(running) if self._tracer is None else self._traced_attempt(running)
+        )
         current_job.reset(label)
         self.running.discard(running)
+        if job.lines is not None and record is not None:
+            record.log = job.lines.write()
         if record is not None or not running.is_abandoned:
-            self._finished(running.job, record)
+            self._finished(job, record)
+
+    async def _traced_attempt(self, running: Running) -> FinishedJob | None:
+        assert self._tracer is not None
+        with trace_attempt(self._tracer, running.job, self._worker) as span:
+            record = await self.attempt(running)
+            span.ended(record)
+        return record
 
     # One attempt
 
@@ -525,6 +549,8 @@ class Runners:
             report = self._loop.create_task(self._call_error_hooks(running, error, record))
             self._reports.add(report)
             report.add_done_callback(self._reports.discard)
+        if running.job.lines is not None:
+            record.log = running.job.lines.write()
         self._finished(running.job, record)
 
     # Timeouts

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from duetime.domain.jobs.job import AttemptOutcome
 from duetime.errors import DatabaseCorrupted, TransactionConflict, TransientError
 from duetime.settings import Settings
+from duetime.storage.access.pruning import prune_access
 from duetime.storage.audit import prune_audit
 from duetime.storage.store import Store
 from duetime.telemetry.events import Events, Outage, log_event
@@ -63,8 +64,9 @@ def make_rescuer(
 
 
 def make_pruner(store: Store, settings: Settings, others: Sequence[Prune]) -> Service:
-    """Delete old jobs with their history and old audit events, and mark jobs that were parked for
-    too long as dead; then call the `others`. In small batches, so that no statement takes long."""
+    """Delete old jobs with their history, old audit events, invalid tokens and ended sessions,
+    and mark jobs that were parked for too long as dead; then call the `others`. In small batches,
+    so that no statement takes long."""
     audit, parked = settings.retention["audit"], settings.retention["parked"]
     retention = {
         how: settings.retention[how] for how in AttemptOutcome if how in settings.retention
@@ -85,6 +87,8 @@ def make_pruner(store: Store, settings: Settings, others: Sequence[Prune]) -> Se
                 jobs=died[:10],
             )
         pruned = max(pruned, await store.transact(prune_audit(store.dialect, audit)))
+        access = prune_access(store.dialect, audit, idle=settings.session_idle)
+        pruned = max(pruned, await store.transact(access))
         if pruned >= PRUNE_BATCH:
             return AGAIN_SECONDS
         return GO_ON_SECONDS if after else None

@@ -32,6 +32,7 @@ from duetime.errors import DatabaseCorrupted, DatabaseUnreachable, StorageError
 from duetime.settings import Settings
 from duetime.storage.store import Beat, Store
 from duetime.telemetry.events import Events, Outage, log_event
+from duetime.telemetry.tally import WorkerState
 
 log = logging.getLogger("duetime.worker")
 
@@ -100,6 +101,7 @@ class Worker:
         except BaseException:
             await self.loop.runners.close()
             raise
+        self._watch_due = time.monotonic()
         # Until the very end, also while stopping: handlers run under the lease until then.
         watching = asyncio.create_task(
             repeat(
@@ -124,7 +126,7 @@ class Worker:
             service.add_done_callback(self._service_stopped)
         self.started.set()
         self.outage.worked("start")
-        self._events.worker_started(self.name, self._settings.queues)
+        self._events.worker_started(self.name, self._settings.queues, self._state)
         try:
             await self._run_loop_until_stopped()
         finally:
@@ -183,6 +185,24 @@ class Worker:
     def _grace(self) -> float:
         return self._settings.grace.total_seconds()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it claims jobs: it has started, holds its lease, and was not told to stop. May be
+        read from any thread."""
+        return (
+            self.started.is_set()
+            and not self.stopping.requested.is_set()
+            and self.lease.fenced is None
+            and self.lease.heartbeat.is_beating
+            and self.lease.heartbeat.seconds_left > 0
+        )
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its event loop has been blocked for so long that it gives up its lease. May be
+        read from any thread."""
+        return self.started.is_set() and self._watch.is_blocked
+
     def stop(self, *, now: bool = False) -> None:
         """Claim no more jobs; let those that run finish within the grace time, or stop them now."""
         self.stopping.request(now=now)
@@ -206,7 +226,9 @@ class Worker:
                 await follower.open()
             self._opened = True
         await self.loop.read_limits()
-        self.loop.pace.sleeper = await self._store.sleeper(lease.worker_id)
+        self.loop.pace.sleeper = await self._store.sleeper(
+            lease.worker_id, notified=self._events.tally.notified
+        )
         self.loop.pace.restart()
         lease.heartbeat = Heartbeat(
             self._store.heart(),
@@ -265,6 +287,7 @@ class Worker:
         with suppress(DatabaseUnreachable):
             async with stopping.in_time():
                 await self._followers.flush()
+                await self._followers.close()
         return len(unfinished)
 
     async def _flush(self) -> bool:
@@ -362,12 +385,24 @@ class Worker:
     async def _watch_lease(self) -> float:
         """Makes no database call, so that a hanging database cannot delay the fence."""
         self._watch.pulse()
+        now = time.monotonic()
+        self._events.tally.loop_lagged(now - self._watch_due)
+        self._watch_due = now + self._watch_every
         self.lease.holds()
         return self._watch_every
 
     @property
     def _watch_every(self) -> float:
         return min(0.25, self._settings.lease.total_seconds() / 10)
+
+    def _state(self) -> WorkerState:
+        runners = self.loop.runners
+        return WorkerState(
+            running=len(runners.running),
+            waiting=len(runners.waiting),
+            concurrency=self._settings.concurrency,
+            listening=self.loop.pace.sleeper.listening,
+        )
 
     async def _keep_house(self) -> float:
         if self.lease.fenced is None:

@@ -3,6 +3,7 @@ ended, has failed runs undone, and repairs what a crash left undone."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ from duetime.telemetry.events import log_event
 log = logging.getLogger("duetime.flows")
 
 _REPAIR_SECONDS = 5.0
+_BUSY_SECONDS = 0.02
+"""When runs are notified that another transaction had locked."""
 
 
 class FlowFollower(Follower):
@@ -61,7 +64,10 @@ class FlowFollower(Follower):
         failed, self._failed = self._failed, set()
         try:
             if jobs:
-                await self._store.transact(self._statements.jobs_finished(sorted(jobs)))
+                left = await self._store.transact(self._statements.jobs_finished(sorted(jobs)))
+                if left:
+                    self._jobs.update(left)
+                    asyncio.get_running_loop().call_later(_BUSY_SECONDS, self._records.soon)
             if failed:
                 await clean_up(self._store, sorted(failed))
         except StorageError as error:

@@ -7,11 +7,13 @@ woken for that, reads all rows under the lock of the run, and is suspended again
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -31,11 +33,12 @@ from duetime.domain.jobs.outcome import Cancel, Completed, Discard, Outcome
 from duetime.engine.batching import Batcher, process_alone_if_refused
 from duetime.engine.context import Context
 from duetime.engine.executor import write_json
-from duetime.errors import InvalidInput
+from duetime.errors import InvalidInput, TransactionConflict
 from duetime.flows.graph_code import GraphCode, Inputs, Outputs, ranges
-from duetime.flows.recorder import record_until_accepted
+from duetime.flows.recorder import FIRST_BUSY_SECONDS, MAX_BUSY_SECONDS, record_until_accepted
 from duetime.storage.flows.graphs import GraphRun, GraphStatements, Output, change, compensation_row
 from duetime.storage.store import Dialect, Statements, Store
+from duetime.telemetry.traces import Trace, read_trace
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -43,6 +46,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("duetime.flows")
 
 _KEPT_RUNS = 1_000
+
+_Answer = bool | Exception | Literal["busy"]
+"""Whether the end of a step was accepted, else its claim is gone. `busy`: another transaction has
+locked its run."""
 
 
 class _Wanted(NamedTuple):
@@ -77,9 +84,13 @@ class GraphSteps:
     def __init__(self, app: Duetime) -> None:
         self._app = app
         self._loads: Batcher[_Wanted, _Loaded] = Batcher(self._load_many)
-        self._records: Batcher[EndedStep, bool | Exception] = Batcher(
+        self._records: Batcher[EndedStep, _Answer] = Batcher(
             lambda ended: process_alone_if_refused(self._write, ended), wait_on_cancel=True
         )
+        self._locked_out: Batcher[EndedStep, _Answer] = Batcher(
+            self._write_in_turn, wait_on_cancel=True
+        )
+        """Steps of runs that another transaction had locked."""
         self._runs: WeakKeyDictionary[Store, OrderedDict[int, GraphRun]] = WeakKeyDictionary()
         """The runs whose steps ran here last: what is kept of a run never changes."""
 
@@ -126,7 +137,7 @@ class GraphSteps:
         statements = GraphStatements(store.dialect)
         runs = self._runs.setdefault(store, OrderedDict())
         if missing := {one.run for one in wanted} - runs.keys():
-            found = await store.transact(statements.runs(sorted(missing)), reads=True)
+            found = await store.transact(statements.runs(sorted(missing)), reads=True, single=True)
             runs.update(found)
         rows: set[tuple[int, int, int]] = set()
         for one in wanted:
@@ -136,7 +147,9 @@ class GraphSteps:
                 rows.update(ranges(run, run.shape, one.names))
         outputs: Outputs = {}
         if rows:
-            outputs = await store.transact(statements.outputs(sorted(rows)), reads=True)
+            outputs = await store.transact(
+                statements.outputs(sorted(rows)), reads=True, single=True
+            )
         answers = [
             _Loaded(runs.get(one.run), outputs.get((one.run, one.seq)), outputs) for one in wanted
         ]
@@ -149,18 +162,42 @@ class GraphSteps:
         ctx = ended.ctx
         await record_until_accepted(
             ctx,
-            lambda: self._records.submit(ended),
+            lambda: self._submit(ended),
             run_id=ended.run.id,
             step=ctx.job.task.rpartition(".")[2],
         )
         ctx.committed = True
 
-    async def _write(self, ended: Sequence[EndedStep]) -> list[bool]:
+    async def _submit(self, ended: EndedStep) -> bool | Exception:
+        wait = FIRST_BUSY_SECONDS
+        answer = await self._records.submit(ended)
+        while answer == "busy":
+            answer = await self._locked_out.submit(ended)
+            if answer == "busy":
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, MAX_BUSY_SECONDS)
+        return answer
+
+    async def _write(self, ended: Sequence[EndedStep], *, waits: bool = False) -> list[_Answer]:
         store = await self._app.store()
-        accepted: list[bool] = await store.transact(
-            _finish_and_release(GraphStatements(store.dialect), store, ended)
+        statements = GraphStatements(store.dialect)
+        answers: list[_Answer] = await store.transact(
+            _finish_and_release(statements, store, ended, waits=waits)
         )
-        return accepted
+        return answers
+
+    async def _write_in_turn(self, ended: Sequence[EndedStep]) -> Sequence[_Answer]:
+        """Wait a moment for each run. No run waits for another one that stays locked for longer,
+        and no more than one connection does."""
+        answers: dict[int, _Answer] = {}
+        for run in {one.run.id for one in ended}:
+            own = [one for one in ended if one.run.id == run]
+            try:
+                found = await process_alone_if_refused(partial(self._write, waits=True), own)
+            except TransactionConflict:
+                found = ["busy"] * len(own)
+            answers |= {id(one): answer for one, answer in zip(own, found, strict=True)}
+        return [answers[id(one)] for one in ended]
 
 
 def _names(*parameters: Iterable[Any]) -> tuple[str, ...]:
@@ -183,18 +220,23 @@ def _ended(name: str, ctx: Context, run: GraphRun, seq: int, value: Any) -> Ende
 
 
 def _finish_and_release(
-    statements: GraphStatements, store: Store, ended: Sequence[EndedStep]
+    statements: GraphStatements, store: Store, ended: Sequence[EndedStep], *, waits: bool
 ) -> Statements:
-    """Complete the jobs of steps, each fenced by itself, and release what waits for them."""
-    yield from statements.lock(one.run.id for one in ended)
-    accepted = yield from store.finish_many_in([one.ctx._finished(None) for one in ended])
+    """Complete the jobs of steps, each fenced by itself, and release what waits for them. Return an
+    `_Answer` for each: `busy` if another transaction has locked its run. With `waits`, all are of
+    one run, whose lock is waited for."""
+    if waits:
+        yield from statements.lock_briefly(ended[0].run.id)
+    accepted: list[bool | None] = yield from store.finish_steps_in(
+        [one.ctx._finished(None) for one in ended], [one.run.id for one in ended]
+    )
     ours = [one for one, is_ours in zip(ended, accepted, strict=True) if is_ours]
     for one in ours:
         # If the answer to the commit is lost, a second completion is no surprise.
         one.ctx.completed = True
     if ours:
         yield from _write_and_release(statements, store, ours)
-    return accepted
+    return ["busy" if is_ours is None else is_ours for is_ours in accepted]
 
 
 def _write_and_release(
@@ -210,7 +252,6 @@ def _write_and_release(
             if one.finish is not None
         ]
     )  # fmt: skip
-    yield from statements.write([_record(one) for one in ended])
     yield from statements.add(
         [
             compensation_row(one.run.id, shape, node)
@@ -223,10 +264,11 @@ def _write_and_release(
         ]
     )
     runs = {one.run.id: one.run for one in ended}
-    release = Release(statements, store, runs)
+    traces = {one.run.id: read_trace(one.ctx.job.trace) for one in ended}
+    release = Release(statements, store, runs, traces)
     for one in ended:
         release.step_ended(one.run.id, one.seq)
-    yield from release.perform()
+    yield from release.perform([_record(one) for one in ended])
 
 
 def _record(one: EndedStep) -> dict[str, Any]:
@@ -250,11 +292,17 @@ class Release:
     """Counts down what waits for steps that ended, and starts what waits for nothing more."""
 
     def __init__(
-        self, statements: GraphStatements, store: Store, runs: Mapping[int, GraphRun]
+        self,
+        statements: GraphStatements,
+        store: Store,
+        runs: Mapping[int, GraphRun],
+        traces: Mapping[int, Trace | None],
     ) -> None:
         self._statements = statements
         self._store = store
         self._runs = runs
+        self._traces = traces
+        """The enqueue that started each run."""
         self._counts: Counter[tuple[int, int]] = Counter()
         self._jobs: list[tuple[int, int, NewJob]] = []
         self._wake: set[int] = set()
@@ -273,10 +321,11 @@ class Release:
             if not following:
                 self._counts[run, shape.end] += 1
 
-    def perform(self) -> Statements:
-        while self._counts:
+    def perform(self, changes: list[dict[str, Any]]) -> Statements:
+        """Write these changes, and release what waits for the steps that have ended."""
+        while self._counts or changes:
             counts, self._counts = self._counts, Counter()
-            released = yield from self._statements.release(counts)
+            released = yield from self._statements.write_and_release(changes, counts)
             self._wake |= {one.run for one in released if one.stopping}
             reached = [one for one in released if not one.pending and not one.stopping]
             states = yield from self._states_that_matter(reached)
@@ -296,14 +345,14 @@ class Release:
                 elif is_skipped(shape, node, states.get(one.run, {})):
                     ended.append((one.run, one.seq, StepState.SKIPPED))
                 elif node.kind is GraphKind.STEP:
-                    self._jobs.append((one.run, one.seq, step_job(shape, one.run, node)))
+                    job = step_job(shape, one.run, node, self._traces[one.run])
+                    self._jobs.append((one.run, one.seq, job))
                 else:
                     self._wake.add(one.run)
+            changes = []
             if ended:
                 now = yield from self._statements.now()
-                yield from self._statements.write(
-                    [change(run, seq, state, finished_at=now) for run, seq, state in ended]
-                )
+                changes = [change(run, seq, state, finished_at=now) for run, seq, state in ended]
                 yield from self._statements.add(undos)
                 for run, seq, _ in ended:
                     self.step_ended(run, seq)
@@ -352,8 +401,8 @@ def start_jobs(
         )
 
 
-def step_job(shape: Shape, run: int, node: Node) -> NewJob:
-    return new_job(f"{shape.graph}.{node.name}", run, shape.seq(node.name), node.job)
+def step_job(shape: Shape, run: int, node: Node, trace: Trace | None) -> NewJob:
+    return new_job(f"{shape.graph}.{node.name}", run, shape.seq(node.name), node.job, trace=trace)
 
 
 def new_job(
@@ -364,6 +413,7 @@ def new_job(
     args: bytes = b"{}",
     *,
     flow: bool = False,
+    trace: Trace | None = None,
 ) -> NewJob:
     return NewJob(
         task=task,
@@ -374,4 +424,5 @@ def new_job(
         max_attempts=options.max_attempts,
         timeout=None if options.timeout is None else timedelta(seconds=options.timeout),
         flow=flow,
+        trace=trace,
     )

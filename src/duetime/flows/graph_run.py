@@ -6,6 +6,7 @@ run as it is. So it may be woken at any time, and any number of times.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,9 +30,10 @@ from duetime.domain.jobs.outcome import Cancel
 from duetime.domain.reasons import Reason
 from duetime.engine.context import Context
 from duetime.engine.executor import code_of_error, describe_exception
-from duetime.errors import ClaimLost, FlowTimeout, StepFailed
+from duetime.errors import ClaimLost, FlowTimeout, StepFailed, TransactionConflict
 from duetime.flows.graph import new_job, start_jobs, step_job
 from duetime.flows.graph_code import GraphCode, Inputs, ranges
+from duetime.flows.recorder import FIRST_BUSY_SECONDS, MAX_BUSY_SECONDS
 from duetime.storage.flows.graphs import (
     CANCEL,
     FAILURE,
@@ -46,6 +48,7 @@ from duetime.storage.flows.graphs import (
 )
 from duetime.storage.jobs.changes import JobStatements
 from duetime.storage.store import Statements, Store
+from duetime.telemetry.traces import read_trace
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -77,9 +80,16 @@ async def run_graph(app: Duetime, code: GraphCode, ctx: Context) -> Any:
     """Go on with a run until it ends or waits; or undo one whose job has ended otherwise."""
     store = await app.store()
     is_stopped = False
+    wait = FIRST_BUSY_SECONDS
     while True:
         step = RunStep(GraphStatements(store.dialect), store, code, ctx, is_stopped=is_stopped)
-        answer = await store.transact(step.perform(), computes=True)
+        try:
+            answer = await store.transact(step.perform(), computes=True)
+        except TransactionConflict:
+            # A caller's transaction that signals the run is open. No connection waits for it.
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, MAX_BUSY_SECONDS)
+            continue
         match answer:
             case _Stop(jobs):
                 why = Reason.of("run_stopped", run=ctx.id)
@@ -112,6 +122,7 @@ class RunStep:
         self._store = store
         self._code = code
         self._ctx = ctx
+        self._trace = read_trace(ctx.job.trace)
         undone = read_undo_key(ctx.job.key)
         self._id = ctx.id if undone is None else undone
         self._undoes = undone is not None
@@ -134,7 +145,7 @@ class RunStep:
 
     def perform(self) -> Statements:
         statements = self._statements
-        yield from statements.lock([self._id])
+        yield from statements.lock_briefly(self._id)
         if not (yield from statements.is_held(self._ctx.id, self._ctx.token)):
             raise ClaimLost(self._ctx.id, self._ctx.token)
         if self._undoes and not (yield from statements.has_ended(self._id)):
@@ -281,7 +292,7 @@ class RunStep:
         """Start a step that waits for nothing more. False: it has to wait for its code."""
         if node.kind is GraphKind.STEP:
             # Its own job checks its condition.
-            self._enqueue(self._jobs, node, step_job(self._shape, self._id, node))
+            self._enqueue(self._jobs, node, step_job(self._shape, self._id, node, self._trace))
             return True
         try:
             inputs = yield from self._inputs(node)
@@ -307,7 +318,9 @@ class RunStep:
             case GraphKind.CHILD:
                 seq = self._shape.seq(node.name)
                 args = inputs.write_object(self._code.steps[node.name].parameters)
-                job = new_job(str(node.flow), self._id, seq, node.job, args, flow=True)
+                job = new_job(
+                    str(node.flow), self._id, seq, node.job, args, flow=True, trace=self._trace
+                )
                 self._enqueue(self._children, node, job, StepState.WAITING)
             case _:
                 yield from self._start_map(node, inputs)
@@ -350,7 +363,7 @@ class RunStep:
         self._states[node.name] = state
 
     def _start_map(self, node: Node, inputs: Inputs) -> Statements:
-        """Start a job for each item."""
+        """Start a job for each item that has not completed before the run was retried."""
         text = inputs.text(str(node.over))
         items = [] if text is None else msgspec.json.decode(text)
         if not isinstance(items, list) or len(items) >= MAX_ITEMS:
@@ -361,14 +374,23 @@ class RunStep:
                 error=f"{node.over!r} must be a list of fewer than {MAX_ITEMS:,} items.",
             )
             return
-        if not items:
+        first = self._shape.first_item(node.name)
+        completed = yield from self._statements.completed_items(self._id, self._shape, node)
+        left = [(place, item) for place, item in enumerate(items) if first + place not in completed]
+        if not left:
             self._end(node, StepState.COMPLETED)
             return
-        first = self._shape.first_item(node.name)
         task = f"{self._shape.graph}.{node.name}"
         jobs = [
-            new_job(task, self._id, first + place, node.job, msgspec.json.encode({"item": item}))
-            for place, item in enumerate(items)
+            new_job(
+                task,
+                self._id,
+                first + place,
+                node.job,
+                msgspec.json.encode({"item": item}),
+                trace=self._trace,
+            )
+            for place, item in left
         ]
         enqueued = yield from self._store.enqueue_in(jobs)
         yield from self._statements.add(
@@ -378,14 +400,14 @@ class RunStep:
                     "name": f"{node.name}[{place}]", "state": StepState.RUNNING,
                     "job": made.job_id,
                 }
-                for place, made in enumerate(enqueued)
+                for (place, _), made in zip(left, enqueued, strict=True)
             ]
         )  # fmt: skip
         self._states[node.name] = StepState.RUNNING
         self._change(
             self._shape.seq(node.name),
             StepState.RUNNING,
-            pending=len(items),
+            pending=len(left),
             started_at=self._now,
         )
 
@@ -534,7 +556,7 @@ class RunStep:
         for node in reversed(nodes):
             if states.get(str(node.undo), StepState.REGISTERED) is StepState.REGISTERED:
                 task, seq = f"{self._shape.graph}.{node.undo}", -self._shape.seq(node.name)
-                job = new_job(task, self._id, seq, node.undo_job)
+                job = new_job(task, self._id, seq, node.undo_job, trace=self._trace)
                 yield from start_jobs(self._statements, self._store, [(self._id, seq, job)])
                 return False
         return True

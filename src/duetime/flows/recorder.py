@@ -27,8 +27,8 @@ _MAX_BATCH_SIZE = 500
 """Each batch is a commit, whatever its size."""
 _FIRST_WAIT_SECONDS = 0.1
 _MAX_WAIT_SECONDS = 5.0
-_FIRST_BUSY_SECONDS = 0.005
-_MAX_BUSY_SECONDS = 1.0
+FIRST_BUSY_SECONDS = 0.005
+MAX_BUSY_SECONDS = 1.0
 
 
 class Pause(NamedTuple):
@@ -89,11 +89,11 @@ class Recorder:
 
     async def suspend(self, pause: Pause) -> SuspendAnswer:
         """Suspend a run, once no transaction is open that signals it."""
-        wait = _FIRST_BUSY_SECONDS
+        wait = FIRST_BUSY_SECONDS
         answer = await self._pauses.submit(pause)
         while answer == "busy":
             await asyncio.sleep(wait)
-            wait = min(2 * wait, _MAX_BUSY_SECONDS)
+            wait = min(2 * wait, MAX_BUSY_SECONDS)
             # What it had to record is recorded.
             answer = await self._pauses.submit(Pause([], pause.suspension))
         if isinstance(answer, Exception):

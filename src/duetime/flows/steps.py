@@ -29,6 +29,7 @@ from duetime.flows.replay import (
     is_over,
 )
 from duetime.telemetry.events import log_event
+from duetime.telemetry.traces import current_trace, trace_step
 
 T = TypeVar("T")
 
@@ -65,7 +66,8 @@ async def call_step(
             attempt += 1
             started = replay.ctx.elapsed_us
             try:
-                value = await called.call(args, kwargs, _make_step(replay, seq, attempt))
+                with trace_step(name, seq=seq, attempt=attempt):
+                    value = await called.call(args, kwargs, _make_step(replay, seq, attempt))
                 if isinstance(value, Outcome):
                     raise value
                 output = _encode(name, value)
@@ -116,7 +118,10 @@ async def call_in_transaction(
     try:
         await replay.record_compensations()
         async with replay.recorder.transaction(replay.ctx, done) as connection:
-            value = await called.call((connection, *args), kwargs, _make_step(replay, seq, attempt))
+            with trace_step(name, seq=seq, attempt=attempt):
+                value = await called.call(
+                    (connection, *args), kwargs, _make_step(replay, seq, attempt)
+                )
             if isinstance(value, Outcome):
                 raise value
             output = _encode(name, value)
@@ -151,11 +156,13 @@ async def run_jobs(
         replay.start()
         try:
             starts = []
+            trace = current_trace()
             for seq, job in fresh:
                 kind: StepKind = "child" if task.definition.options.flow else "job"
                 waiting = replay.new_record(seq, kind, job.task, WAITING)
                 waiting.batch = batch
-                starts.append((waiting, replace(job, key=step_key(replay.run_id, seq))))
+                key = step_key(replay.run_id, seq)
+                starts.append((waiting, replace(job, key=key, trace=trace)))
             if replay.unrecorded:
                 await replay.recorder.record(replay.ctx, replay.take_unrecorded())
             await replay.recorder.start_jobs(replay.ctx, starts)

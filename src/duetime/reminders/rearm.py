@@ -10,10 +10,8 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from duetime.domain.jobs.job import DEFAULT_QUEUE
 from duetime.domain.jobs.outcome import Snooze
-from duetime.domain.jobs.retry import Exponential
-from duetime.domain.jobs.task import TaskDefinition, TaskOptions
+from duetime.domain.jobs.task import TaskDefinition, own_options
 from duetime.domain.reasons import Reason
 from duetime.domain.reminders.reminder import REARM_TASK
 from duetime.engine.context import Context
@@ -32,7 +30,6 @@ _BATCH = 500
 """How many subjects are locked at once: others wait for them."""
 _AGAIN = "100ms"
 """When to try again subjects that another transaction has locked."""
-_RETRY = Exponential("1s", max="1m", max_attempts=1000)
 
 
 def rearm_task(app: Duetime) -> TaskDefinition:
@@ -41,17 +38,7 @@ def rearm_task(app: Duetime) -> TaskDefinition:
     async def rearm() -> Any:
         return await rearm_stale(app)
 
-    options = TaskOptions(
-        queue=DEFAULT_QUEUE,
-        priority=0,
-        retry=_RETRY,
-        retry_on=(Exception,),
-        max_attempts=_RETRY.max_attempts,
-        timeout=None,
-        expires=None,
-        keep_result=False,
-    )
-    return TaskDefinition(rearm, name=REARM_TASK, options=options, context_type=Context)
+    return TaskDefinition(rearm, name=REARM_TASK, options=own_options(), context_type=Context)
 
 
 async def rearm_stale(app: Duetime) -> Snooze | None:

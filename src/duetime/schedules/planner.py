@@ -64,6 +64,7 @@ class Planner(Follower):
         self._worker = worker.name
         self._store = worker.store
         self._events = ScheduleEvents(worker.name)
+        self._tally = worker.events.tally
         self._tasks = worker.tasks
         self._declared = declared
         self._declarer = Declarer(settings.service, settings.release)
@@ -209,6 +210,7 @@ class Planner(Follower):
                 self._let_start(_decided(checked[job_id], decision), job, received)
             elif decision.action == "skip":
                 reason = decision.reason or Reason("tick_closed")
+                self._tally.tick_skipped(decision.status)
                 self._events.tick_skipped(job, decision.status, reason)
                 gate.skip(job, _ENDS.get(decision.status, AttemptOutcome.CANCELLED), reason)
             else:

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
+from duetime.domain.jobs.facets import ErrorGroup, JobFacets
 from duetime.domain.jobs.job import (
     AttemptOutcome,
     ClaimedJob,
     Enqueued,
     FinishedJob,
+    FoundJobs,
     JobFilter,
     JobInfo,
+    JobResult,
     JobState,
     NewJob,
 )
@@ -51,7 +54,7 @@ class Dialect(Protocol):
 
 LEAD = timedelta(milliseconds=50)
 """An idle worker claims what falls due so soon, and holds it until then."""
-_PART = 500
+PART = 500
 
 
 def in_parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -68,7 +71,7 @@ def run_many(
     For each item of a list SQLite scans the whole of it.
     """
     rows: list[Row] = []
-    for part in in_parts(documents, _PART):
+    for part in in_parts(documents, PART):
         rows += yield from dialect.run(name, part)
     return rows
 
@@ -154,6 +157,10 @@ class Sleeper(Protocol):
     def asleep(self) -> bool:
         """Whether every enqueue wakes us: no longer once the connection is lost."""
 
+    @property
+    def listening(self) -> bool:
+        """Whether notifications reach us. If not, we poll."""
+
     async def fall_asleep(self, queues: Sequence[str]) -> bool:
         """From now on every enqueue wakes us. False: one is in flight; check again soon."""
 
@@ -228,7 +235,10 @@ class Store(Protocol):
 
     def heart(self) -> Heart: ...
 
-    async def sleeper(self, worker_id: int) -> Sleeper: ...
+    async def sleeper(
+        self, worker_id: int, *, notified: Callable[[str], None] = lambda channel: None
+    ) -> Sleeper:
+        """`notified` is called for each notification, with its channel: `wake` or `cancel`."""
 
     # The hot path
 
@@ -294,6 +304,10 @@ class Store(Protocol):
     def finish_many_in(self, finished: Sequence[FinishedJob]) -> Statements:
         """Complete several, each fenced by itself; returns a bool for each."""
 
+    def finish_steps_in(self, finished: Sequence[FinishedJob], runs: Sequence[int]) -> Statements:
+        """Lock the runs of flows that these jobs do steps of, and complete the jobs as
+        `finish_many_in` does; returns None for those whose run another transaction has locked."""
+
     async def transact(
         self,
         statements: Statements,
@@ -347,20 +361,35 @@ class Store(Protocol):
 
     async def get(self, job_id: int) -> JobInfo | None: ...
 
-    async def find(self, which: JobFilter) -> list[JobInfo]:
+    async def find(self, which: JobFilter) -> FoundJobs:
         """Newest first."""
 
+    async def facets(self, which: JobFilter) -> JobFacets:
+        """How many jobs match, by state, queue and task."""
+
+    async def errors(self, which: JobFilter) -> list[ErrorGroup]:
+        """How jobs that finished without success failed, the most frequent errors first."""
+
     async def queues(
-        self, *, after: str | None = None, limit: int | None = None
+        self,
+        *,
+        only: str | None = None,
+        count_to: int | None = None,
+        after: str | None = None,
+        limit: int | None = None,
     ) -> list[QueueInfo]:
-        """By name: those after one of them."""
+        """By name: those after one of them, or `only` one, of each of whose priorities no more than
+        `count_to` jobs are counted."""
 
     async def limited_queues(self) -> dict[str, Limits]: ...
 
     async def workers(self) -> list[WorkerInfo]: ...
 
-    async def wait_finished(self, job_id: int, seconds: float) -> JobInfo | None:
-        """Return the job once it has finished; None if it has not after about `seconds`.
+    async def change_mark(self) -> Any:
+        """Return a value that differs once something has changed, perhaps some seconds later."""
+
+    async def wait_finished(self, job_id: int, seconds: float) -> JobResult | None:
+        """Return how the job finished, once it has; None if it has not after about `seconds`.
 
         However many jobs are waited for, a worker's calls do not queue behind them.
         """

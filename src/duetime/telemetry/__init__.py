@@ -1,1 +1,1 @@
-"""Events of the engine, as logs (metrics and traces are siblings to come)."""
+"""Events of the engine, as logs, metrics and traces."""

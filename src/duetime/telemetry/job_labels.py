@@ -1,12 +1,15 @@
-"""Adds the job to log records that its handler makes: id, task, key, attempt and queue."""
+"""Adds the job to log records that its handler makes: id, task, key, attempt and queue. Keeps the
+lines with the attempt."""
 
 from __future__ import annotations
 
 import logging
 from contextvars import ContextVar
+from traceback import format_exception_only
 from typing import Any
 
 from duetime.domain.jobs.job import ClaimedJob
+from duetime.domain.jobs.log_lines import DEFAULT_LOG_LINES, LogLines
 
 current_job: ContextVar[ClaimedJob | None] = ContextVar("duetime_job", default=None)
 """The job whose handler runs in this context. Tasks and threads of the handler inherit it."""
@@ -24,6 +27,7 @@ They have a prefix, since an application's `extra={"task": …}` raises an error
 attribute of that name.
 """
 
+OWN_LOGGER = "duetime"
 _is_installed = False
 
 
@@ -45,7 +49,29 @@ class _Labelling:
         self._make = make
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
-        return label_record(self._make(*args, **kwargs))
+        record = label_record(self._make(*args, **kwargs))
+        job = current_job.get()
+        if job is not None:
+            capture(record, job)
+        return record
+
+
+def capture(record: logging.LogRecord, job: ClaimedJob) -> None:
+    """Keep the line with the job's attempt, unless it is one of Duetime's own."""
+    if record.name == OWN_LOGGER or record.name.startswith(f"{OWN_LOGGER}."):
+        return
+    lines = job.lines
+    if lines is None:
+        lines = job.lines = LogLines(DEFAULT_LOG_LINES)
+    elif lines.is_off:
+        return
+    try:
+        message = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            message += f"\n{''.join(format_exception_only(record.exc_info[1])).rstrip()}"
+    except Exception:  # noqa: BLE001 - logging itself reports what cannot be formatted
+        message = str(record.msg)
+    lines.add(record.created, record.levelname, record.name, message)
 
 
 def label_record(record: logging.LogRecord) -> logging.LogRecord:

@@ -27,6 +27,8 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     args: Mapping[str, Any] = {}
 
     def __post_init__(self) -> None:
+        if self.task.any_arguments:
+            return
         if unknown := [name for name in self.args if name not in self.task.arguments]:
             raise InvalidInput(
                 f"Task {self.task.name!r} has no argument {unknown[0]!r}. Its arguments are: "
@@ -63,7 +65,9 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
             actual = self.task.decode(msgspec.json.encode(job.args))
         except InvalidArguments:
             return False
-        return all(_same(actual[name], value) for name, value in self.args.items())
+        return all(
+            name in actual and _same(actual[name], value) for name, value in self.args.items()
+        )
 
 
 def describe_difference(

@@ -103,6 +103,7 @@ class SoloWorker:
     async def _leave(self) -> None:
         await self._runners.close()
         await self._followers.flush()
+        await self._followers.close()
         await self._store.disown(self._worker_id, [])
         await self._store.remove_worker(self._worker_id)
 
@@ -159,8 +160,14 @@ class SoloWorker:
 
     async def next_plan(self, now: datetime) -> datetime | None:
         """When a follower will have something to repair, if no job is claimed before then."""
-        found = [await follower.next_repair() for follower in self._followers]
-        return min((at for at in found if at is not None and at > now), default=None)
+        times = [(await follower.next_repair(), follower) for follower in self._followers]
+        found = [(at, follower) for at, follower in times if at is not None and at > now]
+        first = min((at for at, _ in found), default=None)
+        for at, follower in found:
+            if at == first:
+                # The next `plan`, at that time, must not leave it out.
+                self._rests.pop(follower, None)
+        return first
 
     async def claim_this(self, job_id: int, now: datetime) -> ClaimedJob | None:
         """Claim one particular job if it may start now; release the others."""
@@ -184,6 +191,8 @@ class SoloWorker:
         label = current_job.set(job)
         finished = await self._runners.attempt(running)
         current_job.reset(label)
+        if job.lines is not None and finished is not None:
+            finished.log = job.lines.write()
         if me.cancelling() > before:
             if not running.timed_out:
                 # The caller was cancelled, not the handler.
@@ -227,6 +236,7 @@ class SoloWorker:
             return AttemptOutcome.LOST
         if refused:
             mark_completed(finished)
+        self._followers.attempted([finished])
         self._app._events.jobs_finished(_NAME, [finished])
         return finished.outcome
 

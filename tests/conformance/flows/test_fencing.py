@@ -92,7 +92,7 @@ async def lose_lease(store: Store, clock: Clock) -> None:
 async def test_a_worker_without_its_lease_records_nothing(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
-    await enqueue(store)
+    await enqueue(store, flow=True)
     job = await hand.claim_one()
     await record(store, call(job, 1, output="mine"))
     await lose_lease(store, clock)
@@ -106,7 +106,7 @@ async def test_a_worker_without_its_lease_records_nothing(
 async def test_a_worker_whose_run_is_elsewhere_neither_records_nor_suspends(
     store: Store, clock: Clock, make_hand: MakeHand, how: str
 ) -> None:
-    run = await enqueue(store)
+    run = await enqueue(store, flow=True)
     hand = await make_hand(name="slow")
     slow = await hand.claim_one()
     if how == "gave it back":
@@ -127,7 +127,7 @@ async def test_a_worker_whose_run_is_elsewhere_neither_records_nor_suspends(
 async def test_a_worker_without_its_lease_takes_no_signal(
     store: Store, clock: Clock, make_hand: MakeHand
 ) -> None:
-    run = await enqueue(store)
+    run = await enqueue(store, flow=True)
     job = await (await make_hand(name="slow")).claim_one()
     await send(store, run, data="kept")
     [signal] = (await load(store, run)).signals
@@ -144,8 +144,8 @@ async def test_an_attempt_that_ended_takes_no_signal_though_its_claim_is_open(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
     """It timed out, and its handler still runs: the claim is there for the other job."""
-    run = await enqueue(store)
-    await enqueue(store)
+    run = await enqueue(store, flow=True)
+    await enqueue(store, flow=True)
     job, _other = await hand.claim()
     await send(store, run, data="kept")
     [signal] = (await load(store, run)).signals
@@ -160,8 +160,8 @@ async def test_an_attempt_that_ended_takes_no_signal_though_its_claim_is_open(
 async def test_a_suspended_run_is_not_written_to_though_its_claim_is_open(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
-    run = await enqueue(store)
-    await enqueue(store)
+    run = await enqueue(store, flow=True)
+    await enqueue(store, flow=True)
     job, _other = await hand.claim()
     await record(store, wait(job))
     assert await suspend(store, job) == ["suspended"]
@@ -174,7 +174,7 @@ async def test_what_is_recorded_twice_is_recorded_once(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
     """The answer to the first was lost."""
-    run = await enqueue(store)
+    run = await enqueue(store, flow=True)
     job = await hand.claim_one()
     await send(store, run, data=1)
     await send(store, run, data=2)
@@ -194,8 +194,8 @@ async def test_what_is_suspended_twice_is_suspended_once(
 ) -> None:
     """The answer to the first was lost. The second finds that the run is not its own any more,
     also if what the run waits for has happened meanwhile."""
-    run = await enqueue(store)
-    await enqueue(store)
+    run = await enqueue(store, flow=True)
+    await enqueue(store, flow=True)
     hand, other = await make_hand(name="one"), await make_hand(name="two")
     job, _open = await hand.claim()
     await record(store, wait(job, wait=WAIT))
@@ -213,7 +213,7 @@ async def test_what_is_suspended_twice_is_suspended_once(
 async def test_a_run_does_not_suspend_past_what_it_waits_for(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
-    run = await enqueue(store)
+    run = await enqueue(store, flow=True)
     job = await hand.claim_one()
     await record(store, wait(job))
     await send(store, run)
@@ -225,7 +225,7 @@ async def test_a_run_does_not_suspend_past_what_it_waits_for(
 async def test_a_run_does_not_suspend_past_a_child_that_ended(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
-    await enqueue(store)
+    await enqueue(store, flow=True)
     job = await hand.claim_one()
     await record(store, call(job, 1, "waiting", kind="child"), wait(job, seq=2))
     await record(store, call(job, 1, kind="child"))
@@ -238,7 +238,7 @@ async def test_a_run_does_not_suspend_past_a_child_that_ended(
 async def test_a_signal_of_another_name_does_not_wake_a_run(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
-    run = await enqueue(store)
+    run = await enqueue(store, flow=True)
     job = await hand.claim_one()
     await record(store, wait(job, wait=WAIT))
     await send(store, run, "other")
@@ -251,7 +251,7 @@ async def test_a_signal_of_another_name_does_not_wake_a_run(
 async def test_a_run_that_is_cancelled_does_not_suspend(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
-    run = await enqueue(store)
+    run = await enqueue(store, flow=True)
     job = await hand.claim_one()
     await record(store, wait(job))
     await cancel(store, run, reason=Reason.of("text", text="no longer wanted"))
@@ -262,7 +262,7 @@ async def test_a_run_that_is_cancelled_does_not_suspend(
 async def test_a_suspended_run_is_cancelled_at_once_and_takes_no_signals(
     store: Store, clock: Clock, hand: Hand
 ) -> None:
-    run = await enqueue(store)
+    run = await enqueue(store, flow=True)
     job = await hand.claim_one()
     await record(store, wait(job))
     await suspend(store, job)
@@ -277,14 +277,14 @@ async def test_runs_are_suspended_together_and_each_has_its_own_answer(
     store: Store, clock: Clock, make_hand: MakeHand
 ) -> None:
     """One waits, for one a signal is there, one was lost."""
-    lost_run = await enqueue(store)
+    lost_run = await enqueue(store, flow=True)
     gone = await (await make_hand(name="gone", lease="10s")).claim_one()
     await clock.advance("11s")
     await store.rescue()
     hand = await make_hand(name="there")
     [_again] = await hand.claim()
     for _ in range(2):
-        await enqueue(store)
+        await enqueue(store, flow=True)
     waits, ready = await hand.claim()
     await record(store, wait(waits), wait(ready))
     await send(store, ready.id)
@@ -297,7 +297,7 @@ async def test_what_a_run_recorded_is_pruned_with_it_and_not_before(
     store: Store, clock: Clock, make_hand: MakeHand
 ) -> None:
     retention = {AttemptOutcome.COMPLETED: timedelta(days=1)}
-    run = await enqueue(store)
+    run = await enqueue(store, flow=True)
     job = await (await make_hand()).claim_one()
     await send(store, run, "other")
     await record(store, call(job, 1), wait(job, seq=2, wait=5 * 86_400_000_000))
@@ -322,7 +322,7 @@ async def test_what_a_run_recorded_is_pruned_with_it_and_not_before(
 async def test_a_run_that_is_lost_keeps_what_it_recorded(
     store: Store, clock: Clock, make_hand: MakeHand
 ) -> None:
-    run = await enqueue(store)
+    run = await enqueue(store, flow=True)
     first = await (await make_hand(name="one")).claim_one()
     await record(store, call(first, 1), wait(first, seq=2, wait=WAIT))
     until = (await steps(store, run))[1].until

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from duetime.domain.jobs.job import AttemptOutcome, NewJob
+from duetime.domain.jobs.job import AttemptOutcome, JobFilter, JobState, NewJob
 from duetime.domain.jobs.queue import Limits
 from duetime.domain.reasons import Reason
 from duetime.storage.store import Sleeper, Store
 from tests.conformance.conftest import MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, drive, ended, enqueue, ids, retried
-from tests.operating import cancel, limit_queue, pause_queue, resume_queue
+from tests.operating import cancel, limit_queue, pause_queue, requeue, resume_queue
 
 SOON = 10.0
 LONG = 60.0
@@ -285,7 +285,31 @@ async def test_wait_for_a_job_that_has_ended_returns(store: Store, hand: Hand) -
     job_id = await enqueue(store)
     await hand.finish(await hand.claim_one())
 
-    await asyncio.wait_for(store.wait_finished(job_id, LONG), SOON)
+    finished = await asyncio.wait_for(store.wait_finished(job_id, LONG), SOON)
+
+    assert finished is not None
+    assert (finished.task, finished.state) == ("noop", JobState.COMPLETED)
+
+
+async def test_a_result_is_that_of_the_last_attempt(store: Store, hand: Hand) -> None:
+    """A job that was requeued has not finished, whether it waits or runs."""
+    job_id = await enqueue(store)
+    await hand.end(ended(await hand.claim_one(), AttemptOutcome.DEAD))
+    dead = await store.wait_finished(job_id, 0)
+    await requeue(store, JobFilter(ids=(job_id,)), run_at=None)
+    waits = await store.wait_finished(job_id, 0)
+    job = await hand.claim_one()
+    runs = await store.wait_finished(job_id, 0)
+    end = ended(job, AttemptOutcome.COMPLETED)
+    end.result = '{"a": [1, null]}'
+    await hand.end(end)
+    completed = await store.wait_finished(job_id, 0)
+
+    assert dead is not None
+    assert dead.state is JobState.DEAD
+    assert (waits, runs) == (None, None)
+    assert completed is not None
+    assert (completed.state, completed.result) == (JobState.COMPLETED, {"a": [1, None]})
 
 
 async def test_wait_gives_up_in_time(store: Store) -> None:

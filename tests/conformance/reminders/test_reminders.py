@@ -519,3 +519,20 @@ async def test_many_subjects_are_put_by_few_statements(
     assert ran_to_add < 100
     assert ran_to_move < 100
     await app.close()
+
+
+@pytest.mark.parametrize(
+    ("zone", "hour"), [("CET", 7), ("MET", 7), ("EET", 6), ("WET", 8), ("Europe/Berlin", 7)]
+)
+async def test_zones_that_are_named_like_abbreviations_have_summer_time(
+    app: Duetime, zone: str, hour: int
+) -> None:
+    summer = datetime(2026, 7, 10, 18, tzinfo=UTC)
+    async with app.testing(now=START):
+        await app.scopes.put("guild:1", remind=["-2d at 09:00"])
+        # The rules of a scope are armed by the database, those of a new subject by this process.
+        await app.subjects.put("game:1", scope="guild:1", due=summer, tz=zone)
+        await app.scopes.put("guild:1", remind=["-1d at 09:00"])
+        armed = [one.time for one in await app.reminders.list(subject="game:1", status="armed")]
+
+    assert armed == [datetime(2026, 7, 9, hour, tzinfo=UTC)]

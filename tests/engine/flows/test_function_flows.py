@@ -138,6 +138,16 @@ async def test_a_wait_that_times_out_returns_its_default(app: Duetime) -> None:
         assert await (await impatient.start()).result() == [False, "approved"]
 
 
+async def test_a_signal_to_a_plain_job_is_refused(app: Duetime) -> None:
+    @app.task
+    async def plain() -> None: ...
+
+    job = await plain.enqueue()
+
+    with pytest.raises(FlowNotFound, match=f"no run {job.id} of a flow"):
+        await app.flows.signal(job.id, "approved")
+
+
 async def test_a_signal_to_no_run_or_an_ended_one_is_refused(app: Duetime) -> None:
     @app.flow(name="ends")
     async def ends(flow: Flow) -> None: ...

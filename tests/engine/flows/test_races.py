@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,11 +12,11 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel
 
-from duetime import Duetime, Flow, FlowRun
+from duetime import Duetime, Flow, FlowRun, JobState
 from duetime.errors import FlowEnded
 from duetime.flows.follower import FlowFollower
 from tests.conftest import Backend, query
-from tests.waiting import until
+from tests.waiting import until, until_true
 
 
 @pytest.fixture
@@ -78,6 +79,80 @@ async def test_a_signal_in_an_open_transaction_holds_up_nobody_else(
                 await until(lambda: _has_status(run, "waiting"))
                 await run.signal("go", "second")
             assert await run.result("20s") == ("first" if end == "commit" else "second")
+
+
+@pytest.mark.usefixtures("no_repair")
+@pytest.mark.parametrize("how", ["steps of a graph", "jobs of a function"])
+async def test_a_signal_in_an_open_transaction_holds_up_no_run_whose_steps_end_with_its_own(
+    pg_app: Duetime, pg_url: str, how: str
+) -> None:
+    """More runs are signalled than the pool has connections."""
+    graph = pg_app.graph("pair")
+    begun: list[int] = []
+    go = asyncio.Event()
+
+    async def wait(number: int) -> int:
+        begun.append(number)
+        await go.wait()
+        return number
+
+    @graph.step
+    async def first(number: int) -> int:
+        return await wait(number)
+
+    @graph.step
+    async def last(first: int) -> int:
+        return first
+
+    @pg_app.task(name="job")
+    async def job(number: int) -> int:
+        return await wait(number)
+
+    @pg_app.flow(name="has_a_job")
+    async def has_a_job(flow: Flow, number: int) -> dict[str, int]:
+        return {"last": await flow.step(job, number, on="default")}
+
+    start = graph.start if how == "steps of a graph" else has_a_job.start
+    async with pg_app.worker(poll="60s"):
+        runs = [await start(number=number) for number in range(12)]
+        await until_true(lambda: len(begun) == 12)
+        await until(lambda: _are_suspended(pg_app, runs))
+        async with await psycopg.AsyncConnection.connect(pg_url) as caller:
+            for run in runs[:6]:
+                await run.signal("ignored", tx=caller)
+            go.set()
+            others = [await run.result("20s") for run in runs[6:]]
+            are_open = [not (await run.status()).finished for run in runs[:6]]
+            await caller.commit()
+        signalled = [await run.result("20s") for run in runs[:6]]
+
+    assert others == [{"last": number} for number in range(6, 12)]
+    assert all(are_open)
+    assert signalled == [{"last": number} for number in range(6)]
+    assert sorted(begun) == list(range(12))
+
+
+@pytest.mark.usefixtures("no_repair")
+async def test_a_signal_in_an_open_transaction_holds_up_no_graph_that_starts(
+    pg_app: Duetime, pg_url: str
+) -> None:
+    graph = pg_app.graph("short")
+
+    @graph.step
+    async def only(number: int) -> int:
+        return number
+
+    signalled = [await graph.start(number=number) for number in range(6)]
+    async with await psycopg.AsyncConnection.connect(pg_url) as caller, pg_app.worker(poll="60s"):
+        for run in signalled:
+            await run.signal("ignored", tx=caller)
+        other = await graph.start(number=6)
+        assert await other.result("20s") == {"only": 6}
+        assert {str(await run.status()) for run in signalled} == {"running"}
+        await caller.commit()
+        results = [await run.result("20s") for run in signalled]
+
+    assert results == [{"only": number} for number in range(6)]
 
 
 async def test_a_signal_by_a_sender_that_cannot_see_the_wait_arrives_in_seconds(
@@ -152,6 +227,11 @@ async def test_two_workers_share_runs_and_repeat_no_step(app: Duetime) -> None:
 
 def _signals(backend: Backend) -> list[tuple[Any, ...]]:
     return query(backend, "select run_id, seq from duetime.flow_signal")
+
+
+async def _are_suspended(app: Duetime, runs: Sequence[FlowRun[Any]]) -> bool:
+    jobs = [await app.jobs.get(run.id) for run in runs]
+    return all(job.state is JobState.PENDING for job in jobs)
 
 
 async def _has_status(run: FlowRun[Any], status: str) -> bool:

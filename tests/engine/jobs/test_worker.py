@@ -669,6 +669,34 @@ async def test_jobs_whose_key_another_holds_are_not_requeued(
     assert await state_of(app, old[3]) is JobState.CANCELLED
 
 
+async def test_a_lone_job_is_recorded_before_the_worker_looks_ahead(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for its result does not wait for what falls due next."""
+
+    @app.task
+    async def answer() -> int:
+        return 42
+
+    store = await app.store()
+    exchange = store.exchange
+    sent: list[tuple[int, bool]] = []
+
+    async def observed(*args: Any, **options: Any) -> Any:
+        sent.append((len(options["finished"]), options["look_ahead"]))
+        return await exchange(*args, **options)
+
+    async with app.worker() as worker:
+        await until_true(lambda: not worker.loop.pace.should_claim)
+        monkeypatch.setattr(store, "exchange", observed)
+        handle = await answer.enqueue()
+        assert await handle.result("30s") == 42
+        await until_true(lambda: any(look_ahead for _, look_ahead in sent))
+    recorded = [call for call in sent if call[0]]
+
+    assert recorded == [(1, False)]
+
+
 async def test_results_time_out_while_the_job_goes_on(app: Duetime) -> None:
     @app.task
     async def nothing() -> None: ...

@@ -113,8 +113,13 @@ LISTS: dict[str, tuple[Any, int]] = {
 """What people ask for."""
 
 GRAPH_WRITES: dict[str, tuple[Any, int]] = {
-    "graph_write": ([{"run": run, "seq": 1, "state": "running"} for run in SOME], 20 * len(SOME)),
-    "graph_release": ([{"run": run, "seq": 1, "by": 1} for run in SOME], 20 * len(SOME)),
+    "graph_write_and_release": (
+        {
+            "changes": [{"run": run, "seq": 1, "state": "running"} for run in SOME],
+            "counts": [{"run": run, "seq": 2, "by": 1} for run in SOME],
+        },
+        40 * len(SOME),
+    ),
     "graph_reset": ([{"run": run, "seq": 1, "pending": 1} for run in SOME], 20 * len(SOME)),
     "graph_forget": ([{"run": run, "first": 1, "last": 3} for run in SOME], 20 * len(SOME)),
 }

@@ -44,6 +44,9 @@ async def test_sql_starts_and_signals_runs(app: Duetime, pg_url: str) -> None:
             ask(f"select duetime.signal_flow({run}, 'approved')")
         with pytest.raises(psycopg.errors.NoDataFound, match="there is no run 99"):
             ask("select duetime.signal_flow(99, 'approved')")
+        job = ask("select duetime.enqueue('plain')")
+        with pytest.raises(psycopg.errors.NoDataFound, match=f"there is no run {job}"):
+            ask(f"select duetime.signal_flow({job}, 'approved')")
 
 
 async def test_sql_starts_and_signals_a_graph_in_one_transaction(app: Duetime, pg_url: str) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
-from duetime import Duetime
+from duetime import Duetime, JobState
 from duetime.domain.page import make_cursor
 from duetime.domain.reminders.rule import Rule
 from duetime.storage.migrations import upgrade
@@ -27,18 +27,23 @@ ROWS = 200_000
 CALLS = 7
 """The sixth execution of a prepared statement may use a generic plan."""
 FILL = """
-insert into duetime.job (task, queue, priority, args, key, max_attempts)
-    select case when n % 10000 = 0 then 'rare' else 'noop' end, 'default', 5, '{{}}',
-        case when n % 1000 = 0 then 'key-' || n end, 3 from generate_series(1, {rows}) as n;
-insert into duetime.attempt (job_id, token, attempt, outcome, finished_at)
-    select id, id, 1, case when id % 2000 = 0 then 'dead' else 'completed' end, clock_timestamp()
+insert into duetime.job (task, queue, priority, args, key, max_attempts, created_at)
+    select case when n % 10000 = 0 then 'rare' else 'noop' end, 'default', 5,
+        json_build_object('order', json_build_object('id', n)),
+        case when n % 1000 = 0 then 'key-' || n end, 3,
+        '2025-01-01Z'::timestamptz + n * interval '1 second'
+    from generate_series(1, {rows}) as n;
+insert into duetime.attempt (job_id, token, attempt, outcome, finished_at, error_code)
+    select id, id, 1, case when id % 2000 = 0 then 'dead' else 'completed' end, clock_timestamp(),
+        case when id % 2000 = 0 then 'KeyError' end
     from duetime.job;
 insert into duetime.subject (ref, due_at) values ('subject', now());
 insert into duetime.job (task, queue, priority, args, key, max_attempts)
     select 'duetime.remind', 'default', 5, '{{}}', 'reminder-' || n, 3
     from generate_series(1, {rows}) as n;
-insert into duetime.due (queue, priority, run_at, job_id)
-    select queue, priority, clock_timestamp() + id * interval '1 second', id
+insert into duetime.due (queue, priority, run_at, job_id, attempt)
+    select queue, priority, '2030-01-01Z'::timestamptz + id * interval '1 second', id,
+        case when id % 50000 = 0 then 1 else 0 end
     from duetime.job where id > {rows};
 insert into duetime.reminder (key, subject_id, due_at, rule_id, rule, time, revision, run_at,
                               status, job_id)
@@ -62,6 +67,9 @@ select coalesce(sum(seq_scan), 0), coalesce(sum(seq_tup_read + coalesce(idx_tup_
 from pg_stat_user_tables where relname in (
     'job', 'due', 'attempt', 'reminder', 'job_key', 'subject', 'audit', 'schedule')
 """
+NEW_YEAR = datetime(2025, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+DUE = datetime(2030, 1, 1, tzinfo=UTC) + timedelta(seconds=300_000)
 Look = Callable[[Duetime], Awaitable[Any]]
 
 
@@ -80,7 +88,19 @@ async def second_page(noun: Any, *, limit: int = 100, **filters: Any) -> Any:
 LOOKS: dict[str, tuple[Look, int]] = {
     "all": (lambda app: app.jobs.list(), 100),
     "pending": (lambda app: app.jobs.list(state="pending"), 100),
-    "retrying or parked": (lambda app: app.jobs.list(state=["parked"]), 0),
+    "parked": (lambda app: app.jobs.list(state=["parked"]), 0),
+    "retrying": (lambda app: app.jobs.list(state="retrying"), 4),
+    "by error": (lambda app: app.jobs.list(error_code="KeyError"), 100),
+    "created in an hour": (
+        lambda app: app.jobs.list(created_since=NEW_YEAR, created_before=NEW_YEAR + HOUR, limit=80),
+        80,
+    ),
+    "created before that hour": (lambda app: app.jobs.list(created_before=NEW_YEAR), 0),
+    "due in a minute": (
+        lambda app: app.jobs.list(due_since=DUE, due_before=DUE + timedelta(minutes=1)),
+        60,
+    ),
+    "of one's own task": (lambda app: app.jobs.list(task="duetime.remind"), 100),
     "running": (lambda app: app.jobs.list(state="running"), 0),
     "completed": (lambda app: app.jobs.list(state="completed"), 100),
     "dead": (lambda app: app.jobs.list(state="dead"), 100),
@@ -151,6 +171,42 @@ async def test_a_look_reads_a_page(url: str, name: str) -> None:
 
     assert after[0] == before[0], "nothing is read from end to end"
     assert (after[1] - before[1]) / CALLS < 7 * max(expected, 100)
+
+
+@pytest.mark.parametrize(
+    "filters", [{"args": {"order.id": 7}}, {"task": "rare"}, {"error_code": "none"}], ids=str
+)
+async def test_what_no_index_serves_examines_so_many_rows(url: str, filters: Any) -> None:
+    app = Duetime(url)
+    await app.now()
+    before = rows_read(url)
+    page = await app.jobs.list(**filters)
+    await app.close()
+    after = rows_read(url)
+
+    assert after[0] == before[0], "nothing is read from end to end"
+    assert after[1] - before[1] < 3 * 10_000
+    assert page == []
+    if "error_code" in filters:
+        assert page.next is None, "few have failed"
+    else:
+        assert page.examined == 10_000
+        assert page.next is not None
+
+
+async def test_counts_and_groups_read_so_many_rows_of_each_state(url: str) -> None:
+    app = Duetime(url)
+    await app.now()
+    before = rows_read(url)
+    facets = await app.jobs.facets()
+    groups = await app.jobs.errors()
+    await app.close()
+    after = rows_read(url)
+
+    assert after[0] == before[0], "nothing is read from end to end"
+    assert after[1] - before[1] < 6 * 10_000
+    assert facets.states[JobState.PENDING].precision == "at_least"
+    assert facets.states[JobState.DEAD].value == sum(group.count.value for group in groups) == 100
 
 
 @pytest.mark.parametrize("query", DOCUMENTED)

@@ -104,6 +104,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Prepared]:
             prepared.prepare("next_run_at", queues=["default"])
             prepared.prepare("finish", **ending([]))
             prepared.prepare("finish_fully", **ending_fully([]))
+            prepared.prepare("job_result", job=1)
             prepared.prepare("find_prunable", **PRUNING)
             prepared.prepare("prune", **PRUNING, jobs="{}")
             with psycopg.ClientCursor(connection) as cursor:
@@ -125,7 +126,7 @@ def ending(jobs: list[int]) -> dict[str, Any]:
 
 def ending_fully(jobs: list[int]) -> dict[str, Any]:
     nothing = "{" + ",".join("null" for _ in jobs) + "}"
-    names = ("again", "codes", "errors", "facts", "tracebacks", "results")
+    names = ("again", "codes", "errors", "facts", "tracebacks", "results", "logs")
     return (
         ending(jobs)
         | {"outcome": "{" + ",".join("completed" for _ in jobs) + "}"}
@@ -177,6 +178,13 @@ def test_finish_finds_each_job_in_its_claim_by_hash(session: Prepared) -> None:
 
     assert re.search(r"Insert on attempt .*rows=500(\.00)? loops=1\)", plan)
     assert "Rows Removed by Join Filter" not in plan
+
+
+def test_a_result_is_read_by_its_job(session: Prepared) -> None:
+    plan = session.plan("job_result", job=300_000)
+
+    assert scanned(plan) == set()
+    assert pages(plan) < 30
 
 
 def test_keys_of_many_jobs_are_let_go_by_their_index(session: Prepared) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -373,6 +374,30 @@ async def end_leases(url: str) -> None:
         await connection.execute("update duetime.worker set lease_until = clock_timestamp()")
 
 
+@pytest.mark.parametrize("result", [None, "7"], ids=["plainly", "with a result"])
+async def test_a_lone_job_needs_no_connection_of_the_pool(
+    store: PostgresStore, result: str | None
+) -> None:
+    """Once the session for single statements is open."""
+    worker_id = await worker(store)
+    await store.transact(store.dialect.now(), reads=True, single=True)
+    async with AsyncExitStack() as taken, asyncio.timeout(20):
+        for _ in range(store._pool_size):
+            await taken.enter_async_context(store._connection())
+        [given] = await store.enqueue([NewJob(task="noop")])
+        [job] = await claim(store, worker_id)
+        end = FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1, result=result)
+        answer = await store.exchange(worker_id, finished=[end], closed=[job.token])
+        again = await store.exchange(worker_id, finished=[end], closed=[job.token])
+        finished = await store.wait_finished(given.job_id, 0)
+
+    assert not answer.refused
+    assert again.refused == {job.id}
+    assert finished is not None
+    assert finished.state is JobState.COMPLETED
+    assert finished.result == (None if result is None else 7)
+
+
 @pytest.mark.parametrize("result", [None, '"kept"'], ids=["plainly", "fully"])
 async def test_a_rescuer_leaves_alone_what_a_finish_in_flight_holds(
     store: PostgresStore, pg_url: str, result: str | None
@@ -391,7 +416,7 @@ async def test_a_rescuer_leaves_alone_what_a_finish_in_flight_holds(
     rescued = await store.rescue()
     found = await store.get(finished.job_id)
 
-    assert name == ("finish" if result is None else "finish_fully")
+    assert name == ("finish" if result is None else "finish_one")
     assert meanwhile == []
     assert [one.job_id for one in rescued] == [left.job_id]
     assert found is not None

@@ -22,6 +22,7 @@ from duetime.domain.flows.graph import (
     is_item,
     is_skipped,
     leaves,
+    maps_to_resume,
     progress,
     steps_to_repeat,
 )
@@ -145,6 +146,17 @@ def test_what_depends_on_a_repeated_step_is_repeated() -> None:
 
     assert steps_to_repeat(DIAMOND, states) == frozenset()
     assert steps_to_repeat(DIAMOND, states, from_steps=["b"]) == {"b", "d"}
+
+
+def test_a_map_is_resumed_unless_it_or_what_it_maps_over_is_repeated() -> None:
+    shape = graph(
+        step("load"), Node(name="label", kind=GraphKind.MAP, after=("load",)), step("end", "label")
+    )
+
+    assert maps_to_resume(shape, {"label", "end"}) == {"label"}
+    assert maps_to_resume(shape, {"end"}) == frozenset()
+    assert maps_to_resume(shape, {"label", "end"}, from_steps=["label"]) == frozenset()
+    assert maps_to_resume(shape, {"load", "label", "end"}) == frozenset()
 
 
 def test_the_result_is_of_the_steps_that_nothing_waits_for() -> None:

@@ -84,7 +84,7 @@ def explain(
         (
             {"run_at": SOON, "state": JobState.RETRYING, "attempts": 1, "error": "no line"},
             "not_due",
-            "in 30s after attempt 1 failed (no line).",
+            "in 30s, after attempt 1 failed (no line).",
         ),
         (
             {"state": JobState.PARKED, "parked_reason": PARKED},
@@ -137,7 +137,12 @@ def test_reasons_of_the_job_itself(job: dict[str, Any], reason: str, sentence: s
         ({"paused_at": NOW}, 0, "queue_paused", "was paused at 2026-03-08 12:00:00 UTC."),
         ({"limits": Limits(running=2), "running": 2}, 0, "limit_full", "the limit is 2"),
         ({"limits": Limits(running=2), "running": 1}, 0, "about_to_run", "any moment"),
-        ({"limits": Limits(per_partition=1)}, 1, "partition_full", "partition 'ann' are running"),
+        (
+            {"limits": Limits(per_partition=1)},
+            1,
+            "partition_full",
+            "partition 'ann' has 1 running job,",
+        ),
         ({"limits": Limits(per_partition=1)}, 0, "about_to_run", "any moment"),
         (
             {"limits": Limits(rate=10, period=timedelta(minutes=1)), "started": 10},
@@ -168,7 +173,7 @@ def test_reasons_of_the_queue(
     [
         ((), "no_worker", "no live worker serves the queue 'mail' (0 serve other queues)"),
         ((WorkerFacts("w1", ["mail"], ["send"], NOW),), "no_worker", "(0 serve other queues)"),
-        ((WorkerFacts("w2", ["other"], ["send"], SOON),), "no_worker", "(1 serve other queues)"),
+        ((WorkerFacts("w2", ["other"], ["send"], SOON),), "no_worker", "(1 serves other queues)"),
         ((WorkerFacts("w3", ["mail"], ["print"], SOON),), "task_unknown", "knows the task 'send'"),
     ],
 )
@@ -228,8 +233,95 @@ def test_the_steps_are_what_was_checked_before() -> None:
     assert explanation.steps[-1].facts == {
         "queue": "mail", "task": "send", "run_at": "2026-03-08T12:00:00Z", "running": 1, "limit": 2,
     }  # fmt: skip
-    assert (
-        str(explanation.steps[-1]) == "1 jobs of the queue 'mail' are running, and the limit is 2."
-    )
+    assert str(explanation.steps[-1]) == "The queue 'mail' has 1 running job, and the limit is 2."
     assert str(explanation) == explanation.sentence
     assert explanation.code == "partition_full"
+
+
+WAITING = [
+    "Is it due?",
+    "Is its queue open?",
+    "Does a live worker serve the queue?",
+    "Does such a worker know its task?",
+    "Is there room within the limits?",
+    "Is it its turn?",
+]
+
+
+@pytest.mark.parametrize(
+    ("job", "queue", "workers", "passed", "code"),
+    [
+        ({"run_at": SOON}, {}, (WORKER,), 0, "not_due"),
+        ({}, {"paused_at": NOW, "paused_by": "ann"}, (WORKER,), 1, "queue_paused"),
+        ({}, {}, (), 2, "no_worker"),
+        ({"task": "other"}, {}, (WORKER,), 3, "task_unknown"),
+        ({}, {"running": 2, "limits": Limits(running=2)}, (WORKER,), 4, "limit_full"),
+        ({}, {"due": 5}, (WORKER,), 5, "in_line"),
+        ({}, {}, (WORKER,), 6, None),
+    ],
+)
+def test_the_chain_of_a_waiting_job_has_one_failed_check_at_most(
+    job: dict[str, Any],
+    queue: dict[str, Any],
+    workers: tuple[WorkerFacts, ...],
+    passed: int,
+    code: str | None,
+) -> None:
+    explained = explain(job, queue, workers=workers)
+    checks = explained.checks
+
+    assert [check.question for check in checks] == WAITING
+    answers = [True] * passed + [False] * (code is not None)
+    assert [check.passed for check in checks] == answers + [None] * (6 - len(answers))
+    if code is not None:
+        assert (checks[passed].code, checks[passed].sentence) == (code, explained.sentence)
+    assert all((check.sentence is None) == (check.passed is None) for check in checks)
+
+
+def test_a_check_of_limits_tells_each_that_has_room() -> None:
+    limits = Limits(running=2, per_partition=1, rate=9, period=timedelta(minutes=1))
+
+    room = explain(queue={"limits": limits}).checks[4]
+    full = explain(queue={"limits": limits}, beside=1).checks[4]
+    none = explain().checks[4]
+
+    assert room.sentence is not None
+    assert room.sentence.count("and the limit is") == 3
+    assert (full.passed, full.code) == (False, "partition_full")
+    assert (none.passed, none.code) == (True, "no_limit")
+
+
+@pytest.mark.parametrize(
+    ("job", "answers"),
+    [
+        (
+            {"state": JobState.RUNNING, "attempts": 1, "worker": "w1", "lease_until": SOON},
+            [("begun", True), ("running", True), (None, None)],
+        ),
+        (
+            {"state": JobState.RUNNING, "attempts": 1, "worker": "w1", "lease_until": NOW},
+            [("begun", True), ("worker_lost", False), (None, None)],
+        ),
+        (
+            {"state": JobState.COMPLETED, "attempts": 1, "finished_at": NOW},
+            [("begun", True), ("completed", True)],
+        ),
+        (
+            {"state": JobState.DEAD, "attempts": 3, "finished_at": NOW, "error": "no line"},
+            [("begun", True), ("dead", False)],
+        ),
+        ({"state": JobState.CANCELLED, "finished_at": NOW}, [("cancelled", False)]),
+        (
+            {"state": JobState.PARKED, "parked_reason": PARKED},
+            [("parked", False), (None, None)],
+        ),
+    ],
+)
+def test_the_chain_of_other_jobs_is_short(
+    job: dict[str, Any], answers: list[tuple[str | None, bool | None]]
+) -> None:
+    assert [(check.code, check.passed) for check in explain(job).checks] == answers
+
+
+def test_a_replay_is_told_beside_the_chain() -> None:
+    assert [step.code for step in explain({"replay_of": 3}).untold_steps] == ["replay"]

@@ -39,19 +39,23 @@ def explain(*workers: WorkerFacts, **queue: Any) -> Explanation:
 @pytest.mark.parametrize(
     ("queue", "code", "sentence"),
     [
-        ({}, "about_to_run", "has 2 due jobs, and a live worker can run them"),
-        ({"running": 1}, "working", "1 are running, and 2 more are due."),
+        ({}, "about_to_run", "has 2 due jobs, and a live worker can start"),
+        ({"running": 1}, "working", "1 job is running, and 2 more are due."),
         (
             {"paused_at": NOW, "paused_by": "ann", "pause_reason": "holiday"},
             "paused",
             "was paused at 2026-03-08 12:00:00 UTC by ann: holiday.",
         ),
         ({"due": 0, "pending": 0, "next_run_at": None}, "empty", "No jobs wait in"),
-        ({"due": 0, "pending": 0, "next_run_at": None, "parked": 4}, "parked", "All 4 jobs"),
+        (
+            {"due": 0, "pending": 0, "next_run_at": None, "parked": 4},
+            "parked",
+            "4 waiting jobs, all parked",
+        ),
         ({"due": 0, "next_run_at": SOON}, "not_due", "at 2026-03-08 12:00:30 UTC, in 30s."),
-        ({"due": 0, "next_run_at": SOON, "parked": 4}, "not_due", "None of the 3 jobs"),
+        ({"due": 0, "next_run_at": SOON, "parked": 4}, "not_due", "(3 jobs wait)"),
         ({"limits": Limits(running=2), "running": 2}, "limit_full", "and the limit is 2."),
-        ({"limits": Limits(running=2), "running": 1}, "working", "1 are running"),
+        ({"limits": Limits(running=2), "running": 1}, "working", "1 job is running"),
         (
             {"limits": Limits(rate=5, period=MINUTE), "started": 5},
             "rate_limited",
@@ -74,8 +78,8 @@ def test_the_first_reason_that_applies_is_named(
     ("worker", "code", "sentence"),
     [
         (WORKER._replace(lease_until=NOW), "no_worker", "(0 serve other queues)"),
-        (WORKER._replace(queues=["print"]), "no_worker", "(1 serve other queues)"),
-        (WORKER._replace(running=2), "workers_busy", "its 1 workers run 2 jobs, and can run 2."),
+        (WORKER._replace(queues=["print"]), "no_worker", "(1 serves other queues)"),
+        (WORKER._replace(running=2), "workers_busy", "1 worker runs 2 jobs, and can run 2."),
     ],
 )
 def test_reasons_of_the_workers(worker: WorkerFacts, code: str, sentence: str) -> None:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from duetime.domain.flows.flow import StepInfo, StepState
 from duetime.domain.flows.run import FlowInfo, FlowState
 from duetime.domain.jobs.explain import round_wait
-from duetime.domain.reasons import Explanation, make_explanation
+from duetime.domain.reasons import Check, Explanation, make_explanation
 
 FLOW_SENTENCES = {
     # It has ended.
@@ -42,6 +44,8 @@ FLOW_SENTENCES = {
     "waits_for_retry": "Step {name!r} is tried again at {until:utc}[: {error}].",
     "step_running": "Step {name!r} has run or waited for a worker since {since:utc}"
     "[, as job {job}].",
+    # What only the chain of checks tells.
+    "flow_begun": "It began at {started_at:utc}.",
 }
 _ENDED = {
     FlowState.COMPLETED: "flow_completed",
@@ -57,6 +61,44 @@ def explain_run(
 ) -> Explanation:
     """Explain a run by what it waits for. One that waits for a worker is explained by its job: no
     worker knows the flow, its queue is paused, and so on."""
+    found = _explain_state(run, steps, job, now)
+    if found is job:
+        return job
+    return msgspec.structs.replace(found, checks=_make_chain(run, found))
+
+
+def _make_chain(run: FlowInfo, found: Explanation) -> tuple[Check, ...]:
+    completed = "Has it completed?"
+    if run.state in _ENDED:
+        passed = run.state is FlowState.COMPLETED
+        return (Check(completed, passed, found.sentence, found.code),)
+    if found.code == "flow_not_due":
+        due = Check("Is it due?", False, found.sentence, found.code)
+        return due, Check("Has it begun?", None), Check(completed, None)
+    waits = [
+        Check(_ask(step), False, why.sentence, why.code)
+        for step, why in zip(run.waits, found.steps, strict=True)
+    ]
+    began = _explain("flow_begun", {"started_at": run.started_at or run.created_at})
+    begun = Check("Has it begun?", True, began.sentence, began.code)
+    return begun, *waits, Check(completed, None)
+
+
+def _ask(step: StepInfo) -> str:
+    """What is checked of a step that the run waits for."""
+    match step.kind:
+        case "sleep":
+            return "Has it slept long enough?"
+        case "signal":
+            return f"Has the signal {step.name!r} arrived?"
+        case "child":
+            return f"Has the run {step.job_id} of {step.name!r} ended?"
+    return f"Has the step {step.name!r} finished?"
+
+
+def _explain_state(
+    run: FlowInfo, steps: Sequence[StepInfo], job: Explanation, now: datetime
+) -> Explanation:
     facts = {"run": run.id, "flow": run.flow, "state": run.state.value, "now": now}
     if run.state in _ENDED:
         return _explain(_ENDED[run.state], facts | _ending(run, steps))

@@ -228,6 +228,21 @@ def steps_to_repeat(
     return frozenset(repeat)
 
 
+def maps_to_resume(
+    shape: Shape, repeated: Collection[str], *, from_steps: Collection[str] = ()
+) -> frozenset[str]:
+    """Of the steps that run again, the maps whose completed items are kept: what they map over does
+    not run again."""
+    return frozenset(
+        node.name
+        for node in shape.nodes
+        if node.kind is GraphKind.MAP
+        and node.name in repeated
+        and node.name not in from_steps
+        and not any(name in repeated for name in node.after)
+    )
+
+
 def leaves(shape: Shape) -> tuple[Node, ...]:
     """The steps that no other step waits for. Their outputs are the result of a run."""
     return tuple(node for node in shape.nodes if not shape.next(node.name))

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+import msgspec
+
+from duetime.domain.count import Count
 from duetime.domain.jobs.job import UNREADABLE, JobInfo, JobState
 from duetime.domain.jobs.queue import QueueInfo
-from duetime.domain.reasons import Explanation, make_explanation
+from duetime.domain.reasons import Check, Explanation, Question, make_checks, make_explanation
 
 
 class WorkerFacts(NamedTuple):
@@ -42,33 +45,66 @@ JOB_SENTENCES = {
     "parked": "Job {job} is parked[: {reason:reason}]. It runs as soon as a worker of the queue "
     "{queue!r} knows the task {task!r}.",
     "not_due": "Job {job} is not due: it may start at {run_at:utc}, in {wait:span}"
-    "[ after attempt {attempts} failed ({error})].",
+    "[, after attempt {attempts} failed ({error})].",
     "queue_paused": "Job {job} waits: its queue {queue!r} was paused at {paused_at:utc}"
     "[ by {paused_by}][: {text}].",
-    "no_worker": "Job {job} waits: no live worker serves the queue {queue!r} ({elsewhere} serve "
-    "other queues).",
-    "task_unknown": "Job {job} waits: none of the {count} workers on the queue {queue!r} knows the "
-    "task {task!r}.",
-    "limit_full": "Job {job} waits: {running} jobs of the queue {queue!r} are running, and the "
-    "limit is {limit}.",
-    "partition_full": "Job {job} waits: {running} jobs of the partition {partition!r} are running, "
+    "no_worker": "Job {job} waits: no live worker serves the queue {queue!r} "
+    "({elsewhere:serves/serve} other queues).",
+    "task_unknown": "Job {job} waits: no worker on the queue {queue!r} knows the task {task!r} "
+    "({count:live worker/live workers}).",
+    "limit_full": "Job {job} waits: the queue {queue!r} has {running:running job/running jobs}, "
     "and the limit is {limit}.",
-    "rate_limited": "Job {job} waits: {started} jobs of the queue {queue!r} started in the last "
-    "{period:span}, and the limit is {limit}.",
-    "in_line": "Job {job} is due and waits its turn: {ahead} other jobs of its queue are due.",
+    "partition_full": "Job {job} waits: the partition {partition!r} has {running:running job/"
+    "running jobs}, and the limit is {limit}.",
+    "rate_limited": "Job {job} waits: {started:job/jobs} of the queue {queue!r} started in the "
+    "last {period:span}, and the limit is {limit}.",
+    "in_line": "Job {job} is due and waits its turn: {ahead:other job of its queue is/other "
+    "jobs of its queue are} due.",
     "about_to_run": "Job {job} is due, and a live worker can run it: it should start at any "
     "moment.",
     # What was checked before, and does not keep it from starting.
+    "replay": "It is a replay of job {replay_of}.",
     "due": "It has been due since {run_at:utc}.",
     "queue_open": "Its queue {queue!r} is not paused.",
-    "workers_alive": "{count} live workers serve the queue {queue!r}.",
+    "workers_alive": "{count:live worker serves/live workers serve} the queue {queue!r}.",
     "task_known": "The worker {worker} knows the task {task!r}.",
-    "below_limit": "{running} jobs of the queue {queue!r} are running, and the limit is {limit}.",
-    "below_partition_limit": "{running} jobs of the partition {partition!r} are running, and the "
-    "limit is {limit}.",
-    "below_rate": "{started} jobs of the queue {queue!r} started in the last {period:span}, and "
-    "the limit is {limit}.",
+    "below_limit": "The queue {queue!r} has {running:running job/running jobs}, and the limit is "
+    "{limit}.",
+    "below_partition_limit": "The partition {partition!r} has {running:running job/running jobs}, "
+    "and the limit is {limit}.",
+    "below_rate": "{started:job/jobs} of the queue {queue!r} started in the last {period:span}, "
+    "and the limit is {limit}.",
+    # What only the chain of checks tells.
+    "no_limit": "No limit of the queue {queue!r} concerns it.",
+    "begun": "It has begun {attempts} of at most {max_attempts} attempts.",
 }
+_DUE = Question("Is it due?", ["due"], ["not_due"])
+_TURN = Question("Is it its turn?", ["about_to_run"], ["in_line"])
+_BEGUN = Question("Has it begun?", ["begun"])
+_COMPLETED = Question(
+    "Has it completed?", ["completed"], ["dead", "cancelled", "superseded", "expired"]
+)
+_QUESTIONS_OF_WAITING = (
+    _DUE,
+    Question("Is its queue open?", ["queue_open"], ["queue_paused"]),
+    Question("Does a live worker serve the queue?", ["workers_alive"], ["no_worker"]),
+    Question("Does such a worker know its task?", ["task_known"], ["task_unknown"]),
+    Question(
+        "Is there room within the limits?",
+        ["below_limit", "below_partition_limit", "below_rate", "no_limit"],
+        ["limit_full", "partition_full", "rate_limited"],
+    ),
+    _TURN,
+)
+_QUESTIONS_OF_RUNNING = (
+    _BEGUN,
+    Question("Is its worker alive?", ["running"], ["worker_lost", "worker_gone"]),
+    _COMPLETED,
+)
+_QUESTIONS_OF_PARKED = (
+    Question("Can the workers that met it run it?", (), ["parked", "unreadable"]),
+    _TURN,
+)
 
 
 def explain_job(
@@ -80,7 +116,7 @@ def explain_job(
     now: datetime,
 ) -> Explanation:
     """Return the first reason that applies, from the job outwards. Its steps are what was checked
-    before, and does not keep the job from starting.
+    before, and does not keep the job from starting; its chain also has what was not reached.
     """
     facts: dict[str, Any] = {
         "job": job.id,
@@ -95,15 +131,33 @@ def explain_job(
     checks: list[Explanation] = []
     for code, more in _look(job, queue, workers, running_in_partition, now):
         if code not in _PASSED:
-            return make_explanation(JOB_SENTENCES, code, facts | more, steps=checks)
+            found = make_explanation(JOB_SENTENCES, code, facts | more, steps=checks)
+            return msgspec.structs.replace(found, checks=_make_chain(job, found))
         named = {"queue": job.queue, "task": job.task, "run_at": job.run_at}
         checks.append(make_explanation(JOB_SENTENCES, code, named | more))
     raise AssertionError("unreachable")
 
 
+def _make_chain(job: JobInfo, found: Explanation) -> tuple[Check, ...]:
+    facts = [*found.steps, found]
+    if job.state.finished or job.state is JobState.RUNNING:
+        begun = make_explanation(JOB_SENTENCES, "begun", found.facts)
+        questions = _QUESTIONS_OF_RUNNING if job.state is JobState.RUNNING else (_BEGUN, _COMPLETED)
+        if not job.attempts:
+            return make_checks(questions[1:], facts)
+        return make_checks(questions, [begun, *facts])
+    if job.state is JobState.PARKED:
+        return make_checks(_QUESTIONS_OF_PARKED, facts)
+    if found.code in ("in_line", "about_to_run"):
+        none = make_explanation(JOB_SENTENCES, "no_limit", {"queue": job.queue})
+        limited = any(step.code.startswith("below_") for step in found.steps)
+        facts = facts if limited else [none, *facts]
+    return make_checks(_QUESTIONS_OF_WAITING, facts)
+
+
 _PASSED = {
-    "due", "queue_open", "workers_alive", "task_known", "below_limit", "below_partition_limit",
-    "below_rate",
+    "replay", "due", "queue_open", "workers_alive", "task_known", "below_limit",
+    "below_partition_limit", "below_rate",
 }  # fmt: skip
 
 
@@ -115,6 +169,8 @@ def _look(
     now: datetime,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the codes of the checks that passed, then the one that explains the job's state."""
+    if job.replay_of is not None:
+        yield "replay", {"replay_of": job.replay_of}
     if job.state.finished or job.state is JobState.RUNNING or job.state is JobState.PARKED:
         yield _stands(job, now)
         return
@@ -170,7 +226,12 @@ def _look_at_limits(
         yield code, counts | {"partition": job.partition}
     yield from check_rate(queue)
     if (ahead := queue.due - 1) > 0:
-        yield "in_line", {"ahead": ahead}
+        yield "in_line", {"ahead": count_waiting(queue, ahead)}
+
+
+def count_waiting(queue: QueueInfo, count: int) -> int | Count:
+    """How many jobs wait, as a fact: a `Count` if there are more than were counted."""
+    return count if queue.counted_all else Count(count, "at_least")
 
 
 def check_running(queue: QueueInfo) -> Iterator[tuple[str, dict[str, Any]]]:

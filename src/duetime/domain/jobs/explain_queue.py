@@ -10,6 +10,7 @@ from duetime.domain.jobs.explain import (
     WorkerFacts,
     check_rate,
     check_running,
+    count_waiting,
     pause_facts,
     round_wait,
 )
@@ -20,34 +21,35 @@ QUEUE_SENTENCES = {
     # What keeps it from starting jobs.
     "paused": "The queue {queue!r} starts no jobs: it was paused at {paused_at:utc}"
     "[ by {paused_by}][: {text}].",
-    "no_worker": "The queue {queue!r} starts no jobs: no live worker serves it ({elsewhere} serve "
-    "other queues).",
+    "no_worker": "The queue {queue!r} starts no jobs: no live worker serves it "
+    "({elsewhere:serves/serve} other queues).",
     "empty": "No jobs wait in the queue {queue!r}.",
-    "parked": "All {parked} jobs that wait in the queue {queue!r} are parked. List them with "
-    "`duetime jobs list --state parked`.",
-    "not_due": "None of the {pending} jobs that wait in the queue {queue!r} is due. The next one "
-    "may start at {next_run_at:utc}, in {wait:span}.",
-    "limit_full": "The queue {queue!r} starts no more jobs now: {running} are running, and the "
+    "parked": "The queue {queue!r} has {parked:waiting job/waiting jobs}, all parked. List them "
+    "with `duetime jobs list --state parked`.",
+    "not_due": "Nothing in the queue {queue!r} is due ({pending:job waits/jobs wait}). The next "
+    "job may start at {next_run_at:utc}, in {wait:span}.",
+    "limit_full": "The queue {queue!r} starts no more jobs now: {running:is/are} running, and the "
     "limit is {limit}.",
     "rate_limited": "The queue {queue!r} starts no more jobs now: {started} started in the last "
     "{period:span}, and the limit is {limit}.",
-    "workers_busy": "The queue {queue!r} has {due} due jobs, which wait for a free worker: its "
-    "{count} workers run {busy} jobs, and can run {concurrency}.",
+    "workers_busy": "The queue {queue!r} has {due:due job/due jobs} but no free worker: "
+    "{count:worker runs/workers run} {busy:job/jobs}, and can run {concurrency}.",
     # Nothing does.
-    "working": "The queue {queue!r} is running jobs: {running} are running, and {due} more are "
-    "due.",
-    "about_to_run": "The queue {queue!r} has {due} due jobs, and a live worker can run them: they "
-    "should start at any moment.",
+    "working": "The queue {queue!r} is working: {running:job is/jobs are} running, and "
+    "{due:more is/more are} due.",
+    "about_to_run": "The queue {queue!r} has {due:due job/due jobs}, and a live worker can "
+    "start work at any moment.",
     # What was checked before.
     "open": "It is not paused.",
-    "workers_alive": "{count} live workers serve it.",
-    "some_due": "{due} of {pending} waiting jobs are due.",
-    "some_running": "{running} of its jobs are running.",
-    "some_parked": "{parked} more jobs are parked: no worker that met them could run them.",
-    "below_limit": "{running} of its jobs are running, and the limit is {limit}.",
+    "workers_alive": "{count:live worker serves/live workers serve} it.",
+    "some_due": "{pending:job waits/jobs wait}; {due:is/are} due.",
+    "some_running": "{running:of its jobs is/of its jobs are} running.",
+    "some_parked": "{parked:more job is/more jobs are} parked: no worker that met them "
+    "could run them.",
+    "below_limit": "{running:of its jobs is/of its jobs are} running, and the limit is {limit}.",
     "below_rate": "{started} of its jobs started in the last {period:span}, and the limit is "
     "{limit}.",
-    "partition_limit": "At most {limit} jobs of one partition run at once.",
+    "partition_limit": "At most {limit:job/jobs} of one partition may run at once.",
 }
 _PASSED = {
     "open", "workers_alive", "some_due", "some_running", "some_parked", "below_limit", "below_rate",
@@ -63,8 +65,8 @@ def explain_queue(
     """
     facts: dict[str, Any] = {
         "queue": queue.name,
-        "pending": queue.pending,
-        "due": queue.due,
+        "pending": count_waiting(queue, queue.pending),
+        "due": count_waiting(queue, queue.due),
         "running": queue.running,
         "parked": queue.parked,
         "next_run_at": queue.next_run_at,
@@ -95,7 +97,8 @@ def _check(
     if not queue.due:
         yield from _check_idle(queue, now)
         return
-    yield "some_due", {"due": queue.due, "pending": queue.pending}
+    counts = {"due": queue.due, "pending": queue.pending}
+    yield "some_due", {name: count_waiting(queue, count) for name, count in counts.items()}
     if queue.parked:
         yield "some_parked", {"parked": queue.parked}
     yield from check_running(queue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
 from math import inf
@@ -9,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from duetime.domain.jobs.arguments import ArgumentFilter
+from duetime.domain.jobs.log_lines import CapturedLog, LogLines
 from duetime.domain.reasons import Reason, describe_error
 
 # In SQL too, for tasks that no worker has registered: `_task_options`, `task_default`.
@@ -122,6 +125,8 @@ class ClaimedJob(msgspec.Struct, gc=False):
     """Of a job that was claimed early: the monotonic time at which it is certainly due."""
     start_by: float = inf
     """After this monotonic time a start would be late, and its schedule decides again."""
+    lines: LogLines | None = None
+    """What its handler has logged. None: nothing yet."""
 
 
 class AttemptOutcome(StrEnum):
@@ -151,6 +156,8 @@ class FinishedJob(msgspec.Struct, gc=False):
     result: str | None = None
     facts: str | None = None
     """The facts for the sentence of the error's code, as JSON: see `Reason`."""
+    log: str | None = None
+    """What the handler logged, as JSON: see `LogLines`."""
     completed_before: bool = False
     """The handler completed the job in its own transaction, so a refusal is expected."""
     recorded: bool = False
@@ -188,6 +195,8 @@ class AttemptInfo(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, Any] | None
     traceback: str | None
     result: Any = None
+    log: CapturedLog | None = None
+    """What the handler logged."""
 
 
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,21 +225,60 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, Any] | None
     parked_reason: Reason | None
     progress: Any = None
+    replay_of: int | None = None
+    """The job of which this one is a replay."""
     history: tuple[AttemptInfo, ...] = ()
 
 
-class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
+class JobResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job finished."""
+
+    task: str
+    state: JobState
+    result: Any
+    error_code: str | None
+    error: str | None
+
+
+class JobFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Selects jobs: every field that is set must match."""
 
     ids: tuple[int, ...] | None = None
     states: tuple[JobState, ...] = ()
     queue: str | None = None
     task: str | None = None
-    but_task: str | None = None
-    """Excludes the jobs of this task."""
+    but_tasks: str | None = None
+    """Excludes tasks whose names begin so."""
     key: str | None = None
+    error_code: str | None = None
+    """That of the last attempt."""
+    args: tuple[ArgumentFilter, ...] = ()
+    created_since: datetime | None = None
+    created_before: datetime | None = None
+    due_since: datetime | None = None
+    """Only jobs that wait are due at a time."""
+    due_before: datetime | None = None
+    ended_by: datetime | None = None
+    """Excludes jobs that finished later."""
     before_id: int | None = None
     limit: int = 50
+    examine: int | None = None
+    """How many rows to examine at most before the search stops. None: as many as it takes."""
+
+
+class FoundJobs(list[JobInfo]):
+    """Jobs that match a filter, newest first."""
+
+    __slots__ = ("below", "examined")
+
+    def __init__(
+        self, jobs: Iterable[JobInfo] = (), *, below: int | None = None, examined: int = 0
+    ) -> None:
+        super().__init__(jobs)
+        self.below = below
+        """The search stopped before the page was full: it continues with jobs below this id."""
+        self.examined = examined
+        """How many rows it has examined."""
 
 
 class Requeued(msgspec.Struct, frozen=True):

@@ -45,6 +45,8 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     started: int = 0
     """Jobs that started within the last period of its rate limit; 0 if it has none."""
+    counted_all: bool = True
+    """False: more jobs wait than were counted."""
 
 
 def make_limits(

@@ -14,8 +14,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from duetime.domain.checks import check_finite, check_name, check_text
+from duetime.domain.jobs.job import DEFAULT_QUEUE
 from duetime.domain.jobs.outcome import Outcome
-from duetime.domain.jobs.retry import RetryPolicy
+from duetime.domain.jobs.retry import Exponential, RetryPolicy
 from duetime.errors import InvalidArguments, InvalidInput, InvalidResult
 
 MAX_ARGS_BYTES = 1024 * 1024
@@ -44,6 +45,24 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     perhaps before any worker had started."""
 
 
+OWN_RETRY = Exponential("1s", max="1m", max_attempts=1000)
+"""Duetime's own tasks give up late: what they left undone, nobody else would do."""
+
+
+def own_options(*, keep_result: bool = False) -> TaskOptions:
+    """The options of Duetime's own tasks, which go before all others."""
+    return TaskOptions(
+        queue=DEFAULT_QUEUE,
+        priority=0,
+        retry=OWN_RETRY,
+        retry_on=(Exception,),
+        max_attempts=OWN_RETRY.max_attempts,
+        timeout=None,
+        expires=None,
+        keep_result=keep_result,
+    )
+
+
 class TaskDefinition:
     """Writes a call of the function as JSON, and reads it back."""
 
@@ -54,10 +73,14 @@ class TaskDefinition:
         name: str,
         options: TaskOptions,
         context_type: type[Any],
+        any_arguments: bool = False,
     ) -> None:
         self.function = function
         self.name = check_name(name, what="task's name")
         self.options = options
+        self.any_arguments = any_arguments
+        """Its arguments are any JSON object; the signature, which takes `**arguments`, names none.
+        The function reads them from its context, where none of them hides another parameter."""
         self.is_async = inspect.iscoroutinefunction(function)
         if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
             raise InvalidInput(
@@ -66,12 +89,15 @@ class TaskDefinition:
             )
         self._signature = inspect.signature(function)
         self.context_name, self._struct, self._result_type = self._read_signature(context_type)
-        self._decoder = msgspec.json.Decoder(self._struct)
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+            dict[str, Any] if any_arguments else self._struct
+        )
         self._fields: tuple[str, ...] = self._struct.__struct_fields__
         parameters = [
             parameter
             for parameter in self._signature.parameters.values()
             if parameter.name != self.context_name
+            and not (any_arguments and parameter.kind is parameter.VAR_KEYWORD)
         ]
         self._call = self._signature.replace(parameters=parameters)
 
@@ -118,7 +144,10 @@ class TaskDefinition:
         if not self._fields and args == "{}":
             return {}
         try:
-            values = msgspec.structs.asdict(self._decoder.decode(args))
+            decoded = self._decoder.decode(args)
+            values: dict[str, Any] = (
+                decoded if self.any_arguments else msgspec.structs.asdict(decoded)
+            )
         except _UNREADABLE as error:
             raise self._unreadable(error) from None
         # Jobs that SQL enqueued were not checked. A Decimal is written as text.
@@ -148,19 +177,22 @@ class TaskDefinition:
         argument = found[1] if found else None
         where = f"argument {argument!r}" if argument else "the arguments"
         return InvalidArguments(
-            f"Task {self.name!r}: {where} is not valid: {error}. The signature is "
-            f"{self.name}{self._call}.",
+            f"Task {self.name!r}: {where} is not valid: {error}. {self._describe_arguments()}",
             task=self.name,
             argument=argument,
         )
+
+    def _describe_arguments(self) -> str:
+        if self.any_arguments:
+            return "It takes any arguments by name, as one JSON object."
+        return f"The signature is {self.name}{self._call}."
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         try:
             return self._call.bind_partial(*args, **kwargs).arguments
         except TypeError as error:
             raise InvalidArguments(
-                f"Task {self.name!r}: {error}. The signature is {self.name}{self._call}.",
-                task=self.name,
+                f"Task {self.name!r}: {error}. {self._describe_arguments()}", task=self.name
             ) from None
 
     def _not_json(self, kwargs: Mapping[str, Any], error: Exception) -> InvalidArguments:
@@ -217,6 +249,8 @@ class TaskDefinition:
         context_name = None
         fields: list[Any] = []
         for parameter in self._signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD and self.any_arguments:
+                continue
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise InvalidInput(
                     f"Task {self.name!r} takes {parameter}. Declare each argument by name, so that "

@@ -6,7 +6,16 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from duetime.domain.reasons import Explanation, Reason, make_explanation
+from duetime.domain.reasons import (
+    Check,
+    Explanation,
+    Question,
+    Reason,
+    as_sentence,
+    make_checks,
+    make_ended_checks,
+    make_explanation,
+)
 from duetime.domain.reminders.delivery import (
     Delivery,
     DeliveryStatus,
@@ -35,7 +44,43 @@ REMINDER_SENTENCES = {
     "delivered": "It was delivered.",
     "row_problem": "Part of its row cannot be used: {reason:reason}.",
     "repeats": "It is of the occurrence of {occurrence}; the subject repeats: {repeats}.",
+    # What only the chain of checks tells.
+    "subject_open": "The subject {subject!r} is open, and due at {due_at:utc}.",
+    "subject_done": "The subject {subject!r} is done.",
+    "rule_applies": "The rule {rule} applies[: {source!r} sets it].",
+    "time_ahead": "It goes out at {run_at:utc}.",
+    "time_come": "Its time was {time:utc}.",
+    "job_waits": "Job {job} has yet to start.",
+    "job_started": "A worker has taken it up.",
+    "recipient_takes": "Nothing held it back when it was tried.",
 }
+_HELD = ("quiet_hours", "hourly_limit", "in_digest")
+_SUBJECT = Question(
+    "Is its subject open, and due then?",
+    ["subject_open"],
+    [
+        "subject_done", "subject_completed", "subject_deleted", "subject_moved",
+        "subject_without_due", "subject_changed", "recipient_removed", "zone_changed",
+        "occurrence_skipped", "occurrence_completed", "occurrence_moved", "occurrence_gone",
+        "not_computable",
+    ],
+)  # fmt: skip
+_QUESTIONS = (
+    _SUBJECT,
+    Question("Does its rule apply?", ["rule_applies"], ["rule_removed", "rules_changed"]),
+    Question(
+        "Is it time to send it?",
+        ["time_come"],
+        ["time_ahead", "past_skipped", "past_expired", "past_replaced", "expired"],
+    ),
+    Question("Has a worker taken it up?", ["job_started"], ["job_waits"]),
+    Question(
+        "Does its recipient take messages now?",
+        ["recipient_takes"],
+        [*_HELD, "muted_all", "muted", "digest_waits", "digest_cancelled"],
+    ),
+    Question("Has it been sent?", (), ["tried_again"]),
+)
 
 
 def explain_reminder(
@@ -44,9 +89,11 @@ def explain_reminder(
     *,
     now: datetime,
     subject: Subject | None = None,
+    source: str | None = None,
 ) -> Explanation:
     """Say what became of it, and what its channels did: its sentence is followed by those of its
-    steps. `subject`: whose problem and recurrence are mentioned, too.
+    steps. `subject`: whose problem and recurrence are mentioned, too. `source`: the level that
+    its rule comes from.
     """
     mine = [one for one in deliveries if one.round == reminder.snoozes]
     sent = next((one.sent_at for one in mine if one.status.accepted), reminder.ended_at)
@@ -73,8 +120,53 @@ def explain_reminder(
     steps = [*_steps(reminder, mine, now, code), *_steps_of_subject(reminder, subject)]
     explanation = make_explanation(REMINDER_SENTENCES, code, facts, steps=steps)
     shown = explanation.steps[1:] if _tells_reason(code) and reminder.reason else explanation.steps
-    sentence = " ".join([explanation.sentence, *(_as_sentence(step.sentence) for step in shown)])
-    return Explanation(code, sentence, explanation.facts, explanation.steps)
+    sentence = " ".join([explanation.sentence, *(as_sentence(step.sentence) for step in shown)])
+    checks = _make_chain(reminder, explanation, now, subject, source)
+    return Explanation(code, sentence, explanation.facts, explanation.steps, checks)
+
+
+def _make_chain(
+    reminder: Reminder,
+    found: Explanation,
+    now: datetime,
+    subject: Subject | None,
+    source: str | None,
+) -> tuple[Check, ...]:
+    if reminder.status is ReminderStatus.SENT:
+        return _make_chain_of_sent(found)
+    if reminder.status is not ReminderStatus.ARMED:
+        return make_ended_checks(_QUESTIONS, reminder.reason or found)
+    if reminder.stale:
+        return make_checks(_QUESTIONS, [Reason("subject_changed")])
+    given = found.facts | {"time": reminder.time, "source": source}
+
+    def tell(*codes: str) -> list[Explanation | Reason]:
+        return [make_explanation(REMINDER_SENTENCES, code, given) for code in codes]
+
+    if subject is not None and subject.status == "done":
+        return make_checks(_QUESTIONS, tell("subject_done"))
+    facts = tell("subject_open", "rule_applies")
+    again = [step for step in found.steps if step.code == "tried_again"]
+    reason = reminder.reason
+    if again:
+        facts += [*tell("time_come", "job_started", "recipient_takes"), *again]
+    elif found.code == "not_due" and reason is not None and reason.code in _HELD:
+        facts += [*tell("time_come", "job_started"), reason]
+    elif found.code == "not_due":
+        facts += tell("time_ahead")
+    else:
+        facts += tell("time_come", "job_waits")
+    return make_checks(_QUESTIONS, facts)
+
+
+def _make_chain_of_sent(found: Explanation) -> tuple[Check, ...]:
+    chain = [Check("Has it been sent?", True, found.sentence, found.code)]
+    for step in found.steps:
+        if step.code == "delivered":
+            chain.append(Check("Has it been delivered?", True, step.sentence, step.code))
+        elif step.code == "acknowledged":
+            chain.append(Check("Has it been acknowledged?", True, step.sentence, step.code))
+    return tuple(chain)
 
 
 def _tells_reason(code: str) -> bool:
@@ -130,7 +222,3 @@ def _steps_of_subject(reminder: Reminder, subject: Subject | None) -> Iterator[E
 def _repeats(reason: Reason, deliveries: Sequence[Delivery]) -> bool:
     """Whether a reason says what is said of a delivery anyway."""
     return any(reason == explain_receipt(one.channel, one.status) for one in deliveries)
-
-
-def _as_sentence(clause: str) -> str:
-    return f"{clause[:1].upper()}{clause[1:].rstrip('.')}."

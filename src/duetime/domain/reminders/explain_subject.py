@@ -40,7 +40,7 @@ SUBJECT_SENTENCES = {
     "`duetime jobs explain {job}` says what that waits for.",
     # Its steps, after what the levels set and who has muted it.
     "no_recipients": "It has no recipients: each reminder is sent once, to nobody in particular.",
-    "outcome": "{count} of its reminders are {status}[: {reason:reason}].",
+    "outcome": "{count:of its reminders is/of its reminders are} {status}[: {reason:reason}].",
     "row_problem": "Part of its row cannot be used: {reason:reason}.",
 }
 

@@ -133,3 +133,14 @@ class Reminder(msgspec.Struct, frozen=True, kw_only=True):
     def provider_id(self) -> str | None:
         """The id under which its receiver knows it, if that is not our own key."""
         return None if self.external_id == self.key else self.external_id
+
+
+class MovePreview(msgspec.Struct, frozen=True, kw_only=True):
+    """What would happen to the reminders of a subject if it moved."""
+
+    superseded: tuple[Reminder, ...]
+    """Those that are armed now, and would no longer be sent."""
+    armed: tuple[Reminder, ...]
+    """Those that would be armed; their ids are not given to them when it really moves."""
+    kept: tuple[Reminder, ...]
+    """Those that are armed and would stay as they are."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-from duetime.domain.duration import parse_duration
+from duetime.domain.duration import format_duration, parse_duration
 from duetime.domain.reminders.rule import (
     Rule,
     check_rule,
@@ -79,6 +79,27 @@ time, or '+1h' for a time after it.
     if "escalate" in options:
         options["escalate"] = parse_duration(options["escalate"], name="escalate")
     return check_rule(Rule(**times, **options))
+
+
+def write_rule(rule: Rule) -> dict[str, Any]:
+    """Return a rule as `parse_rule` reads it; options that its text alone implies are left out.
+
+    >>> write_rule(parse_rule({"rule": "-1h", "urgent": True, "expires": "at_due"}))
+    {'rule': '-1h', 'urgent': True}
+    """
+    plain = parse_rule(rule.text)
+    given = {
+        name: getattr(rule, name)
+        for name in _OPTIONS
+        if getattr(rule, name) != getattr(plain, name)
+    }
+    if "expires" in given and given["expires"] != "at_due":
+        span = given["expires"]
+        given["expires"] = "never" if span is None else format_duration(span)
+    if "escalate" in given:
+        given["escalate"] = format_duration(given["escalate"])
+    channels = {"channels": list(rule.channels)} if rule.channels else {}
+    return {"rule": rule.text} | given | channels
 
 
 def parse_rules(values: RulesLike) -> tuple[Rule, ...]:

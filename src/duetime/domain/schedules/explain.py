@@ -7,7 +7,17 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Protocol
 
-from duetime.domain.reasons import Explanation, Reason, make_explanation
+import msgspec
+
+from duetime.domain.reasons import (
+    Check,
+    Explanation,
+    Question,
+    Reason,
+    make_checks,
+    make_ended_checks,
+    make_explanation,
+)
 from duetime.domain.schedules.schedule import Schedule, TickStatus, paused_reason
 
 SCHEDULE_SENTENCES = {
@@ -50,7 +60,49 @@ TICK_SENTENCES = {
     "too_early": "The tick {tick} of {schedule!r} lies before the schedule was made, at "
     "{created_at}.",
     "pruned": "The tick {tick} of {schedule!r} is no longer in the ledger: it was pruned.",
+    # What only the chain of checks tells.
+    "active": "The schedule is not paused.",
+    "in_timetable": "The timetable of {schedule!r} has this tick.",
+    "time_come": "Its time was {run_at:utc}.",
+    "taken_up": "A worker has taken it up.",
+    "not_too_late": "It was not too late to run.",
+    "dependency_met": "{after!r} has succeeded in time.",
 }
+_ACTIVE = Question(
+    "Is the schedule active?",
+    ["active"],
+    [
+        "schedule_paused", "schedule_failing", "schedule_changed", "schedule_deleted",
+        "schedule_broken", "schedule_renamed", "schedule_undeclared", "tick_closed", "shadow",
+        "unreadable", "too_early",
+    ],
+)  # fmt: skip
+_IN_TIMETABLE = Question(
+    "Is the tick in its timetable, and not excluded?",
+    ["in_timetable"],
+    ["no_tick", "excluded_date", "excluded_mask"],
+)
+_TIME = Question("Has its time come?", ["time_come"], ["not_due", "not_planned"])
+_TAKEN_UP = Question("Has a worker taken it up?", ["taken_up"], ["due"])
+_NOT_TOO_LATE = Question(
+    "Is it not too late?",
+    ["not_too_late"],
+    [
+        "late_skipped", "late_max_age", "late_expires", "late_max_runs", "late_when_given",
+        "coalesced", "expired",
+    ],
+)  # fmt: skip
+_DEPENDENCY = Question(
+    "Has the schedule that it comes after succeeded?",
+    ["dependency_met"],
+    ["dependency", "dependency_never"],
+)
+_OVERLAP = Question("Have the runs before it finished?", (), ["overlap", "overlap_full"])
+_RUN = Question(
+    "Has it run?",
+    ["succeeded"],
+    ["failed", "cancelled", "not_run", "running", "about_to_run", "pruned"],
+)
 
 
 class LedgerRow(Protocol):
@@ -136,7 +188,39 @@ def explain_tick(
         facts["error"] = row.error or "no error was kept"
     elif code == "succeeded" and row.started_at is not None:
         facts["late"] = (row.started_at - row.run_at) // _MILLISECOND * _MILLISECOND
-    return make_explanation(TICK_SENTENCES, code, facts, steps=[row.reason])
+    found = make_explanation(TICK_SENTENCES, code, facts, steps=[row.reason])
+    return msgspec.structs.replace(found, checks=_make_chain(schedule, row, found))
+
+
+def _questions_of(schedule: Schedule) -> list[Question]:
+    dependency = [] if schedule.policy.after is None else [_DEPENDENCY]
+    return [
+        _ACTIVE, _IN_TIMETABLE, _TIME, _TAKEN_UP, _NOT_TOO_LATE, *dependency, _OVERLAP, _RUN,
+    ]  # fmt: skip
+
+
+def _make_chain(schedule: Schedule, row: LedgerRow, found: Explanation) -> tuple[Check, ...]:
+    questions = _questions_of(schedule)
+    given = found.facts | {"after": schedule.policy.after}
+
+    def tell(*codes: str) -> list[Explanation | Reason]:
+        return [make_explanation(TICK_SENTENCES, code, given) for code in codes]
+
+    match found.code:
+        case "skipped" | "coalesced" | "not_run":
+            return make_ended_checks(questions, row.reason or found)
+        case "not_due" | "due" if schedule.paused_at is not None:
+            return make_checks(questions, [paused_reason(schedule)])
+        case "not_due":
+            return make_checks(questions, [*tell("active", "in_timetable"), found])
+        case "due":
+            return make_checks(questions, [*tell("active", "in_timetable", "time_come"), found])
+        case "waiting" if row.reason is not None:
+            passed = tell("time_come", "taken_up", "not_too_late")
+            if row.reason.code in _OVERLAP.failing:
+                passed += tell("dependency_met")
+            return make_checks(questions[2:], [*passed, row.reason])
+    return make_checks([_TIME, _RUN], [*tell("time_come"), found])
 
 
 def _code_of(row: LedgerRow, now: datetime) -> str:
@@ -158,7 +242,10 @@ def _unknown(
     """Of a tick that has no row in the ledger."""
 
     def because(code: str, *steps: Reason | None, **more: Any) -> Explanation:
-        return make_explanation(TICK_SENTENCES, code, facts | more, steps=steps)
+        told = make_explanation(TICK_SENTENCES, code, facts | more, steps=steps)
+        why = next((step for step in steps if step is not None), told)
+        questions = [_ACTIVE, _IN_TIMETABLE, _TIME, _RUN]
+        return msgspec.structs.replace(told, checks=make_ended_checks(questions, why))
 
     if schedule.unreadable is not None:
         return because("unreadable", text=schedule.unreadable)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,13 +17,14 @@ from duetime.domain.flows.graph import (
     count_pending,
     is_done,
     leaves,
+    maps_to_resume,
     steps_to_repeat,
 )
 from duetime.domain.jobs.job import JobState
 from duetime.domain.reasons import describe_error
 from duetime.errors import IllegalTransition, InvalidInput
 from duetime.storage.flows.runs import FlowStatements
-from duetime.storage.store import Statements, run_many
+from duetime.storage.store import PART, Statements, in_parts, run_many
 
 END = "end"
 """The kind of the row that every step leads to."""
@@ -115,6 +117,10 @@ class GraphStatements(FlowStatements):
     def lock(self, runs: Iterable[int]) -> Statements:
         yield from self._dialect.run("flow_lock", sorted(set(runs)))
 
+    def lock_briefly(self, run: int) -> Statements:
+        """As `lock`; raise `TransactionConflict` if another transaction keeps the run locked."""
+        yield from self._dialect.run("flow_lock_briefly", [run])
+
     def runs(self, runs: Sequence[int]) -> Statements:
         """Return `{id: GraphRun}`. Reads only."""
         rows = yield from self._dialect.run("graph_runs", list(runs))
@@ -176,17 +182,37 @@ class GraphStatements(FlowStatements):
         rows = yield from self._dialect.run("graph_items", documents)
         return {names[row[0]]: Items(*row[1:]) for row in rows}
 
+    def completed_items(self, run: int, shape: Shape, node: Node) -> Statements:
+        """Return the numbers of the items of a map that have completed, in an earlier attempt."""
+        items = (yield from self.items(run, shape, [node]))[node.name]
+        if not items.total:
+            return set()
+        first = shape.first_item(node.name)
+        outputs = yield from self.outputs([(run, first, first + MAX_ITEMS - 2)])
+        return {seq for _, seq in outputs}
+
     def write(self, changes: Sequence[Mapping[str, Any]]) -> Statements:
         """Write what became of rows; see `change`."""
         if changes:
-            yield from run_many(self._dialect, "graph_write", self._with_json(changes))
+            yield from self.write_and_release(changes, {})
 
-    def release(self, counts: Mapping[tuple[int, int], int]) -> Statements:
-        """Count down rows (run, seq) by the number of steps that have ended; return `Released`."""
-        documents = [
-            {"run": run, "seq": seq, "by": by} for (run, seq), by in sorted(counts.items())
-        ]
-        rows = yield from run_many(self._dialect, "graph_release", documents)
+    def write_and_release(
+        self, changes: Sequence[Mapping[str, Any]], counts: Mapping[tuple[int, int], int]
+    ) -> Statements:
+        """Write what became of rows; then count down rows (run, seq) by the number of steps that
+        have ended, and return these, as `Released`."""
+        written = self._with_json(changes)
+        counted = [{"run": run, "seq": seq, "by": by} for (run, seq), by in sorted(counts.items())]
+        if not self._dialect.arms:
+            yield from run_many(self._dialect, "graph_write", written)
+            rows = yield from run_many(self._dialect, "graph_release", counted)
+        else:
+            rows = []
+            for some, others in zip_longest(
+                in_parts(written, PART), in_parts(counted, PART), fillvalue=()
+            ):
+                document = {"changes": some, "counts": others}
+                rows += yield from self._dialect.run("graph_write_and_release", document)
         return [
             Released(run, seq, pending, StepState(state), bool(stopping))
             for run, seq, pending, state, stopping in rows
@@ -288,14 +314,20 @@ class GraphStatements(FlowStatements):
             "graph_reset",
             [{"run": run, "seq": seq, "pending": count} for seq, count in counts.items()],
         )
-        firsts = [shape.first_item(name) for name in repeated]
+        resumed = maps_to_resume(shape, repeated, from_steps=again)
         undone = [-shape.seq(name) for name in repeated]
         yield from run_many(
             self._dialect,
             "graph_forget",
             [{"run": run, "first": seq, "last": seq} for seq in (0, *undone)]
-            + [{"run": run, "first": first, "last": first + MAX_ITEMS - 2} for first in firsts],
-        )
+            + [
+                {
+                    "run": run, "first": (first := shape.first_item(name)),
+                    "last": first + MAX_ITEMS - 2, "keep_completed": name in resumed,
+                }
+                for name in repeated
+            ],
+        )  # fmt: skip
         return True
 
     def now(self) -> Statements:

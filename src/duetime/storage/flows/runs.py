@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -61,10 +61,16 @@ class FlowStatements:
         accepted = {(run, seq) for run, seq in rows}
         return [(record.run, record.seq) in accepted for record in records]
 
+    def try_lock(self, runs: Iterable[int]) -> Statements:
+        """Lock those of the runs that nobody else has locked; return these. A transaction of a
+        caller that signals a run may stay open for any time: no other run waits for it."""
+        found = sorted(set(runs))
+        rows = (yield from self._dialect.run("flow_try_lock", found)) if found else []
+        return {run for (run,) in rows}
+
     def suspend(self, runs: Sequence[Suspension]) -> Statements:
         """Give back the jobs of runs that wait; return a `SuspendAnswer` for each."""
-        rows = yield from self._dialect.run("flow_try_lock", [run.run for run in runs])
-        locked = {run for (run,) in rows}
+        locked = yield from self.try_lock(run.run for run in runs)
         free = [run for run in runs if run.run in locked]
         answers: dict[int, SuspendAnswer] = {}
         if free:
@@ -117,13 +123,15 @@ class FlowStatements:
         return ids
 
     def jobs_finished(self, jobs: Sequence[int]) -> Statements:
-        """Copy how jobs ended into the steps that they did, and wake their runs."""
-        runs = [run for (run,) in (yield from self._dialect.run("flow_holders", list(jobs)))]
-        if runs:
-            yield from self._dialect.run("flow_lock", runs)
-            ready = yield from self._dialect.run("flow_jobs_finished", list(jobs))
+        """Copy how jobs ended into the steps that they did, and wake their runs. Return the jobs of
+        runs that another transaction has locked: try again."""
+        holders = yield from self._dialect.run("flow_holders", list(jobs))
+        locked = yield from self.try_lock(run for _, run in holders)
+        if ours := [job for job, run in holders if run in locked]:
+            ready = yield from self._dialect.run("flow_jobs_finished", ours)
             if ready:
                 yield from self._dialect.run("flow_wake", [run for (run,) in ready])
+        return [job for job, run in holders if run not in locked]
 
     def job_steps(self, after: int) -> Statements:
         """Return some steps that wait for a job: the job, whether it has ended, whether the run
@@ -161,10 +169,10 @@ class FlowStatements:
 
     def wake_signalled(self) -> Statements:
         """Wake runs that wait for a signal that is there; return how many."""
-        runs = [run for (run,) in (yield from self._dialect.run("flow_overdue", {}))]
+        overdue = yield from self._dialect.run("flow_overdue", {})
+        runs = yield from self.try_lock(run for (run,) in overdue)
         if runs:
-            yield from self._dialect.run("flow_lock", runs)
-            yield from self._dialect.run("flow_wake", runs)
+            yield from self._dialect.run("flow_wake", sorted(runs))
         return len(runs)
 
     def forget(self, run: int, calls: Sequence[int]) -> Statements:

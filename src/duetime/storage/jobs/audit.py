@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -27,20 +27,34 @@ def cancel_events(job_id: int, state: JobState | None, *, by: str, reason: Reaso
     return [_of_job(job_id, "cancel", {"state": state}, after, by=by, reason=said)]
 
 
-def reschedule_event(job_id: int, before: datetime, after: datetime, *, by: str) -> Event:
-    return _of_job(job_id, "reschedule", {"run_at": before}, {"run_at": after}, by=by)
+def reschedule_event(
+    job_id: int, before: datetime, after: datetime, *, by: str, reason: str | None = None
+) -> Event:
+    moved = {"run_at": before}, {"run_at": after}
+    return _of_job(job_id, "reschedule", *moved, by=by, reason=reason)
 
 
 def reprioritise_event(job_id: int, before: int, after: int, *, by: str) -> Event:
     return _of_job(job_id, "reprioritise", {"priority": before}, {"priority": after}, by=by)
 
 
-def requeue_events(states: Mapping[int, str], run_at: datetime | None, *, by: str) -> list[Event]:
+def requeue_events(
+    states: Mapping[int, str], run_at: datetime | None, *, by: str, reason: str | None = None
+) -> list[Event]:
     """One for each job that waits again; `states`: those that they were in."""
     after = {"state": "pending"} if run_at is None else {"state": "pending", "run_at": run_at}
     return [
-        _of_job(job_id, "requeue", {"state": state}, after, by=by)
+        _of_job(job_id, "requeue", {"state": state}, after, by=by, reason=reason)
         for job_id, state in sorted(states.items())
+    ]
+
+
+def replay_events(job_id: int, replay: int, changed: Sequence[str], *, by: str) -> list[Event]:
+    """Of both jobs: which replays which, and which arguments differ. Their values are not in it."""
+    after: dict[str, Any] = {"job": replay, "changed": list(changed)}
+    return [
+        _of_job(job_id, "replay", None, after, by=by),
+        _of_job(replay, "replay", None, {"replay_of": job_id}, by=by),
     ]
 
 

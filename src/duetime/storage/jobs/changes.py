@@ -63,13 +63,35 @@ class JobStatements:
         for job_id in sorted(job_ids):
             yield from self._cancel(job_id, reason)
 
-    def reschedule(self, job_id: int, run_at: datetime, *, by: str) -> Statements:
+    def cancel_all(self, job_ids: Sequence[int], *, reason: Reason, by: str) -> Statements:
+        """Cancel several, as `cancel` does each. Returns how many were not finished."""
+        found = yield from self.brief(job_ids)
+        states = {job: found[job].state for job in job_ids if job in found}
+        able = [job for job, state in states.items() if not state.finished]
+        said = {"ids": able, "code": reason.code, "text": reason.facts.get("text")}
+        cancelled = {row[0] for row in (yield from self._dialect.run("cancel_waiting_many", said))}
+        for job in able:
+            if job in cancelled:
+                # It may have left its claim since its state was read.
+                is_running = states[job] is JobState.RUNNING
+                states[job] = JobState.PENDING if is_running else states[job]
+            else:
+                states[job] = yield from self._cancel(job, reason)
+        events = [
+            event for job in able for event in cancel_events(job, states[job], by=by, reason=reason)
+        ]
+        yield from self._audit(events)
+        return len(events)
+
+    def reschedule(
+        self, job_id: int, run_at: datetime, *, by: str, reason: str | None = None
+    ) -> Statements:
         """Move a job that waits to another time. Returns the state it was in."""
         places = yield from self._dialect.run("waiting_place", {"job": job_id})
         if places:
             yield from self._dialect.run("reschedule", {"job": job_id, "run_at": run_at})
             before = self._dialect.moment(places[0][0])
-            yield from self._audit([reschedule_event(job_id, before, run_at, by=by)])
+            yield from self._audit([reschedule_event(job_id, before, run_at, by=by, reason=reason)])
         return (yield from self._state(job_id))
 
     def reprioritise(self, job_id: int, priority: int, *, by: str) -> Statements:
@@ -81,7 +103,9 @@ class JobStatements:
             yield from self._audit([event])
         return (yield from self._state(job_id))
 
-    def requeue(self, ids: Sequence[int], *, run_at: datetime | None, by: str) -> Statements:
+    def requeue(
+        self, ids: Sequence[int], *, run_at: datetime | None, by: str, reason: str | None = None
+    ) -> Statements:
         """Give dead, cancelled or expired jobs a fresh set of attempts. They take their keys
         again; of several with one key the newest does."""
         yield from self._dialect.run("lock_jobs", list(ids))
@@ -96,7 +120,7 @@ class JobStatements:
         if left := [job_id for job_id in able if job_id not in requeued]:
             conflicts = dict((yield from self._dialect.run("key_holders", left)))
         states = {job_id: found[job_id].state for job_id in requeued}
-        yield from self._audit(requeue_events(states, run_at, by=by))
+        yield from self._audit(requeue_events(states, run_at, by=by, reason=reason))
         return Requeued(requeued, conflicts)
 
     def _cancel(self, job_id: int, reason: Reason) -> Statements:

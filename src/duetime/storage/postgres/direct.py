@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 import psycopg
 from psycopg import pq
@@ -14,6 +16,7 @@ from duetime.storage.postgres.pool import Connection
 from duetime.storage.store import Row
 
 _READ = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+_PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?s|%%")
 
 
 class DirectSession:
@@ -29,7 +32,7 @@ class DirectSession:
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fd = -1
-        self._prepared: dict[str, bytes] = {}
+        self._prepared: dict[str, _Prepared] = {}
         self._busy = False
         self._results: list[pq.abc.PGresult] = []
         self._answer: asyncio.Future[pq.abc.PGresult] | None = None
@@ -38,20 +41,29 @@ class DirectSession:
     def is_free(self) -> bool:
         return not self._busy and self._loop in (None, asyncio.get_running_loop())
 
-    async def execute(self, statement: str, parameters: Sequence[str], seconds: float) -> list[Row]:
-        """Return the rows; its placeholders are `%s`. Raises the driver's errors."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is free, and need not connect first."""
+        return self._connection is not None and self.is_free
+
+    async def execute(
+        self, statement: str, parameters: Sequence[Any] | Mapping[str, Any], seconds: float
+    ) -> list[Row]:
+        """Return the rows. Parameters are texts and numbers. Raises the driver's errors."""
         self._busy = True
         try:
             async with asyncio.timeout(seconds):
                 connection = self._connection or await self._open()
-                name = self._prepared.get(statement)
-                if name is None:
+                prepared = self._prepared.get(statement)
+                if prepared is None:
                     name = f"duetime_{len(self._prepared)}".encode()
-                    connection.pgconn.send_prepare(name, _number_placeholders(statement))
+                    prepared = _Prepared(name, statement)
+                    connection.pgconn.send_prepare(name, prepared.text)
                     await self._receive(connection)
-                    self._prepared[statement] = name
-                values = [value.encode() for value in parameters]
-                connection.pgconn.send_query_prepared(name, values)
+                    self._prepared[statement] = prepared
+                connection.pgconn.send_query_prepared(
+                    prepared.name, prepared.order(parameters), result_format=pq.Format.BINARY
+                )
                 result = await self._receive(connection)
         except (psycopg.OperationalError, TimeoutError, asyncio.CancelledError):
             # What the session does now is unknown.
@@ -131,7 +143,26 @@ class DirectSession:
             self._answer.set_exception(error)
 
 
-def _number_placeholders(statement: str) -> bytes:
-    first, *rest = statement.split("%s")
-    text = first + "".join(f"${place}{part}" for place, part in enumerate(rest, 1))
-    return text.replace("%%", "%").encode()
+class _Prepared:
+    """A statement as the server knows it: its placeholders are numbered."""
+
+    def __init__(self, name: bytes, statement: str) -> None:
+        self.name = name
+        self._keys: dict[str, int] = {}
+        """The names of its parameters, each with its number."""
+        self._count = 0
+        self.text = _PLACEHOLDER.sub(self._number, statement).encode()
+
+    def _number(self, placeholder: re.Match[str]) -> str:
+        if placeholder[0] == "%%":
+            return "%"
+        key = placeholder[1]
+        if key is None:
+            self._count += 1
+            return f"${self._count}"
+        return f"${self._keys.setdefault(key, len(self._keys) + 1)}"
+
+    def order(self, parameters: Sequence[Any] | Mapping[str, Any]) -> list[bytes]:
+        if isinstance(parameters, Mapping):
+            parameters = [parameters[key] for key in self._keys]
+        return [str(value).encode() for value in parameters]

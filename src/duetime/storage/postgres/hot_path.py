@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import starmap
 from operator import itemgetter
@@ -90,12 +90,15 @@ class HotPath(Sessions):
     def heart(self) -> PostgresHeart:
         return PostgresHeart(self.listen_dsn, self._sql["beat"])
 
-    async def sleeper(self, worker_id: int) -> PostgresSleeper:
+    async def sleeper(
+        self, worker_id: int, *, notified: Callable[[str], None] = lambda channel: None
+    ) -> PostgresSleeper:
         sleeper = PostgresSleeper(
             self.listen_dsn,
             self.schema,
             worker_id,
             read_cancelled=lambda: self._cancelled_jobs(worker_id),
+            notified=notified,
             notify=self._notify,
             poll=self._poll_seconds,
         )
@@ -309,6 +312,13 @@ class HotPath(Sessions):
         accepted = {place: bool(row[0]) for place, row in zip(places, rows, strict=True)}
         return [accepted[place] for place in range(len(finished))]
 
+    def finish_steps_in(self, finished: Sequence[FinishedJob], runs: Sequence[int]) -> Statements:
+        places = sorted(range(len(finished)), key=lambda place: finished[place].job.token)
+        body = [{"run": runs[place], "finish": _completion(finished[place])} for place in places]
+        rows = yield self._sql["complete_steps"], (msgspec.json.encode(body).decode(),)
+        accepted = {places[number - 1]: bool(is_ours) for number, is_ours in rows}
+        return [accepted.get(place) for place in range(len(finished))]
+
     async def set_progress(self, job: ClaimedJob, progress: str) -> bool:
         return bool(
             await self._rows("set_progress", job=job.id, token=job.token, progress=progress)
@@ -372,6 +382,8 @@ def _finishes(
     full = finished if careful else []
     if not careful and len(plain) < len(finished):
         full = [one for one in finished if not _is_plain(one)]
+    if len(full) == len(finished) == 1 and not careful and _has_result_only(full[0], closed):
+        return [_finish_one(full[0], closed)]
     statements: list[Statement] = []
     if plain or (closed and not full):
         parameters = _parameters(plain, () if full else closed)
@@ -385,19 +397,29 @@ def _finishes(
             "facts": [one.facts for one in full],
             "tracebacks": [one.traceback for one in full],
             "results": [one.result for one in full],
+            "logs": [one.log for one in full],
         }
         statements.append(("finish_fully", parameters))
     return statements
 
 
+def _finish_one(finished: FinishedJob, closed: Sequence[int]) -> Statement:
+    document = msgspec.json.encode(_completion(finished)).decode()
+    return "finish_one", {"finish": document, "closed": array(closed)}
+
+
 def _completion(finished: FinishedJob) -> dict[str, Any]:
-    return {
+    document: dict[str, Any] = {
         "job": finished.job.id,
         "token": finished.job.token,
         "started": finished.started_us,
         "finished": finished.finished_us,
-        "result": None if finished.result is None else msgspec.Raw(finished.result.encode()),
     }
+    if finished.result is not None:
+        document["result"] = msgspec.Raw(finished.result.encode())
+    if finished.log is not None:
+        document["log"] = msgspec.Raw(finished.log.encode())
+    return document
 
 
 def _is_plain(finished: FinishedJob) -> bool:
@@ -405,11 +427,23 @@ def _is_plain(finished: FinishedJob) -> bool:
     return (
         finished.outcome is _COMPLETED
         and finished.result is None
+        and finished.log is None
         and finished.error_code is None
         and job.key is None
         and not job.limited
         and not finished.completed_before
         and finished.finished_us <= _MAX_SHORT_US
+    )
+
+
+def _has_result_only(finished: FinishedJob, closed: Sequence[int]) -> bool:
+    job = finished.job
+    return (
+        finished.outcome is _COMPLETED
+        and finished.error_code is None
+        and not job.limited
+        and not finished.completed_before
+        and all(token == job.token for token in closed)
     )
 
 

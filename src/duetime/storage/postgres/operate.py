@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 
-from duetime.domain.jobs.job import AttemptInfo, JobFilter, JobInfo, JobState
+from duetime.domain.jobs.arguments import ArgumentFilter
+from duetime.domain.jobs.facets import ErrorGroup, JobFacets
+from duetime.domain.jobs.job import AttemptInfo, FoundJobs, JobFilter, JobInfo, JobResult, JobState
+from duetime.domain.jobs.log_lines import read_log
 from duetime.domain.jobs.queue import Limits, QueueInfo
 from duetime.domain.reasons import Reason, describe_error
 from duetime.errors import JobNotFound
-from duetime.storage.jobs.find import find_jobs
-from duetime.storage.postgres.connection import translate_errors
+from duetime.storage.jobs.facets import count_jobs, find_errors
+from duetime.storage.jobs.find import Make, find_jobs
+from duetime.storage.postgres.connection import array, translate_errors
 from duetime.storage.postgres.dialect import drive
 from duetime.storage.postgres.listener import Listener
 from duetime.storage.postgres.sessions import Sessions
-from duetime.storage.store import Row, WorkerInfo
+from duetime.storage.store import Row, Statement, Statements, WorkerInfo
 
 _JOB_ID = re.compile(r"[0-9]{1,19}")
 
@@ -47,28 +52,50 @@ class Operations(Sessions):
 
     async def _with_history(self, row: Row) -> JobInfo:
         history = await self._rows("get_history", job=row[0])
-        attempts = tuple(
-            AttemptInfo(**_described(dict(zip(AttemptInfo.__struct_fields__, row, strict=True))))
-            for row in history
-        )
+        attempts = tuple(_attempt_info(row) for row in history)
         return _job_info(row, history=attempts)
 
-    async def find(self, which: JobFilter) -> list[JobInfo]:
+    async def find(self, which: JobFilter) -> FoundJobs:
+        rows, below, examined = await self._read(lambda make: find_jobs(which, make))
+        return FoundJobs([_job_info(row) for row in rows], below=below, examined=examined)
+
+    async def facets(self, which: JobFilter) -> JobFacets:
+        facets: JobFacets = await self._read(lambda make: count_jobs(which, make))
+        return facets
+
+    async def errors(self, which: JobFilter) -> list[ErrorGroup]:
+        groups: list[ErrorGroup] = await self._read(
+            lambda make: find_errors(which, make, self.dialect.moment)
+        )
+        return groups
+
+    async def _read(self, read: Callable[[Make], Statements]) -> Any:
+        """Run statements that find jobs, in one snapshot."""
+
+        def make(name: str, values: dict[str, Any]) -> Statement:
+            return self._sql[name], _with_arrays(values)
+
         async with self._connection() as connection, connection.transaction():
             await self._on(connection, "begin_snapshot")
-            statements = find_jobs(which, lambda name, values: (self._sql[name], values))
-            return [_job_info(row) for row in await drive(connection, statements)]
+            return await drive(connection, read(make))
 
     async def queues(
-        self, *, after: str | None = None, limit: int | None = None
+        self,
+        *,
+        only: str | None = None,
+        count_to: int | None = None,
+        after: str | None = None,
+        limit: int | None = None,
     ) -> list[QueueInfo]:
+        found = await self._rows("queues", only=only, count_to=count_to, after=after, limit=limit)
         return [
             QueueInfo(
                 **dict(zip(QueueInfo.__struct_fields__[:9], row[:9], strict=True)),
                 limits=_limits(row[9:]),
                 started=row[13],
+                counted_all=row[14],
             )
-            for row in await self._rows("queues", after=after, limit=limit)
+            for row in found
         ]
 
     async def limited_queues(self) -> dict[str, Limits]:
@@ -80,7 +107,10 @@ class Operations(Sessions):
             for row in await self._rows("workers")
         ]
 
-    async def wait_finished(self, job_id: int, seconds: float) -> JobInfo | None:
+    async def change_mark(self) -> Any:
+        return (await self._rows("change_mark"))[0][0]
+
+    async def wait_finished(self, job_id: int, seconds: float) -> JobResult | None:
         async with self._opening:
             if self._results is None and self._notify:
                 listener = Listener(
@@ -96,34 +126,36 @@ class Operations(Sessions):
             async with self._reads:
                 if seconds:
                     await self._rows("watch", job=job_id, wait=timedelta(seconds=seconds))
-                if (
-                    await self._may_have_finished(job_id)
-                    and (job := await self._finished_job(job_id)) is not None
-                ):
-                    return job
+                if (result := await self._result_of(job_id)) is not None:
+                    return result
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await event.wait()
                 async with self._reads:
-                    return await self._finished_job(job_id)
+                    return await self._result_of(job_id)
             return None
         finally:
             self._watched[job_id].remove(event)
             if not self._watched[job_id]:
                 del self._watched[job_id]
 
-    async def _may_have_finished(self, job_id: int) -> bool:
-        rows = await self._rows("may_have_finished", job=job_id)
+    async def _result_of(self, job_id: int) -> JobResult | None:
+        if self._direct.is_ready:
+            rows = await self._at_once("job_result", {"job": job_id})
+        else:
+            rows = await self._rows("job_result", job=job_id)
         if not rows:
             raise JobNotFound(job_id)
-        return bool(rows[0][0])
-
-    async def _finished_job(self, job_id: int) -> JobInfo | None:
-        rows = await self._rows("get_job", job=job_id)
-        if not rows:
-            raise JobNotFound(job_id)
-        job = _job_info(rows[0])
-        return await self._with_history(rows[0]) if job.state.finished else None
+        task, state, code, error, facts, result = rows[0]
+        if state is None:
+            return None
+        return JobResult(
+            task=task,
+            state=JobState(state),
+            result=result,
+            error_code=code,
+            error=describe_error(code, facts, error),
+        )
 
     def _on_finished_notification(self, channel: str, payload: str) -> None:
         # Each waiter reads the job again. Without a payload we have reconnected.
@@ -141,6 +173,27 @@ def _job_info(row: Row, history: tuple[AttemptInfo, ...] = ()) -> JobInfo:
     if values["parked_reason"] is not None:
         values["parked_reason"] = msgspec.convert(values["parked_reason"], Reason)
     return JobInfo(**_described(values), history=history)
+
+
+def _attempt_info(row: Row) -> AttemptInfo:
+    values = dict(zip(AttemptInfo.__struct_fields__, row, strict=True))
+    return AttemptInfo(**_described(values) | {"log": read_log(values["log"])})
+
+
+def _with_arrays(values: dict[str, Any]) -> dict[str, Any]:
+    """Ids as an array. Conditions on arguments as two: of paths, each an array, and of values."""
+    wanted: Sequence[ArgumentFilter] = values.get("args") or ()
+    ids = values.get("ids")
+    return values | {
+        "ids": None if ids is None else array(ids),
+        "paths": [_text_array(one.path) for one in wanted] or None,
+        "values": [msgspec.json.encode(one.value).decode() for one in wanted] or None,
+    }
+
+
+def _text_array(texts: Iterable[str]) -> str:
+    quoted = (text.replace("\\", r"\\").replace('"', r"\"") for text in texts)
+    return "{" + ",".join(f'"{text}"' for text in quoted) + "}"
 
 
 def _described(values: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class PostgresSleeper:
         worker_id: int,
         *,
         read_cancelled: Callable[[], Awaitable[list[int]]],
+        notified: Callable[[str], None],
         notify: bool,
         poll: float,
     ) -> None:
@@ -33,6 +34,7 @@ class PostgresSleeper:
         self._listener = (
             Listener(dsn, [self._wake, self._cancel], self._on_notify) if notify else None
         )
+        self._notified = notified
         self._poll = poll
         self._asleep_on: list[str] = []
         self._asleep = False
@@ -45,6 +47,10 @@ class PostgresSleeper:
     @property
     def asleep(self) -> bool:
         return self._asleep
+
+    @property
+    def listening(self) -> bool:
+        return self._listener is not None and self._listener.connected
 
     async def open(self) -> None:
         if self._listener is not None:
@@ -63,7 +69,7 @@ class PostgresSleeper:
 
     async def sleep(self, seconds: float) -> str:
         # Without a listener no notification arrives: check often.
-        if self._listener is None or not self._listener.connected:
+        if not self.listening:
             seconds = min(seconds, self._poll)
         if not self._woken.is_set() and seconds > 0:
             loop = asyncio.get_running_loop()
@@ -104,11 +110,13 @@ class PostgresSleeper:
     def _on_notify(self, channel: str, payload: str) -> None:
         if channel == self._cancel:
             if payload == self._worker_id:
+                self._notified("cancel")
                 self._cancel_announced = True
                 self._reason = "cancelled"
                 self._woken.set()
         elif channel == self._wake:
             if payload in self._queues:
+                self._notified("wake")
                 self._reason = "notified"
                 self._woken.set()
         else:

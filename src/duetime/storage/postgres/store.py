@@ -43,6 +43,8 @@ class PostgresStore(HotPath, Operations):
     async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         if len(jobs) >= _BULK and all(job.key is None for job in jobs) and await self._may_copy():
             return await self._copy(jobs)
+        if len(jobs) == 1 and self._direct.is_ready:
+            return cast("list[Enqueued]", await self._run_directly(self.enqueue_in(jobs)))
         # One chunk is one statement, and its own transaction.
         whole = nullcontext() if len(jobs) <= _CHUNK else None
         async with (
@@ -60,8 +62,7 @@ class PostgresStore(HotPath, Operations):
         computes: bool = False,
     ) -> Any:
         if single and self._prepare and self._direct.is_free:
-            with translate_errors():
-                return await drive_directly(self._direct, statements, seconds=self._call_seconds)
+            return await self._run_directly(statements)
         # Each statement has its time-out: a change of many subjects has many of them.
         async with (
             self._lasting_connection() as connection,
@@ -73,6 +74,10 @@ class PostgresStore(HotPath, Operations):
                 seconds=self._call_seconds,
                 thread=self._computing_thread() if computes else None,
             )
+
+    async def _run_directly(self, statements: Statements) -> Any:
+        with translate_errors():
+            return await drive_directly(self._direct, statements, seconds=self._call_seconds)
 
     def _computing_thread(self) -> ThreadPoolExecutor:
         # Its own: the event loop's threads may all be busy with handlers.

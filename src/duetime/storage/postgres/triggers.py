@@ -25,11 +25,12 @@ _TEXTS = {"text", "character varying", "character", "json"}
 # By name: where the role is called as the schema, the user's tables are made in it, too.
 OWN_TABLES = frozenset(
     {
-        "attempt", "audit", "channel_rate", "channel_use", "claim", "delivery", "digest", "due",
-        "flow_run", "flow_signal", "flow_step", "installation", "job", "job_key", "migration",
-        "parked", "progress", "queue",
-        "rate_use", "recipient", "recipient_use", "reminder", "schedule", "schedule_preset",
-        "schedule_tick", "scope", "service", "subject", "task", "tracked", "waiter", "worker",
+        "account", "alert", "api_token", "attempt", "attempt_sample", "attempt_stat", "audit",
+        "channel_rate", "channel_use", "claim", "delivery", "digest", "due", "flow_run",
+        "flow_signal", "flow_step", "idempotency", "installation", "installation_secret", "job",
+        "job_key", "login_failure", "migration", "parked", "progress", "queue", "rate_use",
+        "recipient", "recipient_use", "reminder", "schedule", "schedule_preset", "schedule_tick",
+        "scope", "service", "session", "subject", "task", "tracked", "waiter", "worker",
         "worker_name", "zone",
     }
 )  # fmt: skip

@@ -446,7 +446,17 @@ def complete(sql: Mapping[str, str], finished: FinishedJob, now: int) -> Stateme
     started_at, finished_at = claimed_at + finished.started_us, claimed_at + finished.finished_us
     yield (
         sql["complete_attempt"],
-        (job_id, token, attempt, worker_id, claimed_at, started_at, finished_at, finished.result),
+        (
+            job_id,
+            token,
+            attempt,
+            worker_id,
+            claimed_at,
+            started_at,
+            finished_at,
+            finished.result,
+            finished.log,
+        ),
     )
     if finished.job.key is not None:
         yield sql["complete_free_key"], (job_id,)
@@ -458,6 +468,7 @@ def _is_plain(finished: FinishedJob) -> bool:
     return (
         finished.outcome is AttemptOutcome.COMPLETED
         and finished.result is None
+        and finished.log is None
         and finished.error_code is None
         and finished.job.key is None
         and finished.again_after is None
@@ -496,6 +507,7 @@ def _encode_full(finished: Sequence[FinishedJob]) -> str:
                 one.traceback,
                 one.result,
                 one.facts,
+                one.log,
             )
             for one in finished
         ]

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
+from itertools import product
 from typing import Any
 
 import msgspec
 
-from duetime.domain.jobs.job import AttemptInfo, JobFilter, JobInfo, JobState
+from duetime.domain.jobs.arguments import ArgumentFilter
+from duetime.domain.jobs.facets import ErrorGroup, JobFacets
+from duetime.domain.jobs.job import AttemptInfo, FoundJobs, JobFilter, JobInfo, JobState
+from duetime.domain.jobs.log_lines import read_log
 from duetime.domain.jobs.queue import Limits, QueueInfo
 from duetime.domain.reasons import describe_error, read_reason
-from duetime.storage.jobs.find import find_jobs
+from duetime.storage.jobs.facets import count_jobs, find_errors
+from duetime.storage.jobs.find import Make, find_jobs
 from duetime.storage.sqlite.dialect import (
     from_us,
     maybe_from_us,
     maybe_span,
+    to_us,
 )
 from duetime.storage.sqlite.thread import Transaction
 from duetime.storage.store import Row, Statement, WorkerInfo
@@ -30,18 +37,55 @@ def get(tx: Transaction, job_id: int) -> JobInfo | None:
     return _job(rows[0], history)
 
 
-def find(tx: Transaction, which: JobFilter) -> list[JobInfo]:
-    def make(name: str, parameters: dict[str, Any]) -> Statement:
-        return tx.statement(name), {key: _encoded(value) for key, value in parameters.items()}
+def find(tx: Transaction, which: JobFilter) -> FoundJobs:
+    rows, below, examined = tx.drive(find_jobs(which, _make(tx, which)))
+    return FoundJobs([_job(row) for row in rows], below=below, examined=examined)
 
-    return [_job(row) for row in tx.drive(find_jobs(which, make))]
+
+def facets(tx: Transaction, which: JobFilter) -> JobFacets:
+    found: JobFacets = tx.drive(count_jobs(which, _make(tx, which)))
+    return found
+
+
+def errors(tx: Transaction, which: JobFilter) -> list[ErrorGroup]:
+    found: list[ErrorGroup] = tx.drive(find_errors(which, _make(tx, which), from_us))
+    return found
+
+
+def _make(tx: Transaction, which: JobFilter) -> Make:
+    def make(name: str, parameters: dict[str, Any]) -> Statement:
+        values = {key: _encoded(value) for key, value in parameters.items()}
+        return tx.statement(name), values | {"conditions": len(which.args)}
+
+    return make
 
 
 def _encoded(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return to_us(value)
+    if isinstance(value, tuple):
+        return _encode([_condition(one) for one in value]) if value else None
     return _encode(value) if isinstance(value, list) else value
 
 
-def queues(tx: Transaction, after: str | None, limit: int | None) -> list[QueueInfo]:
+def _condition(wanted: ArgumentFilter) -> dict[str, Any]:
+    """A condition on arguments. A number in a path is a place in a list, or the name of a field."""
+    parts = [
+        [f'."{part}"', f"[{part}]"] if part.isdecimal() else [f'."{part}"'] for part in wanted.path
+    ]
+    types = "integer real"
+    if wanted.value is None or isinstance(wanted.value, bool):
+        types = msgspec.json.encode(wanted.value).decode()
+    elif isinstance(wanted.value, str):
+        types = "text"
+    return {
+        "paths": ["$" + "".join(path) for path in product(*parts)],
+        "types": types,
+        "value": wanted.value,
+    }
+
+
+def queues(tx: Transaction, **which: str | int | None) -> list[QueueInfo]:
     return [
         QueueInfo(
             name=row[0],
@@ -55,8 +99,9 @@ def queues(tx: Transaction, after: str | None, limit: int | None) -> list[QueueI
             pause_reason=row[8],
             limits=_limits(row[9:]),
             started=row[13],
+            counted_all=bool(row[14]),
         )
-        for row in tx.rows("queues", now=tx.now, after=after, limit=limit)
+        for row in tx.rows("queues", now=tx.now, **which)
     ]
 
 
@@ -121,6 +166,7 @@ def _job(row: Row, history: tuple[AttemptInfo, ...] = ()) -> JobInfo:
         facts=facts,
         parked_reason=read_reason(row[21]),
         progress=_decode(row[22]),
+        replay_of=row[23],
         history=history,
     )
 
@@ -139,6 +185,7 @@ def _attempt(row: Row) -> AttemptInfo:
         facts=facts,
         traceback=row[10],
         result=_decode(row[11]),
+        log=read_log(row[12]),
     )
 
 
@@ -146,7 +193,7 @@ def _limits(row: Row) -> Limits:
     return Limits(running=row[0], per_partition=row[1], rate=row[2], period=maybe_span(row[3]))
 
 
-def _encode(values: Sequence[str]) -> str:
+def _encode(values: Sequence[Any]) -> str:
     return msgspec.json.encode(values).decode()
 
 

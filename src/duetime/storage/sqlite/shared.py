@@ -94,8 +94,11 @@ class SqliteSleeper:
     once more for jobs. Whichever comes first, one of them sees the other.
     """
 
-    def __init__(self, shared: Shared, worker_id: int) -> None:
+    listening = True
+
+    def __init__(self, shared: Shared, worker_id: int, notified: Callable[[str], None]) -> None:
         self.worker_id = worker_id
+        self._notified = notified
         self.queues: frozenset[str] = frozenset()
         """On which it sleeps; none if it is awake."""
         self.until = float("inf")
@@ -148,7 +151,7 @@ class SqliteSleeper:
         return queue in self.queues
 
     def wake(self) -> None:
-        call_soon(self._loop, self._wake_for, "notified")
+        call_soon(self._loop, self._on_wake)
 
     def sync_cancelled(self, jobs: Iterable[int]) -> None:
         """Takes all cancelled jobs of this worker, as read from the file; notifies new ones."""
@@ -157,7 +160,12 @@ class SqliteSleeper:
         if new:
             call_soon(self._loop, self._on_cancelled, tuple(sorted(new)))
 
+    def _on_wake(self) -> None:
+        self._notified("wake")
+        self._wake_for("notified")
+
     def _on_cancelled(self, jobs: tuple[int, ...]) -> None:
+        self._notified("cancel")
         self._cancelled += jobs
         self._wake_for("cancelled")
 

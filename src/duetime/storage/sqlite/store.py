@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -11,13 +12,16 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
 
+from duetime.domain.jobs.facets import ErrorGroup, JobFacets
 from duetime.domain.jobs.job import (
     AttemptOutcome,
     ClaimedJob,
     Enqueued,
     FinishedJob,
+    FoundJobs,
     JobFilter,
     JobInfo,
+    JobResult,
     NewJob,
 )
 from duetime.domain.jobs.queue import Limits, QueueInfo
@@ -146,8 +150,10 @@ class SqliteStore:
     def heart(self) -> SqliteHeart:
         return SqliteHeart(self._thread)
 
-    async def sleeper(self, worker_id: int) -> SqliteSleeper:
-        sleeper = SqliteSleeper(self._shared, worker_id)
+    async def sleeper(
+        self, worker_id: int, *, notified: Callable[[str], None] = lambda channel: None
+    ) -> SqliteSleeper:
+        sleeper = SqliteSleeper(self._shared, worker_id, notified)
         # The thread may be waiting without a timeout; from now on it has to poll.
         self._thread.poll_now()
         return sleeper
@@ -234,6 +240,9 @@ class SqliteStore:
             accepted[place] = yield from self.finish_in(one)
         return accepted
 
+    def finish_steps_in(self, finished: Sequence[FinishedJob], runs: Sequence[int]) -> Statements:
+        return (yield from self.finish_many_in(finished))
+
     async def transact(
         self,
         statements: Statements,
@@ -305,13 +314,26 @@ class SqliteStore:
     async def get(self, job_id: int) -> JobInfo | None:
         return await self._thread.read(lambda tx: operate.get(tx, job_id))
 
-    async def find(self, which: JobFilter) -> list[JobInfo]:
+    async def find(self, which: JobFilter) -> FoundJobs:
         return await self._thread.read(lambda tx: operate.find(tx, which))
 
+    async def facets(self, which: JobFilter) -> JobFacets:
+        return await self._thread.read(lambda tx: operate.facets(tx, which))
+
+    async def errors(self, which: JobFilter) -> list[ErrorGroup]:
+        return await self._thread.read(lambda tx: operate.errors(tx, which))
+
     async def queues(
-        self, *, after: str | None = None, limit: int | None = None
+        self,
+        *,
+        only: str | None = None,
+        count_to: int | None = None,
+        after: str | None = None,
+        limit: int | None = None,
     ) -> list[QueueInfo]:
-        return await self._thread.read(lambda tx: operate.queues(tx, after, limit))
+        return await self._thread.read(
+            lambda tx: operate.queues(tx, only=only, count_to=count_to, after=after, limit=limit)
+        )
 
     async def limited_queues(self) -> dict[str, Limits]:
         return await self._thread.read(operate.limited_queues)
@@ -319,27 +341,38 @@ class SqliteStore:
     async def workers(self) -> list[WorkerInfo]:
         return await self._thread.read(operate.workers)
 
-    async def wait_finished(self, job_id: int, seconds: float) -> JobInfo | None:
+    async def change_mark(self) -> Any:
+        return await asyncio.to_thread(_file_times, self.path)
+
+    async def wait_finished(self, job_id: int, seconds: float) -> JobResult | None:
         event = asyncio.Event()
         self._shared.watch(job_id, event)
         try:
             # Watch first, then read: a finish between the two is seen by one of them.
-            if (job := await self._finished_job(job_id)) is not None or not seconds:
-                return job
+            if (result := await self._result_of(job_id)) is not None or not seconds:
+                return result
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await event.wait()
-            return await self._finished_job(job_id)
+            return await self._result_of(job_id)
         finally:
             self._shared.unwatch(job_id, event)
 
-    async def _finished_job(self, job_id: int) -> JobInfo | None:
+    async def _result_of(self, job_id: int) -> JobResult | None:
         # One at a time: a worker's calls never queue behind thousands of these.
         async with self._reads:
             job = await self.get(job_id)
         if job is None:
             raise JobNotFound(job_id)
-        return job if job.state.finished else None
+        if not job.state.finished:
+            return None
+        return JobResult(
+            task=job.task,
+            state=job.state,
+            result=job.history[-1].result if job.history else None,
+            error_code=job.error_code,
+            error=job.error,
+        )
 
     def _changed(self, tx: Transaction) -> None:
         """Another connection has written: notify those affected. Runs on the thread."""
@@ -354,3 +387,14 @@ class SqliteStore:
         if watched := self._shared.watched:
             rows = tx.rows("finished_jobs", jobs=encode_ids(watched))
             self._shared.notify_finished(row[0] for row in rows)
+
+
+def _file_times(path: str) -> list[int | None]:
+    """When the file and its log were last written to."""
+    times: list[int | None] = []
+    for file in (path, f"{path}-wal"):
+        try:
+            times.append(os.stat(file).st_mtime_ns)  # noqa: PTH116
+        except FileNotFoundError:
+            times.append(None)
+    return times

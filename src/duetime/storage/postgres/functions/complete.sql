@@ -14,11 +14,11 @@ begin
         return false;
     end if;
     insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
-                                 started_at, finished_at, result)
+                                 started_at, finished_at, result, log)
     values (of_job, of_token, held.attempt, held.worker_id, 'completed', held.claimed_at,
             held.claimed_at + (finish ->> 'started')::bigint * interval '1 microsecond',
             held.claimed_at + (finish ->> 'finished')::bigint * interval '1 microsecond',
-            finish -> 'result')
+            finish -> 'result', finish -> 'log')
     on conflict (job_id, token) do nothing;
     if not found then
         return false;

@@ -8,6 +8,13 @@ create or replace function duetime._lock_runs(runs bigint[]) returns void
     from (select unnest(runs) as run order by 1) as r;
 $$;
 
+-- The same, but not for longer than a moment: then it is an error (`lock_not_available`). A transaction that
+-- signals a run may stay open for any time.
+create or replace function duetime._lock_runs_briefly(runs bigint[]) returns void
+    language sql set lock_timeout = '20ms' as $$
+    select duetime._lock_runs(runs);
+$$;
+
 -- The same for those of them that nobody else has locked; returns these.
 create or replace function duetime._try_lock_runs(runs bigint[]) returns setof bigint
     language sql as $$
@@ -31,7 +38,7 @@ begin
 end $$;
 
 -- Send a signal to a run. Returns `sent`; `repeated`, if the run has one of this name and key;
--- `missing`, or the state of a run that has ended.
+-- `missing`, if no job has this id or its task is not a flow; or the state of a run that has ended.
 create or replace function duetime._signal_flow(
     run bigint, name text, data json, key text, by text) returns text
     language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -39,7 +46,8 @@ declare
     state text;
 begin
     perform duetime._lock_runs(array[run]);
-    select j.state into state from duetime.jobs as j where j.id = run;
+    select j.state into state from duetime.jobs as j
+    where j.id = run and (select r.flow from duetime.job as r where r.id = run);
     if state is null then
         return 'missing';
     end if;

@@ -16,12 +16,21 @@ create or replace function duetime._reminder_key(
         recipient), 'UTF8')), 'hex'), 32)
 $$;
 
+-- A zone under a name that PostgreSQL does not read as an abbreviation: those have one offset all the
+-- year round. Of the names of zones, only these four mean something else as abbreviations.
+create or replace function duetime._named_zone(zone text) returns text
+    language sql immutable as $$
+    select case zone when 'CET' then 'Europe/Brussels' when 'MET' then 'Europe/Brussels'
+        when 'EET' then 'Europe/Athens' when 'WET' then 'Europe/Lisbon' else zone end
+$$;
+
 -- The first moment at which the clocks of a zone show `wall` or later. Where clocks go forward over
 -- it, that is the first moment after the gap; where they show it twice, the first of both.
 create or replace function duetime._to_instant(wall timestamp, tz text) returns timestamptz
     language plpgsql stable as $$
 declare
-    guess constant timestamptz := wall at time zone tz;
+    zone constant text := duetime._named_zone(tz);
+    guess constant timestamptz := wall at time zone zone;
     -- In hours, not days: a day of the session's own zone may be shorter.
     before constant timestamptz := guess - interval '24 hours';
     earlier timestamptz;
@@ -30,22 +39,22 @@ declare
     middle timestamptz;
     after interval;
 begin
-    if guess at time zone tz = wall then
+    if guess at time zone zone = wall then
         -- Of two, PostgreSQL returns the second: try the offset of the day before.
-        earlier := (wall - (before at time zone tz - before at time zone 'UTC')) at time zone 'UTC';
-        if earlier < guess and earlier at time zone tz = wall then
+        earlier := (wall - (before at time zone zone - before at time zone 'UTC')) at time zone 'UTC';
+        if earlier < guess and earlier at time zone zone = wall then
             return earlier;
         end if;
         return guess;
     end if;
     -- In a gap, PostgreSQL reckons with the offset before it, so `guess` lies after the gap, by
     -- less than its length. Clocks change at whole seconds.
-    low := date_trunc('second', guess - (guess at time zone tz - wall));
+    low := date_trunc('second', guess - (guess at time zone zone - wall));
     high := date_trunc('second', guess);
-    after := high at time zone tz - high at time zone 'UTC';
+    after := high at time zone zone - high at time zone 'UTC';
     while high - low > interval '1 second' loop
         middle := date_trunc('second', low + (high - low) / 2);
-        if middle at time zone tz - middle at time zone 'UTC' = after then
+        if middle at time zone zone - middle at time zone 'UTC' = after then
             high := middle;
         else
             low := middle;
@@ -237,7 +246,7 @@ with recursive subject as materialized (
         union all
         select n.time, n.time
         from (select duetime._to_instant(
-                (h.due_at at time zone z.tz)::date
+                (h.due_at at time zone duetime._named_zone(z.tz))::date
                 + (h.offset_us + h.wall_us) * interval '1 microsecond', z.tz) as time
               where h.wall_us is not null) as n
         union all

@@ -5,14 +5,14 @@ declare
     role text;
 begin
     foreach role in array array['duetime_worker', 'duetime_operator', 'duetime_producer',
-                                'duetime_tracker', 'duetime_reader'] loop
+                                'duetime_tracker', 'duetime_reader', 'duetime_access'] loop
         if not exists (select from pg_roles where rolname = role) then
             execute format('create role %I nologin', role);
         end if;
     end loop;
 end $$;
 grant usage on schema "duetime" to duetime_worker, duetime_operator, duetime_producer, duetime_tracker,
-    duetime_reader;
+    duetime_reader, duetime_access;
 
 -- Producers enqueue, and signal the flows that they start, by functions that run with their owner's
 -- rights. They read and write no table.
@@ -20,7 +20,7 @@ grant execute on function duetime.enqueue, duetime.enqueue_many, duetime.start_f
     duetime._signal_flow
     to duetime_producer;
 
--- Readers see everything and change nothing.
+-- Readers see everything but secrets, and change nothing.
 grant select on all tables in schema "duetime" to duetime_reader;
 
 -- Trackers own tables of their own, and have reminders follow their rows (`duetime tables put`).
@@ -53,3 +53,22 @@ grant delete on duetime.due, duetime.parked, duetime.job_key, duetime.queue, due
     to duetime_operator;
 grant usage on all sequences in schema "duetime" to duetime_operator;
 grant execute on all functions in schema "duetime" to duetime_operator;
+
+-- Who may use the service is checked and managed by those with this role, in addition to their own. The
+-- others cannot read a hash or a secret, nor make themselves a token. Workers prune.
+revoke all on duetime.api_token, duetime.account, duetime.session, duetime.login_failure,
+    duetime.installation_secret, duetime.idempotency from duetime_worker, duetime_operator, duetime_reader;
+grant select (id, name, scope, expires_at, created_at, created_by, last_used_at, revoked_at, revoked_by)
+    on duetime.api_token to duetime_worker, duetime_operator, duetime_reader;
+grant select (name, role, created_at, created_by, password_set_at, disabled_at, disabled_by, last_login_at)
+    on duetime.account to duetime_worker, duetime_operator, duetime_reader;
+grant select (id, used_at, expires_at) on duetime.session to duetime_worker;
+grant select (bucket, until) on duetime.login_failure to duetime_worker;
+grant select (id, expires_at) on duetime.idempotency to duetime_worker;
+grant delete on duetime.api_token, duetime.session, duetime.login_failure, duetime.idempotency
+    to duetime_worker;
+grant select, insert, update, delete on duetime.api_token, duetime.account, duetime.session,
+    duetime.login_failure, duetime.installation_secret, duetime.idempotency to duetime_access;
+grant select on duetime.migration, duetime.installation to duetime_access;
+grant insert on duetime.audit to duetime_access;
+grant execute on function duetime.now to duetime_access;

@@ -4,6 +4,15 @@ create table duetime_left (
 );
 insert into duetime_left (tracked) select 1 from duetime_tracked;
 drop table duetime_left;
+drop table duetime_alert;
+drop table duetime_attempt_sample;
+drop table duetime_attempt_stat;
+drop table duetime_idempotency;
+drop table duetime_installation_secret;
+drop table duetime_login_failure;
+drop table duetime_session;
+drop table duetime_account;
+drop table duetime_api_token;
 drop table duetime_flow_run;
 drop table duetime_flow_signal;
 drop table duetime_flow_step;

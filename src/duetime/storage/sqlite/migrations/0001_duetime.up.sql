@@ -11,7 +11,7 @@ create table duetime_counter (
 ) strict, without rowid;
 insert into duetime_counter (name, value)
 values ('job', 0), ('token', 0), ('worker', 0), ('schedule', 0), ('audit', 0), ('subject', 0),
-    ('reminder', 0), ('delivery', 0), ('digest', 0), ('rearm_job', 0);
+    ('reminder', 0), ('delivery', 0), ('digest', 0), ('rearm_job', 0), ('api_token', 0), ('session', 0);
 
 -- One row. `id` distinguishes this installation from every other one, such as staging from production.
 create table duetime_installation (
@@ -36,7 +36,9 @@ create table duetime_job (
     created_at   integer not null check (created_at between -2208988800000000 and 253370764800000000),
     trace        text,
     -- 1 of a run of a flow; else null, which takes no room.
-    flow         integer
+    flow         integer,
+    -- The job of which this one is a replay.
+    replay_of    integer
 ) strict;
 
 create index duetime_job_by_key on duetime_job (key) where key is not null;
@@ -55,6 +57,9 @@ create table duetime_due (
     partition text
 ) strict;
 create index duetime_due_lane on duetime_due (queue, priority, run_at, job_id);
+-- Jobs that wait for another attempt, in order of time and of their ids. Others are in neither.
+create index duetime_due_retrying on duetime_due (run_at) where attempt > 0;
+create index duetime_due_retrying_job on duetime_due (job_id) where attempt > 0;
 
 -- One row for each job that is held, under its worker's lease; the primary key allows one holder.
 -- `queue` is set if the queue has limits: those rows are counted.
@@ -89,9 +94,37 @@ create table duetime_attempt (
     facts       text,
     traceback   text,
     result      text,
+    -- What the handler logged: the last lines.
+    log         text,
     primary key (job_id, token)
 ) strict, without rowid;
 create index duetime_attempt_ended on duetime_attempt (outcome, finished_at);
+create index duetime_attempt_troubled on duetime_attempt (outcome, job_id) where outcome <> 'completed';
+
+-- What workers counted of their attempts, for buckets of 1, 10 and 60 minutes. `task` is empty for the
+-- sum of all. `lateness` and `duration` have the number of attempts of each bucket of time.
+create table duetime_attempt_stat (
+    minutes  integer not null,
+    at       integer not null,
+    task     text not null,
+    counts   text not null,
+    lateness text not null,
+    duration text not null,
+    busy_us  integer not null,
+    primary key (minutes, at, task)
+) strict, without rowid;
+
+-- Some attempts, picked at random. The higher the level, the longer one is kept.
+create table duetime_attempt_sample (
+    level       integer not null,
+    started_at  integer not null,
+    job_id      integer not null,
+    task        text not null,
+    outcome     text not null,
+    run_at      integer not null,
+    finished_at integer not null,
+    primary key (level, started_at, job_id)
+) strict, without rowid;
 
 create table duetime_worker (
     id          integer primary key,
@@ -247,7 +280,7 @@ select j.id, j.task, j.queue, coalesce(d.priority, j.priority) as priority,
         as finished_at,
     j.key, j.partition, j.timeout, j.expires_at,
     w.name as worker, c.claimed_at, w.lease_until, a.error_code, a.error, a.facts,
-    p.reason as parked_reason, g.progress
+    p.reason as parked_reason, g.progress, j.replay_of
 from duetime_job as j
 left join duetime_due as d on d.job_id = j.id
 left join duetime_parked as p on p.job_id = j.id
@@ -296,6 +329,8 @@ create table duetime_schedule (
 create index duetime_schedule_next on duetime_schedule (next_run_at)
     where paused_at is null and broken is null;
 create index duetime_schedule_paused on duetime_schedule (paused_until) where paused_until is not null;
+create index duetime_schedule_troubled on duetime_schedule (id)
+    where failures > 0 or broken is not null;
 
 create table duetime_schedule_tick (
     schedule_id integer not null references duetime_schedule (id) on delete cascade,
@@ -321,6 +356,16 @@ create unique index duetime_schedule_tick_job on duetime_schedule_tick (job_id) 
 -- The runs that have not finished: a few of each schedule.
 create index duetime_schedule_tick_open on duetime_schedule_tick (schedule_id, tick)
     where job_id is not null and finished_at is null;
+-- What alerts read.
+create index duetime_schedule_tick_missed on duetime_schedule_tick (finished_at)
+    where status in ('skipped', 'coalesced');
+
+-- What an alert has reported. Nothing that happened later was.
+create table duetime_alert (
+    name           text primary key,
+    reported_until integer not null,
+    sent_at        integer
+) strict;
 
 -- The services that declare schedules, each with its newest release: an older one declares nothing.
 create table duetime_service (
@@ -472,6 +517,8 @@ create table duetime_recipient (
     disabled      text not null default '[]',
     updated_at    integer not null
 ) strict, without rowid;
+
+create index duetime_recipient_disabled on duetime_recipient (ref) where disabled <> '[]';
 
 -- What a limited recipient got in the last hour: `reminder:7`, `digest:3`.
 create table duetime_recipient_use (
@@ -669,3 +716,79 @@ create table duetime_flow_run (
     run_id integer primary key,
     shape  text not null
 ) strict;
+
+-- Who may use the service.
+
+-- API tokens of programs. Only the hash of a token is stored: its text is shown once. One that expired
+-- holds its name until another one takes it.
+create table duetime_api_token (
+    id           integer primary key,
+    name         text not null,
+    hash         text not null,
+    scope        text not null check (scope in ('read', 'operate', 'admin')),
+    expires_at   integer,
+    created_at   integer not null,
+    created_by   text not null,
+    last_used_at integer,
+    revoked_at   integer,
+    revoked_by   text
+) strict;
+create unique index duetime_api_token_hash on duetime_api_token (hash);
+create unique index duetime_api_token_name on duetime_api_token (name) where revoked_at is null;
+
+-- People who log in. `hash` is argon2id, with its salt and parameters. `stamp` changes with the password,
+-- the role and the right to log in: sessions with another one are over.
+create table duetime_account (
+    name            text primary key,
+    role            text not null check (role in ('viewer', 'operator', 'admin')),
+    hash            text not null,
+    stamp           text not null,
+    created_at      integer not null,
+    created_by      text not null,
+    password_set_at integer not null,
+    disabled_at     integer,
+    disabled_by     text,
+    last_login_at   integer
+) strict, without rowid;
+
+-- Their logins.
+create table duetime_session (
+    id         integer primary key,
+    hash       text not null,
+    account    text not null,
+    stamp      text not null,
+    address    text,
+    created_at integer not null,
+    used_at    integer not null,
+    expires_at integer not null
+) strict;
+create unique index duetime_session_hash on duetime_session (hash);
+create index duetime_session_account on duetime_session (account, id);
+
+-- How many logins failed, until when they count. Accounts and addresses share a fixed number of buckets.
+create table duetime_login_failure (
+    bucket integer primary key,
+    count  integer not null,
+    until  integer not null
+) strict;
+
+-- Random keys, made when they are first needed.
+create table duetime_installation_secret (
+    name       text primary key,
+    value      text not null,
+    created_at integer not null
+) strict, without rowid;
+
+-- Requests with an idempotency key. While one is carried out it has no status, and only its holder may
+-- finish it; once the holder must have died, another one takes over.
+create table duetime_idempotency (
+    id          text primary key,
+    fingerprint text not null,
+    holder      text not null,
+    held_until  integer not null,
+    expires_at  integer not null,
+    status      integer,
+    headers     text,
+    body        text
+) strict;
+create index duetime_idempotency_expires on duetime_idempotency (expires_at);

@@ -81,13 +81,13 @@ set state = excluded.state, attempt = excluded.attempt, output = excluded.output
 returning s.run_id, s.seq;
 
 -- name: flow_holders
--- The runs for which these jobs do a step. Index: flow_step_job.
-select distinct s.run_id from duetime.flow_step as s
+-- Which of these jobs do a step, and for which run. Index: flow_step_job.
+select s.job_id, s.run_id from duetime.flow_step as s
 where s.job_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
   and s.finished_at is null;
 
 -- name: flow_jobs_finished
--- Copies how jobs ended into the steps that they did. Returns the runs that can go on. Call `flow_lock`
+-- Copies how jobs ended into the steps that they did. Returns the runs that can go on. Call `flow_try_lock`
 -- before, in a statement of its own. Index: flow_step_job.
 with finished as materialized (
     select s.run_id, s.seq, s.batch, a.outcome, a.result, a.error_code, a.error, a.finished_at
@@ -183,6 +183,9 @@ where s.run_id = g.run
 
 -- name: flow_lock
 select duetime._lock_runs(array(select value::bigint from json_array_elements_text(%s::json)));
+
+-- name: flow_lock_briefly
+select duetime._lock_runs_briefly(array(select value::bigint from json_array_elements_text(%s::json)));
 
 -- name: flow_try_lock
 -- Returns the runs that are locked now. The others are being signalled, in a transaction that may

@@ -62,25 +62,42 @@ left join lateral (
     where s.run_id = g.run and s.seq between g.first and g.last offset 0) as s on true
 group by g.first;
 
--- name: graph_write
--- Write what became of rows. What is not given of `job`, `pending`, `attempt` and `started_at` stays.
-update duetime.flow_step as s
-set state = g.state, output = g.output, error_code = g.code, error = g.error, until = g.until,
-    job_id = coalesce(g.job, s.job_id), pending = coalesce(g.pending, s.pending),
-    attempt = coalesce(g.attempt, s.attempt), started_at = coalesce(g.started_at, s.started_at),
-    finished_at = g.finished_at
-from json_to_recordset(%s::json) as g(
-    run bigint, seq integer, state text, output json, code text, error text, until timestamptz,
-    job bigint, pending integer, attempt smallint, started_at timestamptz, finished_at timestamptz)
-where s.run_id = g.run and s.seq = g.seq;
+-- name: complete_steps
+-- As `complete`, for steps of runs that nobody else has locked: these are locked from now on. `complete`
+-- sees what was committed before the lock was taken, since its statements have snapshots of their own.
+with given as materialized (
+    select e.item, e.place, (e.item ->> 'run')::bigint as run
+    from json_array_elements(%s::json) with ordinality as e(item, place)
+), locked as materialized (
+    select duetime._try_lock_runs(array(select distinct g.run from given as g)) as run
+)
+select s.place, duetime.complete(s.item -> 'finish')
+from (select g.place, g.item from given as g join locked as l on l.run = g.run
+      order by g.place offset 0) as s;
 
--- name: graph_release
--- Steps have ended: count down what waits for them. Returns the rows that wait, with the steps that
+-- name: graph_write_and_release
+-- Write what became of rows. What is not given of `job`, `pending`, `attempt` and `started_at` stays.
+-- Then count down what waits for steps that have ended. Returns the rows that wait, with the steps that
 -- they still wait for. Of runs that stop, or whose job has ended, nothing is counted: `retry` counts
--- anew. A run that waits is in `due`, so it seldom takes more than a look there.
+-- anew. A run that waits is in `due`, so it seldom takes more than a look there. No row is both written
+-- and counted down: a step ends after all that it waits for.
+with given as materialized (
+    select %s::json as doc
+), written as (
+    update duetime.flow_step as s
+    set state = g.state, output = g.output, error_code = g.code, error = g.error, until = g.until,
+        job_id = coalesce(g.job, s.job_id), pending = coalesce(g.pending, s.pending),
+        attempt = coalesce(g.attempt, s.attempt), started_at = coalesce(g.started_at, s.started_at),
+        finished_at = g.finished_at
+    from json_to_recordset((select doc -> 'changes' from given)) as g(
+        run bigint, seq integer, state text, output json, code text, error text, until timestamptz,
+        job bigint, pending integer, attempt smallint, started_at timestamptz,
+        finished_at timestamptz)
+    where s.run_id = g.run and s.seq = g.seq
+)
 update duetime.flow_step as s
 set pending = s.pending - case when o.stops then 0 else g.by end
-from json_to_recordset(%s::json) as g(run bigint, seq integer, by integer)
+from json_to_recordset((select doc -> 'counts' from given)) as g(run bigint, seq integer, by integer)
 cross join lateral (
     select exists (select from duetime.flow_step as f where f.run_id = g.run and f.seq = 0)
         or (not exists (select from duetime.due as d where d.job_id = g.run)
@@ -134,10 +151,12 @@ from json_to_recordset(%s::json) as g(run bigint, seq integer, pending integer)
 where s.run_id = g.run and s.seq = g.seq;
 
 -- name: graph_forget
--- Remove ranges of rows.
+-- Remove ranges of rows; with `keep_completed`, those of them that have not completed.
 delete from duetime.flow_step as s
-using json_to_recordset(%s::json) as g(run bigint, first integer, last integer)
-where s.run_id = g.run and s.seq between g.first and g.last;
+using json_to_recordset(%s::json) as g(
+    run bigint, first integer, last integer, keep_completed boolean)
+where s.run_id = g.run and s.seq between g.first and g.last
+  and not (coalesce(g.keep_completed, false) and s.state = 'completed');
 
 -- name: graph_state
 select state from duetime.jobs where id = (%s::json ->> 'run')::bigint;

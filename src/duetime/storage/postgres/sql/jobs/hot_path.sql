@@ -179,9 +179,10 @@ with sent as materialized (
     select * from unnest(%(jobs)s::bigint[], %(tokens)s::bigint[], %(attempts)s::smallint[],
                          %(started)s::bigint[], %(finished)s::bigint[], %(outcome)s::text[],
                          %(again)s::interval[], %(codes)s::text[], %(errors)s::text[],
-                         %(facts)s::text[], %(tracebacks)s::text[], %(results)s::text[])
+                         %(facts)s::text[], %(tracebacks)s::text[], %(results)s::text[],
+                         %(logs)s::text[])
         as e(job_id, token, attempt, started, finished, outcome, again, code, error, facts,
-             traceback, result)
+             traceback, result, log)
 ), held as materialized (
     select c.token, c.worker_id, c.claimed_at, c.job_ids, c.cancelled, c.cancel_reasons
     from duetime.claim as c
@@ -193,7 +194,7 @@ with sent as materialized (
 ), accepted as (
     insert into duetime.attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                  started_at, finished_at, error_code, error, facts, traceback,
-                                 result)
+                                 result, log)
     select e.job_id, e.token, e.attempt, m.worker_id,
            case when e.again is not null and e.job_id = any (m.cancelled) then 'cancelled'
                 else e.outcome end,
@@ -207,7 +208,7 @@ with sent as materialized (
                 then coalesce(m.cancel_reasons[array_position(m.cancelled, e.job_id)] -> 'facts' ->> 'text',
                               e.error)
                 else e.error end,
-           e.facts::json, e.traceback, e.result::json
+           e.facts::json, e.traceback, e.result::json, e.log::json
     from sent as e join mine as m on m.job_id = e.job_id and m.token = e.token
     on conflict (job_id, token) do nothing
     returning job_id, token, outcome
@@ -247,6 +248,18 @@ from woken cross join sleepers cross join (select count(*) from again) as waitin
     where a.outcome = 'cancelled'
       and a.job_id in (select unnest(h.cancelled) from held as h)
 ) as r on true;
+
+-- name: finish_one
+-- As `finish_fully`, for one job that completed with a result: it is planned in a tenth of the time.
+with done as materialized (
+    select duetime.complete(g.finish) as is_accepted, g.finish
+    from (select %(finish)s::json as finish) as g
+), closed as (
+    -- Only after the fence has been passed: the count makes it wait.
+    delete from duetime.claim
+    where token = any (%(closed)s::bigint[]) and (select count(*) from done) >= 0
+)
+select (d.finish ->> 'job')::bigint, (d.finish ->> 'token')::bigint from done as d where not d.is_accepted;
 
 -- name: finished_before
 -- Which of these attempts are already in the history, from a finish whose answer was lost.

@@ -3,20 +3,30 @@
 -- name: get_job
 select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
     finished_at, key, partition, timeout, expires_at, worker, claimed_at, lease_until,
-    error_code, error, facts, parked_reason, progress
+    error_code, error, facts, parked_reason, progress, replay_of
 from duetime.jobs where id = %(job)s;
 
--- name: may_have_finished
--- Cheaper than the job's state, for one that hardly ever has. No row: there is no such job.
-select exists (
-    select from duetime.attempt as a
-    where a.job_id = j.id
-      and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
-from duetime.job as j where j.id = %(job)s;
+-- name: job_result
+-- How a job finished; nulls if it has not. No row: there is no such job. It is cheaper than to read the
+-- job with its history. A job that was requeued waits, or is held by a claim that is newer than its last
+-- attempt.
+select j.task, a.outcome, a.error_code, a.error, a.facts, a.result
+from duetime.job as j
+left join lateral (
+    select * from duetime.attempt as a where a.job_id = j.id order by a.token desc limit 1
+) as a on a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
+    and not exists (select from duetime.due as d where d.job_id = j.id)
+    and not exists (select from duetime.parked as p where p.job_id = j.id)
+    and not exists (
+        select from duetime.claim as c
+        where c.token > a.token and j.id = any (c.job_ids)
+          and not exists (select from duetime.attempt as e where e.job_id = j.id and e.token = c.token))
+where j.id = %(job)s;
 
 -- name: get_history
 select a.token, a.attempt, coalesce(n.name, a.worker_id::text), a.outcome, a.claimed_at,
-    a.started_at, a.finished_at, a.error_code, a.error, a.facts, a.traceback, a.result
+    a.started_at, a.finished_at, a.error_code, a.error, a.facts, a.traceback, a.result,
+    a.log::text
 from duetime.attempt as a left join duetime.worker_name as n on n.id = a.worker_id
 where a.job_id = %(job)s order by a.token;
 
@@ -26,71 +36,130 @@ set transaction isolation level repeatable read, read only;
 -- name: given_jobs
 select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
     finished_at, key, partition, timeout, expires_at, worker, claimed_at, lease_until,
-    error_code, error, facts, parked_reason, progress
+    error_code, error, facts, parked_reason, progress, replay_of
 from duetime.jobs as j
 where j.id = any (%(ids)s::bigint[])
   and (%(states)s::text[] is null or j.state = any (%(states)s::text[]))
-  and (%(queue)s::text is null or j.queue = %(queue)s)
-  and (%(task)s::text is null or j.task = %(task)s)
-  and (%(but_task)s::text is null or j.task <> %(but_task)s)
-  and (%(key)s::text is null or j.key = %(key)s)
+  and (%(ended_by)s::timestamptz is null or j.finished_at is null or j.finished_at <= %(ended_by)s)
 order by j.id desc;
 
--- The ids of jobs that may match, newest first: a page of those below `before`.
+-- name: candidate_ids
+-- The newest jobs below `before` that may match, at most a `page` of them. They come from a `source`,
+-- the table or index that holds jobs in the wanted state, of which a `window` of rows is examined.
+-- Returns their ids as JSON, where to go on (null if there is nothing below), and how many rows were
+-- examined.
+-- Served by job_pkey, job_by_key, due_job, due_retrying_job, parked_pkey, attempt_pkey, attempt_troubled.
+with seen as materialized (
+    (select j.id, null::timestamptz as run_at, null::text as code, true as fits
+     from duetime.job as j
+     where %(source)s::text = 'any' and j.id < %(before)s::bigint and j.id >= %(lowest)s::bigint
+     order by j.id desc limit %(window)s::bigint)
+    union all
+    (select j.id, null, null, true from duetime.job as j
+     where %(source)s = 'keyed' and j.key = %(key)s::text
+       and j.id < %(before)s and j.id >= %(lowest)s
+     order by j.id desc limit %(window)s)
+    union all
+    (select u.id, null, null, true from unnest(%(ids)s::bigint[]) as u(id)
+     where %(source)s = 'given' and u.id < %(before)s and u.id >= %(lowest)s
+     order by u.id desc limit %(window)s)
+    union all
+    (select d.job_id, d.run_at, null, true from unnest(%(ids)s::bigint[]) as u(id)
+     cross join lateral (select * from duetime.due where due.job_id = u.id offset 0) as d
+     where %(source)s = 'due' and u.id < %(before)s and u.id >= %(lowest)s
+     order by u.id desc limit %(window)s)
+    union all
+    (select d.job_id, d.run_at, null, d.attempt = 0 from duetime.due as d
+     where %(source)s = 'pending' and d.job_id < %(before)s and d.job_id >= %(lowest)s
+     order by d.job_id desc limit %(window)s)
+    union all
+    (select d.job_id, d.run_at, null, true from duetime.due as d
+     where %(source)s = 'retrying' and d.attempt > 0
+       and d.job_id < %(before)s and d.job_id >= %(lowest)s
+     order by d.job_id desc limit %(window)s)
+    union all
+    (select p.job_id, p.run_at, null, true from duetime.parked as p
+     where %(source)s = 'parked' and p.job_id < %(before)s and p.job_id >= %(lowest)s
+     order by p.job_id desc limit %(window)s)
+    union all
+    -- Workers hold few.
+    (select u.id, null, null, true
+     from duetime.claim as c cross join lateral unnest(c.job_ids) as u(id)
+     where %(source)s = 'running' and u.id < %(before)s and u.id >= %(lowest)s
+     order by u.id desc limit %(window)s)
+    union all
+    (select a.job_id, null, a.error_code, a.outcome = 'completed' from duetime.attempt as a
+     where %(source)s = 'completed' and a.job_id < %(before)s and a.job_id >= %(lowest)s
+     order by a.job_id desc, a.token desc limit %(window)s)
+    union all
+    (select t.job_id, null, t.error_code, true
+     from unnest(%(states)s::text[]) as s(state)
+     cross join lateral (
+         select a.job_id, a.error_code from duetime.attempt as a
+         where a.outcome = s.state and a.outcome <> 'completed'
+           and a.job_id < %(before)s and a.job_id >= %(lowest)s
+         order by a.job_id desc limit %(window)s
+     ) as t
+     where %(source)s = 'troubled'
+     order by t.job_id desc limit %(window)s)
+), matching as (
+    select s.id from seen as s
+    where s.fits
+      and (%(due_since)s::timestamptz is null or s.run_at >= %(due_since)s)
+      and (%(due_before)s::timestamptz is null or s.run_at < %(due_before)s)
+      and (%(error_code)s::text is null or s.code is null or s.code = %(error_code)s)
+      and (%(error_code)s is null or %(error_code)s = (
+          select a.error_code from duetime.attempt as a
+          where a.job_id = s.id order by a.token desc limit 1))
+      and (%(plain)s::boolean or exists (
+          select from duetime.job as j
+          where j.id = s.id
+            and (%(queue)s::text is null or j.queue = %(queue)s)
+            and (%(task)s::text is null or j.task = %(task)s)
+            and (%(but_tasks)s::text is null or not starts_with(j.task, %(but_tasks)s))
+            and (%(key)s is null or j.key = %(key)s)
+            and (%(created_since)s::timestamptz is null or j.created_at >= %(created_since)s)
+            and (%(created_before)s::timestamptz is null or j.created_at < %(created_before)s)
+            and (%(paths)s::text[] is null or case
+                -- A path cannot be followed through arguments with a NUL.
+                when strpos(j.args::text, '\u0000') > 0 then false
+                else not exists (
+                    select from unnest(%(paths)s::text[], %(values)s::jsonb[]) as w(path, value)
+                    where (j.args #> w.path::text[])::jsonb is distinct from w.value) end)
+          offset 0))
+    order by s.id desc limit %(page)s::bigint
+)
+select (select coalesce(json_agg(m.id), '[]')::text from matching as m),
+    case when count(*) >= %(window)s then min(s.id) end, count(*)
+from seen as s;
 
--- name: any_ids
--- Served by job_pkey.
-select j.id from duetime.job as j
-where j.id < %(before)s::bigint
-  and (%(queue)s::text is null or j.queue = %(queue)s)
-  and (%(task)s::text is null or j.task = %(task)s)
-order by j.id desc limit %(page)s;
-
--- name: waiting_ids
--- Served by due_job and job_pkey.
-select d.job_id from duetime.due as d
-where d.job_id < %(before)s::bigint
-  and (%(queue)s::text is null or d.queue = %(queue)s)
-  and (%(task)s::text is null
-       or exists (select from duetime.job as j where j.id = d.job_id and j.task = %(task)s offset 0))
-order by d.job_id desc limit %(page)s;
-
--- name: parked_ids
--- Served by parked_pkey.
-select p.job_id from duetime.parked as p
-where p.job_id < %(before)s::bigint
-  and (%(queue)s::text is null or p.queue = %(queue)s)
-  and (%(task)s::text is null or p.task = %(task)s)
-order by p.job_id desc limit %(page)s;
-
--- name: running_ids
--- Workers hold few.
-select u.id from duetime.claim as c cross join lateral unnest(c.job_ids) as u(id)
-where u.id < %(before)s::bigint
-order by u.id desc limit %(page)s;
-
--- name: completed_ids
--- Served by attempt_pkey: jobs that wait have no attempt, or an early one.
-select a.job_id from duetime.attempt as a
-where a.job_id < %(before)s::bigint and a.outcome = 'completed'
-order by a.job_id desc, a.token desc limit %(page)s;
-
--- name: troubled_ids
--- Served by attempt_troubled, state by state.
-select t.job_id
-from unnest(%(states)s::text[]) as s(state)
+-- name: due_between_ids
+-- Jobs that are due in a span of time, `most` of them. Served by due_pkey, lane by lane.
+with recursive queues as (
+    select (select d.queue from duetime.due as d order by d.queue limit 1) as name
+    union all
+    select (select d.queue from duetime.due as d where d.queue > q.name order by d.queue limit 1)
+    from queues as q where q.name is not null
+)
+select d.job_id
+from queues as q cross join generate_series(0, 10) as p(priority)
 cross join lateral (
-    select a.job_id from duetime.attempt as a
-    where a.outcome = s.state and a.outcome <> 'completed' and a.job_id < %(before)s::bigint
-    order by a.job_id desc limit %(page)s
-) as t
-order by t.job_id desc limit %(page)s;
+    select d.job_id from duetime.due as d
+    where d.queue = q.name and d.priority = p.priority
+      and d.run_at >= coalesce(%(due_since)s::timestamptz, '1900-01-01Z')
+      and d.run_at < coalesce(%(due_before)s::timestamptz, '9999-01-01Z')
+    limit %(most)s
+) as d
+where q.name is not null and (%(queue)s::text is null or q.name = %(queue)s)
+limit %(most)s;
 
--- name: keyed_ids
--- Served by job_by_key.
-select j.id from duetime.job as j
-where j.key = %(key)s::text and j.id < %(before)s::bigint
-order by j.id desc limit %(page)s;
+-- name: job_range
+select min(j.id), max(j.id) from duetime.job as j;
+
+-- name: job_near
+-- The first job from this id on, and whether it was created at that time or later.
+select j.id, j.created_at >= %(moment)s from duetime.job as j
+where j.id >= %(id)s order by j.id limit 1;
 
 -- What people change: each takes one JSON document, since it may run in the caller's transaction.
 
@@ -106,6 +175,31 @@ from (select id, task, key, state, case when task = 'duetime' || '.remind' then 
 select duetime._end_waiting(array[(i.doc ->> 'job')::bigint], 'cancelled', array[i.doc ->> 'text'],
     code => i.doc ->> 'code')
 from (select %s::json as doc) as i;
+
+-- name: cancel_waiting_many
+-- The same for several. Returns those that waited.
+select duetime._end_waiting(
+    array(select value::bigint from json_array_elements_text(i.doc -> 'ids')), 'cancelled',
+    array(select i.doc ->> 'text' from json_array_elements_text(i.doc -> 'ids')),
+    code => i.doc ->> 'code')
+from (select %s::json as doc) as i;
+
+-- name: hold_claim
+-- The claim of a job under this token, which stays until we have committed: a rescuer waits for us.
+select c.token
+from (select %s::json as doc) as i
+cross join lateral (
+    select c.token from duetime.claim as c
+    where c.token = (i.doc ->> 'token')::bigint and (i.doc ->> 'job')::bigint = any (c.job_ids)
+    for key share
+) as c;
+
+-- name: bulk_progress
+insert into duetime.progress (job_id, token, progress, at)
+select (i.doc ->> 'job')::bigint, (i.doc ->> 'token')::bigint, i.doc -> 'progress', duetime.now()
+from (select %s::json as doc) as i
+on conflict (job_id) do update
+set (token, progress, at) = (excluded.token, excluded.progress, excluded.at);
 
 -- name: lock_claims_of
 -- The next statement then sees whether an attempt has just finished; one that finishes later waits
@@ -176,6 +270,10 @@ with given as materialized (
     update duetime.job as j set priority = g.priority from given as g where j.id = g.job
 )
 select duetime.wake(m.queue, m.run_at) from (select * from moved union all select * from aside) as m;
+
+-- name: mark_replay
+update duetime.job as j set replay_of = (i.doc ->> 'of')::bigint
+from (select %s::json as doc) as i where j.id = (i.doc ->> 'job')::bigint;
 
 -- name: lock_jobs
 select id from duetime.job

@@ -42,10 +42,22 @@ select name, running, per_partition, rate, period from duetime.queue
 where coalesce(running, per_partition, rate) is not null;
 
 -- name: queues
+-- All queues, or `only` one, of each of whose lanes no more than `count_to` jobs are counted then.
+-- Served by due_pkey.
 with waiting as (
-    select queue, count(*) as pending, count(*) filter (where run_at <= duetime.now()) as due,
-        min(run_at) as next_run_at
-    from duetime.due group by queue
+    select d.queue, count(*) as pending, count(*) filter (where d.run_at <= duetime.now()) as due,
+        min(d.run_at) as next_run_at, true as counted_all
+    from duetime.due as d where %(only)s::text is null group by d.queue
+    union all
+    select %(only)s, sum(l.pending)::bigint, sum(l.due)::bigint, min(l.next_run_at),
+        %(count_to)s::bigint is null or bool_and(l.pending < %(count_to)s)
+    from generate_series(0, 10) as p(priority) cross join lateral (
+        select count(*) as pending, count(*) filter (where d.run_at <= duetime.now()) as due,
+            min(d.run_at) as next_run_at
+        from (select d.run_at from duetime.due as d
+              where d.queue = %(only)s and d.priority = p.priority
+              order by d.run_at limit %(count_to)s) as d) as l
+    where %(only)s is not null having sum(l.pending) > 0
 ), running as (
     select j.queue, count(*) as running
     from duetime.claim as c cross join lateral unnest(c.job_ids) as u(id)
@@ -63,13 +75,13 @@ select k.queue, coalesce(w.pending, 0), coalesce(w.due, 0), coalesce(r.running, 
     coalesce(p.parked, 0), w.next_run_at, q.paused_at, q.paused_by, q.pause_reason,
     q.running, q.per_partition, q.rate, q.period,
     (select coalesce(sum(u.used), 0) from duetime.rate_use as u
-     where u.queue = q.name and u.at > duetime.now() - q.period)
+     where u.queue = q.name and u.at > duetime.now() - q.period), coalesce(w.counted_all, true)
 from known as k
 left join waiting as w on w.queue = k.queue
 left join running as r on r.queue = k.queue
 left join parked as p on p.queue = k.queue
 left join duetime.queue as q on q.name = k.queue
-where %(after)s::text is null or k.queue > %(after)s
+where (%(after)s::text is null or k.queue > %(after)s) and (%(only)s is null or k.queue = %(only)s)
 order by k.queue limit %(limit)s;
 
 -- name: workers

@@ -49,9 +49,9 @@ set state = excluded.state, attempt = excluded.attempt, output = excluded.output
 returning run_id, seq;
 
 -- name: flow_holders
--- The runs for which these jobs do a step.
+-- Which of these jobs do a step, and for which run.
 with input(doc) as (select ?)
-select distinct s.run_id from json_each((select doc from input), '$.doc') as g
+select s.job_id, s.run_id from json_each((select doc from input), '$.doc') as g
 cross join duetime_flow_step as s on s.job_id = g.value and s.finished_at is null;
 
 -- name: flow_jobs_finished
@@ -160,6 +160,10 @@ where run_id = json_extract((select doc from input), '$.doc.run')
 with input(doc) as (select ?)
 select 1 where (select doc from input) is null;
 
+-- name: flow_lock_briefly
+with input(doc) as (select ?)
+select 1 where (select doc from input) is null;
+
 -- name: flow_try_lock
 with input(doc) as (select ?)
 select value from json_each((select doc from input), '$.doc');
@@ -216,10 +220,10 @@ where c.job_id in (select json_extract(g.value, '$.run') from json_each((select 
   and exists (select 1 from duetime_attempt as a where a.job_id = c.job_id and a.token = c.token);
 
 -- name: flow_state
--- The state of a run, and whether it has a signal of this name and key.
+-- The state of a run, if it is one, and whether it has a signal of this name and key.
 with input(doc) as (select ?)
-select coalesce((select state from duetime_jobs
-                 where id = json_extract((select doc from input), '$.doc.run')), ''),
+select coalesce((select s.state from duetime_jobs as s join duetime_job as j on j.id = s.id
+                 where s.id = json_extract((select doc from input), '$.doc.run') and j.flow), ''),
     exists (select 1 from duetime_flow_signal
             where run_id = json_extract((select doc from input), '$.doc.run')
               and name = json_extract((select doc from input), '$.doc.name')

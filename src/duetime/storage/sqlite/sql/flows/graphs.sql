@@ -165,12 +165,13 @@ from json_each((select doc from input), '$.doc') as g
 where s.run_id = json_extract(g.value, '$.run') and s.seq = json_extract(g.value, '$.seq');
 
 -- name: graph_forget
--- Remove ranges of rows.
+-- Remove ranges of rows; with `keep_completed`, those of them that have not completed.
 with input(doc) as (select ?)
 delete from duetime_flow_step as s
 where exists (
     select 1 from json_each((select doc from input), '$.doc') as g
-    where s.run_id = json_extract(g.value, '$.run') and s.seq between json_extract(g.value, '$.first') and json_extract(g.value, '$.last'))
+    where s.run_id = json_extract(g.value, '$.run') and s.seq between json_extract(g.value, '$.first') and json_extract(g.value, '$.last')
+      and not (coalesce(json_extract(g.value, '$.keep_completed'), 0) and s.state = 'completed'))
   and s.run_id in (select json_extract(g.value, '$.run') from json_each((select doc from input), '$.doc') as g);
 
 -- name: graph_state

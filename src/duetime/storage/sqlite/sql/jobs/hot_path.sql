@@ -128,7 +128,7 @@ from json_each(:jobs) as e cross join duetime_claim as c
 -- As `finish`, with an outcome, an error or a result.
 insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                        started_at, finished_at, error_code, error, traceback,
-                                       result, facts)
+                                       result, facts, log)
 select c.job_id, c.token, c.attempt, c.worker_id, json_extract(e.value, '$[4]'), c.claimed_at,
     c.claimed_at + json_extract(e.value, '$[2]'), c.claimed_at + json_extract(e.value, '$[3]'),
     case when json_extract(e.value, '$[6]') = 'cancelled'
@@ -137,7 +137,8 @@ select c.job_id, c.token, c.attempt, c.worker_id, json_extract(e.value, '$[4]'),
     case when json_extract(e.value, '$[4]') = 'cancelled'
          then coalesce(json_extract(c.cancel_reason, '$.facts.text'), json_extract(e.value, '$[7]'))
          else json_extract(e.value, '$[7]') end,
-    json_extract(e.value, '$[8]'), json_extract(e.value, '$[9]'), json_extract(e.value, '$[10]')
+    json_extract(e.value, '$[8]'), json_extract(e.value, '$[9]'), json_extract(e.value, '$[10]'),
+    json_extract(e.value, '$[11]')
 from json_each(:jobs) as e cross join duetime_claim as c
     on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]');
 
@@ -241,8 +242,8 @@ delete from duetime_claim where job_id = ? and token = ? returning attempt, work
 
 -- name: complete_attempt
 insert into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at, started_at,
-                             finished_at, result)
-values (?, ?, ?, ?, 'completed', ?, ?, ?, ?);
+                             finished_at, result, log)
+values (?, ?, ?, ?, 'completed', ?, ?, ?, ?, ?);
 
 -- name: complete_free_key
 delete from duetime_job_key where job_id = ? and hold is null;

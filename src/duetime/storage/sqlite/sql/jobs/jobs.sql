@@ -3,69 +3,144 @@
 -- name: get_job
 select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
     finished_at, key, partition, timeout, expires_at, worker, claimed_at, lease_until,
-    error_code, error, facts, parked_reason, progress
+    error_code, error, facts, parked_reason, progress, replay_of
 from duetime_jobs where id = :job;
 
 -- name: get_history
 select a.token, a.attempt, coalesce(n.name, cast(a.worker_id as text)), a.outcome, a.claimed_at,
-    a.started_at, a.finished_at, a.error_code, a.error, a.facts, a.traceback, a.result
+    a.started_at, a.finished_at, a.error_code, a.error, a.facts, a.traceback, a.result,
+    a.log
 from duetime_attempt as a left join duetime_worker_name as n on n.id = a.worker_id
 where a.job_id = :job order by a.token;
 
 -- name: given_jobs
 select id, task, queue, priority, state, args, attempts, max_attempts, run_at, created_at,
     finished_at, key, partition, timeout, expires_at, worker, claimed_at, lease_until,
-    error_code, error, facts, parked_reason, progress
+    error_code, error, facts, parked_reason, progress, replay_of
 from duetime_jobs as j
 where j.id in (select value from json_each(:ids))
   and (:states is null or j.state in (select value from json_each(:states)))
-  and (:queue is null or j.queue = :queue)
-  and (:task is null or j.task = :task)
-  and (:but_task is null or j.task <> :but_task)
-  and (:key is null or j.key = :key)
+  and (:ended_by is null or j.finished_at is null or j.finished_at <= :ended_by)
 order by j.id desc;
 
--- The ids of jobs that may match, newest first: a page of those below `before`.
+-- name: candidate_ids
+-- The newest jobs below `before` that may match, at most a `page` of them. They come from a `source`,
+-- the table or index that holds jobs in the wanted state, of which a `window` of rows is examined.
+-- Returns their ids as JSON, where to go on (null if there is nothing below), and how many rows were
+-- examined.
+with seen as materialized (
+    select * from (
+        select j.id, null as run_at, null as code, true as fits from duetime_job as j
+        where :source = 'any' and j.id < :before and j.id >= :lowest
+        order by j.id desc limit :window)
+    union all
+    select * from (
+        select j.id, null, null, true from duetime_job as j indexed by duetime_job_by_key
+        where :source = 'keyed' and j.key = :key and j.id < :before and j.id >= :lowest
+        order by j.id desc limit :window)
+    union all
+    select * from (
+        select g.value as id, null, null, true from json_each(:ids) as g
+        where :source = 'given' and g.value < :before and g.value >= :lowest
+        order by g.value desc limit :window)
+    union all
+    select * from (
+        select d.job_id, d.run_at, null, true
+        from json_each(:ids) as g cross join duetime_due as d on d.job_id = g.value
+        where :source = 'due' and g.value < :before and g.value >= :lowest
+        order by d.job_id desc limit :window)
+    union all
+    select * from (
+        select d.job_id, d.run_at, null, d.attempt = 0 from duetime_due as d
+        where :source = 'pending' and d.job_id < :before and d.job_id >= :lowest
+        order by d.job_id desc limit :window)
+    union all
+    select * from (
+        select d.job_id, d.run_at, null, true
+        from duetime_due as d indexed by duetime_due_retrying_job
+        where :source = 'retrying' and d.attempt > 0 and d.job_id < :before and d.job_id >= :lowest
+        order by d.job_id desc limit :window)
+    union all
+    select * from (
+        select p.job_id, p.run_at, null, true from duetime_parked as p
+        where :source = 'parked' and p.job_id < :before and p.job_id >= :lowest
+        order by p.job_id desc limit :window)
+    union all
+    select * from (
+        select c.job_id, null, null, true from duetime_claim as c
+        where :source = 'running' and c.job_id < :before and c.job_id >= :lowest
+        order by c.job_id desc limit :window)
+    union all
+    select * from (
+        -- By the primary key.
+        select a.job_id, null, a.error_code, +a.outcome = 'completed' from duetime_attempt as a
+        where :source = 'completed' and a.job_id < :before and a.job_id >= :lowest
+        order by a.job_id desc, a.token desc limit :window)
+    union all
+    select * from (
+        select a.job_id, null, a.error_code, true
+        from duetime_attempt as a indexed by duetime_attempt_troubled
+        where :source = 'troubled' and a.outcome <> 'completed'
+          and a.outcome in (select value from json_each(:states))
+          and a.job_id < :before and a.job_id >= :lowest
+        order by a.job_id desc limit :window)
+), wanted as materialized (
+    select w.key as number, json_extract(w.value, '$.value') as value,
+        json_extract(w.value, '$.types') as types, p.value as path
+    from json_each(:args) as w cross join json_each(w.value, '$.paths') as p
+), matching as (
+    select s.id from seen as s
+    where s.fits
+      and (:due_since is null or s.run_at >= :due_since)
+      and (:due_before is null or s.run_at < :due_before)
+      and (:error_code is null or s.code is null or s.code = :error_code)
+      and (:error_code is null or :error_code = (
+          select a.error_code from duetime_attempt as a
+          where a.job_id = s.id order by a.token desc limit 1))
+      and (:plain or exists (
+          select 1 from duetime_job as j
+          where j.id = s.id
+            and (:queue is null or j.queue = :queue)
+            and (:task is null or j.task = :task)
+            and (:but_tasks is null or substr(j.task, 1, length(:but_tasks)) <> :but_tasks)
+            and (:key is null or j.key = :key)
+            and (:created_since is null or j.created_at >= :created_since)
+            and (:created_before is null or j.created_at < :created_before)
+            and (:args is null or case when json_valid(j.args) then :conditions = (
+                select count(distinct w.number) from wanted as w
+                where instr(w.types, json_type(j.args, w.path)) > 0
+                  and json_extract(j.args, w.path) is w.value) end)))
+    order by s.id desc limit :page
+)
+select (select json_group_array(m.id) from matching as m),
+    case when count(*) >= :window then min(s.id) end, count(*)
+from seen as s;
 
--- name: any_ids
-select j.id from duetime_job as j
-where j.id < :before and (:queue is null or j.queue = :queue) and (:task is null or j.task = :task)
-order by j.id desc limit :page;
+-- name: due_between_ids
+-- Jobs that are due in a span of time, `most` of them. Served by due_lane, lane by lane.
+with recursive queues(name) as (
+    select (select min(d.queue) from duetime_due as d)
+    union all
+    select (select min(d.queue) from duetime_due as d where d.queue > q.name)
+    from queues as q where q.name is not null
+), priorities(priority) as (
+    select 0 union all select priority + 1 from priorities where priority < 10
+)
+select d.job_id
+from queues as q cross join priorities as p
+cross join duetime_due as d indexed by duetime_due_lane
+    on d.queue = q.name and d.priority = p.priority
+where q.name is not null and (:queue is null or q.name = :queue)
+  and d.run_at >= coalesce(:due_since, -9223372036854775808)
+  and d.run_at < coalesce(:due_before, 9223372036854775807)
+limit :most;
 
--- name: waiting_ids
-select d.job_id from duetime_due as d
-where d.job_id < :before and (:queue is null or d.queue = :queue)
-  and (:task is null
-       or exists (select 1 from duetime_job as j where j.id = d.job_id and j.task = :task))
-order by d.job_id desc limit :page;
+-- name: job_range
+select (select min(j.id) from duetime_job as j), (select max(j.id) from duetime_job as j);
 
--- name: parked_ids
-select p.job_id from duetime_parked as p
-where p.job_id < :before and (:queue is null or p.queue = :queue)
-  and (:task is null or p.task = :task)
-order by p.job_id desc limit :page;
-
--- name: running_ids
-select c.job_id from duetime_claim as c where c.job_id < :before
-order by c.job_id desc limit :page;
-
--- name: completed_ids
--- By the primary key: jobs that wait have no attempt, or an early one.
-select a.job_id from duetime_attempt as a
-where a.job_id < :before and +a.outcome = 'completed'
-order by a.job_id desc, a.token desc limit :page;
-
--- name: troubled_ids
--- Served by attempt_ended.
-select a.job_id from duetime_attempt as a indexed by duetime_attempt_ended
-where a.outcome in (select value from json_each(:states) where value <> 'completed')
-  and a.job_id < :before
-order by a.job_id desc limit :page;
-
--- name: keyed_ids
--- Served by job_by_key.
-select j.id from duetime_job as j where j.key = :key and j.id < :before
-order by j.id desc limit :page;
+-- name: job_near
+-- The first job from this id on, and whether it was created at that time or later.
+select j.id, j.created_at >= :moment from duetime_job as j where j.id >= :id order by j.id limit 1;
 
 -- name: finished_jobs
 select id from duetime_jobs where id in (select value from json_each(:jobs))
@@ -99,6 +174,35 @@ from input as i cross join (
 with input(doc) as (select ?)
 select j.id from input as i cross join duetime_jobs as j on j.id = json_extract(i.doc, '$.doc.job')
 where j.state = 'cancelled';
+
+-- name: cancel_waiting_many
+-- The same for several. Returns those that are cancelled.
+with input(doc) as (select ?)
+insert into duetime_end_waiting (job_id, outcome, error_code, error, at)
+select e.value, 'cancelled', json_extract(i.doc, '$.doc.code'), json_extract(i.doc, '$.doc.text'),
+    json_extract(i.doc, '$.now')
+from input as i cross join json_each(i.doc, '$.doc.ids') as e;
+
+-- name: cancel_waiting_many_2
+with input(doc) as (select ?)
+select j.id from input as i cross join json_each(i.doc, '$.doc.ids') as e
+cross join duetime_jobs as j on j.id = e.value
+where j.state = 'cancelled';
+
+-- name: hold_claim
+with input(doc) as (select ?)
+select c.token from input as i
+cross join duetime_claim as c on c.job_id = json_extract(i.doc, '$.doc.job')
+where c.token = json_extract(i.doc, '$.doc.token');
+
+-- name: bulk_progress
+with input(doc) as (select ?)
+insert into duetime_progress (job_id, token, progress, at)
+select json_extract(doc, '$.doc.job'), json_extract(doc, '$.doc.token'),
+    json_extract(doc, '$.doc.progress'), json_extract(doc, '$.now')
+from input where true
+on conflict (job_id) do update set (token, progress, at)
+    = (excluded.token, excluded.progress, excluded.at);
 
 -- name: lock_claims_of
 -- Nothing to lock: we are the only one who writes.
@@ -146,6 +250,11 @@ where job_id = (select json_extract(doc, '$.doc.job') from input);
 -- name: reprioritise_3
 with input(doc) as (select ?)
 update duetime_job set priority = (select json_extract(doc, '$.doc.priority') from input)
+where id = (select json_extract(doc, '$.doc.job') from input);
+
+-- name: mark_replay
+with input(doc) as (select ?)
+update duetime_job set replay_of = (select json_extract(doc, '$.doc.of') from input)
 where id = (select json_extract(doc, '$.doc.job') from input);
 
 -- name: lock_jobs

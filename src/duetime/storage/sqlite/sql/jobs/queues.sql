@@ -41,9 +41,28 @@ select name, running, per_partition, rate, period from duetime_queue
 where coalesce(running, per_partition, rate) is not null;
 
 -- name: queues
-with waiting as (
-    select queue, count(*) as pending, sum(run_at <= :now) as due, min(run_at) as next_run_at
-    from duetime_due group by queue
+-- All queues, or `only` one, of each of whose lanes no more than `count_to` jobs are counted then.
+-- Served by due_lane.
+with lane as materialized (
+    select p.value as priority,
+        (select count(*) from (
+            select 1 from duetime_due as d where d.queue = :only and d.priority = p.value
+            limit coalesce(:count_to, -1))) as pending,
+        (select count(*) from (
+            select 1 from duetime_due as d
+            where d.queue = :only and d.priority = p.value and d.run_at <= :now
+            limit coalesce(:count_to, -1))) as due,
+        (select min(d.run_at) from duetime_due as d
+         where d.queue = :only and d.priority = p.value) as next_run_at
+    from json_each('[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]') as p where :only is not null
+), waiting as (
+    select queue, count(*) as pending, sum(run_at <= :now) as due, min(run_at) as next_run_at,
+        1 as counted_all
+    from duetime_due where :only is null group by queue
+    union all
+    select :only, sum(l.pending), sum(l.due), min(l.next_run_at),
+        :count_to is null or max(l.pending) < :count_to
+    from lane as l having sum(l.pending) > 0
 ), running as (
     select j.queue, count(*) as running
     from duetime_claim as c join duetime_job as j on j.id = c.job_id group by j.queue
@@ -58,13 +77,13 @@ select k.queue, coalesce(w.pending, 0), coalesce(w.due, 0), coalesce(r.running, 
     coalesce(p.parked, 0), w.next_run_at, q.paused_at, q.paused_by, q.pause_reason,
     q.running, q.per_partition, q.rate, q.period,
     (select coalesce(sum(u.used), 0) from duetime_rate_use as u
-     where u.queue = q.name and u.at > :now - q.period)
+     where u.queue = q.name and u.at > :now - q.period), coalesce(w.counted_all, 1)
 from known as k
 left join waiting as w on w.queue = k.queue
 left join running as r on r.queue = k.queue
 left join parked as p on p.queue = k.queue
 left join duetime_queue as q on q.name = k.queue
-where :after is null or k.queue > :after
+where (:after is null or k.queue > :after) and (:only is null or k.queue = :only)
 order by k.queue limit coalesce(:limit, -1);
 
 -- name: workers

@@ -1,0 +1,1 @@
+"""Who may use the service: API tokens, accounts and their sessions."""

@@ -1,0 +1,1 @@
+"""The numbers that people watch: pure values and rules."""

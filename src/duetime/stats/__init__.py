@@ -1,0 +1,1 @@
+"""What workers record of the attempts that they made, for statistics."""

@@ -1,0 +1,53 @@
+-- Statements that find what is wrong. Each reads a bounded number of rows along an index.
+
+-- name: problem_queues
+-- The limits of queues, and how much of their rates is used. Only queues that are paused or limited have
+-- a row.
+select q.name, q.running, q.per_partition, q.rate,
+    (extract(epoch from q.period) * 1000000)::bigint,
+    (select coalesce(sum(u.used), 0)::bigint from duetime.rate_use as u
+     where u.queue = q.name and u.at > duetime.now() - q.period)
+from (select %s::json as doc) as i cross join duetime.queue as q;
+
+-- name: problem_schedules
+-- Served by schedule_troubled.
+select s.name, s.failures, s.broken::text, s.paused_at, s.paused_by, s.pause_reason, s.updated_at
+from json_to_record(%s::json) as g(most integer)
+cross join lateral (
+    select * from duetime.schedule as s where s.failures > 0 or s.broken is not null
+    order by s.id limit g.most) as s;
+
+-- name: problem_reminders
+-- Reminders that have failed since then, of the newest. Served by reminder_troubled and subject_pkey.
+select r.id, r.reason::text, r.ended_at, r.recipient, s.ref
+from json_to_record(%s::json) as g(since timestamptz, most integer)
+cross join lateral (
+    select * from duetime.reminder as r
+    where r.status = 'failed' and r.status in ('failed', 'expired', 'skipped')
+    order by r.id desc limit g.most) as r
+cross join lateral (select s.ref from duetime.subject as s where s.id = r.subject_id offset 0) as s
+where r.ended_at >= g.since;
+
+-- name: problem_lost
+-- Attempts that were lost since then, of the newest jobs. Served by attempt_troubled.
+select count(*), min(a.finished_at), max(a.finished_at)
+from json_to_record(%s::json) as g(since timestamptz, most integer)
+cross join lateral (
+    select a.finished_at from duetime.attempt as a
+    where a.outcome = 'lost' and a.outcome <> 'completed'
+    order by a.job_id desc limit g.most) as a
+where a.finished_at >= g.since;
+
+-- name: problem_recipients
+-- Served by recipient_disabled.
+select r.ref, r.disabled::text
+from json_to_record(%s::json) as g(most integer)
+cross join lateral (
+    select * from duetime.recipient as r where json_array_length(r.disabled) > 0
+    order by r.ref limit g.most) as r;
+
+-- name: problem_tables
+-- There are few.
+select t.name, t.problem::text
+from (select %s::json as doc) as i cross join duetime.tracked as t
+where t.problem is not null order by t.name;
