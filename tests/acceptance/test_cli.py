@@ -71,7 +71,8 @@ def test_db_prints_and_makes_roles(pg_url: str) -> None:
     made = duetime(pg_url, "db", "roles", "--prefix", "cli", "--apply", "--json")
     roles = effects.run(pg_url, "select rolname from pg_roles where rolname like 'cli%' order by 1")
     effects.run(
-        pg_url, "drop owned by cli_worker, cli_operator, cli_producer, cli_tracker, cli_reader"
+        pg_url,
+        "drop owned by cli_worker, cli_operator, cli_producer, cli_tracker, cli_reader, cli_access",
     )
     effects.run(pg_url, "drop role cli_worker, cli_operator, cli_producer, cli_tracker, cli_reader")
 
@@ -79,7 +80,89 @@ def test_db_prints_and_makes_roles(pg_url: str) -> None:
     assert "grant execute on function duetime.enqueue" in printed.out
     assert made.json["applied"]
     kinds = [name.removeprefix("cli_") for (name,) in roles]
-    assert kinds == ["operator", "producer", "reader", "tracker", "worker"]
+    assert kinds == ["access", "operator", "producer", "reader", "tracker", "worker"]
+
+
+async def test_jobs_are_listed_by_argument_time_and_error(backend: Backend, app: Duetime) -> None:
+    args = [msgspec.Raw(msgspec.json.encode({"order": {"id": number}})) for number in (7, 8)]
+    seven, _ = await enqueue(
+        app, *(msgspec.structs.replace(new_job("shop.greet"), args=each) for each in args)
+    )
+
+    def listed(*options: str) -> list[int]:
+        return [job["id"] for job in duetime(backend.url, "--json", "jobs", "list", *options).json]
+
+    assert listed("--arg", "order.id=7") == [seven]
+    assert listed("--arg", "order.id=7", "--created-since", "1h") == [seven]
+    assert listed("--arg", "order.id=7", "--created-before", "1h") == []
+    assert listed("--arg", "order.id=7", "--due-before", "1h") == [seven]
+    assert listed("--due-since", "1h") == []
+    assert listed("--error-code", "KeyError") == []
+    wrong = duetime(backend.url, "jobs", "list", "--arg", "order.id")
+    assert (wrong.code, "order.id=7" in wrong.err) == (1, True)
+
+
+async def test_jobs_are_counted_and_their_errors_grouped(backend: Backend, app: Duetime) -> None:
+    empty = duetime(backend.url, "jobs", "errors")
+    ids = await dead_jobs(app, 2)
+    counted = duetime(backend.url, "jobs", "count")
+    as_json = duetime(backend.url, "--json", "jobs", "count", "--state", "pending")
+    errors = duetime(backend.url, "jobs", "errors")
+    groups = duetime(backend.url, "--json", "jobs", "errors", "--task", "shop.fail")
+
+    assert "No jobs have failed." in empty.out
+    assert ["state", "dead", "2"] in [line.split() for line in counted.out.splitlines()]
+    assert as_json.json["states"]["dead"] == {"value": 2, "precision": "exact"}
+    assert as_json.json["tasks"] == {}
+    assert "shop.fail" in errors.out
+    assert [group["example"] for group in groups.json] == [ids[1]]
+
+
+async def test_all_jobs_that_match_are_changed_by_a_bulk_action(
+    backend: Backend, app: Duetime
+) -> None:
+    later = msgspec.structs.replace(new_job("shop.greet"), delay=timedelta(days=1), queue="mail")
+    await enqueue(app, later, later)
+    refused = duetime(backend.url, "jobs", "cancel-all", "--queue", "mail", given="n\n")
+    asked = duetime(backend.url, "--json", "jobs", "cancel-all", "--queue", "mail", "--yes")
+    waiting = duetime(backend.url, "jobs", "bulk", str(asked.json["id"]))
+    async with app.worker():
+        await app.jobs.result(asked.json["id"])
+    done = duetime(backend.url, "--json", "jobs", "bulk", str(asked.json["id"]))
+    moved = duetime(backend.url, "jobs", "reschedule-all", "1h", "--queue", "mail", "--yes")
+    requeued = duetime(backend.url, "jobs", "requeue-all", "--state", "cancelled", "--yes")
+    nothing = duetime(backend.url, "jobs", "cancel-all", "--yes")
+
+    assert refused.code == 1
+    assert "2 pending" in refused.out
+    assert "still being counted" in waiting.out
+    assert (done.json["matched"], done.json["done"]) == (2, 2)
+    assert "has been requested" in moved.out
+    assert requeued.code == 0
+    assert "at least one filter" in nothing.err
+
+
+async def test_secrets_are_shown_on_request_only(backend: Backend, app: Duetime) -> None:
+    args = msgspec.Raw(b'{"user": "ann", "password": "hunter2"}')
+    [job_id] = await enqueue(app, msgspec.structs.replace(new_job("shop.greet"), args=args))
+    listed = duetime(backend.url, "--json", "jobs", "list")
+    shown = duetime(backend.url, "jobs", "get", str(job_id))
+    revealed = duetime(backend.url, "jobs", "get", str(job_id), "--reveal")
+
+    assert listed.json[0]["args"] == {"user": "ann", "password": "[redacted]"}
+    assert "hunter2" not in shown.out
+    assert "hunter2" in revealed.out
+
+
+async def test_a_finished_job_is_replayed(backend: Backend, app: Duetime) -> None:
+    [dead] = await dead_jobs(app, 1)
+    replay = duetime(backend.url, "--json", "jobs", "replay", str(dead), "--args", "{}")
+    shown = duetime(backend.url, "jobs", "get", str(replay.json["id"]))
+    wrong = duetime(backend.url, "jobs", "replay", str(dead), "--args", "{")
+
+    assert replay.json["replay_of"] == dead
+    assert f"job {dead}" in shown.out
+    assert "not valid JSON" in wrong.err
 
 
 async def test_jobs_are_listed_newest_first_and_filtered(backend: Backend, app: Duetime) -> None:
@@ -199,7 +282,15 @@ async def test_a_job_is_explained(backend: Backend, app: Duetime) -> None:
     plain = duetime(backend.url, "jobs", "explain", str(job_id), "--json")
 
     assert told.out.startswith(f"Job {job_id} waits: no live worker serves the queue 'default'")
-    assert "\n  - Its queue 'default' is not paused.\n  code " in told.out
+    chain = [line[2:] for line in told.out.splitlines()[1:7]]
+    assert [line[:11].rstrip() for line in chain] == [
+        "passed", "passed", "failed", "not reached", "not reached", "not reached"
+    ]  # fmt: skip
+    assert chain[1] == (
+        "passed       Is its queue open?                   Its queue 'default' is not paused."
+    )
+    assert chain[3] == "not reached  Does such a worker know its task?"
+    assert [check["passed"] for check in plain.json["checks"]] == [True, True, False, *[None] * 3]
     assert plain.json["code"] == "no_worker"
 
 

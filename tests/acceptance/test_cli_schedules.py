@@ -107,7 +107,7 @@ async def test_the_ledger_is_shown_and_explained(backend: Backend, app: Duetime)
     assert later.out == "No ticks match.\n"
     assert shown.out.startswith("Schedule bad: paused\n")
     assert "pause-after  1\n" in shown.out
-    assert "by duetime: 1 runs failed in a row" in shown.out
+    assert "by duetime: 1 run failed in a row" in shown.out
     assert "failed: the shop is closed, on w1; triggered by ann" in shown.out
     assert "catch-up" not in shown.out
     assert plain.json["args"] == {"item_id": 7}

@@ -15,6 +15,7 @@ import duetime
 from duetime import JobState, errors
 from duetime.cli import cli
 from duetime.domain.duration import parse_duration
+from duetime.domain.findings import FINDINGS
 from duetime.domain.flows.explain import FLOW_SENTENCES
 from duetime.domain.jobs.explain import JOB_SENTENCES
 from duetime.domain.jobs.explain_queue import QUEUE_SENTENCES
@@ -23,6 +24,7 @@ from duetime.domain.reminders.explain import REMINDER_SENTENCES
 from duetime.domain.reminders.explain_scope import LEVEL_SENTENCES, SCOPE_SENTENCES
 from duetime.domain.reminders.explain_subject import SUBJECT_SENTENCES
 from duetime.domain.schedules.explain import SCHEDULE_SENTENCES, TICK_SENTENCES
+from duetime.domain.stats.problems import PROBLEM_SENTENCES
 from duetime.settings import Settings
 from duetime.wiring import make_migrator
 from tests.acceptance.command import environment
@@ -141,6 +143,16 @@ def test_every_command_and_option_is_in_the_manual() -> None:
     assert missing("cli", command_words(cli)) == []
 
 
+async def test_every_metric_is_in_the_manual(tmp_path: Path) -> None:
+    app = duetime.Duetime(f"sqlite:///{tmp_path}/duetime.db")
+    text = await app.metrics()
+    await app.close()
+    names = re.findall(r"^# TYPE (\w+)", text, re.MULTILINE)
+
+    assert len(names) > 25
+    assert missing("metrics", names) == []
+
+
 def test_every_log_event_is_in_the_manual() -> None:
     source = "".join(file.read_text() for file in (ROOT / "src" / "duetime").rglob("*.py"))
     events = {name for name in LOGGED.findall(source) if "_" in name or name == "starting"}
@@ -155,9 +167,17 @@ def test_every_reason_is_in_the_manual_with_its_sentence() -> None:
     tables = (
         REASONS, JOB_SENTENCES, FLOW_SENTENCES, QUEUE_SENTENCES, SCHEDULE_SENTENCES, TICK_SENTENCES,
         REMINDER_SENTENCES, SUBJECT_SENTENCES, SCOPE_SENTENCES, LEVEL_SENTENCES,
+        PROBLEM_SENTENCES,
     )  # fmt: skip
 
     assert rows == [row for table in tables for row in table.items()]
+
+
+def test_every_finding_is_in_the_manual_with_its_sentence_and_advice() -> None:
+    page = (DOCS / "reference" / "findings.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| `(.*)` \| (.*) \|$", page, re.MULTILINE)
+
+    assert rows == [(code, *text) for code, text in FINDINGS.items()]
 
 
 def test_every_reason_that_is_stored_has_a_sentence() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,13 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
+from duetime import Duetime
 from tests.acceptance.command import ROOT, environment
 from tests.conftest import Backend
 from tests.servers import free_port
 from tests.waiting import until
 
 EXAMPLES = ROOT / "examples"
+LINK = re.compile(r"http://127\.0\.0\.1:\d+/login/[\w-]+")
 
 
 def run(example: str, cwd: Path, url: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -99,15 +104,97 @@ def test_demo_shows_what_it_says_and_cleans_up(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert done.stdout.count("✓") == 15
+    assert done.stdout.count("✓") == 17
     assert "✗" not in done.stdout
-    headings = ("On time", "Retried", "Recovered", "Cancelled", "Explained", "Reminded", "Next:")
+    headings = (
+        "On time",
+        "Retried",
+        "Recovered",
+        "Cancelled",
+        "Explained",
+        "Reminded",
+        "Shown",
+        "Next:",
+    )
     for heading in headings:
         assert heading in done.stdout
     home = Path(done.stdout.splitlines()[0].rpartition(" in ")[2])
     assert home.name.startswith("duetime-demo-")
     assert not home.exists()
     assert list(tmp_path.iterdir()) == []
+
+
+STAYING_DEMO = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "import demo; demo.show_dashboard(stay=True)"
+)
+"""With a handler for SIGINT, which whoever runs the tests in the background ignores."""
+
+
+def test_dashboard_of_the_demo_stays_until_it_is_stopped(tmp_path: Path) -> None:
+    with link_of("-c", STAYING_DEMO, cwd=tmp_path, PYTHONPATH=str(EXAMPLES)) as (demo, link):
+        first = httpx.get(link, follow_redirects=True, timeout=20)
+        second = httpx.get(link, follow_redirects=True, timeout=20)
+        demo.send_signal(signal.SIGINT)
+
+        assert demo.wait(20) == 0
+    assert (first.status_code, second.status_code) == (200, 403)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(link)
+
+
+SCREENS = {
+    "/": ["photos", "gpu", "charge_card", "orders"],
+    "/reminders": ["tasting:"],
+    "/jobs?state=dead": ["demo_service.charge_card"],
+    "/schedules": ["orders", "stock", "nightly-report", "Europe/Berlin", "paused"],
+    "/flows": ["large_order", "wedding", "waiting"],
+    "/subjects/tasting:9": ["superseded", "moved"],
+    "/subjects/tasting:10": ["the room is flooded"],
+    "/recipients/ann": ["22:00-07:00", "Europe/Berlin"],
+    "/queues/photos": ["the disk is nearly full"],
+    "/queues/gpu": ["no live worker serves it"],
+    "/metrics": ["duetime_"],
+}
+
+
+def test_demo_service_has_something_on_every_screen(tmp_path: Path) -> None:
+    service = [str(EXAMPLES / "demo_service.py"), "--port", "0"]
+    with link_of(*service, cwd=tmp_path) as (process, link):
+        with httpx.Client(base_url=link.partition("login/")[0], timeout=20) as browser:
+            browser.get(link)
+            pages = {path: browser.get(path).text for path in SCREENS}
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(20) == -signal.SIGTERM
+    shop = Duetime(f"sqlite:///{tmp_path}/duetime.db")
+    assert shop.sync(shop.jobs.list(state="running")) == []  # Its worker gave back what it held.
+    shop.sync(shop.close())
+    missing = [
+        (path, text) for path, texts in SCREENS.items() for text in texts if text not in pages[path]
+    ]
+    assert missing == []
+
+
+@contextmanager
+def link_of(
+    *arguments: str, cwd: Path, **variables: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run Python until it prints the link that logs in."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(None, **variables),
+        cwd=cwd,
+    )
+    assert process.stdout is not None
+    try:
+        [link] = next(filter(None, (LINK.findall(line) for line in process.stdout)))
+        yield process, link
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_sync_script_ends_quietly(backend: Backend) -> None:

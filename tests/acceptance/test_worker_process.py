@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -177,6 +178,32 @@ async def test_two_processes_work_and_a_killed_one_is_replaced(
 
         assert parent.exit_code(15) == 0
         assert not any(alive(pid) for pid in children)
+
+
+async def test_a_bulk_action_of_a_killed_worker_is_continued(
+    backend: Backend, app: Duetime
+) -> None:
+    later = msgspec.structs.replace(new_job("shop.greet"), delay=timedelta(days=1), queue="mail")
+    count = 10_000
+    await enqueue(app, *[later] * count)
+    action = await app.jobs.cancel_all(queue="mail", by="ann")
+
+    async def begun() -> bool:
+        return (await app.jobs.bulk_action(action.id)).done > 0
+
+    with worker(backend.url, "--lease", "1s") as process:
+        await until(begun, seconds=STARTS)
+        process.signal(signal.SIGKILL)
+        process.process.wait(10)
+    half = await app.jobs.bulk_action(action.id)
+    async with app.worker():
+        progress = await action.result()
+
+    assert half.state is not JobState.COMPLETED, "it was killed in the middle"
+    assert half.done < count
+    assert (progress.matched, progress.done, progress.skipped) == (count, count, 0)
+    assert str((await app.jobs.facets(queue="mail")).states[JobState.CANCELLED]) == "10,000+"
+    assert await app.jobs.list(queue="mail", state="pending") == []
 
 
 async def test_children_end_with_their_parent(backend: Backend, app: Duetime) -> None:

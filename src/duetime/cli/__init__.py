@@ -21,8 +21,13 @@ from duetime.errors import DuetimeError
 
 # Where each command is, and its summary. It is imported when it is used.
 _COMMANDS = {
+    "accounts": (
+        "accounts:accounts",
+        "Add, list and change accounts. Without a command, list them.",
+    ),
     "audit": ("audit:audit", "Show who changed what. Without a command, list it."),
     "db": ("db:db", "Create, upgrade, inspect and back up Duetime's tables."),
+    "doctor": ("doctor:doctor", "Examine the installation; say what is wrong, and what to do."),
     "flows": ("flows.commands:flows", "List, start, signal and change runs of flows."),
     "health": (
         "health:health",
@@ -35,8 +40,17 @@ _COMMANDS = {
     "reminders": ("reminders.commands:reminders", "Show reminders: due, sent, or why not."),
     "schedules": ("schedules.commands:schedules", "List, create and change schedules."),
     "scopes": ("scopes:scopes", "Show and change scopes, whose rules subjects inherit."),
+    "serve": (
+        "serve:serve",
+        "Serve the dashboard and the HTTP API, and run jobs, until SIGTERM or SIGINT (Ctrl-C).",
+    ),
     "subjects": ("subjects.commands:subjects", "Show and change what people are reminded of."),
     "tables": ("tables:tables", "Have reminders follow the rows of your tables."),
+    "tokens": (
+        "tokens:tokens",
+        "Create, list and revoke API tokens. Without a command, list them.",
+    ),
+    "top": ("top.commands:top", "Show what is due, late, running and dead, live."),
     "worker": ("worker:worker", "Run jobs until SIGTERM or SIGINT (Ctrl-C)."),
     "workers": ("workers:workers", "List the workers."),
 }

@@ -36,15 +36,17 @@ def explain_command(
 
 
 def print_explanation(target: Target, explanation: Explanation) -> None:
-    """Print the sentence, the steps that it does not tell itself, and the facts."""
+    """Print the sentence, the chain of checks, the steps that neither tells, and the facts."""
     if target.json:
         print_json(explanation)
         return
     echo(one_line(explanation.sentence))
-    told = explanation.sentence.casefold()
-    for step in explanation.steps:
-        if step.sentence.casefold().rstrip(".") not in told:
-            echo(f"  - {one_line(step.sentence)}")
+    width = max((len(check.question) for check in explanation.checks), default=0)
+    for check in explanation.checks:
+        line = f"  {check.outcome:<11}  {check.question:<{width}}  {one_line(check.sentence or '')}"
+        echo(line.rstrip())
+    for step in explanation.untold_steps:
+        echo(f"  - {one_line(step.sentence)}")
     facts = [(name, _fact(value)) for name, value in explanation.facts.items()]
     print_facts([("code", explanation.code), *facts])
 

@@ -46,6 +46,12 @@ def write_file(content: bytes) -> None:
         _write(content)
 
 
+def write_terminal(text: str) -> None:
+    """Write to the terminal at once, as it is: escape whatever was stored before."""
+    _write(text)
+    sys.stdout.flush()
+
+
 def as_json(value: Any) -> Any:
     """Return a value, as plain data."""
     return msgspec.to_builtins(value)
@@ -63,7 +69,7 @@ def print_table(
     cells = [[one_line(cell) for cell in row] for row in rows]
     table = [list(headings), *cells]
     widths = [max(columns(row[index]) for row in table) for index in range(len(headings))]
-    room = _width() - 2 * (len(widths) - 1)
+    room = terminal_width() - 2 * (len(widths) - 1)
     while sum(widths) > room and max(widths) > _NARROWEST:
         widths[widths.index(max(widths))] -= 1
     for row in table:
@@ -160,7 +166,7 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _width() -> int:
+def terminal_width() -> int:
     """A terminal's width; what is piped elsewhere is never cut."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 1_000_000
 

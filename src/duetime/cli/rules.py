@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from duetime.domain.duration import format_duration
 from duetime.domain.reminders.rule import Rule
-from duetime.domain.reminders.rule_text import parse_rule
+from duetime.domain.reminders.rule_text import write_rule
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -56,7 +55,7 @@ def read_rules(remind: tuple[Any, ...], no_rules: bool) -> list[Any] | None:
 
 def rules_json(rules: Iterable[Rule] | None) -> list[dict[str, Any]] | None:
     """Rules as `--remind` reads them; what has its default is left out."""
-    return None if rules is None else [{"rule": rule.text} | _options(rule) for rule in rules]
+    return None if rules is None else [write_rule(rule) for rule in rules]
 
 
 def format_rules(rules: Iterable[Rule] | None) -> str:
@@ -67,25 +66,11 @@ def format_rules(rules: Iterable[Rule] | None) -> str:
 
 
 def _format_rule(rule: Rule) -> str:
-    options = "; ".join(f"{name} {_say(value)}" for name, value in _options(rule).items())
-    return f"{rule.text} ({options})" if options else rule.text
+    given = write_rule(rule)
+    text = given.pop("rule")
+    options = "; ".join(f"{name} {_say(value)}" for name, value in given.items())
+    return f"{text} ({options})" if options else str(text)
 
 
 def _say(value: Any) -> str:
     return ", ".join(value) if isinstance(value, list) else str(value)
-
-
-def _options(rule: Rule) -> dict[str, Any]:
-    """Those that differ from what its text alone says."""
-    plain = parse_rule(rule.text)
-    given = {
-        name: getattr(rule, name)
-        for name in ("past", "expires", "urgent", "zone", "channels", "template", "escalate")
-        if getattr(rule, name) != getattr(plain, name)
-    }
-    if "expires" in given and given["expires"] != "at_due":
-        span = given["expires"]
-        given["expires"] = "never" if span is None else format_duration(span)
-    if "escalate" in given:
-        given["escalate"] = format_duration(given["escalate"])
-    return given | ({"channels": list(rule.channels)} if rule.channels else {})

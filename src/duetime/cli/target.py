@@ -113,7 +113,7 @@ def _shared_options(app_variable: str | None = None) -> list[click.Parameter]:
             ["--app"],
             envvar=app_variable,
             metavar="MODULE:APP",
-            help="The app, such as shop.jobs:app (or DUETIME_APP).",
+            help="The app, such as shop.jobs:app, or a TOML file (or DUETIME_APP).",
             expose_value=False,
             callback=_remember,
         ),
@@ -143,7 +143,11 @@ def _remember(context: click.Context, parameter: click.Parameter, value: Any) ->
 
 
 def load_app(path: str) -> Duetime:
-    """Import `module:attribute`, with the current directory on the path."""
+    """Import `module:attribute`, with the current directory on the path, or read a TOML file."""
+    if path.endswith(".toml"):
+        from duetime.integrations.app_file import load_app_file
+
+        return load_app_file(Path(path))
     module_name, colon, attribute = path.partition(":")
     if not module_name or (colon and not attribute):
         raise SettingsError(f"--app must be MODULE:APP, such as shop.jobs:app, got {path!r}.")

@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import click
 
+from duetime.api.metrics import LOOPBACK, serve_metrics
 from duetime.app import Duetime
+from duetime.cli.log_options import log_options
 from duetime.cli.number import Number
 from duetime.cli.target import Command, Target, target_of
 from duetime.domain.urls import show_url
@@ -17,7 +19,7 @@ from duetime.engine.process import run_worker
 from duetime.engine.supervisor import Supervisor
 from duetime.settings import change_settings
 from duetime.telemetry.events import log_event
-from duetime.telemetry.logs import LEVELS, LogFormat, configure_logging
+from duetime.telemetry.logs import LogFormat, configure_logging
 
 log = logging.getLogger("duetime.cli")
 
@@ -55,20 +57,20 @@ log = logging.getLogger("duetime.cli")
     help="How often to check for jobs without a notification.  [default: 1s]",
 )
 @click.option("--name", metavar="NAME", help="Name of the worker.  [default: host:pid:random]")
+@log_options
 @click.option(
-    "--log-format",
-    type=click.Choice(["console", "json"]),
-    envvar="DUETIME_LOG_FORMAT",
-    metavar="FORMAT",
-    help="console or json (or DUETIME_LOG_FORMAT).  [default: console]",
+    "--metrics-port",
+    type=Number(1, 65535),
+    envvar="DUETIME_METRICS_PORT",
+    metavar="PORT",
+    help="Serve metrics for Prometheus on this port (or DUETIME_METRICS_PORT). Several processes "
+    "take this port and those after it.",
 )
 @click.option(
-    "--log-level",
-    type=click.Choice(LEVELS, case_sensitive=False),
-    envvar="DUETIME_LOG_LEVEL",
-    default="info",
-    metavar="LEVEL",
-    help=f"{', '.join(LEVELS)} (or DUETIME_LOG_LEVEL).  [default: info]",
+    "--metrics-host",
+    envvar="DUETIME_METRICS_HOST",
+    metavar="HOST",
+    help="The address to serve metrics on (or DUETIME_METRICS_HOST).  [default: 127.0.0.1]",
 )
 @click.option("--parent", type=int, hidden=True)
 @click.pass_context
@@ -79,6 +81,8 @@ def worker(
     name: str | None,
     log_format: str | None,
     log_level: str,
+    metrics_port: int | None,
+    metrics_host: str | None,
     parent: int | None,
     **options: Any,
 ) -> None:
@@ -107,11 +111,20 @@ def worker(
             _greet(target, app)
 
     if processes == 1:
+        if metrics_port is not None:
+            try:
+                serve_metrics(app, metrics_host or LOOPBACK, metrics_port)
+            except ImportError as error:
+                raise click.UsageError(str(error)) from None
         context.exit(run_worker(app, name=name, parent=parent, greet=greet))
     shared = _given(options) | {"log-format": log_format, "log-level": log_level}
+    if metrics_host is not None:
+        shared["metrics-host"] = metrics_host
 
     def command(number: int) -> list[str]:
         mine = shared | ({"name": f"{name}-{number}"} if name else {})
+        if metrics_port is not None:
+            mine["metrics-port"] = metrics_port + number - 1
         return _child_command(target, mine)
 
     context.exit(Supervisor(processes, command=command).run(greet=greet))

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import click
+import msgspec
 
 from duetime.app import Duetime
 from duetime.cli.events import audit_command
 from duetime.cli.explain import explain_command
+from duetime.cli.jobs.bulk import (
+    bulk_command,
+    cancel_all_command,
+    requeue_all_command,
+    reschedule_all_command,
+)
+from duetime.cli.jobs.filters import Filters, filter_options, read_filters
 from duetime.cli.jobs.show import job_row, show_job
 from duetime.cli.moment import MOMENT_OR_SPAN
 from duetime.cli.number import JOB_ID, Number
@@ -22,10 +30,12 @@ from duetime.cli.output import (
     plural,
     print_json,
     print_table,
+    relative,
 )
 from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
 from duetime.cli.target import Group, Target, target_of
+from duetime.domain.jobs.facets import FAILED, ErrorGroup, JobFacets
 from duetime.domain.jobs.job import JobInfo, JobState, JobStateLike, Requeued
 from duetime.domain.page import MAX_LIMIT, Page
 from duetime.errors import DuetimeError, IllegalTransition
@@ -37,42 +47,26 @@ def jobs() -> None:
 
 
 @jobs.command("list")
-@click.option(
-    "--state",
-    "states",
-    type=click.Choice([state.value for state in JobState]),
-    multiple=True,
-    metavar="STATE",
-    help=f"One of {', '.join(JobState)}. May be repeated.",
-)
-@click.option("--queue", metavar="NAME", help="Only jobs of this queue.")
-@click.option("--task", metavar="NAME", help="Only jobs of this task.")
-@click.option("--key", metavar="KEY", help="Only the jobs with this key.")
+@filter_options()
 @paged()
 @click.pass_context
 def list_command(
-    context: click.Context,
-    states: tuple[JobStateLike, ...],
-    queue: str | None,
-    task: str | None,
-    key: str | None,
-    limit: int,
-    after: str | None,
+    context: click.Context, limit: int, after: str | None, **filters: Unpack[Filters]
 ) -> None:
     """List jobs, newest first."""
 
     async def look(app: Duetime) -> tuple[Page[JobInfo], datetime]:
-        found = await app.jobs.list(
-            state=states, queue=queue, task=task, key=key, limit=limit, after=after
-        )
-        return found, await app.now()
+        which = await read_filters(app, filters)
+        page = await app.jobs.list(limit=limit, after=after, **which)
+        return app.redacted(page), await app.now()
 
     target = target_of(context)
     found, now = target.run(look)
+    if found.examined is not None:
+        echo(f"Examined {found.examined:,} jobs so far; there are more.", err=True)
+    is_filtered = after is not None or any(filters.values())
     if not needs_table(
-        found,
-        json=target.json,
-        empty="No jobs match." if states or queue or task or key or after else "No jobs.",
+        found, json=target.json, empty="No jobs match." if is_filtered else "No jobs."
     ):
         return
     print_table(
@@ -82,14 +76,78 @@ def list_command(
     )
 
 
+@jobs.command("count")
+@filter_options()
+@click.pass_context
+def count_command(context: click.Context, **filters: Unpack[Filters]) -> None:
+    """Count jobs by state, queue and task, of each state up to 10,000."""
+
+    async def count(app: Duetime) -> JobFacets:
+        return await app.jobs.facets(**await read_filters(app, filters))
+
+    target = target_of(context)
+    facets = target.run(count)
+    if target.json:
+        print_json(facets)
+        return
+    rows = [
+        (kind, name, str(number))
+        for kind, counts in (
+            ("state", facets.states), ("queue", facets.queues), ("task", facets.tasks)
+        )
+        for name, number in counts.items()
+        if number
+    ]  # fmt: skip
+    if rows:
+        print_table(("BY", "NAME", "JOBS"), rows, right=(2,))
+    else:
+        echo("No jobs match." if any(filters.values()) else "No jobs.")
+
+
+@jobs.command("errors")
+@filter_options(FAILED)
+@click.pass_context
+def errors_command(context: click.Context, **filters: Unpack[Filters]) -> None:
+    """Group dead jobs by task, error code and message, the most frequent first."""
+
+    async def look(app: Duetime) -> tuple[list[ErrorGroup], datetime]:
+        groups = await app.jobs.errors(**await read_filters(app, filters))
+        return app.redacted(groups), await app.now()
+
+    target = target_of(context)
+    groups, now = target.run(look)
+    if target.json:
+        print_json(groups)
+    elif not groups:
+        echo("No jobs have failed." if not any(filters.values()) else "No jobs match.")
+    else:
+        print_table(
+            ("JOBS", "TASK", "CODE", "MESSAGE", "LAST", "EXAMPLE"),
+            [
+                (
+                    str(group.count),
+                    group.task,
+                    group.error_code or "",
+                    group.message,
+                    relative(group.last_at, now),
+                    group.example,
+                )
+                for group in groups
+            ],
+            right=(0, 5),
+        )
+
+
 @jobs.command("get")
 @click.argument("job_id", metavar="ID", type=JOB_ID)
+@click.option("--reveal", is_flag=True, help="Also show passwords and what else is redacted.")
 @click.pass_context
-def get_command(context: click.Context, job_id: int) -> None:
-    """Show a job with its arguments, times and every attempt."""
+def get_command(context: click.Context, job_id: int, reveal: bool) -> None:
+    """Show a job with its arguments, times, and every attempt with its log lines."""
 
     async def look(app: Duetime) -> tuple[JobInfo, datetime]:
-        return await app.jobs.get(job_id), await app.now()
+        job = await app.jobs.get(job_id)
+        return job if reveal else app.redacted(job), await app.now()
 
     target = target_of(context)
     job, now = target.run(look)
@@ -184,6 +242,39 @@ jobs.add_command(
     )
 )
 jobs.add_command(audit_command("job", "ID", type=JOB_ID))
+jobs.add_command(cancel_all_command)
+jobs.add_command(requeue_all_command)
+jobs.add_command(reschedule_all_command)
+jobs.add_command(bulk_command)
+
+
+@jobs.command("replay")
+@click.argument("job_id", metavar="ID", type=JOB_ID)
+@click.option("--args", "text", metavar="JSON", help="All its arguments, instead of the old ones.")
+@by_option
+@click.pass_context
+def replay_command(context: click.Context, job_id: int, text: str | None, by: str) -> None:
+    """Run a finished job again as a new job, with its own or with other arguments.
+
+    \b
+    duetime jobs replay 17 --args '{"order": 8}'
+    """
+    args: Any = None
+    if text is not None:
+        try:
+            args = msgspec.json.decode(text)
+        except ValueError as error:
+            raise click.UsageError(f"--args is not valid JSON: {error}.") from None
+
+    async def replay(app: Duetime) -> int:
+        return (await app.jobs.replay(job_id, args, by=by)).id
+
+    target = target_of(context)
+    replay_id = target.run(replay)
+    if target.json:
+        print_json({"id": replay_id, "replay_of": job_id})
+    else:
+        echo(f"Job {replay_id} is a replay of job {job_id}.")
 
 
 @jobs.command("requeue")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from duetime.cli.output import compact, echo, exact, one_line, print_facts, relative
 from duetime.domain.duration import format_duration
 from duetime.domain.jobs.job import AttemptInfo, JobInfo, JobState
+from duetime.domain.jobs.log_lines import CapturedLog
 
 
 def job_row(job: JobInfo, now: datetime) -> tuple[Any, ...]:
@@ -32,6 +33,7 @@ def show_job(job: JobInfo, now: datetime) -> None:
             ("attempts", f"{job.attempts} of {job.max_attempts}"),
             ("arguments", compact(job.args)),
             ("key", job.key),
+            ("replay of", None if job.replay_of is None else f"job {job.replay_of}"),
             ("partition", job.partition),
             ("created", exact(job.created_at, now)),
             ("due", exact(job.run_at, now) if not job.state.finished else None),
@@ -68,11 +70,24 @@ def _show_attempt(attempt: AttemptInfo, now: datetime, *, shown: str | None) -> 
             ("error", _error(attempt)),
         ]
     )
+    if attempt.log is not None:
+        _show_log(attempt.log)
     if attempt.traceback and attempt.traceback == shown:
         echo("    (the same traceback)")
     elif attempt.traceback:
         for line in attempt.traceback.rstrip().splitlines():
             echo(f"    {line}")
+
+
+def _show_log(log: CapturedLog) -> None:
+    if log.dropped:
+        echo(f"    ({log.dropped:,} earlier log lines were not kept)")
+    for line in log.lines:
+        at = line.at.astimezone(UTC).strftime("%H:%M:%S.%f")[:-3]
+        first, *more = line.message.splitlines() or [""]
+        echo(f"    {at} {one_line(line.level)} {one_line(line.logger)}: {one_line(first)}")
+        for each in more:
+            echo(f"        {one_line(each)}")
 
 
 def _error(attempt: AttemptInfo) -> str | None:

@@ -1,0 +1,1 @@
+"""`duetime top`: a live view of what waits and runs."""
