@@ -1,0 +1,1 @@
+"""The HTTP API: one module per noun, with the words of the Python API."""

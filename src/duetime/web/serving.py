@@ -1,0 +1,147 @@
+"""Runs the service with uvicorn, beside a worker in the same process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from ipaddress import ip_network
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from duetime.errors import SettingsError
+from duetime.web.access import LoginLink
+from duetime.web.security import LOOPBACK, is_loopback
+from duetime.web.service import PARTS, Part, make_service
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+_STOP_SECONDS = 5
+
+
+async def serve(
+    app: Duetime,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    parts: Collection[Part] = PARTS,
+    worker: bool = True,
+    allowed_hosts: Collection[str] = (),
+    proxies: Collection[str] = (),
+    read_only: bool = False,
+    greet: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve until the process is told to stop. `greet` is called with the address to open.
+
+    `proxies`: addresses or networks of reverse proxies, whose `X-Forwarded-For` and
+    `X-Forwarded-Proto` are believed.
+    """
+    _check_proxies(proxies)
+    await _check_reach(app, host, allowed_hosts)
+    link = LoginLink() if is_loopback(host) else None
+    service = make_service(
+        app,
+        parts=parts,
+        link=link,
+        allowed_hosts={*LOOPBACK, host, *allowed_hosts},
+        read_only=read_only,
+    )
+    with listen(host, port) as listening:
+        config = uvicorn.Config(
+            service,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=bool(proxies),
+            forwarded_allow_ips=list(proxies),
+            timeout_graceful_shutdown=_STOP_SECONDS,
+        )
+        server = _Server(config)
+        async with AsyncExitStack() as stack:
+            if worker:
+                await stack.enter_async_context(app.worker())
+            else:
+                await app.store()
+            with server.capture_until_stopped():
+                greet(_address(listening, link))
+                await server.serve(sockets=[listening])
+                await stack.aclose()
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `serve`: uvicorn raises SIGTERM again, which ends the process, when it
+    stops serving. The worker must have stopped before.
+    """
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def capture_until_stopped(self) -> AbstractContextManager[None]:
+        return super().capture_signals()
+
+
+async def _check_reach(app: Duetime, host: str, allowed_hosts: Collection[str]) -> None:
+    """Refuse to be reached from other machines before anybody can log in."""
+    if is_loopback(host):
+        return
+    if not allowed_hosts:
+        raise SettingsError(
+            f"Beyond this machine ({host}) the service must know the names that it is reached by: "
+            "--allowed-host duetime.example.com."
+        )
+    if not await app.accounts.list(limit=1) and not await app.tokens.list(limit=1):
+        raise SettingsError(
+            f"Beyond this machine ({host}) somebody must be able to log in first: add an account "
+            "with `duetime accounts add`, or an API token with `duetime tokens create`."
+        )
+
+
+def _check_proxies(proxies: Collection[str]) -> None:
+    for one in proxies:
+        try:
+            ip_network(one)
+        except ValueError:
+            raise SettingsError(
+                f"--proxy must be an address or a network, such as 10.0.0.5, got {one!r:.60}."
+            ) from None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; raise `SettingsError` if the address cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol, asyncio sends small answers at once (TCP_NODELAY); else each waits 40 ms.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise SettingsError(
+            f"Cannot listen on {host}:{port}: {error.strerror}. Choose another --port."
+        ) from None
+    listening.listen(1024)
+    return listening
+
+
+def _address(listening: socket.socket, link: LoginLink | None) -> str:
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    login = "" if link is None or link.secret is None else f"login/{link.secret}"
+    return f"http://{shown}:{port}/{login}"
+
+
+def run(app: Duetime, **options: object) -> None:
+    """Serve on an event loop of its own, and close the app afterwards."""
+
+    async def main() -> None:
+        try:
+            await serve(app, **options)  # type: ignore[arg-type]
+        finally:
+            await app.close()
+
+    asyncio.run(main())
