@@ -1,0 +1,94 @@
+"""Live updates: tells open pages that something changed, and they fetch themselves again.
+
+One loop per service reads, while any page listens. What it reads is cheap: it does not grow with
+the number of pages or of jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from duetime.errors import DuetimeError
+from duetime.web.problems import Refused
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+MOST_PLACES = 50
+"""How many streams a visitor can have open at once, so that none can use up the service."""
+_EVERY_SECONDS = 1.0
+_AT_LEAST_EVERY = 10
+"""Relative times grow old even if nothing changes: after so many rounds pages are told anyway."""
+
+
+class Live:
+    """The pages that listen, and the loop that tells them."""
+
+    def __init__(self, app: Duetime, on_change: Callable[[], None]) -> None:
+        self._app = app
+        self._on_change = on_change
+        self._listeners: set[asyncio.Event] = set()
+        self._places: Counter[str] = Counter()
+        self._loop: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def place(self, visitor: str) -> Iterator[None]:
+        """Hold one of the visitor's places among those who listen, or refuse."""
+        if self._places[visitor] >= MOST_PLACES:
+            raise Refused(
+                429,
+                "too_many_streams",
+                f"{visitor} has {MOST_PLACES} pages with live updates open. Close some.",
+                headers={"retry-after": "30"},
+            )
+        self._places[visitor] += 1
+        try:
+            yield
+        finally:
+            self._places[visitor] -= 1
+            if not self._places[visitor]:
+                del self._places[visitor]
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yield whenever something may have changed."""
+        told = asyncio.Event()
+        self._listeners.add(told)
+        if self._loop is None or self._loop.done():
+            self._loop = asyncio.create_task(self._watch(), name="duetime-live")
+        try:
+            while True:
+                await told.wait()
+                told.clear()
+                yield
+        finally:
+            self._listeners.discard(told)
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.cancel()
+
+    async def _watch(self) -> None:
+        before: Any = None
+        rounds = 0
+        while self._listeners:
+            try:
+                now = await self._fingerprint()
+            except DuetimeError:
+                now = None  # The pages say so when they are fetched.
+            rounds += 1
+            if now != before or rounds >= _AT_LEAST_EVERY:
+                before, rounds = now, 0
+                self._on_change()
+                for told in self._listeners:
+                    told.set()
+            await asyncio.sleep(_EVERY_SECONDS)
+
+    async def _fingerprint(self) -> Any:
+        """What differs when something has changed: the newest jobs at once, all else soon."""
+        newest = await self._app.jobs.list(limit=20)
+        jobs = [(job.id, job.state, job.attempts) for job in newest]
+        return jobs, await self._app.stats.change_mark()
