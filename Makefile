@@ -4,6 +4,8 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 # Some of the mistakes only, for example: make mutants MUTANTS="rescue retry"
 MUTANTS ?=
+# Keep the dashboard of the demo up until Ctrl-C: make demo STAY=1
+STAY ?=
 
 BIN := .venv/bin
 CORE := .venv/.core
@@ -19,8 +21,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-demo: $(CORE) ## Jobs on time, retried and recovered, on SQLite, in under a minute
-	@$(BIN)/python examples/demo.py
+demo: $(CORE) ## Jobs, reminders and a dashboard, on SQLite, in under a minute (STAY=1: until Ctrl-C)
+	@$(BIN)/python examples/demo.py $(if $(STAY),--stay)
 
 fast: $(DEV) ## Run the unit tests, and the conformance suite on SQLite
 	@$(PYTEST) tests/unit tests/conformance -n 3 --dist worksteal \

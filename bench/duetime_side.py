@@ -15,6 +15,7 @@ from bench.payload import note_for
 from duetime import Context, Duetime, Reminder
 from duetime.domain.jobs.job import ClaimedJob, FinishedJob
 from duetime.telemetry.events import Events
+from duetime.telemetry.tally import Tally
 
 _SHARES = 1000
 """Jobs of the far future are spread over so many moments."""
@@ -29,15 +30,19 @@ class Stopwatch(Events):
         self.last_end: float | None = None
         self.ended = 0
 
+    def counts(self, ended: FinishedJob) -> bool:
+        return True
+
     def jobs_claimed(self, worker: str, jobs: Sequence[ClaimedJob]) -> None:
         if self.first_claim is None and jobs:
             self.first_claim = jobs[0].claimed_at.timestamp()
         super().jobs_claimed(worker, jobs)
 
     def jobs_finished(self, worker: str, ended: Sequence[FinishedJob]) -> None:
-        if ended:
+        counted = sum(self.counts(one) for one in ended)
+        if counted:
             self.last_end = time.time()
-            self.ended += len(ended)
+            self.ended += counted
         super().jobs_finished(worker, ended)
 
 
@@ -86,10 +91,35 @@ class Bench:
 # Roles: see `bench.child`
 
 
-async def work(parent: Parent, *, database: str, **settings: Any) -> None:
-    """A worker. Says how many jobs have ended; when told to stop, its times and its count."""
+async def work(parent: Parent, *, database: str, metrics: str = "counted", **settings: Any) -> None:
+    """A worker. Says how many jobs have ended; when told to stop, its times and its count.
+
+    Its metrics are `counted`, `scraped` every second, too, or `off`.
+    """
     logging.basicConfig(level=logging.WARNING)
-    await report_until_stopped(Bench(database, parent, **settings), parent)
+    bench = Bench(database, parent, **settings)
+    if metrics == "off":
+        bench.stopwatch.tally = Uncounted()
+    scraping = asyncio.create_task(_scrape(bench.app)) if metrics == "scraped" else None
+    await report_until_stopped(bench, parent)
+    if scraping is not None:
+        scraping.cancel()
+
+
+class Uncounted(Tally):
+    """Counts nothing."""
+
+    def jobs_claimed(self, worker: str, jobs: Sequence[ClaimedJob]) -> None: ...
+
+    def jobs_finished(self, jobs: Sequence[FinishedJob]) -> None: ...
+
+    def claim_answered(self, claimed: int, seconds: float) -> None: ...
+
+
+async def _scrape(app: Duetime) -> None:
+    while True:
+        await app.metrics()
+        await asyncio.sleep(1.0)
 
 
 async def report_until_stopped(bench: Bench, parent: Parent) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import Any
 
 import psycopg
 
 from bench.child import Parent
-from bench.duetime_side import Bench, report_until_stopped
+from bench.duetime_side import Bench, Stopwatch, report_until_stopped
 from bench.raw_flows import PAUSE_SECONDS
-from duetime import Flow
+from duetime import Flow, Graph
+from duetime.domain.jobs.job import AttemptOutcome, FinishedJob
 
 _MULTIPLY = (
     """
@@ -37,8 +39,19 @@ _MULTIPLY = (
 )
 
 
+CHAIN = 10
+"""The steps of the graph."""
+
+
 async def add(number: int) -> int:
     return number + 1
+
+
+class GraphStopwatch(Stopwatch):
+    """Counts the runs of graphs that have ended. What a run does first and last is the same job."""
+
+    def counts(self, ended: FinishedJob) -> bool:
+        return ended.job.task == "chain" and ended.outcome is AttemptOutcome.COMPLETED
 
 
 class FlowBench(Bench):
@@ -49,6 +62,7 @@ class FlowBench(Bench):
         self.count = self.app.flow(name="count")(self._count)
         self.fan_out = self.app.flow(name="fan_out")(self._fan_out)
         self.sleep = self.app.flow(name="sleep")(self._sleep)
+        self.chain = self._make_chain()
 
     async def _count(self, flow: Flow, steps: int) -> int:
         number = 0
@@ -63,6 +77,18 @@ class FlowBench(Bench):
     async def _sleep(self, flow: Flow) -> None:
         await flow.sleep("30d")
 
+    def _make_chain(self) -> Graph:
+        """A graph of ten steps, one after another."""
+        graph = self.app.graph("chain")
+        before = []
+        for number in range(CHAIN):
+            before = [graph.step(name=f"step_{number}", after=before)(self._step)]
+        return graph
+
+    async def _step(self) -> int:
+        self.runs += 1
+        return self.runs
+
 
 # Roles: see `bench.child`
 
@@ -74,18 +100,29 @@ async def work(parent: Parent, *, database: str, **settings: Any) -> None:
     await report_until_stopped(bench, parent)
 
 
-async def run_alone(parent: Parent, *, database: str, flows: int, steps: int) -> None:
+async def work_on_graphs(parent: Parent, *, database: str, **settings: Any) -> None:
+    """A worker that counts the runs of graphs that have ended."""
+    logging.basicConfig(level=logging.WARNING)
+    bench = FlowBench(database, **settings)
+    bench.stopwatch = bench.app._events = GraphStopwatch()
+    await report_until_stopped(bench, parent)
+
+
+async def run_alone(
+    parent: Parent, *, database: str, flows: int, steps: int, graph: bool = False
+) -> None:
     """One flow after another, beside their worker; say the milliseconds of each."""
     bench = FlowBench(database)
+    start = bench.chain.start if graph else partial(bench.count.start, steps=steps)
     async with bench.app.worker():
-        await (await bench.count.start(steps=steps)).result()
+        await (await start()).result()
         parent.say("ready")
         await parent.heard()
         took = []
         for _ in range(flows):
             await asyncio.sleep(PAUSE_SECONDS)
             began = time.perf_counter()
-            run = await bench.count.start(steps=steps)
+            run = await start()
             await run.result()
             took.append((time.perf_counter() - began) * 1e3)
     parent.say(took)
@@ -116,6 +153,17 @@ def load(database: str, flows: int, *, steps: int) -> None:
     async def start() -> None:
         bench = FlowBench(database)
         await bench.app.enqueue_many(bench.count.job(steps=steps) for _ in range(flows))
+        await bench.app.close()
+
+    asyncio.run(start())
+
+
+def load_graphs(database: str, runs: int) -> None:
+    """Start runs of a graph that wait for a worker."""
+
+    async def start() -> None:
+        bench = FlowBench(database)
+        await bench.app.enqueue_many(bench.chain.job() for _ in range(runs))
         await bench.app.close()
 
     asyncio.run(start())

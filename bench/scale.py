@@ -41,6 +41,7 @@ class Scale:
     """In each process."""
     pinned_jobs: int
     flows: int
+    graphs: int
     idle_flows: int
     """Run alone, one after another."""
     fan_out: int
@@ -79,6 +80,7 @@ FULL = Scale(
     fleet_workers=10,
     pinned_jobs=30_000,
     flows=2_000,
+    graphs=200,
     idle_flows=20,
     fan_out=10_000,
     finished_flows=100_000,
@@ -114,6 +116,7 @@ QUICK = Scale(
     fleet_workers=5,
     pinned_jobs=1_000,
     flows=200,
+    graphs=50,
     idle_flows=3,
     fan_out=500,
     finished_flows=400,

@@ -1,4 +1,4 @@
-"""Duetime in less than a minute, on SQLite: run it with `make demo`.
+"""Duetime in less than a minute, on SQLite: `make demo`. `make demo STAY=1` keeps the dashboard up.
 
 Everything here happens: each line is read back from the database, and the demo fails if
 something did not come out as told.
@@ -6,18 +6,22 @@ something did not come out as told.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import io
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 HERE = Path(__file__).parent
 DIRECTORY = tempfile.TemporaryDirectory(prefix="duetime-demo-")
@@ -26,7 +30,10 @@ sys.path.insert(0, str(HERE))
 
 from demo_app import app, build_report, charge, export_everything, remind  # noqa: E402
 
-from duetime import DuetimeError, JobHandle, JobInfo, JobState, Reminder  # noqa: E402
+from duetime import Duetime, DuetimeError, JobHandle, JobInfo, JobState, Reminder  # noqa: E402
+
+TERMINAL_SECONDS = 20
+"""How long the dashboard stays up for somebody at a terminal who did not ask for more."""
 
 BOLD, GREEN, RED, DIM, PLAIN = (
     ("\x1b[1m", "\x1b[32m", "\x1b[31m", "\x1b[2m", "\x1b[0m")
@@ -201,7 +208,85 @@ async def tell() -> None:
     await app.close()
 
 
+@contextmanager
+def running_service(database: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `demo_service.py`; yield the process and the link that it prints."""
+    service = subprocess.Popen(
+        [sys.executable, str(HERE / "demo_service.py"), "--port", "0"],
+        env=os.environ | {"DUETIME_DATABASE": database},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert service.stdout is not None
+    try:
+        yield service, service.stdout.readline().rpartition(" ")[2].strip()
+    finally:
+        service.terminate()
+        wait_for(service, 10)
+        service.kill()
+        service.wait()
+
+
+async def explain_dead_job(shop: Duetime) -> None:
+    [dead] = await shop.jobs.list(state="dead", task="demo_service.charge_card", limit=1)
+    explanation = await shop.jobs.explain(dead.id)
+    check(explanation.code == "dead", explanation.sentence)
+
+
+async def fetch(shop: Duetime, address: str) -> tuple[int, str]:
+    """Fetch a page as a program does; the link in the terminal works once, and is yours."""
+    token = await shop.tokens.create("demo", scope="read", expires_in="1m", by="the demo")
+    request = Request(address, headers={"Authorization": f"Bearer {token.text}"})
+
+    def read() -> tuple[int, str]:
+        with urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+
+    return await asyncio.to_thread(read)
+
+
+async def inspect_shop(database: str, address: str) -> None:
+    shop = Duetime(database)
+    await explain_dead_job(shop)
+    status, page = await fetch(shop, address)
+    truth = status == 200 and "charge_card" in page and "photos" in page
+    check(truth, f"{address} answers {status} with what needs a person now")
+    await shop.close()
+
+
+def show_dashboard(*, stay: bool) -> None:
+    heading("7. Shown: a tea shop's last hour, on the dashboard")
+    database = f"sqlite:///{DIRECTORY.name}/shop.db"
+    with running_service(database) as (service, link):
+        if not link:
+            check(False, f"the service ended with exit code {service.wait(10)}")
+            return
+        asyncio.run(inspect_shop(database, link.partition("login/")[0]))
+        say(f"Open {BOLD}{link}{PLAIN}, which logs you in, once.")
+        if stay:
+            say("It stays up until Ctrl-C.")
+            wait_for(service, None)
+        elif sys.stdout.isatty():
+            say(f"It stops after {TERMINAL_SECONDS} s; `make demo STAY=1` keeps it up.")
+            wait_for(service, TERMINAL_SECONDS)
+        else:
+            say("It stops now; `make demo STAY=1` keeps it up.")
+
+
+def wait_for(service: subprocess.Popen[str], seconds: float | None) -> None:
+    """Wait until the service stops, the time is over or Ctrl-C is pressed."""
+    try:
+        service.wait(seconds)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        pass
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Show what Duetime does, on SQLite.")
+    parser.add_argument("--stay", action="store_true", help="keep the dashboard up until Ctrl-C")
+    stay = parser.parse_args().stay
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Not without stopping the service.
     logging.getLogger("duetime").addHandler(logging.NullHandler())
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -209,6 +294,7 @@ def main() -> int:
     print(f"{BOLD}Duetime{PLAIN}: durable jobs and reminders, here on SQLite, in {DIRECTORY.name}")
     with DIRECTORY:
         asyncio.run(tell())
+        show_dashboard(stay=stay)
     if failures:
         print(f"\n{RED}{len(failures)} of the above did not happen as they should.{PLAIN}")
         return 1
@@ -216,6 +302,7 @@ def main() -> int:
     say("examples/demo_app.py       the tasks that you just saw")
     say("examples/quickstart.py     the smallest program that works")
     say("examples/game_reminders.py reminders that follow a calendar")
+    say("examples/demo_service.py   the tea shop, served on port 8000 until Ctrl-C")
     say("examples/order_flow.py     an order as a flow: paid, approved, shipped or refunded")
     say("examples/fastapi_app.py    inside FastAPI, in your own transaction")
     say("examples/task_app/         a task app; beside it a game scheduler and a call reminder")

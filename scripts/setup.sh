@@ -41,7 +41,7 @@ install_locked() {
 
 install_newest() {
     say "The locked versions could not be installed; asking pip for the newest allowed ones."
-    "$venv/bin/python" -m pip install -q --upgrade 'pip>=25.1' && "$venv/bin/python" -m pip install -q -e . "$@"
+    "$venv/bin/python" -m pip install -q --upgrade 'pip>=25.1' && "$venv/bin/python" -m pip install -q "$@"
 }
 
 # An environment that was moved, or whose Python was removed, does not start: make it again.
@@ -49,7 +49,10 @@ install_newest() {
 
 say "Installing Duetime ($want) …"
 case $want in
-    core) install_locked --no-default-groups || install_newest ;;
-    dev) install_locked || install_newest --group dev ;;
+    core)
+        install_locked --no-default-groups --extra web --extra metrics ||
+            install_newest -e '.[web,metrics]'
+        ;;
+    dev) install_locked || install_newest -e . --group dev ;;
     *) say "usage: setup.sh core|dev"; exit 2 ;;
 esac

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.chromium import find_chromium
 from tests.pgbouncer import find_pgbouncer
 from tests.postgres_binaries import DEBIAN, find_system, find_wheel
 from tests.rabbitmq import find_rabbitmq
@@ -25,14 +26,17 @@ def main() -> None:
     if find_rabbitmq() is None and install_debian("rabbitmq-server"):
         # The tests start their own; the package's service shall not come with the next boot either.
         subprocess.run(["update-rc.d", "rabbitmq-server", "disable"], capture_output=True)
+    if find_chromium() is None:
+        install_debian("chromium", "fonts-dejavu-core")
     for binaries in (find_system(), find_wheel()):
         print(f"PostgreSQL {binaries.major}: {binaries.directory}")
     print(f"RabbitMQ: {find_rabbitmq() or 'not there; its tests are skipped'}")
+    print(f"Chromium: {find_chromium() or 'not there; its tests are skipped'}")
 
 
-def install_debian(package: str) -> bool:
+def install_debian(package: str, *also: str) -> bool:
     """Install Debian's package if we may. Without PostgreSQL the wheel's older version stands in;
-    without pgbouncer or RabbitMQ their tests are skipped."""
+    without pgbouncer, RabbitMQ or Chromium their tests are skipped."""
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         print(f"{package} is not installed, and only root may (sudo apt-get install {package}).")
         return False
@@ -44,7 +48,7 @@ def install_debian(package: str) -> bool:
     # RUNLEVEL=1 keeps the package from starting its service; where systemd runs, the policy does.
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     with no_services_started():
-        for command in (["update"], ["install", "-y", "--no-install-recommends", package]):
+        for command in (["update"], ["install", "-y", "--no-install-recommends", package, *also]):
             done = subprocess.run(
                 ["apt-get", "-qq", "-o", "Dpkg::Options::=--force-confold", *command],
                 env=environment,

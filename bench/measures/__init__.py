@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bench.environment import Environment
 from bench.measures import (
+    api,
     bulk,
     drain,
     enqueue,
@@ -28,9 +29,12 @@ MEASURES: dict[tuple[str, ...], Measure] = {
     ("drain_2",): drain.measure_two,
     ("bulk_enqueue",): bulk.measure,
     ("enqueue_16",): enqueue.measure,
+    ("api_enqueue",): api.measure,
     ("pickup_p50_ms", "pickup_p99_ms"): pickup.measure,
     ("lateness_p50_ms", "lateness_p99_ms"): lateness.measure,
     ("drain_future_1m",): drain.measure_future,
+    ("drain_scraped",): drain.measure_scraped,
+    ("dashboard_tabs",): drain.measure_tabs,
     (
         "schedule_lateness_p50_ms",
         "schedule_lateness_p99_ms",
@@ -54,6 +58,7 @@ MEASURES: dict[tuple[str, ...], Measure] = {
     ("rss_idle_mb",): memory.measure,
     ("flow_steps",): flows.measure,
     ("flow_idle_ms",): flows.measure_idle,
+    ("graph_steps", "graph_idle_ms"): flows.measure_graphs,
     ("flow_fan_out_s",): flows.measure_fan_out,
     ("flow_steps_history",): flows.measure_history,
     ("sqlite_flow_steps",): sqlite.measure_flows,

@@ -9,7 +9,7 @@ from typing import Any
 from bench import duetime_side, raw
 from bench.environment import Environment, execute, stop_worker
 from bench.processes import ANSWER_SECONDS, Child, children
-from bench.reading import Reading, Wrong, alternate, best, medians
+from bench.reading import Reading, Wrong, alternate, best, medians, percentile
 
 DRIVERS = ("psycopg", "asyncpg")
 EMPTY_DUETIME = "truncate duetime.job, duetime.due, duetime.claim, duetime.attempt"
@@ -40,6 +40,41 @@ def measure_future(environment: Environment) -> dict[str, Reading]:
     return {"drain_future_1m": medians(found["crowded"], found["plain"])}
 
 
+def measure_scraped(environment: Environment) -> dict[str, Reading]:
+    """With metrics that are scraped every second, beside none."""
+    scale = environment.scale
+    database = environment.database("plain")
+    found = alternate(
+        scale,
+        scraped=lambda: drain_duetime(database, scale.drain_jobs, metrics="scraped"),
+        off=lambda: drain_duetime(database, scale.drain_jobs, metrics="off"),
+    )
+    return {"drain_scraped": medians(found["scraped"], found["off"])}
+
+
+def measure_tabs(environment: Environment) -> dict[str, Reading]:
+    """With ten open tabs of a dashboard that is scraped every second, beside none."""
+    scale = environment.scale
+    database = environment.database("plain")
+    waits: list[float] = []
+
+    def watched() -> float:
+        with Child("service", database=database) as service:
+            port = service.hear()["port"]
+            with Child("tabs", port=port) as tabs:
+                tabs.hear()
+                found = drain_duetime(database, scale.drain_jobs)
+                tabs.tell("stop")
+                waits.extend(tabs.hear()["waits"])
+        return found
+
+    found = alternate(
+        scale, watched=watched, alone=lambda: drain_duetime(database, scale.drain_jobs)
+    )
+    note = f"first byte of a page: p50 {percentile(waits, 0.5) * 1000:.0f} ms" if waits else ""
+    return {"dashboard_tabs": medians(found["watched"], found["alone"], note)}
+
+
 def _beside_raw(environment: Environment, *, processes: int) -> Reading:
     jobs = environment.scale.drain_jobs
     database = environment.database("plain")
@@ -53,13 +88,15 @@ def _beside_raw(environment: Environment, *, processes: int) -> Reading:
     return medians(found["duetime"], found[driver], f"raw with {driver}, the faster driver")
 
 
-def drain_duetime(database: str, jobs: int, *, processes: int = 1, empty: bool = True) -> float:
+def drain_duetime(
+    database: str, jobs: int, *, processes: int = 1, empty: bool = True, metrics: str = "counted"
+) -> float:
     """Return jobs/s; raise `Wrong` unless each job ran and completed exactly once."""
     execute(database, *([EMPTY_DUETIME] if empty else []), "checkpoint")
     [before] = execute(database, _HISTORY)
     duetime_side.load(database, jobs)
     execute(database, "analyze duetime.job, duetime.due")
-    with children(processes, "worker", database=database) as workers:
+    with children(processes, "worker", database=database, metrics=metrics) as workers:
         reports = work_off(workers, jobs)
     [after] = execute(database, _HISTORY)
     runs = sum(report["runs"] for report in reports)

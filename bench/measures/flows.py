@@ -22,7 +22,7 @@ from bench.reading import Reading, Wrong, alternate_briefly, medians
 STEPS = 10
 IN_FLIGHT = 200
 CONNECTIONS = 16
-_EMPTY = EMPTY_DUETIME + ", duetime.flow_step, raw_step"
+_EMPTY = EMPTY_DUETIME + ", duetime.flow_step, duetime.flow_run, raw_step"
 _RECORDED = """
 select count(*), count(*) filter (where state = 'completed'), count(distinct run_id)
 from duetime.flow_step
@@ -63,6 +63,25 @@ def measure_idle(environment: Environment) -> dict[str, Reading]:
     )
     note = _beside_dbos(environment, lambda said: f"{statistics.median(said['idle_ms']):.1f} ms")
     return {"flow_idle_ms": medians(found["duetime"], found["raw"], note)}
+
+
+def measure_graphs(environment: Environment) -> dict[str, Reading]:
+    """Steps per second of many graphs of ten steps, each after another; and milliseconds from the
+    start of one to its result, on an idle worker."""
+    scale = environment.scale
+    database = environment.database("flows")
+    raw = {"dsn": database, "flows": scale.graphs, "steps": STEPS, "connections": CONNECTIONS}
+    found = alternate_briefly(
+        scale,
+        steps=lambda: run_graphs(database, scale.graphs),
+        inserts=lambda: scale.graphs * STEPS / _time_raw("raw_flows", **raw),
+        alone=lambda: run_alone("flow", database=database, flows=scale.idle_flows, graph=True),
+        raw=lambda: run_alone("raw_flow", dsn=database, flows=scale.idle_flows),
+    )
+    return {
+        "graph_steps": medians(found["steps"], found["inserts"]),
+        "graph_idle_ms": medians(found["alone"], found["raw"]),
+    }
 
 
 def measure_fan_out(environment: Environment) -> dict[str, Reading]:
@@ -129,6 +148,22 @@ def run_flows(database: str, flows: int, *, empty: bool = True) -> float:
     if report["runs"] != flows or grown != [flows * STEPS, flows * STEPS, flows]:
         raise Wrong(f"{flows} flows ran {report['runs']} times; the records grew by {grown}")
     return rate([report], flows) * STEPS
+
+
+def run_graphs(database: str, graphs: int) -> float:
+    """Return steps/s; raise `Wrong` unless each step of each run completed, and ran once."""
+    execute(database, _EMPTY, "checkpoint")
+    flow_side.load_graphs(database, graphs)
+    with children(1, "graph_worker", database=database, concurrency=IN_FLIGHT) as workers:
+        [report] = work_off(workers, graphs)
+    [(rows, completed, runs)] = execute(database, _RECORDED)
+    # Every run has a row for its end.
+    expected = (graphs * (STEPS + 1), graphs * (STEPS + 1), graphs)
+    if report["runs"] != graphs * STEPS or (rows, completed, runs) != expected:
+        raise Wrong(
+            f"{graphs} graphs ran {report['runs']} steps; recorded: {rows}, {completed}, {runs}"
+        )
+    return rate([report], graphs) * STEPS
 
 
 def run_alone(role: str, **parameters: Any) -> float:
