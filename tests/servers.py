@@ -348,7 +348,7 @@ def _processes() -> Iterator[tuple[int, tuple[str, int]]]:
 
 
 def _freeze(pids: Collection[int]) -> None:
-    """Stop processes, and wait until they have stopped: a signal is sent, not delivered, at once."""
+    """Stop processes, and wait until they have: a signal is sent, not delivered, at once."""
     for pid in pids:
         _send(pid, signal.SIGSTOP)
     deadline = time.monotonic() + START_SECONDS
