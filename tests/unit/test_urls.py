@@ -84,6 +84,22 @@ def test_what_libpq_reads_is_accepted(url: str) -> None:
     make_dsn(url)
 
 
+def test_several_hosts_lead_to_the_one_that_accepts_writes() -> None:
+    from psycopg.conninfo import conninfo_to_dict
+
+    url = "postgresql://ann:secret@a:1,b:2,c:3/shop"
+
+    one, several = (conninfo_to_dict(make_dsn(given)) for given in ("postgresql://a/shop", url))
+    given = conninfo_to_dict(make_dsn(f"{url}?target_session_attrs=any&connect_timeout=9"))
+
+    assert (several["host"], several["port"]) == ("a,b,c", "1,2,3")
+    assert several["target_session_attrs"] == "read-write"
+    assert one.get("target_session_attrs") is None
+    assert int(str(several["connect_timeout"])) < int(str(one["connect_timeout"]))
+    assert (given["target_session_attrs"], given["connect_timeout"]) == ("any", "9")
+    assert load_settings({"database": url}).shown()["database"] == "postgresql://…@a:1,b:2,c:3/shop"
+
+
 def test_a_special_character_is_refused_with_the_way_to_write_it() -> None:
     with pytest.raises(InvalidDatabaseURL, match="@ as %40"):
         make_dsn("postgresql://ann:p@ss@db/shop")

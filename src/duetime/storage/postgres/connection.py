@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
 
 import msgspec
 import psycopg
@@ -63,6 +64,14 @@ _CHECK_URL = (
 )
 
 
+_SEVERAL_HOSTS = {
+    # A standby accepts connections, and no writes.
+    "target_session_attrs": "read-write",
+    # Each host that is gone costs this much before the next one is tried.
+    "connect_timeout": "2",
+}
+
+
 def check_schema_name(schema: str) -> str:
     """Return `schema` if it can be written in SQL as it is."""
     if not _SCHEMA.fullmatch(schema):
@@ -79,14 +88,19 @@ def in_schema(text: str, schema: str) -> str:
 
 
 def make_dsn(url: str) -> str:
-    """Return libpq's form of `url`, with keepalives unless it sets its own."""
+    """Return libpq's form of `url`, with keepalives unless it sets its own.
+
+    With several hosts, it connects to the one that accepts writes, unless the URL says otherwise.
+    """
     try:
         given = conninfo_to_dict(check_postgres_url(url))
     except psycopg.ProgrammingError as error:
         raise InvalidDatabaseURL(
             f"The database URL cannot be parsed: {describe_parse_error(error)}. {HOW_TO_WRITE}"
         ) from None
-    return make_conninfo(**_DEFAULTS | {k: str(v) for k, v in given.items() if v is not None})
+    hosts = str(given.get("host") or given.get("hostaddr") or "")
+    defaults = _DEFAULTS | (_SEVERAL_HOSTS if "," in hosts else {})
+    return make_conninfo(**defaults | {k: str(v) for k, v in given.items() if v is not None})
 
 
 async def shares_sessions(dsn: str) -> bool:
@@ -171,6 +185,20 @@ def translate_errors(*, rights: str = _RIGHTS) -> Iterator[None]:
     except (UnicodeDecodeError, OverflowError) as error:
         # The driver could not read what it was sent.
         raise StorageError(f"A row cannot be read: {first_line(error)}") from error
+
+
+def is_demoted(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> bool:
+    """Whether a refused write is due to the server, not to what the caller made of its transaction.
+
+    Servers report both settings, but not before PostgreSQL 14 or through a pooler.
+    """
+    if connection.closed:
+        return True
+    reported = (
+        connection.pgconn.parameter_status(name)
+        for name in (b"in_hot_standby", b"default_transaction_read_only")
+    )
+    return any(value != b"off" for value in reported)
 
 
 def _is_about_values(error: psycopg.Error) -> bool:

@@ -27,8 +27,14 @@ class DirectSession:
     session busy uses the pool.
     """
 
-    def __init__(self, connect: Callable[[], Awaitable[Connection]]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Connection]],
+        refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`refused` is called if the server accepts no writes."""
         self._connect = connect
+        self._refused = refused
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fd = -1
@@ -67,6 +73,10 @@ class DirectSession:
                 result = await self._receive(connection)
         except (psycopg.OperationalError, TimeoutError, asyncio.CancelledError):
             # What the session does now is unknown.
+            await self.close()
+            raise
+        except psycopg.errors.ReadOnlySqlTransaction:
+            self._refused()
             await self.close()
             raise
         finally:

@@ -94,12 +94,11 @@ class HotPath(Sessions):
         self, worker_id: int, *, notified: Callable[[str], None] = lambda channel: None
     ) -> PostgresSleeper:
         sleeper = PostgresSleeper(
-            self.listen_dsn,
             self.schema,
             worker_id,
             read_cancelled=lambda: self._cancelled_jobs(worker_id),
             notified=notified,
-            notify=self._notify,
+            listen=self._make_listener if self._notify else None,
             poll=self._poll_seconds,
         )
         with translate_errors():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +20,8 @@ log = logging.getLogger("duetime.listener")
 
 _BACKOFF = (0.1, 1.0)
 _CALL_SECONDS = 10.0
+_STAY_SECONDS = 5.0
+"""If no server accepts writes, it does not reconnect more often than this."""
 
 
 class Listener:
@@ -38,6 +42,7 @@ class Listener:
         self._reconnecting: asyncio.Task[None] | None = None
         self._closed = False
         self._fd = -1
+        self._connected_at = -math.inf
 
     @property
     def connected(self) -> bool:
@@ -69,6 +74,12 @@ class Listener:
             self._read()
             return rows
 
+    def leave_server(self) -> None:
+        """The server accepts no writes: perhaps the URL leads to another one now."""
+        stayed = time.monotonic() - self._connected_at
+        if stayed > _STAY_SECONDS and not self._busy.locked():
+            self._lost(RuntimeError("the server accepts no writes"))
+
     async def close(self) -> None:
         self._closed = True
         if self._reconnecting is not None:
@@ -91,6 +102,7 @@ class Listener:
         # Not `add_notify_handler`: that decodes strictly, and would raise out of `execute`.
         connection.pgconn.notify_handler = self._hand_over
         self._connection = connection
+        self._connected_at = time.monotonic()
         # Kept here: a broken connection no longer knows it, and the number is soon reused.
         self._fd = connection.fileno()
         asyncio.get_running_loop().add_reader(self._fd, self._read)

@@ -113,8 +113,8 @@ class Operations(Sessions):
     async def wait_finished(self, job_id: int, seconds: float) -> JobResult | None:
         async with self._opening:
             if self._results is None and self._notify:
-                listener = Listener(
-                    self.listen_dsn, [f"{self.schema}.finished"], self._on_finished_notification
+                listener = self._make_listener(
+                    [f"{self.schema}.finished"], self._on_finished_notification
                 )
                 with translate_errors():
                     await listener.open()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import select
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
@@ -41,12 +44,17 @@ class Pool:
         size: int,
         kwargs: dict[str, Any],
         configure: Callable[[Connection], Awaitable[None]],
+        refused: Callable[[], None] = lambda: None,
     ) -> None:
+        """`refused` is called if the server accepts no writes."""
         self._size = size
         self._lent = 0
+        self._refused = refused
         self._error: psycopg.Error | None = None
         """Why the last attempt to connect failed; None: it did not."""
         self._impatient: set[asyncio.Timeout] = set()
+        self._opened: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+        self._left_at = -math.inf
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             dsn,
             connection_class=self._watched_class(),
@@ -86,8 +94,8 @@ class Pool:
             async with connection:
                 yield connection
         except psycopg.errors.ReadOnlySqlTransaction:
-            # The server may be writable again while this session stays read-only.
             await connection.close()
+            self._refused()
             raise
         finally:
             await self.give_back(connection)
@@ -117,11 +125,18 @@ class Pool:
     async def _take(self, seconds: float) -> Connection:
         while True:
             connection = await self._pool.getconn(timeout=seconds)
-            if not _is_stale(connection):
+            if not _is_stale(connection) and not self._was_left(connection):
                 self._lent += 1
                 return connection
             await connection.close()
             await self._pool.putconn(connection)
+
+    def leave_server(self) -> None:
+        """Use none of the connections any more that are open now."""
+        self._left_at = time.monotonic()
+
+    def _was_left(self, connection: Connection) -> bool:
+        return self._opened.get(connection, math.inf) < self._left_at
 
     async def give_back(self, connection: Connection) -> None:
         self._lent -= 1
@@ -142,6 +157,7 @@ class Pool:
                     pool._stop_waiting()
                     raise
                 pool._error = None
+                pool._opened[connection] = time.monotonic()
                 return connection
 
         return Watched

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import psycopg
 
@@ -14,6 +15,7 @@ from duetime.errors import SettingsError, StorageError
 from duetime.storage.postgres.connection import (
     check_schema_name,
     in_schema,
+    is_demoted,
     limited_to,
     make_dsn,
     rows_of,
@@ -22,6 +24,7 @@ from duetime.storage.postgres.connection import (
 )
 from duetime.storage.postgres.dialect import PostgresDialect
 from duetime.storage.postgres.direct import DirectSession
+from duetime.storage.postgres.listener import Listener
 from duetime.storage.postgres.pool import Connection, Pool
 from duetime.storage.postgres.triggers import PostgresTriggers
 from duetime.storage.statements import load_statements
@@ -49,12 +52,22 @@ _STATEMENT_LIMIT = "select set_config('statement_timeout', %s, true)"
 def _translate_if_broken(
     connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any],
 ) -> Iterator[None]:
-    """Pass the caller's own errors as they are; a lost connection is raised as our error."""
+    """Pass the caller's own errors as they are; a lost connection is raised as our error, and so is
+    a server that accepts no writes any more."""
     try:
         yield
-    except psycopg.Error:
-        with translate_errors() if connection.broken else nullcontext():
+    except psycopg.Error as error:
+        ours = connection.broken or _is_refused_by(connection, error)
+        with translate_errors() if ours else nullcontext():
             raise
+
+
+def _is_refused_by(
+    connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any], error: BaseException
+) -> bool:
+    """Whether the server accepts no writes: the connection leads to a standby."""
+    cause = error.__cause__ if isinstance(error, StorageError) else error
+    return isinstance(cause, psycopg.errors.ReadOnlySqlTransaction) and is_demoted(connection)
 
 
 class Sessions:
@@ -88,7 +101,8 @@ class Sessions:
         self._checked_pooler = False
         self._pool: Pool | None = None
         self._transactions: Pool | None = None
-        self._direct = DirectSession(self._connect_directly)
+        self._direct = DirectSession(self._connect_directly, self._leave_server)
+        self._listeners: WeakSet[Listener] = WeakSet()
         self._turns = asyncio.Semaphore(pool_size)
 
     async def open(self) -> None:
@@ -138,7 +152,27 @@ class Sessions:
             size=self._pool_size,
             kwargs={"autocommit": True, "prepare_threshold": 0 if self._prepare else None},
             configure=configure,
+            refused=self._leave_server,
         )
+
+    def _leave_server(self) -> None:
+        """The server accepts no writes, as the old primary after a failover.
+
+        It may accept them again while its sessions stay read-only, and it may be another server
+        that does. So every session is replaced; hearts notice by themselves.
+        """
+        for pool in (self._pool, self._transactions):
+            if pool is not None:
+                pool.leave_server()
+        for listener in self._listeners:
+            listener.leave_server()
+
+    def _make_listener(
+        self, channels: Sequence[str], on_notify: Callable[[str, str], None]
+    ) -> Listener:
+        listener = Listener(self.listen_dsn, channels, on_notify)
+        self._listeners.add(listener)
+        return listener
 
     @asynccontextmanager
     async def transaction(
@@ -162,10 +196,13 @@ class Sessions:
                         if before_commit is not None:
                             await before_commit(connection)
                         await connection.commit()
-                except BaseException:
+                except BaseException as error:
                     with contextlib.suppress(StorageError):
                         async with limited_to(_ROLLBACK_SECONDS):
                             await connection.rollback()
+                    if _is_refused_by(connection, error):
+                        await connection.close()
+                        self._leave_server()
                     raise
             finally:
                 await pool.give_back(connection)

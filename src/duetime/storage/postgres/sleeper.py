@@ -17,13 +17,12 @@ class PostgresSleeper:
 
     def __init__(
         self,
-        dsn: str,
         schema: str,
         worker_id: int,
         *,
         read_cancelled: Callable[[], Awaitable[list[int]]],
         notified: Callable[[str], None],
-        notify: bool,
+        listen: Callable[[Sequence[str], Callable[[str, str], None]], Listener] | None,
         poll: float,
     ) -> None:
         self._wake = f"{schema}.wake"
@@ -32,7 +31,7 @@ class PostgresSleeper:
         self._wake_up = f"select {schema}.wake_up(%s)"
         self._worker_id = str(worker_id)
         self._listener = (
-            Listener(dsn, [self._wake, self._cancel], self._on_notify) if notify else None
+            listen([self._wake, self._cancel], self._on_notify) if listen is not None else None
         )
         self._notified = notified
         self._poll = poll
