@@ -38,6 +38,7 @@ ROLES = {
     "raw_gathered": "bench.raw_flows:insert_gathered",
     "raw_flow": "bench.raw_flows:run_alone",
     "sqlite_drain": "bench.raw_sqlite:drain",
+    "sqlite_poller": "bench.raw_sqlite:poll",
     "sqlite_bulk": "bench.raw_sqlite:insert_bulk",
     "sqlite_flows": "bench.raw_sqlite:insert_steps",
     "sqlite_flow": "bench.raw_sqlite:run_alone",

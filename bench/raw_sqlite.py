@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -88,6 +89,18 @@ async def drain(parent: Parent, *, path: str) -> None:
         count += len(rows)
         last = time.time()
     parent.say({"first": first, "last": last if count else None, "count": count})
+    connection.close()
+
+
+async def poll(parent: Parent, *, path: str) -> None:
+    """Look for jobs every 20 ms; say when each began."""
+    connection = connect(path)
+    parent.say("ready")
+    told = asyncio.create_task(parent.heard())
+    while not told.done():
+        for _, _, args in _claim(connection):
+            parent.say({"number": json.loads(args)["number"], "at": time.monotonic()})
+        await asyncio.wait([told], timeout=0.02)
     connection.close()
 
 

@@ -51,6 +51,7 @@ MEASURES: dict[tuple[str, ...], Measure] = {
     ("drain_pinned",): pinned.measure,
     ("sqlite_drain",): sqlite.measure_drain,
     ("sqlite_bulk_enqueue",): sqlite.measure_bulk,
+    ("sqlite_pickup_p50_ms",): pickup.measure_sqlite,
     (
         "sqlite_schedule_lateness_p50_ms",
         "sqlite_schedule_lateness_p99_ms",

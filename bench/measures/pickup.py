@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import asyncpg
 
-from bench import raw
+from bench import raw, raw_sqlite
 from bench.duetime_side import Bench
 from bench.environment import Environment, duetime_worker, execute
 from bench.measures.drain import EMPTY_DUETIME
@@ -46,6 +48,49 @@ def measure(environment: Environment) -> dict[str, Reading]:
         )
         for share in (50, 99)
     }
+
+
+def measure_sqlite(environment: Environment) -> dict[str, Reading]:
+    """The same on SQLite, beside a loop that polls the file every 20 ms."""
+    with tempfile.TemporaryDirectory(dir=environment.directory) as directory:
+        ours, beside = (str(Path(directory) / name) for name in ("ours.db", "by_hand.db"))
+        raw_sqlite.create(beside)
+        database = f"sqlite:///{ours}"
+        with duetime_worker(database) as worker, Child("sqlite_poller", path=beside) as poller:
+            poller.hear()
+            samples, polled = asyncio.run(
+                _take_turns_on_sqlite(database, beside, environment.scale.pickups, worker, poller)
+            )
+    p99 = percentile([sample[0] for sample in samples], 0.99)
+    return {
+        "sqlite_pickup_p50_ms": Reading(
+            percentile([sample[0] for sample in samples], 0.5),
+            percentile([sample[0] for sample in polled], 0.5),
+            note=f"p99 {p99:.1f} ms",
+        )
+    }
+
+
+async def _take_turns_on_sqlite(
+    database: str, by_hand: str, count: int, worker: Child, poller: Child
+) -> tuple[list[Sample], list[Sample]]:
+    bench = Bench(database)
+    connection = raw_sqlite.connect(by_hand)
+
+    async def enqueue_duetime(number: int) -> None:
+        await bench.pickup.enqueue(number=number)
+
+    async def enqueue_raw(number: int) -> None:
+        connection.execute(raw_sqlite.INSERT, (f'{{"number": {number}}}', 0))
+
+    ours: list[Sample] = []
+    beside: list[Sample] = []
+    for number in range(-_WARM_UP, count):
+        ours.append(await _time(number, enqueue_duetime, worker))
+        beside.append(await _time(number, enqueue_raw, poller))
+    connection.close()
+    await bench.app.close()
+    return ours[_WARM_UP:], beside[_WARM_UP:]
 
 
 async def _take_turns(

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import pytest
@@ -23,6 +25,8 @@ from duetime.domain.jobs.job import JobState, NewJob
 from duetime.domain.reasons import Reason
 from duetime.errors import DatabaseUnreachable, InvalidDatabaseURL, SchemaMismatch, StorageError
 from duetime.storage.migrations import downgrade, read_status, upgrade
+from duetime.storage.sqlite import thread
+from duetime.storage.sqlite.inbox import Inbox, PolledInbox, WatchingInbox, Written, open_inbox
 from duetime.storage.sqlite.migrator import SqliteMigrator
 from duetime.storage.sqlite.shared import Turn
 from duetime.storage.sqlite.store import SqliteStore
@@ -483,6 +487,22 @@ def _size(path: str) -> int:
     return Path(path).stat().st_size
 
 
+# Large batches
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 1024, 1025, 2500])
+async def test_any_number_of_jobs_finishes_at_once(
+    store: SqliteStore, hand: Hand, count: int
+) -> None:
+    await enqueue_many(store, count)
+    jobs = await hand.claim(count)
+    refused = await hand.finish(*jobs)
+    again = await hand.finish(*jobs)
+
+    assert (len(jobs), refused, again) == (count, frozenset(), frozenset(ids(jobs)))
+    assert {(await get(store, job.id)).state for job in jobs[-3:]} == {JobState.COMPLETED}
+
+
 # Other processes
 
 
@@ -540,6 +560,16 @@ def other(path: str) -> Iterator[Other]:
         yield other
 
 
+@pytest.fixture(params=["watched", "polled"])
+def noticed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a store learns of writes of other processes: by the kernel alone, or by polls alone."""
+    if request.param == "polled":
+        monkeypatch.setattr(thread, "open_inbox", lambda log: PolledInbox())
+    elif sys.platform == "linux":
+        monkeypatch.setattr(thread, "_WATCHED_SECONDS", 3600.0)
+
+
+@pytest.mark.usefixtures("noticed")
 async def test_enqueue_of_another_process_wakes_soon(
     store: SqliteStore, hand: Hand, other: Other
 ) -> None:
@@ -557,8 +587,85 @@ async def test_enqueue_of_another_process_wakes_soon(
         await sleeper.wake_up()
     await sleeper.close()
 
-    # It looks every 20 ms; on a busy machine, some of them come later.
+    # On a busy machine, some of them come later.
     assert min(delays) < 0.1
+
+
+@pytest.fixture(params=[WatchingInbox, PolledInbox])
+def inbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Inbox[str]]:
+    """Of a file `log`."""
+    log = tmp_path / "log"
+    log.write_text("")
+    inbox: Inbox[str] = PolledInbox()
+    if request.param is WatchingInbox:
+        inbox = WatchingInbox(str(log))
+    with closing(inbox):
+        yield inbox
+
+
+def test_calls_come_in_their_order(inbox: Inbox[str]) -> None:
+    inbox.put("first")
+    inbox.put("second")
+
+    assert [inbox.get(10, watch=True) for _ in range(2)] == ["first", "second"]
+    with pytest.raises(Empty):
+        inbox.get(0.001, watch=True)
+
+
+def test_call_ends_a_wait(inbox: Inbox[str]) -> None:
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(inbox.get, 30, watch=True)
+        inbox.put("now")
+
+        assert call.result(20) == "now"
+
+
+def test_no_call_is_lost_between_threads(inbox: Inbox[int]) -> None:
+    def put(first: int) -> None:
+        for number in range(first, first + 500):
+            inbox.put(number)
+
+    with ThreadPoolExecutor() as pool:
+        for first in range(0, 2000, 500):
+            pool.submit(put, first)
+        got = [inbox.get(30, watch=True) for _ in range(2000)]
+
+    assert sorted(got) == list(range(2000))
+
+
+def test_write_ends_a_wait_only_while_the_file_is_watched(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("")
+    with closing(WatchingInbox[str](str(log))) as inbox:
+        log.write_text("written")
+        with pytest.raises(Empty) as unwatched:
+            inbox.get(0.01, watch=False)
+        with pytest.raises(Written):
+            inbox.get(30, watch=True)
+        log.write_text("by us")
+        inbox.forget_writes()
+        with pytest.raises(Empty) as forgotten:
+            inbox.get(0.01, watch=True)
+
+    assert {unwatched.type, forgotten.type} == {Empty}
+
+
+def test_file_that_cannot_be_watched_is_polled(tmp_path: Path) -> None:
+    inbox: Inbox[str] = open_inbox(str(tmp_path / "missing"))
+    inbox.close()
+
+    assert not inbox.watches
+
+
+def test_call_after_the_end_writes_to_no_file(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("")
+    inbox = WatchingInbox[str](str(log))
+    inbox.close()
+    with log.open("r+b", buffering=0):
+        inbox.put("late")
+
+    assert log.read_text() == ""
 
 
 async def test_enqueue_elsewhere_does_not_wake(
@@ -574,6 +681,7 @@ async def test_enqueue_elsewhere_does_not_wake(
     await sleeper.close()
 
 
+@pytest.mark.usefixtures("noticed")
 async def test_cancel_by_another_process_is_told(
     store: SqliteStore, hand: Hand, other: Other
 ) -> None:
@@ -591,6 +699,7 @@ async def test_cancel_by_another_process_is_told(
     assert await sleeper.cancelled_jobs() == [job_id]
 
 
+@pytest.mark.usefixtures("noticed")
 async def test_end_in_another_process_is_told(store: SqliteStore, other: Other) -> None:
     job_id = await enqueue(store)
     wait = asyncio.create_task(store.wait_finished(job_id, 60))
@@ -656,7 +765,7 @@ CANDIDATES: dict[str, Any] = {
     "error_code": None, "created_since": None, "created_before": None, "due_since": None,
     "due_before": None, "conditions": 0,
 }  # fmt: skip
-STATEMENTS: dict[str, dict[str, Any] | tuple[str]] = {
+STATEMENTS: dict[str, dict[str, Any] | tuple[Any, ...]] = {
     "lanes": {"queues": '["default"]'},
     "limited_lanes": {"queues": '["default"]', "after": NOW},
     "due_jobs": {"queue": "default", "priority": 5, "now": NOW, "want": 500, "most_args": 9},
@@ -666,13 +775,14 @@ STATEMENTS: dict[str, dict[str, Any] | tuple[str]] = {
     "any_quarantined": {"queues": '["default"]', "now": NOW},
     "hold": {"jobs": "[1, 2, 3]", "token": 1, "worker": 1, "now": NOW},
     "leave_due": {"jobs": "[1, 2, 3]"},
-    "finish": {"jobs": "[[1, 1, 5, 9]]"},
+    "finish": (1, 1, 5, 9),
     "finish_fully": {"jobs": '[[1, 1, 5, 9, "dead", null, null, null, null, null]]'},
     "wait_again": {"jobs": "[[1, 5, 1, null]]"},
     "given_back": {"jobs": "[[1, 1, 5]]"},
     "free_keys": {"jobs": '[[1, 1, 5, 9, "dead", null, null, null, null, null]]'},
     "keep_keys": {"jobs": '[[1, 1, 5, 9, "completed", null]]', "now": NOW},
     "close_claims": {"jobs": "[[1, 1, 5, 9]]"},
+    "close_accepted": {"jobs": "[1, 2]"},
     "finished_before": {"jobs": "[[1, 1, 5, 9]]"},
     "get_job": {"job": 5},
     "get_history": {"job": 5},

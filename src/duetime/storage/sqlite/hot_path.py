@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -32,6 +33,8 @@ _PRIORITIES = tuple(range(10))
 _QUARANTINE = (10,)
 """The lane of jobs that two workers died with."""
 _LOOK_AT_LEAST = 1000
+_FINISHED_ROWS = 1024
+"""How many finished jobs one statement records: SQLite limits its parameters."""
 
 
 def exchange(
@@ -316,10 +319,8 @@ def finish(
         cancelled = frozenset(decode(tx.value("cancelled_among", jobs=_encode_plain(again))))
         full = [_stopped(one) if one.job.id in cancelled else one for one in full]
     accepted: list[FinishedJob] = []
-    if plain:
-        body = _encode_plain(plain)
-        accepted += _find_accepted(tx, plain, body, tx.run("finish", jobs=body))
-        tx.run("close_claims", jobs=body)
+    for start in range(0, len(plain), _FINISHED_ROWS):
+        accepted += _finish_plain(tx, plain[start : start + _FINISHED_ROWS])
     if full:
         body = _encode_full(full)
         recorded = _find_accepted(tx, full, body, tx.run("finish_fully", jobs=body))
@@ -336,6 +337,29 @@ def finish(
     if len(accepted) < len(finished):
         refused = frozenset(one.job.id for one in finished) - {one.job.id for one in accepted}
     return refused, cancelled
+
+
+def _finish_plain(tx: Transaction, finished: Sequence[FinishedJob]) -> Sequence[FinishedJob]:
+    rows = 1 << (len(finished) - 1).bit_length()
+    values: list[int | None] = []
+    for one in finished:
+        values += (one.job.id, one.job.token, one.started_us, one.finished_us)
+    # Rows of nulls match no claim: so there are few statements, and each is prepared once.
+    values += [None] * (4 * rows - len(values))
+    count = tx.connection.execute(_of_rows(tx.statement("finish"), rows), values).rowcount
+    if count == len(finished):
+        tx.run("close_accepted", jobs=encode_ids(one.job.id for one in finished))
+        return finished
+    body = _encode_plain(finished)
+    accepted = _find_accepted(tx, finished, body, count)
+    tx.run("close_claims", jobs=body)
+    return accepted
+
+
+@cache
+def _of_rows(statement: str, rows: int) -> str:
+    """Return a statement with a row of values, for more of them."""
+    return statement.replace("(?, ?, ?, ?)", ", ".join(["(?, ?, ?, ?)"] * rows))
 
 
 def _stopped(finished: FinishedJob) -> FinishedJob:

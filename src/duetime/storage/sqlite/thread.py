@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any, TypeVar
 
 from duetime.errors import DatabaseCorrupted, DatabaseUnreachable, InvalidInput
 from duetime.storage.sqlite.connection import connect, persist, translate_error
+from duetime.storage.sqlite.inbox import Inbox, PolledInbox, Written, open_inbox
 from duetime.storage.sqlite.shared import Shared, Turn, call_soon
 from duetime.storage.store import Row, Statements
 from duetime.telemetry.events import LogThrottle, log_event
@@ -26,6 +27,13 @@ T = TypeVar("T")
 _CHECKPOINT_PAGES = 4000
 """Checkpoint when the log has 16 MB; it then costs little, and the log stays small."""
 _IDLE_SECONDS = 1.0
+_WATCHED_SECONDS = 0.05
+"""How often a file is polled of which the kernel reports the writes: it may report none of those
+that another machine makes to a shared folder."""
+_WRITTEN_SECONDS = 0.001
+"""A write is reported before its commit is visible: poll again after 1, 2, 4 … ms."""
+_OWN_SECONDS = 0.004
+"""The same after a write of our own: that of another process may have been reported with it."""
 _MAX_SLEEP_US = 600_000_000
 
 
@@ -124,7 +132,9 @@ class StoreThread:
         self._lock_seconds = call_seconds / 2
         self._poll_seconds = poll_seconds
         self._changed = changed
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: Inbox[_Call | None] = PolledInbox()
+        self._pause = poll_seconds
+        """Until the next poll, while the file is watched."""
         self._thread: threading.Thread | None = None
         self._connection: sqlite3.Connection | None = None
         self._version = 0
@@ -145,6 +155,7 @@ class StoreThread:
         except BaseException:
             connection.close()
             raise
+        self._calls = open_inbox(f"{self._path}-wal")
         self._connection = connection
         self._thread = threading.Thread(target=self._serve, name="duetime-sqlite", daemon=True)
         self._thread.start()
@@ -224,8 +235,12 @@ class StoreThread:
         try:
             while True:
                 try:
-                    call = self._calls.get(timeout=self._patience())
-                except Empty:
+                    call = self._calls.get(self._patience(), watch=self._shared.anyone)
+                except Empty as empty:
+                    if isinstance(empty, Written):
+                        self._pause = _WRITTEN_SECONDS
+                    else:
+                        self._pause = min(self._pause * 2, _WATCHED_SECONDS)
                     self._rest(connection)
                     continue
                 if call is None:
@@ -236,10 +251,11 @@ class StoreThread:
                     self._poll(connection)
         finally:
             connection.close()
+            self._calls.close()
 
     def _patience(self) -> float | None:
         if self._shared.anyone:
-            return self._poll_seconds
+            return self._pause if self._calls.watches else self._poll_seconds
         return _IDLE_SECONDS if self._written else None
 
     def _answer(self, connection: sqlite3.Connection, call: _Call) -> None:
@@ -272,6 +288,8 @@ class StoreThread:
             transaction = self._transaction(connection)
             answer = call.work(transaction)
         self._written = time.monotonic()
+        self._calls.forget_writes()
+        self._pause = min(self._pause, _OWN_SECONDS)
         self._announce(transaction)
         return answer
 

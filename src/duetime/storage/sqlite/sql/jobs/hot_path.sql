@@ -116,13 +116,14 @@ select coalesce(sum(used), 0), min(at) from duetime_rate_use where queue = :queu
 insert into duetime_rate_use (queue, at, used) values (:queue, :now, :used);
 
 -- name: finish
--- Accepts a finished job only if it is still held under its token (the fence).
+-- Accepts a finished job only if it is still held under its token (the fence). Its row of values is
+-- repeated for each job: twice as fast as reading an array of JSON.
 insert or ignore into duetime_attempt (job_id, token, attempt, worker_id, outcome, claimed_at,
                                        started_at, finished_at)
 select c.job_id, c.token, c.attempt, c.worker_id, 'completed', c.claimed_at,
-    c.claimed_at + json_extract(e.value, '$[2]'), c.claimed_at + json_extract(e.value, '$[3]')
-from json_each(:jobs) as e cross join duetime_claim as c
-    on c.job_id = json_extract(e.value, '$[0]') and c.token = json_extract(e.value, '$[1]');
+    c.claimed_at + e.column3, c.claimed_at + e.column4
+from (values (?, ?, ?, ?)) as e cross join duetime_claim as c
+    on c.job_id = e.column1 and c.token = e.column2;
 
 -- name: finish_fully
 -- As `finish`, with an outcome, an error or a result.
@@ -181,6 +182,10 @@ from json_each(:jobs) as e cross join duetime_claim as c
 -- name: close_claims
 delete from duetime_claim where (job_id, token) in (
     select json_extract(value, '$[0]'), json_extract(value, '$[1]') from json_each(:jobs));
+
+-- name: close_accepted
+-- As `close_claims`, of jobs that this transaction has just found under their tokens.
+delete from duetime_claim where job_id in (select value from json_each(:jobs));
 
 -- name: finished_before
 -- Which of these attempts are already in the history, from a finish whose answer was lost.
