@@ -4,6 +4,8 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 # Some of the mistakes only, for example: make mutants MUTANTS="rescue retry"
 MUTANTS ?=
+# How often the primary is killed, for example: make cluster KILLS=2
+KILLS ?=
 # Keep the dashboard of the demo up until Ctrl-C: make demo STAY=1
 STAY ?=
 
@@ -16,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fast test check format bench bench-full chaos mutants docs lock clean
+.PHONY: help setup demo fast test check format bench bench-full chaos cluster mutants docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +56,10 @@ bench-full: $(DEV) ## The same, with what takes longer
 chaos: $(DEV) ## Kill workers and databases under load
 	@$(BIN)/python -m tests.setup_servers
 	@$(PYTEST) -m chaos $(PYTEST_ARGS)
+
+cluster: $(DEV) ## Kill the primary of three PostgreSQL nodes ten times, under load
+	@$(BIN)/python -m tests.setup_servers
+	@$(BIN)/python -m tests.chaos.cluster_campaigns $(if $(KILLS),--kills $(KILLS))
 
 mutants: $(DEV) ## Plant known mistakes in a copy of the code; each must be caught
 	@$(BIN)/python -m tests.setup_servers

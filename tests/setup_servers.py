@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.chromium import find_chromium
+from tests.cluster import find_etcd, find_patroni
 from tests.pgbouncer import find_pgbouncer
 from tests.postgres_binaries import DEBIAN, find_system, find_wheel
 from tests.rabbitmq import find_rabbitmq
@@ -28,15 +29,21 @@ def main() -> None:
         subprocess.run(["update-rc.d", "rabbitmq-server", "disable"], capture_output=True)
     if find_chromium() is None:
         install_debian("chromium", "fonts-dejavu-core")
+    if None in (find_patroni(), find_etcd()) and install_debian("patroni", "etcd-server"):
+        for service in ("patroni", "etcd"):
+            subprocess.run(["update-rc.d", service, "disable"], capture_output=True)
     for binaries in (find_system(), find_wheel()):
         print(f"PostgreSQL {binaries.major}: {binaries.directory}")
     print(f"RabbitMQ: {find_rabbitmq() or 'not there; its tests are skipped'}")
+    for program, found in (("Patroni", find_patroni()), ("etcd", find_etcd())):
+        print(f"{program}: {found or 'not there; the test of failovers fails without it'}")
     print(f"Chromium: {find_chromium() or 'not there; its tests are skipped'}")
 
 
 def install_debian(package: str, *also: str) -> bool:
     """Install Debian's package if we may. Without PostgreSQL the wheel's older version stands in;
-    without pgbouncer, RabbitMQ or Chromium their tests are skipped."""
+    without pgbouncer, RabbitMQ or Chromium their tests are skipped, without Patroni or etcd that of
+    failovers fails."""
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         print(f"{package} is not installed, and only root may (sudo apt-get install {package}).")
         return False

@@ -93,15 +93,24 @@ def worker_process(url: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
         end_worker(process)
 
 
-def start_worker(url: str, *, output: Path | None = None, **options: Any) -> subprocess.Popen[str]:
-    """Start a worker and wait until it is ready; what it prints goes to a pipe, or a file."""
+def start_worker(
+    url: str,
+    *,
+    output: Path | None = None,
+    log: Path | None = None,
+    module: str = "tests.workload",
+    **options: Any,
+) -> subprocess.Popen[str]:
+    """Start a worker and wait until it is ready; what it prints goes to a pipe, or a file. What it
+    logs goes to `log`, if that is given."""
     arguments = [f"{name}={value}" for name, value in options.items()]
     with ExitStack() as stack:
         file = subprocess.PIPE if output is None else stack.enter_context(output.open("w"))
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.workload", *arguments],
+            [sys.executable, "-m", module, *arguments],
             env={**os.environ, "DUETIME_DATABASE": url},
             stdout=file,
+            stderr=None if log is None else stack.enter_context(log.open("a")),
             text=True,
         )
     try:
