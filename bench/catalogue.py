@@ -56,6 +56,7 @@ CATALOGUE: dict[str, Spec] = {
     "drain_future_1m": Spec("jobs/s", "no future jobs", _least(0.9)),
     "drain_scraped": Spec("jobs/s", "no metrics", _least(0.95)),
     "dashboard_tabs": Spec("jobs/s", "no dashboard", _least(0.95), only_full=True),
+    "dashboard_serve": Spec("jobs/s", "no open tabs", _least(0.95), only_full=True),
     "schedule_lateness_p50_ms": Spec("ms", "another scheduler"),
     "schedule_lateness_p99_ms": Spec("ms", "another scheduler", _most(10)),
     "schedule_early": Spec("runs", "all runs", _most(0)),

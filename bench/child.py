@@ -26,6 +26,7 @@ ROLES = {
     "flow": "bench.flow_side:run_alone",
     "fan_out": "bench.flow_side:map_many",
     "service": "bench.dashboard_side:serve",
+    "serving_worker": "bench.dashboard_side:serve_and_work",
     "tabs": "bench.dashboard_side:browse",
     "bare_ticks": "bench.bare:tick",
     "raw_drain": "bench.raw:drain",

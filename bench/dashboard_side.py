@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import httpx
 import uvicorn
 
 from bench.child import Parent
+from bench.duetime_side import Bench, work_until_stopped
 from duetime import Duetime
 from duetime.domain.access.token import TokenScope
 from duetime.domain.access.visitor import Visitor
@@ -24,13 +27,34 @@ _LEAST_SECONDS = 1.0
 
 async def serve(parent: Parent, *, database: str) -> None:
     """The service, without a worker. Says its port."""
-    app = Duetime(database)
+    async with _serving(Duetime(database)) as port:
+        parent.say({"port": port})
+        await asyncio.Event().wait()
+
+
+async def serve_and_work(parent: Parent, *, database: str) -> None:
+    """A worker, as `bench.duetime_side.work`, and the service in its process. Says its port."""
+    bench = Bench(database, parent)
+    async with _serving(bench.app) as port:
+        parent.say({"port": port})
+        await work_until_stopped(bench, parent)
+
+
+@asynccontextmanager
+async def _serving(app: Duetime) -> AsyncIterator[int]:
+    await app.store()
     service = make_service(app, authenticate=lambda request: Visitor("ann", TokenScope.READ))
+    config = uvicorn.Config(
+        service, log_level="critical", access_log=False, timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
     with listen("127.0.0.1", 0) as listening:
-        server = uvicorn.Server(uvicorn.Config(service, log_config=None, access_log=False))
-        served = asyncio.create_task(server.serve(sockets=[listening]))
-        parent.say({"port": listening.getsockname()[1]})
-        await served
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        yield listening.getsockname()[1]
+        server.should_exit = True
+        await serving
 
 
 async def browse(parent: Parent, *, port: int) -> None:

@@ -123,9 +123,14 @@ async def _scrape(app: Duetime) -> None:
 
 
 async def report_until_stopped(bench: Bench, parent: Parent) -> None:
-    """Run the app's worker."""
+    """Say that it is ready, and run the app's worker when told so."""
     await bench.app.store()
     parent.say("ready")
+    await work_until_stopped(bench, parent)
+
+
+async def work_until_stopped(bench: Bench, parent: Parent) -> None:
+    """Run the app's worker when told so."""
     await parent.heard()
     async with bench.app.worker():
         parent.say("started")

@@ -99,6 +99,13 @@ class PostgresServer:
         return self.home / "data" / "server.log"
 
     @property
+    def pid(self) -> int:
+        """Of the postmaster, whose children serve the sessions."""
+        if self._process is None:
+            raise RuntimeError("the server does not run")
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

@@ -19,6 +19,7 @@ from bench.measures import (
     reminders,
     schedules,
     sqlite,
+    watched,
 )
 from bench.reading import Reading
 
@@ -33,8 +34,9 @@ MEASURES: dict[tuple[str, ...], Measure] = {
     ("pickup_p50_ms", "pickup_p99_ms"): pickup.measure,
     ("lateness_p50_ms", "lateness_p99_ms"): lateness.measure,
     ("drain_future_1m",): drain.measure_future,
-    ("drain_scraped",): drain.measure_scraped,
-    ("dashboard_tabs",): drain.measure_tabs,
+    ("drain_scraped",): watched.measure_scraped,
+    ("dashboard_tabs",): watched.measure_tabs,
+    ("dashboard_serve",): watched.measure_serve,
     (
         "schedule_lateness_p50_ms",
         "schedule_lateness_p99_ms",

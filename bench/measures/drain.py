@@ -9,7 +9,7 @@ from typing import Any
 from bench import duetime_side, raw
 from bench.environment import Environment, execute, stop_worker
 from bench.processes import ANSWER_SECONDS, Child, children
-from bench.reading import Reading, Wrong, alternate, best, medians, percentile
+from bench.reading import Reading, Wrong, alternate, best, medians
 
 DRIVERS = ("psycopg", "asyncpg")
 EMPTY_DUETIME = "truncate duetime.job, duetime.due, duetime.claim, duetime.attempt"
@@ -40,41 +40,6 @@ def measure_future(environment: Environment) -> dict[str, Reading]:
     return {"drain_future_1m": medians(found["crowded"], found["plain"])}
 
 
-def measure_scraped(environment: Environment) -> dict[str, Reading]:
-    """With metrics that are scraped every second, beside none."""
-    scale = environment.scale
-    database = environment.database("plain")
-    found = alternate(
-        scale,
-        scraped=lambda: drain_duetime(database, scale.drain_jobs, metrics="scraped"),
-        off=lambda: drain_duetime(database, scale.drain_jobs, metrics="off"),
-    )
-    return {"drain_scraped": medians(found["scraped"], found["off"])}
-
-
-def measure_tabs(environment: Environment) -> dict[str, Reading]:
-    """With ten open tabs of a dashboard that is scraped every second, beside none."""
-    scale = environment.scale
-    database = environment.database("plain")
-    waits: list[float] = []
-
-    def watched() -> float:
-        with Child("service", database=database) as service:
-            port = service.hear()["port"]
-            with Child("tabs", port=port) as tabs:
-                tabs.hear()
-                found = drain_duetime(database, scale.drain_jobs)
-                tabs.tell("stop")
-                waits.extend(tabs.hear()["waits"])
-        return found
-
-    found = alternate(
-        scale, watched=watched, alone=lambda: drain_duetime(database, scale.drain_jobs)
-    )
-    note = f"first byte of a page: p50 {percentile(waits, 0.5) * 1000:.0f} ms" if waits else ""
-    return {"dashboard_tabs": medians(found["watched"], found["alone"], note)}
-
-
 def _beside_raw(environment: Environment, *, processes: int) -> Reading:
     jobs = environment.scale.drain_jobs
     database = environment.database("plain")
@@ -88,22 +53,34 @@ def _beside_raw(environment: Environment, *, processes: int) -> Reading:
     return medians(found["duetime"], found[driver], f"raw with {driver}, the faster driver")
 
 
-def drain_duetime(
-    database: str, jobs: int, *, processes: int = 1, empty: bool = True, metrics: str = "counted"
-) -> float:
+def drain_duetime(database: str, jobs: int, *, processes: int = 1, empty: bool = True) -> float:
     """Return jobs/s; raise `Wrong` unless each job ran and completed exactly once."""
+    before = load(database, jobs, empty=empty)
+    with children(processes, "worker", database=database) as workers:
+        reports = work_off(workers, jobs)
+    check_each_ran(database, jobs, reports, before)
+    return rate(reports, jobs)
+
+
+def load(database: str, jobs: int, *, empty: bool = True) -> Sequence[int]:
+    """Store jobs that are due; return what the history held before, for `check_each_ran`."""
     execute(database, *([EMPTY_DUETIME] if empty else []), "checkpoint")
     [before] = execute(database, _HISTORY)
     duetime_side.load(database, jobs)
     execute(database, "analyze duetime.job, duetime.due")
-    with children(processes, "worker", database=database, metrics=metrics) as workers:
-        reports = work_off(workers, jobs)
+    found: Sequence[int] = before
+    return found
+
+
+def check_each_ran(
+    database: str, jobs: int, reports: Sequence[dict[str, Any]], before: Sequence[int]
+) -> None:
+    """Raise `Wrong` unless each job ran and completed exactly once."""
     [after] = execute(database, _HISTORY)
     runs = sum(report["runs"] for report in reports)
     grown = {now - then for now, then in zip(after, before, strict=True)}
     if runs != jobs or grown != {jobs}:
         raise Wrong(f"{jobs} jobs ran {runs} times; the history grew by {sorted(grown)}")
-    return rate(reports, jobs)
 
 
 def drain_raw(database: str, jobs: int, *, processes: int, driver: str) -> float:
@@ -122,6 +99,12 @@ def drain_raw(database: str, jobs: int, *, processes: int, driver: str) -> float
 
 def work_off(workers: Sequence[Child], jobs: int) -> list[dict[str, Any]]:
     """Let ready workers work until all jobs have ended; return what each reports."""
+    work_until_ended(workers, jobs)
+    return [stop_worker(worker) for worker in workers]
+
+
+def work_until_ended(workers: Sequence[Child], jobs: int) -> None:
+    """Let ready workers work until all jobs have ended."""
     for worker in workers:
         worker.tell("go")
     for worker in workers:
@@ -135,7 +118,6 @@ def work_off(workers: Sequence[Child], jobs: int) -> list[dict[str, Any]]:
         for number, worker in enumerate(workers):
             for said in worker.heard():
                 ended[number] = said["ended"]
-    return [stop_worker(worker) for worker in workers]
 
 
 def rate(reports: Sequence[dict[str, Any]], jobs: int) -> float:

@@ -25,6 +25,7 @@ NAMES = {
     "drain_future_1m",
     "drain_scraped",
     "dashboard_tabs",
+    "dashboard_serve",
     "schedule_lateness_p50_ms",
     "schedule_lateness_p99_ms",
     "schedule_early",

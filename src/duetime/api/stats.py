@@ -71,6 +71,16 @@ class Stats:
         )
         return found
 
+    async def overview(self, *, late_after: Duration = "1m") -> tuple[NowStats, list[ProblemInfo]]:
+        """Return what `now()` and `problems()` return, of one reading: it costs half, and both
+        agree."""
+        after = parse_positive_duration(late_after, name="late_after")
+        workers = await (await self._app.store()).workers()
+        found: tuple[NowStats, list[ProblemInfo]] = await self._app._perform(
+            lambda dialect: FindProblems(dialect).overview(workers, late_after=after), reads=True
+        )
+        return found
+
     async def change_mark(self) -> Any:
         """Return a value that differs once something has changed since, perhaps some seconds later.
 

@@ -96,7 +96,7 @@ def make_service(
 
 def _add_dashboard(service: Service, app: Duetime, *, with_api: bool) -> None:
     frame = Frame(app, service.access)
-    live = Live(app, frame.refreshed.clear)
+    live = Live(app, frame.refreshes)
     for screen in _SCREENS:
         add_routes(service, screen.pages(frame).router)
     if with_api:

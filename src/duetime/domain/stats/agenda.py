@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from heapq import heappop, heappush
+from itertools import count
 from typing import Literal
 
 import msgspec
@@ -105,21 +106,27 @@ def position_of(item: AgendaItem) -> Position:
 
 
 def ticks_of(
-    schedules: Sequence[tuple[datetime, Callable[[], Schedule]]],
+    schedules: Sequence[tuple[datetime, str, Callable[[], Timetable | None]]],
     after: datetime,
     until: datetime | None,
 ) -> Iterator[AgendaItem]:
     """Yield the ticks of all schedules from `after` on, in order.
 
-    Each is given with its next run, before which it does not tick, the earliest first: it is read
-    only when that is reached.
+    Each is given with its next run, before which it does not tick, the earliest first, and its
+    name: its timetable is read only when that is reached. None: it cannot be read.
     """
     waiting = deque(schedules)
     heap: list[tuple[datetime, str, AgendaItem, Iterator[AgendaItem]]] = []
+    plans: dict[Timetable, _Ticks] = {}
     while waiting or heap:
         while waiting and (not heap or max(waiting[0][0], after) <= heap[0][0]):
-            _, read = waiting.popleft()
-            _push_next(heap, _ticks_of_one(read(), after, until))
+            _, name, read = waiting.popleft()
+            timetable = read()
+            if timetable is not None:
+                plan = plans.get(timetable)
+                if plan is None:
+                    plan = plans[timetable] = _Ticks(timetable, after, until)
+                _push_next(heap, plan.of(name))
         if heap:
             _, _, item, ticks = heappop(heap)
             yield item
@@ -134,13 +141,28 @@ def _push_next(
         heappush(heap, (item.at, item.name, item, ticks))
 
 
-def _ticks_of_one(
-    schedule: Schedule, after: datetime, until: datetime | None
-) -> Iterator[AgendaItem]:
-    if not schedule.readable or schedule.paused_at is not None:
-        return
-    detail = schedule.timetable.describe()
-    ticks = schedule.timetable.ticks(after - _MOMENT)
+class _Ticks:
+    """The ticks of a timetable, computed once: many schedules have the same."""
+
+    def __init__(self, timetable: Timetable, after: datetime, until: datetime | None) -> None:
+        self._detail = timetable.describe()
+        self._found: list[datetime] = []
+        self._coming = _times_of(timetable, after, until)
+
+    def of(self, name: str) -> Iterator[AgendaItem]:
+        """Yield them as those of one schedule."""
+        for place in count():
+            if place == len(self._found):
+                at = next(self._coming, None)
+                if at is None:
+                    return
+                self._found.append(at)
+            at = self._found[place]
+            yield AgendaItem(at=at, kind="schedule", name=name, detail=self._detail)
+
+
+def _times_of(timetable: Timetable, after: datetime, until: datetime | None) -> Iterator[datetime]:
+    ticks = timetable.ticks(after - _MOMENT)
     while True:
         try:
             with effort.limited(_STEPS_OF_ONE, _TOO_MANY):
@@ -150,7 +172,7 @@ def _ticks_of_one(
         if tick is None or (until is not None and tick.at > until):
             return
         if tick.excluded is None:
-            yield AgendaItem(at=tick.at, kind="schedule", name=schedule.name, detail=detail)
+            yield tick.at
 
 
 def quiet_spans(quiet: Quiet, since: datetime, until: datetime) -> list[QuietSpan]:

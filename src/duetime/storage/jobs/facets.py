@@ -45,19 +45,25 @@ def count_jobs(which: JobFilter, make: Make) -> Generator[Statement, list[Row], 
             states[state] = Count(0)
             continue
         ids, has_more = yield from _candidates(which, (state,), make, MOST_COUNTED)
+        precision: Precision = "at_least" if has_more else "exact"
+        check = _check(which, state)
+        is_shown = state in (which.states or JobState)
+        if not is_shown and not any(check.values()):
+            states[state] = Count(len(ids), precision)
+            continue
         rows: list[Row] = []
         if ids:
-            rows = yield make("job_facets", {"ids": ids} | _check(which, state))
-        states[state] = Count(sum(row[2] for row in rows), "at_least" if has_more else "exact")
-        if state in (which.states or JobState):
+            rows = yield make("job_facets", {"ids": ids} | check)
+        states[state] = Count(sum(row[2] for row in rows), precision)
+        if is_shown:
             is_complete = is_complete and not has_more
             for queue, task, number in rows:
                 queues[queue] += number
                 tasks[task] += number
 
     def counts(numbers: Counter[str]) -> dict[str, Count]:
-        precision: Precision = "exact" if is_complete else "at_least"
-        return {name: Count(number, precision) for name, number in numbers.most_common()}
+        known: Precision = "exact" if is_complete else "at_least"
+        return {name: Count(number, known) for name, number in numbers.most_common()}
 
     return JobFacets(states=states, queues=counts(queues), tasks=counts(tasks))
 

@@ -14,7 +14,7 @@ from duetime.domain.reminders.digest import DIGEST_TASK
 from duetime.domain.reminders.recipient import Recipient
 from duetime.domain.reminders.reminder import REARM_TASK, REMIND_TASK
 from duetime.domain.reminders.rule import Rule
-from duetime.domain.schedules.schedule import Schedule
+from duetime.domain.schedules.timetable import Timetable
 from duetime.domain.stats.agenda import (
     AFTER_ALL,
     AgendaItem,
@@ -38,8 +38,10 @@ _ROUNDS = 5
 _NEVER = 8000
 """A run that waits for something without a time is due in a year after this."""
 _LAST_ID = 2**63 - 1
-_NEXT_RUN = 12
-"""The column of a schedule."""
+_NAME, _NEXT_RUN = 1, 12
+"""Columns of a schedule."""
+_DEFINITION = (4, 9, 10)
+"""Those that decide whether it can be read, and when it ticks. Many schedules have the same."""
 _OURS = {REMIND_TASK, DIGEST_TASK, REARM_TASK}
 
 
@@ -70,11 +72,20 @@ class ReadAgenda:
         return items, more
 
     def _next_runs(self, most: int) -> Statements:
-        """Return when schedules run next, and how to read each."""
+        """Return when schedules run next, their names, and how to read the timetable of each."""
         rows = yield from self._dialect.run("agenda_schedules", {"most": most})
         moment = self._dialect.moment
+        known: dict[tuple[str, ...], Timetable | None] = {}
+
+        def read(row: Row) -> Timetable | None:
+            texts = tuple(row[column] for column in _DEFINITION)
+            if texts not in known:
+                schedule = read_schedule(row, moment)
+                known[texts] = schedule.timetable if schedule.readable else None
+            return known[texts]
+
         return [
-            (moment(row[_NEXT_RUN]), partial(read_schedule, row, moment))
+            (moment(row[_NEXT_RUN]), row[_NAME], partial(read, row))
             for row in rows
             if row[_NEXT_RUN] is not None
         ]
@@ -88,7 +99,7 @@ class ReadAgenda:
 
     def _page(
         self,
-        schedules: Sequence[tuple[datetime, Callable[[], Schedule]]],
+        schedules: Sequence[tuple[datetime, str, Callable[[], Timetable | None]]],
         after: Position,
         until: datetime | None,
         limit: int,

@@ -63,6 +63,12 @@ class ReadStats:
     def now(self, workers: Sequence[WorkerInfo], *, late_after: timedelta) -> Statements:
         """Return a `NowStats`."""
         standing = yield from self.standing(late_after)
+        return (yield from self.now_of(standing, workers, late_after))
+
+    def now_of(
+        self, standing: Standing, workers: Sequence[WorkerInfo], late_after: timedelta
+    ) -> Statements:
+        """Return the `NowStats` of what was read."""
         completed = yield from AttemptStats(self._dialect).completed(_HOUR)
         return make_now(standing, workers, late_after, completed)
 

@@ -45,8 +45,18 @@ class FindProblems:
 
     def find(self, workers: Sequence[WorkerInfo], *, late_after: timedelta) -> Statements:
         """Return a `ProblemInfo` for each problem, the worst first."""
-        run = self._dialect.run
         standing = yield from ReadStats(self._dialect).standing(late_after)
+        return (yield from self._find(standing, workers))
+
+    def overview(self, workers: Sequence[WorkerInfo], *, late_after: timedelta) -> Statements:
+        """Return the `NowStats` and the problems, of one reading."""
+        stats = ReadStats(self._dialect)
+        standing = yield from stats.standing(late_after)
+        now = yield from stats.now_of(standing, workers, late_after)
+        return now, (yield from self._find(standing, workers))
+
+    def _find(self, standing: Standing, workers: Sequence[WorkerInfo]) -> Statements:
+        run = self._dialect.run
         limits = yield from run("problem_queues", {})
         schedules = yield from run("problem_schedules", {"most": _MAX_SCHEDULES})
         now = standing.now

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from duetime.web.dashboard.kept import Kept, Shared
+from duetime.web.dashboard.kept import Kept, Refreshes
 from duetime.web.dashboard.rendering import Templates
 
 if TYPE_CHECKING:
+    from starlette.responses import Response
+
     from duetime.app import Duetime
     from duetime.web.access import Access
 
@@ -23,5 +25,4 @@ class Frame:
         self.access = access
         self.templates = Templates()
         self.totals = Kept(app.stats.totals, seconds=_TOTALS_SECONDS)
-        self.refreshed: Shared[Any] = Shared(seconds=_REFRESH_SECONDS)
-        """What pages that are open in several tabs show when they refresh themselves."""
+        self.refreshes: Refreshes[str | Response] = Refreshes(seconds=_REFRESH_SECONDS)

@@ -40,18 +40,34 @@ class Kept(Generic[T]):
             raise
 
 
-class Shared(Generic[T]):
-    """As `Kept`, by key: those who ask for the same within a second share one reading."""
+class Refreshes(Generic[T]):
+    """What pages show when they refresh themselves: made once for all tabs that show the same.
+
+    They are made one after another, so that they take turns with what the database and the process
+    are there for, and never more than one connection.
+    """
 
     def __init__(self, *, seconds: float) -> None:
         self._seconds = seconds
         self._kept: dict[Hashable, Kept[T]] = {}
+        self._turn = asyncio.Lock()
+        self.spent = 0.0
+        """How many seconds it took to make all of them so far."""
 
-    async def get(self, key: Hashable, read: Callable[[], Awaitable[T]]) -> T:
+    async def get(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         for old in [key for key, one in self._kept.items() if one.is_over]:
             del self._kept[old]
-        return await self._kept.setdefault(key, Kept(read, seconds=self._seconds)).get()
+        kept = self._kept.setdefault(key, Kept(lambda: self._make(make), seconds=self._seconds))
+        return await kept.get()
+
+    async def _make(self, make: Callable[[], Awaitable[T]]) -> T:
+        async with self._turn:
+            began = time.monotonic()
+            try:
+                return await make()
+            finally:
+                self.spent += time.monotonic() - began
 
     def clear(self) -> None:
-        """Something has changed: read again."""
+        """Something has changed: make them again."""
         self._kept.clear()

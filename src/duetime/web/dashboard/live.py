@@ -1,18 +1,21 @@
 """Live updates: tells open pages that something changed, and they fetch themselves again.
 
 One loop per service reads, while any page listens. What it reads is cheap: it does not grow with
-the number of pages or of jobs.
+the number of pages or of jobs. What the pages cost does, so they are told less often the longer
+they take: all of them together get a small share of the time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from duetime.errors import DuetimeError
+from duetime.web.dashboard.kept import Refreshes
 from duetime.web.problems import Refused
 
 if TYPE_CHECKING:
@@ -21,16 +24,19 @@ if TYPE_CHECKING:
 MOST_PLACES = 50
 """How many streams a visitor can have open at once, so that none can use up the service."""
 _EVERY_SECONDS = 1.0
-_AT_LEAST_EVERY = 10
-"""Relative times grow old even if nothing changes: after so many rounds pages are told anyway."""
+_AT_LEAST_EVERY_SECONDS = 10.0
+"""Relative times grow old even if nothing changes: after so long pages are told anyway."""
+_SHARE = 0.05
+"""Of the time, that all pages together may take to refresh themselves. While workers use every
+core, pages take longer, and are told less often."""
 
 
 class Live:
     """The pages that listen, and the loop that tells them."""
 
-    def __init__(self, app: Duetime, on_change: Callable[[], None]) -> None:
+    def __init__(self, app: Duetime, refreshes: Refreshes[Any]) -> None:
         self._app = app
-        self._on_change = on_change
+        self._refreshes = refreshes
         self._listeners: set[asyncio.Event] = set()
         self._places: Counter[str] = Counter()
         self._loop: asyncio.Task[None] | None = None
@@ -53,7 +59,7 @@ class Live:
             if not self._places[visitor]:
                 del self._places[visitor]
 
-    async def changes(self) -> AsyncIterator[None]:
+    async def changes(self) -> AsyncGenerator[None]:
         """Yield whenever something may have changed."""
         told = asyncio.Event()
         self._listeners.add(told)
@@ -73,22 +79,38 @@ class Live:
 
     async def _watch(self) -> None:
         before: Any = None
-        rounds = 0
+        told_at = 0.0
         while self._listeners:
             try:
                 now = await self._fingerprint()
             except DuetimeError:
                 now = None  # The pages say so when they are fetched.
-            rounds += 1
-            if now != before or rounds >= _AT_LEAST_EVERY:
-                before, rounds = now, 0
-                self._on_change()
+            began = time.monotonic()
+            if now != before or began >= told_at + _AT_LEAST_EVERY_SECONDS:
+                before, told_at = now, began
+                self._refreshes.clear()
                 for told in self._listeners:
                     told.set()
-            await asyncio.sleep(_EVERY_SECONDS)
+            await self._pause(began, self._refreshes.spent)
+
+    async def _pause(self, began: float, spent: float) -> None:
+        """Sleep until pages may be told again, by what they have taken since."""
+        pause = _EVERY_SECONDS
+        while (left := began + pause - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+            pause = pause_after(self._refreshes.spent - spent)
 
     async def _fingerprint(self) -> Any:
         """What differs when something has changed: the newest jobs at once, all else soon."""
         newest = await self._app.jobs.list(limit=20)
         jobs = [(job.id, job.state, job.attempts) for job in newest]
         return jobs, await self._app.stats.change_mark()
+
+
+def pause_after(spent: float) -> float:
+    """How many seconds after pages were told they may be told again, if they took so many.
+
+    >>> pause_after(0.02), pause_after(0.2), pause_after(30.0)
+    (1.0, 4.0, 10.0)
+    """
+    return min(max(_EVERY_SECONDS, spent / _SHARE), _AT_LEAST_EVERY_SECONDS)

@@ -45,10 +45,11 @@ def pages(frame: Frame) -> Pages:
     async def show_now(ask: Ask) -> dict[str, Any]:
         series = await app.stats.series(window="1h")
         samples = await app.stats.samples(window="1h", limit=_DOTS)
+        stats, problems = await app.stats.overview()
         axis = TimeAxis(ask.now - timedelta(hours=1), ask.now, _WIDTH - _LEFT, ask.zone, _LEFT)
         return {
-            "stats": await app.stats.now(),
-            "problems": await app.stats.problems(),
+            "stats": stats,
+            "problems": problems,
             "series": series,
             "points": series.points,
             "axis": axis,
@@ -56,7 +57,7 @@ def pages(frame: Frame) -> Pages:
             "levels": [(y_of(10.0**power / 1000), _level(power)) for power in _POWERS],
             "describe": describe,
             "drawn": await _draw_schedules(ask),
-            "coming": await app.stats.agenda(limit=_NEXT),
+            "coming": await app.stats.agenda(since=ask.now, limit=_NEXT),
         }
 
     async def _draw_schedules(ask: Ask) -> DrawnTimeline | None:

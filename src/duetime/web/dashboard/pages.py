@@ -7,6 +7,7 @@ returns where to go next. Both take `ask: Ask`: who asks, from which zone, at wh
 from __future__ import annotations
 
 import inspect
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any
@@ -39,6 +40,9 @@ SAID_COOKIE = "duetime_said"
 _MAX_SAID = 300
 REFRESH_HEADER = "x-live"
 """Sent by a page that fetches itself again."""
+_TOKEN_PLACE = secrets.token_urlsafe(32)
+"""Stands in a page for the token of its forms, which is each browser's own. Nobody knows it, so
+that nothing that is stored can contain it."""
 
 Handler = Callable[..., Awaitable[Any]]
 
@@ -99,29 +103,26 @@ class Pages:
 
         def add(handler: Handler) -> Handler:
             async def show(request: Request, visitor: Visitor, values: dict[str, Any]) -> Response:
-                async def read() -> tuple[Ask, Any]:
+                async def make() -> str | Response:
                     ask = await self._ask(request, visitor)
                     shown = await handler(ask=ask, **values)
-                    if not isinstance(shown, Response):
-                        shown = self._frame.app.redacted(shown)
-                    return ask, shown
+                    if isinstance(shown, Response):
+                        return shown
+                    totals = await self._frame.totals.get()
+                    return self._write(
+                        template, ask, {"totals": totals, **self._frame.app.redacted(shown)}
+                    )
 
                 try:
-                    if REFRESH_HEADER in request.headers:
-                        # Tabs that show the same share what was read. Not the page: the token in
-                        # its forms is the browser's own.
+                    if REFRESH_HEADER in request.headers and SAID_COOKIE not in request.cookies:
+                        # Tabs that show the same share the page.
                         same = (str(request.url), visitor, zone_of(request).key)
-                        read_ask, shown = await self._frame.refreshed.get(same, read)
-                        ask = msgspec.structs.replace(read_ask, request=request)
+                        made = await self._frame.refreshes.get(same, make)
                     else:
-                        ask, shown = await read()
+                        made = await make()
                 except DuetimeError as error:
                     return await self._failed(request, visitor, error)
-                if isinstance(shown, Response):
-                    return shown
-                return self._render(
-                    template, ask, {"totals": await self._frame.totals.get(), **shown}
-                )
+                return made if isinstance(made, Response) else self._answer(request, made)
 
             self._add("GET", path, handler, show, scope)
             return handler
@@ -141,7 +142,7 @@ class Pages:
                 except DuetimeError as error:
                     return await self._failed(request, visitor, error)
                 finally:
-                    self._frame.refreshed.clear()
+                    self._frame.refreshes.clear()
                 if isinstance(done, GoTo):
                     return self._go(request, done)
                 if isinstance(done, Show):
@@ -199,8 +200,12 @@ class Pages:
     def _render(
         self, template: str, ask: Ask, values: Mapping[str, Any], *, status: int = 200
     ) -> Response:
+        return self._answer(ask.request, self._write(template, ask, values), status=status)
+
+    def _write(self, template: str, ask: Ask, values: Mapping[str, Any]) -> str:
+        """The page, with `_TOKEN_PLACE` where the token of the browser belongs."""
         request = ask.request
-        page = self._frame.templates.render(
+        return self._frame.templates.render(
             template,
             root=request.scope.get("root_path", ""),
             path=request.scope["path"].removeprefix(request.scope.get("root_path", "")) or "/",
@@ -213,11 +218,14 @@ class Pages:
             has_login=self._access.has_login,
             zone=ask.zone,
             now=ask.now,
-            csrf=csrf_token(request),
+            csrf=_TOKEN_PLACE,
             said=unquote(request.cookies.get(SAID_COOKIE, "")),
             values=values,
         )
-        response = HTMLResponse(page, status_code=status)
+
+    def _answer(self, request: Request, page: str, *, status: int = 200) -> Response:
+        shown = page.replace(_TOKEN_PLACE, csrf_token(request))
+        response = HTMLResponse(shown, status_code=status)
         if SAID_COOKIE in request.cookies:
             response.delete_cookie(SAID_COOKIE, path=request.scope.get("root_path", "") or "/")
         return response

@@ -52,12 +52,21 @@
     pill.querySelector(".word").textContent = paused ? "paused" : state === "lost" ? "not connected" : "live";
   }
   if ($("#live")) {
-    const source = new EventSource(base + "/live");
-    source.addEventListener("changed", refresh);
-    source.onopen = () => showLive("live");
-    source.onerror = () => showLive("lost");
-    addEventListener("pagehide", () => source.close());
-    document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
+    // Only while somebody can see the page: a browser opens few connections to one server, and tabs in
+    // the background would use them up.
+    let source = null;
+    const listen = () => {
+      source?.close();
+      source = null;
+      if (document.hidden) return;
+      source = new EventSource(base + "/live");
+      source.addEventListener("changed", refresh);
+      source.onopen = () => showLive("live");
+      source.onerror = () => showLive("lost");
+    };
+    listen();
+    addEventListener("pagehide", () => source?.close());
+    document.addEventListener("visibilitychange", () => { listen(); if (!document.hidden) refresh(); });
     $("#live").addEventListener("click", () => {
       paused = !paused;
       sessionStorage.setItem("duetime-paused", paused ? "yes" : "no");
