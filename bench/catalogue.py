@@ -74,6 +74,8 @@ CATALOGUE: dict[str, Spec] = {
     "sqlite_schedule_lateness_p50_ms": Spec("ms", "another scheduler"),
     "sqlite_schedule_lateness_p99_ms": Spec("ms", "another scheduler", _most(20)),
     "rss_idle_mb": Spec("MB", "a bare psycopg loop"),
+    "idle_connections": Spec("connections", "a bare loop", _most(3)),
+    "idle_transactions": Spec("per second", "a bare loop", _most(2)),
     "flow_steps": Spec("steps/s", "raw inserts, 16 connections", Target("value", "least", 20_000)),
     "flow_idle_ms": Spec("ms", "ten raw inserts", Target("ratio", "most", 2)),
     "graph_steps": Spec("steps/s", "raw inserts, 16 connections"),

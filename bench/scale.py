@@ -51,6 +51,8 @@ class Scale:
     """How long an idle worker beside them is watched."""
     sqlite_jobs: int
     sqlite_flows: int
+    idle_settle_seconds: float
+    """How long a worker rests after its start: connections that it needed then are closed."""
     idle_seconds: float
 
 
@@ -88,6 +90,7 @@ FULL = Scale(
     watch_seconds=10.0,
     sqlite_jobs=60_000,
     sqlite_flows=2_000,
+    idle_settle_seconds=15.0,
     idle_seconds=3.0,
 )
 QUICK = Scale(
@@ -124,5 +127,6 @@ QUICK = Scale(
     watch_seconds=1.0,
     sqlite_jobs=3_000,
     sqlite_flows=100,
+    idle_settle_seconds=0.5,
     idle_seconds=0.5,
 )

@@ -197,7 +197,9 @@ class Traced(NamedTuple):
     ever: set[str]
 
 
-async def rest(_service: object, *, stopping: asyncio.Event, outage: object) -> None:
+async def rest(
+    _service: object, *, stopping: asyncio.Event, outage: object, looks: object = None
+) -> None:
     """In place of what a worker repeats beside the walks: rescue, prune, watch the lease."""
     await stopping.wait()
 

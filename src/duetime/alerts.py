@@ -25,6 +25,7 @@ from duetime.engine.context import Context
 from duetime.engine.followers import Follower, WorkerView
 from duetime.settings import Settings
 from duetime.storage.alerts import AlertStatements, Due, Incidents
+from duetime.storage.store import Statements
 from duetime.telemetry.events import log_event
 
 if TYPE_CHECKING:
@@ -51,9 +52,14 @@ class AlertFollower(Follower):
         self._alerts = alerts
         self._queue = settings.queues[0]
         self._statements = AlertStatements(worker.store.dialect)
+        self.check_every = CHECK_SECONDS
 
     async def open(self) -> None:
         await self._store.transact(self._statements.open([alert.name for alert in self._alerts]))
+
+    def check(self) -> Statements:
+        due: list[Due] = yield from self._statements.next(self._alerts, SETTLE)
+        return any(one.at <= one.now for one in due)
 
     async def repair(self) -> float:
         due = [one for one in await self._next() if one.at <= one.now]

@@ -19,7 +19,7 @@ from duetime.domain.jobs.task import TaskDefinition
 from duetime.domain.reasons import Reason
 from duetime.engine.services import Service
 from duetime.errors import StorageError
-from duetime.storage.store import Store
+from duetime.storage.store import Statements, Store
 from duetime.telemetry.events import Events, log_event
 
 log = logging.getLogger("duetime.worker")
@@ -63,6 +63,9 @@ class Follower:
     key_prefix: str | None = None
     gates = False
     """Whether the jobs that it follows wait for `before_start` to decide on them."""
+    check_every: float | None = None
+    """How many seconds pass between two calls of `check`. None: it has none, and `repair` is
+    called regularly."""
     every_attempt = False
     """Whether `attempted` is called, with the attempts of all jobs."""
 
@@ -98,6 +101,18 @@ class Follower:
 
         Returns the seconds until the next call."""
         return 60.0
+
+    def check(self) -> Statements:
+        """Statements that only read, and return whether `repair` has something to do. Made
+        together with those of others: one statement is best."""
+        raise NotImplementedError
+
+    def repairing(self) -> Service:
+        """How the worker calls `repair`."""
+        every = self.check_every
+        if every is None:
+            return Service(self.name, self.repair)
+        return Service(self.name, self.repair, check=self.check, every=every)
 
     async def next_repair(self) -> datetime | None:
         """When `repair` will next have something to do if no job is claimed before then.

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from random import uniform
@@ -20,6 +20,7 @@ from duetime.engine.holdings import Holdings
 from duetime.engine.hooks import Hooks
 from duetime.engine.lanes import Lanes
 from duetime.engine.lease import Lease
+from duetime.engine.looks import Looks
 from duetime.engine.pace import Pace
 from duetime.engine.returns import Returns
 from duetime.engine.runners import Runners
@@ -59,6 +60,7 @@ class Loop:
         *,
         lease: Lease,
         stopping: Stopping,
+        looks: Looks,
     ) -> None:
         self._worker = worker.name
         self._store = worker.store
@@ -69,6 +71,7 @@ class Loop:
         self._followed_tasks = followers.tasks
         self._lease = lease
         self._stopping = stopping
+        self._looks = looks
         self._lanes = Lanes(settings.queues)
         self._log_started = worker.events.job_started(worker.name)
         self.holdings = Holdings()
@@ -128,6 +131,8 @@ class Loop:
             elif self.holdings.finished or self.holdings.closed:
                 await self._linger(len(self.holdings.finished))
                 await self._claim_and_record(0)
+            elif self.pace.should_look:
+                await self._look()
             else:
                 await self.pace.sleep()
             if self.failures:
@@ -141,6 +146,13 @@ class Loop:
                 await self.back_off(error)
             else:
                 self._refusal = error
+
+    async def _look(self) -> None:
+        """Check whether something is due after all, as a notification may have been lost. It is
+        cheaper than a claim, and one transaction with what others check."""
+        seen = await self._looks.ask(0.0)
+        self.pace.clock.set(seen.look.now, sent=seen.sent, received=seen.received)
+        self.pace.after_look(seen.look.next_run_at)
 
     async def _linger(self, size: int) -> None:
         if self.runners.waiting and size < self._settings.batch // 2:
@@ -475,7 +487,9 @@ class Loop:
 
     async def read_limits(self) -> None:
         """Read which of the worker's queues have limits."""
-        limited = await self._store.limited_queues()
+        self.set_limited(await self._store.limited_queues())
+
+    def set_limited(self, limited: Collection[str]) -> None:
         self._limited = [queue for queue in self._settings.queues if queue in limited]
 
     def forget(self) -> None:

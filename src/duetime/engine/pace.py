@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from datetime import datetime, timedelta
 
@@ -46,8 +47,12 @@ class Pace:
         """The last claim came back full: more is due than the worker can take."""
         self.claim_early = False
         """Nothing is due: the next claim takes jobs that fall due within `lead`."""
+        self.should_look = False
+        """Nothing was due for a while: check that this is still so."""
         self._last_wake = 0.0
         self._wake_at = 0.0
+        self._wakes_to_look = False
+        """It sleeps until the safety poll, and not for a job."""
         self._naps = 0
 
     async def after_claim(
@@ -77,12 +82,10 @@ class Pace:
             else:
                 await self._nap()
             return
-        wait = self._poll_seconds
-        if next_run_at is not None:
-            wait = min(wait, self.clock.seconds_until(next_run_at))
         if claimed:
             self._naps = 0
-        soon = next_run_at is not None and wait <= self.lead
+        wait = self._seconds_until(next_run_at)
+        soon = wait <= self.lead
         if soon and not early and sleeper.asleep:
             self.claim_early = True
             return
@@ -94,7 +97,24 @@ class Pace:
         self._naps = 0
         self.should_claim = False
         self.look_ahead = False
-        if next_run_at is not None and wait > 0.005:
+        self._plan_sleep(wait)
+
+    def after_look(self, next_run_at: datetime | None) -> None:
+        """Sleep on, unless a job is due, or about to be."""
+        self.should_look = False
+        wait = self._seconds_until(next_run_at)
+        if wait <= self.lead:
+            self.should_claim = self.claim_early = True
+        else:
+            self._plan_sleep(wait)
+
+    def _seconds_until(self, next_run_at: datetime | None) -> float:
+        return math.inf if next_run_at is None else self.clock.seconds_until(next_run_at)
+
+    def _plan_sleep(self, wait: float) -> None:
+        """Sleep until a job is due, or until the safety poll. `wait`: how long until it is due."""
+        soon = wait <= self.lead
+        if wait > 0.005:
             # Sleeping workers must not all wake up for one job.
             wait += min(self.rank, 5 if soon else 20) * _STAGGER_SECONDS
             if not soon:
@@ -103,7 +123,8 @@ class Pace:
                 # This claim was a moment too early, since our clock is an estimate. Try again,
                 # still ahead of time.
                 wait -= self.lead / 2
-        self._wake_at = time.monotonic() + wait
+        self._wakes_to_look = wait > self._poll_seconds
+        self._wake_at = time.monotonic() + min(wait, self._poll_seconds)
 
     async def sleep(self) -> None:
         """Sleep until a job is due, an enqueue notifies us, or a job finishes here."""
@@ -115,9 +136,12 @@ class Pace:
         now = time.monotonic()
         if reason == "interrupted" and now < self._wake_at:
             return
+        self._events.woken(self._worker, reason)
+        if reason == "timed out" and self._wakes_to_look and self.sleeper.asleep:
+            self.should_look = True
+            return
         self.should_claim = True
         self.claim_early = reason == "timed out" and self.sleeper.asleep
-        self._events.woken(self._worker, reason)
         if reason == "notified":
             if now - self._last_wake < _BUSY_SECONDS:
                 await self.sleeper.wake_up()

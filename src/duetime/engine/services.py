@@ -8,14 +8,15 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from random import uniform
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from duetime.domain.jobs.job import AttemptOutcome
-from duetime.errors import DatabaseCorrupted, TransactionConflict, TransientError
+from duetime.engine.looks import Check, Looks, Seen
+from duetime.errors import DatabaseCorrupted, StorageError, TransactionConflict, TransientError
 from duetime.settings import Settings
 from duetime.storage.access.pruning import prune_access
 from duetime.storage.audit import prune_audit
-from duetime.storage.store import Store
+from duetime.storage.store import Look, Store
 from duetime.telemetry.events import Events, Outage, log_event
 
 log = logging.getLogger("duetime.worker")
@@ -44,6 +45,12 @@ class Service(NamedTuple):
     """Returns the seconds until the next round."""
     wait: float = 0.0
     """The seconds until the first round."""
+    check: Check | None = None
+    """Returns whether a round has something to do. If it has not, the round is left out."""
+    sees: Callable[[Look], bool] | None = None
+    """The same, if what every look brings tells it."""
+    every: float = 1.0
+    """The seconds until the next check after one that found nothing."""
 
 
 def make_rescuer(
@@ -60,7 +67,12 @@ def make_rescuer(
         # Not all workers at the same moment.
         return settings.rescue_every.total_seconds() * uniform(0.75, 1.25)
 
-    return Service("rescuer", rescue)
+    return Service(
+        "rescuer",
+        rescue,
+        check=lambda: store.any_dead(sparing=worker_id()),
+        every=settings.rescue_every.total_seconds(),
+    )
 
 
 def make_pruner(store: Store, settings: Settings, others: Sequence[Prune]) -> Service:
@@ -108,16 +120,31 @@ def backoff(failures: int) -> float:
     return BACKOFF[min(failures, len(BACKOFF)) - 1] if failures else 0.0
 
 
-async def repeat(service: Service, *, stopping: asyncio.Event, outage: Outage) -> None:
+async def repeat(
+    service: Service, *, stopping: asyncio.Event, outage: Outage, looks: Looks | None = None
+) -> None:
     """Run a service's rounds until `stopping`. Of all errors, only a corrupted database stops it.
 
     It stops between two rounds: cancelling a database call would cost its connection.
     """
-    name, work, wait = service
+    name, work, wait, check, sees, every = service
     failures = 0
-    while not await _stopped(stopping, wait):
+    while not stopping.is_set():
         try:
-            wait = await work()
+            if looks is None or (check is None and sees is None):
+                if await _stopped(stopping, wait):
+                    return
+                wait = await work()
+            else:
+                seen = await _seen(stopping, looks.ask(wait, check))
+                if seen is None:
+                    return
+                if isinstance(seen, StorageError):
+                    # The round finds out what is wrong, and may know what to do about it.
+                    has_work = True
+                else:
+                    has_work = seen.answer if sees is None else sees(seen.look)
+                wait = await work() if has_work else every
             failures = 0
             outage.worked(name)
         except TransactionConflict as error:
@@ -156,6 +183,25 @@ async def _stopped(stopping: asyncio.Event, seconds: float) -> bool:
         async with asyncio.timeout(seconds):
             await stopping.wait()
     return stopping.is_set()
+
+
+async def _seen(
+    stopping: asyncio.Event, answer: asyncio.Future[Seen]
+) -> Seen | StorageError | None:
+    """Wait for a look. None: the service is to stop. An error: the check alone has failed."""
+    stopped = asyncio.create_task(stopping.wait())
+    waits: list[asyncio.Future[Any]] = [answer, stopped]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        return None if stopping.is_set() else answer.result()
+    except (TransientError, DatabaseCorrupted):
+        raise
+    except StorageError as error:
+        return error
+    finally:
+        stopped.cancel()
+        if not answer.cancel() and not answer.cancelled():
+            answer.exception()
 
 
 async def end_all(services: Sequence[asyncio.Task[None]], seconds: float) -> None:

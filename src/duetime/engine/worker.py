@@ -17,6 +17,7 @@ from duetime.domain.jobs.task import TaskDefinition
 from duetime.engine.followers import Followers, MakeFollower, WorkerView
 from duetime.engine.hooks import Hooks
 from duetime.engine.lease import Heartbeat, Lease, LoopWatch
+from duetime.engine.looks import Check, Looks
 from duetime.engine.loop import Loop
 from duetime.engine.runners import LOST, STOPPING
 from duetime.engine.services import (
@@ -30,7 +31,7 @@ from duetime.engine.services import (
 from duetime.engine.stopping import Stopping
 from duetime.errors import DatabaseCorrupted, DatabaseUnreachable, StorageError
 from duetime.settings import Settings
-from duetime.storage.store import Beat, Store
+from duetime.storage.store import Beat, Look, Store
 from duetime.telemetry.events import Events, Outage, log_event
 from duetime.telemetry.tally import WorkerState
 
@@ -67,7 +68,15 @@ class Worker:
         self._opened = False
         self.lease = Lease(self._lease_lost)
         self.stopping = Stopping(self._database_corrupted)
-        self.loop = Loop(view, settings, self._followers, lease=self.lease, stopping=self.stopping)
+        self._looks = Looks(self._look)
+        self.loop = Loop(
+            view,
+            settings,
+            self._followers,
+            lease=self.lease,
+            stopping=self.stopping,
+            looks=self._looks,
+        )
         self.started = asyncio.Event()
         self.left_behind = 0
         """Jobs that could not be given back. They are rescued when the lease runs out."""
@@ -119,7 +128,9 @@ class Worker:
             raise
         services_stop = asyncio.Event()
         services = [
-            asyncio.create_task(repeat(service, stopping=services_stop, outage=self.outage))
+            asyncio.create_task(
+                repeat(service, stopping=services_stop, outage=self.outage, looks=self._looks)
+            )
             for service in self._services()
         ]
         for service in services:
@@ -145,12 +156,12 @@ class Worker:
             raise self.stopping.corruption
 
     def _services(self) -> Iterator[Service]:
-        yield Service("housekeeping", self._keep_house)
+        yield Service("housekeeping", self._keep_house, sees=self._has_to_keep_house)
         yield make_rescuer(self._store, self._settings, self._events, lambda: self.lease.worker_id)
         prunes = [follower.prune for follower in self._followers]
         yield make_pruner(self._store, self._settings, prunes)
         for follower in self._followers:
-            yield Service(follower.name, follower.repair)
+            yield follower.repairing()
             yield from follower.services()
 
     async def _run_loop_until_stopped(self) -> None:
@@ -247,7 +258,7 @@ class Worker:
         """Let running jobs finish within the grace time; give the rest back, return how many."""
         loop, runners, stopping = self.loop, self.loop.runners, self.stopping
         if stopping.corruption is not None:
-            await end_all(services, 0.0)
+            await end_all([*services, *self._looks.close()], 0.0)
             runners.stop_all(LOST)
             await runners.drained(_CANCEL_SECONDS)
             return 0
@@ -273,6 +284,8 @@ class Worker:
             for service in services:
                 service.cancel()
         await services_end
+        if looking := self._looks.close():
+            await end_all(looking, _CANCEL_SECONDS)
         runners.stop_all(STOPPING)
         await runners.drained(_CANCEL_SECONDS)
         await self._flush()
@@ -404,16 +417,32 @@ class Worker:
             listening=self.loop.pace.sleeper.listening,
         )
 
+    async def _look(self, checks: Sequence[Check]) -> tuple[Look, list[Any]]:
+        look, answers = await self._store.look(
+            self._settings.queues,
+            list(self._tasks),
+            sparing=self.loop.returns.parked,
+            checks=[check() for check in checks],
+        )
+        self.loop.set_limited(look.limited)
+        return look, answers
+
+    def _has_to_keep_house(self, look: Look) -> bool:
+        self._seen = look
+        return self.lease.fenced is None and (
+            look.parked or look.quarantined or bool(self.loop.runners.waiting)
+        )
+
     async def _keep_house(self) -> float:
-        if self.lease.fenced is None:
-            await self.loop.returns.give_back(self.loop.runners.take_back(older_than=1.0))
-            await self.loop.read_limits()
-            if await self._store.unpark(
-                list(self._tasks), self._settings.queues, sparing=self.loop.returns.parked
-            ):
-                self.loop.pace.should_claim = True
-                self.loop.pace.sleeper.interrupt()
-            await self.loop.claim_quarantined()
+        loop, seen = self.loop, self._seen
+        await loop.returns.give_back(loop.runners.take_back(older_than=1.0))
+        if seen.parked and await self._store.unpark(
+            list(self._tasks), self._settings.queues, sparing=loop.returns.parked
+        ):
+            loop.pace.should_claim = True
+            loop.pace.sleeper.interrupt()
+        if seen.quarantined:
+            await loop.claim_quarantined()
         return 1.0
 
 

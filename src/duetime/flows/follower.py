@@ -14,7 +14,7 @@ from duetime.engine.followers import Follower, Upkeep, WorkerView
 from duetime.errors import DatabaseCorrupted, StorageError
 from duetime.storage.flows.runs import FlowStatements
 from duetime.storage.jobs.changes import JobStatements
-from duetime.storage.store import Store
+from duetime.storage.store import Statements, Store
 from duetime.telemetry.events import log_event
 
 log = logging.getLogger("duetime.flows")
@@ -29,6 +29,7 @@ class FlowFollower(Follower):
 
     name = "flows"
     key_prefix = STEP_KEYS
+    check_every = _REPAIR_SECONDS
 
     def __init__(self, worker: WorkerView) -> None:
         tasks = worker.tasks.items()
@@ -81,6 +82,9 @@ class FlowFollower(Follower):
                     worker=self._worker,
                     error=str(error),
                 )
+
+    def check(self) -> Statements:
+        return self._statements.check()
 
     async def repair(self) -> float:
         """Do what nobody did, for some of the runs each time."""

@@ -17,6 +17,7 @@ from duetime.storage.reminders.deliveries import DeliveryStatements
 from duetime.storage.reminders.pruning import PruneStatements
 from duetime.storage.reminders.rearm import RearmStatements
 from duetime.storage.reminders.unsent_digests import UnsentDigests
+from duetime.storage.store import Statements
 from duetime.telemetry.events import log_event
 
 log = logging.getLogger("duetime.reminders")
@@ -29,6 +30,7 @@ class ReminderFollower(Follower):
 
     name = "reminders"
     tasks = frozenset({REMIND_TASK, DIGEST_TASK})
+    check_every = _REPAIR_SECONDS
 
     def __init__(self, worker: WorkerView, settings: Settings) -> None:
         self._worker = worker.name
@@ -73,6 +75,9 @@ class ReminderFollower(Follower):
                     worker=self._worker,
                     error=str(error),
                 )
+
+    def check(self) -> Statements:
+        return self._marks.check()
 
     async def repair(self) -> float:
         """Record what nobody did, and enqueue the rearm jobs that got lost."""

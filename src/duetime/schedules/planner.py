@@ -45,7 +45,7 @@ log = logging.getLogger("duetime.planner")
 
 _REPAIR_SECONDS = 1.0
 _UNRECORDED_EVERY = 5
-"""How many repairs pass between two searches for runs that finished and were not recorded."""
+"""How many checks pass between two searches for runs that finished and were not recorded."""
 _FALLBACK_SECONDS = 5.0
 """How often schedules that fell back to memory try their table again."""
 _MAX_KEPT = 10_000
@@ -57,6 +57,7 @@ class Planner(Follower):
     name = "planner"
     key_prefix = RUN_KEYS
     gates = True
+    check_every = _REPAIR_SECONDS
 
     def __init__(
         self, worker: WorkerView, declared: Sequence[NewSchedule], settings: Settings
@@ -84,7 +85,9 @@ class Planner(Follower):
         self._decided: set[int] = set()
         self._ended: list[int] = []
         self._ledger = Upkeep("duetime-planner", self._keep_ledger)
-        self._repairs = 0
+        self._checks = 0
+        self._searches = True
+        """Whether the next repair looks for runs that finished and were not recorded."""
         self._unreadable: set[str] = set()
         """Schedules that were reported as left to others."""
 
@@ -289,6 +292,14 @@ class Planner(Follower):
 
     # Repair
 
+    def check(self) -> Statements:
+        self._checks += 1
+        searches = self._checks % _UNRECORDED_EVERY == 1
+        due, unrecorded = yield from self._statements.check(unrecorded=searches)
+        self._searches = unrecorded
+        # What could not be written here is tried again; schedules that fell back try their table.
+        return due or unrecorded or self._fallen_back or bool(self._begun or self._ended)
+
     async def repair(self) -> float:
         """Plan on where nobody has, and record what nobody did."""
         if not self._fallen_back:
@@ -316,11 +327,10 @@ class Planner(Follower):
                 )
                 # There may be more: a long outage is planned in parts.
                 return 0.01
-        if self._repairs % _UNRECORDED_EVERY == 0:
+        if self._searches:
             jobs = await self._transact(self._statements.find_unrecorded(), reads=True)
             if jobs:
-                await self._record_finished(jobs)
-        self._repairs += 1
+                await self._record_finished(jobs, found=True)
         return _REPAIR_SECONDS
 
     async def next_repair(self) -> datetime | None:
@@ -352,8 +362,9 @@ class Planner(Follower):
             planning.unreadable.clear()
         return answer
 
-    async def _record_finished(self, jobs: Sequence[int]) -> None:
-        for name in await self._transact(self._statements.record_finished(jobs), computes=True):
+    async def _record_finished(self, jobs: Sequence[int], *, found: bool = False) -> None:
+        record = self._statements.record_finished(jobs, found=found)
+        for name in await self._transact(record, computes=True):
             self._events.changed(name, "paused")
 
 

@@ -100,6 +100,21 @@ class Exchange(msgspec.Struct):
     """The worker's lease had run out, so nothing was claimed."""
 
 
+class Look(msgspec.Struct, frozen=True):
+    """What a worker reads once a second while it has nothing to do."""
+
+    now: datetime
+    next_run_at: datetime | None
+    """The earliest due time in its queues that are not paused: overdue jobs count, limited queues
+    too."""
+    limited: tuple[str, ...] = ()
+    """Its queues that have limits."""
+    parked: bool = False
+    """Whether `unpark` has something to do."""
+    quarantined: bool = False
+    """Whether a quarantined job is due."""
+
+
 class Beat(msgspec.Struct, frozen=True):
     """The answer to a heartbeat."""
 
@@ -339,6 +354,20 @@ class Store(Protocol):
     async def set_progress(self, job: ClaimedJob, progress: str) -> bool: ...
 
     # Housekeeping
+
+    async def look(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str],
+        *,
+        sparing: Collection[int] = (),
+        checks: Sequence[Statements] = (),
+    ) -> tuple[Look, list[Any]]:
+        """Return how the queues stand, and what each of the `checks` returns, in one transaction
+        that reads only. `tasks` and `sparing`: as for `unpark`."""
+
+    def any_dead(self, *, sparing: int = 0) -> Statements:
+        """Return whether `rescue` has something to do. Reads only."""
 
     async def rescue(self, *, sparing: int = 0) -> list[Rescued]:
         """Return to `due`, or declare dead, what dead workers held, all but that of `sparing`.

@@ -13,7 +13,7 @@ import pytest
 
 from duetime import Context, Duetime, JobState
 from duetime.storage.postgres.store import PostgresStore
-from duetime.storage.store import Beat, Exchange
+from duetime.storage.store import Beat, Exchange, Look
 from tests.conftest import Backend, query
 from tests.log_events import event_of
 from tests.servers import PostgresServer
@@ -248,16 +248,16 @@ async def test_a_worker_that_is_fenced_claims_no_quarantined_job(
 
     store = await app.store()
     worker = app._make_worker(store)
-    unpark = store.unpark
+    look = store.look
     fenced: list[str] = []
 
-    async def late(*args: Any, **options: Any) -> int:
+    async def late(*args: Any, **options: Any) -> tuple[Look, list[Any]]:
         if not fenced:
             fenced.append("the lease ran out")
             worker.lease.fence(fenced[0])
-        return await unpark(*args, **options)
+        return await look(*args, **options)
 
-    monkeypatch.setattr(store, "unpark", late)
+    monkeypatch.setattr(store, "look", late)
     handle = await note.enqueue()
     query(backend, "update duetime.due set priority = 10")
     running = asyncio.create_task(worker.run())

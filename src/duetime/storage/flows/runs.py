@@ -133,6 +133,11 @@ class FlowStatements:
                 yield from self._dialect.run("flow_wake", [run for (run,) in ready])
         return [job for job, run in holders if run not in locked]
 
+    def check(self) -> Statements:
+        """Return whether a worker may have something to repair: a step that waits for a job, a
+        compensation, a signal that nobody took. Reads only."""
+        return bool((yield from self._dialect.run("flow_check", {})))
+
     def job_steps(self, after: int) -> Statements:
         """Return some steps that wait for a job: the job, whether it has ended, whether the run
         has."""

@@ -50,10 +50,12 @@ async def drive(
     *,
     seconds: float | None = None,
     thread: ThreadPoolExecutor | None = None,
+    rows: list[Row] | None = None,
 ) -> Any:
-    """Execute the statements; with a `thread`, what they compute is computed there."""
+    """Execute the statements; with a `thread`, what they compute is computed there.
+
+    `rows`: the answer to the first of them, which was executed before."""
     loop = asyncio.get_running_loop()
-    rows: list[Row] | None = None
     while True:
         if thread is None:
             statement, answer = _advance(statements, rows)

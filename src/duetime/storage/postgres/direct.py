@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from duetime.storage.postgres.pool import Connection
 from duetime.storage.store import Row
 
 _READ = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+_IDLE_SECONDS = 10.0
+"""Nobody needed the session for so long: it is closed. To open it again takes milliseconds."""
 _PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?s|%%")
 
 
@@ -40,6 +43,7 @@ class DirectSession:
         self._fd = -1
         self._prepared: dict[str, _Prepared] = {}
         self._busy = False
+        self._used_at = 0.0
         self._results: list[pq.abc.PGresult] = []
         self._answer: asyncio.Future[pq.abc.PGresult] | None = None
 
@@ -81,6 +85,7 @@ class DirectSession:
             raise
         finally:
             self._busy = False
+            self._used_at = time.monotonic()
         transformer = Transformer(connection)
         transformer.set_pgresult(result)
         return transformer.load_rows(0, result.ntuples, tuple)
@@ -96,7 +101,18 @@ class DirectSession:
         self._fd = connection.fileno()
         self._loop.add_reader(self._fd, self._read)
         self._connection = connection
+        self._loop.call_later(_IDLE_SECONDS, self._close_if_idle, connection)
         return connection
+
+    def _close_if_idle(self, connection: Connection) -> None:
+        if self._connection is not connection or self._loop is None:
+            return
+        idle = 0.0 if self._busy else time.monotonic() - self._used_at
+        if idle >= _IDLE_SECONDS:
+            self._forget()
+            connection.pgconn.finish()
+        else:
+            self._loop.call_later(_IDLE_SECONDS - idle, self._close_if_idle, connection)
 
     def _forget(self) -> Connection | None:
         connection, self._connection = self._connection, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from itertools import starmap
 from operator import itemgetter
@@ -14,7 +15,7 @@ import psycopg
 from duetime.domain.jobs.job import PARKED_CODE, UNREADABLE, AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.reasons import Reason, write_reason
 from duetime.errors import JobNotFound, StorageError, TransientError
-from duetime.storage.postgres.connection import array, translate_errors
+from duetime.storage.postgres.connection import array, rows_of, translate_errors
 from duetime.storage.postgres.dialect import drive
 from duetime.storage.postgres.heart import PostgresHeart
 from duetime.storage.postgres.pool import Connection
@@ -25,6 +26,7 @@ from duetime.storage.store import (
     MAX_CLAIMED_ARGS,
     Exchange,
     Lane,
+    Look,
     Rescued,
     Row,
     Statements,
@@ -56,8 +58,6 @@ class HotPath(Sessions):
         lease: timedelta,
     ) -> int:
         await self.check_pooler()
-        # Under load a worker claims on one connection and finishes on another.
-        await self._open_pool().hold(2)
         async with self._connection(fail_fast=True) as connection, connection.transaction():
             if tasks:
                 await self._on(
@@ -322,6 +322,32 @@ class HotPath(Sessions):
         return bool(
             await self._rows("set_progress", job=job.id, token=job.token, progress=progress)
         )
+
+    async def look(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str],
+        *,
+        sparing: Collection[int] = (),
+        checks: Sequence[Statements] = (),
+    ) -> tuple[Look, list[Any]]:
+        given = {"queues": list(queues), "tasks": list(tasks), "sparing": array(sparing)}
+        asked = [next(check) for check in checks]
+        async with self._connection(fail_fast=True) as connection:
+            # A transaction of its own, which the end of the pipeline commits.
+            async with connection.pipeline() if asked else nullcontext():
+                looked = await self._send(connection, "look", **given)
+                cursors = [await connection.execute(*statement) for statement in asked]
+            [(now, next_run_at, limited, parked, quarantined)] = await looked.fetchall()
+            answers = [
+                await drive(connection, check, rows=await rows_of(cursor))
+                for check, cursor in zip(checks, cursors, strict=True)
+            ]
+        return Look(now, next_run_at, tuple(limited), parked, quarantined), answers
+
+    def any_dead(self, *, sparing: int = 0) -> Statements:
+        rows = yield self._sql["any_dead"], {"sparing": sparing}
+        return bool(rows[0][0])
 
     async def rescue(self, *, sparing: int = 0) -> list[Rescued]:
         async with self._connection(fail_fast=True) as connection:

@@ -25,6 +25,9 @@ _RECONNECT_SECONDS = 2.0
 """psycopg's pool doubles its pauses without bound. After this many seconds it gives up, and starts
 again with a pause of one second: recovery takes no longer after a long outage than after a short
 one."""
+_IDLE_SECONDS = 10.0
+"""A connection that nobody needed for so long is closed, except for those to `keep`: hundreds of
+idle workers must not use up the server's connections. To open one again takes milliseconds."""
 _NAME = "duetime-"
 _READS = 3
 """A server that ends a session sends a message first, and then closes the connection."""
@@ -42,6 +45,7 @@ class Pool:
         *,
         name: str,
         size: int,
+        keep: int = 1,
         kwargs: dict[str, Any],
         configure: Callable[[Connection], Awaitable[None]],
         refused: Callable[[], None] = lambda: None,
@@ -59,9 +63,9 @@ class Pool:
             dsn,
             connection_class=self._watched_class(),
             kwargs=kwargs,
-            min_size=1,
+            min_size=keep,
             max_size=size,
-            max_idle=300,
+            max_idle=_IDLE_SECONDS,
             reconnect_timeout=_RECONNECT_SECONDS,
             reconnect_failed=self._keep_trying,
             configure=configure,
@@ -78,11 +82,6 @@ class Pool:
 
     def get_stats(self) -> dict[str, int]:
         return self._pool.get_stats()
-
-    async def hold(self, count: int) -> None:
-        """Keep at least so many connections open."""
-        if self._pool.get_stats()["pool_size"] < min(count, self._size):
-            await self._pool.resize(min(count, self._size), self._size)
 
     @asynccontextmanager
     async def connection(

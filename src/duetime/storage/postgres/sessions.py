@@ -145,11 +145,14 @@ class Sessions:
                 await pool.close()
         self._pool = self._transactions = None
 
-    def _make_pool(self, name: str, configure: Callable[[Connection], Awaitable[None]]) -> Pool:
+    def _make_pool(
+        self, name: str, configure: Callable[[Connection], Awaitable[None]], *, keep: int = 1
+    ) -> Pool:
         return Pool(
             self.dsn,
             name=name,
             size=self._pool_size,
+            keep=keep,
             kwargs={"autocommit": True, "prepare_threshold": 0 if self._prepare else None},
             configure=configure,
             refused=self._leave_server,
@@ -267,7 +270,7 @@ class Sessions:
     async def _transaction_pool(self) -> Pool:
         """Handlers hold these for as long as they like; our short statements never wait for one."""
         if self._transactions is None:
-            self._transactions = self._make_pool("transactions", self._configure)
+            self._transactions = self._make_pool("transactions", self._configure, keep=0)
             await self._transactions.open()
         return self._transactions
 

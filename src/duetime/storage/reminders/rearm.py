@@ -22,6 +22,11 @@ class RearmStatements(ReminderStatements):
         rows = yield from self._dialect.run("rearm_stale", {"after": after, "most": limit})
         return [row[0] for row in rows]
 
+    def check(self) -> Statements:
+        """Return whether a worker may have something to repair: a reminder that is due and was not
+        sent, a digest that is being sent, a mark that is overdue. Reads only."""
+        return bool((yield from self._dialect.run("reminders_check", _PATIENCE)))
+
     def overdue(self) -> Statements:
         """Return whether `repair` may have something to do. Reads only."""
         return bool((yield from self._dialect.run("rearm_overdue", _PATIENCE)))

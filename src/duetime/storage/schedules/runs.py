@@ -126,13 +126,20 @@ class RunStatements(Planning):
             ],
         )
 
+    def check(self, *, unrecorded: bool) -> Statements:
+        """Return whether `repair` has something to do, and whether `find_unrecorded` may have.
+        Locks nothing: every worker asks every second."""
+        given = _PATIENCE | {"unrecorded": unrecorded}
+        [(due, is_open)] = yield from self._dialect.run("schedule_check", given)
+        return bool(due), bool(is_open)
+
     def due(self) -> Statements:
         """Return whether `repair` has something to do. Reads only."""
-        return bool((yield from self._due()))
+        return (yield from self.check(unrecorded=False))[0]
 
     def find_unrecorded(self) -> Statements:
         """Return finished jobs that the ledger does not have as such. Reads only."""
-        rows = yield from self._dialect.run("schedule_unrecorded", {})
+        rows = yield from self._dialect.run("schedule_unrecorded", _PATIENCE)
         return [row[0] for row in rows]
 
     def repair(self) -> Statements:
@@ -154,12 +161,20 @@ class RunStatements(Planning):
         rows = yield from self._dialect.run("schedule_next", _PATIENCE)
         return None if rows[0][0] is None else self._dialect.moment(rows[0][0])
 
-    def record_finished(self, jobs: Sequence[int]) -> Statements:
-        """Record how runs ended; pause schedules that fail too often, and return their names."""
+    def record_finished(self, jobs: Sequence[int], *, found: bool = False) -> Statements:
+        """Record how runs ended; pause schedules that fail too often, and return their names.
+
+        `found`: by `find_unrecorded`. Other workers find the same, so what one of them has locked
+        is left to it.
+        """
         # Schedules before their ledger, in the order of their ids, as everyone does.
         owners = yield from self._dialect.run("schedule_gate", list(jobs))
-        locks = {"ids": sorted({row[1] for row in owners}), "names": []}
-        yield from self._dialect.run("schedule_lock", locks)
+        ids = sorted({row[1] for row in owners})
+        if found:
+            locked = {row[0] for row in (yield from self._dialect.run("schedule_try_lock", ids))}
+            jobs = [row[0] for row in owners if row[1] in locked]
+        else:
+            yield from self._dialect.run("schedule_lock", {"ids": ids, "names": []})
         rows = yield from self._dialect.run("schedule_record_finished", list(jobs))
         failing = {row[0]: row[1] for row in rows if row[1]}
         paused = []

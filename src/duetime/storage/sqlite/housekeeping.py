@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 
 from duetime.domain.jobs.job import PARKED_CODE, AttemptOutcome, ClaimedJob
-from duetime.storage.sqlite.dialect import decode, encode_set, maybe_to_us, span_to_us
+from duetime.storage.sqlite import hot_path
+from duetime.storage.sqlite.dialect import decode, encode_set, from_us, maybe_to_us, span_to_us
 from duetime.storage.sqlite.hot_path import wait_again
 from duetime.storage.sqlite.operate import end_waiting
 from duetime.storage.sqlite.thread import Transaction
-from duetime.storage.store import LEAD, Rescued, Row, rescued_state
+from duetime.storage.store import LEAD, Look, Rescued, Row, rescued_state
 
 _QUARANTINE = 10
 _SECOND = 1_000_000
@@ -57,17 +58,37 @@ def register_worker(
     return worker_id
 
 
+def look(
+    tx: Transaction, queues: Sequence[str], tasks: Sequence[str], sparing: Collection[int]
+) -> Look:
+    """How the queues of an idle worker stand. This reads only."""
+    limited = [row[0] for row in tx.rows("limited_queues") if row[0] in queues]
+    first = hot_path.first_due(tx, queues, limited, overdue=True)
+    return Look(
+        from_us(tx.now),
+        from_us(min(first)) if first else None,
+        tuple(limited),
+        tx.value("parked_for", **_parked(tasks, queues, sparing)) != "[]",
+        hot_path.any_quarantined(tx, queues),
+    )
+
+
 def unpark(
     tx: Transaction, tasks: Sequence[str], queues: Sequence[str], sparing: Collection[int]
 ) -> int:
-    which = {
+    jobs = tx.value("parked_for", **_parked(tasks, queues, sparing))
+    tx.run("wait_again", jobs=jobs)
+    return tx.run("leave_parked", jobs=jobs)
+
+
+def _parked(
+    tasks: Sequence[str], queues: Sequence[str], sparing: Collection[int]
+) -> dict[str, str]:
+    return {
         "tasks": encode_set(tasks),
         "queues": encode_set(queues),
         "sparing": msgspec.json.encode(list(sparing)).decode(),
     }
-    jobs = tx.value("parked_for", **which)
-    tx.run("wait_again", jobs=jobs)
-    return tx.run("leave_parked", jobs=jobs)
 
 
 def long_parked(tx: Transaction, age: timedelta, batch: int) -> list[Row]:

@@ -47,6 +47,7 @@ from duetime.storage.statements import load_statements
 from duetime.storage.store import (
     Exchange,
     Lane,
+    Look,
     Rescued,
     Statements,
     WorkerInfo,
@@ -284,6 +285,25 @@ class SqliteStore:
         return await self._thread.write(lambda tx: housekeeping.set_progress(tx, job, progress))
 
     # Housekeeping
+
+    async def look(
+        self,
+        queues: Sequence[str],
+        tasks: Sequence[str],
+        *,
+        sparing: Collection[int] = (),
+        checks: Sequence[Statements] = (),
+    ) -> tuple[Look, list[Any]]:
+        return await self._thread.read(
+            lambda tx: (
+                housekeeping.look(tx, queues, tasks, sparing),
+                [tx.drive(check) for check in checks],
+            )
+        )
+
+    def any_dead(self, *, sparing: int = 0) -> Statements:
+        rows = yield self._sql["any_dead"], {"now": self._shared.now_us()}
+        return bool(rows[0][0])
 
     async def rescue(self, *, sparing: int = 0) -> list[Rescued]:
         return await self._thread.write_unless(

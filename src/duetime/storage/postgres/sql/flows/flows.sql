@@ -117,6 +117,15 @@ where c.batch is null
 -- name: flow_wake
 select duetime._wake_runs(array(select value::bigint from json_array_elements_text(%s::json)));
 
+-- name: flow_check
+-- Whether a repair may have something to do. Indexes: flow_step_job, flow_step_compensation, flow_signal_untaken.
+select 1 where %s::json is not null and (
+    exists (select from duetime.flow_step as s where s.job_id is not null and s.finished_at is null)
+    or exists (select from duetime.flow_step as s
+               where s.kind = 'compensation' and s.state = 'registered')
+    or exists (select from duetime.flow_signal as f
+               where f.seq is null and f.sent_at > (select duetime.now()) - interval '1 hour'));
+
 -- name: flow_job_steps
 -- Steps whose job has ended without their run knowing, or whose run has ended without its job: some,
 -- by the job's id. Index: flow_step_job.

@@ -44,6 +44,40 @@ select u.id from duetime.claim as c cross join lateral unnest(c.cancelled) as u(
 where c.worker_id = %(worker)s and not exists (
     select from duetime.attempt as a where a.job_id = u.id and a.token = c.token);
 
+-- name: look
+-- How the queues of an idle worker stand. One probe of due_pkey for each lane, also of those with limits:
+-- the worker then claims, and sees by itself whether there is room. Locks nothing.
+select duetime.now(),
+    (select min(least(d.run_at, '9999-01-01Z'))
+     from unnest(%(queues)s::text[]) as l(queue)
+     cross join generate_series(0, 9) as p(priority)
+     cross join lateral (
+         select due.run_at from duetime.due
+         where due.queue = l.queue and due.priority = p.priority
+         order by due.run_at, due.job_id limit 1
+     ) as d
+     where not exists (select from duetime.queue as q
+                       where q.name = l.queue and q.paused_at is not null)),
+    array(select q.name from duetime.queue as q
+          where q.name = any (%(queues)s::text[])
+            and coalesce(q.running, q.per_partition, q.rate) is not null),
+    exists (select from duetime.parked as p
+            where p.task = any (%(tasks)s::text[]) and p.queue = any (%(queues)s::text[])
+              and not p.unreadable and p.job_id <> all (%(sparing)s::bigint[])),
+    exists (select from unnest(%(queues)s::text[]) as l(queue)
+            cross join lateral (
+                select from duetime.due
+                where due.queue = l.queue and due.priority = 10
+                  and due.run_at <= (select duetime.now())
+                limit 1) as d);
+
+-- name: any_dead
+-- Whether the rescuer has anything to do.
+select exists (select from duetime.worker as w where w.lease_until <= (select duetime.now()))
+    or exists (select from duetime.claim as c
+               where c.worker_id <> %(sparing)s
+                 and c.worker_id not in (select w.id from duetime.worker as w));
+
 -- name: due_ids
 -- The next jobs of these queues, by their ids alone: whatever their rows hold, this can be read.
 select d.job_id

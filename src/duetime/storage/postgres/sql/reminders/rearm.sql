@@ -17,6 +17,15 @@ select 1 from json_to_record(%s::json) as g(patience bigint)
 where exists (select from duetime.subject as s
               where s.rearm_at <= (select duetime.now()) - g.patience * interval '1 microsecond');
 
+-- name: reminders_check
+-- Whether a repair may have something to do. Indexes: reminder_armed, digest_sending, subject_rearm.
+select 1 from json_to_record(%s::json) as g(patience bigint)
+where exists (select from duetime.reminder as r
+              where r.status = 'armed' and r.run_at <= (select duetime.now()))
+   or exists (select from duetime.digest as d where d.status = 'sending')
+   or exists (select from duetime.subject as s
+              where s.rearm_at <= (select duetime.now()) - g.patience * interval '1 microsecond');
+
 -- name: rearm_turn
 -- Whether nobody else repairs just now. What follows sees what those before did.
 select pg_try_advisory_xact_lock(hashtext('duetime.rearm')) where %s::json is not null;

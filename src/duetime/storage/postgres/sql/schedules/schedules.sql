@@ -46,6 +46,13 @@ where s.id = any (array(select value::bigint from json_array_elements_text(i.doc
 order by s.id
 for update of s;
 
+-- name: schedule_try_lock
+-- Lock those that nobody else has locked.
+select s.id from duetime.schedule as s
+where s.id = any (array(select value::bigint from json_array_elements_text(%s::json)))
+order by s.id
+for update of s skip locked;
+
 -- name: schedule_find
 -- Like `schedule_lock`, without the lock; all of them if `names` is null.
 select s.id, s.name, s.kind, s.target, s.args::text, s.queue, s.priority, s.max_attempts,
@@ -70,6 +77,24 @@ cross join lateral (
     select * from duetime.schedule as s where s.name > g."after" order by s.name limit g."limit"
 ) as s
 order by s.name;
+
+-- name: schedule_check
+-- Whether `schedule_due` has something, and, if that is asked for, whether `schedule_unrecorded` may
+-- have. Every worker asks, so it locks nothing.
+with given as materialized (
+    select duetime.now() as now, duetime.now() - g.patience * interval '1 microsecond' as before,
+        g.unrecorded
+    from json_to_record(%s::json) as g(patience bigint, unrecorded boolean)
+)
+select exists (select from duetime.schedule as s
+               where s.paused_at is null and s.broken is null
+                 and s.next_run_at <= (select before from given))
+    or exists (select from duetime.schedule as s
+               where s.paused_until is not null and s.paused_until <= (select now from given)),
+    (select unrecorded from given) and exists (
+        select from duetime.schedule_tick as o
+        where o.job_id is not null and o.finished_at is null
+          and o.run_at <= (select before from given));
 
 -- name: schedule_due
 -- Schedules that nobody has planned on, a moment after their tick; or whose pause is over.
@@ -218,14 +243,19 @@ where o.schedule_id = m.schedule_id and o.tick = m.tick
 select job_id from duetime.supersede_runs(%s::json) as job_id;
 
 -- name: schedule_unrecorded
+-- What ended just now is about to be recorded by the worker that ran it.
+with given as materialized (
+    select duetime.now() - g.patience * interval '1 microsecond' as before
+    from json_to_record(%s::json) as g(patience bigint)
+)
 select o.job_id from duetime.schedule_tick as o
-where o.job_id is not null and o.finished_at is null and o.run_at <= (select duetime.now())
+where o.job_id is not null and o.finished_at is null
+  and o.run_at <= (select duetime.now())
   and exists (
     select from duetime.attempt as a
-    where a.job_id = o.job_id
+    where a.job_id = o.job_id and a.finished_at <= (select before from given)
       and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
   and not exists (select from duetime.due as d where d.job_id = o.job_id)
-  and %s::json is not null
 limit 500;
 
 -- name: schedule_record_finished

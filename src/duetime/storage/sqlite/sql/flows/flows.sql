@@ -93,6 +93,17 @@ update duetime_due set run_at = json_extract((select doc from input), '$.now')
 where job_id in (select value from json_each((select doc from input), '$.doc'))
   and run_at > json_extract((select doc from input), '$.now');
 
+-- name: flow_check
+-- Whether a repair may have something to do.
+with input(doc) as (select ?)
+select 1 from input as i
+where exists (select 1 from duetime_flow_step as s indexed by duetime_flow_step_job
+              where s.job_id is not null and s.finished_at is null)
+   or exists (select 1 from duetime_flow_step as s indexed by duetime_flow_step_compensation
+              where s.kind = 'compensation' and s.state = 'registered')
+   or exists (select 1 from duetime_flow_signal as f indexed by duetime_flow_signal_untaken
+              where f.seq is null and f.sent_at > json_extract(i.doc, '$.now') - 3600000000);
+
 -- name: flow_job_steps
 -- Steps whose job has ended without their run knowing, or whose run has ended without its job: some,
 -- by the job's id.

@@ -19,6 +19,18 @@ where exists (select 1 from duetime_subject as s
    or exists (select 1 from duetime_tracked_change as c
               where c.at <= json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.patience'));
 
+-- name: reminders_check
+-- Whether a repair may have something to do.
+with input(doc) as (select ?)
+select 1 from input as i
+where exists (select 1 from duetime_reminder as r
+              where r.status = 'armed' and r.run_at <= json_extract(i.doc, '$.now'))
+   or exists (select 1 from duetime_digest as d where d.status = 'sending')
+   or exists (select 1 from duetime_subject as s
+              where s.rearm_at <= json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.patience'))
+   or exists (select 1 from duetime_tracked_change as c
+              where c.at <= json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.patience'));
+
 -- name: rearm_turn
 -- Who writes is alone.
 with input(doc) as (select ?)

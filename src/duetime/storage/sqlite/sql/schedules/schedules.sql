@@ -50,6 +50,13 @@ where s.id in (select e.value from input as i cross join json_each(i.doc, '$.doc
                cross join duetime_schedule as n on n.name = e.value)
 order by s.id;
 
+-- name: schedule_try_lock
+-- One transaction writes at a time: nobody else has locked any.
+with input(doc) as (select ?)
+select s.id from input as i cross join json_each(i.doc, '$.doc') as e
+cross join duetime_schedule as s on s.id = e.value
+order by s.id;
+
 -- name: schedule_find
 with input(doc) as (select ?)
 select s.id, s.name, s.kind, s.target, s.args, s.queue, s.priority, s.max_attempts, s.timeout,
@@ -71,6 +78,23 @@ select s.id, s.name, s.kind, s.target, s.args, s.queue, s.priority, s.max_attemp
 from duetime_schedule as s
 where s.name > (select json_extract(doc, '$.doc.after') from input)
 order by s.name limit (select json_extract(doc, '$.doc.limit') from input);
+
+-- name: schedule_check
+-- Whether `schedule_due` has something, and, if that is asked for, whether `schedule_unrecorded` may
+-- have.
+with input(doc) as (select ?)
+select exists (
+        select 1 from duetime_schedule as s indexed by duetime_schedule_next
+        where s.paused_at is null and s.broken is null
+          and s.next_run_at <= json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.patience'))
+    or exists (
+        select 1 from duetime_schedule as s indexed by duetime_schedule_paused
+        where s.paused_until is not null and s.paused_until <= json_extract(i.doc, '$.now')),
+    json_extract(i.doc, '$.doc.unrecorded') and exists (
+        select 1 from duetime_schedule_tick as o indexed by duetime_schedule_tick_open
+        where o.job_id is not null and o.finished_at is null
+          and o.run_at <= json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.patience'))
+from input as i;
 
 -- name: schedule_due
 with input(doc) as (select ?)
@@ -296,6 +320,7 @@ where schedule_id in (select e.value from input as i cross join json_each(i.doc,
 returning job_id;
 
 -- name: schedule_unrecorded
+-- What ended just now is about to be recorded by the worker that ran it.
 with input(doc) as (select ?)
 select o.job_id from duetime_schedule_tick as o indexed by duetime_schedule_tick_open
 cross join input as i
@@ -303,6 +328,7 @@ where o.job_id is not null and o.finished_at is null and o.run_at <= json_extrac
   and exists (
     select 1 from duetime_attempt as a
     where a.job_id = o.job_id
+      and a.finished_at <= json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.patience')
       and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired'))
   and not exists (select 1 from duetime_due as d where d.job_id = o.job_id)
 limit 500;

@@ -1,0 +1,57 @@
+"""What a worker costs while nothing happens: hundreds of them must fit on one server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import psycopg
+import pytest
+
+from duetime import Duetime
+from tests.waiting import until_true
+
+_SECONDS = 8.0
+_CONNECTIONS = """
+select count(*) from pg_stat_activity
+where datname = %s and application_name = 'duetime' and backend_type = 'client backend'
+"""
+_TRANSACTIONS = "select xact_commit + xact_rollback from pg_stat_database where datname = %s"
+
+
+@pytest.fixture
+def unpruned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pruner does not begin while we count."""
+    monkeypatch.setattr("duetime.engine.services._FIRST_SECONDS", 1e9)
+
+
+@pytest.mark.usefixtures("unpruned")
+async def test_an_idle_worker_has_three_connections_and_makes_a_transaction_a_second(
+    pg_url: str,
+) -> None:
+    """All that services check regularly is one read. Whoever adds a poll of its own fails here."""
+    app = Duetime(pg_url, migrate=True, prune_every="1000d")
+    app.schedule("0 0 1 1 *", name="yearly")(app.task(name="noop")(_noop))
+    database = psycopg.conninfo.conninfo_to_dict(pg_url)["dbname"]
+    elsewhere = psycopg.conninfo.make_conninfo(pg_url, dbname="postgres")
+    with psycopg.connect(elsewhere, autocommit=True) as watcher:
+
+        def count(text: bytes) -> int:
+            row = watcher.execute(text, (database,)).fetchone()
+            return 0 if row is None else int(row[0])
+
+        async with app.worker() as worker:
+            await until_true(lambda: worker.loop.pace.sleeper.asleep)
+            # What the start needed is closed again, after seconds of rest.
+            await until_true(lambda: count(_CONNECTIONS.encode()) <= 3, seconds=60)
+            before, began = count(_TRANSACTIONS.encode()), time.monotonic()
+            await asyncio.sleep(_SECONDS)
+            made, seconds = count(_TRANSACTIONS.encode()) - before, time.monotonic() - began
+            connections = count(_CONNECTIONS.encode())
+    await app.close()
+
+    assert connections <= 3, "the heartbeat's, the listener's, and one for everything else"
+    assert 0 < made <= 1.5 * seconds, f"{made} transactions in {seconds:.1f} s"
+
+
+async def _noop() -> None: ...
