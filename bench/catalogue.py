@@ -86,4 +86,9 @@ CATALOGUE: dict[str, Spec] = {
     "sqlite_flow_idle_ms": Spec("ms", "ten raw inserts", only_full=True),
     "flow_sleeping_drain": Spec("jobs/s", "no flows", _least(0.9), only_full=True),
     "flow_sleeping_rows": Spec("rows/s", "no flows", Target("ratio", "most", 1.5), only_full=True),
+    "job_enqueue_wal": Spec("bytes", "raw, insert to delete", only_full=True),
+    "job_run_wal": Spec("bytes", "raw, insert to delete", only_full=True),
+    "tick_wal": Spec("bytes", "raw, insert to delete", only_full=True),
+    "reminder_arm_wal": Spec("bytes", "raw, insert to delete", only_full=True),
+    "reminder_send_wal": Spec("bytes", "raw, insert to delete", only_full=True),
 }

@@ -134,6 +134,7 @@ async def work_until_stopped(bench: Bench, parent: Parent) -> None:
     await parent.heard()
     async with bench.app.worker():
         parent.say("started")
+        cpu = time.process_time()
         told = asyncio.create_task(parent.heard())
         said = 0
         while not told.done():
@@ -147,6 +148,7 @@ async def work_until_stopped(bench: Bench, parent: Parent) -> None:
             "last": bench.stopwatch.last_end,
             "runs": bench.runs,
             "ticks": bench.ticks,
+            "cpu": time.process_time() - cpu,
         }
     )
     await bench.app.close()

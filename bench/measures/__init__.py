@@ -8,6 +8,7 @@ from bench.environment import Environment
 from bench.measures import (
     api,
     bulk,
+    costs,
     drain,
     enqueue,
     fire,
@@ -69,4 +70,11 @@ MEASURES: dict[tuple[str, ...], Measure] = {
     ("sqlite_flow_steps",): sqlite.measure_flows,
     ("sqlite_flow_idle_ms",): sqlite.measure_idle_flow,
     ("flow_sleeping_drain", "flow_sleeping_rows"): flows.measure_sleeping,
+    (
+        "job_enqueue_wal",
+        "job_run_wal",
+        "tick_wal",
+        "reminder_arm_wal",
+        "reminder_send_wal",
+    ): costs.measure,
 }

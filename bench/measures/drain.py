@@ -117,7 +117,7 @@ def work_until_ended(workers: Sequence[Child], jobs: int) -> None:
         time.sleep(0.05)
         for number, worker in enumerate(workers):
             for said in worker.heard():
-                ended[number] = said["ended"]
+                ended[number] = said.get("ended", ended[number])
 
 
 def rate(reports: Sequence[dict[str, Any]], jobs: int) -> float:

@@ -5,10 +5,9 @@ Beside it a loop by hand that listens, and polls every second in case a notifica
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 
+from bench.cpu import cpu_seconds
 from bench.environment import Environment, duetime_worker, execute
 from bench.processes import Child
 from bench.reading import Reading
@@ -33,10 +32,10 @@ def measure(environment: Environment) -> dict[str, Reading]:
     with duetime_worker(ours) as worker, Child("raw_idle", dsn=bare) as loop:
         loop.hear()
         time.sleep(environment.scale.idle_settle_seconds)
-        before, cpu, began = read(_TRANSACTIONS), _cpu_seconds(worker.pid), time.monotonic()
+        before, cpu, began = read(_TRANSACTIONS), cpu_seconds([worker.pid]), time.monotonic()
         time.sleep(environment.scale.watch_seconds)
         after, seconds = read(_TRANSACTIONS), time.monotonic() - began
-        share = (_cpu_seconds(worker.pid) - cpu) / seconds
+        share = (cpu_seconds([worker.pid]) - cpu) / seconds
         connections = read(_CONNECTIONS)
     rates = {side: max(1, after[side] - before[side]) / seconds for side in names}
     return {
@@ -45,8 +44,3 @@ def measure(environment: Environment) -> dict[str, Reading]:
             rates["duetime"], rates["bare"], note=f"{share:.2%} of a CPU in the worker"
         ),
     }
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
