@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from duetime.domain.access.session import SESSION_IDLE, SESSION_LIFETIME
 from duetime.domain.duration import Duration, format_duration, parse_duration, read_duration
 from duetime.domain.jobs.job import (
     DEFAULT_MAX_ARGS_BYTES,
@@ -151,8 +152,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP API and the dashboard change nothing. Workers and the Python API still do."""
     redact_names: tuple[str, ...] = DEFAULT_REDACT_NAMES
     """What has one of these names is not shown to people."""
-    session_idle: timedelta = timedelta(hours=8)
-    session_lifetime: timedelta = timedelta(days=7)
+    session_idle: timedelta = SESSION_IDLE
+    session_lifetime: timedelta = SESSION_LIFETIME
 
     def shown(self) -> dict[str, Any]:
         """Return all settings by name, as people may be shown them: without passwords."""

@@ -154,6 +154,25 @@ async def test_secrets_are_shown_on_request_only(backend: Backend, app: Duetime)
     assert "hunter2" in revealed.out
 
 
+async def test_commands_of_every_noun_hide_secrets(backend: Backend, app: Duetime) -> None:
+    due = await app.now() + timedelta(days=1)
+    await app.subjects.put("order:7", due=due, data={"api_key": "hunter2"}, by="ann")
+    await app.subjects.complete("order:7", reason="paid with token=hunter2", by="ann")
+    await app.schedules.put("nightly", "shop.greet", "0 2 * * *", args={"password": "hunter2"})
+    await app.schedules.pause("nightly", reason="the password=hunter2 has leaked", by="ann")
+    for words in (
+        ("subjects", "get", "order:7"),
+        ("subjects", "explain", "order:7"),
+        ("schedules", "get", "nightly"),
+        ("schedules", "explain", "nightly"),
+        ("audit", "list"),
+    ):
+        for json in ((), ("--json",)):
+            answer = duetime(backend.url, *json, *words)
+            assert answer.code == 0, (words, answer.err)
+            assert "hunter2" not in answer.out, words
+
+
 async def test_a_finished_job_is_replayed(backend: Backend, app: Duetime) -> None:
     [dead] = await dead_jobs(app, 1)
     replay = duetime(backend.url, "--json", "jobs", "replay", str(dead), "--args", "{}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -145,3 +145,24 @@ def test_data_that_is_nested_too_deeply_is_hidden() -> None:
         deep = [deep]
 
     assert DEFAULT.data(deep) == REDACTED
+
+
+def test_records_within_a_record_and_in_named_tuples_are_redacted() -> None:
+    class Inner(msgspec.Struct):
+        args: dict[str, str]
+
+    class Outer(msgspec.Struct):
+        job: Inner
+        jobs: list[Inner]
+
+    class Pair(NamedTuple):
+        first: Inner
+        count: int
+
+    secret = Inner({"password": "hunter2"})
+    shown = DEFAULT.record([Pair(secret, 1), Outer(secret, [secret])])
+
+    assert isinstance(shown[0], Pair)
+    assert shown[0].count == 1
+    assert "hunter2" not in repr(shown)
+    assert secret.args == {"password": "hunter2"}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
+from datetime import timedelta
 
 import httpx
+import msgspec
 import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import Mount, Route
@@ -12,9 +15,11 @@ from starlette.routing import Mount, Route
 from duetime import Duetime
 from duetime.domain.access.token import TokenScope
 from duetime.domain.access.visitor import Visitor
+from duetime.web.access import LoginLink
 from duetime.web.dashboard.rendering import make_url
 from duetime.web.service import Service, make_service
 from tests.web.conftest import Running, running
+from tests.web.test_login import PASSWORD, csrf_of, log_in
 
 OPEN = {"/login", "/login/{secret}", "/logout", "/healthz", "/readyz"}
 """What everybody may ask for: the login, and the probes, which tell nothing."""
@@ -199,3 +204,67 @@ async def test_a_name_in_the_path_may_contain_slashes_and_percents(service: Runn
 
         assert page.status_code == 200, name
         assert "slashes" in page.text
+
+
+async def test_the_token_of_a_page_is_of_no_use_in_another_login(service: Running) -> None:
+    @service.app.task
+    async def greet() -> None: ...
+
+    job = await greet.using(delay="1h").enqueue()
+    await service.app.accounts.add("ann", role="operator", password=PASSWORD)
+    ann, _ = await log_in(service, "ann")
+    page = await ann.get(f"/jobs/{job.id}", headers={"accept": "text/html"})
+    token, cookie = csrf_of(page.text), ann.cookies["duetime_csrf"]
+    bob = await service.browse()
+    # Whoever can set cookies in bob's browser knows a cookie and a token that belong together.
+    bob.cookies.set("duetime_csrf", cookie, domain="127.0.0.1")
+
+    answer = await bob.post(f"/jobs/{job.id}/cancel", data={"csrf": token})
+
+    assert (answer.status_code, answer.json()["code"]) == (403, "csrf_failed")
+    assert (await service.app.jobs.get(job.id)).state == "pending"
+
+
+def test_the_session_of_the_link_ends_when_nobody_uses_it() -> None:
+    clock = 0.0
+    link = LoginLink(idle=timedelta(hours=1), lifetime=timedelta(hours=3), clock=lambda: clock)
+    assert link.secret is not None
+    session = link.open(link.secret)
+    assert session is not None
+
+    clock = 3599.0
+    assert link.visitor(session) is not None
+    clock = 3599.0 + 3500.0
+    assert link.visitor(session, is_use=False) is not None
+    clock = 3599.0 + 3600.0
+    assert link.visitor(session) is None
+    clock = 3600.0
+    assert link.visitor(session) is None, "It is over for good."
+
+
+def test_the_session_of_the_link_ends_after_its_lifetime() -> None:
+    clock = 0.0
+    link = LoginLink(idle=timedelta(hours=1), lifetime=timedelta(hours=2), clock=lambda: clock)
+    assert link.secret is not None
+    session = link.open(link.secret)
+    assert session is not None
+
+    for minute in range(0, 120, 30):
+        clock = minute * 60.0
+        assert link.visitor(session) is not None
+    clock = 7200.0
+    assert link.visitor(session) is None
+
+
+async def test_a_tab_that_refreshes_itself_keeps_no_login_alive(service: Running) -> None:
+    await service.app.accounts.add("ann", role="viewer", password=PASSWORD)
+    client, _ = await log_in(service, "ann")
+    text = client.cookies["duetime_session"]
+    service.app.settings = msgspec.structs.replace(
+        service.app.settings, session_idle=timedelta(seconds=0.4)
+    )
+    started = time.monotonic()
+    while (await client.get("/workers", headers={"x-live": "1"})).status_code == 200:
+        assert time.monotonic() - started < 30
+
+    assert await service.app.sessions.check(text) is None

@@ -45,7 +45,9 @@ class Sessions:
     def __init__(self, app: Duetime) -> None:
         self._app = app
         # As for tokens: a page and what it loads share a check.
-        self._checks: Batcher[str, Session | None] = Batcher(self._check, max_size=MAX_SHARED)
+        self._checks: Batcher[tuple[str, bool], Session | None] = Batcher(
+            self._check, max_size=MAX_SHARED
+        )
 
     async def log_in(
         self, name: str, password: str, *, address: str | None = None, replaces: str | None = None
@@ -101,15 +103,16 @@ class Sessions:
             raise LoginFailed
         return StartedSession(session, text)
 
-    async def check(self, text: str) -> Session | None:
+    async def check(self, text: str, *, is_use: bool = True) -> Session | None:
         """Return the session whose text this is; None if there is none, or it is over.
 
-        Records that it is used, at most once a minute.
+        Records that it is used, at most once a minute. With `is_use=False` it does not: for what
+        a page requests while nobody uses it, such as live updates.
         """
         if not is_session_text(text):
             return None
         hashed = hash_secret(text)
-        return await self._checks.submit(hashed, group=hashed)
+        return await self._checks.submit((hashed, is_use), group=(hashed, is_use))
 
     async def rotate(self, text: str) -> StartedSession | None:
         """Give the session another text; the old one is no longer valid. None if it is over."""
@@ -157,17 +160,18 @@ class Sessions:
         )
         return ended
 
-    async def _check(self, hashes: Sequence[str]) -> Sequence[Session | None]:
+    async def _check(self, asked: Sequence[tuple[str, bool]]) -> Sequence[Session | None]:
         """Check a session once for all who asked for it."""
+        hashed, is_use = asked[0]
         found: tuple[Session, bool] | None = await self._app._perform(
-            lambda dialect: self._on(dialect).check(hashes[0]), reads=True
+            lambda dialect: self._on(dialect).check(hashed), reads=True
         )
         if found is None:
-            return [None] * len(hashes)
+            return [None] * len(asked)
         session, is_to_touch = found
-        if is_to_touch:
+        if is_to_touch and is_use:
             await self._app._perform(lambda dialect: self._on(dialect).touch(session.id))
-        return [session] * len(hashes)
+        return [session] * len(asked)
 
     def _on(self, dialect: Dialect) -> SessionStatements:
         return SessionStatements(dialect, idle=self._app.settings.session_idle)

@@ -40,15 +40,18 @@ class Target(msgspec.Struct):
     def settings(self) -> Settings:
         return self.load().settings
 
-    def run(self, work: Callable[[Duetime], Awaitable[T]]) -> T:
-        """Do `work` with the app on an event loop. It never makes tables: that is `db init`'s."""
+    def run(self, work: Callable[[Duetime], Awaitable[T]], *, reveal: bool = False) -> T:
+        """Do `work` with the app on an event loop, and return its answer as people are shown it:
+        without passwords and the like, unless `reveal`. It never makes tables: that is `db init`'s.
+        """
         app = self.load()
         app.settings = msgspec.structs.replace(app.settings, migrate=False)
 
         async def main() -> T:
             await app.store()
             try:
-                return await work(app)
+                answer = await work(app)
+                return answer if reveal else app.redacted(answer)
             finally:
                 await app.close()
 

@@ -26,7 +26,9 @@ DEFAULT_REDACT_NAMES = (
 )  # fmt: skip
 
 _DATA = frozenset({"args", "result", "progress", "facts", "before", "after", "output", "data"})
-_TEXTS = frozenset({"error", "traceback", "message", "reason", "sentence"})
+_TEXTS = frozenset({
+    "broken", "error", "message", "pause_reason", "problem", "reason", "sentence", "traceback",
+})  # fmt: skip
 _PARTS = frozenset({"checks", "history", "log", "lines", "steps", "waits"})
 """Fields of records: JSON data, texts, and further records."""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -59,15 +61,20 @@ class Redaction:
         """Return a record, such as a `JobInfo`, or a list of them, as people are shown it."""
         if isinstance(value, msgspec.Struct):
             task = getattr(value, "task", None) or getattr(value, "flow", None) or task
-            changes = {
-                name: self._field(name, content, task)
-                for name in value.__struct_fields__
-                if (content := getattr(value, name)) is not None
-                and (name in _DATA or name in _TEXTS or name in _PARTS)
-            }
+            changes = {}
+            for name in value.__struct_fields__:
+                content = getattr(value, name)
+                if content is None:
+                    continue
+                if name in _DATA or name in _TEXTS or name in _PARTS:
+                    changes[name] = self._field(name, content, task)
+                elif isinstance(content, (msgspec.Struct, list, tuple, dict)):
+                    changes[name] = self.record(content, task)
             return msgspec.structs.replace(value, **changes) if changes else value
         if isinstance(value, tuple):
-            return tuple(self.record(item, task) for item in value)  # type: ignore[return-value]
+            items = [self.record(item, task) for item in value]
+            # A named tuple takes its fields one by one.
+            return value._make(items) if hasattr(value, "_make") else tuple(items)  # type: ignore[return-value]
         if isinstance(value, list):
             shown = copy(value)  # It may be a page, with its cursor.
             shown[:] = [self.record(item, task) for item in value]
@@ -82,6 +89,27 @@ class Redaction:
         if self._field("args", real, task) == args:
             return real
         return self._restore(args, real)
+
+    def hides(self, path: Sequence[str], value: Any, tasks: Sequence[str | None] = (None,)) -> bool:
+        """Whether people are not shown the value of an argument at a path, in a job of any of
+        the tasks. Who may filter by what is hidden can guess it.
+
+        >>> hide = Redaction(("password",))
+        >>> hide.hides(["smtp", "password"], "x"), hide.hides(["smtp", "host"], "x")
+        (True, False)
+        """
+        if any(self._is_secret(name) for name in path):
+            return True
+        for task in tasks:
+            shown = value
+            for name in reversed(path):
+                shown = {name: shown}
+            shown = self._field("args", shown, task)
+            for name in path:
+                shown = shown.get(name, REDACTED) if isinstance(shown, dict) else REDACTED
+            if shown != value:
+                return True
+        return False
 
     def data(self, value: Any) -> Any:
         """Return JSON data without what has one of the names."""

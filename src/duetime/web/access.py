@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import Request
 
+from duetime.domain.access.session import SESSION_IDLE, SESSION_LIFETIME
 from duetime.domain.access.token import TokenScope
 from duetime.domain.access.visitor import Visitor
 from duetime.errors import TransientError
 from duetime.web.forms import read_form
 from duetime.web.problems import Refused
-from duetime.web.security import CSRF_HEADER, has_csrf_token, is_same_origin
+from duetime.web.security import CSRF_HEADER, csrf_token, has_csrf_token, is_same_origin
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
@@ -25,18 +28,31 @@ Authenticate = Callable[[Any], Awaitable[Visitor | None] | Visitor | None]
 """The host's own login: returns the visitor of a request, or None for nobody."""
 
 SESSION_COOKIE = "duetime_session"
+REFRESH_HEADER = "x-live"
+"""Sent by a page that fetches itself again."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class LoginLink:
     """The way in for whoever started the service on this machine: a link with a secret.
 
-    The secret is made at each start, is kept in memory only, and works once.
+    The secret is made at each start, is kept in memory only, and works once. Its session ends as
+    those of accounts do: when it was not used for a while, and after its lifetime in any case.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        idle: timedelta = SESSION_IDLE,
+        lifetime: timedelta = SESSION_LIFETIME,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.secret: str | None = secrets.token_urlsafe(32)
         self._session: str | None = None
+        self._idle = idle.total_seconds()
+        self._lifetime = lifetime.total_seconds()
+        self._clock = clock
+        self._began = self._used = 0.0
 
     def open(self, secret: str) -> str | None:
         """Return the session of whoever knows the secret; None if it is wrong or was used."""
@@ -45,11 +61,19 @@ class LoginLink:
         self.secret = None
         session = secrets.token_urlsafe(32)
         self._session = _digest(session)
+        self._began = self._used = self._clock()
         return session
 
-    def visitor(self, session: str) -> Visitor | None:
+    def visitor(self, session: str, *, is_use: bool = True) -> Visitor | None:
+        """Return whose session it is; None if it is over. `is_use`: it is not idle."""
         if self._session is None or not secrets.compare_digest(self._session, _digest(session)):
             return None
+        now = self._clock()
+        if now - self._used >= self._idle or now - self._began >= self._lifetime:
+            self.close()
+            return None
+        if is_use:
+            self._used = now
         return Visitor("local", TokenScope.ADMIN, by_cookie=True)
 
     def close(self) -> None:
@@ -86,7 +110,9 @@ class Access:
         if (given := request.headers.get("authorization")) is not None:
             return await self._program(given)
         session = request.cookies.get(SESSION_COOKIE)
-        return None if session is None else await self._person(session)
+        if session is None:
+            return None
+        return await self._person(session, is_use=not is_by_itself(request))
 
     async def is_still_known(self, request: Request) -> bool:
         """Whether the visitor of an open stream could open it again: sessions and tokens end."""
@@ -103,11 +129,29 @@ class Access:
         )
         return started.text
 
-    async def _person(self, text: str) -> Visitor | None:
+    async def csrf_token(self, request: Request, visitor: Visitor | None = None) -> str:
+        """The token that forms of this browser must send, in this login."""
+        key = await self._app._secrets.get("csrf")
+        return csrf_token(request, key, self._login(request, visitor))
+
+    async def has_csrf_token(
+        self, request: Request, given: str | None, visitor: Visitor | None = None
+    ) -> bool:
+        """Whether a form of this browser, made in this login, sent the request."""
+        key = await self._app._secrets.get("csrf")
+        return has_csrf_token(request, given, key, self._login(request, visitor))
+
+    def _login(self, request: Request, visitor: Visitor | None) -> str:
+        """What differs from one login to another. The host's own sessions are unknown here."""
+        if self.has_login:
+            return request.cookies.get(SESSION_COOKIE, "")
+        return "" if visitor is None else visitor.name
+
+    async def _person(self, text: str, *, is_use: bool) -> Visitor | None:
         """Whoever logged in with a password, or by the link."""
-        if self.link is not None and (local := self.link.visitor(text)) is not None:
+        if self.link is not None and (local := self.link.visitor(text, is_use=is_use)) is not None:
             return local
-        session = await self._app.sessions.check(text)
+        session = await self._app.sessions.check(text, is_use=is_use)
         if session is None:
             return None
         return Visitor(session.account, session.role.scope, by_cookie=True)
@@ -160,13 +204,22 @@ class Access:
             raise Refused(403, "read_only", "The service is read-only: nothing can be changed.")
         if not visitor.by_cookie:
             return
-        if not is_same_origin(request) or not has_csrf_token(request, await _given_token(request)):
+        given = await _given_token(request)
+        if not is_same_origin(request) or not await self.has_csrf_token(request, given, visitor):
             raise Refused(
                 403,
                 "csrf_failed",
                 "The request did not come from a page of this service, or the page is too old. "
                 "Reload the page and try again.",
             )
+
+
+def is_by_itself(request: Request) -> bool:
+    """Whether an open page makes the request without its reader: a tab that is left open keeps no
+    login alive."""
+    return REFRESH_HEADER in request.headers or "text/event-stream" in request.headers.get(
+        "accept", ""
+    )
 
 
 def _checked(found: Any) -> Visitor | None:

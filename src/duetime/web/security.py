@@ -188,13 +188,17 @@ def is_loopback(host: str) -> bool:
         return host in LOOPBACK
 
 
-def csrf_token(request: Request) -> str:
-    """The token that forms of this browser must send. `keep_csrf_cookie` sets its cookie."""
+def csrf_token(request: Request, key: bytes, login: str) -> str:
+    """The token that forms of this browser must send. `keep_csrf_cookie` sets its cookie.
+
+    `key`: a secret of this installation. `login`: whose the pages are; the token is refused in
+    another login, also if somebody could plant a cookie in this browser.
+    """
     cookie = request.cookies.get(CSRF_COOKIE) or getattr(request.state, "csrf_cookie", None)
     if cookie is None:
         cookie = secrets.token_urlsafe(32)
         request.state.csrf_cookie = cookie
-    return _csrf_token(cookie)
+    return _csrf_token(cookie, key, login)
 
 
 def keep_csrf_cookie(request: Request, response: Response) -> None:
@@ -228,16 +232,18 @@ def is_same_origin(request: Request) -> bool:
     return origin is None or urlsplit(origin).netloc == request.headers.get("host")
 
 
-def has_csrf_token(request: Request, given: str | None) -> bool:
-    """Whether the token was made for this browser."""
+def has_csrf_token(request: Request, given: str | None, key: bytes, login: str) -> bool:
+    """Whether the token was made for this browser and this login."""
     cookie = request.cookies.get(CSRF_COOKIE)
     if cookie is None or given is None:
         return False
-    return hmac.compare_digest(_csrf_token(cookie).encode(), given.encode())
+    return hmac.compare_digest(_csrf_token(cookie, key, login).encode(), given.encode())
 
 
-def _csrf_token(cookie: str) -> str:
-    return hmac.new(cookie.encode(), b"duetime.csrf", hashlib.sha256).hexdigest()
+def _csrf_token(cookie: str, key: bytes, login: str) -> str:
+    # By their digests: neither can run into the other.
+    parts = [hashlib.sha256(part.encode()).digest() for part in (cookie, login)]
+    return hmac.new(key, b"".join(parts), hashlib.sha256).hexdigest()
 
 
 def _too_large(limit: int) -> Problem:

@@ -41,7 +41,8 @@ async def serve(
     """
     _check_proxies(proxies)
     await _check_reach(app, host, allowed_hosts)
-    link = LoginLink() if is_loopback(host) else None
+    idle, lifetime = app.settings.session_idle, app.settings.session_lifetime
+    link = LoginLink(idle=idle, lifetime=lifetime) if is_loopback(host) else None
     service = make_service(
         app,
         parts=parts,

@@ -58,7 +58,7 @@ def list_command(
     async def look(app: Duetime) -> tuple[Page[JobInfo], datetime]:
         which = await read_filters(app, filters)
         page = await app.jobs.list(limit=limit, after=after, **which)
-        return app.redacted(page), await app.now()
+        return page, await app.now()
 
     target = target_of(context)
     found, now = target.run(look)
@@ -112,7 +112,7 @@ def errors_command(context: click.Context, **filters: Unpack[Filters]) -> None:
 
     async def look(app: Duetime) -> tuple[list[ErrorGroup], datetime]:
         groups = await app.jobs.errors(**await read_filters(app, filters))
-        return app.redacted(groups), await app.now()
+        return groups, await app.now()
 
     target = target_of(context)
     groups, now = target.run(look)
@@ -146,11 +146,10 @@ def get_command(context: click.Context, job_id: int, reveal: bool) -> None:
     """Show a job with its arguments, times, and every attempt with its log lines."""
 
     async def look(app: Duetime) -> tuple[JobInfo, datetime]:
-        job = await app.jobs.get(job_id)
-        return job if reveal else app.redacted(job), await app.now()
+        return await app.jobs.get(job_id), await app.now()
 
     target = target_of(context)
-    job, now = target.run(look)
+    job, now = target.run(look, reveal=reveal)
     if target.json:
         print_json(job)
     else:

@@ -13,6 +13,9 @@ import msgspec
 
 from duetime.domain.access.account import Role
 
+SESSION_IDLE = timedelta(hours=8)
+SESSION_LIFETIME = timedelta(days=7)
+"""The defaults of the settings of these names."""
 FAILURE_WINDOW = timedelta(minutes=5)
 MAX_ACCOUNT_FAILURES = 10
 MAX_ADDRESS_FAILURES = 30

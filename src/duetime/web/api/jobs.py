@@ -43,6 +43,7 @@ from duetime.web.api.fields import (
     read_wait,
 )
 from duetime.web.api.routing import Routes, page_of
+from duetime.web.filters import check_shown
 
 MAX_BULK = 10_000
 
@@ -184,6 +185,13 @@ def routes(app: Duetime, access: Access) -> Routes:
         partial(process_alone_if_refused, app.enqueue_many), wait_on_cancel=True
     )
 
+    def shown(filters: dict[str, Any]) -> dict[str, Any]:
+        check_shown(app, filters)
+        return filters
+
+    def chosen(body: FiltersBody) -> dict[str, Any]:
+        return shown(given(body))
+
     @routes.post(
         "/jobs",
         body=EnqueueBody,
@@ -222,17 +230,17 @@ def routes(app: Duetime, access: Access) -> Routes:
         filters: Filters, limit: Limit = DEFAULT_LIMIT, after: After = None
     ) -> Page[JobInfo]:
         """List jobs that match all filters, newest first."""
-        return await app.jobs.list(limit=limit, after=after, **filters)
+        return await app.jobs.list(limit=limit, after=after, **shown(filters))
 
     @routes.get("/jobs/facets", answer=JobFacets)
     async def count_jobs(filters: Filters) -> JobFacets:
         """Count jobs that match, by state, queue and task; of each state up to 10,000."""
-        return await app.jobs.facets(**filters)
+        return await app.jobs.facets(**shown(filters))
 
     @routes.get("/jobs/errors", answer=list[ErrorGroup])
     async def list_errors(filters: Filters) -> list[ErrorGroup]:
         """List how jobs failed, the most frequent errors first: by task, error code and message."""
-        return await app.jobs.errors(**filters)
+        return await app.jobs.errors(**shown(filters))
 
     @routes.post(
         "/jobs/cancel_all",
@@ -247,7 +255,7 @@ def routes(app: Duetime, access: Access) -> Routes:
         At least one filter is required.
         """
         started = await app.jobs.cancel_all(
-            reason=body.reason, by=visitor.name, **given(body.filters)
+            reason=body.reason, by=visitor.name, **chosen(body.filters)
         )
         return BulkAnswer(started.id)
 
@@ -261,7 +269,7 @@ def routes(app: Duetime, access: Access) -> Routes:
     async def requeue_all_jobs(body: Any, visitor: Visitor) -> BulkAnswer:
         """Requeue all jobs that match now (dead ones, unless `state` says otherwise), as a bulk
         action. At least one filter is required."""
-        started = await app.jobs.requeue_all(at=body.at, by=visitor.name, **given(body.filters))
+        started = await app.jobs.requeue_all(at=body.at, by=visitor.name, **chosen(body.filters))
         return BulkAnswer(started.id)
 
     @routes.post(
@@ -275,7 +283,7 @@ def routes(app: Duetime, access: Access) -> Routes:
         """Move all waiting jobs that match now to another time, as a bulk action. At least one
         filter is required."""
         at = await read_moment(app, body.at, name="at")
-        started = await app.jobs.reschedule_all(at, by=visitor.name, **given(body.filters))
+        started = await app.jobs.reschedule_all(at, by=visitor.name, **chosen(body.filters))
         return BulkAnswer(started.id)
 
     @routes.get("/jobs/{job_id}/bulk_action", answer=BulkAction, problems=[404])

@@ -10,11 +10,13 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 from fastapi import Path
 
+from duetime.app import Duetime
 from duetime.domain.jobs.bulk import BULK_TASK
 from duetime.domain.jobs.job import JobInfo, JobState
 from duetime.errors import InvalidInput
 from duetime.web.dashboard.frame import Frame
 from duetime.web.dashboard.pages import Ask, GoTo, Pages
+from duetime.web.filters import check_shown
 from duetime.web.forms import read_json
 
 JobId = Annotated[int, Path(ge=1, le=2**63 - 1)]
@@ -36,7 +38,7 @@ def pages(frame: Frame) -> Pages:
 
     @pages.page("/jobs", "jobs.html")
     async def show_jobs(ask: Ask) -> dict[str, Any]:
-        filters = read_filters(dict(ask.query))
+        filters = read_filters(app, dict(ask.query))
         jobs = await app.jobs.list(**filters, after=ask.query.get("after") or None, limit=_ROWS)
         facets = await app.jobs.facets(**filters, count_to=_COUNTED)
         groups = []
@@ -61,7 +63,7 @@ def pages(frame: Frame) -> Pages:
         form = await ask.form()
         do = form.get("do")
         if form.get("all") == "yes":
-            filters = read_filters(dict(parse_qsl(form.get("filters", ""))))
+            filters = read_filters(app, dict(parse_qsl(form.get("filters", ""))))
             start = app.jobs.cancel_all if do == "cancel" else app.jobs.requeue_all
             job = await start(**filters, by=ask.visitor.name)
             return GoTo(["jobs", job.id], said="It acts on all that matched; its progress is here.")
@@ -117,7 +119,7 @@ def pages(frame: Frame) -> Pages:
     return pages
 
 
-def read_filters(given: dict[str, str]) -> dict[str, Any]:
+def read_filters(app: Duetime, given: dict[str, str]) -> dict[str, Any]:
     """What the URL of the page filters by."""
     filters: dict[str, Any] = {name: given[name] for name in FILTERS if given.get(name)}
     state = filters.get("state")
@@ -125,6 +127,7 @@ def read_filters(given: dict[str, str]) -> dict[str, Any]:
         raise InvalidInput(f"There is no state {state!r:.60} of jobs.")
     if "args" in filters:
         filters["args"] = [part for part in filters["args"].split(",") if part.strip()]
+    check_shown(app, filters)
     return filters
 
 

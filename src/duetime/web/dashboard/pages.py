@@ -22,12 +22,12 @@ from duetime.domain.access.token import TokenScope
 from duetime.domain.access.visitor import Visitor
 from duetime.domain.schedules.cron import parse_zone
 from duetime.errors import DuetimeError, InvalidInput
+from duetime.web.access import REFRESH_HEADER
 from duetime.web.dashboard.frame import Frame
 from duetime.web.dashboard.rendering import Templates, make_url
 from duetime.web.forms import Form, read_form
 from duetime.web.problems import Problem, Refused, problem_of
 from duetime.web.security import (
-    csrf_token,
     keep_csrf_cookie,
     names_in,
     read_names,
@@ -38,8 +38,6 @@ ZONE_COOKIE = "duetime_zone"
 SAID_COOKIE = "duetime_said"
 """What an action did, for the next page to say. In the URL anybody could write it."""
 _MAX_SAID = 300
-REFRESH_HEADER = "x-live"
-"""Sent by a page that fetches itself again."""
 _TOKEN_PLACE = secrets.token_urlsafe(32)
 """Stands in a page for the token of its forms, which is each browser's own. Nobody knows it, so
 that nothing that is stored can contain it."""
@@ -122,7 +120,9 @@ class Pages:
                         made = await make()
                 except DuetimeError as error:
                     return await self._failed(request, visitor, error)
-                return made if isinstance(made, Response) else self._answer(request, made)
+                if isinstance(made, Response):
+                    return made
+                return await self._answer(request, visitor, made)
 
             self._add("GET", path, handler, show, scope)
             return handler
@@ -147,7 +147,7 @@ class Pages:
                     return self._go(request, done)
                 if isinstance(done, Show):
                     totals = await self._frame.totals.get()
-                    return self._render(done.template, ask, {"totals": totals, **done.values})
+                    return await self._render(done.template, ask, {"totals": totals, **done.values})
                 assert isinstance(done, Response)
                 return done
 
@@ -197,10 +197,11 @@ class Pages:
     async def _ask(self, request: Request, visitor: Visitor) -> Ask:
         return Ask(request, visitor, zone_of(request), await self._frame.app.now())
 
-    def _render(
+    async def _render(
         self, template: str, ask: Ask, values: Mapping[str, Any], *, status: int = 200
     ) -> Response:
-        return self._answer(ask.request, self._write(template, ask, values), status=status)
+        page = self._write(template, ask, values)
+        return await self._answer(ask.request, ask.visitor, page, status=status)
 
     def _write(self, template: str, ask: Ask, values: Mapping[str, Any]) -> str:
         """The page, with `_TOKEN_PLACE` where the token of the browser belongs."""
@@ -223,18 +224,26 @@ class Pages:
             values=values,
         )
 
-    def _answer(self, request: Request, page: str, *, status: int = 200) -> Response:
-        shown = page.replace(_TOKEN_PLACE, csrf_token(request))
+    async def _answer(
+        self, request: Request, visitor: Visitor, page: str, *, status: int = 200
+    ) -> Response:
+        shown = page.replace(_TOKEN_PLACE, await self._csrf(request, visitor))
         response = HTMLResponse(shown, status_code=status)
         if SAID_COOKIE in request.cookies:
             response.delete_cookie(SAID_COOKIE, path=request.scope.get("root_path", "") or "/")
         return response
 
+    async def _csrf(self, request: Request, visitor: Visitor) -> str:
+        try:
+            return await self._access.csrf_token(request, visitor)
+        except DuetimeError:
+            return ""  # The database does not answer: this page says so, and has no forms.
+
     async def _failed(self, request: Request, visitor: Visitor, error: DuetimeError) -> Response:
         """Show an error of ours as a page, or beside the form that it is about."""
         problem = problem_of(error)
         ask = Ask(request, visitor, zone_of(request), datetime.now(zone_of(request)))
-        return self._render(
+        return await self._render(
             "problem.html", ask, {"problem": problem, "totals": None}, status=problem.status
         )
 
