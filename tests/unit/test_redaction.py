@@ -157,12 +157,12 @@ def test_records_within_a_record_and_in_named_tuples_are_redacted() -> None:
 
     class Pair(NamedTuple):
         first: Inner
-        count: int
+        number: int
 
     secret = Inner({"password": "hunter2"})
     shown = DEFAULT.record([Pair(secret, 1), Outer(secret, [secret])])
 
     assert isinstance(shown[0], Pair)
-    assert shown[0].count == 1
+    assert shown[0].number == 1
     assert "hunter2" not in repr(shown)
     assert secret.args == {"password": "hunter2"}
