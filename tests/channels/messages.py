@@ -16,6 +16,7 @@ MESSAGE = Message(
     body="Bring a clock.",
     due_at=datetime(2026, 3, 6, 14, tzinfo=UTC),
     rule="-1h",
+    offset_minutes=60,
     data={"place": "Café Central", "seats": 2},
 )
 

@@ -60,6 +60,7 @@ async def test_the_event_says_what_is_due(
         "subject": "game:42",
         "recipient": "ann",
         "rule": "-1h",
+        "offset_minutes": 60,
         "due_at": "2026-03-06T14:00:00Z",
         "key": "dtr_4f1a",
         "data": {"place": "Café Central", "seats": 2},

@@ -61,6 +61,7 @@ async def test_the_body_is_the_event(http: HttpServer, make: Make) -> None:
             "subject": "game:42",
             "recipient": "ann",
             "rule": "-1h",
+            "offset_minutes": 60,
             "due_at": "2026-03-06T14:00:00Z",
             "key": "dtr_4f1a",
             "data": {"place": "Café Central", "seats": 2},

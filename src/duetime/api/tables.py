@@ -14,7 +14,13 @@ from duetime.domain.change import Put
 from duetime.domain.checks import check_actor, check_sought
 from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
 from duetime.domain.reminders.rule_text import RulesLike
-from duetime.domain.reminders.tracking import TableArguments, Track, check_columns, make_track
+from duetime.domain.reminders.tracking import (
+    TableArguments,
+    TableKind,
+    Track,
+    check_columns,
+    make_track,
+)
 from duetime.errors import (
     InvalidInput,
     SchemaMismatch,
@@ -52,8 +58,11 @@ class Tables:
         table: str,
         *,
         id: str | Iterable[str],  # noqa: A002
-        due: str,
+        due: str | None = None,
+        kind: TableKind = "subjects",
         scope: str | None = None,
+        parent: str | None = None,
+        locked: str | None = None,
         tz: str | None = None,
         due_tz: str | None = None,
         recipients: str | None = None,
@@ -69,13 +78,17 @@ class Tables:
         `id`, `due`, `tz`, `recipients`, `data` name columns; `tz` may also be a time zone. `scope`
         is a column or a pattern such as `channel:{channel_id}`. `when` is a condition of SQL: a row
         for which it is not true has no reminders. `due_tz` is the zone of due times without one.
+        `remind` is rules, or a column that holds those of each row.
+
+        With `kind="scopes"` the rows are scopes: `remind` is their rules, `parent` (as `scope`)
+        the scope around each, `locked` a column that says whether it is locked.
         Again under the same `name` (by default the table's), it changes what is tracked.
         `affected` of the result: how many rows there are.
         """
         actor = check_actor(by)
         store, statements, track, info = await self._check(
-            table, id=id, due=due, scope=scope, tz=tz, due_tz=due_tz, recipients=recipients,
-            data=data, when=when, remind=remind, name=name,
+            table, id=id, due=due, kind=kind, scope=scope, parent=parent, locked=locked, tz=tz,
+            due_tz=due_tz, recipients=recipients, data=data, when=when, remind=remind, name=name,
         )  # fmt: skip
         before = await store.transact(statements.find(track.name))
         await _patiently(lambda: store.transact(statements.install(track, info, actor=actor)))
@@ -115,7 +128,8 @@ class Tables:
 
     async def delete(self, name: str, *, by: str = "unknown") -> int:
         """Remove the triggers, then the subjects with their reminders; return how many subjects
-        those were. The table itself stays. Raises `TableNotFound`."""
+        those were. Of a table of scopes: the scopes; those with something inside stay, and set
+        nothing. The table itself stays. Raises `TableNotFound`."""
         actor = check_actor(by)
         check_sought(name, what="name of what is tracked")
         store = await self._app.store()
@@ -162,10 +176,10 @@ class Tables:
                 "primary key, or columns with a unique constraint."
             )
         for known in await store.transact(statements.find(track.name)):
-            if (known.table, known.id) != (track.table, track.id):
+            if (known.table, known.id, known.kind) != (track.table, track.id, track.kind):
                 raise InvalidInput(
-                    f"{track.name!r} already tracks {known.table} by {', '.join(known.id)}. Choose "
-                    "another name=, or delete that one first."
+                    f"{track.name!r} already tracks {known.table} by {', '.join(known.id)} as "
+                    f"{known.kind}. Choose another name=, or delete that one first."
                 )
         try:
             await store.transact(store.triggers.check(track, info))

@@ -29,6 +29,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     address: str | None = None
     """Where this channel reaches the recipient: a URL, an email address, a routing key."""
     rule: str | None = None
+    offset_minutes: float | None = None
+    """How long before the due time the reminder's own time is; negative: after it."""
     data: dict[str, Any] = {}
     event: str = DUE
 
@@ -83,6 +85,7 @@ def facts_of(message: Message) -> dict[str, Any]:
         "subject": message.subject,
         "recipient": message.recipient,
         "rule": message.rule,
+        "offset_minutes": message.offset_minutes,
         "due_at": message.due_at.astimezone(UTC),
         "key": message.key,
         "data": message.data,

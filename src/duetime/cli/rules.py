@@ -28,22 +28,23 @@ class RuleType(click.ParamType):  # type: ignore[type-arg]  # generic only in ne
             self.fail(f"{value[:60]!r} is not JSON: {error}.", param, ctx)
 
 
-def rule_options(command: C) -> C:
+_HELP = "-1h, '-1d at 09:00', 60 (minutes before), … May be repeated.  [default: inherited]"
+
+
+def rule_options(help: str = _HELP) -> Callable[[C], C]:  # noqa: A002
     """Add `--remind` and `--none`, which `read_rules` reads."""
-    for option in (
-        click.option(
-            "--none", "no_rules", is_flag=True, help="No reminders, whatever the scopes say."
-        ),
-        click.option(
-            "--remind",
-            type=RuleType(),
-            metavar="RULE",
-            multiple=True,
-            help="-1h, '-1d at 09:00', … May be repeated.  [default: inherited]",
-        ),
-    ):
-        command = option(command)
-    return command
+
+    def add(command: C) -> C:
+        for option in (
+            click.option(
+                "--none", "no_rules", is_flag=True, help="No reminders, whatever the scopes say."
+            ),
+            click.option("--remind", type=RuleType(), metavar="RULE", multiple=True, help=help),
+        ):
+            command = option(command)
+        return command
+
+    return add
 
 
 def read_rules(remind: tuple[Any, ...], no_rules: bool) -> list[Any] | None:

@@ -80,7 +80,7 @@ def get_command(context: click.Context, ref: str) -> None:
 @scopes.command("put")
 @click.argument("ref")
 @click.option("--parent", metavar="REF", help="The scope that contains it.")
-@rule_options
+@rule_options()
 @click.option(
     "--locked", is_flag=True, help="Subjects and scopes inside cannot set their own rules."
 )

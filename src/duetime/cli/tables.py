@@ -17,7 +17,7 @@ from duetime.cli.rules import read_rules, rule_options
 from duetime.cli.target import Group, target_of
 from duetime.domain.change import Put
 from duetime.domain.page import Page
-from duetime.domain.reminders.tracking import default_name
+from duetime.domain.reminders.tracking import Track, default_name
 from duetime.storage.reminders.tracking import TrackedInfo
 
 
@@ -35,8 +35,19 @@ def tables(context: click.Context) -> None:
     "--id", "id_", metavar="COLUMN", multiple=True, required=True,
     help="Column that identifies a row. May be repeated.",
 )  # fmt: skip
-@click.option("--due", metavar="COLUMN", required=True, help="Column with the due time.")
+@click.option("--due", metavar="COLUMN", help="Column with the due time.")
+@click.option(
+    "--kind",
+    type=click.Choice(["subjects", "scopes"]),
+    default="subjects",
+    show_default=True,
+    help="What the rows are.",
+)
 @click.option("--scope", metavar="COLUMN", help="A column, or a pattern: 'channel:{channel_id}'.")
+@click.option(
+    "--parent", metavar="COLUMN", help="Of scopes: a column, or a pattern: 'guild:{guild_id}'."
+)
+@click.option("--locked", metavar="COLUMN", help="Of scopes: column that locks the rules.")
 @click.option(
     "--tz", metavar="COLUMN", help="A column with the time zone, or a time zone.  [default: UTC]"
 )
@@ -51,7 +62,7 @@ def tables(context: click.Context) -> None:
     help="Column to pass to the message. May be repeated.",
 )
 @click.option("--when", metavar="SQL", help="Condition: only matching rows have reminders.")
-@rule_options
+@rule_options(help="Rules such as -1h or 60, or the column that holds them.  [default: inherited]")
 @click.option(
     "--name", metavar="NAME", help="Name of the tracked table.  [default: the name of the table]"
 )
@@ -75,6 +86,8 @@ def put_command(
     duetime tables put game_sessions --id id --due scheduled_at --scope "channel:{channel_id}" \\
         --when "status = 'scheduled'"
     duetime tables put tasks --id id --due due_at --recipients owner --remind -1d --dry-run
+    duetime tables put channels --kind scopes --name channel --id id \\
+        --parent "guild:{guild_id}" --remind reminder_minutes
 
     Again under the same name, it changes what is tracked.
     """
@@ -112,18 +125,26 @@ def put_command(
 def delete_command(context: click.Context, name: str, yes: bool, by: str) -> None:
     """Stop following the table tracked as NAME: its triggers, subjects and reminders are removed.
 
+    Of a table of scopes: its scopes; one with something inside stays, and sets no rules.
     The table itself stays as it is.
     """
     if not yes:
         confirm(
-            f"Remove the triggers of {one_line(name)}, and all its subjects with their reminders?"
+            f"Remove the triggers of {one_line(name)}, and all its subjects with their reminders, "
+            "or its scopes with their rules?"
         )
     target = target_of(context)
-    count = target.run(lambda app: app.tables.delete(name, by=by))
+
+    async def delete(app: Duetime) -> tuple[str, int]:
+        kind = (await app.tables.get(name)).track.kind
+        return kind, await app.tables.delete(name, by=by)
+
+    kind, count = target.run(delete)
     if target.json:
-        print_json({"name": name, "subjects": count})
+        print_json({"name": name, kind: count})
     else:
-        echo(f"{one_line(name)} is no longer tracked: {plural(count, 'subject')} removed.")
+        what = plural(count, kind.removesuffix("s"))
+        echo(f"{one_line(name)} is no longer tracked: {what} removed.")
 
 
 @tables.command("get")
@@ -168,14 +189,21 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
 
 def _show(found: Sequence[TrackedInfo]) -> None:
     print_table(
-        ("NAME", "TABLE", "DUE", "SCOPE", "WHEN", "SUBJECTS", "STATE"),
+        ("NAME", "TABLE", "KIND", "DUE", "SCOPE", "RULES", "WHEN", "ROWS", "STATE"),
         [
-            (one.track.name, one.track.table, one.track.due, one.track.scope, one.track.when,
-             f"{one.subjects:,}", _state(one))
+            (one.track.name, one.track.table, one.track.kind, one.track.due,
+             one.track.scope or one.track.parent, _rules(one.track), one.track.when,
+             f"{one.subjects + one.scopes:,}", _state(one))
             for one in found
         ],
-        right=(5,),
+        right=(7,),
     )  # fmt: skip
+
+
+def _rules(track: Track) -> str:
+    if track.remind_from is not None:
+        return f"column {track.remind_from}"
+    return "inherited" if track.remind is None else ", ".join(track.remind) or "none"
 
 
 def _state(info: TrackedInfo) -> str:

@@ -14,7 +14,7 @@ from duetime.client.scopes import rules_body
 from duetime.domain.audit import AuditEvent
 from duetime.domain.change import Put
 from duetime.domain.page import DEFAULT_LIMIT, Page
-from duetime.domain.reminders.tracking import TableArguments
+from duetime.domain.reminders.tracking import TableArguments, read_remind
 from duetime.storage.reminders.tracking import TrackedInfo
 
 
@@ -38,7 +38,8 @@ class Tables:
         self._connection = connection
 
     async def put(self, table: str, **options: Unpack[TableArguments]) -> Put:
-        """Make the rows of a table of the service's database subjects, by triggers on it."""
+        """Make the rows of a table of the service's database subjects or scopes, by triggers on
+        it."""
         name, body = _body(table, options)
         answer = await self._connection.call("PUT /tables/{name}", _Put, body=body, name=name)
         return Put(answer.result, affected=answer.rows)
@@ -89,5 +90,6 @@ def _body(table: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         if isinstance(given.get(several), str):
             given[several] = [given[several]]
     if "remind" in given:
-        given["remind"] = rules_body(given["remind"])
+        rules, column = read_remind(given["remind"])
+        given["remind"] = [column] if column is not None else rules_body(rules)
     return name, given

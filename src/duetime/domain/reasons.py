@@ -140,6 +140,15 @@ REASONS = {
     "recipient_too_long": "a recipient of more than {limit} characters is left out",
     "data_too_large": "its data takes more than 1 MiB: none is kept",
     "id_too_long": "its id is too long, and is shortened",
+    "rule_unreadable": "the rule {rule!r} cannot be read and is left out: write minutes before the "
+    "due time, such as 60, or a text such as '-1h'",
+    "too_many_rules": "it has more than {limit} rules: none is used, and those of its scope apply",
+    "parent_too_long": "its parent has more than {limit} characters: it has none",
+    "scope_in_itself": "the scope {parent!r} is inside it, so it cannot be its parent: it has none",
+    "row_gone": "its row is gone, so it sets no rules; it is removed once nothing is inside it",
+    "scope_not_tracked": "the scope was put by the application, and the row does not change it: "
+    "remove its rules and its parent (`scopes put` without options), then put the table again",
+    "row_of_scope": "{scope}: {why:reason}",
     # Why a job ended, or runs again.
     "failed": "{text}",
     "skipped": "{text}",

@@ -111,6 +111,7 @@ class Messages:
             due_at=reminder.due_at,
             address=address,
             rule=reminder.rule.text,
+            offset_minutes=reminder.offset_minutes,
             data=reminder.data,
         )
 
@@ -178,6 +179,7 @@ def _values(reminder: Reminder, *, now: datetime, tz: str) -> dict[str, Any]:
         "scope": reminder.scope,
         "recipient": reminder.recipient,
         "rule": reminder.rule.text,
+        "offset_minutes": reminder.offset_minutes,
         "due": reminder.due_at,
         "time": reminder.time,
         "tz": tz,

@@ -417,7 +417,7 @@ async def test_a_stale_reminder_waits_until_its_subject_was_armed_again(
     async def send(reminder: Reminder) -> None:
         sent.append((reminder.subject, reminder.due_at))
 
-    soon = datetime.now(UTC) + HOUR + timedelta(seconds=0.5)
+    soon = datetime.now(UTC) + HOUR + timedelta(seconds=4)
     games.run(game(1, soon))
     await settle(app)
     games.run(f"update games set starts_at = {at(DUE)}")
@@ -989,7 +989,7 @@ async def test_one_tenant_cannot_touch_the_subjects_of_another(
             "select duetime.track_forget('orders', 'bob')",
             "select duetime.track_define('orders', 'bob.orders', '{}', 'bob')",
             "select duetime.track_define('mine', 'ann.orders', '{}', 'bob')",
-            f"select duetime.{call}({'null, ' * 8} '{{orders:1}}')",
+            f"select duetime.{call}({'null, ' * 9} '{{orders:1}}')",
             "select duetime._track_clear('orders', null)",
         ):
             with psycopg.connect(_as(backend.url, "few_bob")) as connection:

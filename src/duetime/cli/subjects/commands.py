@@ -171,7 +171,7 @@ def get_command(context: click.Context, ref: str) -> None:
 @click.option(
     "--tz", metavar="ZONE", default="UTC", help="Time zone of wall times.  [default: UTC]"
 )
-@rule_options
+@rule_options()
 @click.option(
     "--recipient",
     "recipients",

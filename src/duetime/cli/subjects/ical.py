@@ -46,7 +46,7 @@ def export_command(context: click.Context, refs: tuple[str, ...], scope: str | N
 @click.argument("file")
 @click.option("--scope", metavar="REF", help="The scope of the imported subjects.")
 @click.option("--tz", metavar="ZONE", help="Time zone of times without one.")
-@rule_options
+@rule_options()
 @click.option(
     "--recipient",
     "recipients",

@@ -51,6 +51,7 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
                     "subject": reminder.subject,
                     "due_at": format_time(reminder.due_at),
                     "rule": reminder.rule.text,
+                    "offset_minutes": reminder.offset_minutes,
                     "key": reminder.key,
                     "data": reminder.data,
                 }

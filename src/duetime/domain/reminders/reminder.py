@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -128,6 +128,12 @@ class Reminder(msgspec.Struct, frozen=True, kw_only=True):
         """The idempotency key to hand to a provider: short and opaque, the same in every attempt,
         and for no other message of any installation."""
         return key_of_round(self.first_key, self.snoozes)
+
+    @property
+    def offset_minutes(self) -> float:
+        """How long before the due time its own time is, in minutes; negative: after it."""
+        minutes = (self.due_at - self.time) / timedelta(minutes=1)
+        return int(minutes) if minutes.is_integer() else minutes
 
     @property
     def provider_id(self) -> str | None:

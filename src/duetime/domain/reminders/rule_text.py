@@ -26,14 +26,17 @@ _MOMENT = re.compile(r"(?:at )?(\d{4}-?\d\d-?\d\d(?:[T ].*)?)", re.ASCII)
 _REPEAT = re.compile(r"every (\S+) within the last (\S+)")
 
 
-RuleLike = str | timedelta | datetime | Mapping[str, object] | Rule
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
+
+RuleLike = str | int | timedelta | datetime | Mapping[str, object] | Rule
 RulesLike = RuleLike | Iterable[RuleLike]
 
 
 def parse_rule(value: RuleLike) -> Rule:
-    """Return the rule that a text, a timedelta, an aware datetime or a mapping says.
+    """Return the rule that a text, a number, a timedelta, an aware datetime or a mapping says.
 
-    A mapping has one of these as `rule`, and any of the options:
+    A number, also as text, is minutes before the due time: 60 is "-1h". A mapping has one of these
+    as `rule`, and any of the options:
 
     - `past`: "skip" (default) or "send_now", if its time is past when it is armed.
     - `expires`: a duration, "at_due" or "never". By default, what comes before the due time
@@ -110,7 +113,7 @@ def parse_rules(values: RulesLike) -> tuple[Rule, ...]:
     >>> [rule.text for rule in parse_rules(["-7d", "-1h", "-60m"])]
     ['-7d', '-1h']
     """
-    if isinstance(values, str | Mapping | timedelta | datetime | Rule):
+    if isinstance(values, str | int | Mapping | timedelta | datetime | Rule):
         values = [values]
     if not isinstance(values, Iterable) or isinstance(cast("object", values), bytes):
         raise InvalidInput(f"Rules must be a list, such as ['-1d', '-1h'], got {values!r:.60}.")
@@ -134,9 +137,13 @@ def _read_times(value: Any) -> dict[str, Any]:
         return {"offset": value}
     if isinstance(value, datetime):
         return {"at": read_moment(value)}
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"offset": _read_minutes(value)}
     text = (
         " ".join(value.split()) if isinstance(value, str) and len(value) < _MAX_TEXT_LENGTH else ""
     )
+    if _NUMBER.fullmatch(text):
+        return {"offset": _read_minutes(int(text))}
     if found := _SPAN.fullmatch(text):
         return {"offset": _read_offset(text, *found.groups())}
     if found := _WALL.fullmatch(text):
@@ -151,9 +158,23 @@ def _read_times(value: Any) -> dict[str, Any]:
     raise InvalidInput(
         f"{value!r:.60} is not a valid rule. Write '-1h' (before the due time), '+30m' (after it), "
         "'0s' (at it), '-1d at 09:00' (wall time on the day before; whole days or weeks), 'at "
-        "09:00' (on the day itself), 'every 24h within the last 3d', or 'at "
-        "2026-05-01T09:00+02:00'."
+        "09:00' (on the day itself), 'every 24h within the last 3d', 'at "
+        "2026-05-01T09:00+02:00', or a number of minutes before the due time."
     )
+
+
+def _read_minutes(number: int) -> timedelta:
+    if number < 0:
+        raise InvalidInput(
+            f"A number is minutes before the due time and must not be negative, got {number}. "
+            f"For a time after the due time, write '+{-number}m'."
+        )
+    try:
+        return -timedelta(minutes=number)
+    except OverflowError:
+        raise InvalidInput(
+            f"The offset of a rule must be at most 10 years, got {number} minutes."
+        ) from None
 
 
 def _read_offset(text: str, sign: str, span: str) -> timedelta:

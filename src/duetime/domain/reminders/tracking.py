@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Required, TypedDict
+from typing import Any, Literal, Required, TypedDict, get_args
 
 import msgspec
 
@@ -13,6 +13,7 @@ from duetime.domain.checks import MAX_NAME_LENGTH, check_moment, check_name, che
 from duetime.domain.reasons import Reason
 from duetime.domain.reminders.reminder import MAX_RECIPIENTS, Subject
 from duetime.domain.reminders.rule import Rule
+from duetime.domain.reminders.rule_column import read_rules_column
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules
 from duetime.domain.schedules.cron import parse_zone, to_instant
 from duetime.errors import InvalidInput
@@ -23,8 +24,13 @@ MAX_DATA_BYTES = 1024 * 1024
 SECONDS_UP_TO = 100_000_000_000
 """Numbers below are seconds since 1970, larger ones milliseconds: they meet in the year 5138."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_COLUMN = re.compile(r"[^\W\d]\w*")
 _PLACE = re.compile(r"\{([^{}]*)\}")
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
+
+
+TableKind = Literal["subjects", "scopes"]
+"""What the rows of a tracked table are."""
 
 
 class Track(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,9 +39,15 @@ class Track(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     table: str
     id: tuple[str, ...]
-    due: str
+    kind: TableKind = "subjects"
+    due: str | None = None
+    """None of a table of scopes."""
     scope: str | None = None
     """A column that holds the scope, or a pattern such as `channel:{channel_id}`."""
+    parent: str | None = None
+    """The same, of a table of scopes: the scope around it."""
+    locked: str | None = None
+    """Of a table of scopes: the column that says whether levels inside may set other rules."""
     tz: str | None = None
     """The column with the subject's time zone."""
     zone: str | None = None
@@ -50,24 +62,28 @@ class Track(msgspec.Struct, frozen=True, kw_only=True):
     """The rules, as people write them. None: those of the scope."""
     rules: tuple[Any, ...] | None = None
     """The rules, as they are stored."""
+    remind_from: str | None = None
+    """The column with the rules of each row. Where it is null, the scope's hold."""
 
     @property
     def scope_parts(self) -> list[tuple[str, bool]]:
-        """The parts of the scope, in order: text, or (if True) the name of a column."""
-        if self.scope is None:
+        """The parts of the scope or the parent, in order: text, or (if True) a column's name."""
+        pattern = self.parent if self.kind == "scopes" else self.scope
+        if pattern is None:
             return []
-        if "{" not in self.scope:
-            return [(self.scope, True)]
+        if "{" not in pattern:
+            return [(pattern, True)]
         return [
-            (part, number % 2 == 1) for number, part in enumerate(_PLACE.split(self.scope)) if part
+            (part, number % 2 == 1) for number, part in enumerate(_PLACE.split(pattern)) if part
         ]
 
     @property
     def columns(self) -> list[str]:
         """Every column that is named, but for those in `when`."""
         scope = [part for part, is_column in self.scope_parts if is_column]
-        rest = [column for column in (self.tz, self.recipients) if column is not None]
-        return list(dict.fromkeys([*self.id, self.due, *scope, *rest, *self.data]))
+        rest = (self.tz, self.recipients, self.remind_from, self.locked)
+        named = (*self.id, self.due, *scope, *rest, *self.data)
+        return list(dict.fromkeys(column for column in named if column is not None))
 
 
 class TableArguments(TypedDict, total=False):
@@ -75,8 +91,11 @@ class TableArguments(TypedDict, total=False):
     `progress`."""
 
     id: Required[str | Iterable[str]]
-    due: Required[str]
+    due: str | None
+    kind: TableKind
     scope: str | None
+    parent: str | None
+    locked: str | None
     tz: str | None
     due_tz: str | None
     recipients: str | None
@@ -90,8 +109,11 @@ def make_track(
     table: str,
     *,
     id: str | Iterable[str],  # noqa: A002
-    due: str,
+    due: str | None = None,
+    kind: TableKind = "subjects",
     scope: str | None = None,
+    parent: str | None = None,
+    locked: str | None = None,
     tz: str | None = None,
     due_tz: str | None = None,
     recipients: str | None = None,
@@ -104,12 +126,20 @@ def make_track(
 
     >>> make_track("game_sessions", id="id", due="starts_at", scope="channel:{channel_id}").columns
     ['id', 'starts_at', 'channel_id']
+    >>> make_track("guilds", kind="scopes", id="id", remind="reminder_minutes").remind_from
+    'reminder_minutes'
     """
     keys = (id,) if isinstance(id, str) else tuple(id)
     if not keys or len(set(keys)) < len(keys):
         raise InvalidInput("id must name the column or columns that identify a row.")
     texts = (data,) if isinstance(data, str) else tuple(data)
-    for column in (*keys, due, *texts, *(c for c in (recipients, tz) if c is not None)):
+    _check_kind(
+        kind,
+        {"due": due, "scope": scope, "tz": tz, "due_tz": due_tz, "recipients": recipients,
+         "data": texts or None},
+        {"parent": parent, "locked": locked},
+    )  # fmt: skip
+    for column in (*keys, *texts, *(c for c in (due, recipients, tz, locked) if c is not None)):
         check_name(column, what="column")
     check_name(table, what="table")
     given = default_name(table) if name is None else name
@@ -118,15 +148,19 @@ def make_track(
             f"The name of a tracked table must not contain a colon, got {given!r:.60}: the "
             "references of its subjects are NAME:ID. Choose another name=."
         )
-    if scope is not None:
-        _check_scope(check_name(scope, what="scope"))
-    rules = None if remind is None else parse_rules(remind)
+    for what, pattern in (("scope", scope), ("parent", parent)):
+        if pattern is not None:
+            _check_scope(check_name(pattern, what=what), what)
+    rules, remind_from = read_remind(remind)
     return Track(
         name=check_name(given, what="name of what is tracked"),
         table=table,
         id=keys,
+        kind=kind,
         due=due,
         scope=scope,
+        parent=parent,
+        locked=locked,
         tz=tz,
         due_zone=None if due_tz is None else parse_zone(due_tz).key,
         recipients=recipients,
@@ -134,6 +168,7 @@ def make_track(
         when=None if when is None else check_condition(when),
         remind=None if rules is None else tuple(rule.text for rule in rules),
         rules=None if rules is None else tuple(rule.to_json() for rule in rules),
+        remind_from=remind_from,
     )
 
 
@@ -192,20 +227,34 @@ def check_columns(track: Track, columns: Iterable[str]) -> Track:
             )
         return found[0]
 
-    scope = track.scope
-    if scope is not None:
-        parts = [(spelled(part) if is_column else part, is_column)
-                 for part, is_column in track.scope_parts]  # fmt: skip
-        scope = "".join(f"{{{part}}}" if is_column else part for part, is_column in parts)
+    if track.remind_from is not None and track.remind_from.lower() not in {
+        column.lower() for column in known
+    }:
+        raise InvalidInput(
+            f"remind must be rules or a column with rules, but {track.remind_from[:60]!r} is "
+            f"neither. Rules are such as '-1h', '-1d at 09:00' or 60 (minutes before). The columns "
+            f"are: {', '.join(known)}."
+        )
+
+    def maybe(column: str | None) -> str | None:
+        return None if column is None else spelled(column)
+
+    pattern = "".join(
+        f"{{{spelled(part)}}}" if is_column else part for part, is_column in track.scope_parts
+    )
+    is_scopes = track.kind == "scopes"
     return msgspec.structs.replace(
         track,
         id=tuple(map(spelled, track.id)),
-        due=spelled(track.due),
-        scope=scope,
-        tz=None if tz is None else spelled(tz),
+        due=maybe(track.due),
+        scope=None if is_scopes else pattern or None,
+        parent=pattern or None if is_scopes else None,
+        locked=maybe(track.locked),
+        tz=maybe(tz),
         zone=zone,
-        recipients=None if track.recipients is None else spelled(track.recipients),
+        recipients=maybe(track.recipients),
         data=tuple(map(spelled, track.data)),
+        remind_from=maybe(track.remind_from),
     )
 
 
@@ -237,6 +286,8 @@ def read_subject(track: Track, ref: str, row: Mapping[str, Any]) -> tuple[Subjec
         problems.append(Reason.of("too_many_recipients", limit=MAX_RECIPIENTS))
     elif len(recipients) < len(given):
         problems.append(Reason.of("recipient_too_long", limit=MAX_NAME_LENGTH))
+    rules, unreadable = _rules_of(track, row)
+    problems += unreadable
     data = row["data"]
     if len(msgspec.json.encode(data)) > MAX_DATA_BYTES:
         data = {}
@@ -247,11 +298,30 @@ def read_subject(track: Track, ref: str, row: Mapping[str, Any]) -> tuple[Subjec
         due_at=due,
         tz=zone,
         status="open",
-        rules=None if track.rules is None else tuple(map(Rule.from_json, track.rules)),
+        rules=rules,
         data=data,
         recipients=recipients,
     )
     return subject, Reason.of("row_unusable", problems=problems) if problems else None
+
+
+def read_level(
+    track: Track, row: Mapping[str, Any]
+) -> tuple[str | None, tuple[Rule, ...] | None, bool, list[Reason]]:
+    """Return the parent, the rules and the lock of a scope's row of SQLite, and what of it cannot
+    be used. `duetime._track_scopes` does it in SQL."""
+    rules, problems = _rules_of(track, row)
+    parent = None if row["scope"] in (None, "") else str(row["scope"])
+    if parent is not None and len(parent) > MAX_NAME_LENGTH:
+        parent = None
+        problems.append(Reason.of("parent_too_long", limit=MAX_NAME_LENGTH))
+    return parent, rules, row["locked"] not in (None, 0, "", "0", "false", "f"), problems
+
+
+def _rules_of(track: Track, row: Mapping[str, Any]) -> tuple[tuple[Rule, ...] | None, list[Reason]]:
+    if track.remind_from is not None:
+        return read_rules_column(row["rules"])
+    return None if track.rules is None else tuple(map(Rule.from_json, track.rules)), []
 
 
 def read_due(value: Any, zone: str) -> datetime | Reason | None:
@@ -297,13 +367,46 @@ def _read_recipients(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(one) for one in values if one not in (None, "")))
 
 
-def _check_scope(scope: str) -> None:
+def _check_kind(
+    kind: str, of_subjects: Mapping[str, object], of_scopes: Mapping[str, object]
+) -> None:
+    if kind not in get_args(TableKind):
+        raise InvalidInput(f"kind must be 'subjects' or 'scopes', got {kind!r:.60}.")
+    if kind == "subjects" and of_subjects["due"] is None:
+        raise InvalidInput(
+            "due must name the column with the due time. Of a table whose rows are scopes, such as "
+            "channels or guilds, say kind='scopes'."
+        )
+    others = of_subjects if kind == "scopes" else of_scopes
+    for option, value in others.items():
+        if value is not None:
+            other = "subjects" if kind == "scopes" else "scopes"
+            raise InvalidInput(f"{option} is an option of tables of {other}, not of {kind}.")
+
+
+def read_remind(remind: RulesLike | None) -> tuple[tuple[Rule, ...] | None, str | None]:
+    """The rules, or the column that holds them: a single text that is no rule."""
+    if remind is None:
+        return None, None
+    try:
+        return parse_rules(remind), None
+    except InvalidInput:
+        given = [remind] if isinstance(remind, str) else remind
+        names = list(given) if isinstance(given, list | tuple) else []
+        if [name for name in names if isinstance(name, str) and _COLUMN.fullmatch(name)] != names:
+            raise
+        if len(names) != 1:
+            raise
+        return None, str(names[0])
+
+
+def _check_scope(scope: str, what: str) -> None:
     if "{" not in scope and "}" not in scope:
         return
     rest = _PLACE.sub("", scope)
     if "{" in rest or "}" in rest or "" in _PLACE.findall(scope):
         raise InvalidInput(
-            "scope must be a column, or a pattern such as 'channel:{channel_id}', got "
+            f"{what} must be a column, or a pattern such as 'channel:{{channel_id}}', got "
             f"{scope!r:.200}."
         )
 

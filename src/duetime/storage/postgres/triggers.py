@@ -11,6 +11,7 @@ import msgspec
 from duetime.domain.checks import MAX_NAME_LENGTH
 from duetime.domain.reasons import Reason
 from duetime.domain.reminders.reminder import MAX_RECIPIENTS
+from duetime.domain.reminders.rule_text import MAX_RULES
 from duetime.domain.reminders.tracking import MAX_DATA_BYTES, Track
 from duetime.errors import InvalidInput
 from duetime.storage.reminders.tracking import TableInfo, short_name
@@ -21,6 +22,7 @@ _KEYS = {
     "citext", "date", "boolean", "name",
 }  # fmt: skip
 _LISTS = {"json", "jsonb"}
+_MAX_RULES_BYTES = 20_000
 _TEXTS = {"text", "character varying", "character", "json"}
 # By name: where the role is called as the schema, the user's tables are made in it, too.
 OWN_TABLES = frozenset(
@@ -30,11 +32,13 @@ OWN_TABLES = frozenset(
         "flow_signal", "flow_step", "idempotency", "installation", "installation_secret", "job",
         "job_key", "login_failure", "migration", "parked", "progress", "queue", "rate_use",
         "recipient", "recipient_use", "reminder", "schedule", "schedule_preset", "schedule_tick",
-        "scope", "service", "session", "subject", "task", "tracked", "waiter", "worker",
-        "worker_name", "zone",
+        "scope", "service", "session", "subject", "task", "tracked", "tracked_scope", "waiter",
+        "worker", "worker_name", "zone",
     }
 )  # fmt: skip
-_NAMES = ("ref", "scope", "due", "local_due", "zone", "recipients", "data", "open")
+_NAMES = ("ref", "scope", "due", "local_due", "zone", "recipients", "data", "rules", "open")
+_SCOPE_NAMES = ("ref", "scope", "rules", "locked", "open")
+_NUMBERS = {"smallint", "integer", "bigint", "numeric", "real", "double precision"}
 
 
 class PostgresTriggers:
@@ -76,7 +80,8 @@ class PostgresTriggers:
         yield self._fill("track_check", track, table), ()
 
     def install(self, track: Track, table: TableInfo) -> list[str]:
-        names = ("track_function", "track_trigger_insert", "track_trigger_update",
+        function = "track_scopes_function" if track.kind == "scopes" else "track_function"
+        names = (function, "track_trigger_insert", "track_trigger_update",
                  "track_trigger_delete", "track_trigger_truncate")  # fmt: skip
         old = [
             self._fill("track_untrigger", track, table, {"event": event})
@@ -107,7 +112,7 @@ class PostgresTriggers:
             )
             past = f"({keys}) > ({values})"
         statement = self._fill(
-            "track_fill", track, table,
+            "track_scopes_fill" if track.kind == "scopes" else "track_fill", track, table,
             {"keys": keys, "texts": texts, "past": past, "most": str(most)},
         )  # fmt: skip
         [(count, last)] = yield statement, ()
@@ -136,14 +141,16 @@ class PostgresTriggers:
         self, name: str, track: Track, table: TableInfo, more: Mapping[str, str] | None = None
     ) -> str:
         """A statement with its places filled. Each is filled once: what is put in stays."""
-        columns = _columns(track, table)
+        is_scopes = track.kind == "scopes"
+        columns = (_scope_columns if is_scopes else _columns)(track, table)
+        names = _SCOPE_NAMES if is_scopes else _NAMES
         places = {
             "table": table.name,
             "function": f"{table.schema}.{_quoted(self._name(track))}",
             "trigger": self._name(track),
             "call": f"_track_{md5(track.name.encode(), usedforsecurity=False).hexdigest()}",
             "ref": columns["ref"],
-            "columns": ",\n        ".join(f"{columns[n]} as {n}" for n in _NAMES),
+            "columns": ",\n        ".join(f"{columns[n]} as {n}" for n in names),
             "when": track.when or "true",
             **(more or {}),
         }
@@ -156,6 +163,7 @@ class PostgresTriggers:
 def _columns(track: Track, table: TableInfo) -> dict[str, str]:
     """What is tracked of a row, as expressions over its columns."""
     types = table.columns
+    assert track.due is not None
     kind = types[track.due]
     if kind.startswith("timestamp") and kind.endswith("with time zone"):
         due, local_due = _quoted(track.due), "null::timestamp"
@@ -173,8 +181,29 @@ def _columns(track: Track, table: TableInfo) -> dict[str, str]:
         "zone": "null::text" if track.tz is None else f"left({_quoted(track.tz)}::text, 100)",
         "recipients": _recipients(track, types),
         "data": _data(track, types),
-        "open": f"coalesce((\n{track.when}\n), false)" if track.when else "true",
+        "rules": _rules(track, types),
+        "open": _open(track),
     }  # fmt: skip
+
+
+def _scope_columns(track: Track, table: TableInfo) -> dict[str, str]:
+    types = table.columns
+    if track.locked is not None and types[track.locked] != "boolean":
+        raise InvalidInput(
+            f"The column {track.locked!r} has the type {types[track.locked]}. locked must be a "
+            "boolean."
+        )
+    return {
+        "ref": _ref(track, types),
+        "scope": _scope(track),
+        "rules": _rules(track, types),
+        "locked": "false" if track.locked is None else f"coalesce({_quoted(track.locked)}, false)",
+        "open": _open(track),
+    }
+
+
+def _open(track: Track) -> str:
+    return f"coalesce((\n{track.when}\n), false)" if track.when else "true"
 
 
 def _ref(track: Track, types: Mapping[str, str]) -> str:
@@ -229,6 +258,40 @@ def _recipients(track: Track, types: Mapping[str, str]) -> str:
         )
     name = f"left({column}::text, {MAX_NAME_LENGTH + 1})"
     return f"case when {column} is null then '[]' else jsonb_build_array({name}) end"
+
+
+def _rules(track: Track, types: Mapping[str, str]) -> str:
+    """An object replaces what is too large."""
+    if track.remind_from is None:
+        return "null::jsonb"
+    column = _quoted(track.remind_from)
+    kind = types[track.remind_from]
+    element = kind.removesuffix("[]").partition("(")[0].strip()
+    too_many = "'{\"too_many\": true}'::jsonb"
+    if element not in _NUMBERS | _TEXTS | _LISTS | {"interval"}:
+        raise InvalidInput(
+            f"The column {track.remind_from!r} has the type {kind}. Rules are in a column of "
+            "numbers (minutes before the due time), texts, intervals, an array of these, or JSON."
+        )
+    if element == "interval":
+        # As much before the due time. The text of an interval depends on the session.
+        rule = "'-' || trim_scale(extract(epoch from {0})::numeric) || 's'"
+        if kind == element:
+            return f"to_jsonb({rule.format(column)})"
+        each = f"array(select {rule.format('e.one')} from unnest({column}) as e(one))"  # noqa: S608
+        return (
+            f"case when cardinality({column}) > {MAX_RULES} then {too_many} "
+            f"when {column} is not null then to_jsonb({each}) end"
+        )
+    if kind.endswith("[]"):
+        return (
+            f"case when cardinality({column}) > {MAX_RULES} then {too_many} "
+            f"else to_jsonb({column}) end"
+        )
+    if element in _NUMBERS:
+        return f"to_jsonb({column})"
+    size = f"octet_length({column}::text) > {_MAX_RULES_BYTES}"
+    return f"case when {size} then {too_many} else to_jsonb({column}) end"
 
 
 def _data(track: Track, types: Mapping[str, str]) -> str:

@@ -36,7 +36,7 @@ from duetime.storage.store import Dialect, Row, Statement, Statements, in_parts,
 _NEWEST = 2**63 - 1
 _BATCH = 2000
 """How many subjects are armed at a time, by the Python path."""
-_MAX_LEVELS = 99
+MAX_LEVELS = 99
 """How many scopes are around a subject."""
 _MANY = 5000
 """How many subjects one statement re-arms in SQL."""
@@ -85,7 +85,7 @@ class ReminderStatements:
             return Put("same", affected=0)
         count = yield from self._rearm_below(scope.ref)
         yield from self._audit(
-            actor, "scope.put", f"scope:{scope.ref}", before and _scope_json(before), document
+            actor, "scope.put", f"scope:{scope.ref}", before and scope_document(before), document
         )
         return Put("added" if before is None else "changed", affected=count)
 
@@ -104,7 +104,7 @@ class ReminderStatements:
                 "elsewhere or delete them first. For no reminders, give it no rules: remind=[]."
             )
         yield from self._dialect.run("scope_delete", {"ref": ref})
-        before = _scope_json(known[ref])
+        before = scope_document(known[ref])
         yield from self._audit(actor, "scope.delete", f"scope:{ref}", before, None)
         return True
 
@@ -599,7 +599,7 @@ def levels_of(subject: Subject, scopes: Mapping[str, ScopeInfo]) -> list[Level]:
 def _levels_from(ref: str | None, scopes: Mapping[str, ScopeInfo]) -> list[Level]:
     """A scope and those around it, from the inside out."""
     levels: list[Level] = []
-    while ref is not None and ref in scopes and len(levels) < _MAX_LEVELS:
+    while ref is not None and ref in scopes and len(levels) < MAX_LEVELS:
         scope = scopes[ref]
         levels.append(Level(scope.ref, scope.rules, scope.locked))
         ref = scope.parent
@@ -651,15 +651,16 @@ def _check_parent(scope: ScopeInfo, known: Mapping[str, ScopeInfo], inside: int)
         raise InvalidInput(f"There is no scope {scope.parent!r}. Create the parent first.")
     ref: str | None = scope.parent
     depth = 1
-    while ref is not None and ref in known:
+    # Rows of tables that are written at the same time may be inside each other.
+    while ref is not None and ref in known and depth <= MAX_LEVELS:
         if ref == scope.ref:
             raise InvalidInput(f"The scope {scope.ref!r} cannot be inside itself.")
         ref = known[ref].parent
         depth += 1
-    if depth + inside > _MAX_LEVELS:
+    if depth + inside > MAX_LEVELS:
         what = f", with {_count(inside, 'level')} inside it" if inside else ""
         raise InvalidInput(
-            f"Scopes are at most {_MAX_LEVELS} levels deep; {scope.ref!r} would be at level "
+            f"Scopes are at most {MAX_LEVELS} levels deep; {scope.ref!r} would be at level "
             f"{depth}{what}. Put it into a scope further out."
         )
 
@@ -668,7 +669,7 @@ def read_scope(row: Row) -> ScopeInfo:
     return ScopeInfo(row[0], row[1], _rules(row[2]), bool(row[3]))
 
 
-def _scope_json(scope: ScopeInfo) -> dict[str, Any]:
+def scope_document(scope: ScopeInfo) -> dict[str, Any]:
     rules = None if scope.rules is None else [rule.to_json() for rule in scope.rules]
     return {"ref": scope.ref, "parent": scope.parent, "rules": rules, "locked": scope.locked}
 

@@ -12,12 +12,20 @@ from typing import Any, Protocol
 
 import msgspec
 
+from duetime.domain.checks import MAX_NAME_LENGTH
 from duetime.domain.reasons import Reason, read_reason
 from duetime.domain.reminders.reminder import Subject
-from duetime.domain.reminders.tracking import Track, read_subject
-from duetime.storage.reminders.reminders import ReminderStatements
+from duetime.domain.reminders.tracking import Track, read_level, read_subject
+from duetime.storage.reminders.reminders import (
+    MAX_LEVELS,
+    ReminderStatements,
+    ScopeInfo,
+    scope_document,
+)
 from duetime.storage.store import Dialect, Row, Statement, Statements
 
+_NOT_TRACKED = Reason("scope_not_tracked")
+_ROW_GONE = Reason("row_gone")
 WRITER = "trigger: sqlite"
 """Who changes subjects by a trigger, where the database has no roles."""
 
@@ -39,6 +47,7 @@ class TrackedInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     track: Track
     subjects: int
+    scopes: int
     problems: int
     example: Reason | None
     """One of the problems."""
@@ -132,6 +141,7 @@ class TrackingStatements:
                     track=track,
                     created_at=self._dialect.moment(row[2]),
                     subjects=row[3],
+                    scopes=row[6],
                     problems=row[4],
                     example=read_reason(row[5]),
                     broken=broken,
@@ -162,28 +172,123 @@ class ChangeStatements(ReminderStatements):
             if track is None:
                 continue
             row = None if text is None else msgspec.json.decode(text)
+            if track.kind == "scopes":
+                yield from self._apply_scope(track, ref, row, self._dialect.moment(at))
+                continue
             if row is None or not row["open"]:
+                scope = (yield from self._scope_of(ref)) if row is None else None
                 yield from self.close(ref, actor=WRITER, delete=row is None)
+                if scope is not None:
+                    yield from self._drop_gone_scopes([scope])
                 continue
             subject, problem = read_subject(track, ref, row)
             subjects.append(subject)
             tracked.append({"ref": ref, "track": name, "problem": problem})
             as_of[ref] = self._dialect.moment(at)
-        yield from self._make_scopes(subjects)
+        yield from self._make_scopes(s.scope for s in subjects if s.scope is not None)
         yield from self.put(subjects, actor=WRITER, as_of=as_of)
         yield from self._dialect.run("tracked_subjects_write", tracked)
         yield from self._dialect.run("tracked_applied", [change[0] for change in changes])
         return len(changes)
 
-    def _make_scopes(self, subjects: Iterable[Subject]) -> Statements:
+    def _scope_of(self, ref: str) -> Statements:
+        for subject in (yield from self.subjects([ref])):
+            return subject.scope
+        return None
+
+    def _apply_scope(
+        self, track: Track, ref: str, row: Mapping[str, Any] | None, at: datetime
+    ) -> Statements:
+        """Make a scope what its row says, and the reminders of all subjects inside it true."""
+        if len(ref) > MAX_NAME_LENGTH:
+            return
+        if row is None or not row["open"]:
+            yield from self.remove_scope(track, ref, at=at, follow=True)
+            return
+        parent, rules, locked, problems = read_level(track, row)
+        yield from self._make_scopes([ref, *([parent] if parent else [])])
+        [(noted, said)] = (yield from self._dialect.run("tracked_scope_find", {"ref": ref})) or [
+            (None, None)
+        ]
+        known = yield from self._scopes([ref, *([parent] if parent else [])])
+        before = known[ref]
+        if before != ScopeInfo(ref, None, None, False) and (
+            noted is None or read_reason(said) == _NOT_TRACKED
+        ):
+            yield from self._note_scope(track, ref, _NOT_TRACKED)
+            return
+        if parent is not None and _is_around(parent, ref, known):
+            problems.append(Reason.of("scope_in_itself", parent=parent[:60]))
+            parent = None
+        problem = Reason.of("row_unusable", problems=problems) if problems else None
+        yield from self._note_scope(track, ref, problem)
+        after = ScopeInfo(ref, parent, rules, locked)
+        if before != after:
+            yield from self._write_scope(before, after, "scope.put", at)
+
+    def remove_scope(self, track: Track, ref: str, *, at: datetime, follow: bool) -> Statements:
+        """The row of a scope is gone: it sets nothing any more. With nothing inside, it is deleted.
+
+        `follow`: a row that comes back is followed again.
+        """
+        found = yield from self._dialect.run("tracked_scope_find", {"ref": ref})
+        if not found:
+            return
+        known = yield from self._scopes([ref])
+        if ref in known and read_reason(found[0][1]) != _NOT_TRACKED:
+            empty = ScopeInfo(ref, None, None, False)
+            yield from self._write_scope(known[ref], empty, "scope.delete", at)
+            yield from self._note_scope(track, ref, _ROW_GONE)
+            yield from self._drop_gone_scopes([ref, *filter(None, [known[ref].parent])])
+        if not follow or read_reason(found[0][1]) == _NOT_TRACKED:
+            yield from self._dialect.run("tracked_scope_forget", {"ref": ref})
+
+    def _write_scope(
+        self, before: ScopeInfo, after: ScopeInfo, action: str, at: datetime
+    ) -> Statements:
+        document = scope_document(after)
+        yield from self._dialect.run("scope_put", [document])
+        gone = action == "scope.delete"
+        yield from self._audit(
+            WRITER, action, f"scope:{after.ref}", scope_document(before), None if gone else document
+        )
+        why, last = Reason("rules_changed"), 0
+        while rows := (
+            yield from self._dialect.run("subjects_below", {"ref": after.ref, "after": last})
+        ):
+            ids = [row[0] for row in rows]
+            last = ids[-1]
+            yield from self._revise(ids, why, as_of=dict.fromkeys(ids, at))
+
+    def _note_scope(self, track: Track, ref: str, problem: Reason | None) -> Statements:
+        document = {"ref": ref, "track": track.name, "problem": problem}
+        yield from self._dialect.run("tracked_scope_note", document)
+
+    def _drop_gone_scopes(self, refs: Iterable[str]) -> Statements:
+        """Delete those whose rows are gone and that have nothing inside any more."""
+        yield from self._dialect.run("tracked_scope_drop", list(refs))
+
+    def _make_scopes(self, refs: Iterable[str]) -> Statements:
         """A row may name a scope that nobody has put: it is made, and sets no rules itself."""
-        names = sorted({subject.scope for subject in subjects if subject.scope is not None})
+        names = sorted(set(refs))
         rows = (yield from self._dialect.run("scope_make", names)) if names else []
         for row in rows:
             after: Mapping[str, Any] = {
                 "ref": row[0], "parent": None, "rules": None, "locked": False,
             }  # fmt: skip
             yield from self._audit(WRITER, "scope.put", f"scope:{row[0]}", None, after)
+
+
+def _is_around(ref: str, inner: str, known: Mapping[str, ScopeInfo]) -> bool:
+    """Whether a scope is `inner` or inside it."""
+    place: str | None = ref
+    for _ in range(MAX_LEVELS):
+        if place is None or place not in known:
+            return False
+        if place == inner:
+            return True
+        place = known[place].parent
+    return True
 
 
 def short_name(name: str) -> str:

@@ -76,6 +76,12 @@ class SqliteTriggers:
     def clear(self, track: Track, most: int) -> Generator[Statement, list[Row], int]:
         statements = ChangeStatements(self._dialect)
         document = {"name": track.name, "most": most}
+        rows = yield from self._dialect.run("track_gone_scopes", document)
+        now = yield from self._dialect.now()
+        for row in rows:
+            yield from statements.remove_scope(track, row[0], at=now, follow=False)
+        if rows:
+            return len(rows)
         rows = yield from self._dialect.run("track_gone", document)
         for row in rows:
             yield from statements.close(row[0], actor=WRITER, delete=True)
@@ -108,6 +114,7 @@ class SqliteTriggers:
             "table": table.name,
             "trigger": self._name(track),
             "name": _literal(track.name),
+            "kind": _literal(track.kind),
             "ref": _ref(track),
             "row": _row(track),
             "open": _open(track),
@@ -144,17 +151,20 @@ def _row(track: Track) -> str:
         for part, is_column in track.scope_parts
     )
     data = ", ".join(f"{_literal(column)}, {_plain(column)}" for column in track.data)
+    rest = {"rules": track.remind_from, "locked": track.locked, "due": track.due, "tz": track.tz,
+            "recipients": track.recipients}  # fmt: skip
+    values = ", ".join(f"'{name}', {_plain(column)}" for name, column in rest.items())
     return (
-        f"json_object('due', {_plain(track.due)}, 'scope', {scope or 'null'}, "
-        f"'tz', {'null' if track.tz is None else _plain(track.tz)}, "
-        f"'recipients', {'null' if track.recipients is None else _plain(track.recipients)}, "
+        f"json_object('scope', {scope or 'null'}, {values}, "
         f"'data', json_object({data}), 'open', {_open(track)})"
     )
 
 
-def _plain(column: str) -> str:
+def _plain(column: str | None) -> str:
     """A value that JSON can hold: a write must not fail for a blob, nor for infinity, which becomes
     text, as on PostgreSQL."""
+    if column is None:
+        return "null"
     name = _quoted(column)
     return (
         f"case when typeof({name}) = 'blob' then hex({name}) "

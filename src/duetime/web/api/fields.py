@@ -83,13 +83,14 @@ Priority = Annotated[int, Meta(ge=0, le=9, description="0 is served first, 9 las
 Arguments = Annotated[dict[str, Any], Meta(description="The arguments, by name.")]
 RuleBody = (
     Annotated[str, Meta(min_length=1, max_length=100)]
+    | Annotated[int, Meta(ge=0, le=5_260_320, description="Minutes before the due time.")]
     | Annotated[dict[str, Any], Meta(min_length=1, max_length=20)]
 )
 Rules = Annotated[
     Annotated[list[RuleBody], Meta(max_length=50)],
     Meta(
-        description="Rules such as `-1h` or `-1d at 09:00`, or objects with options; `[]` means "
-        "no reminders.",
+        description="Rules such as `-1h` or `-1d at 09:00`, minutes before the due time such as "
+        "`60`, or objects with options; `[]` means no reminders.",
         examples=[["-1d at 09:00", {"rule": "-1h", "channels": ["push"]}]],
     ),
 ]

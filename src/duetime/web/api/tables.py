@@ -13,6 +13,7 @@ from duetime.domain.access.token import TokenScope
 from duetime.domain.access.visitor import Visitor
 from duetime.domain.audit import AuditEvent
 from duetime.domain.page import DEFAULT_LIMIT, Page
+from duetime.domain.reminders.tracking import TableKind
 from duetime.storage.reminders.tracking import TrackedInfo
 from duetime.web.access import Access
 from duetime.web.api.fields import After, Limit, NamePath, Rules, given
@@ -22,13 +23,21 @@ Column = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class TableBody(msgspec.Struct, forbid_unknown_fields=True):
-    """How the rows of a table become subjects. Names of columns, unless said otherwise."""
+    """How the rows of a table become subjects or scopes. Names of columns, unless said
+    otherwise."""
 
     table: Column
     id: Annotated[list[Column], Meta(min_length=1, max_length=16)]
-    due: Column
+    due: Column | None = None
+    """Required of a table of subjects."""
+    kind: TableKind = "subjects"
+    """What the rows are."""
     scope: Annotated[str, Meta(min_length=1, max_length=400)] | None = None
     """A column, or a pattern such as `channel:{channel_id}`."""
+    parent: Annotated[str, Meta(min_length=1, max_length=400)] | None = None
+    """Of a table of scopes: the scope around each, as `scope`."""
+    locked: Column | None = None
+    """Of a table of scopes: whether levels inside may set other rules."""
     tz: Column | None = None
     due_tz: Column | None = None
     recipients: Column | None = None
@@ -36,6 +45,7 @@ class TableBody(msgspec.Struct, forbid_unknown_fields=True):
     when: Annotated[str, Meta(min_length=1, max_length=4000)] | None = None
     """A condition of SQL: a row for which it is not true has no reminders."""
     remind: Rules | None = None
+    """Rules, or one text: the column that holds those of each row."""
 
 
 class TablePutAnswer(msgspec.Struct):
@@ -46,7 +56,7 @@ class TablePutAnswer(msgspec.Struct):
 
 class TableDeleteAnswer(msgspec.Struct):
     subjects: int
-    """The subjects that were deleted. The table itself stays."""
+    """The subjects or scopes that were removed. The table itself stays."""
 
 
 class TablePlan(msgspec.Struct):
@@ -74,7 +84,7 @@ def routes(app: Duetime, access: Access) -> Routes:
         scope=TokenScope.ADMIN,
     )
     async def put_table(name: NamePath, body: Any, visitor: Visitor) -> TablePutAnswer:
-        """Make the rows of a table subjects, by triggers on it."""
+        """Make the rows of a table subjects or scopes, by triggers on it."""
         put = await app.tables.put(body.table, name=name, by=visitor.name, **given(body, "table"))
         return TablePutAnswer(str(put), put.affected)
 

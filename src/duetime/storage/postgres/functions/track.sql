@@ -79,6 +79,7 @@ create or replace function duetime.track_define(name text, table_name text, defi
 declare
     known duetime.tracked;
     call constant text := '_track_' || md5(track_define.name);
+    is_scopes constant boolean := coalesce(definition ->> 'kind', 'subjects') = 'scopes';
     owner text;
 begin
     if strpos(track_define.name, ':') > 0 then
@@ -102,11 +103,16 @@ begin
         set table_name = excluded.table_name, owner = excluded.owner, definition = excluded.definition,
             problem = null, updated_at = duetime.now();
     execute format(
-        'create or replace function duetime.%I(refs text[], scopes text[], dues timestamptz[],'
-        ' local_dues timestamp[], zones text[], recipients jsonb[], data jsonb[], opens boolean[],'
-        ' gone text[]) returns void language sql security definer'
-        ' set search_path = pg_catalog, pg_temp as %L',
-        call, format('select duetime._track_rows(%L, $1, $2, $3, $4, $5, $6, $7, $8, $9)', name));
+        case when is_scopes then
+            'create or replace function duetime.%I(refs text[], parents text[], rules jsonb[],'
+            ' locks boolean[], opens boolean[], gone text[])'
+        else
+            'create or replace function duetime.%I(refs text[], scopes text[], dues timestamptz[],'
+            ' local_dues timestamp[], zones text[], recipients jsonb[], data jsonb[], rules jsonb[],'
+            ' opens boolean[], gone text[])' end
+        || ' returns void language sql security definer set search_path = pg_catalog, pg_temp as %L',
+        call, format(case when is_scopes then 'select duetime._track_scopes(%L, $1, $2, $3, $4, $5, $6)'
+            else 'select duetime._track_rows(%L, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10)' end, name));
     execute format(
         'create or replace function duetime.%I() returns integer language sql security definer'
         ' set search_path = pg_catalog, pg_temp as %L',
@@ -137,7 +143,7 @@ $$;
 -- that the application or another track has put stays theirs.
 create or replace function duetime._track_rows(
     track text, refs text[], scopes text[], dues timestamptz[], local_dues timestamp[],
-    zones text[], recipients jsonb[], data jsonb[], opens boolean[], gone text[])
+    zones text[], recipients jsonb[], data jsonb[], rules jsonb[], opens boolean[], gone text[])
     returns void language plpgsql
     set search_path = pg_catalog, pg_temp set jit = off
     set plan_cache_mode = auto set work_mem = '32MB' as $$
@@ -149,7 +155,7 @@ declare
     tracked_row duetime.tracked;
     default_zone text;
     own_rules json;
-    own_texts json;
+    by_column boolean;
     bad_zones text[];
     given_scopes text[];
     around text[];
@@ -173,7 +179,7 @@ begin
     default_zone := coalesce(tracked_row.definition ->> 'zone', 'UTC');
     own_rules := case when json_typeof(tracked_row.definition -> 'rules') = 'array'
                       then tracked_row.definition -> 'rules' end;
-    own_texts := case when own_rules is not null then tracked_row.definition -> 'remind' end;
+    by_column := tracked_row.definition ->> 'remind_from' is not null;
     bad_zones := array(
         select z.zone from (select distinct unnest(zones) as zone) as z
         where z.zone is not null and not duetime._is_zone(z.zone));
@@ -215,12 +221,19 @@ begin
     where s.ref = any (refs) or s.ref = any (gone) order by s.id for update;
 
     loop
-        with given as materialized (
+        with compiled as materialized (
+            -- Of many rows, few differ.
+            select v.value, r.rules, r.problems
+            from (select distinct n.value from unnest(rules) as n(value)
+                  where by_column and n.value is not null) as v
+            cross join lateral duetime._read_rules(v.value) as r
+        ), given as materialized (
             select n.ref, case when length(n.scope) <= 200 then nullif(n.scope, '') end as scope,
                 -- Not due: without recipients the handler would choose who is reminded.
                 case when not l.crowded then d.due_at end as due_at, z.tz, n.open,
                 to_json(l.recipients) as recipients, to_json(l.data) as data,
                 l.recipients as recipients_b, l.data as data_b,
+                case when by_column then r.rules else own_rules end as rules,
                 array_remove(array[
                     case when n.zone = any (bad_zones)
                         then jsonb_build_object('code', 'zone_unknown', 'facts',
@@ -235,9 +248,11 @@ begin
                         then '{"code": "recipient_too_long", "facts": {"limit": 200}}'::jsonb end,
                     case when l.heavy then '{"code": "data_too_large"}'::jsonb end,
                     case when n.ref like '%…%' and octet_length(n.ref) > 150
-                        then '{"code": "id_too_long"}'::jsonb end], null) as problems
-            from unnest(refs, scopes, dues, local_dues, zones, recipients, data, opens)
-                as n(ref, scope, due, local_due, zone, recipients, data, open)
+                        then '{"code": "id_too_long"}'::jsonb end], null)
+                    || coalesce(r.problems, '{}') as problems
+            from unnest(refs, scopes, dues, local_dues, zones, recipients, data, rules, opens)
+                as n(ref, scope, due, local_due, zone, recipients, data, rules, open)
+            left join compiled as r on r.value = n.rules
             cross join lateral (
                 select case when n.zone is null or n.zone = any (bad_zones) then default_zone
                             else n.zone end as tz) as z
@@ -270,13 +285,13 @@ begin
                 b.scope as old_scope, b.due_at as old_due_at, b.tz as old_tz,
                 b.status as old_status, b.rules as old_rules, b.recipients as old_recipients,
                 (b.scope, b.due_at, b.tz, b.status, b.rules::text)
-                    is distinct from (g.scope, g.due_at, g.tz, 'open', own_rules::text)
+                    is distinct from (g.scope, g.due_at, g.tz, 'open', g.rules::text)
                     or b.recipients::jsonb is distinct from g.recipients_b as moves
             from before as b join given as g on g.ref = b.ref
             where case when not g.open then b.status = 'open'
                 else (b.scope, b.due_at, b.tz, b.status, b.rules::text, b.problem::text, b.tracked)
                         is distinct from
-                     (g.scope, g.due_at, g.tz, 'open', own_rules::text,
+                     (g.scope, g.due_at, g.tz, 'open', g.rules::text,
                       duetime._row_problem(g.problems)::text, track)
                     or b.recipients::jsonb is distinct from g.recipients_b
                     or b.data::jsonb is distinct from g.data_b end
@@ -286,7 +301,7 @@ begin
                 due_at = case when c.closes then s.due_at else c.due_at end,
                 tz = case when c.closes then s.tz else c.tz end,
                 status = case when c.closes then 'done' else 'open' end,
-                rules = case when c.closes then s.rules else own_rules end,
+                rules = case when c.closes then s.rules else c.rules end,
                 data = case when c.closes then s.data else c.data end,
                 recipients = case when c.closes then s.recipients else c.recipients end,
                 problem = case when c.closes then s.problem else duetime._row_problem(c.problems) end,
@@ -300,33 +315,33 @@ begin
         ), added as (
             insert into duetime.subject (ref, scope, due_at, tz, status, rules, data, recipients,
                                          tracked, problem, created_at, updated_at)
-            select f.ref, f.scope, f.due_at, f.tz, 'open', own_rules, f.data, f.recipients, track,
+            select f.ref, f.scope, f.due_at, f.tz, 'open', f.rules, f.data, f.recipients, track,
                 duetime._row_problem(f.problems), moment, moment
             from fresh as f order by f.ref
             on conflict (ref) do nothing
-            returning id, ref, scope, due_at, tz, recipients
+            returning id, ref, scope, due_at, tz, rules, recipients
         ), audited as (
             insert into duetime.audit (at, actor, action, entity, before, after)
             select moment, actor, case when c.closes then 'subject.complete' else 'subject.put' end,
                 'subject:' || c.ref,
                 json_build_object('scope', c.old_scope, 'due_at', duetime._say(c.old_due_at),
                     'tz', c.old_tz, 'status', c.old_status,
-                    'rules', case when c.old_rules is not null then own_texts end,
+                    'rules', duetime._rule_texts(c.old_rules),
                     'recipients', c.old_recipients),
                 case when c.closes then
                     json_build_object('scope', c.old_scope, 'due_at', duetime._say(c.old_due_at),
                         'tz', c.old_tz, 'status', 'done',
-                        'rules', case when c.old_rules is not null then own_texts end,
+                        'rules', duetime._rule_texts(c.old_rules),
                         'recipients', c.old_recipients)
                 else
                     json_build_object('scope', c.scope, 'due_at', duetime._say(c.due_at),
-                        'tz', c.tz, 'status', 'open', 'rules', own_texts,
+                        'tz', c.tz, 'status', 'open', 'rules', duetime._rule_texts(c.rules),
                         'recipients', c.recipients) end
             from change as c where c.closes or c.moves
             union all
             select moment, actor, 'subject.put', 'subject:' || a.ref, null,
                 json_build_object('scope', a.scope, 'due_at', duetime._say(a.due_at), 'tz', a.tz,
-                    'status', 'open', 'rules', own_texts, 'recipients', a.recipients)
+                    'status', 'open', 'rules', duetime._rule_texts(a.rules), 'recipients', a.recipients)
             from added as a
         )
         select array(select a.id from added as a
@@ -352,10 +367,218 @@ begin
         where t.name = track and t.problem is null;
     end if;
     if cardinality(gone) > 0 then
+        given_scopes := array(select distinct s.scope from duetime.subject as s
+                              where s.ref = any (gone) and s.tracked = track and s.scope is not null);
         perform duetime._delete_subjects(
             array(select s.id from duetime.subject as s
                   where s.ref = any (gone) and s.tracked = track order by s.id), actor);
+        perform duetime._drop_gone_scopes(given_scopes);
     end if;
+end $$;
+
+-- Rows of a tracked table of scopes have changed: make the scopes true, and the reminders of all subjects
+-- inside them. Called as `_track_rows` is, and as little fails for what a row holds. A parent that is
+-- not there is made, empty, and follows its own row when that comes. A scope that the application has
+-- put stays the application's.
+create or replace function duetime._track_scopes(
+    track text, refs text[], parents text[], rules jsonb[], locks boolean[], opens boolean[], gone text[])
+    returns void language plpgsql
+    set search_path = pg_catalog, pg_temp set jit = off set work_mem = '32MB' as $$
+#variable_conflict use_column
+declare
+    moment constant timestamptz := duetime.now();
+    actor constant text := 'trigger: ' || coalesce(nullif(current_setting('role'), 'none'), session_user);
+    tracked_row duetime.tracked;
+    own_rules json;
+    by_column boolean;
+    named text[];
+    changed text[];
+    looping text[];
+    befores jsonb;
+begin
+    select * into tracked_row from duetime.tracked as t where t.name = track;
+    if not found then
+        raise exception 'duetime: no tracked table is named %', track using errcode = '22023',
+            hint = 'Drop its triggers, or run `duetime tables put` again.';
+    end if;
+    own_rules := case when json_typeof(tracked_row.definition -> 'rules') = 'array'
+                      then tracked_row.definition -> 'rules' end;
+    by_column := tracked_row.definition ->> 'remind_from' is not null;
+    gone := coalesce(gone, '{}')
+        || array(select n.ref from unnest(refs, opens) as n(ref, open) where not n.open);
+    named := array(
+        select n.ref from unnest(refs, opens) as n(ref, open) where n.open and length(n.ref) <= 200
+        union
+        select n.parent from unnest(parents, opens) as n(parent, open)
+        where n.open and n.parent <> '' and length(n.parent) <= 200
+        order by 1);
+    with made as (
+        insert into duetime.scope (ref) select n.ref from unnest(named) as n(ref)
+        where not exists (select from duetime.scope as s where s.ref = n.ref)
+        order by n.ref
+        on conflict (ref) do nothing
+        returning ref
+    )
+    insert into duetime.audit (actor, action, entity, after)
+    select actor, 'scope.put', 'scope:' || m.ref,
+        json_build_object('ref', m.ref, 'parent', null, 'rules', null, 'locked', false)
+    from made as m;
+    perform duetime._own_turn(array(select unnest(refs || gone) order by 1));
+    perform from duetime.scope as s where s.ref = any (refs || gone) order by s.ref for no key update;
+
+    with compiled as materialized (
+        select v.value, r.rules, r.problems
+        from (select distinct n.value from unnest(rules) as n(value)
+              where by_column and n.value is not null) as v
+        cross join lateral duetime._read_rules(v.value) as r
+    ), given as materialized (
+        select n.ref, coalesce(n.locked, false) as locked, s.ref is not null as ours,
+            case when length(n.parent) <= 200 then nullif(n.parent, '') end as parent,
+            case when by_column then r.rules else own_rules end as rules,
+            case when s.ref is null then '{"code": "scope_not_tracked"}'::json
+                 else duetime._row_problem(array_remove(coalesce(r.problems, '{}')
+                     || case when length(n.parent) > 200 then
+                        '{"code": "parent_too_long", "facts": {"limit": 200}}'::jsonb end, null))
+                 end as problem
+        from unnest(refs, parents, rules, locks, opens) as n(ref, parent, rules, locked, open)
+        left join compiled as r on r.value = n.rules
+        left join duetime.tracked_scope as t on t.ref = n.ref
+        left join duetime.scope as s on s.ref = n.ref
+            and (t.problem ->> 'code' <> 'scope_not_tracked' or t.ref is not null and t.problem is null
+                 or s.parent is null and s.rules is null and not s.locked)
+        where n.open and length(n.ref) <= 200
+    ), noted as (
+        insert into duetime.tracked_scope as t (ref, track, problem)
+        select g.ref, _track_scopes.track, g.problem from given as g order by g.ref
+        on conflict (ref) do update set problem = excluded.problem
+            where t.problem::text is distinct from excluded.problem::text
+    ), before as materialized (
+        select s.ref, s.parent, s.rules, s.locked from duetime.scope as s
+        join given as g on g.ref = s.ref
+        where g.ours and (s.parent, s.rules::text, s.locked)
+            is distinct from (g.parent, g.rules::text, g.locked)
+    ), written as (
+        update duetime.scope as s
+        set parent = g.parent, rules = g.rules, locked = g.locked, updated_at = moment
+        from before as b join given as g on g.ref = b.ref where s.ref = b.ref
+    )
+    select array_agg(b.ref order by b.ref), jsonb_object_agg(b.ref, to_jsonb(b))
+    into changed, befores from before as b;
+
+    if cardinality(changed) > 0 then
+        -- Also what another transaction made of it: resolving goes up 99 levels at most.
+        looping := array(
+            with recursive up as (
+                select s.ref as start, s.parent as ref, 1 as level
+                from duetime.scope as s where s.ref = any (changed) and s.parent is not null
+                union all
+                select u.start, s.parent, u.level + 1
+                from up as u join duetime.scope as s on s.ref = u.ref
+                where s.parent is not null and u.ref <> u.start and u.level < 99
+            )
+            select distinct u.start from up as u where u.ref = u.start or u.level >= 99);
+        if cardinality(looping) > 0 then
+            update duetime.tracked_scope as t
+            set problem = duetime._row_problem(
+                coalesce(array(select jsonb_array_elements((t.problem -> 'facts' -> 'problems')::jsonb)), '{}')
+                || jsonb_build_object('code', 'scope_in_itself', 'facts',
+                                      jsonb_build_object('parent', left(s.parent, 60))))
+            from duetime.scope as s where t.ref = any (looping) and s.ref = t.ref;
+            update duetime.scope as s set parent = null where s.ref = any (looping);
+        end if;
+        insert into duetime.audit (at, actor, action, entity, before, after)
+        select moment, actor, 'scope.put', 'scope:' || s.ref, (befores -> s.ref)::json,
+            json_build_object('ref', s.ref, 'parent', s.parent, 'rules', s.rules, 'locked', s.locked)
+        from duetime.scope as s where s.ref = any (changed) order by s.ref;
+        perform duetime._scopes_changed(changed);
+    end if;
+    perform duetime._scopes_gone(track, gone, true, actor);
+end $$;
+
+-- The rows of scopes are gone: they set nothing any more. Those with nothing inside are deleted.
+-- `follow`: a row that comes back is followed again.
+create or replace function duetime._scopes_gone(track text, refs text[], follow boolean, actor text)
+    returns void language plpgsql as $$
+#variable_conflict use_column
+declare
+    moment constant timestamptz := duetime.now();
+    ours text[];
+    around text[];
+begin
+    ours := array(select t.ref from duetime.tracked_scope as t
+                  where t.ref = any (refs) and t.track = _scopes_gone.track
+                    and coalesce(t.problem ->> 'code', '') <> 'scope_not_tracked' order by t.ref);
+    delete from duetime.tracked_scope as t
+    where t.ref = any (refs) and t.track = _scopes_gone.track
+      and (not follow or t.ref <> all (ours));
+    if cardinality(ours) = 0 then
+        return;
+    end if;
+    perform from duetime.scope as s where s.ref = any (ours) order by s.ref for update;
+    around := array(select distinct s.parent from duetime.scope as s
+                    where s.ref = any (ours) and s.parent is not null);
+    insert into duetime.audit (at, actor, action, entity, before)
+    select moment, actor, 'scope.delete', 'scope:' || s.ref,
+        json_build_object('ref', s.ref, 'parent', s.parent, 'rules', s.rules, 'locked', s.locked)
+    from duetime.scope as s where s.ref = any (ours) order by s.ref;
+    update duetime.scope as s set parent = null, rules = null, locked = false, updated_at = moment
+    where s.ref = any (ours);
+    update duetime.tracked_scope as t set problem = '{"code": "row_gone"}' where t.ref = any (ours);
+    perform duetime._scopes_changed(ours);
+    if follow then
+        perform duetime._drop_gone_scopes(ours || around);
+    else
+        perform duetime._drop_scopes(ours);
+        perform duetime._drop_gone_scopes(around);
+    end if;
+end $$;
+
+-- Delete those of the scopes that have nothing inside.
+create or replace function duetime._drop_scopes(refs text[]) returns void
+    language plpgsql as $$
+begin
+    if coalesce(cardinality(refs), 0) = 0 then
+        return;
+    end if;
+    -- Who puts something into one of them shares its row: that is seen below, or waits for us.
+    perform from duetime.scope as s where s.ref = any (refs) order by s.ref for update;
+    begin
+        delete from duetime.scope as s
+        where s.ref = any (refs)
+          and not exists (select from duetime.scope as c where c.parent = s.ref)
+          and not exists (select from duetime.subject as n where n.scope = s.ref);
+    exception when foreign_key_violation then
+        -- This transaction has an older snapshot. What stays is empty, and does no harm.
+        null;
+    end;
+end $$;
+
+-- Delete those of the scopes whose rows are gone and that have nothing inside any more.
+create or replace function duetime._drop_gone_scopes(refs text[]) returns void
+    language sql as $$
+    select duetime._drop_scopes(array(
+        select t.ref from duetime.tracked_scope as t
+        where t.ref = any (refs) and t.problem ->> 'code' = 'row_gone' order by t.ref))
+$$;
+
+-- The rules that hold inside these scopes have changed, in this transaction.
+create or replace function duetime._scopes_changed(refs text[]) returns void
+    language plpgsql as $$
+declare
+    changed text;
+    done record;
+    last bigint;
+begin
+    foreach changed in array refs loop
+        continue when not exists (select from duetime.scope as s where s.parent = changed)
+            and not exists (select from duetime.subject as s where s.scope = changed and s.status = 'open');
+        last := 0;
+        loop
+            select * into done from duetime.rearm_below(changed, last, 5000, '{"code": "rules_changed"}');
+            exit when coalesce(done.count, 0) = 0;
+            last := done.last;
+        end loop;
+    end loop;
 end $$;
 
 -- Delete subjects with their reminders, and end the jobs of these that wait.
@@ -407,15 +630,45 @@ begin
     end loop;
 end $$;
 
--- Delete the subjects of a tracked table: all (it was truncated), or some of them (it is tracked no
--- longer). Returns how many.
+-- The turn of one that changes scopes; see `_share_turn`.
+create or replace function duetime._own_turn(refs text[]) returns void
+    language plpgsql set lock_timeout = '1s' as $$
+declare
+    turn constant integer := hashtext('duetime.scope');
+    ref text;
+begin
+    if cardinality(refs) > 100 then
+        return;
+    end if;
+    foreach ref in array refs loop
+        begin
+            perform pg_advisory_xact_lock(turn, hashtext(ref));
+        exception when lock_not_available then
+            return;
+        end;
+    end loop;
+end $$;
+
+-- Delete the subjects or the scopes of a tracked table: all (it was truncated), or some of them (it is
+-- tracked no longer). Returns how many.
 create or replace function duetime._track_clear(track text, most integer) returns integer
     language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     actor constant text := 'trigger: ' || coalesce(nullif(current_setting('role'), 'none'), session_user);
     ids bigint[];
+    refs text[];
     count integer := 0;
 begin
+    loop
+        refs := array(select t.ref from duetime.tracked_scope as t where t.track = _track_clear.track
+                      order by t.ref limit coalesce(most, 5000));
+        exit when cardinality(refs) = 0;
+        perform duetime._scopes_gone(track, refs, false, actor);
+        count := count + cardinality(refs);
+        if most is not null then
+            return count;
+        end if;
+    end loop;
     loop
         ids := array(select s.id from duetime.subject as s where s.tracked = track
                      order by s.id limit coalesce(most, 5000));

@@ -23,6 +23,7 @@ drop type duetime.new_job;
 drop table duetime.alert, duetime.attempt_sample, duetime.attempt_stat, duetime.idempotency,
     duetime.installation_secret, duetime.login_failure, duetime.session, duetime.account,
     duetime.api_token, duetime.flow_run, duetime.flow_signal, duetime.flow_step, duetime.zone, duetime.tracked,
+    duetime.tracked_scope,
     duetime.channel_use, duetime.channel_rate, duetime.delivery,
     duetime.digest, duetime.recipient_use, duetime.recipient,
     duetime.reminder, duetime.subject, duetime.scope,

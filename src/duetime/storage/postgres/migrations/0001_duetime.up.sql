@@ -620,6 +620,15 @@ create table duetime.tracked (
     updated_at duetime.moment not null default duetime.now()
 );
 
+-- Scopes that follow the rows of a tracked table. One that the application has put itself is noted as a
+-- problem, and left alone.
+create table duetime.tracked_scope (
+    ref     text primary key references duetime.scope (ref) on delete cascade,
+    track   text not null,
+    problem json
+);
+create index tracked_scope_track on duetime.tracked_scope (track, ref);
+
 -- The names of zones that this server and Python both read. New ones are added as they are met.
 create table duetime.zone (
     name text primary key

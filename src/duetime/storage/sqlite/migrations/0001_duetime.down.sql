@@ -18,6 +18,7 @@ drop table duetime_flow_signal;
 drop table duetime_flow_step;
 drop view duetime_tracked_row;
 drop table duetime_tracked_change;
+drop table duetime_tracked_scope;
 drop table duetime_tracked;
 drop view duetime_rearm_job;
 drop view duetime_clock;

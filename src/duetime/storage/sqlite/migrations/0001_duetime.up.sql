@@ -632,23 +632,36 @@ create table duetime_tracked (
     updated_at integer not null
 ) strict, without rowid;
 
--- Rows that changed, as they are now (null: gone), until a worker has made their subjects true.
+-- Rows that changed, as they are now (null: gone), until a worker has made their subjects or scopes true.
 create table duetime_tracked_change (
     ref   text primary key,
     track text not null,
     row   text,
-    at    integer not null
+    at    integer not null,
+    kind  text not null
 ) strict, without rowid;
+create index duetime_tracked_change_scope on duetime_tracked_change (track) where kind = 'scopes';
+
+-- Scopes that follow the rows of a tracked table. One that the application has put itself is noted as a
+-- problem, and left alone.
+create table duetime_tracked_scope (
+    ref     text primary key,
+    track   text not null,
+    problem text
+) strict, without rowid;
+create index duetime_tracked_scope_track on duetime_tracked_scope (track, ref);
 
 -- Triggers on tracked tables insert here. The subject is stale from now on: nothing is sent for it
--- until a worker, woken by this, has computed its reminders. No ON CONFLICT: that of the statement
+-- until a worker, woken by this, has computed its reminders. A changed scope makes all stale: it is
+-- not known here which are inside it. No ON CONFLICT: that of the statement
 -- which fired the trigger would replace it.
-create view duetime_tracked_row as select '' as track, '' as ref, '' as row where false;
+create view duetime_tracked_row as
+select '' as track, '' as ref, '' as row, '' as kind where false;
 create trigger duetime_tracked_row_change instead of insert on duetime_tracked_row
 begin
     delete from duetime_tracked_change where ref = new.ref;
-    insert into duetime_tracked_change (ref, track, row, at)
-    select new.ref, new.track, new.row, c.now from duetime_clock as c;
+    insert into duetime_tracked_change (ref, track, row, at, kind)
+    select new.ref, new.track, new.row, c.now, new.kind from duetime_clock as c;
     update duetime_subject
     set rearm_at = (select min(coalesce(rearm_at, c.now), c.now) from duetime_clock as c)
     where ref = new.ref;

@@ -51,11 +51,14 @@ where g.name is null or t.name = g.name order by t.name;
 
 -- name: tracked_look
 select t.name, t.definition::text, t.created_at, n.subjects,
-    n.problems + (t.problem is not null)::integer,
+    n.problems + c.problems + (t.problem is not null)::integer,
     coalesce(t.problem, (
         select json_build_object('code', 'row_of_subject', 'facts',
                                  json_build_object('subject', s.ref, 'why', s.problem))
-        from duetime.subject as s where s.ref = n.example))::text
+        from duetime.subject as s where s.ref = n.example), (
+        select json_build_object('code', 'row_of_scope', 'facts',
+                                 json_build_object('scope', s.ref, 'why', s.problem))
+        from duetime.tracked_scope as s where s.ref = c.example))::text, c.scopes
 from json_to_record(%s::json) as g(name text, "after" text, "limit" integer)
 cross join lateral (
     select * from duetime.tracked as t
@@ -67,6 +70,11 @@ cross join lateral (
         min(s.ref) filter (where s.problem is not null) as example
     from duetime.subject as s where s.tracked = t.name
 ) as n
+cross join lateral (
+    select count(*) as scopes, count(s.problem) as problems,
+        min(s.ref) filter (where s.problem is not null) as example
+    from duetime.tracked_scope as s where s.track = t.name
+) as c
 order by t.name;
 
 -- name: track_clear
@@ -123,7 +131,7 @@ begin
         select array_agg(n.ref) as refs, array_agg(n.scope) as scopes, array_agg(n.due) as dues,
             array_agg(n.local_due) as local_dues, array_agg(n.zone) as zones,
             array_agg(n.recipients) as recipients, array_agg(n.data) as data,
-            array_agg(n.open) as opens, null::text[] as gone
+            array_agg(n.rules) as rules, array_agg(n.open) as opens, null::text[] as gone
         into given
         from (select {columns}
               from duetime_new) as n
@@ -139,7 +147,7 @@ begin
         select array_agg(c.ref) as refs, array_agg(c.scope) as scopes, array_agg(c.due) as dues,
             array_agg(c.local_due) as local_dues, array_agg(c.zone) as zones,
             array_agg(c.recipients) as recipients, array_agg(c.data) as data,
-            array_agg(c.open) as opens,
+            array_agg(c.rules) as rules, array_agg(c.open) as opens,
             (select array_agg(g.ref) from (select ref from o except select ref from n) as g
              where g.ref is not null) as gone
         into given
@@ -148,7 +156,8 @@ begin
     elsif tg_op = 'DELETE' then
         select null::text[] as refs, null::text[] as scopes, null::timestamptz[] as dues,
             null::timestamp[] as local_dues, null::text[] as zones, null::jsonb[] as recipients,
-            null::jsonb[] as data, null::boolean[] as opens, array_agg(o.ref) as gone
+            null::jsonb[] as data, null::jsonb[] as rules, null::boolean[] as opens,
+            array_agg(o.ref) as gone
         into given
         from (select {ref} as ref from duetime_old) as o
         where o.ref is not null;
@@ -158,7 +167,53 @@ begin
     end if;
     if given.refs is not null or given.gone is not null then
         perform duetime.{call}(given.refs, given.scopes, given.dues, given.local_dues,
-            given.zones, given.recipients, given.data, given.opens, given.gone);
+            given.zones, given.recipients, given.data, given.rules, given.opens, given.gone);
+    end if;
+    return null;
+end $duetime$;
+
+-- name: track_scopes_function
+create or replace function {function}() returns trigger
+    language plpgsql security definer set search_path = pg_catalog, pg_temp as $duetime$
+#variable_conflict use_column
+declare
+    given record;
+begin
+    if tg_op = 'INSERT' then
+        select array_agg(n.ref) as refs, array_agg(n.scope) as parents, array_agg(n.rules) as rules,
+            array_agg(n.locked) as locks, array_agg(n.open) as opens, null::text[] as gone
+        into given
+        from (select {columns}
+              from duetime_new) as n
+        where n.open and n.ref is not null;
+    elsif tg_op = 'UPDATE' then
+        with o as materialized (
+            select {columns}
+            from duetime_old
+        ), n as materialized (
+            select {columns}
+            from duetime_new
+        )
+        select array_agg(c.ref) as refs, array_agg(c.scope) as parents, array_agg(c.rules) as rules,
+            array_agg(c.locked) as locks, array_agg(c.open) as opens,
+            (select array_agg(g.ref) from (select ref from o except select ref from n) as g
+             where g.ref is not null) as gone
+        into given
+        from (select * from n except select * from o) as c
+        where c.ref is not null;
+    elsif tg_op = 'DELETE' then
+        select null::text[] as refs, null::text[] as parents, null::jsonb[] as rules,
+            null::boolean[] as locks, null::boolean[] as opens, array_agg(o.ref) as gone
+        into given
+        from (select {ref} as ref from duetime_old) as o
+        where o.ref is not null;
+    else
+        perform duetime.{call}_clear();
+        return null;
+    end if;
+    if given.refs is not null or given.gone is not null then
+        perform duetime.{call}(given.refs, given.parents, given.rules, given.locks, given.opens,
+            given.gone);
     end if;
     return null;
 end $duetime$;
@@ -195,7 +250,22 @@ with locked as materialized (
 ), made as materialized (
     select duetime.{call}(array_agg(n.ref), array_agg(n.scope), array_agg(n.due),
         array_agg(n.local_due), array_agg(n.zone), array_agg(n.recipients), array_agg(n.data),
-        array_agg(n.open), array[]::text[])
+        array_agg(n.rules), array_agg(n.open), array[]::text[])
+    from given as n where n.ref is not null
+    having count(*) > 0
+)
+select (select count(*) from given), (select key from given order by number desc limit 1)
+from (select count(*) from made) as done;
+
+-- name: track_scopes_fill
+with locked as materialized (
+    select * from {table} where {past} order by {keys} limit {most} for share
+), given as materialized (
+    select {columns}, array[{texts}] as key, row_number() over (order by {keys}) as number
+    from locked
+), made as materialized (
+    select duetime.{call}(array_agg(n.ref), array_agg(n.scope), array_agg(n.rules),
+        array_agg(n.locked), array_agg(n.open), array[]::text[])
     from given as n where n.ref is not null
     having count(*) > 0
 )

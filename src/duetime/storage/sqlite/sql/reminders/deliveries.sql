@@ -7,7 +7,9 @@
 -- reminder of the same place was sent or is being sent; what the channels did with this one in this
 -- round; and the columns of `admission_read`.
 with input(doc) as (select ?)
-select s.rearm_at <= json_extract(i.doc, '$.now'), r.id, s.ref, s.scope, r.due_at, r.rule, r.time,
+select s.rearm_at <= json_extract(i.doc, '$.now')
+        or exists (select 1 from duetime_tracked_change as c where c.kind = 'scopes'),
+    r.id, s.ref, s.scope, r.due_at, r.rule, r.time,
     r.recipient, r.run_at, r.status, r.reason, r.job_id, s.tz, s.data, null, null, null,
     r.ended_at, r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key,
     (select iif(o.status = 'sent' or o.snoozes > 0, 'sent', 'sending') || ' ' || o.id

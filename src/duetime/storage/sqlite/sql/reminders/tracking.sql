@@ -88,11 +88,18 @@ order by t.name;
 with input(doc) as (select ?)
 select t.name, t.definition, t.created_at,
     (select count(*) from duetime_subject as s where s.tracked = t.name),
-    (select count(s.problem) from duetime_subject as s where s.tracked = t.name),
-    (select json_object('code', 'row_of_subject', 'facts',
-                        json_object('subject', s.ref, 'why', json(s.problem)))
-     from duetime_subject as s where s.tracked = t.name and s.problem is not null
-     order by s.ref limit 1)
+    (select count(s.problem) from duetime_subject as s where s.tracked = t.name)
+        + (select count(s.problem) from duetime_tracked_scope as s where s.track = t.name),
+    coalesce(
+        (select json_object('code', 'row_of_subject', 'facts',
+                            json_object('subject', s.ref, 'why', json(s.problem)))
+         from duetime_subject as s where s.tracked = t.name and s.problem is not null
+         order by s.ref limit 1),
+        (select json_object('code', 'row_of_scope', 'facts',
+                            json_object('scope', s.ref, 'why', json(s.problem)))
+         from duetime_tracked_scope as s where s.track = t.name and s.problem is not null
+         order by s.ref limit 1)),
+    (select count(*) from duetime_tracked_scope as s where s.track = t.name)
 from input as i cross join duetime_tracked as t
 where t.name > json_extract(i.doc, '$.doc.after')
   and (json_extract(i.doc, '$.doc.name') is null or t.name = json_extract(i.doc, '$.doc.name'))
@@ -101,7 +108,7 @@ order by t.name limit (select json_extract(doc, '$.doc.limit') from input);
 -- name: tracked_changes
 with input(doc) as (select ?)
 select c.ref, c.track, c.row, c.at from duetime_tracked_change as c
-order by c.ref limit (select json_extract(doc, '$.doc.most') from input);
+order by c.kind, c.ref limit (select json_extract(doc, '$.doc.most') from input);
 
 -- name: tracked_subjects_write
 -- Their reminders are true again.
@@ -131,6 +138,46 @@ insert into duetime_scope (ref, updated_at)
 select e.value, json_extract(i.doc, '$.now') from input as i cross join json_each(i.doc, '$.doc') as e
 where not exists (select 1 from duetime_scope as s where s.ref = e.value)
 returning ref;
+
+-- name: tracked_scope_find
+with input(doc) as (select ?)
+select t.track, t.problem from duetime_tracked_scope as t
+where t.ref = (select json_extract(doc, '$.doc.ref') from input);
+
+-- name: tracked_scope_note
+with input(doc) as (select ?)
+insert into duetime_tracked_scope (ref, track, problem)
+select json_extract(doc, '$.doc.ref'), json_extract(doc, '$.doc.track'),
+    json_extract(doc, '$.doc.problem')
+from input
+where true
+on conflict (ref) do update set (track, problem) = (excluded.track, excluded.problem);
+
+-- name: tracked_scope_forget
+with input(doc) as (select ?)
+delete from duetime_tracked_scope where ref = (select json_extract(doc, '$.doc.ref') from input);
+
+-- name: tracked_scope_drop
+with input(doc) as (select ?)
+delete from duetime_scope as s
+where s.ref in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
+  and exists (select 1 from duetime_tracked_scope as t
+              where t.ref = s.ref and json_extract(t.problem, '$.code') = 'row_gone')
+  and not exists (select 1 from duetime_scope as c where c.parent = s.ref)
+  and not exists (select 1 from duetime_subject as n where n.scope = s.ref);
+
+-- name: tracked_scope_drop_2
+with input(doc) as (select ?)
+delete from duetime_tracked_scope as t
+where t.ref in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
+  and not exists (select 1 from duetime_scope as s where s.ref = t.ref);
+
+-- name: track_gone_scopes
+-- Some scopes of a track.
+with input(doc) as (select ?)
+select t.ref from input as i cross join duetime_tracked_scope as t
+where t.track = json_extract(i.doc, '$.doc.name')
+order by t.ref limit (select json_extract(doc, '$.doc.most') from input);
 
 -- name: track_gone
 -- Some subjects of a track.
@@ -162,8 +209,8 @@ from (select {names} from {table}) where (
 -- name: track_trigger_insert
 create trigger "{trigger}_insert" after insert on {table}
 begin
-    insert into duetime_tracked_row (track, ref, row)
-    select n.track, n.ref, n.row
+    insert into duetime_tracked_row (track, ref, row, kind)
+    select n.track, n.ref, n.row, {kind}
     from (select {name} as track, {ref} as ref, {row} as row, {open} as open
           from (select {new})) as n
     where n.ref is not null and n.open;
@@ -173,12 +220,12 @@ end;
 create trigger "{trigger}_update" after update of {watched} on {table}
 when {differs}
 begin
-    insert into duetime_tracked_row (track, ref, row)
-    select {name}, o.ref, null
+    insert into duetime_tracked_row (track, ref, row, kind)
+    select {name}, o.ref, null, {kind}
     from (select {ref} as ref from (select {old})) as o
     where o.ref is not null and o.ref is not (select {ref} from (select {new}));
-    insert into duetime_tracked_row (track, ref, row)
-    select {name}, n.ref, n.row
+    insert into duetime_tracked_row (track, ref, row, kind)
+    select {name}, n.ref, n.row, {kind}
     from (select {ref} as ref, {row} as row from (select {new})) as n
     where n.ref is not null;
 end;
@@ -186,15 +233,15 @@ end;
 -- name: track_trigger_delete
 create trigger "{trigger}_delete" after delete on {table}
 begin
-    insert into duetime_tracked_row (track, ref, row)
-    select {name}, o.ref, null
+    insert into duetime_tracked_row (track, ref, row, kind)
+    select {name}, o.ref, null, {kind}
     from (select {ref} as ref from (select {old})) as o
     where o.ref is not null;
 end;
 
 -- name: track_fill
-insert into duetime_tracked_row (track, ref, row)
-select {name}, n.ref, n.row
+insert into duetime_tracked_row (track, ref, row, kind)
+select {name}, n.ref, n.row, {kind}
 from (select {ref} as ref, {row} as row
       from (select {names} from {table} where {past} order by {keys} limit {most})) as n
 where n.ref is not null;
