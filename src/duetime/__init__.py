@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     )
     from duetime.domain.reminders.rule import Past, Rule, Whose
     from duetime.domain.reminders.rule_text import RuleLike, RulesLike
-    from duetime.domain.reminders.tracking import TableArguments, Track
+    from duetime.domain.reminders.tracking import TableArguments, TableKind, Track
     from duetime.domain.schedules.presets import Preset
     from duetime.domain.schedules.preview import PreviewRow
     from duetime.domain.schedules.schedule import (
@@ -167,8 +167,8 @@ __all__ = [
     "Spec", "SpecPreview", "SpecTick", "Startable", "StartedSession", "StartupFailed", "Stats",
     "Step", "StepFailed", "StepInfo", "StepRegistrar", "StepState", "StorageError", "Subject",
     "SubjectHandle", "SubjectNotFound", "SubjectStatus", "Subjects", "SupportsResult", "SyncTask",
-    "TableArguments", "TableHandle", "TableNotFound", "Tables", "Task", "TaskArguments",
-    "TaskStats", "Template", "TemplateError", "Thresholds", "TickInfo", "TickStatus",
+    "TableArguments", "TableHandle", "TableKind", "TableNotFound", "Tables", "Task",
+    "TaskArguments", "TaskStats", "Template", "TemplateError", "Thresholds", "TickInfo", "TickStatus",
     "TickStatusLike", "Timeline", "TimelinePart", "TimelineRow", "TimelineRun", "Timetable",
     "TokenHandle", "TokenNotFound", "TokenScope", "TokenScopeLike", "Tokens", "TooManyLogins",
     "Totals", "Track", "TrackedInfo", "TransactionConflict", "TransientError", "UnknownFlow",
@@ -247,7 +247,7 @@ _HOMES = {
         ),
         "duetime.domain.reminders.rule": "Past Rule Whose",
         "duetime.domain.reminders.rule_text": "RuleLike RulesLike",
-        "duetime.domain.reminders.tracking": "TableArguments Track",
+        "duetime.domain.reminders.tracking": "TableArguments TableKind Track",
         "duetime.domain.schedules.presets": "Preset",
         "duetime.domain.schedules.preview": "PreviewRow",
         "duetime.domain.schedules.schedule": (

@@ -85,6 +85,8 @@ def test_python_values_are_rules_too() -> None:
     moment = instant("2026-05-01T09:00+02:00")
 
     assert parse_rule(timedelta(hours=-1)) == parse_rule("-1h")
+    assert parse_rule(60) == parse_rule("60") == parse_rule({"rule": 60}) == parse_rule("-1h")
+    assert parse_rules([60, "-1h", 0]) == parse_rules(["-1h", "0s"])
     assert parse_rule(moment) == parse_rule({"rule": moment}) == parse_rule(f"at {moment}")
     assert parse_rule(parse_rule("-1h")) == parse_rule("-1h")
 
@@ -124,7 +126,10 @@ def test_what_comes_before_the_due_time_expires_then_unless_it_says_otherwise(
         ("-1e3s", "is not a valid rule"),
         ("-1h" * 50, "is not a valid rule"),
         ("-1\N{ARABIC-INDIC DIGIT ONE}h", "is not a valid rule"),
-        (-3600, "is not a valid rule"),
+        (-60, "For a time after the due time, write '\\+60m'"),
+        (True, "is not a valid rule"),
+        (10**30, "at most 10 years"),
+        ("999999999", "at most 10 years"),
         (None, "is not a valid rule"),
         (b"-1h", "is not a valid rule"),
         ([], "is not a valid rule"),
