@@ -88,6 +88,8 @@ _EXAMINED = 10_000
 """How many rows one page of a list examines."""
 
 _NAMES = ", ".join(FAILED)
+_FIRST_LOOK_SECONDS = 0.05
+"""After so long a job that is awaited is read again, then less and less often."""
 _LOOKS_PER_SECOND = 1000
 """At results that are awaited, while no notification comes: not more often in all."""
 
@@ -452,7 +454,7 @@ class Jobs:
         deadline = time.monotonic() + seconds
         check_job_id(job_id)
         store = await self._app.store()
-        wait = 0.05
+        wait = _FIRST_LOOK_SECONDS
         finished = None
         self._awaited += 1
         try:

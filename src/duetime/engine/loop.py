@@ -124,6 +124,7 @@ class Loop:
             if self.pace.look_ahead and self.holdings.finished:
                 # Somebody may wait for its result, and need not wait for what we read next.
                 await self._claim_and_record(0)
+                await asyncio.sleep(0)
             room = self.runners.room(2 * self._settings.batch) if self.pace.should_claim else 0
             if room > 0:
                 await self._linger(room)

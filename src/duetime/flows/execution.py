@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from duetime.domain.flows.flow import Suspension, read_undo_key
+from duetime.domain.flows.flow import LoadedRun, Suspension, read_undo_key
 from duetime.domain.jobs.outcome import Snooze
 from duetime.engine.context import Context
 from duetime.errors import (
@@ -58,8 +58,10 @@ async def advance_run(
     recorder: Recorder, definition: FlowDefinition, ctx: Context, args: dict[str, Any]
 ) -> Any:
     """Go on with a run until it ends or waits."""
+    since = ctx.job.unrecorded_since
+    loaded = None if since is None else LoadedRun({}, [], since)
     while True:
-        loaded = await recorder.load(ctx.id)
+        loaded = loaded or await recorder.load(ctx.id)
         replay = Replay(ctx, recorder=recorder, loaded=loaded, policy=definition.policy)
         try:
             value = await _call_in_time(definition, replay, ctx, args, loaded.created_at)
@@ -99,6 +101,7 @@ async def advance_run(
         if answer == "suspended":
             ctx.suspended = True
             return None
+        loaded = None
 
 
 async def _call_in_time(

@@ -134,7 +134,9 @@ async def test_a_handler_that_raises_does_not_fail_the_session(
         heard.append(payload)
         int(payload)
 
-    listener = Listener(pg_url, ["poke"], hear)
+    listener = Listener(
+        lambda: psycopg.AsyncConnection.connect(pg_url, autocommit=True), ["poke"], hear
+    )
     await listener.open()
     # On its own session it arrives with the answer, inside `execute`.
     rows = await listener.execute("select 1 from (select pg_notify('poke', %s)) as sent", ["²"])

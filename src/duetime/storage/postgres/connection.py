@@ -227,3 +227,9 @@ def array(values: Iterable[int]) -> str:
     """A PostgreSQL array of numbers, as text. Their JSON is the same text but for the brackets,
     and six times cheaper than `str` of each."""
     return "{" + msgspec.json.encode(list(values))[1:-1].decode() + "}"
+
+
+def text_array(texts: Iterable[str]) -> str:
+    """An array of texts, as PostgreSQL reads it."""
+    quoted = (text.replace("\\", r"\\").replace('"', r"\"") for text in texts)
+    return "{" + ",".join(f'"{text}"' for text in quoted) + "}"

@@ -27,40 +27,67 @@ class DirectSession:
 
     For each statement psycopg's cursor takes about 0.1 ms of CPU, and the pool half of that: more
     than the server does. A flow that runs alone waits for it at every step. Whoever finds the
-    session busy uses the pool.
+    session busy uses the pool, or waits.
     """
 
     def __init__(
         self,
         connect: Callable[[], Awaitable[Connection]],
         refused: Callable[[], None] = lambda: None,
+        *,
+        on_notify: Callable[[pq.PGnotify], None] | None = None,
+        on_lost: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`refused` is called if the server accepts no writes."""
+        """`refused` is called if the server accepts no writes. With `on_lost`, who owns the session
+        decides when to leave it."""
         self._connect = connect
         self._refused = refused
+        self._on_notify = on_notify
+        self._on_lost = on_lost
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fd = -1
         self._prepared: dict[str, _Prepared] = {}
-        self._busy = False
+        self._turn = asyncio.Lock()
         self._used_at = 0.0
         self._results: list[pq.abc.PGresult] = []
         self._answer: asyncio.Future[pq.abc.PGresult] | None = None
 
     @property
     def is_free(self) -> bool:
-        return not self._busy and self._loop in (None, asyncio.get_running_loop())
+        return not self._turn.locked() and self._loop in (None, asyncio.get_running_loop())
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
 
     @property
     def is_ready(self) -> bool:
         """Whether it is free, and need not connect first."""
         return self._connection is not None and self.is_free
 
+    async def open(self) -> None:
+        async with self._turn:
+            if self._connection is None:
+                await self._open()
+
     async def execute(
         self, statement: str, parameters: Sequence[Any] | Mapping[str, Any], seconds: float
     ) -> list[Row]:
         """Return the rows. Parameters are texts and numbers. Raises the driver's errors."""
-        self._busy = True
+        try:
+            async with self._turn:
+                result = await self._execute(statement, parameters, seconds)
+        except psycopg.errors.ReadOnlySqlTransaction:
+            self._refused()
+            raise
+        transformer = Transformer(self._connection)
+        transformer.set_pgresult(result)
+        return transformer.load_rows(0, result.ntuples, tuple)
+
+    async def _execute(
+        self, statement: str, parameters: Sequence[Any] | Mapping[str, Any], seconds: float
+    ) -> pq.abc.PGresult:
         try:
             async with asyncio.timeout(seconds):
                 connection = self._connection or await self._open()
@@ -74,26 +101,30 @@ class DirectSession:
                 connection.pgconn.send_query_prepared(
                     prepared.name, prepared.order(parameters), result_format=pq.Format.BINARY
                 )
-                result = await self._receive(connection)
-        except (psycopg.OperationalError, TimeoutError, asyncio.CancelledError):
-            # What the session does now is unknown.
-            await self.close()
+                return await self._receive(connection)
+        except (psycopg.OperationalError, TimeoutError, asyncio.CancelledError) as error:
+            await self.give_up(error)
             raise
         except psycopg.errors.ReadOnlySqlTransaction:
-            self._refused()
-            await self.close()
+            if self._on_lost is None:
+                await self.close()
             raise
         finally:
-            self._busy = False
             self._used_at = time.monotonic()
-        transformer = Transformer(connection)
-        transformer.set_pgresult(result)
-        return transformer.load_rows(0, result.ntuples, tuple)
 
     async def close(self) -> None:
         connection = self._forget()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(psycopg.OperationalError("the session was closed"))
         if connection is not None:
             await connection.close()
+
+    async def give_up(self, error: BaseException) -> None:
+        """Close it, since what it does now is unknown."""
+        is_open = self._connection is not None
+        await self.close()
+        if is_open and self._on_lost is not None:
+            self._on_lost(error)
 
     async def _open(self) -> Connection:
         connection = await self._connect()
@@ -101,13 +132,14 @@ class DirectSession:
         self._fd = connection.fileno()
         self._loop.add_reader(self._fd, self._read)
         self._connection = connection
-        self._loop.call_later(_IDLE_SECONDS, self._close_if_idle, connection)
+        if self._on_lost is None:
+            self._loop.call_later(_IDLE_SECONDS, self._close_if_idle, connection)
         return connection
 
     def _close_if_idle(self, connection: Connection) -> None:
         if self._connection is not connection or self._loop is None:
             return
-        idle = 0.0 if self._busy else time.monotonic() - self._used_at
+        idle = 0.0 if self._turn.locked() else time.monotonic() - self._used_at
         if idle >= _IDLE_SECONDS:
             self._forget()
             connection.pgconn.finish()
@@ -143,7 +175,7 @@ class DirectSession:
             if self._connection is None or not self._connection.pgconn.flush():
                 self._loop.remove_writer(self._fd)
         except psycopg.Error as error:
-            self._fail(error)
+            self.fail(error)
 
     def _read(self) -> None:
         if self._connection is None:
@@ -157,16 +189,20 @@ class DirectSession:
                     self._answer.set_result(self._results[-1])
                 else:
                     self._results.append(result)
+            while self._on_notify is not None and (notify := pgconn.notifies()) is not None:
+                self._on_notify(notify)
         except psycopg.Error as error:
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: psycopg.Error) -> None:
-        """The connection is gone, perhaps while nobody waited."""
+    def fail(self, error: psycopg.Error) -> None:
+        """The connection is gone, perhaps while nobody waited, or is to be left."""
         connection = self._forget()
         if connection is not None:
             connection.pgconn.finish()
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
+        if connection is not None and self._on_lost is not None:
+            self._on_lost(error)
 
 
 class _Prepared:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import starmap
 from operator import itemgetter
 from typing import Any, cast
@@ -93,16 +94,19 @@ class HotPath(Sessions):
     async def sleeper(
         self, worker_id: int, *, notified: Callable[[str], None] = lambda channel: None
     ) -> PostgresSleeper:
+        claims = self._prepare and self.listen_dsn == self.dsn
         sleeper = PostgresSleeper(
             self.schema,
             worker_id,
             read_cancelled=lambda: self._cancelled_jobs(worker_id),
             notified=notified,
-            listen=self._make_listener if self._notify else None,
+            listen=partial(self._make_listener, claims=claims) if self._notify else None,
             poll=self._poll_seconds,
+            claims=claims,
         )
         with translate_errors():
             await sleeper.open()
+        self._sleepers.add(sleeper)
         return sleeper
 
     async def _cancelled_jobs(self, worker_id: int) -> list[int]:
@@ -160,9 +164,14 @@ class HotPath(Sessions):
             statements.append(("claim", claim))
         if look_ahead:
             statements.append(("next_run_at", {"queues": sorted({lane.queue for lane in lanes})}))
-        answers = await self._together(statements) if statements else []
-        refused, cancelled = _sort_out(answers[:finishes])
-        now, claimed, alive = _claimed_together(answers[finishes]) if claims else (None, [], True)
+        with self._waits.claiming() if claims else nullcontext():
+            answers = await self._together(statements) if statements else []
+            refused, cancelled = _sort_out(answers[:finishes])
+            now, claimed, alive = (
+                _claimed_together(answers[finishes]) if claims else (None, [], True)
+            )
+            self._waits.finished(finished, closed, refused=refused | cancelled)
+            self._waits.claimed(claimed)
         limited_rows: list[Row] = []
         for queue in limited:
             if len(claimed) < want:
@@ -507,10 +516,10 @@ def _claimed_together(rows: Sequence[Row]) -> tuple[datetime, list[ClaimedJob], 
     claimed = [
         ClaimedJob(
             job_id, token, task, queue, priority, args, attempt, max_attempts, run_at, moment,
-            key, partition, timeout, expires_at, trace,
+            key, partition, timeout, expires_at, trace, unrecorded_since,
         )
         for job_id, task, queue, priority, args, attempt, max_attempts, run_at, key, partition,
-            timeout, expires_at, trace in jobs
+            timeout, expires_at, trace, unrecorded_since in jobs
     ]  # fmt: skip
     return moment, claimed, until is not None
 

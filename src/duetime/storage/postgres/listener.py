@@ -7,13 +7,16 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import psycopg
 from psycopg.pq import PGnotify
 
-from duetime.storage.postgres.connection import first_line, rows_of
+from duetime.storage.postgres.connection import first_line
+from duetime.storage.postgres.direct import DirectSession
+from duetime.storage.postgres.pool import Connection
+from duetime.storage.store import Row
 from duetime.telemetry.events import LogThrottle, log_event
 
 log = logging.getLogger("duetime.listener")
@@ -32,53 +35,45 @@ class Listener:
     """
 
     def __init__(
-        self, dsn: str, channels: Sequence[str], on_notify: Callable[[str, str], None]
+        self,
+        connect: Callable[[], Awaitable[Connection]],
+        channels: Sequence[str],
+        on_notify: Callable[[str, str], None],
+        refused: Callable[[], None] = lambda: None,
     ) -> None:
-        self._dsn = dsn
+        self._connect = connect
         self._channels = channels
         self._on_notify = on_notify
-        self._connection: psycopg.AsyncConnection[Any] | None = None
-        self._busy = asyncio.Lock()
+        self.session = DirectSession(
+            self._listen, refused, on_notify=self._hand_over, on_lost=self._lost
+        )
+        """Runs single statements in the session that listens."""
         self._reconnecting: asyncio.Task[None] | None = None
         self._closed = False
-        self._fd = -1
         self._connected_at = -math.inf
 
     @property
     def connected(self) -> bool:
-        return self._connection is not None
+        return self.session.is_open
 
     async def open(self) -> None:
-        await self._connect()
+        await self.session.open()
 
-    async def execute(self, statement: str, parameters: Sequence[Any]) -> list[Any] | None:
+    async def execute(self, statement: str, parameters: Sequence[Any]) -> list[Row] | None:
         """Run a statement on the listening session. None: there is no connection now."""
-        async with self._busy:
-            connection = self._connection
-            if connection is None:
-                return None
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(self._fd)
-            try:
-                async with asyncio.timeout(_CALL_SECONDS):
-                    cursor = await connection.execute(statement, parameters)
-                    rows = await rows_of(cursor)
-            except (psycopg.Error, TimeoutError, OSError) as error:
-                self._lost(error)
-                return None
-            except asyncio.CancelledError:
-                # The session's state is unknown: begin a new one.
-                self._lost(RuntimeError("a call was cancelled"))
-                raise
-            loop.add_reader(self._fd, self._read)
-            self._read()
-            return rows
+        if not self.session.is_open:
+            return None
+        try:
+            return await self.session.execute(statement, parameters, _CALL_SECONDS)
+        except (psycopg.Error, TimeoutError, OSError) as error:
+            await self.session.give_up(error)
+            return None
 
     def leave_server(self) -> None:
         """The server accepts no writes: perhaps the URL leads to another one now."""
         stayed = time.monotonic() - self._connected_at
-        if stayed > _STAY_SECONDS and not self._busy.locked():
-            self._lost(RuntimeError("the server accepts no writes"))
+        if stayed > _STAY_SECONDS and self.session.is_ready:
+            self.session.fail(psycopg.OperationalError("the server accepts no writes"))
 
     async def close(self) -> None:
         self._closed = True
@@ -86,37 +81,20 @@ class Listener:
             self._reconnecting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._reconnecting
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            asyncio.get_running_loop().remove_reader(self._fd)
-            await connection.close()
+        await self.session.close()
 
-    async def _connect(self) -> None:
-        connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
+    async def _listen(self) -> Connection:
+        connection = await self._connect()
         try:
+            # Not `add_notify_handler`: that decodes strictly, and would raise out of `execute`.
+            connection.pgconn.notify_handler = self._hand_over
             for channel in self._channels:
-                await connection.execute(f'listen "{channel}"')
+                await connection.execute(f'listen "{channel}"'.encode())
         except BaseException:
             await connection.close()
             raise
-        # Not `add_notify_handler`: that decodes strictly, and would raise out of `execute`.
-        connection.pgconn.notify_handler = self._hand_over
-        self._connection = connection
         self._connected_at = time.monotonic()
-        # Kept here: a broken connection no longer knows it, and the number is soon reused.
-        self._fd = connection.fileno()
-        asyncio.get_running_loop().add_reader(self._fd, self._read)
-
-    def _read(self) -> None:
-        connection = self._connection
-        if connection is None:
-            return
-        try:
-            connection.pgconn.consume_input()
-            while (notify := connection.pgconn.notifies()) is not None:
-                self._hand_over(notify)
-        except psycopg.Error as error:
-            self._lost(error)
+        return connection
 
     def _hand_over(self, notify: PGnotify) -> None:
         # In a database without an encoding, the bytes may be any.
@@ -138,9 +116,10 @@ class Listener:
             )
 
     def _lost(self, error: BaseException) -> None:
-        connection, self._connection = self._connection, None
-        if connection is None or self._closed:
+        if self._closed:
             return
+        if isinstance(error, asyncio.CancelledError):
+            error = RuntimeError("a call was cancelled")
         log_event(
             log,
             logging.WARNING,
@@ -148,18 +127,15 @@ class Listener:
             "The listening connection was lost; the worker polls until it is back: %(error)s",
             error=first_line(error),
         )
-        asyncio.get_running_loop().remove_reader(self._fd)
-        self._reconnecting = asyncio.ensure_future(self._reconnect(connection))
+        self._reconnecting = asyncio.ensure_future(self._reconnect())
 
-    async def _reconnect(self, old: psycopg.AsyncConnection[Any]) -> None:
-        with contextlib.suppress(psycopg.Error, OSError):
-            await old.close()
+    async def _reconnect(self) -> None:
         seldom = LogThrottle()
         for attempt in range(10**9):
             await asyncio.sleep(_BACKOFF[min(attempt, len(_BACKOFF) - 1)])
             try:
                 async with asyncio.timeout(_CALL_SECONDS):
-                    await self._connect()
+                    await self.session.open()
             except (psycopg.Error, OSError, TimeoutError) as error:
                 if seldom.passes():
                     log_event(

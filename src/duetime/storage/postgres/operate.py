@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,7 @@ from duetime.domain.reasons import Reason, describe_error
 from duetime.errors import JobNotFound
 from duetime.storage.jobs.facets import count_jobs, find_errors
 from duetime.storage.jobs.find import Make, find_jobs
-from duetime.storage.postgres.connection import array, translate_errors
+from duetime.storage.postgres.connection import array, text_array, translate_errors
 from duetime.storage.postgres.dialect import drive
 from duetime.storage.postgres.listener import Listener
 from duetime.storage.postgres.sessions import Sessions
@@ -36,7 +36,6 @@ class Operations(Sessions):
         super().__init__(*args, **options)
         self._results: Listener | None = None
         self._opening = asyncio.Lock()
-        self._watched: dict[int, list[asyncio.Event]] = {}
         # Thousands may be waited for: a worker's exchange never queues behind more than these.
         self._reads = asyncio.Semaphore(max(1, self._pool_size // 2))
 
@@ -111,6 +110,32 @@ class Operations(Sessions):
         return (await self._rows("change_mark"))[0][0]
 
     async def wait_finished(self, job_id: int, seconds: float) -> JobResult | None:
+        with self._waits.on(job_id) as wait:
+            if seconds:
+                await self._waits.until_claimed(job_id, wait, idle=self._has_idle_worker)
+            if wait.token is None:
+                # A finish may have begun before it could see us: check again soon, then less often.
+                if seconds:
+                    await self._listen_for_results()
+                async with self._reads:
+                    if seconds:
+                        await self._rows("watch", job=job_id, wait=timedelta(seconds=seconds))
+                    if (result := await self._result_of(job_id)) is not None:
+                        return result
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    answer = await wait.answer
+                if answer is not None:
+                    return answer
+                async with self._reads:
+                    return await self._result_of(job_id)
+            return None
+
+    @property
+    def _has_idle_worker(self) -> bool:
+        return any(sleeper.asleep and sleeper.listening for sleeper in self._sleepers)
+
+    async def _listen_for_results(self) -> None:
         async with self._opening:
             if self._results is None and self._notify:
                 listener = self._make_listener(
@@ -119,25 +144,6 @@ class Operations(Sessions):
                 with translate_errors():
                     await listener.open()
                 self._results = listener
-        event = asyncio.Event()
-        self._watched.setdefault(job_id, []).append(event)
-        try:
-            # A finish may have begun before it could see us: check again soon, then less often.
-            async with self._reads:
-                if seconds:
-                    await self._rows("watch", job=job_id, wait=timedelta(seconds=seconds))
-                if (result := await self._result_of(job_id)) is not None:
-                    return result
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await event.wait()
-                async with self._reads:
-                    return await self._result_of(job_id)
-            return None
-        finally:
-            self._watched[job_id].remove(event)
-            if not self._watched[job_id]:
-                del self._watched[job_id]
 
     async def _result_of(self, job_id: int) -> JobResult | None:
         if self._direct.is_ready:
@@ -159,12 +165,10 @@ class Operations(Sessions):
 
     def _on_finished_notification(self, channel: str, payload: str) -> None:
         # Each waiter reads the job again. Without a payload we have reconnected.
-        jobs = list(self._watched)
-        if payload:
-            jobs = [int(payload)] if _JOB_ID.fullmatch(payload) else []
-        for job_id in jobs:
-            for event in self._watched.get(job_id, ()):
-                event.set()
+        if not payload:
+            self._waits.announced(None)
+        elif _JOB_ID.fullmatch(payload):
+            self._waits.announced(int(payload))
 
 
 def _job_info(row: Row, history: tuple[AttemptInfo, ...] = ()) -> JobInfo:
@@ -186,14 +190,9 @@ def _with_arrays(values: dict[str, Any]) -> dict[str, Any]:
     ids = values.get("ids")
     return values | {
         "ids": None if ids is None else array(ids),
-        "paths": [_text_array(one.path) for one in wanted] or None,
+        "paths": [text_array(one.path) for one in wanted] or None,
         "values": [msgspec.json.encode(one.value).decode() for one in wanted] or None,
     }
-
-
-def _text_array(texts: Iterable[str]) -> str:
-    quoted = (text.replace("\\", r"\\").replace('"', r"\"") for text in texts)
-    return "{" + ",".join(f'"{text}"' for text in quoted) + "}"
 
 
 def _described(values: dict[str, Any]) -> dict[str, Any]:

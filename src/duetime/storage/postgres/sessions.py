@@ -26,7 +26,9 @@ from duetime.storage.postgres.dialect import PostgresDialect
 from duetime.storage.postgres.direct import DirectSession
 from duetime.storage.postgres.listener import Listener
 from duetime.storage.postgres.pool import Connection, Pool
+from duetime.storage.postgres.sleeper import PostgresSleeper
 from duetime.storage.postgres.triggers import PostgresTriggers
+from duetime.storage.postgres.waits import Waits
 from duetime.storage.statements import load_statements
 from duetime.storage.store import Row
 
@@ -104,6 +106,9 @@ class Sessions:
         self._direct = DirectSession(self._connect_directly, self._leave_server)
         self._listeners: WeakSet[Listener] = WeakSet()
         self._turns = asyncio.Semaphore(pool_size)
+        self._waits = Waits()
+        self._sleepers: WeakSet[PostgresSleeper] = WeakSet()
+        """Of the workers of this process."""
 
     async def open(self) -> None:
         """Connect; a wrong password or host fails at once."""
@@ -171,9 +176,15 @@ class Sessions:
             listener.leave_server()
 
     def _make_listener(
-        self, channels: Sequence[str], on_notify: Callable[[str, str], None]
+        self,
+        channels: Sequence[str],
+        on_notify: Callable[[str, str], None],
+        *,
+        claims: bool = False,
     ) -> Listener:
-        listener = Listener(self.listen_dsn, channels, on_notify)
+        """A session that listens; with `claims`, our statements also run there."""
+        connect = self._connect_directly if claims else self._connect_to_listen
+        listener = Listener(connect, channels, on_notify, self._leave_server)
         self._listeners.add(listener)
         return listener
 
@@ -253,6 +264,9 @@ class Sessions:
         if not self._notify:
             await connection.execute(in_schema("set duetime.notify = 'off'", self.schema))
 
+    async def _connect_to_listen(self) -> Connection:
+        return await psycopg.AsyncConnection.connect(self.listen_dsn, autocommit=True)
+
     async def _connect_directly(self) -> Connection:
         connection = await psycopg.AsyncConnection.connect(
             self.dsn, autocommit=True, prepare_threshold=None
@@ -303,8 +317,8 @@ class Sessions:
         """Run statements in one round trip and one transaction; return the rows of each."""
         # A pipeline costs us 0.3 ms more than a statement alone.
         lone = len(statements) == 1
-        if lone and statements[0][0] in _DIRECT and self._direct.is_ready:
-            return [await self._at_once(*statements[0])]
+        if lone and (session := self._direct_session(statements[0][0])) is not None:
+            return [await self._at_once(*statements[0], session=session)]
         async with self._connection(fail_fast=True) as connection:
             async with nullcontext() if lone else connection.pipeline():
                 cursors = [
@@ -315,9 +329,23 @@ class Sessions:
             # the transaction would stay open, with its locks, until we had taken them.
             return [await cursor.fetchall() for cursor in cursors]
 
-    async def _at_once(self, name: str, parameters: dict[str, Any]) -> list[Row]:
+    def _direct_session(self, name: str) -> DirectSession | None:
+        """A session that takes this statement at once. A claim goes where its worker listens: that
+        session was woken just now."""
+        if name not in _DIRECT:
+            return None
+        for sleeper in self._sleepers:
+            if (session := sleeper.session) is not None:
+                return session
+        return self._direct if self._direct.is_ready else None
+
+    async def _at_once(
+        self, name: str, parameters: dict[str, Any], *, session: DirectSession | None = None
+    ) -> list[Row]:
         with translate_errors():
-            return await self._direct.execute(self._sql[name], parameters, self._call_seconds)
+            return await (session or self._direct).execute(
+                self._sql[name], parameters, self._call_seconds
+            )
 
     async def _send(
         self, connection: Connection, name: str, /, **parameters: Any

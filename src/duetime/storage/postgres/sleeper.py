@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from duetime.storage.postgres.connection import text_array
+from duetime.storage.postgres.direct import DirectSession
 from duetime.storage.postgres.listener import Listener
 
 
@@ -24,15 +26,17 @@ class PostgresSleeper:
         notified: Callable[[str], None],
         listen: Callable[[Sequence[str], Callable[[str, str], None]], Listener] | None,
         poll: float,
+        claims: bool,
     ) -> None:
         self._wake = f"{schema}.wake"
         self._cancel = f"{schema}.cancel"
-        self._fall_asleep = f"select {schema}.fall_asleep(%s)"
-        self._wake_up = f"select {schema}.wake_up(%s)"
+        self._fall_asleep = f"select {schema}.fall_asleep(%s::text[])"
+        self._wake_up = f"select {schema}.wake_up(%s::text[])"
         self._worker_id = str(worker_id)
         self._listener = (
             listen([self._wake, self._cancel], self._on_notify) if listen is not None else None
         )
+        self._claims = claims
         self._notified = notified
         self._poll = poll
         self._asleep_on: list[str] = []
@@ -51,6 +55,15 @@ class PostgresSleeper:
     def listening(self) -> bool:
         return self._listener is not None and self._listener.connected
 
+    @property
+    def session(self) -> DirectSession | None:
+        """The session that listens, if it is free: who is woken there claims there. None: it must
+        not claim, or cannot now."""
+        listener = self._listener
+        if not self._claims or listener is None or not listener.session.is_ready:
+            return None
+        return listener.session
+
     async def open(self) -> None:
         if self._listener is not None:
             await self._listener.open()
@@ -59,7 +72,7 @@ class PostgresSleeper:
         self._queues = frozenset(queues)
         rows = None
         if self._listener is not None and self._listener.connected:
-            rows = await self._listener.execute(self._fall_asleep, [list(queues)])
+            rows = await self._listener.execute(self._fall_asleep, [text_array(queues)])
         # Without a connection no notification arrives: `sleep` polls.
         self._asleep = rows is None or bool(rows[0][0])
         if rows is not None and self._asleep:
@@ -85,7 +98,7 @@ class PostgresSleeper:
         self._asleep = False
         queues, self._asleep_on = self._asleep_on, []
         if queues and self._listener is not None:
-            await self._listener.execute(self._wake_up, [queues])
+            await self._listener.execute(self._wake_up, [text_array(queues)])
 
     def interrupt(self) -> None:
         self._reason = self._reason or "interrupted"

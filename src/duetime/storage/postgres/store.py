@@ -44,14 +44,19 @@ class PostgresStore(HotPath, Operations):
         if len(jobs) >= _BULK and all(job.key is None for job in jobs) and await self._may_copy():
             return await self._copy(jobs)
         if len(jobs) == 1 and self._direct.is_ready:
-            return cast("list[Enqueued]", await self._run_directly(self.enqueue_in(jobs)))
+            enqueued = cast("list[Enqueued]", await self._run_directly(self.enqueue_in(jobs)))
+            self._waits.enqueued(enqueued[0].job_id)
+            return enqueued
         # One chunk is one statement, and its own transaction.
         whole = nullcontext() if len(jobs) <= _CHUNK else None
         async with (
             self._connection() as connection,
             whole or connection.transaction(),
         ):
-            return cast("list[Enqueued]", await drive(connection, self.enqueue_in(jobs)))
+            enqueued = cast("list[Enqueued]", await drive(connection, self.enqueue_in(jobs)))
+        if len(jobs) == 1:
+            self._waits.enqueued(enqueued[0].job_id)
+        return enqueued
 
     async def transact(
         self,

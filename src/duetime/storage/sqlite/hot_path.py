@@ -292,7 +292,7 @@ def _claimed(rows: Sequence[Any], token: int, now: int, *, limited: bool) -> lis
         ClaimedJob(
             job_id, token, task, queue, priority, args, attempt, max_attempts, from_us(run_at),
             claimed_at, key, partition, maybe_span(timeout), maybe_from_us(expires_at), trace,
-            limited,
+            None, limited,
         )
         for (
             job_id, task, queue, priority, args, attempt, max_attempts, run_at, key, partition,

@@ -49,7 +49,7 @@ with lane as materialized (
     from taken having count(*) > 0
     returning token
 )
-select h.token, null, null, null, null, null, null, c.moment, null, null, null, c.until, null
+select h.token, null, null, null, null, null, null, c.moment, null, null, null, c.until, null, null
 from clock as c left join held as h on true
 union all
 select t.job_id, j.task, t.queue, t.priority,
@@ -58,7 +58,12 @@ select t.job_id, j.task, t.queue, t.priority,
     case when pg_column_size(j.args) <= %(most_args)s
           and octet_length(j.args::text) <= %(most_args)s then j.args::text end,
     t.attempt + 1, j.max_attempts,
-    t.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace::text
+    t.run_at, j.key, j.partition, j.timeout, j.expires_at, j.trace::text,
+    -- Of a run that has nothing to read, so that its first activation need not try. Whoever recorded
+    -- something did so before its job returned to `due`.
+    case when j.flow and not exists (select from duetime.flow_step as s where s.run_id = t.job_id)
+          and not exists (select from duetime.flow_signal as f where f.run_id = t.job_id)
+        then j.created_at end
 from taken as t
 cross join lateral (select * from duetime.job where job.id = t.job_id offset 0) as j;
 
@@ -94,7 +99,7 @@ select args::text from duetime.job where id = %(job)s;
 -- name: claim_limited
 select job_id, token, task, queue, priority,
     case when octet_length(args) <= %(most_args)s then args end, attempt, max_attempts, run_at, claimed_at, key,
-    partition, timeout, expires_at, trace, open_at
+    partition, timeout, expires_at, trace, null, open_at
 from duetime.claim_limited(%(worker)s, %(queue)s, %(want)s, %(quarantined)s)
 order by priority, run_at, job_id;
 

@@ -1,0 +1,59 @@
+"""How often a flow that runs alone waits for PostgreSQL: counted, since times differ."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from duetime import Duetime, Flow
+from duetime.api import jobs
+from duetime.engine import pace
+from duetime.storage.postgres import waits
+from tests.counting import RoundTrips
+from tests.waiting import until_true
+
+STEPS = 10
+
+
+@pytest.fixture
+async def app(pg_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Duetime]:
+    # However slow the machine is: the worker looks ahead when the flow has ended, and who waits
+    # for a result knows that the worker is about to claim.
+    monkeypatch.setattr(pace, "_PUT_OFF_SECONDS", 30.0)
+    monkeypatch.setattr(waits, "_WAKE_SECONDS", 30.0)
+    monkeypatch.setattr(waits, "_CLAIM_SECONDS", 30.0)
+    monkeypatch.setattr(jobs, "_FIRST_LOOK_SECONDS", 30.0)
+    monkeypatch.setattr(pace, "_BUSY_SECONDS", 0.0)
+    app = Duetime(pg_url, poll="10m")
+    yield app
+    await app.close()
+
+
+async def add(number: int) -> int:
+    return number + 1
+
+
+async def test_a_lone_flow_of_ten_steps_waits_for_three_statements_beside_its_steps(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.flow
+    async def count(flow: Flow) -> int:
+        number = 0
+        for _ in range(STEPS):
+            number = await flow.step(add, number)
+        return number
+
+    async with app.worker() as worker:
+        await (await count.start()).result()
+        store = await app.store()
+        await until_true(lambda: not worker.loop.pace.should_claim)
+        trips = RoundTrips(store, monkeypatch)
+        result = await (await count.start()).result()
+        sent = list(trips.sent)
+
+    assert result == STEPS
+    flow = [name for name in sent if name.startswith(("enqueue", "flow_", "finish", "job_", "wat"))]
+    assert flow == ["enqueue", *["flow_record_one"] * STEPS, "finish_one"]
+    assert sent.index("claim") < sent.index("flow_record_one")
+    assert sent[: sent.index("finish_one")].count("claim") == 1
