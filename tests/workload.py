@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +70,22 @@ def task_of(other: Duetime, name: str, *, max_attempts: int = 200) -> Task[..., 
 
 async def work(**options: Any) -> None:
     loop = asyncio.get_running_loop()
+    # Before the worker starts: that waits for a database that is away.
+    watch = asyncio.create_task(end_with(os.getppid()))
     async with app.worker(**options) as worker:
         stop = asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         print(f"ready {worker.name}", flush=True)
-        parent = os.getppid()
-        while not stop.is_set():
-            if os.getppid() != parent:
-                os._exit(1)  # The test is gone: so are we.
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 1.0)
+        await stop.wait()
+    watch.cancel()
     await app.close()
+
+
+async def end_with(parent: int) -> None:
+    """End this process if its parent is gone."""
+    while os.getppid() == parent:  # noqa: ASYNC110
+        await asyncio.sleep(1.0)
+    os._exit(1)
 
 
 @contextmanager
