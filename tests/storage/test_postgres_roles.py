@@ -354,7 +354,7 @@ def test_every_table_was_thought_of_for_operators(granted: str) -> None:
     only_workers = {
         "claim", "worker", "worker_name", "task", "progress", "rate_use", "installation",
         "migration", "tracked", "flow_run", "attempt_stat", "attempt_sample",
-        "alert",
+        "alert", "timeline",
     }  # fmt: skip
     writes = {table for table, right in rights_of(granted, "duetime_operator") if right == "insert"}
     with psycopg.connect(granted) as owner:

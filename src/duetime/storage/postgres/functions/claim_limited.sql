@@ -86,8 +86,9 @@ begin
         delete from duetime.due as d where d.ctid = any (array(select id from locked))
         returning d.priority, d.run_at, d.job_id, d.attempt, d.partition
     loop
-        insert into duetime.claim (worker_id, job_ids, attempts, claimed_at, queue, partition)
-        values (worker, array[picked.job_id], array[picked.attempt + 1]::smallint[], moment,
+        insert into duetime.claim (token, worker_id, job_ids, attempts, claimed_at, queue, partition)
+        values (duetime._next_number('duetime.claim_token_seq'), worker, array[picked.job_id],
+                array[picked.attempt + 1]::smallint[], moment,
                 of_queue, picked.partition)
         returning claim.token into token;
         -- Read here: the caller's snapshot may be older than the job.

@@ -20,7 +20,7 @@ begin
     end loop;
 end $$;
 drop type duetime.new_job;
-drop table duetime.alert, duetime.attempt_sample, duetime.attempt_stat, duetime.idempotency,
+drop table duetime.timeline, duetime.alert, duetime.attempt_sample, duetime.attempt_stat, duetime.idempotency,
     duetime.installation_secret, duetime.login_failure, duetime.session, duetime.account,
     duetime.api_token, duetime.flow_run, duetime.flow_signal, duetime.flow_step, duetime.zone, duetime.tracked,
     duetime.tracked_scope,

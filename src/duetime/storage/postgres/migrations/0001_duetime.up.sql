@@ -164,6 +164,16 @@ create table duetime.worker (
     lease_until duetime.moment not null
 ) with (fillfactor = 50);
 
+-- One row: the timeline of the server that last gave a token or the id of a worker (see
+-- `duetime._next_number`). Null: it does not tell.
+create table duetime.timeline (known bigint);
+do $$ begin
+    insert into duetime.timeline
+        select ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint;
+exception when others then
+    insert into duetime.timeline values (null);
+end $$;
+
 -- Names of workers outlive them: history shows who ran what.
 create table duetime.worker_name (
     id   bigint primary key,

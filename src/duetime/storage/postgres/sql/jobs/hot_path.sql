@@ -43,9 +43,9 @@ with lane as materialized (
     delete from duetime.due where ctid = any (array(select id from picked))
     returning queue, priority, run_at, job_id, attempt
 ), held as (
-    insert into duetime.claim (worker_id, job_ids, attempts, claimed_at)
-    select %(worker)s, array_agg(job_id), array_agg((attempt + 1)::smallint),
-           (select moment from clock)
+    insert into duetime.claim (token, worker_id, job_ids, attempts, claimed_at)
+    select duetime._next_number('duetime.claim_token_seq'), %(worker)s, array_agg(job_id),
+           array_agg((attempt + 1)::smallint), (select moment from clock)
     from taken having count(*) > 0
     returning token
 )
@@ -122,8 +122,10 @@ with picked as materialized (
     delete from duetime.due where ctid = any (array(select id from picked))
     returning queue, priority, run_at, job_id, attempt
 ), held as (
-    insert into duetime.claim (worker_id, job_ids, attempts, claimed_at)
-    select %(worker)s, array[job_id], array[(attempt + 1)::smallint], duetime.now() from taken
+    insert into duetime.claim (token, worker_id, job_ids, attempts, claimed_at)
+    select duetime._next_number('duetime.claim_token_seq'), %(worker)s, array[job_id],
+           array[(attempt + 1)::smallint], duetime.now()
+    from taken
     returning token, claimed_at
 )
 select t.job_id, h.token, j.task, t.queue, j.priority, j.args::text, t.attempt + 1,

@@ -2,8 +2,9 @@
 
 -- name: register_worker
 with registered as (
-    insert into duetime.worker (name, queues, tasks, concurrency, started_at, seen_at, lease_until)
-    select %(name)s, %(queues)s, %(tasks)s, %(concurrency)s, moment, moment, moment + %(lease)s
+    insert into duetime.worker (id, name, queues, tasks, concurrency, started_at, seen_at, lease_until)
+    select duetime._next_number('duetime.worker_id_seq'), %(name)s, %(queues)s, %(tasks)s,
+           %(concurrency)s, moment, moment, moment + %(lease)s
     from (select duetime.now() as moment) as clock
     returning id, name, started_at
 ), named as (
