@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     )
     from duetime.domain.schedules.timetable import Exclusions, Spec, Timetable
     from duetime.domain.stats.agenda import (
-        AgendaItem, AgendaKind, QuietSpan, RecipientWeek, SpecPreview, SpecTick,
+        AgendaItem, AgendaKind, EndedReminder, QuietSpan, RecipientWeek, SpecPreview, SpecTick,
     )
     from duetime.domain.stats.now import NowStats, QueueStats, TaskStats, Totals
     from duetime.domain.stats.problems import Action, ProblemInfo, Severity
@@ -140,9 +140,10 @@ __all__ = [
     "Channel", "ChannelsLike", "Check", "ClaimLost", "Client", "Completed", "Console", "Constant",
     "Context", "Count", "CreatedToken", "Custom", "DataRejected", "DatabaseCorrupted",
     "DatabaseUnreachable", "Delays", "Delivery", "DeliveryNotFound", "DeliveryStatus", "Digest",
-    "Disabled", "Discard", "Duetime", "DuetimeError", "Duration", "Email", "EndlessWork",
-    "EnqueueAction", "ErrorGroup", "ErrorHook", "Exclusions", "Explanation", "Exponential",
-    "Finding", "FindingLevel", "Finish", "Flow", "FlowChanged", "FlowEnded", "FlowInfo",
+    "Disabled", "Discard", "Duetime", "DuetimeError", "Duration", "Email", "EndedReminder",
+    "EndlessWork", "EnqueueAction", "ErrorGroup", "ErrorHook", "Exclusions", "Explanation",
+    "Exponential", "Finding", "FindingLevel", "Finish", "Flow", "FlowChanged", "FlowEnded",
+    "FlowInfo",
     "FlowNotFound", "FlowRegistrar", "FlowRegistry", "FlowRun", "FlowState", "FlowStateLike",
     "FlowTask", "FlowTimeout", "Flows", "FunctionStep", "Graph", "GraphRegistry", "GraphStep",
     "HeatCell", "HeatMap", "IdempotencyKeyReused", "IllegalTransition", "Imported",
@@ -256,7 +257,7 @@ _HOMES = {
         ),
         "duetime.domain.schedules.timetable": "Exclusions Spec Timetable",
         "duetime.domain.stats.agenda": (
-            "AgendaItem AgendaKind QuietSpan RecipientWeek SpecPreview SpecTick"
+            "AgendaItem AgendaKind EndedReminder QuietSpan RecipientWeek SpecPreview SpecTick"
         ),
         "duetime.domain.stats.now": "NowStats QueueStats TaskStats Totals",
         "duetime.domain.stats.problems": "Action ProblemInfo Severity",

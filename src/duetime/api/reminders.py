@@ -160,20 +160,23 @@ class Reminders:
         messages = self._app._sender.messages
         return messages.make(found, address=None, now=await self._app.now(), tz=tz)
 
-    async def deliveries(self, reminder: int | Reminder) -> Sequence[Delivery]:
-        """Return what each channel did with a reminder, in the order in which they were asked.
+    async def deliveries(
+        self, reminder: int | Reminder, *more: int | Reminder
+    ) -> Sequence[Delivery]:
+        """Return what each channel did with a reminder, in the order in which they were asked; or
+        with several, one reminder after another.
 
-        Raises `ReminderNotFound`.
+        Raises `ReminderNotFound`, if it is one.
         """
-        reminder_id = _id_of(reminder)
-        found = await self._deliveries(reminder_id)
-        if not found:
-            await self.get(reminder_id)
+        ids = [_id_of(one) for one in (reminder, *more)]
+        found = await self._deliveries(*ids)
+        if not found and len(ids) == 1:
+            await self.get(ids[0])
         return found
 
-    async def _deliveries(self, reminder_id: int) -> Sequence[Delivery]:
+    async def _deliveries(self, *reminder_ids: int) -> Sequence[Delivery]:
         found: Sequence[Delivery] = await self._app._perform(
-            lambda d: SendStatements(d).deliveries(reminder_id), reads=True
+            lambda d: SendStatements(d).deliveries(*reminder_ids), reads=True
         )
         return found
 

@@ -211,7 +211,8 @@ class Stats:
         self, recipient: str, *, since: datetime | None = None, days: int = 7, tz: str = "UTC"
     ) -> RecipientWeek:
         """Return which reminders a recipient gets from `since` (now) on, and when their quiet hours
-        are. `days`: at most 31. `tz`: the zone of a recipient who has none.
+        are; with a `since` in the past also which they got, and which could not be sent.
+        `days`: at most 31. `tz`: the zone of a recipient who has none.
         """
         check_sought(recipient, what="recipient")
         if isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= _MAX_WEEK_DAYS:

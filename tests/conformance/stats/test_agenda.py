@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from duetime import AgendaItem, Duetime, Flow, Task
+from duetime import AgendaItem, Discard, Duetime, Flow, Reminder, Task
 from duetime.domain.stats.agenda import position_of
 from duetime.errors import InvalidInput, InvalidSchedule
 from tests.conftest import Backend
@@ -163,6 +163,31 @@ async def test_a_week_of_a_recipient_has_their_quiet_hours(app: Duetime) -> None
     assert week.quiet_spans[0].until == datetime(2026, 3, 9, 6, tzinfo=UTC)
     assert len(week.quiet_spans) == 7
     assert (day.quiet, day.quiet_spans, len(day.reminders)) == (None, (), 3)
+
+
+async def test_a_week_of_a_recipient_has_what_was_sent_and_what_failed(app: Duetime) -> None:
+    @app.on_reminder
+    async def send(reminder: Reminder) -> None:
+        if reminder.subject == "broken":
+            raise Discard("no such number")
+
+    async with app.testing(now=NOW) as world:
+        for subject, recipient in (("first", "ann"), ("broken", "ann"), ("other", "bob")):
+            await app.subjects.put(
+                subject, due=NOW + HOUR, remind=["-30m", "+1d"], recipients=[recipient]
+            )
+        await world.advance("2h")
+
+        week = await app.stats.recipient_week("ann", since=NOW, days=3)
+        later = await app.stats.recipient_week("ann", since=NOW + HOUR, days=3)
+
+    assert {(one.subject, one.rule, one.status) for one in week.ended} == {
+        ("first", "-30m", "sent"),
+        ("broken", "-30m", "failed"),
+    }
+    assert {one.at - NOW < HOUR for one in week.ended} == {True}
+    assert [item.detail for item in week.reminders] == ["+1d", "+1d"]
+    assert later.ended == ()
 
 
 async def test_quiet_hours_follow_clock_changes(app: Duetime) -> None:

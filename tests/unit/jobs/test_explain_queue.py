@@ -99,3 +99,26 @@ def test_the_steps_are_what_was_checked_before() -> None:
         "partition_limit",
     ]  # fmt: skip
     assert msgspec.json.decode(msgspec.json.encode(explanation.facts)) == explanation.facts
+
+
+@pytest.mark.parametrize(
+    ("queue", "passed"),
+    [
+        ({"paused_at": NOW}, [False, None, None, None, None]),
+        ({"due": 0, "next_run_at": SOON}, [True, True, False, None, None]),
+        ({"limits": Limits(running=2), "running": 2}, [True, True, True, False, None]),
+        ({}, [True, True, True, True, True]),
+    ],
+)
+def test_the_chain_goes_up_to_what_keeps_it_from_starting_jobs(
+    queue: dict[str, Any], passed: list[bool | None]
+) -> None:
+    assert [check.passed for check in explain(**queue).checks] == passed
+
+
+def test_busy_workers_are_the_last_check() -> None:
+    busy = msgspec.structs.replace(QUEUE)
+    found = explain_queue(busy, workers=[WORKER._replace(running=2)], now=NOW)
+
+    assert found.code == "workers_busy"
+    assert [check.passed for check in found.checks] == [True, True, True, True, False]

@@ -178,3 +178,22 @@ def test_of_a_scope(levels: list[Level], code: str, sentence: str, steps: list[s
     assert explanation.code == code
     assert sentence in explanation.sentence
     assert [step.code for step in explanation.steps] == steps
+
+
+@pytest.mark.parametrize(
+    ("subject", "passed"),
+    [
+        ({"status": "done"}, [False] + [None] * 6),
+        ({"levels": [Level("game", None)]}, [True] * 3 + [False] + [None] * 3),
+        ({"muted": (MUTED,)}, [True] * 5 + [False, None]),
+        ({}, [True] * 6 + [False]),
+    ],
+)
+def test_the_chain_goes_up_to_what_keeps_it_from_reminding(
+    subject: dict[str, Any], passed: list[bool | None]
+) -> None:
+    found = explain(ARMED, **subject)
+
+    assert [check.passed for check in found.checks] == passed
+    told = [check.sentence for check in found.checks if check.sentence is not None]
+    assert not [text for text in told if "(" in text], "A fact of a sentence is missing."

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from playwright.async_api import Page, expect
+import asyncio
+
+from playwright.async_api import BrowserContext, Page, expect
 
 from duetime import Duetime
 from tests.web.browser.conftest import check_looks
@@ -40,6 +42,46 @@ async def test_an_open_page_shows_a_new_job(app: Duetime, page: Page) -> None:
     await expect(page.get_by_role("link", name=str(job.id), exact=True)).to_be_visible()
 
 
+async def test_two_tabs_follow_a_worker_and_keep_focus_and_scroll(
+    app: Duetime, context: BrowserContext
+) -> None:
+    go = asyncio.Event()
+
+    @app.task
+    async def brew(number: int) -> None:
+        await go.wait()
+
+    for number in range(60):
+        await brew.using(delay="1h").enqueue(number=number)
+    job = await brew.enqueue(number=60)
+    one, other = await context.new_page(), await context.new_page()
+    for tab, path in ((one, "/jobs"), (other, f"/jobs/{job.id}")):
+        await tab.goto(path)
+        await tab.evaluate("window.stays = true")
+    row = one.get_by_role("row").filter(has=one.get_by_role("link", name=str(job.id), exact=True))
+    fact = other.locator(".facts")
+    await expect(row).to_contain_text("pending")
+    await expect(fact).to_contain_text("pending")
+    link = one.get_by_role("link", name=str(job.id - 20), exact=True)
+    await link.focus()
+    await one.evaluate("scrollTo(0, 400)")
+    scrolled = await one.evaluate("scrollY")
+
+    async with app.worker(concurrency=2):
+        for shown in (row, fact):
+            await expect(shown).to_contain_text("running", timeout=30_000)
+        go.set()
+        for shown in (fact, row):
+            await expect(shown).to_contain_text("completed", timeout=30_000)
+
+    assert scrolled > 0
+    assert await one.evaluate("scrollY") == scrolled
+    await expect(link).to_be_focused()
+    for tab in (one, other):
+        assert await tab.evaluate("document.visibilityState") == "visible"
+        assert await tab.evaluate("window.stays"), "It was merged in, not loaded again."
+
+
 async def test_cancel_by_the_button_of_a_job(app: Duetime, page: Page) -> None:
     @app.task
     async def greet(name: str) -> None: ...
@@ -63,7 +105,7 @@ async def test_what_an_action_did_stays_said_while_the_page_is_live(
 
     await app.queues.pause("mail")
     await page.goto("/queues/mail")
-    await page.get_by_role("button", name="Resume").click()
+    await page.get_by_role("button", name="Resume", exact=True).click()
     await expect(page.get_by_role("status")).to_have_text("Queue mail is resumed.")
 
     job = await greet.using(queue="mail", delay="1h").enqueue()

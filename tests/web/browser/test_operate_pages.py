@@ -35,7 +35,7 @@ async def test_pause_a_queue_with_a_reason_and_resume_it(app: Duetime, page: Pag
     await expect(page.get_by_text("Paused by local: provider is down").first).to_be_visible()
     assert (await app.queues.get("mail")).pause_reason == "provider is down"
 
-    await page.get_by_role("button", name="Resume").click()
+    await page.get_by_role("button", name="Resume", exact=True).click()
     await expect(page.get_by_role("status")).to_have_text("Queue mail is resumed.")
     assert (await app.queues.get("mail")).paused_at is None
 

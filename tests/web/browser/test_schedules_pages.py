@@ -42,7 +42,7 @@ async def test_pause_resume_run_now_and_move(app: Duetime, page: Page) -> None:
     await page.get_by_role("textbox", name="Why?").fill("holiday")
     await page.get_by_role("button", name="Pause", exact=True).click()
     await expect(page.get_by_text("Paused by local: holiday").first).to_be_visible()
-    await page.get_by_role("button", name="Resume").click()
+    await page.get_by_role("button", name="Resume", exact=True).click()
     await expect(page.get_by_role("status")).to_have_text("Schedule nightly is resumed.")
     await page.get_by_role("button", name="Run now").click()
     await expect(page.get_by_role("status")).to_contain_text("Its next run is unchanged.")

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
+
 from duetime.domain.jobs.explain import (
     WorkerFacts,
     check_rate,
@@ -15,7 +17,7 @@ from duetime.domain.jobs.explain import (
     round_wait,
 )
 from duetime.domain.jobs.queue import QueueInfo
-from duetime.domain.reasons import Explanation, make_explanation
+from duetime.domain.reasons import Check, Explanation, Question, make_checks, make_explanation
 
 QUEUE_SENTENCES = {
     # What keeps it from starting jobs.
@@ -50,7 +52,20 @@ QUEUE_SENTENCES = {
     "below_rate": "{started} of its jobs started in the last {period:span}, and the limit is "
     "{limit}.",
     "partition_limit": "At most {limit:job/jobs} of one partition may run at once.",
+    # What only the chain of checks tells.
+    "no_limit": "It has no limits.",
 }
+_QUESTIONS = (
+    Question("Is it open?", ["open"], ["paused"]),
+    Question("Does a live worker serve it?", ["workers_alive"], ["no_worker"]),
+    Question("Is one of its jobs due?", ["some_due"], ["empty", "parked", "not_due"]),
+    Question(
+        "Is there room within its limits?",
+        ["below_limit", "below_rate", "partition_limit", "no_limit"],
+        ["limit_full", "rate_limited"],
+    ),
+    Question("Does a worker have a free place?", ["working", "about_to_run"], ["workers_busy"]),
+)
 _PASSED = {
     "open", "workers_alive", "some_due", "some_running", "some_parked", "below_limit", "below_rate",
     "partition_limit",
@@ -75,9 +90,20 @@ def explain_queue(
     checks: list[Explanation] = []
     for code, more in _check(queue, workers, now):
         if code not in _PASSED:
-            return make_explanation(QUEUE_SENTENCES, code, facts | more, steps=checks)
+            found = make_explanation(QUEUE_SENTENCES, code, facts | more, steps=checks)
+            return msgspec.structs.replace(found, checks=_make_chain(found))
         checks.append(make_explanation(QUEUE_SENTENCES, code, more))
     raise AssertionError("unreachable")
+
+
+def _make_chain(found: Explanation) -> tuple[Check, ...]:
+    facts = [*found.steps, found]
+    limits = _QUESTIONS[3]
+    if found.code in ("workers_busy", "working", "about_to_run") and not any(
+        fact.code in limits.passing for fact in facts
+    ):
+        facts.insert(0, make_explanation(QUEUE_SENTENCES, "no_limit", {}))
+    return make_checks(_QUESTIONS, facts)
 
 
 def _check(

@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from duetime.domain.reasons import Explanation, Reason, make_explanation
+import msgspec
+
+from duetime.domain.reasons import (
+    Explanation,
+    Question,
+    Reason,
+    make_checks,
+    make_explanation,
+)
 from duetime.domain.reminders.arming import Level, resolve_rules
 from duetime.domain.reminders.explain_scope import explain_levels
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Subject
@@ -42,7 +50,29 @@ SUBJECT_SENTENCES = {
     "no_recipients": "It has no recipients: each reminder is sent once, to nobody in particular.",
     "outcome": "{count:of its reminders is/of its reminders are} {status}[: {reason:reason}].",
     "row_problem": "Part of its row cannot be used: {reason:reason}.",
+    # What only the chain of checks tells.
+    "open": "It is open.",
+    "up_to_date": "Its reminders follow from how it is now.",
+    "has_due": "[It is due at {due_at}.][It repeats: {repeats}.]",
+    "rules_apply": "{rules:list}, set by {rules_from!r}.",
+    "armed": "{count:reminder is/reminders are} armed.",
+    "wanted": "[{count:recipient has/recipients have} muted it, others have not.]"
+    "[Nobody has muted it{nobody:if}.]",
 }
+_QUESTIONS = (
+    Question("Is it open?", ["open"], ["completed"]),
+    Question("Are its reminders up to date?", ["up_to_date"], ["stale"]),
+    Question("Does it have a due time?", ["has_due"], ["no_due"]),
+    Question("Do rules apply to it?", ["rules_apply"], ["no_rules", "no_reminders"]),
+    Question(
+        "Is a reminder armed?",
+        ["armed"],
+        ["not_computable", "past", "finished", "nothing_armed", "ended", "not_planned"],
+    ),
+    Question("Does somebody take it?", ["wanted"], ["muted"]),
+    Question("Is it time to send it?", ["due"], ["not_due"]),
+)
+_PASSED = ("open", "up_to_date", "has_due", "rules_apply", "armed", "wanted")
 
 
 def explain_subject(
@@ -83,7 +113,20 @@ def explain_subject(
         }  # fmt: skip
     steps: list[Explanation | Reason] = [*explain_levels(levels), *muted]
     steps += _steps(subject, reminders)
-    return make_explanation(SUBJECT_SENTENCES, code, facts | more, steps=steps)
+    found = make_explanation(SUBJECT_SENTENCES, code, facts | more, steps=steps)
+    armed = sum(one.status is ReminderStatus.ARMED for one in reminders)
+    counts = {
+        "armed": {"count": armed},
+        "wanted": {"count": len(muted)} if muted else {"nobody": True},
+    }
+    last = next(
+        place for place, one in enumerate(_QUESTIONS) if code in one.failing or code in one.passing
+    )
+    passed = [
+        make_explanation(SUBJECT_SENTENCES, name, facts | counts.get(name, {}))
+        for name in _PASSED[:last]
+    ]
+    return msgspec.structs.replace(found, checks=make_checks(_QUESTIONS, [*passed, found]))
 
 
 def _find_code(

@@ -32,7 +32,19 @@ SCHEDULE_SENTENCES = {
     "not_due": "Schedule {schedule!r} runs next at {next_run_at}, in {wait:span}.",
     "shadow": "Schedule {schedule!r} is in shadow: its next tick, at {next_run_at}, in "
     "{wait:span}, is recorded, and does not run.",
+    # What only the chain of checks tells.
+    "readable": "Its timetable is {when}.",
+    "active": "It is not paused.",
+    "has_next": "Its next run is at {next_run_at}.",
+    "known": "{count:live worker knows/live workers know} {task!r}.",
 }
+_QUESTIONS = (
+    Question("Can its definition be used?", ["readable"], ["broken", "unreadable"]),
+    Question("Is it active?", ["active"], ["paused"]),
+    Question("Does its timetable have another tick?", ["has_next"], ["ended"]),
+    Question("Does a live worker know its task?", ["known"], ["no_worker"]),
+    Question("Is its next run due?", ["due"], ["not_due", "shadow"]),
+)
 TICK_SENTENCES = {
     "skipped": "The tick {tick} of {schedule!r} did not run[: {reason:reason}].",
     "coalesced": "The tick {tick} of {schedule!r} did not run[: {reason:reason}].",
@@ -146,7 +158,12 @@ def explain_schedule(
     }
 
     def because(code: str, *steps: Reason | None, **more: Any) -> Explanation:
-        return make_explanation(SCHEDULE_SENTENCES, code, facts | more, steps=steps)
+        found = make_explanation(SCHEDULE_SENTENCES, code, facts | more, steps=steps)
+        known = facts | {"count": len(able), "task": schedule.target}
+        # The facts of the questions before the one that it answers.
+        last = next(place for place, one in enumerate(_QUESTIONS) if _answers(one, code))
+        passed = [make_explanation(SCHEDULE_SENTENCES, code, known) for code in _PASSED[:last]]
+        return msgspec.structs.replace(found, checks=make_checks(_QUESTIONS, [*passed, found]))
 
     if schedule.broken is not None:
         return because("broken", schedule.broken, reason=schedule.broken)
@@ -165,6 +182,13 @@ def explain_schedule(
     wait = -(-(schedule.next_run_at - now) // _SECOND) * _SECOND
     code = "shadow" if schedule.policy.shadow else "not_due"
     return because(code, wait=wait, workers=list(able))
+
+
+_PASSED = ("readable", "active", "has_next", "known")
+
+
+def _answers(question: Question, code: str) -> bool:
+    return code in question.passing or code in question.failing
 
 
 def explain_tick(

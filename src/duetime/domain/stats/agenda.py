@@ -57,6 +57,17 @@ class QuietSpan(msgspec.Struct, frozen=True):
     until: datetime
 
 
+class EndedReminder(msgspec.Struct, frozen=True, kw_only=True):
+    """A reminder that a recipient got, or that could not be sent to them."""
+
+    id: int
+    at: datetime
+    """When it was sent, or failed."""
+    subject: str
+    rule: str
+    status: Literal["sent", "failed"]
+
+
 class RecipientWeek(msgspec.Struct, frozen=True, kw_only=True):
     """What `app.stats.recipient_week()` returns."""
 
@@ -68,8 +79,10 @@ class RecipientWeek(msgspec.Struct, frozen=True, kw_only=True):
     quiet_spans: tuple[QuietSpan, ...]
     reminders: tuple[AgendaItem, ...]
     """Those that are armed, in order."""
+    ended: tuple[EndedReminder, ...]
+    """Those that were sent or failed, newest first."""
     complete: bool
-    """Whether these are all: at most 500 are read."""
+    """Whether these are all: at most 500 of each are read."""
 
 
 class SpecTick(msgspec.Struct, frozen=True, kw_only=True):

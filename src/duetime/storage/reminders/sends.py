@@ -56,9 +56,9 @@ class SendStatements(ReminderStatements):
         found = [self._ready(row) for row in rows]
         return {ready.reminder.id: ready for ready in found}
 
-    def deliveries(self, reminder_id: int) -> Statements:
-        """Return a reminder's deliveries, in the order in which they began. Reads only."""
-        rows = yield from self._dialect.run("delivery_of", [reminder_id])
+    def deliveries(self, *reminder_ids: int) -> Statements:
+        """Return the deliveries of reminders, in the order in which they began. Reads only."""
+        rows = yield from self._dialect.run("delivery_of", list(reminder_ids))
         return [self._delivery(row) for row in rows]
 
     def digest_deliveries(self, digest: Digest) -> Statements:

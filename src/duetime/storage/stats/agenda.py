@@ -18,6 +18,7 @@ from duetime.domain.schedules.timetable import Timetable
 from duetime.domain.stats.agenda import (
     AFTER_ALL,
     AgendaItem,
+    EndedReminder,
     Position,
     RecipientWeek,
     position_of,
@@ -167,15 +168,14 @@ class ReadAgenda:
     def week(self, recipient: Recipient, tz: str, since: datetime, days: int) -> Statements:
         """Return the `RecipientWeek` from a time on."""
         until = since + timedelta(days=days)
-        rows = yield from self._dialect.run(
-            "agenda_of_recipient",
-            {
-                "recipient": recipient.ref,
-                "since": since,
-                "until": until,
-                "most": _MAX_OF_WEEK + 1,
-            },
-        )
+        given = {
+            "recipient": recipient.ref,
+            "since": since,
+            "until": until,
+            "most": _MAX_OF_WEEK + 1,
+        }
+        rows = yield from self._dialect.run("agenda_of_recipient", given)
+        ended = yield from self._dialect.run("ended_of_recipient", given)
         quiet = recipient.quiet_hours(tz)
         items = sorted((self._reminder(row) for row in rows), key=position_of)
         return RecipientWeek(
@@ -186,7 +186,8 @@ class ReadAgenda:
             quiet=recipient.quiet,
             quiet_spans=() if quiet is None else tuple(quiet_spans(quiet, since, until)),
             reminders=tuple(items[:_MAX_OF_WEEK]),
-            complete=len(items) <= _MAX_OF_WEEK,
+            ended=tuple(self._ended(row) for row in ended[:_MAX_OF_WEEK]),
+            complete=max(len(items), len(ended)) <= _MAX_OF_WEEK,
         )
 
     def _reminder(self, row: Row) -> AgendaItem:
@@ -199,6 +200,16 @@ class ReadAgenda:
             id=reminder,
             recipient=recipient or None,
             job_id=job_id,
+        )
+
+    def _ended(self, row: Row) -> EndedReminder:
+        reminder, at, subject, rule, rule_id, status = row
+        return EndedReminder(
+            id=reminder,
+            at=self._dialect.moment(at),
+            subject=subject,
+            rule=_describe_rule(rule, rule_id),
+            status=status,
         )
 
 

@@ -24,6 +24,7 @@ _STEPS = [
     timedelta(days=7),
 ]
 _LABEL_WIDTH = 64
+_HINTED = 6
 
 
 def sparkline(values: Sequence[float], *, kind: str, label: str, height: int = 34) -> Markup:
@@ -80,6 +81,37 @@ class TimeAxis(msgspec.Struct, frozen=True):
                 found.append(Mark(self.x(at), _label(at.astimezone(self.zone), step)))
             at = _add(at, step, self.zone)
         return found
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """Things on a time axis that stand too close together to be drawn each."""
+
+    x: float
+    count: int
+    hint: str
+
+
+def gather(places: Sequence[tuple[float, str]], *, apart: float = 14.0) -> list[Cluster]:
+    """Put what would overlap into one mark; each is a place and what it is.
+
+    >>> [(one.x, one.count) for one in gather([(10.0, "a"), (12.0, "b"), (60.0, "c")])]
+    [(10.0, 2), (60.0, 1)]
+    """
+    found: list[tuple[float, list[str]]] = []
+    for x, hint in sorted(places):
+        if found and x - found[-1][0] < apart:
+            found[-1][1].append(hint)
+        else:
+            found.append((x, [hint]))
+    return [
+        Cluster(
+            x,
+            len(hints),
+            "; ".join(hints[:_HINTED])
+            + (f"; and {len(hints) - _HINTED} more" if len(hints) > _HINTED else ""),
+        )
+        for x, hints in found
+    ]
 
 
 def _round_down(at: datetime, step: timedelta) -> datetime:

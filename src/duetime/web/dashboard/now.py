@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from duetime.domain.stats.agenda import AgendaItem
 from duetime.domain.stats.problems import Action
 from duetime.domain.stats.series import AttemptSample
 from duetime.errors import InvalidInput
@@ -20,6 +21,7 @@ from duetime.web.dashboard.schedules import ZOOMS, DrawnTimeline, draw_timeline
 
 _DOTS = 500
 _NEXT = 8
+_NEXT_READ = 40
 _SCHEDULES = 8
 _WIDTH = 460
 _HEIGHT = 170
@@ -57,8 +59,15 @@ def pages(frame: Frame) -> Pages:
             "levels": [(y_of(10.0**power / 1000), _level(power)) for power in _POWERS],
             "describe": describe,
             "drawn": await _draw_schedules(ask),
-            "coming": await app.stats.agenda(since=ask.now, limit=_NEXT),
+            "coming": await _coming(ask),
         }
+
+    async def _coming(ask: Ask) -> list[AgendaItem]:
+        """What comes next: of each schedule its next tick only, so that none hides the rest."""
+        first: dict[tuple[str, str, int | None], AgendaItem] = {}
+        for one in await app.stats.agenda(since=ask.now, limit=_NEXT_READ):
+            first.setdefault((one.kind, one.name, one.id), one)
+        return list(first.values())[:_NEXT]
 
     async def _draw_schedules(ask: Ask) -> DrawnTimeline | None:
         before, ahead = ZOOMS["day"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -19,6 +20,7 @@ from duetime.domain.count import Count
 from duetime.domain.duration import format_duration
 from duetime.domain.text import escape_controls
 from duetime.web.dashboard import charts
+from duetime.web.dashboard.mending import find_remedy
 
 HERE = Path(__file__).parent
 
@@ -74,7 +76,12 @@ class Templates:
             "pretty": pretty,
             "span": format_duration,
         }
-        self._environment.globals |= {"state": state, "charts": charts, "percent": percent}
+        self._environment.globals |= {
+            "state": state,
+            "charts": charts,
+            "percent": percent,
+            "find_remedy": find_remedy,
+        }
 
     def render(
         self,
@@ -98,6 +105,7 @@ class Templates:
             with_query=partial(with_query, query),
             moment=partial(moment, zone=zone, now=now or datetime.now(UTC)),
             clock=partial(clock, zone=zone, now=now),
+            told=partial(told, zone=zone, now=now or datetime.now(UTC)),
             **others,
         )
 
@@ -136,6 +144,32 @@ def moment(at: datetime | None, *, zone: ZoneInfo, now: datetime, exact: bool = 
     # Nothing of it needs escaping, but for the time that a zone's rules may have given: a page has
     # hundreds of them, and `Markup.format` takes most of its time.
     return Markup(f'<time datetime="{at.isoformat()}" title="{escape(hint)}">{escape(text)}</time>')
+
+
+_WRITTEN = re.compile(
+    r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:\.\d{1,6})?)(?:Z| UTC|\+00:00)", re.ASCII
+)
+
+
+def told(text: Any, length: int = 500, *, zone: ZoneInfo, now: datetime) -> Markup:
+    """A sentence, in which times that are written in UTC stand in the viewer's zone.
+
+    >>> noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    >>> text = told("Due at 2026-01-01T12:00:00Z.", zone=ZoneInfo("Asia/Tokyo"), now=noon)
+    >>> text.striptags()
+    'Due at 21:00:00.'
+    """
+    shown = plain(text, length)
+    parts: list[Markup] = []
+    last = 0
+    for found in _WRITTEN.finditer(shown):
+        try:
+            at = datetime.fromisoformat(f"{found[1]}T{found[2]}+00:00")
+        except ValueError:
+            continue
+        parts += [escape(shown[last : found.start()]), moment(at, zone=zone, now=now, exact=True)]
+        last = found.end()
+    return Markup("").join([*parts, escape(shown[last:])])
 
 
 def clock(at: datetime, *, zone: ZoneInfo, now: datetime | None = None) -> str:

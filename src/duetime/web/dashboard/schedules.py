@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -10,7 +11,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from duetime.domain.duration import parse_duration
-from duetime.domain.stats.timeline import HeatMap, Timeline, TimelineRow
+from duetime.domain.stats.timeline import HeatMap, Timeline, TimelineRow, TimelineRun
 from duetime.errors import InvalidInput
 from duetime.web.dashboard.charts import TimeAxis
 from duetime.web.dashboard.frame import Frame
@@ -32,6 +33,12 @@ _NAMES = 230
 _ROW_HEIGHT = 42
 _HEAD = 40
 _APART = 8.0
+_SHORT = 5.0
+_TOGETHER = 11.0
+"""Short runs that begin within so much share a box."""
+_THINNEST = 3.0
+_MOST_SHADED = 300
+_NAMED = 6
 _COLOURS = {
     "fired": "completed",
     "triggered": "completed",
@@ -58,6 +65,10 @@ _SHAPES = {
 }
 
 
+Span = tuple[datetime, datetime, tuple[str, ...]]
+"""From when, until when, and which schedules."""
+
+
 class Box(msgspec.Struct, frozen=True):
     """A run, some runs, or a tick to come, on the timeline."""
 
@@ -69,6 +80,14 @@ class Box(msgspec.Struct, frozen=True):
     is_failed: bool = False
     overlaps: bool = False
     job_id: int | None = None
+
+
+class Overlap(msgspec.Struct, frozen=True):
+    """A time in which runs of several schedules ran, or at which several tick."""
+
+    x: float
+    width: float
+    hint: str
 
 
 class DrawnRow(msgspec.Struct, frozen=True):
@@ -87,6 +106,8 @@ class DrawnTimeline(msgspec.Struct, frozen=True):
     height: int
     now: float
     clock: str
+    overlaps: list[Overlap]
+    collides: list[Overlap]
 
 
 class HeatSquare(msgspec.Struct, frozen=True):
@@ -262,40 +283,148 @@ def draw_timeline(timeline: Timeline, zone: ZoneInfo) -> DrawnTimeline:
     ]
     height = _HEAD + len(rows) * _ROW_HEIGHT + 6
     clock = timeline.now.astimezone(zone).strftime("%H:%M")
-    return DrawnTimeline(axis, rows, height, axis.x(timeline.now), clock)
+    return DrawnTimeline(
+        axis,
+        rows,
+        height,
+        axis.x(timeline.now),
+        clock,
+        [] if len(rows) == 1 else _draw_spans(find_overlaps(timeline), axis),
+        [] if len(rows) == 1 else _draw_spans(find_collisions(timeline), axis),
+    )
+
+
+def find_overlaps(timeline: Timeline) -> list[Span]:
+    """When runs of two or more schedules ran at the same time, and which.
+
+    A row that shows counts in place of runs does not tell when they ran, and is left out.
+    """
+    edges: list[tuple[datetime, bool, str]] = []
+    for row in timeline.rows:
+        for run in row.runs:
+            if run.started_at is not None:
+                edges.append((run.started_at, True, row.schedule))
+                edges.append((run.finished_at or timeline.now, False, row.schedule))
+    edges.sort(key=lambda edge: (edge[0], edge[1]))  # What ends makes room before another begins.
+    running: Counter[str] = Counter()
+    found: list[Span] = []
+    for place, (at, begins, schedule) in enumerate(edges):
+        running[schedule] += 1 if begins else -1
+        names = [name for name, count in running.items() if count > 0]
+        if len(names) > 1 and edges[place + 1][0] > at:
+            found.append((at, edges[place + 1][0], tuple(sorted(names))))
+    return found
+
+
+def find_collisions(timeline: Timeline) -> list[Span]:
+    """The ticks ahead that two or more schedules have at the same time."""
+    ticks: dict[datetime, list[str]] = {}
+    for row in timeline.rows:
+        for tick in row.future:
+            ticks.setdefault(tick, []).append(row.schedule)
+    return [(at, at, tuple(names)) for at, names in sorted(ticks.items()) if len(names) > 1]
+
+
+def _draw_spans(spans: Sequence[Span], axis: TimeAxis) -> list[Overlap]:
+    """Shade the spans. Those that would touch become one."""
+    drawn: list[Overlap] = []
+    last: tuple[float, float, tuple[str, ...]] | None = None
+
+    def draw() -> None:
+        if last is not None:
+            x, end, names = last
+            drawn.append(Overlap(x, round(end - x, 1), ", ".join(names[:_NAMED])))
+
+    for since, until, names in spans:
+        if not (axis.shows(since) or axis.shows(until)):
+            continue
+        x = axis.x(since)
+        end = max(axis.x(until), x + _THINNEST)
+        if last is not None and x <= last[1] + 1:
+            last = (last[0], max(last[1], end), tuple(sorted({*last[2], *names})))
+        else:
+            draw()
+            last = (x, end, names)
+    draw()
+    return drawn[:_MOST_SHADED]
 
 
 def _boxes(row: TimelineRow, axis: TimeAxis, now: datetime) -> list[Box]:
-    boxes = []
+    boxes = _runs(row, axis, now)
+    for part in row.parts:
+        x = axis.x(part.since)
+        worst = _worst(part.outcomes)
+        width = max(3.0, axis.x(part.until) - x - 2)
+        hint = _count(part.outcomes)
+        boxes.append(Box(x, round(width, 1), _COLOURS[worst], hint, is_failed=worst == "failed"))
+    return boxes + _ahead(row, axis)
+
+
+def _runs(row: TimelineRow, axis: TimeAxis, now: datetime) -> list[Box]:
+    """A box for each run; short ones that would hide each other share one."""
+    groups: list[list[tuple[float, TimelineRun]]] = []
+    boxes: list[Box] = []
     for run in row.runs:
         start = run.started_at or run.tick
         x = axis.x(start)
-        width = max(5.0, axis.x(run.finished_at or (now if run.started_at else start)) - x)
-        boxes.append(
-            Box(
-                x,
-                round(width, 1),
-                _COLOURS.get(run.outcome, "pending"),
-                f"{run.outcome.replace('_', ' ')}, tick {run.tick.astimezone(axis.zone):%a %H:%M}",
-                is_failed=run.outcome == "failed",
-                overlaps=run.overlaps,
-                job_id=run.job_id,
-            )
-        )
-    for part in row.parts:
-        x = axis.x(part.since)
-        counted = ", ".join(f"{count} {word}" for word, count in part.outcomes.items())
-        worst = _worst(part.outcomes)
-        width = max(3.0, axis.x(part.until) - x - 2)
-        boxes.append(Box(x, round(width, 1), _COLOURS[worst], counted, is_failed=worst == "failed"))
-    last = -_APART
-    for tick in row.future:
-        x = axis.x(tick)
-        if x - last >= _APART:  # Closer together, they would be one bar.
-            hint = f"to come, {tick.astimezone(axis.zone):%a %H:%M}"
-            boxes.append(Box(x, 5.0, "pending", hint, is_future=True))
-            last = x
+        width = axis.x(run.finished_at or (now if run.started_at else start)) - x
+        if width > _SHORT:
+            boxes.append(_box(run, x, width, axis))
+        elif groups and x - groups[-1][0][0] < _TOGETHER:
+            groups[-1].append((x, run))
+        else:
+            groups.append([(x, run)])
+    for group in groups:
+        x, run = group[0]
+        if len(group) == 1:
+            boxes.append(_box(run, x, _SHORT, axis))
+            continue
+        outcomes = dict(Counter(one.outcome for _, one in group))
+        worst = _worst(outcomes)
+        first, last = (one.tick.astimezone(axis.zone) for one in (run, group[-1][1]))
+        hint = f"{_count(outcomes)}, ticks {first:%a %H:%M} to {last:%H:%M}"
+        width = round(group[-1][0] - x + _SHORT - 1, 1)
+        is_failed = worst == "failed"
+        boxes.append(Box(x, width, _COLOURS.get(worst, "pending"), hint, is_failed=is_failed))
     return boxes
+
+
+def _box(run: TimelineRun, x: float, width: float, axis: TimeAxis) -> Box:
+    return Box(
+        x,
+        round(width, 1),
+        _COLOURS.get(run.outcome, "pending"),
+        f"{run.outcome.replace('_', ' ')}, tick {run.tick.astimezone(axis.zone):%a %H:%M}",
+        is_failed=run.outcome == "failed",
+        overlaps=run.overlaps,
+        job_id=run.job_id,
+    )
+
+
+def _ahead(row: TimelineRow, axis: TimeAxis) -> list[Box]:
+    """The ticks to come; those that are close together as one outline."""
+    groups: list[list[datetime]] = []
+    for tick in row.future:
+        if groups and axis.x(tick) - axis.x(groups[-1][-1]) < _APART:
+            groups[-1].append(tick)
+        else:
+            groups.append([tick])
+    boxes = []
+    for group in groups:
+        x, end = axis.x(group[0]), axis.x(group[-1])
+        goes_on = row.more_future and group is groups[-1]
+        if goes_on and len(group) > 1:
+            end = axis.left + axis.width - _SHORT
+        text = f"{group[0].astimezone(axis.zone):%a %H:%M}"
+        if len(group) > 1:
+            text = f"{len(group)} ticks{' and more' if goes_on else ''} from {text}"
+        hint = f"to come: {text}"
+        boxes.append(Box(x, round(end - x + _SHORT, 1), "pending", hint, is_future=True))
+    return boxes
+
+
+def _count(outcomes: dict[str, int]) -> str:
+    return ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in outcomes.items())
 
 
 def draw_heat(heat: HeatMap) -> dict[tuple[date, int], HeatSquare]:
@@ -303,9 +432,7 @@ def draw_heat(heat: HeatMap) -> dict[tuple[date, int], HeatSquare]:
     squares = {}
     for cell in heat.cells:
         worst = _worst(cell.outcomes)
-        counted = ", ".join(
-            f"{count} {word.replace('_', ' ')}" for word, count in cell.outcomes.items()
-        )
+        counted = _count(cell.outcomes)
         squares[cell.day, cell.hour] = HeatSquare(
             _COLOURS.get(worst, "pending"),
             _SHAPES.get(worst, "○"),

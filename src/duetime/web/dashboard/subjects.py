@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, cast
+from itertools import pairwise
+from typing import Any, Literal, cast
+from zoneinfo import ZoneInfo
 
 import msgspec
 
 from duetime.domain.access.token import TokenScope
 from duetime.domain.audit import AuditEvent
+from duetime.domain.reminders.delivery import Delivery
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Subject, SubjectStatus
 from duetime.errors import InvalidInput
 from duetime.web.dashboard.charts import TimeAxis
@@ -19,6 +21,12 @@ from duetime.web.dashboard.pages import Ask, GoTo, Pages, read_local
 
 _ROWS = 50
 _MOST_REMINDERS = 200
+_MOST_DELIVERIES = 100
+_ARROW = 40
+_GAP = 14
+_HIDES = 9
+_HINTED = 5
+_TRIED = (ReminderStatus.SENT, ReminderStatus.FAILED, ReminderStatus.ARMED)
 _WIDTH = 1100
 _NAMES = 150
 _LANE = 46
@@ -47,7 +55,8 @@ class Dot(msgspec.Struct, frozen=True):
     label: str
     hint: str
     x: float = 0
-    shows_label: bool = True
+    side: Literal["right", "left"] | None = "right"
+    """Where its label stands; None: there is no room for it."""
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -65,6 +74,9 @@ class Timeline(msgspec.Struct, frozen=True):
     lanes: list[Lane]
     height: int
     now: float
+    clock: str
+    moves: list[tuple[float, float]]
+    """From where to where its due time moved."""
 
 
 def pages(frame: Frame) -> Pages:
@@ -88,6 +100,8 @@ def pages(frame: Frame) -> Pages:
         rules, source = await app.subjects.rules(ref)
         # Redacted here: the hints of the timeline repeat their reasons.
         reminders = app.redacted(await app.reminders.list(subject=ref, limit=_MOST_REMINDERS))
+        sent = [one.id for one in reminders if one.status in _TRIED][-_MOST_DELIVERIES:]
+        deliveries = app.redacted(await app.reminders.deliveries(*sent) if sent else ())
         events = app.redacted(await app.subjects.audit(ref, limit=_ROWS))
         return {
             "subject": subject,
@@ -96,7 +110,7 @@ def pages(frame: Frame) -> Pages:
             "source": source,
             "reminders": reminders,
             "events": events,
-            "timeline": draw_timeline(subject, reminders, events, ask),
+            "timeline": draw_timeline(subject, reminders, deliveries, events, ask),
             "explanation": await app.subjects.explain(ref),
             "occurrences": await app.subjects.occurrences(ref, 8) if subject.is_repeating else (),
         }
@@ -129,10 +143,14 @@ def pages(frame: Frame) -> Pages:
 
 
 def draw_timeline(
-    subject: Subject, reminders: Sequence[Reminder], events: Sequence[AuditEvent], ask: Ask
+    subject: Subject,
+    reminders: Sequence[Reminder],
+    deliveries: Sequence[Delivery],
+    events: Sequence[AuditEvent],
+    ask: Ask,
 ) -> Timeline | None:
     """Place what happened on lanes; None if nothing did and nothing will."""
-    lanes = _lanes(subject, reminders, events)
+    lanes = _lanes(subject, reminders, deliveries, events, ask.zone)
     moments = [dot.at for _, dots in lanes for dot in dots]
     if not moments:
         return None
@@ -140,33 +158,54 @@ def draw_timeline(
     room = max((end - start) * 0.06, timedelta(minutes=1))
     axis = TimeAxis(start - room, end + room * 2.5, _WIDTH - _NAMES, ask.zone, _NAMES)
     placed = [
-        Lane(name, _HEAD + number * _LANE, _place(dots, axis))
+        Lane(name, _HEAD + number * _LANE, _place(dots, axis, axis.x(ask.now)))
         for number, (name, dots) in enumerate(lanes)
     ]
-    return Timeline(axis, placed, _HEAD + len(lanes) * _LANE + 4, axis.x(ask.now))
+    dues = [dot.x for dot in placed[0].dots]
+    moves = [(x, to) for x, to in pairwise(dues) if to - x > _ARROW] if subject.due_at else []
+    clock = f"{ask.now.astimezone(ask.zone):%H:%M}"
+    return Timeline(axis, placed, _HEAD + len(lanes) * _LANE + 4, axis.x(ask.now), clock, moves)
 
 
 def _lanes(
-    subject: Subject, reminders: Sequence[Reminder], events: Sequence[AuditEvent]
+    subject: Subject,
+    reminders: Sequence[Reminder],
+    deliveries: Sequence[Delivery],
+    events: Sequence[AuditEvent],
+    zone: ZoneInfo,
 ) -> list[tuple[str, list[Dot]]]:
     dues = {one.due_at for one in reminders}
     if subject.due_at is not None:
         dues.add(subject.due_at)
-    lanes = [("Due time", [_due(at, subject) for at in sorted(dues)])]
+    lanes = [("Due time", [_due(at, subject, zone) for at in sorted(dues)])]
     for recipient in dict.fromkeys(one.recipient for one in reminders):
         name = f"To {recipient}" if recipient else "Reminders"
         lanes.append((name, [_reminder(one) for one in reminders if one.recipient == recipient]))
+    if deliveries:
+        lanes.append(("Deliveries", [_delivery(one) for one in deliveries]))
     people = [_acknowledged(one) for one in reminders if one.acknowledged_at is not None]
-    people += [_event(event) for event in events]
+    people += [_event(event) for event in events if event.action.startswith("subject.")]
     if people:
         lanes.append(("People", people))
     return lanes
 
 
-def _due(at: datetime, subject: Subject) -> Dot:
+def _due(at: datetime, subject: Subject, zone: ZoneInfo) -> Dot:
+    when = f"{at.astimezone(zone):%a %H:%M}"
     if at == subject.due_at or subject.due_at is None:
-        return Dot(at, "running", "●", "due", "It is due")
-    return Dot(at, "pending", "◌", "was due", "It was due then, and has moved")
+        return Dot(at, "running", "●", f"due {when}", "It is due")
+    return Dot(at, "pending", "◌", f"was {when}", "It was due then, and has moved")
+
+
+def _delivery(one: Delivery) -> Dot:
+    """What a channel did with a reminder: when it took it, or last failed to."""
+    at = one.sent_at or one.updated_at
+    label = one.channel if one.status.accepted else f"{one.channel} {one.status}"
+    hint = f"{one.channel}: {one.status}" + (f": {one.error}" if one.error else "")
+    if one.attempts > 1:
+        hint += f", after {one.attempts} tries"
+    kind = "sent" if one.status.accepted else "failed" if one.status.gave_up else "retrying"
+    return Dot(at, kind, {"sent": "■", "failed": "✕"}.get(kind, "↻"), label, hint)
 
 
 def _reminder(one: Reminder) -> Dot:
@@ -190,12 +229,44 @@ def _event(event: AuditEvent) -> Dot:
     return Dot(event.at, "running", "▲", label, f"{event.actor}: {event.action}")
 
 
-def _place(dots: Sequence[Dot], axis: TimeAxis) -> list[Dot]:
-    """Where the dots stand; a label that would run into the dot after it is left out."""
+def _place(dots: Sequence[Dot], axis: TimeAxis, now: float) -> list[Dot]:
+    """Where the dots stand. A label stands where it runs neither into another dot or label nor
+    over the line of now; else there is none."""
+    merged = _merge(sorted(dots, key=lambda one: one.at), axis)
     placed: list[Dot] = []
-    ordered = sorted(dots, key=lambda one: one.at)
-    places = [axis.x(dot.at) for dot in ordered]
-    for dot, x, following in zip(ordered, places, [*places[1:], math.inf], strict=True):
-        fits = x + 16 + _CHARACTER * len(dot.label) < following
-        placed.append(msgspec.structs.replace(dot, x=x, shows_label=fits))
+    free_from = axis.left
+    for place, dot in enumerate(merged):
+        following = merged[place + 1].x - 8 if place + 1 < len(merged) else _WIDTH
+        width = _GAP + _CHARACTER * len(dot.label)
+        right, left = dot.x + width, dot.x - width
+        crosses_right = dot.x < now - 2 and right > now
+        crosses_left = dot.x > now + 2 and left < now
+        if right <= following and not crosses_right:
+            side: Literal["right", "left"] | None = "right"
+        elif left >= free_from and not crosses_left:
+            side = "left"
+        else:
+            side = "right" if right <= following else None
+        free_from = right if side == "right" else dot.x + 8
+        placed.append(msgspec.structs.replace(dot, side=side))
     return placed
+
+
+def _merge(dots: Sequence[Dot], axis: TimeAxis) -> list[Dot]:
+    """Make one of dots that would hide each other, if they say the same."""
+    found: list[Dot] = []
+    counts: list[int] = []
+    for dot in dots:
+        x = axis.x(dot.at)
+        last = found[-1] if found else None
+        if last and x - last.x < _HIDES and (dot.kind, dot.label) == (last.kind, last.label):
+            counts[-1] += 1
+            if counts[-1] <= _HINTED:
+                found[-1] = msgspec.structs.replace(last, hint=f"{last.hint}; {dot.hint}")
+        else:
+            found.append(msgspec.structs.replace(dot, x=x))
+            counts.append(1)
+    return [
+        dot if count == 1 else msgspec.structs.replace(dot, label=f"{dot.label} ×{count}")
+        for dot, count in zip(found, counts, strict=True)
+    ]

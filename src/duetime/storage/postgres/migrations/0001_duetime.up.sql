@@ -522,6 +522,9 @@ create index reminder_troubled on duetime.reminder (status, id)
 -- Receipts find a reminder by its key.
 create index reminder_key on duetime.reminder (key);
 create index reminder_recipient on duetime.reminder (recipient) where status = 'armed';
+-- What a recipient got lately, for their page.
+create index reminder_ended on duetime.reminder (recipient, ended_at)
+    where status in ('sent', 'failed') and recipient <> '';
 create index reminder_digest on duetime.reminder (digest_id)
     where digest_id is not null and status = 'armed';
 

@@ -501,6 +501,9 @@ create index duetime_reminder_troubled on duetime_reminder (status, id)
 -- Receipts find a reminder by its key.
 create index duetime_reminder_key on duetime_reminder (key);
 create index duetime_reminder_recipient on duetime_reminder (recipient) where status = 'armed';
+-- What a recipient got lately, for their page.
+create index duetime_reminder_ended on duetime_reminder (recipient, ended_at)
+    where status in ('sent', 'failed') and recipient <> '';
 create index duetime_reminder_digest on duetime_reminder (digest_id)
     where digest_id is not null and status = 'armed';
 

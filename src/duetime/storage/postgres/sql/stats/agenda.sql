@@ -63,3 +63,19 @@ from (select r.* from (
       order by r.run_at, r.id limit (select most from g)) as r
 cross join lateral (select s.ref from duetime.subject as s where s.id = r.subject_id offset 0) as s
 order by r.run_at, r.id;
+
+-- name: ended_of_recipient
+-- The reminders of a recipient that were sent or failed in a window, newest first. Served by
+-- reminder_ended and subject_pkey.
+with g as materialized (
+    select * from json_to_record(%s::json)
+        as g(recipient text, since timestamptz, until timestamptz, most integer)
+)
+select r.id, r.ended_at, s.ref, r.rule::text, r.rule_id, r.status
+from (select * from duetime.reminder as r
+      where r.status in ('sent', 'failed') and r.recipient <> ''
+        and r.recipient = (select recipient from g)
+        and r.ended_at >= (select since from g) and r.ended_at < (select until from g)
+      order by r.ended_at desc limit (select most from g)) as r
+cross join lateral (select s.ref from duetime.subject as s where s.id = r.subject_id offset 0) as s
+order by r.ended_at desc, r.id desc;

@@ -69,3 +69,22 @@ select a.id, a.run_at, s.ref, a.rule, a.rule_id, a.recipient, a.job_id
 from armed as a cross join duetime_subject as s on s.id = a.subject_id
 where a.run_at >= (select since from g) and a.run_at < (select until from g)
 order by a.run_at, a.id limit (select most from g);
+
+-- name: ended_of_recipient
+-- The reminders of a recipient that were sent or failed in a window, newest first. Served by
+-- reminder_ended.
+with input(doc) as (select ?), g as materialized (
+    select json_extract(doc, '$.doc.recipient') as recipient,
+        json_extract(doc, '$.doc.since') as since, json_extract(doc, '$.doc.until') as until,
+        json_extract(doc, '$.doc.most') as most from input
+), ended as materialized (
+    select r.id, r.ended_at, r.subject_id, r.rule, r.rule_id, r.status
+    from duetime_reminder as r indexed by duetime_reminder_ended
+    where r.status in ('sent', 'failed') and r.recipient <> ''
+      and r.recipient = (select recipient from g)
+      and r.ended_at >= (select since from g) and r.ended_at < (select until from g)
+    order by r.ended_at desc limit (select most from g)
+)
+select e.id, e.ended_at, s.ref, e.rule, e.rule_id, e.status
+from ended as e cross join duetime_subject as s on s.id = e.subject_id
+order by e.ended_at desc, e.id desc;
