@@ -48,6 +48,13 @@ CATALOGUE: dict[str, Spec] = {
     "drain_2": Spec("jobs/s", "raw SQL, two processes", _least(0.8)),
     "bulk_enqueue": Spec("jobs/s", "raw COPY", _least(0.6)),
     "enqueue_16": Spec("jobs/s", "the same, wake-up off", _least(0.9)),
+    "enqueue_single": Spec("jobs/s", "raw insert of the same rows", _least(0.6)),
+    "enqueue_concurrent": Spec(
+        "jobs/s", "raw inserts, 16 connections", Target("value", "least", 30_000)
+    ),
+    "enqueue_hundreds": Spec(
+        "jobs/s", "raw insert of the same rows", Target("value", "least", 70_000)
+    ),
     "api_enqueue": Spec("jobs/s", "bare FastAPI, a raw insert", _least(0.7)),
     "pickup_p50_ms": Spec("ms", "raw LISTEN/NOTIFY", _most(3)),
     "pickup_p99_ms": Spec("ms", "raw LISTEN/NOTIFY"),

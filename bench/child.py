@@ -16,6 +16,7 @@ from typing import Any
 ROLES = {
     "worker": "bench.duetime_side:work",
     "enqueuer": "bench.duetime_side:enqueue_for",
+    "calls": "bench.duetime_side:enqueue_calls",
     "bulk": "bench.duetime_side:enqueue_bulk",
     "api": "bench.api_side:serve_duetime",
     "raw_api": "bench.api_side:serve_raw",
@@ -31,6 +32,7 @@ ROLES = {
     "bare_ticks": "bench.bare:tick",
     "raw_drain": "bench.raw:drain",
     "raw_bulk": "bench.raw:copy_bulk",
+    "raw_calls": "bench.raw_enqueue:insert_calls",
     "raw_listener": "bench.raw:listen",
     "raw_sleeper": "bench.raw:sleep_until_due",
     "raw_fleet": "bench.raw:race",

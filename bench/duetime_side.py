@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -185,6 +185,47 @@ async def enqueue_for(
     parent.say({"count": sum(counts), "seconds": time.monotonic() - began})
     for connection in pool:
         await connection.close()
+
+
+async def enqueue_calls(
+    parent: Parent, *, database: str, callers: int, jobs: int, seconds: float
+) -> None:
+    """Callers on one event loop, each with one call after another, of one job or of many."""
+    bench = Bench(database)
+    note = note_for(0)
+
+    async def call() -> None:
+        if jobs == 1:
+            await bench.noop.enqueue(number=0, note=note)
+        else:
+            await bench.app.enqueue_many(bench.noop.job(number=0, note=note) for _ in range(jobs))
+
+    await call_for(parent, [call] * callers, seconds)
+    await bench.app.close()
+
+
+async def call_for(
+    parent: Parent, callers: Sequence[Callable[[], Awaitable[object]]], seconds: float
+) -> None:
+    """Let each caller repeat its call, first to warm up; say how many calls there were."""
+
+    async def repeat(call: Callable[[], Awaitable[object]], until: float) -> int:
+        done = 0
+        while time.monotonic() < until:
+            await call()
+            done += 1
+        return done
+
+    async def repeat_all(span: float) -> tuple[int, float]:
+        began = time.monotonic()
+        counts = await asyncio.gather(*(repeat(call, began + span) for call in callers))
+        return sum(counts), time.monotonic() - began
+
+    await repeat_all(0.2)
+    parent.say("ready")
+    await parent.heard()
+    count, took = await repeat_all(seconds)
+    parent.say({"count": count, "seconds": took})
 
 
 async def enqueue_bulk(parent: Parent, *, database: str, jobs: int) -> None:

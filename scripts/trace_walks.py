@@ -77,7 +77,7 @@ class Recorder:
     def visit(self, file: str, name: str) -> None:
         if not self._steps or sys.getprofile() is None:
             return
-        if file.startswith("engine/"):
+        if file.startswith("engine/") and file != "engine/batching.py":  # Enqueues use that, too.
             self._steps = self._steps[:2]
         if not self.visits or self.visits[-1].file != file:
             self.visits.append(Visit(self._steps[-1], file, name))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 import msgspec
 
 from duetime.api.bulk import reschedule_job, start_action
+from duetime.api.gathering import Gathering
 from duetime.api.handle import Handle, bound, iterated
 from duetime.api.job_filters import JobFilters, make_filter
 from duetime.api.tasks import JobOptions, Task, default_job, unless_rejected
@@ -99,6 +100,7 @@ class Jobs:
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
+        self._gathering = Gathering(app)
         self._awaited = 0
         """Results that are awaited now."""
 
@@ -113,6 +115,8 @@ class Jobs:
         with trace_enqueue(jobs) as traced:
             if self._app._inline is not None:
                 enqueued = await self._app._inline(traced.jobs)
+            elif tx is None and len(traced.jobs) == 1:
+                enqueued = [await self._gathering.enqueue(traced.jobs[0])]
             elif tx is None:
                 enqueued = await (await self._app.store()).enqueue(traced.jobs)
             else:

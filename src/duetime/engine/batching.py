@@ -24,6 +24,9 @@ class Batcher(Generic[A, B]):
     An exception of the call is raised to every item of its batch. Batches of different groups are
     separate and do not wait for each other.
 
+    With `at_once`, an item that finds no batch running is processed by its submitter itself: that
+    saves a task, and the item is alone. `process` is then cancelled if that submitter is.
+
     With `wait_on_cancel`, a submitter that is cancelled while its batch runs is released only when
     the batch is done: use it for writes, which cannot be undone.
     """
@@ -33,9 +36,11 @@ class Batcher(Generic[A, B]):
         process: Callable[[list[A]], Awaitable[Sequence[B]]],
         *,
         max_size: int = MAX_BATCH_SIZE,
+        at_once: bool = False,
         wait_on_cancel: bool = False,
     ) -> None:
         self._process = process
+        self._at_once = at_once
         self._max_size = max_size
         self._wait_on_cancel = wait_on_cancel
         self._pending: WeakKeyDictionary[
@@ -46,13 +51,16 @@ class Batcher(Generic[A, B]):
     async def submit(self, item: A, *, group: Hashable = None) -> B:
         """Process the item in the next batch of its group, and return its result."""
         loop = asyncio.get_running_loop()
-        submitted = _Submitted[A, B](item, loop.create_future())
-        groups = self._pending.setdefault(loop, {})
+        groups = self._pending.get(loop)
+        if groups is None:
+            groups = self._pending[loop] = {}
         pending = groups.get(group)
         if pending is None:
             pending = groups[group] = _Pending()
-            run = self._run_batches(loop, group, pending)
-            pending.task = loop.create_task(run, name="duetime-batch")
+            if self._at_once:
+                return await self._run_alone(loop, group, pending, item)
+            self._start(loop, group, pending)
+        submitted: _Submitted[A, B] = _Submitted(item, loop.create_future())
         pending.items.append(submitted)
         try:
             return await submitted.result
@@ -60,6 +68,30 @@ class Batcher(Generic[A, B]):
             if self._wait_on_cancel and submitted.finished is not None:
                 await asyncio.wait([submitted.finished])
             raise
+
+    async def _run_alone(
+        self, loop: asyncio.AbstractEventLoop, group: Hashable, pending: _Pending[A, B], item: A
+    ) -> B:
+        try:
+            [result] = await self._process([item])
+        finally:
+            if pending.items:
+                self._start(loop, group, pending)
+            else:
+                self._remove(loop, group)
+        return result
+
+    def _start(
+        self, loop: asyncio.AbstractEventLoop, group: Hashable, pending: _Pending[A, B]
+    ) -> None:
+        run = self._run_batches(loop, group, pending)
+        pending.task = loop.create_task(run, name="duetime-batch")
+
+    def _remove(self, loop: asyncio.AbstractEventLoop, group: Hashable) -> None:
+        groups = self._pending[loop]
+        del groups[group]
+        if not groups:
+            del self._pending[loop]
 
     async def _run_batches(
         self, loop: asyncio.AbstractEventLoop, group: Hashable, pending: _Pending[A, B]
@@ -72,9 +104,7 @@ class Batcher(Generic[A, B]):
                     await self._run_batch(batch)
         finally:
             # Also reached when the event loop closes and cancels this task.
-            del self._pending[loop][group]
-            if not self._pending[loop]:
-                del self._pending[loop]
+            self._remove(loop, group)
             for item in pending.items:
                 item.result.cancel()
 

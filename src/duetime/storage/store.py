@@ -229,7 +229,9 @@ class Store(Protocol):
 
     # Enqueue
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]: ...
+    async def enqueue(self, jobs: Sequence[NewJob], *, waits: bool = True) -> list[Enqueued]:
+        """Enqueue jobs in one transaction. Without `waits`: raise `TransactionConflict` soon, if
+        another transaction holds a key and stays open."""
 
     def enqueue_in(self, jobs: Sequence[NewJob]) -> Statements:
         """The statements of an enqueue inside the caller's transaction; returns `[Enqueued]`."""

@@ -112,15 +112,27 @@ def _text(value: str | None) -> bytes:
 
 
 def _small(value: int) -> bytes:
-    return _sized(pack("!h", value))
+    return _sized(pack_small(value))
 
 
 def _moment(value: datetime | None) -> bytes:
-    return _NULL if value is None else _sized(pack("!q", (value - _EPOCH) // _MICROSECOND))
+    return _NULL if value is None else _sized(pack_moment(value))
 
 
 def _interval(value: timedelta | None) -> bytes:
-    return _NULL if value is None else _sized(pack("!qii", value // _MICROSECOND, 0, 0))
+    return _NULL if value is None else _sized(pack_interval(value))
+
+
+def pack_small(value: int) -> bytes:
+    return pack("!h", value)
+
+
+def pack_moment(value: datetime) -> bytes:
+    return pack("!q", (value - _EPOCH) // _MICROSECOND)
+
+
+def pack_interval(value: timedelta) -> bytes:
+    return pack("!qii", value // _MICROSECOND, 0, 0)
 
 
 def _sized(value: bytes) -> bytes:

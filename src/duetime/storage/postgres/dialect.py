@@ -11,6 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from duetime.domain.keys import shorten_installation
+from duetime.storage.postgres.calls import Calls
 from duetime.storage.postgres.connection import rows_of
 from duetime.storage.postgres.direct import DirectSession
 from duetime.storage.postgres.pool import Connection
@@ -68,7 +69,9 @@ async def drive(
             rows = await rows_of(cursor)
 
 
-async def drive_directly(session: DirectSession, statements: Statements, *, seconds: float) -> Any:
+async def drive_directly(
+    session: DirectSession | Calls, statements: Statements, *, seconds: float
+) -> Any:
     """Execute the statements, each as a transaction of its own."""
     statement, answer = _advance(statements, None)
     while statement is not None:

@@ -16,7 +16,7 @@ from psycopg.errors import error_from_result
 from duetime.storage.postgres.pool import Connection
 from duetime.storage.store import Row
 
-_READ = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+READ = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 _IDLE_SECONDS = 10.0
 """Nobody needed the session for so long: it is closed. To open it again takes milliseconds."""
 _PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?s|%%")
@@ -47,7 +47,7 @@ class DirectSession:
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fd = -1
-        self._prepared: dict[str, _Prepared] = {}
+        self._prepared: dict[str, Prepared] = {}
         self._turn = asyncio.Lock()
         self._used_at = 0.0
         self._results: list[pq.abc.PGresult] = []
@@ -94,7 +94,7 @@ class DirectSession:
                 prepared = self._prepared.get(statement)
                 if prepared is None:
                     name = f"duetime_{len(self._prepared)}".encode()
-                    prepared = _Prepared(name, statement)
+                    prepared = Prepared(name, statement)
                     connection.pgconn.send_prepare(name, prepared.text)
                     await self._receive(connection)
                     self._prepared[statement] = prepared
@@ -164,7 +164,7 @@ class DirectSession:
             result = await self._answer
         finally:
             self._answer = None
-        if result.status not in _READ:
+        if result.status not in READ:
             raise error_from_result(result)
         return result
 
@@ -205,7 +205,7 @@ class DirectSession:
             self._on_lost(error)
 
 
-class _Prepared:
+class Prepared:
     """A statement as the server knows it: its placeholders are numbered."""
 
     def __init__(self, name: bytes, statement: str) -> None:
@@ -224,7 +224,10 @@ class _Prepared:
             return f"${self._count}"
         return f"${self._keys.setdefault(key, len(self._keys) + 1)}"
 
-    def order(self, parameters: Sequence[Any] | Mapping[str, Any]) -> list[bytes]:
+    def order(self, parameters: Sequence[Any] | Mapping[str, Any]) -> list[bytes | None]:
         if isinstance(parameters, Mapping):
             parameters = [parameters[key] for key in self._keys]
-        return [str(value).encode() for value in parameters]
+        return [
+            value if value is None or isinstance(value, bytes) else str(value).encode()
+            for value in parameters
+        ]

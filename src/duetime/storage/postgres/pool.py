@@ -13,6 +13,7 @@ from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from duetime.errors import DatabaseUnreachable
@@ -29,6 +30,8 @@ _IDLE_SECONDS = 10.0
 """A connection that nobody needed for so long is closed, except for those to `keep`: hundreds of
 idle workers must not use up the server's connections. To open one again takes milliseconds."""
 _NAME = "duetime-"
+_KEEP_SECONDS = 300.0
+"""How long a spare connection is kept before psycopg's pool checks its age."""
 _READS = 3
 """A server that ends a session sends a message first, and then closes the connection."""
 
@@ -54,6 +57,12 @@ class Pool:
         self._size = size
         self._lent = 0
         self._refused = refused
+        self._keeps = keep > 0
+        self._waiting = 0
+        self._spare: Connection | None = None
+        """The connection that was given back last: taken again without psycopg's pool, which takes
+        longer than a short statement. It counts as lent there."""
+        self._kept_since = 0.0
         self._error: psycopg.Error | None = None
         """Why the last attempt to connect failed; None: it did not."""
         self._impatient: set[asyncio.Timeout] = set()
@@ -78,6 +87,9 @@ class Pool:
         await self._pool.open()
 
     async def close(self) -> None:
+        if self._spare is not None:
+            spare, self._spare = self._spare, None
+            await self._pool.putconn(spare)
         await self._pool.close(timeout=2)
 
     def get_stats(self) -> dict[str, int]:
@@ -93,8 +105,7 @@ class Pool:
             async with connection:
                 yield connection
         except psycopg.errors.ReadOnlySqlTransaction:
-            await connection.close()
-            self._refused()
+            await self.refuse(connection)
             raise
         finally:
             await self.give_back(connection)
@@ -104,6 +115,13 @@ class Pool:
 
         Waits up to `seconds` for one. With `fail_fast`, it does not wait while the server is down.
         """
+        if self._spare is not None:
+            spare, self._spare = self._spare, None
+            if self._works(spare):
+                self._lent += 1
+                return spare
+            await spare.close()
+            await self._pool.putconn(spare)
         try:
             if not fail_fast:
                 return await self._take(seconds)
@@ -123,8 +141,12 @@ class Pool:
 
     async def _take(self, seconds: float) -> Connection:
         while True:
-            connection = await self._pool.getconn(timeout=seconds)
-            if not _is_stale(connection) and not self._was_left(connection):
+            self._waiting += 1
+            try:
+                connection = await self._pool.getconn(timeout=seconds)
+            finally:
+                self._waiting -= 1
+            if self._works(connection):
                 self._lent += 1
                 return connection
             await connection.close()
@@ -134,12 +156,35 @@ class Pool:
         """Use none of the connections any more that are open now."""
         self._left_at = time.monotonic()
 
-    def _was_left(self, connection: Connection) -> bool:
-        return self._opened.get(connection, math.inf) < self._left_at
+    def _works(self, connection: Connection) -> bool:
+        """Whether the server has not closed it, and is not one that we left."""
+        if _is_stale(connection):
+            return False
+        return self._opened.get(connection, math.inf) >= self._left_at
+
+    async def refuse(self, connection: Connection) -> None:
+        """The connection leads to a server that accepts no writes."""
+        await connection.close()
+        self._refused()
 
     async def give_back(self, connection: Connection) -> None:
         self._lent -= 1
-        await self._pool.putconn(connection)
+        if not self._keep(connection):
+            await self._pool.putconn(connection)
+
+    def _keep(self, connection: Connection) -> bool:
+        """Whether it is now the spare one."""
+        if not self._keeps or self._spare is not None or self._waiting or self._pool.closed:
+            return False
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE:
+            return False
+        now = time.monotonic()
+        if self._kept_since and now - self._kept_since > _KEEP_SECONDS:
+            self._kept_since = 0.0
+            return False
+        self._kept_since = self._kept_since or now
+        self._spare = connection
+        return True
 
     def _watched_class(self) -> type[Connection]:
         pool = self

@@ -12,6 +12,7 @@ from weakref import WeakSet
 import psycopg
 
 from duetime.errors import SettingsError, StorageError
+from duetime.storage.postgres.calls import Calls
 from duetime.storage.postgres.connection import (
     check_schema_name,
     in_schema,
@@ -105,6 +106,7 @@ class Sessions:
         self._transactions: Pool | None = None
         self._direct = DirectSession(self._connect_directly, self._leave_server)
         self._listeners: WeakSet[Listener] = WeakSet()
+        self._calls = Calls(self._open_pool)
         self._turns = asyncio.Semaphore(pool_size)
         self._waits = Waits()
         self._sleepers: WeakSet[PostgresSleeper] = WeakSet()

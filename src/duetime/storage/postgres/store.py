@@ -16,6 +16,7 @@ from duetime.storage.postgres.connection import translate_errors
 from duetime.storage.postgres.dialect import drive, drive_directly
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
+from duetime.storage.postgres.plain import PlainJobs, read_ids
 from duetime.storage.store import Statements, in_parts
 
 _BULK = 1000
@@ -29,7 +30,11 @@ class PostgresStore(HotPath, Operations):
     placeholder = "%s"
     _computing: ThreadPoolExecutor | None = None
     _copies: bool | None = None
-    """Whether our role may COPY into the tables, once it is known."""
+    """Whether our role may write to the tables, once it is known."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        super().__init__(url, **settings)
+        self._plain_jobs = PlainJobs()
 
     async def now(self) -> datetime:
         return cast("datetime", (await self._ask("now"))[0][0])
@@ -40,23 +45,38 @@ class PostgresStore(HotPath, Operations):
             await self._on(connection, "set_clock", now=now)
             await self._on(connection, "real_clock" if now is None else "driven_clock")
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        if len(jobs) >= _BULK and all(job.key is None for job in jobs) and await self._may_copy():
-            return await self._copy(jobs)
-        if len(jobs) == 1 and self._direct.is_ready:
-            enqueued = cast("list[Enqueued]", await self._run_directly(self.enqueue_in(jobs)))
+    async def enqueue(self, jobs: Sequence[NewJob], *, waits: bool = True) -> list[Enqueued]:
+        enqueued = await self._enqueue(jobs, waits=waits)
+        if len(jobs) == 1:
             self._waits.enqueued(enqueued[0].job_id)
-            return enqueued
+        return enqueued
+
+    async def _enqueue(self, jobs: Sequence[NewJob], *, waits: bool) -> list[Enqueued]:
+        if all(job.key is None for job in jobs) and await self._may_copy():
+            if len(jobs) >= _BULK:
+                return await self._copy(jobs)
+            if self._prepare and jobs:
+                return await self._enqueue_plainly(jobs)
         # One chunk is one statement, and its own transaction.
+        statements = self._enqueue_in(jobs, "enqueue" if waits else "enqueue_without_waiting")
+        if self._prepare and len(jobs) <= _CHUNK:
+            with translate_errors():
+                return cast(
+                    "list[Enqueued]",
+                    await drive_directly(self._calls, statements, seconds=self._call_seconds),
+                )
         whole = nullcontext() if len(jobs) <= _CHUNK else None
         async with (
             self._connection() as connection,
             whole or connection.transaction(),
         ):
-            enqueued = cast("list[Enqueued]", await drive(connection, self.enqueue_in(jobs)))
-        if len(jobs) == 1:
-            self._waits.enqueued(enqueued[0].job_id)
-        return enqueued
+            return cast("list[Enqueued]", await drive(connection, statements))
+
+    async def _enqueue_plainly(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        name, parameters = self._plain_jobs.parameters(jobs, notify=self._notify)
+        with translate_errors():
+            ids = await self._calls.fetch_bytes(self._sql[name], parameters, self._call_seconds)
+        return [Enqueued(job_id, "created") for job_id in read_ids(ids)]
 
     async def transact(
         self,
@@ -97,6 +117,9 @@ class PostgresStore(HotPath, Operations):
             self._computing = None
 
     def enqueue_in(self, jobs: Sequence[NewJob]) -> Statements:
+        return self._enqueue_in(jobs, "enqueue")
+
+    def _enqueue_in(self, jobs: Sequence[NewJob], name: str) -> Statements:
         # Keys are taken in one order, across chunks too: two such calls cannot deadlock.
         order = sorted(
             range(len(jobs)), key=lambda place: (jobs[place].key or "", jobs[place].task, place)
@@ -104,7 +127,7 @@ class PostgresStore(HotPath, Operations):
         answers: list[Enqueued | None] = [None] * len(jobs)
         for places in in_parts(order, _CHUNK):
             body = msgspec.json.encode([jobs[place] for place in places]).decode()
-            rows = yield self._sql["enqueue"], (body, self._notify)
+            rows = yield self._sql[name], (body, self._notify)
             for place, row in zip(places, rows, strict=True):
                 answers[place] = Enqueued(*row)
         return answers

@@ -114,7 +114,9 @@ class SqliteStore:
 
     # Enqueue
 
-    async def enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    async def enqueue(self, jobs: Sequence[NewJob], *, waits: bool = True) -> list[Enqueued]:
+        """See the protocol. On SQLite no transaction holds a key alone: writers take turns."""
+
         def work(tx: Transaction) -> list[Enqueued]:
             plan = Enqueue(self._sql, jobs, tx.now)
             answers: list[Enqueued] = tx.drive(plan.statements())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import Depends, Query
 from msgspec import Meta
 
-from duetime.api.jobs import JobHandle
 from duetime.api.tasks import unless_rejected
 from duetime.app import Duetime
 from duetime.domain.access.visitor import Visitor
@@ -19,8 +17,6 @@ from duetime.domain.jobs.facets import ErrorGroup, JobFacets
 from duetime.domain.jobs.job import EnqueueAction, JobInfo, JobState, NewJob, OnConflict
 from duetime.domain.page import DEFAULT_LIMIT, Page
 from duetime.domain.reasons import Explanation
-from duetime.engine.batching import Batcher, process_alone_if_refused
-from duetime.telemetry.traces import find_tracer
 from duetime.web.access import Access
 from duetime.web.api.fields import (
     After,
@@ -180,10 +176,6 @@ Filters = Annotated[dict[str, Any], Depends(read_filters)]
 
 def routes(app: Duetime, access: Access) -> Routes:
     routes = Routes(app, access, noun="jobs")
-    # Jobs of requests that come at the same time share a transaction.
-    together: Batcher[NewJob, JobHandle[Any] | Exception] = Batcher(
-        partial(process_alone_if_refused, app.enqueue_many), wait_on_cancel=True
-    )
 
     def shown(filters: dict[str, Any]) -> dict[str, Any]:
         check_shown(app, filters)
@@ -203,13 +195,7 @@ def routes(app: Duetime, access: Access) -> Routes:
     async def enqueue_job(body: Any) -> EnqueuedJob:
         """Enqueue a job. It is durable when this answers."""
         job = _new_job(app, body)
-        # With tracing, each job has a span of its own request.
-        if find_tracer() is None:
-            found = await together.submit(job)
-        else:
-            [found] = await app.enqueue_many([job])
-        if isinstance(found, Exception):
-            raise found
+        [found] = await app.enqueue_many([job])
         handle = unless_rejected(job, found)
         return EnqueuedJob(handle.id, handle.action or "created")
 
