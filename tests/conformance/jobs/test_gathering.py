@@ -221,7 +221,8 @@ async def test_of_one_key_one_job_is_made(app: Duetime, gate: Gate) -> None:
     ]
     await asyncio.sleep(0)
     gate.opened.set()
-    made, existing, refused, replaced, two = await asyncio.gather(*rest, return_exceptions=True)
+    answers: list[Any] = await asyncio.gather(*rest, return_exceptions=True)
+    made, existing, refused, replaced, two = answers
 
     assert [len(batch) for batch in gate.batches] == [1, 5]
     assert isinstance(refused, KeyConflict)
