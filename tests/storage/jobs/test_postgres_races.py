@@ -375,16 +375,16 @@ async def end_leases(url: str) -> None:
 
 
 @pytest.mark.parametrize("result", [None, "7"], ids=["plainly", "with a result"])
-async def test_a_lone_job_needs_no_connection_of_the_pool(
+async def test_a_worker_of_a_lone_job_needs_no_connection_of_the_pool(
     store: PostgresStore, result: str | None
 ) -> None:
     """Once the session for single statements is open."""
     worker_id = await worker(store)
+    [given] = await store.enqueue([NewJob(task="noop")])
     await store.transact(store.dialect.now(), reads=True, single=True)
     async with AsyncExitStack() as taken, asyncio.timeout(20):
         for _ in range(store._pool_size):
             await taken.enter_async_context(store._connection())
-        [given] = await store.enqueue([NewJob(task="noop")])
         [job] = await claim(store, worker_id)
         end = FinishedJob(job, AttemptOutcome.COMPLETED, 0, 1, result=result)
         answer = await store.exchange(worker_id, finished=[end], closed=[job.token])
