@@ -69,6 +69,7 @@ CATALOGUE: dict[str, Spec] = {
     "schedule_early": Spec("runs", "all runs", _most(0)),
     "schedule_fire_1000": Spec("fired/s", "raw claims", Target("value", "least", 10_000)),
     "schedule_claim_p99_ms": Spec("ms", "raw claims", _most(100)),
+    "schedule_start_p99_ms": Spec("ms", "two workers", _most(100)),
     "rearm_100k": Spec("subjects/s", "bare inserts"),
     "drain_1m_reminders": Spec("jobs/s", "no reminders", _least(0.83)),
     "reminder_lateness_p50_ms": Spec("ms", "jobs put so"),

@@ -30,7 +30,7 @@ class ClaimLog(Events):
 async def work(parent: Parent, *, database: str, workers: int) -> None:
     """Run `workers` workers; when told to stop, say what was claimed and what began."""
     logging.basicConfig(level=logging.WARNING)
-    bench = Bench(database, pool_size=workers)
+    bench = Bench(database, pool_size=max(4, workers))
     bench.app._events = log = ClaimLog()
     store = await bench.app.store()
     parent.say("ready")

@@ -47,7 +47,7 @@ MEASURES: dict[tuple[str, ...], Measure] = {
         "schedule_lateness_p99_ms",
         "schedule_early",
     ): schedules.measure,
-    ("schedule_fire_1000", "schedule_claim_p99_ms"): fire.measure,
+    ("schedule_fire_1000", "schedule_claim_p99_ms", "schedule_start_p99_ms"): fire.measure,
     (
         "rearm_100k",
         "drain_1m_reminders",

@@ -195,6 +195,10 @@ class Loop:
         if self._stopping.requested.is_set() or self._lease.fenced is not None:
             # Since this step began: jobs claimed now would be given back at once, or lost.
             want = 0
+        if early:
+            # Others wake for the same moment. If the first one took all, it would start them one
+            # after another while the others have nothing to do.
+            want = min(want, max(self.runners.free, want // pace.fleet))
         finished, closed = self.holdings.take_finished() if record else ([], [])
         look_ahead = pace.look_ahead or early
         sent = time.monotonic()

@@ -36,6 +36,8 @@ class Pace:
         self.clock = DatabaseClock()
         self.rank = 0
         """How many live workers are older than this one."""
+        self.fleet = 1
+        """How many workers work on its queues."""
         self.restart()
 
     def restart(self) -> None:
@@ -149,7 +151,9 @@ class Pace:
 
     async def _nap(self) -> None:
         self._naps += 1
-        await asyncio.sleep(_NAPS[min(self._naps, len(_NAPS)) - 1])
+        # In a large fleet another worker is claiming it: let those before us finish.
+        patience = 1.0 + min(self.rank, 20) / 2
+        await asyncio.sleep(_NAPS[min(self._naps, len(_NAPS)) - 1] * patience)
 
 
 class DatabaseClock:

@@ -349,7 +349,7 @@ class Worker:
             self._event_loop.call_soon_threadsafe(function, *args)
 
     def _lease_renewed(self, beat: Beat) -> None:
-        self.loop.pace.rank = beat.rank
+        self.loop.pace.rank, self.loop.pace.fleet = beat.rank, beat.fleet
         for job_id in beat.cancelled:
             self.loop.runners.cancel(job_id)
 

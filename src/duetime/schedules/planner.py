@@ -46,6 +46,11 @@ log = logging.getLogger("duetime.planner")
 _REPAIR_SECONDS = 1.0
 _UNRECORDED_EVERY = 5
 """How many checks pass between two searches for runs that finished and were not recorded."""
+_PAUSES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+"""After so many seconds the schedules are tried again that another transaction had locked."""
+_MAX_TRIES = 150
+"""After so many, about half a minute, a run that nobody could decide on waits for the lock, and is
+given back if that takes as long as no call may."""
 _FALLBACK_SECONDS = 5.0
 """How often schedules that fell back to memory try their table again."""
 _MAX_KEPT = 10_000
@@ -85,6 +90,8 @@ class Planner(Follower):
         self._decided: set[int] = set()
         self._ended: list[int] = []
         self._ledger = Upkeep("duetime-planner", self._keep_ledger)
+        self._tries = 0
+        """How often in a row schedules were locked by others."""
         self._checks = 0
         self._searches = True
         """Whether the next repair looks for runs that finished and were not recorded."""
@@ -178,10 +185,26 @@ class Planner(Follower):
             await asyncio.sleep(wait)
             await self._admit([claimed[run.job_id] for run in unclear], received, gate)
         elif unclear:
-            decisions = await self._transact(
-                self._statements.decide(unclear, self._worker), computes=True
-            )
-            await self._follow(decisions, claimed, unclear, received, gate)
+            await self._decide(unclear, claimed, received, gate)
+
+    async def _decide(
+        self,
+        runs: Sequence[ClaimedRun],
+        claimed: dict[int, ClaimedJob],
+        received: float,
+        gate: Gate,
+    ) -> None:
+        tries = 0
+        while runs:
+            decide = self._statements.decide(runs, self._worker, waits=tries >= _MAX_TRIES)
+            decisions = await self._transact(decide, computes=True)
+            decided = [run for run in runs if run.job_id in decisions]
+            if decided:
+                await self._follow(decisions, claimed, decided, received, gate)
+            runs = [run for run in runs if run.job_id not in decisions]
+            if runs:
+                await asyncio.sleep(_pause_after(tries))
+                tries += 1
 
     def _let_start(self, run: ClaimedRun, job: ClaimedJob, received: float) -> None:
         self._admitted[run.job_id] = run
@@ -264,21 +287,38 @@ class Planner(Follower):
         begun, self._begun = self._begun, []
         decided, self._decided = self._decided, set()
         ended, self._ended = self._ended, []
+        left: list[int] = []
+        busy: set[int] = set()
         try:
             if begun or decided:
-                await self._transact(
-                    self._statements.advance(begun, self._worker, decided=decided), computes=True
+                busy = await self._transact(
+                    self._statements.advance(begun, self._worker, decided=decided, waits=False),
+                    computes=True,
                 )
-                begun = []
+                begun = [run for run in begun if run.schedule_id in busy]
+                decided &= busy
             if ended:
-                await self._record_finished(ended)
+                left = await self._record_finished(ended)
+                ended = left
         except StorageError as error:
             # Repaired within seconds, by this worker or another. Only this one knows which runs
             # have begun.
-            self._begun = [*begun, *self._begun][:_MAX_KEPT]
-            self._ended = [*ended, *self._ended][:_MAX_KEPT]
+            self._keep(begun, set(), ended)
             if not isinstance(error, DatabaseCorrupted):
                 self._report_delay(error)
+            return
+        if not busy and not left:
+            self._tries = 0
+            return
+        self._keep(begun, decided, ended)
+        await asyncio.sleep(_pause_after(self._tries))
+        self._tries += 1
+        self._ledger.soon()
+
+    def _keep(self, begun: Sequence[ClaimedRun], decided: set[int], ended: Sequence[int]) -> None:
+        self._begun = [*begun, *self._begun][:_MAX_KEPT]
+        self._decided |= decided
+        self._ended = [*ended, *self._ended][:_MAX_KEPT]
 
     def _report_delay(self, error: StorageError) -> None:
         log_event(
@@ -330,7 +370,8 @@ class Planner(Follower):
         if self._searches:
             jobs = await self._transact(self._statements.find_unrecorded(), reads=True)
             if jobs:
-                await self._record_finished(jobs, found=True)
+                # Other workers find the same: what one of them has locked is left to it.
+                await self._record_finished(jobs)
         return _REPAIR_SECONDS
 
     async def next_repair(self) -> datetime | None:
@@ -362,10 +403,18 @@ class Planner(Follower):
             planning.unreadable.clear()
         return answer
 
-    async def _record_finished(self, jobs: Sequence[int], *, found: bool = False) -> None:
-        record = self._statements.record_finished(jobs, found=found)
-        for name in await self._transact(record, computes=True):
+    async def _record_finished(self, jobs: Sequence[int]) -> list[int]:
+        """Returns the jobs that could not be recorded, since others have locked their schedules."""
+        left: list[int]
+        record = self._statements.record_finished(jobs, waits=False)
+        paused, left = await self._transact(record, computes=True)
+        for name in paused:
             self._events.changed(name, "paused")
+        return left
+
+
+def _pause_after(tries: int) -> float:
+    return _PAUSES[min(tries, len(_PAUSES) - 1)]
 
 
 def _decided(run: ClaimedRun, decision: Decision) -> ClaimedRun:

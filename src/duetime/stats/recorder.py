@@ -25,6 +25,8 @@ from duetime.errors import DatabaseCorrupted, StorageError
 from duetime.storage.stats.attempts import AttemptStats
 
 _WRITE_SECONDS = 10.0
+_AGAIN_SECONDS = 1.0
+"""When it tries again after another worker was writing."""
 _MEASURED = 32
 """Of a larger batch, only so many attempts are measured; each counts for several."""
 _SAMPLES = 3
@@ -112,23 +114,29 @@ class Recorder(Follower):
         return found
 
     async def repair(self) -> float:
-        """Write what was counted."""
-        if self._tallies:
-            tallies, self._tallies = self._tallies, {}
-            samples, self._samples = self._samples, {}
-            try:
-                await self._store.transact(
-                    self._statements.add(sum_up(tallies), self._leveled(samples))
-                )
-            except BaseException:
+        """Write what was counted, unless another worker is writing just now."""
+        written = await self._write(waits=False)
+        # Not all workers at the same moment.
+        return (_WRITE_SECONDS if written else _AGAIN_SECONDS) * self._random.uniform(0.75, 1.25)
+
+    async def _write(self, *, waits: bool) -> bool:
+        if not self._tallies:
+            return True
+        tallies, self._tallies = self._tallies, {}
+        samples, self._samples = self._samples, {}
+        written = False
+        try:
+            add = self._statements.add(sum_up(tallies), self._leveled(samples), waits=waits)
+            written = bool(await self._store.transact(add))
+        finally:
+            if not written:
                 for key, tally in tallies.items():
                     self._tally(*key).add(tally)
-                raise
-        return _WRITE_SECONDS
+        return written
 
     async def close(self) -> None:
         try:
-            await self.repair()
+            await self._write(waits=True)
         except DatabaseCorrupted:
             raise
         except StorageError:

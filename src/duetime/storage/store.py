@@ -124,6 +124,8 @@ class Beat(msgspec.Struct, frozen=True):
     """How many live workers are older than this one."""
     cancelled: tuple[int, ...] = ()
     """Jobs held by this worker whose cancellation was requested."""
+    fleet: int = 1
+    """How many workers work on its queues, itself included, as far as that is known."""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -80,7 +80,8 @@ class Planner:
         return int(await self.do(self.runs.repair()))
 
     async def record_finished(self, jobs: Sequence[int]) -> list[str]:
-        return list(await self.do(self.runs.record_finished(jobs)))
+        paused, _ = await self.do(self.runs.record_finished(jobs))
+        return list(paused)
 
     async def pause(self, name: str) -> None:
         await self.do(self.statements.pause(name, actor="ann", reason="race", until=None))

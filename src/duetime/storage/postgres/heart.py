@@ -42,7 +42,7 @@ class PostgresHeart:
                 raise
         if row is None:
             return Beat(alive=False)
-        return Beat(alive=True, rank=row[0], cancelled=tuple(row[1]))
+        return Beat(alive=True, rank=row[0], cancelled=tuple(row[1]), fleet=row[2])
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -27,7 +27,13 @@ _LEFT_FOR = timedelta(seconds=1)
 
 
 class RunStatements(Planning):
-    """Every method is one transaction."""
+    """Every method is one transaction.
+
+    Many workers do this at once, and for the same schedules once these lag behind. Unless it
+    `waits`, a transaction leaves out the schedules that another one has locked, and its caller
+    tries again. If it waited, it would keep others waiting for the locks that it has, and soon all
+    of them would stand in line.
+    """
 
     def gate(self, jobs: Sequence[int]) -> Statements:
         """Return `[ClaimedRun]` for those of the jobs that are runs. Reads only."""
@@ -41,11 +47,17 @@ class RunStatements(Planning):
             for row in rows
         ]  # fmt: skip
 
-    def decide(self, runs: Sequence[ClaimedRun], worker: str) -> Statements:
-        """Decide on runs that are not clear; return `{job_id: Decision}`.
+    def decide(self, runs: Sequence[ClaimedRun], worker: str, *, waits: bool = True) -> Statements:
+        """Decide on runs that are not clear; return `{job_id: Decision}`, without the runs of
+        schedules that are locked.
 
         A run that may start has its place from now on. It begins when its handler does: `advance`.
         """
+        if not waits:
+            busy = yield from self._try_lock({run.schedule_id for run in runs})
+            runs = [run for run in runs if run.schedule_id not in busy]
+        if not runs:
+            return {}
         now = yield from self._dialect.now()
         schedules = yield from self._lock(ids={run.schedule_id for run in runs})
         opened = yield from self._open(schedules)
@@ -89,10 +101,22 @@ class RunStatements(Planning):
         return {run.job_id: decisions.get(run.job_id, gone) for run in runs}
 
     def advance(
-        self, begun: Sequence[ClaimedRun], worker: str, *, decided: Iterable[int] = ()
+        self,
+        begun: Sequence[ClaimedRun],
+        worker: str,
+        *,
+        decided: Iterable[int] = (),
+        waits: bool = True,
     ) -> Statements:
-        """Record runs that have begun, and arm what follows; also of schedules `decided` on."""
+        """Record runs that have begun, and arm what follows; also of schedules `decided` on.
+
+        Returns the schedules that are locked, for which nothing was done."""
         ids = {run.schedule_id for run in begun} | set(decided)
+        busy: set[int] = set() if waits else (yield from self._try_lock(ids))
+        ids -= busy
+        if not ids:
+            return busy
+        begun = [run for run in begun if run.schedule_id not in busy]
         schedules = yield from self._lock(ids=ids)
         yield from self._dialect.run(
             "schedule_mark",
@@ -108,6 +132,7 @@ class RunStatements(Planning):
             ],
         )
         yield from self._plan(schedules)
+        return busy
 
     def withdraw(self, runs: Sequence[ClaimedRun], worker: str) -> Statements:
         """Give up the places of runs that `decide` let start, and that did not."""
@@ -161,20 +186,21 @@ class RunStatements(Planning):
         rows = yield from self._dialect.run("schedule_next", _PATIENCE)
         return None if rows[0][0] is None else self._dialect.moment(rows[0][0])
 
-    def record_finished(self, jobs: Sequence[int], *, found: bool = False) -> Statements:
-        """Record how runs ended; pause schedules that fail too often, and return their names.
-
-        `found`: by `find_unrecorded`. Other workers find the same, so what one of them has locked
-        is left to it.
-        """
+    def record_finished(self, jobs: Sequence[int], *, waits: bool = True) -> Statements:
+        """Record how runs ended; pause schedules that fail too often. Returns their names, and the
+        jobs whose schedules are locked, of which nothing was recorded."""
         # Schedules before their ledger, in the order of their ids, as everyone does.
         owners = yield from self._dialect.run("schedule_gate", list(jobs))
-        ids = sorted({row[1] for row in owners})
-        if found:
-            locked = {row[0] for row in (yield from self._dialect.run("schedule_try_lock", ids))}
-            jobs = [row[0] for row in owners if row[1] in locked]
+        ids = {row[1] for row in owners}
+        left: list[int] = []
+        if waits:
+            yield from self._dialect.run("schedule_lock", {"ids": sorted(ids), "names": []})
         else:
-            yield from self._dialect.run("schedule_lock", {"ids": ids, "names": []})
+            busy = yield from self._try_lock(ids)
+            left = [row[0] for row in owners if row[1] in busy]
+            jobs = [job for job in jobs if job not in left]
+        if not jobs:
+            return [], left
         rows = yield from self._dialect.run("schedule_record_finished", list(jobs))
         failing = {row[0]: row[1] for row in rows if row[1]}
         paused = []
@@ -185,7 +211,7 @@ class RunStatements(Planning):
                 if most is not None and schedule.failures >= most and schedule.paused_at is None:
                     yield from self._pause(schedule, ENGINE_ACTOR, None, None)
                     paused.append(schedule.name)
-        return paused
+        return paused, left
 
     def nudge(self, schedule_ids: Sequence[int]) -> Statements:
         """Check again runs that wait for something that has finished."""
@@ -206,6 +232,11 @@ class RunStatements(Planning):
         if len(gone) == batch:
             return batch, after
         return len(gone), ids[-1] if len(ids) == _SCHEDULES else 0
+
+    def _try_lock(self, ids: set[int]) -> Generator[Statement, list[Row], set[int]]:
+        """Lock those of the schedules that nobody else has locked; return the others."""
+        rows = yield from self._dialect.run("schedule_try_lock", sorted(ids))
+        return ids - {row[0] for row in rows}
 
     def _due(self) -> Step:
         return (yield from self._dialect.run("schedule_due", _PATIENCE))

@@ -40,10 +40,16 @@ class AttemptStats:
         self,
         tallies: Mapping[tuple[int, str, datetime], Tally],
         samples: Sequence[tuple[int, AttemptSample]],
+        *,
+        waits: bool = True,
     ) -> Statements:
-        """Add to what was counted before, by this worker or another."""
+        """Add to what was counted before, by this worker or another. Returns whether that was done:
+        unless it `waits`, not if another one is adding just now."""
         places = sorted(tallies)
-        yield from self._dialect.run("attempt_stats_lock", {})
+        if waits:
+            yield from self._dialect.run("attempt_stats_lock", {})
+        elif not (yield from self._dialect.run("attempt_stats_try_lock", {})):
+            return False
         stored = yield from self._get(places)
         documents = []
         for place in places:
@@ -65,6 +71,7 @@ class AttemptStats:
                 "attempt_samples_put",
                 [{"level": level, **msgspec.structs.asdict(one)} for level, one in samples],
             )
+        return True
 
     def series(self, window: timedelta, task: str | None) -> Statements:
         """Return the `Series` of a window that ends now."""

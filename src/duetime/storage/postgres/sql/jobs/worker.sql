@@ -18,7 +18,15 @@ insert into duetime.task (name, queue, priority, max_attempts, timeout, expires,
 select t.*, duetime.now()
 from unnest(%(names)s::text[], %(queues)s::text[], %(priorities)s::smallint[],
             %(max_attempts)s::smallint[], %(timeouts)s::interval[], %(expires)s::interval[],
-            %(max_args_bytes)s::integer[], %(flows)s::boolean[]) as t
+            %(max_args_bytes)s::integer[], %(flows)s::boolean[])
+    as t(name, queue, priority, max_attempts, timeout, expires, max_args_bytes, flow)
+-- What is stored so already is not locked: many workers of a deployment start at once.
+where not exists (
+    select from duetime.task as k
+    where k.name = t.name
+      and (k.queue, k.priority, k.max_attempts, k.timeout, k.expires, k.max_args_bytes, k.flow)
+          is not distinct from
+          (t.queue, t.priority, t.max_attempts, t.timeout, t.expires, t.max_args_bytes, t.flow))
 order by 1
 on conflict (name) do update
 set (queue, priority, max_attempts, timeout, expires, max_args_bytes, flow, updated_at)
@@ -37,7 +45,8 @@ where id = %(worker)s and lease_until > duetime.now()
 returning (select count(*) from duetime.worker as w where w.id < %(worker)s),
     array(select u.id from duetime.claim as c cross join lateral unnest(c.cancelled) as u(id)
           where c.worker_id = %(worker)s and not exists (
-              select from duetime.attempt as a where a.job_id = u.id and a.token = c.token));
+              select from duetime.attempt as a where a.job_id = u.id and a.token = c.token)),
+    (select count(*) from duetime.worker as w where w.queues && worker.queues);
 
 -- name: cancelled_jobs
 -- As `beat` returns them: held by this worker, cancelled, and not finished yet.

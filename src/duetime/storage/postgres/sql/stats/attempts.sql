@@ -4,6 +4,11 @@
 -- One at a time: what is stored is read, added to, and written.
 select pg_advisory_xact_lock(hashtext('duetime.attempt_stat')) where %s::json is not null;
 
+-- name: attempt_stats_try_lock
+-- A row if nobody else has it: a hundred workers do not wait in line, each on a connection.
+select 1 where %s::json is not null
+    and pg_try_advisory_xact_lock(hashtext('duetime.attempt_stat'));
+
 -- name: attempt_stats_get
 -- Served by attempt_stat_pkey.
 select s.minutes, s.at, s.task, s.counts::text, s.lateness::text, s.duration::text, s.busy_us

@@ -4,6 +4,9 @@
 -- There is one writer at a time.
 with input(doc) as (select ?) select 1 from input where false;
 
+-- name: attempt_stats_try_lock
+with input(doc) as (select ?) select 1 from input;
+
 -- name: attempt_stats_get
 -- Served by the primary key.
 with input(doc) as (select ?)
