@@ -126,6 +126,12 @@ class DirectSession:
         if is_open and self._on_lost is not None:
             self._on_lost(error)
 
+    def leave_server(self) -> None:
+        """Close the session, unless it is in use: then it is refused by itself."""
+        connection = None if self._turn.locked() else self._forget()
+        if connection is not None:
+            connection.pgconn.finish()
+
     async def _open(self) -> Connection:
         connection = await self._connect()
         self._loop = asyncio.get_running_loop()

@@ -174,6 +174,7 @@ class Sessions:
         for pool in (self._pool, self._transactions):
             if pool is not None:
                 pool.leave_server()
+        self._direct.leave_server()
         for listener in self._listeners:
             listener.leave_server()
 
