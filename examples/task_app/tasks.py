@@ -20,7 +20,7 @@ from sqlalchemy import DateTime, Dialect, TypeDecorator, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
-from duetime import Duetime, Reminder, Sent, Skip
+from duetime import Duetime, Reminder, Sent, Skip, Snooze
 
 DATABASE = os.environ.get("DUETIME_DATABASE", "sqlite:///tasks.db")
 DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg"}
@@ -60,14 +60,23 @@ class Task(Base):
 
 # Reminders
 
+A_DAY_BEFORE = {"rule": "every 24h within the last 24h", "past": "send_now"}
+
 
 @app.on_reminder
-async def remind(reminder: Reminder) -> Sent | Skip:
-    """Remind of a task that is due in the next 24 h; at most once in 24 h, even if it moves."""
-    day_ago = await app.now() - timedelta(hours=24)
-    for sent in await app.reminders.list(subject=reminder.subject, status="sent"):
-        if sent.ended_at and sent.ended_at > day_ago:
+async def remind(reminder: Reminder) -> Sent | Skip | Snooze:
+    """Remind of a task that is due in the next 24 h; at most once in 24 h, even if it moves.
+
+    One that was reminded of and then postponed is reminded of again, 24 h after the last time.
+    """
+    sent = await app.reminders.list(subject=reminder.subject, status="sent")
+    times = [one.ended_at for one in sent if one.ended_at is not None]
+    if times:
+        now, again = await app.now(), max(times) + timedelta(hours=24)
+        if again >= reminder.due_at:
             return Skip("reminded of it in the last 24 h")
+        if again > now:
+            return Snooze(again - now, "reminded of it in the last 24 h")
     print(f"To {reminder.recipient}: {reminder.data['title']}, until {reminder.due_at}", flush=True)
     return Sent()
 
@@ -83,7 +92,7 @@ async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         when="not done",
         recipients="assignee",
         data=["title"],
-        remind=[{"rule": "every 24h within the last 24h", "past": "send_now"}],
+        remind=[A_DAY_BEFORE],
     )
     async with app.lifespan(worker=True)(api):
         yield

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from duetime.api.graphs import GraphRegistry
     from duetime.api.idempotency import Idempotency
     from duetime.api.jobs import JobHandle, Jobs
+    from duetime.api.listening import Listening
     from duetime.api.metrics import MetricsReader
     from duetime.api.portal import Portal
     from duetime.api.queues import Queues
@@ -373,6 +374,15 @@ class Duetime:
     def sync(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run any of Duetime's coroutines from sync code: `app.sync(app.jobs.get(7))`."""
         return self._portal.call(coroutine)
+
+    def listen(self, queue: str = "default") -> Listening:
+        """Wait for work of a queue in sync code: `with app.listen() as events: events.wait("30s")`.
+
+        `queue`: that of reminders, and of tasks that name none, is `default`. See `Listening`.
+        """
+        from duetime.api.listening import Listening
+
+        return Listening(self, check_queue(queue))
 
     async def now(self) -> datetime:
         """The database's clock."""

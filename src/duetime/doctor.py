@@ -50,6 +50,7 @@ _CHECKS_OF_PROBLEMS = {
     "reminders_failed": "reminders",
     "addresses_disabled": "reminders",
     "table_broken": "tables",
+    "table_rows": "tables",
 }
 _NOUNS = ("workers", "queues", "jobs", "reminders", "tables", "schedules")
 _READER = "the owner of the tables, or as a member of the role that `duetime db roles` names reader"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import sqlite3
 import subprocess
 import sys
@@ -74,6 +75,24 @@ def test_game_scheduler_runs_without_a_broker(tmp_path: Path) -> None:
     event = r"^\S+ : (\w+) \| .*\((\S+) of game:\d\) \[dtr_"
     check_game_story(lines, event, {("Chess", "-1m"), ("Chess", "-58s"), ("Go", "-59s")})
     assert len(matching("was sent by console", lines)) == 3
+
+
+def test_game_tables_remind_as_the_nearest_level_says(tmp_path: Path) -> None:
+    lines, logged = tell("game_scheduler/tables.py", "", tmp_path)
+
+    assert lines == [
+        "The guild says 60 and 15: 60, 15 minutes before, by guild:1",
+        "The guild says 120: 120 minutes before, by guild:1",
+        "The channel says 30: 30 minutes before, by channel:9",
+        "The game says -1d and -5m: 1440, 5 minutes before, by game:42",
+        "The game says nothing: 30 minutes before, by channel:9",
+        "The channel says nonsense: 120 minutes before, by guild:1",
+        (
+            "channel:9: the rule 'soon' cannot be read and is left out: write minutes before "
+            "the due time, such as 60, or a text such as '-1h'"
+        ),
+    ]
+    assert not matching("Traceback|ERROR", logged)
 
 
 def check_game_story(lines: list[str], event: str, wanted: set[tuple[str, str]]) -> None:
@@ -154,6 +173,36 @@ async def test_task_app_reminds_once_whoever_writes(backend: Backend, tmp_path: 
     told = re.findall(r"^To (\w+: \w+)", log, re.MULTILINE)
     assert sorted(told) == ["ann: Taxes", "bob: Dishes", "eve: Mail"]
     assert "Traceback" not in log
+
+
+async def test_task_app_reminds_again_of_what_is_postponed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUETIME_DATABASE", f"sqlite:///{tmp_path / 'tasks.db'}")
+    tasks = runpy.run_path(str(EXAMPLES / "task_app" / "tasks.py"))
+    app, rule = tasks["app"], tasks["A_DAY_BEFORE"]
+    start = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    sent = []
+    async with app.testing(now=start) as world:
+
+        async def put(hours: int) -> None:
+            due = start + timedelta(hours=hours)
+            data = {"title": "Taxes"}
+            await app.subjects.put("tasks:1", due=due, remind=[rule], recipients=["ann"], data=data)
+
+        await put(20)
+        await world.advance("1h")
+        sent.append(len(await app.reminders.list(status="sent")))
+        await put(40)
+        await world.advance("22h")
+        sent.append(len(await app.reminders.list(status="sent")))
+        await world.advance("2h")
+        sent.append(len(await app.reminders.list(status="sent")))
+        await put(41)
+        await world.advance("20h")
+        sent.append(len(await app.reminders.list(status="sent")))
+
+    assert sent == [1, 1, 2, 2]
 
 
 @asynccontextmanager

@@ -227,6 +227,14 @@ async def test_a_value_that_is_no_rule_never_fails_the_write(
     assert await armed(app, "meetings:2") == holds
     assert said in str((await app.tables.get("notes")).example)
     assert said in str((await app.tables.get("meetings")).example)
+    for explanation in (
+        await app.scopes.explain("notes:1"),
+        await app.subjects.explain("meetings:1"),
+    ):
+        assert any(said in str(step) for step in explanation.steps)
+    found = [one for one in await app.examine() if one.code == "table_rows"]
+    assert {one.facts["table"] for one in found} == {"notes", "meetings"}
+    assert all(said in one.message for one in found)
     guild.run("update notes set rules = null where id = 1")
     await settle(app)
     assert (await app.tables.get("notes")).problems == 0

@@ -19,6 +19,8 @@ class Level(NamedTuple):
     name: str
     rules: tuple[Rule, ...] | None
     locked: bool = False
+    problem: Reason | None = None
+    """What of a scope's row cannot be used; read only to be shown."""
 
 
 class Resolved(NamedTuple):

@@ -23,6 +23,7 @@ LEVEL_SENTENCES = {
     "level_rules": "{level!r} sets {rules:list}[, and is locked{locked:if}].",
     "level_empty": "{level!r} sets an empty list of rules[, and is locked{locked:if}].",
     "level_inherits": "{level!r} sets no rules of its own[, and is locked{locked:if}].",
+    "level_problem": "Part of the row of {level!r} cannot be used: {reason:reason}.",
     "level_overruled": "{level!r} sets rules of its own, which are not in effect, because "
     "{locked_by!r} is locked.",
 }
@@ -66,6 +67,9 @@ def explain_levels(levels: Sequence[Level]) -> Iterator[Explanation]:
         else:
             code = "level_rules" if level.rules else "level_empty"
         yield make_explanation(LEVEL_SENTENCES, code, facts)
+        if level.problem is not None:
+            problem = {"level": level.name, "reason": level.problem}
+            yield make_explanation(LEVEL_SENTENCES, "level_problem", problem)
         if level.rules is not None and place >= lock:
             return
 

@@ -37,6 +37,8 @@ PROBLEM_SENTENCES = {
     "waiting, the oldest due for {wait:span}.",
     "jobs_late": "The queue {queue!r} has {many}, the oldest due for {wait:span}.",
     "schedule_failing": "Schedule {schedule!r} has {many} in a row.",
+    "table_rows": "The tracked table {table!r} has {many} that cannot be used as they are, such as "
+    "{why:reason}.",
     "addresses_disabled": "Some addresses accept no more messages: {many}, the last one "
     "{recipient} on {channel}[: {text}].",
 }

@@ -237,12 +237,18 @@ class ReminderStatements:
     def levels(self, subject: Subject) -> Statements:
         """The chain of rules, from the subject outwards."""
         scopes = yield from self._scopes([subject.scope] if subject.scope else [])
-        return levels_of(subject, scopes)
+        return (yield from self._with_problems(levels_of(subject, scopes)))
 
     def levels_of_scope(self, ref: str) -> Statements:
         """The chain of rules, from the scope outwards; empty if there is no such scope."""
         scopes = yield from self._scopes([ref])
-        return _levels_from(ref, scopes)
+        return (yield from self._with_problems(_levels_from(ref, scopes)))
+
+    def _with_problems(self, levels: list[Level]) -> Statements:
+        """The same levels, with what of their rows cannot be used."""
+        rows = yield from self._dialect.run("scope_problems", [level.name for level in levels])
+        problems = {row[0]: read_reason(row[1]) for row in rows}
+        return [level._replace(problem=problems.get(level.name)) for level in levels]
 
     # Reminders
 

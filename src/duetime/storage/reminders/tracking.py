@@ -252,13 +252,10 @@ class ChangeStatements(ReminderStatements):
         yield from self._audit(
             WRITER, action, f"scope:{after.ref}", scope_document(before), None if gone else document
         )
-        why, last = Reason("rules_changed"), 0
-        while rows := (
-            yield from self._dialect.run("subjects_below", {"ref": after.ref, "after": last})
-        ):
-            ids = [row[0] for row in rows]
-            last = ids[-1]
-            yield from self._revise(ids, why, as_of=dict.fromkeys(ids, at))
+        # They are armed as of the change: what came due since is late, not past.
+        marked = yield from self._dialect.run("tracked_scope_mark", {"ref": after.ref, "at": at})
+        if marked:
+            yield from self.request_rearm()
 
     def _note_scope(self, track: Track, ref: str, problem: Reason | None) -> Statements:
         document = {"ref": ref, "track": track.name, "problem": problem}

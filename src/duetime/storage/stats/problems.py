@@ -63,7 +63,7 @@ class FindProblems:
         reminders = yield from run("problem_reminders", {"since": now - _DAY, "most": MAX_EXAMINED})
         lost = yield from run("problem_lost", {"since": now - _HOUR, "most": MAX_EXAMINED})
         recipients = yield from run("problem_recipients", {"most": MAX_EXAMINED})
-        tables = yield from run("problem_tables", {})
+        tables = yield from run("problem_tables", {"most": MAX_EXAMINED})
         return worst_first(
             [
                 *_of_dead(standing),
@@ -393,10 +393,21 @@ def _of_parked(standing: Standing) -> Iterator[ProblemInfo]:
 
 
 def _of_tables(rows: Sequence[Row]) -> Iterator[ProblemInfo]:
-    for name, problem in rows:
+    for name, problem, count in rows:
+        facts = {"table": name, "why": read_reason(problem)}
+        if count is not None:
+            yield make_problem(
+                "table_rows",
+                facts,
+                noun="row",
+                count=_counted(count),
+                detail="Correct the rows: each is followed as soon as it is written.",
+                action=Action(label="Show the table", command=command("tables", "get", name)),
+            )
+            continue
         yield make_problem(
             "table_broken",
-            {"table": name, "why": read_reason(problem)},
+            facts,
             action=Action(label="Show the table", command=command("tables", "get", name)),
         )
 

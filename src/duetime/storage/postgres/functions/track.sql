@@ -572,6 +572,10 @@ begin
     foreach changed in array refs loop
         continue when not exists (select from duetime.scope as s where s.parent = changed)
             and not exists (select from duetime.subject as s where s.scope = changed and s.status = 'open');
+        if to_regprocedure('duetime.scope_changed(text)') is not null then
+            perform duetime.scope_changed(changed);
+            continue;
+        end if;
         last := 0;
         loop
             select * into done from duetime.rearm_below(changed, last, 5000, '{"code": "rules_changed"}');

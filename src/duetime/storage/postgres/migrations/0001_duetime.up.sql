@@ -488,6 +488,7 @@ create table duetime.subject (
 create index subject_due on duetime.subject (due_at, id);
 create index subject_rearm on duetime.subject (rearm_at) where rearm_at is not null;
 create index subject_tracked on duetime.subject (tracked, id) where tracked is not null;
+create index subject_problem on duetime.subject (tracked) where problem is not null;
 create index subject_scope on duetime.subject (scope, id) where status = 'open';
 
 create table duetime.reminder (
@@ -641,6 +642,7 @@ create table duetime.tracked_scope (
     problem json
 );
 create index tracked_scope_track on duetime.tracked_scope (track, ref);
+create index tracked_scope_problem on duetime.tracked_scope (track) where problem is not null;
 
 -- The names of zones that this server and Python both read. New ones are added as they are met.
 create table duetime.zone (

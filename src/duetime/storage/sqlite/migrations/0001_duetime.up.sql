@@ -465,6 +465,7 @@ create table duetime_subject (
     updated_at integer not null
 ) strict;
 create index duetime_subject_due on duetime_subject (due_at, id);
+create index duetime_subject_problem on duetime_subject (tracked) where problem is not null;
 create index duetime_subject_tracked on duetime_subject (tracked, id) where tracked is not null;
 create index duetime_subject_rearm on duetime_subject (rearm_at) where rearm_at is not null;
 create index duetime_subject_scope on duetime_subject (scope);
@@ -653,6 +654,7 @@ create table duetime_tracked_scope (
     problem text
 ) strict, without rowid;
 create index duetime_tracked_scope_track on duetime_tracked_scope (track, ref);
+create index duetime_tracked_scope_problem on duetime_tracked_scope (track) where problem is not null;
 
 -- Triggers on tracked tables insert here. The subject is stale from now on: nothing is sent for it
 -- until a worker, woken by this, has computed its reminders. A changed scope makes all stale: it is

@@ -47,7 +47,28 @@ cross join lateral (
     order by r.ref limit g.most) as r;
 
 -- name: problem_tables
--- There are few.
-select t.name, t.problem::text
-from (select %s::json as doc) as i cross join duetime.tracked as t
-where t.problem is not null order by t.name;
+-- Tables that are not followed, and how many rows of each cannot be used as they are. There are few
+-- tables; the rows are served by subject_problem and tracked_scope_problem.
+with given as (
+    select t.name, t.problem, g.most
+    from json_to_record(%s::json) as g(most integer) cross join duetime.tracked as t
+)
+select g.name, g.problem::text, null from given as g where g.problem is not null
+union all
+select g.name, case n.kind when 'subject' then json_build_object('code', 'row_of_subject', 'facts',
+        (select json_build_object('subject', s.ref, 'why', s.problem)
+         from duetime.subject as s where s.ref = n.example))
+    else json_build_object('code', 'row_of_scope', 'facts',
+        (select json_build_object('scope', s.ref, 'why', s.problem)
+         from duetime.tracked_scope as s where s.ref = n.example)) end::text, n.count
+from given as g cross join lateral (
+    select 'subject' as kind, count(*) as count, min(s.ref) as example
+    from (select s.ref from duetime.subject as s
+          where s.tracked = g.name and s.problem is not null limit g.most) as s
+    union all
+    select 'scope', count(*), min(s.ref)
+    from (select s.ref from duetime.tracked_scope as s
+          where s.track = g.name and s.problem is not null limit g.most) as s
+) as n
+where n.count > 0
+order by 1;

@@ -139,6 +139,25 @@ select e.value, json_extract(i.doc, '$.now') from input as i cross join json_eac
 where not exists (select 1 from duetime_scope as s where s.ref = e.value)
 returning ref;
 
+-- name: scope_problems
+with input(doc) as (select ?)
+select t.ref, t.problem from duetime_tracked_scope as t
+where t.ref in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
+  and t.problem is not null;
+
+-- name: tracked_scope_mark
+-- Have a worker arm the open subjects of a scope again, and of all scopes inside it, as of a moment.
+with recursive input(doc) as (select ?), below(ref) as (
+    select json_extract(doc, '$.doc.ref') from input
+    union
+    select s.ref from below as b cross join duetime_scope as s on s.parent = b.ref
+)
+update duetime_subject
+set rearm_at = (select min(coalesce(rearm_at, json_extract(doc, '$.doc.at')),
+                           json_extract(doc, '$.doc.at')) from input)
+where status = 'open' and scope in (select ref from below)
+returning id;
+
 -- name: tracked_scope_find
 with input(doc) as (select ?)
 select t.track, t.problem from duetime_tracked_scope as t

@@ -46,6 +46,26 @@ where r.disabled <> '[]'
 order by r.ref limit (select json_extract(doc, '$.doc.most') from input);
 
 -- name: problem_tables
--- Here triggers cannot fail in a way that is recorded.
-with input(doc) as (select ?)
-select t.name, null from input cross join duetime_tracked as t where false;
+-- How many rows of each cannot be used as they are. (Here triggers cannot fail in a way that is
+-- recorded.) Served by subject_problem and tracked_scope_problem.
+with input(doc) as (select ?), found as (
+    select t.name, 'subject' as kind,
+        (select count(*) from (select 1 from duetime_subject as s indexed by duetime_subject_problem
+                               where s.tracked = t.name and s.problem is not null
+                               limit (select json_extract(doc, '$.doc.most') from input))) as count,
+        (select json_object('code', 'row_of_subject', 'facts',
+                            json_object('subject', s.ref, 'why', json(s.problem)))
+         from duetime_subject as s indexed by duetime_subject_problem
+         where s.tracked = t.name and s.problem is not null limit 1) as example
+    from duetime_tracked as t
+    union all
+    select t.name, 'scope',
+        (select count(*) from (select 1 from duetime_tracked_scope as s
+                               where s.track = t.name and s.problem is not null
+                               limit (select json_extract(doc, '$.doc.most') from input))),
+        (select json_object('code', 'row_of_scope', 'facts',
+                            json_object('scope', s.ref, 'why', json(s.problem)))
+         from duetime_tracked_scope as s where s.track = t.name and s.problem is not null limit 1)
+    from duetime_tracked as t
+)
+select f.name, f.example, f.count from found as f where f.count > 0 order by f.name;

@@ -1,0 +1,93 @@
+"""`app.listen()`: sync code that waits until a queue has something to do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from duetime.domain.duration import Duration, parse_duration
+from duetime.errors import DuetimeError
+from duetime.storage.store import Sleeper
+
+if TYPE_CHECKING:
+    from duetime.app import Duetime
+
+_NOBODY = 0
+"""No worker has this id."""
+_PATIENCE = 0.02
+"""How long to wait before trying again to be told of enqueues, while one is under way."""
+
+
+class WakeUp(msgspec.Struct, frozen=True, kw_only=True):
+    """What a listener was told."""
+
+    queue: str
+    reason: Literal["notified", "reconnected"]
+    """`notified`: something was enqueued in the queue, or is due now. `reconnected`: the connection
+    was lost meanwhile, so that something may have been missed."""
+
+
+class Listening:
+    """Waits for wake-ups of one queue, in sync code: `with app.listen() as events: …`.
+
+    On PostgreSQL it has a connection of its own, which is not taken from the pool and reconnects
+    by itself. On SQLite writes of other processes are noticed.
+    """
+
+    def __init__(self, app: Duetime, queue: str) -> None:
+        self._app = app
+        self._queue = queue
+        self._sleeper: Sleeper | None = None
+
+    def __enter__(self) -> Listening:
+        self._app.sync(self._open())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._sleeper is not None:
+            self._app.sync(self._sleeper.close())
+            self._sleeper = None
+
+    def wait(self, timeout: Duration = "30s") -> WakeUp | None:
+        """Return the next wake-up, or None after `timeout`. What came since the last call counts.
+
+        A wake-up is a hint: read what is there, and expect that there may be nothing.
+        """
+        if self._sleeper is None:
+            raise DuetimeError("Listen first: `with app.listen() as events: events.wait()`.")
+        span = parse_duration(timeout, name="timeout")
+        return self._app.sync(self._wait(self._sleeper, span))
+
+    async def _open(self) -> None:
+        store = await self._app.store()
+        self._sleeper = await store.sleeper(_NOBODY)
+        await self._be_told(self._sleeper)
+
+    async def _wait(self, sleeper: Sleeper, span: timedelta) -> WakeUp | None:
+        end = time.monotonic() + span.total_seconds()
+        while True:
+            await self._be_told(sleeper)
+            reason = await sleeper.sleep(max(0.0, end - time.monotonic()))
+            if reason == "notified":
+                return WakeUp(queue=self._queue, reason="notified")
+            if reason == "reconnected":
+                # Whoever now reads what is there misses nothing that comes after.
+                await self._be_told(sleeper)
+                return WakeUp(queue=self._queue, reason="reconnected")
+            if time.monotonic() >= end:
+                return None
+
+    async def _be_told(self, sleeper: Sleeper) -> None:
+        """From now on every enqueue is told: also between two calls of `wait`."""
+        while not sleeper.asleep and not await sleeper.fall_asleep([self._queue]):  # noqa: ASYNC110
+            await asyncio.sleep(_PATIENCE)
