@@ -277,3 +277,54 @@ async def test_a_call_that_fails_at_once_does_not_spin() -> None:
     for _ in range(3):
         with pytest.raises(OSError, match="down"):
             await batcher.submit(1)
+
+
+async def test_at_once_the_first_is_alone_and_the_others_follow_together() -> None:
+    doubler = Doubler()
+    batcher = Batcher(doubler.process, at_once=True)
+    asks = submit(batcher, 1, 2, 3)
+    await turns()
+    assert doubler.calls == [[1]]
+    doubler.release(2)
+
+    assert await asyncio.wait_for(asyncio.gather(*asks), 20) == [2, 4, 6]
+    assert doubler.calls == [[1], [2, 3]]
+    await turns()
+    assert len(batcher._pending) == 0
+
+
+async def test_at_once_a_lone_item_needs_no_task() -> None:
+    tasks: list[int] = []
+
+    async def process(asks: list[int]) -> list[int]:
+        tasks.append(len(asyncio.all_tasks()))
+        return asks
+
+    batcher = Batcher(process, at_once=True)
+    before = len(asyncio.all_tasks())
+    for ask in range(3):
+        assert await batcher.submit(ask) == ask
+
+    assert tasks == [before] * 3
+    assert len(batcher._pending) == 0
+
+
+@pytest.mark.parametrize("cancels", [True, False], ids=["cancelled", "failed"])
+async def test_at_once_the_first_may_fail_without_the_others(cancels: bool) -> None:
+    doubler = Doubler()
+    batcher = Batcher(doubler.process, at_once=True)
+    first, *others = submit(batcher, 1, 2, 3)
+    await turns()
+    if cancels:
+        first.cancel()
+    else:
+        doubler.error = ValueError("no")
+        doubler.release()
+    await turns()
+    doubler.error = None
+    doubler.release()
+
+    assert await asyncio.wait_for(asyncio.gather(*others), 20) == [4, 6]
+    with pytest.raises(asyncio.CancelledError if cancels else ValueError):
+        await first
+    assert doubler.calls == [[1], [2, 3]]
