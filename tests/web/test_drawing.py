@@ -75,9 +75,9 @@ def test_short_runs_that_would_hide_each_other_share_a_box() -> None:
         timeline(stock=[run(-40, -40), run(-3, -3), run(-2, -2, "failed")]), UTC_ZONE
     ).rows
 
-    hints = {box.hint: (box.kind, box.is_failed) for box in row.boxes}
+    hints = {box.hint: (box.kind, box.also, box.share) for box in row.boxes}
     assert len(hints) == 2
-    assert hints["1 fired, 1 failed, ticks Sun 11:57 to 11:58"] == ("dead", True)
+    assert hints["1 fired, 1 failed, ticks Sun 11:57 to 11:58"] == ("completed", "dead", 0.5)
 
 
 def test_labels_run_neither_into_dots_nor_over_the_line_of_now() -> None:

@@ -40,7 +40,7 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
     ):
         return
     print_table(
-        ("WORKER", "QUEUES", "RUNNING", "STARTED", "SEEN", "LEASE"),
+        ("WORKER", "QUEUES", "RUNNING", "STARTED", "SEEN", "LOOP LAG", "LEASE"),
         [
             (
                 worker.name,
@@ -48,9 +48,10 @@ def list_command(context: click.Context, limit: int, after: str | None) -> None:
                 f"{worker.running} of {worker.concurrency}",
                 relative(worker.started_at, now),
                 relative(worker.seen_at, now),
+                f"{worker.loop_lag.total_seconds() * 1000:.0f} ms",
                 "ok" if worker.lease_until > now else f"ended {relative(worker.lease_until, now)}",
             )
             for worker in found
         ],
-        right=(2,),
+        right=(2, 5),
     )

@@ -116,7 +116,8 @@ class Heartbeat:
             if sent < beat_at:
                 continue
             try:
-                beat = self._heart.beat(self._worker_id, self._lease)
+                lag = timedelta(seconds=0.0 if self._watch is None else self._watch.take_lag())
+                beat = self._heart.beat(self._worker_id, self._lease, lag)
             except DatabaseCorrupted as error:
                 self._heart.close()
                 self._corrupted(error)
@@ -186,6 +187,7 @@ class LoopWatch:
         self._pulses = self._seen = 0
         self._checked = time.monotonic()
         self._seconds = 0.0
+        self._late = 0.0
         self._report_at = self._first_report
 
     @property
@@ -197,8 +199,16 @@ class LoopWatch:
         """Whether the loop has been blocked for longer than the limit, as last checked."""
         return self._seconds >= self.limit
 
-    def pulse(self) -> None:
+    def pulse(self, late: float = 0.0) -> None:
+        """The loop runs. `late`: by how much it was behind."""
         self._pulses += 1
+        self._late = max(self._late, late)
+
+    def take_lag(self) -> float:
+        """By how many seconds the loop was behind, at most, since this was called last; while it
+        is blocked, for how long."""
+        late, self._late = self._late, 0.0
+        return max(late, self._seconds)
 
     def check(self) -> bool:
         """Return whether the loop has been blocked for longer than the limit."""

@@ -397,9 +397,10 @@ class Worker:
 
     async def _watch_lease(self) -> float:
         """Makes no database call, so that a hanging database cannot delay the fence."""
-        self._watch.pulse()
         now = time.monotonic()
-        self._events.tally.loop_lagged(now - self._watch_due)
+        late = now - self._watch_due
+        self._watch.pulse(late)
+        self._events.tally.loop_lagged(late)
         self._watch_due = now + self._watch_every
         self.lease.holds()
         return self._watch_every

@@ -140,6 +140,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     seen_at: datetime
     lease_until: datetime
     running: int
+    loop_lag: timedelta = timedelta(0)
+    """By how much its event loop was behind, at most, before its last heartbeat: a handler that
+    blocks it keeps all others waiting."""
 
 
 class Rescued(msgspec.Struct, frozen=True):
@@ -162,7 +165,9 @@ def rescued_state(outcome: str, attempt: int) -> JobState:
 class Heart(Protocol):
     """Renews a worker's lease over its own connection, from its own thread."""
 
-    def beat(self, worker_id: int, lease: timedelta) -> Beat: ...
+    def beat(self, worker_id: int, lease: timedelta, lag: timedelta = timedelta(0)) -> Beat:
+        """Renew the lease. `lag`: by how much the event loop was behind since the last beat."""
+        ...
 
     def close(self) -> None: ...
 

@@ -14,7 +14,7 @@ import pytest
 from duetime import Constant, Context, Duetime
 from tests.conftest import Backend
 from tests.log_events import event_of
-from tests.waiting import until_true
+from tests.waiting import until, until_true
 
 pytestmark = pytest.mark.parametrize("backend", ["postgres15", "sqlite"], indirect=True)
 SHORT: dict[str, Any] = {
@@ -106,3 +106,38 @@ async def test_a_worker_whose_loop_was_blocked_begins_anew(
     assert await asyncio.to_thread(host) == "back"
     assert events(caplog, "worker_fenced") != []
     assert events(caplog, "event_loop_unblocked") != []
+
+
+async def test_a_worker_reports_by_how_much_its_loop_is_behind(
+    backend: Backend, blocked: threading.Event
+) -> None:
+    app = Duetime(backend.url, migrate=True, lease="60s", heartbeat="200ms", grace="0s")
+    begun = threading.Event()
+
+    @app.task(max_attempts=1)
+    async def block_the_loop() -> None:
+        begun.set()
+        blocked.wait(60)
+
+    async def lag() -> float:
+        [worker] = await app.workers.list()
+        return worker.loop_lag.total_seconds()
+
+    async def is_behind() -> bool:
+        return await lag() >= 1
+
+    async def is_not_behind() -> bool:
+        return await lag() < 1
+
+    thread = await asyncio.to_thread(app.worker_thread, block_limit="50s")
+    try:
+        await until(is_not_behind)
+        await block_the_loop.enqueue()
+        await until_true(begun.is_set)
+        await until(is_behind)
+        blocked.set()
+        await until(is_not_behind)
+    finally:
+        blocked.set()
+        await asyncio.to_thread(thread.stop)
+        await app.close()

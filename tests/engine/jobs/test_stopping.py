@@ -191,10 +191,10 @@ async def test_a_lease_that_runs_out_while_the_worker_stops_ends_its_handlers(
     heart = store.heart()
 
     class Stuck:
-        def beat(self, worker_id: int, lease: timedelta) -> Beat:
+        def beat(self, worker_id: int, lease: timedelta, lag: timedelta) -> Beat:
             if hangs.is_set():
                 free.wait()
-            return heart.beat(worker_id, lease)
+            return heart.beat(worker_id, lease, lag)
 
         def close(self) -> None:
             heart.close()

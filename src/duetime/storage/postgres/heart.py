@@ -18,7 +18,7 @@ class PostgresHeart:
         self._beat = beat
         self._connection: psycopg.Connection[Any] | None = None
 
-    def beat(self, worker_id: int, lease: timedelta) -> Beat:
+    def beat(self, worker_id: int, lease: timedelta, lag: timedelta = timedelta(0)) -> Beat:
         with translate_errors():
             try:
                 if self._connection is None:
@@ -35,7 +35,7 @@ class PostgresHeart:
                         " set local search_path = pg_catalog, pg_temp"
                     )
                     row = self._connection.execute(
-                        self._beat, {"worker": worker_id, "lease": lease}
+                        self._beat, {"worker": worker_id, "lease": lease, "lag": lag}
                     ).fetchone()
             except psycopg.Error:
                 self.close()

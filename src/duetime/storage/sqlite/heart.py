@@ -22,10 +22,14 @@ class SqliteHeart:
     def __init__(self, thread: StoreThread) -> None:
         self._thread = thread
 
-    def beat(self, worker_id: int, lease: timedelta) -> Beat:
+    def beat(self, worker_id: int, lease: timedelta, lag: timedelta = timedelta(0)) -> Beat:
         def work(tx: Transaction) -> Beat:
             rank = tx.value(
-                "beat", worker=worker_id, now=tx.now, lease_until=tx.now + span_to_us(lease)
+                "beat",
+                worker=worker_id,
+                now=tx.now,
+                lease_until=tx.now + span_to_us(lease),
+                lag=span_to_us(lag),
             )
             if rank is None:
                 return Beat(alive=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import product
 from typing import Any
 
@@ -121,6 +121,7 @@ def workers(tx: Transaction) -> list[WorkerInfo]:
             seen_at=from_us(row[6]),
             lease_until=from_us(row[7]),
             running=row[8],
+            loop_lag=timedelta(microseconds=row[9]),
         )
         for row in tx.rows("workers")
     ]

@@ -21,7 +21,7 @@ from duetime.web.dashboard.schedules import ZOOMS, DrawnTimeline, draw_timeline
 
 _DOTS = 500
 _NEXT = 8
-_NEXT_READ = 40
+_NEXT_READ = 120
 _SCHEDULES = 8
 _WIDTH = 460
 _HEIGHT = 170

@@ -80,6 +80,10 @@ class Box(msgspec.Struct, frozen=True):
     is_failed: bool = False
     overlaps: bool = False
     job_id: int | None = None
+    also: str | None = None
+    """The colour of the worst of several outcomes, if it is not the most frequent one."""
+    share: float = 0
+    """How many of them had that one."""
 
 
 class Overlap(msgspec.Struct, frozen=True):
@@ -192,7 +196,7 @@ def pages(frame: Frame) -> Pages:
             "drawn": draw_timeline(timeline, ask.zone),
             "heat": heat,
             "squares": draw_heat(heat),
-            "days": _days(heat.first_day, heat.last_day),
+            "days": _days(_first_shown(heat), heat.last_day),
             "outcomes": [
                 (word, _COLOURS.get(word, "pending"), _SHAPES.get(word, "○"), count)
                 for word, count in heat.outcomes.items()
@@ -353,10 +357,8 @@ def _boxes(row: TimelineRow, axis: TimeAxis, now: datetime) -> list[Box]:
     boxes = _runs(row, axis, now)
     for part in row.parts:
         x = axis.x(part.since)
-        worst = _worst(part.outcomes)
         width = max(3.0, axis.x(part.until) - x - 2)
-        hint = _count(part.outcomes)
-        boxes.append(Box(x, round(width, 1), _COLOURS[worst], hint, is_failed=worst == "failed"))
+        boxes.append(_several(part.outcomes, x, width, _count(part.outcomes)))
     return boxes + _ahead(row, axis)
 
 
@@ -380,13 +382,26 @@ def _runs(row: TimelineRow, axis: TimeAxis, now: datetime) -> list[Box]:
             boxes.append(_box(run, x, _SHORT, axis))
             continue
         outcomes = dict(Counter(one.outcome for _, one in group))
-        worst = _worst(outcomes)
         first, last = (one.tick.astimezone(axis.zone) for one in (run, group[-1][1]))
         hint = f"{_count(outcomes)}, ticks {first:%a %H:%M} to {last:%H:%M}"
-        width = round(group[-1][0] - x + _SHORT - 1, 1)
-        is_failed = worst == "failed"
-        boxes.append(Box(x, width, _COLOURS.get(worst, "pending"), hint, is_failed=is_failed))
+        boxes.append(_several(outcomes, x, group[-1][0] - x + _SHORT - 1, hint))
     return boxes
+
+
+def _several(outcomes: dict[str, int], x: float, width: float, hint: str) -> Box:
+    """A box for many runs: in the colour of most, with the share of the worst in its own."""
+    worst = _worst(outcomes)
+    most = max(outcomes, key=lambda word: outcomes[word])
+    share = outcomes[worst] / sum(outcomes.values())
+    return Box(
+        x,
+        round(width, 1),
+        _COLOURS.get(most, "pending"),
+        hint,
+        is_failed=most == "failed",
+        also=None if worst == most else _COLOURS.get(worst, "pending"),
+        share=round(share, 2),
+    )
 
 
 def _box(run: TimelineRun, x: float, width: float, axis: TimeAxis) -> Box:
@@ -445,6 +460,13 @@ def draw_heat(heat: HeatMap) -> dict[tuple[date, int], HeatSquare]:
 def _worst(outcomes: dict[str, int]) -> str:
     found = next((word for word in _WORST if outcomes.get(word)), None)
     return found or next(iter(outcomes), "fired")
+
+
+def _first_shown(heat: HeatMap) -> date:
+    """The day on which something was due first, but a week at least."""
+    week = heat.last_day - timedelta(days=6)
+    first = min((cell.day for cell in heat.cells), default=week)
+    return max(heat.first_day, min(first, week))
 
 
 def _days(first: date, last: date) -> Sequence[date]:

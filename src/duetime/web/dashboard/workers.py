@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from duetime.domain.jobs.job import JobState
+from duetime.storage.store import WorkerInfo
 from duetime.web.dashboard.frame import Frame
 from duetime.web.dashboard.pages import Ask, Pages
 
 _RUNNING = 200
+_BLOCKED = timedelta(seconds=1)
 
 
 def pages(frame: Frame) -> Pages:
@@ -22,6 +25,18 @@ def pages(frame: Frame) -> Pages:
         jobs: dict[str, list[Any]] = {}
         for job in running:
             jobs.setdefault(job.worker or "", []).append(job)
-        return {"workers": workers, "jobs": jobs}
+        alive = [worker for worker in workers if worker.lease_until >= ask.now]
+        return {
+            "workers": workers,
+            "jobs": jobs,
+            "lost": len(workers) - len(alive),
+            "blocked": sum(map(is_blocked, alive)),
+            "is_blocked": is_blocked,
+        }
 
     return pages
+
+
+def is_blocked(worker: WorkerInfo) -> bool:
+    """Whether its event loop was held up for so long that other jobs noticed."""
+    return worker.loop_lag >= _BLOCKED

@@ -134,7 +134,9 @@ create table duetime_worker (
     concurrency integer not null,
     started_at  integer not null,
     seen_at     integer not null,
-    lease_until integer not null
+    lease_until integer not null,
+    -- By how much its event loop was behind, at most, before the last heartbeat.
+    loop_lag    integer not null default 0
 ) strict;
 
 -- Names of workers outlive them: history shows who ran what.

@@ -84,6 +84,14 @@
     if (!known || root.dataset.zone !== zone) refresh();
   }
 
+  // A chart that is wider than its panel begins at now.
+  for (const line of document.querySelectorAll(".scroll svg.chart line.now")) {
+    const box = line.closest(".scroll");
+    const svg = line.ownerSVGElement;
+    const x = (Number(line.getAttribute("x1")) / svg.viewBox.baseVal.width) * box.scrollWidth;
+    box.scrollLeft = x - box.clientWidth / 2;
+  }
+
   // Theme
   document.addEventListener("click", (event) => {
     const target = event.target.closest("[data-theme-switch], [data-menu], [data-open], [data-close], [data-copy], [data-select-all]");

@@ -42,11 +42,12 @@
     place.replaceChildren();
     const grid = { stroke: colour("--line"), width: 1 };
     const axis = { stroke: colour("--muted"), grid, ticks: grid, font: "12px system-ui, sans-serif" };
+    const whole = (u, ticks) => ticks.map((one) => (Math.abs(Math.log10(one) % 1) < 1e-6 ? one : null));
     const plot = new uPlot({
       width: Math.max(300, place.clientWidth), height: 240,
       tzDate: (at) => uPlot.tzDate(new Date(at * 1000), zone),
       scales: { y: { distr: 3, range: (u, low, high) => decades(low, high) } },
-      axes: [{ ...axis, values: (u, ticks) => ticks.map((at) => clock(at, u.scales.x.max - u.scales.x.min)) }, { ...axis, size: 70, filter: (u, ticks) => ticks.map((one) => (Math.abs(Math.log10(one) % 1) < 1e-6 ? one : null)), values: (u, ticks) => ticks.map((one) => (one == null ? "" : write(one))) }],
+      axes: [{ ...axis, values: (u, ticks) => ticks.map((at) => clock(at, u.scales.x.max - u.scales.x.min)) }, { ...axis, size: 70, filter: whole, grid: { ...grid, filter: whole }, ticks: { ...grid, filter: whole }, values: (u, ticks) => ticks.map((one) => (one == null ? "" : write(one))) }],
       series: [
         { label: "at", value: (u, at) => (at == null ? "–" : clock(at, 0)) },
         { label: "p50", stroke: colour("--running"), width: 1.6, spanGaps: true, points: { show: false }, value: (u, v) => write(v) },

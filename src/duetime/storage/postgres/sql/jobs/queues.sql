@@ -88,5 +88,6 @@ order by k.queue limit %(limit)s;
 select w.id, w.name, w.queues, w.tasks, w.concurrency, w.started_at, w.seen_at, w.lease_until,
     (select count(*) from duetime.claim as c cross join lateral unnest(c.job_ids) as u(id)
      where c.worker_id = w.id and not exists (
-        select from duetime.attempt as a where a.job_id = u.id and a.token = c.token))
+        select from duetime.attempt as a where a.job_id = u.id and a.token = c.token)),
+    w.loop_lag
 from duetime.worker as w order by w.id;

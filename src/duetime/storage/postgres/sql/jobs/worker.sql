@@ -40,7 +40,8 @@ delete from duetime.worker where id = %(worker)s
 
 -- name: beat
 -- Zero rows: the rescuer has declared this worker dead.
-update duetime.worker set seen_at = duetime.now(), lease_until = duetime.now() + %(lease)s
+update duetime.worker
+set seen_at = duetime.now(), lease_until = duetime.now() + %(lease)s, loop_lag = %(lag)s
 where id = %(worker)s and lease_until > duetime.now()
 returning (select count(*) from duetime.worker as w where w.id < %(worker)s),
     array(select u.id from duetime.claim as c cross join lateral unnest(c.cancelled) as u(id)

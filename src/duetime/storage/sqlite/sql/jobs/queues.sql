@@ -88,5 +88,5 @@ order by k.queue limit coalesce(:limit, -1);
 
 -- name: workers
 select w.id, w.name, w.queues, w.tasks, w.concurrency, w.started_at, w.seen_at, w.lease_until,
-    (select count(*) from duetime_claim as c where c.worker_id = w.id)
+    (select count(*) from duetime_claim as c where c.worker_id = w.id), w.loop_lag
 from duetime_worker as w order by w.id;

@@ -24,7 +24,7 @@ delete from duetime_worker where id = :worker
 
 -- name: beat
 -- Zero rows: this worker's lease had run out.
-update duetime_worker set seen_at = :now, lease_until = :lease_until
+update duetime_worker set seen_at = :now, lease_until = :lease_until, loop_lag = :lag
 where id = :worker and lease_until > :now
 returning (select count(*) from duetime_worker as w where w.id < :worker);
 
