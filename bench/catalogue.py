@@ -46,6 +46,7 @@ def _most(bound: float) -> Target:
 CATALOGUE: dict[str, Spec] = {
     "drain_1": Spec("jobs/s", "raw SQL, one process", _least(0.8)),
     "drain_2": Spec("jobs/s", "raw SQL, two processes", _least(0.8)),
+    "drain_8": Spec("jobs/s", "two processes", _least(0.95)),
     "bulk_enqueue": Spec("jobs/s", "raw COPY", _least(0.6)),
     "enqueue_16": Spec("jobs/s", "the same, wake-up off", _least(0.9)),
     "enqueue_single": Spec("jobs/s", "raw insert of the same rows", _least(0.6)),
@@ -76,6 +77,7 @@ CATALOGUE: dict[str, Spec] = {
     "reminder_lateness_p99_ms": Spec("ms", "jobs put so", _most(10)),
     "track_update_100k": Spec("rows/s", "the same, untracked"),
     "drain_pinned": Spec("jobs/s", "first of six rounds", _least(0.8)),
+    "drain_pinned_unpinned": Spec("jobs/s", "no snapshot", _least(0.8), only_full=True),
     "sqlite_drain": Spec("jobs/s", "raw sqlite3", _least(0.6)),
     "sqlite_bulk_enqueue": Spec("jobs/s", "raw executemany", _least(0.6)),
     "sqlite_pickup_p50_ms": Spec("ms", "raw sqlite3, polled", _most(5)),

@@ -30,6 +30,7 @@ Measure = Callable[[Environment], dict[str, Reading]]
 MEASURES: dict[tuple[str, ...], Measure] = {
     ("drain_1",): drain.measure_one,
     ("drain_2",): drain.measure_two,
+    ("drain_8",): drain.measure_eight,
     ("bulk_enqueue",): bulk.measure,
     ("enqueue_16",): enqueue.measure,
     ("enqueue_single",): enqueue.measure_single,
@@ -56,6 +57,7 @@ MEASURES: dict[tuple[str, ...], Measure] = {
     ): reminders.measure,
     ("track_update_100k",): reminders.measure_tracked,
     ("drain_pinned",): pinned.measure,
+    ("drain_pinned_unpinned",): pinned.measure_beside_none,
     ("sqlite_drain",): sqlite.measure_drain,
     ("sqlite_bulk_enqueue",): sqlite.measure_bulk,
     ("sqlite_pickup_p50_ms",): pickup.measure_sqlite,

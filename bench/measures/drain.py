@@ -9,7 +9,7 @@ from typing import Any
 from bench import duetime_side, raw
 from bench.environment import Environment, execute, stop_worker
 from bench.processes import ANSWER_SECONDS, Child, children
-from bench.reading import Reading, Wrong, alternate, best, medians
+from bench.reading import Reading, Wrong, alternate, alternate_briefly, best, medians
 
 DRIVERS = ("psycopg", "asyncpg")
 EMPTY_DUETIME = "truncate duetime.job, duetime.due, duetime.claim, duetime.attempt"
@@ -26,6 +26,18 @@ def measure_one(environment: Environment) -> dict[str, Reading]:
 
 def measure_two(environment: Environment) -> dict[str, Reading]:
     return {"drain_2": _beside_raw(environment, processes=2)}
+
+
+def measure_eight(environment: Environment) -> dict[str, Reading]:
+    """Eight processes on the same queue, beside two: on two cores they cannot be faster."""
+    jobs = environment.scale.drain_jobs
+    database = environment.database("plain")
+    found = alternate_briefly(
+        environment.scale,
+        eight=lambda: drain_duetime(database, jobs, processes=8),
+        two=lambda: drain_duetime(database, jobs, processes=2),
+    )
+    return {"drain_8": medians(found["eight"], found["two"])}
 
 
 def measure_future(environment: Environment) -> dict[str, Reading]:
