@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import psycopg
 import pytest
 
 from duetime import Duetime
-from tests.waiting import until_true
+from tests.waiting import until, until_true
 
 _SECONDS = 8.0
 _CONNECTIONS = """
@@ -44,6 +45,8 @@ async def test_an_idle_worker_has_three_connections_and_makes_a_transaction_a_se
             await until_true(lambda: worker.loop.pace.sleeper.asleep)
             # What the start needed is closed again, after seconds of rest.
             await until_true(lambda: count(_CONNECTIONS.encode()) <= 3, seconds=60)
+            # A session reports what it has done when it ends, or after seconds of rest.
+            await until(lambda: _is_quiet(lambda: count(_TRANSACTIONS.encode())))
             before, began = count(_TRANSACTIONS.encode()), time.monotonic()
             await asyncio.sleep(_SECONDS)
             made, seconds = count(_TRANSACTIONS.encode()) - before, time.monotonic() - began
@@ -52,6 +55,12 @@ async def test_an_idle_worker_has_three_connections_and_makes_a_transaction_a_se
 
     assert connections <= 3, "the heartbeat's, the listener's, and one for everything else"
     assert 0 < made <= 1.5 * seconds, f"{made} transactions in {seconds:.1f} s"
+
+
+async def _is_quiet(count: Callable[[], int]) -> bool:
+    before = count()
+    await asyncio.sleep(2)
+    return count() - before <= 3
 
 
 async def _noop() -> None: ...
