@@ -219,7 +219,8 @@ class Jobs:
         """Return how many jobs match, by state, queue and task; of each state up to `count_to`, at
         most 10,000.
 
-        `state=` holds for queues and tasks: the states are all counted.
+        `state=` holds for queues and tasks: the states are all counted. Of a state with more jobs
+        than that, a part is read to count its queues and tasks.
         """
         most = check_count_to(count_to, most=MOST_COUNTED)
         return await (await self._app.store()).facets(make_filter(**filters, examine=most))

@@ -143,9 +143,11 @@ class Stats:
         for name, moment in (("since", since), ("until", until)):
             if moment is not None:
                 check_moment(moment, name=name)
-        now = await self._app.now()
-        start = now - timedelta(hours=12) if since is None else since
-        end = max(now, start) + timedelta(hours=6) if until is None else until
+        start, end = since, until
+        if start is None or end is None:
+            now = await self._app.now()
+            start = now - timedelta(hours=12) if start is None else start
+            end = max(now, start) + timedelta(hours=6) if end is None else end
         check_span(start, end)
         for schedule in schedules or ():
             check_sought(schedule, what="schedule")

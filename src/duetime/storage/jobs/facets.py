@@ -30,6 +30,10 @@ from duetime.storage.store import Row, Statement
 
 MOST_GROUPS = 200
 """Of errors that differ by more than digits: the most frequent ones are described."""
+_PARTS = 5
+_LEAST_PART = 200
+"""Of a state with too many jobs to count, a fifth of those that are counted, but at least so many,
+are read to see their queues and tasks."""
 _WAITING = (JobState.PENDING, JobState.RETRYING, JobState.PARKED)
 
 
@@ -51,10 +55,14 @@ def count_jobs(which: JobFilter, make: Make) -> Generator[Statement, list[Row], 
         if not is_shown and not any(check.values()):
             states[state] = Count(len(ids), precision)
             continue
+        counted = None
+        if has_more and not any(check.values()):
+            # They are more than that anyway: a part shows which queues and tasks there are.
+            counted, ids = len(ids), ids[: max(_LEAST_PART, len(ids) // _PARTS)]
         rows: list[Row] = []
         if ids:
             rows = yield make("job_facets", {"ids": ids} | check)
-        states[state] = Count(sum(row[2] for row in rows), precision)
+        states[state] = Count(counted or sum(row[2] for row in rows), precision)
         if is_shown:
             is_complete = is_complete and not has_more
             for queue, task, number in rows:

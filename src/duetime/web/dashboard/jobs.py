@@ -28,8 +28,10 @@ _ID = re.compile(r"[0-9]{1,19}")
 _ROWS = 50
 _FACETS = 12
 _GROUPS = 30
-_COUNTED = 1000
-"""Of each state, as the page is read again and again. What is more is `1,000+`."""
+_COUNTED = 500
+"""Of each state, as the page is read again and again. What is more is `500+`."""
+_GROUPED = 500
+"""Of dead jobs, the newest are grouped by their error."""
 
 
 def pages(frame: Frame) -> Pages:
@@ -43,7 +45,7 @@ def pages(frame: Frame) -> Pages:
         facets = await app.jobs.facets(**filters, count_to=_COUNTED)
         groups = []
         if filters.get("state") == "dead":
-            groups = await app.jobs.errors(**filters, count_to=_COUNTED)
+            groups = await app.jobs.errors(**filters, count_to=_GROUPED)
         return {
             "jobs": jobs,
             "facets": facets,
