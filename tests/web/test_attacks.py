@@ -91,7 +91,7 @@ async def test_a_stream_ends_with_its_session(service: Running) -> None:
     await service.app.accounts.add("bob", role="viewer", password="correct horse battery")
     client, _ = await log_in(service, "bob")
 
-    async with client.stream("GET", "/live", timeout=20) as stream:
+    async with client.stream("GET", "/live", timeout=60) as stream:
         lines = stream.aiter_lines()
         assert "changed" in await anext(lines)
         await service.app.sessions.end_all("bob", by="ann")

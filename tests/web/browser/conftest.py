@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from duetime import Duetime
 from tests.chromium import Chromium, find_chromium
 from tests.web.conftest import Running
+
+# Open pages refresh themselves less often on a busy machine: at the latest after 15 seconds.
+expect.set_options(timeout=30_000)
 
 AXE = Path(__file__).parent / "axe.min.js"
 WIDE = (1360, 900)

@@ -9,6 +9,11 @@ from playwright.async_api import BrowserContext, Page, expect
 from duetime import Duetime
 from tests.web.browser.conftest import check_looks
 
+HIDE = """hidden => {
+    Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
 
 async def test_pages_are_accessible_in_both_themes_and_narrow(app: Duetime, page: Page) -> None:
     @app.task
@@ -80,6 +85,15 @@ async def test_two_tabs_follow_a_worker_and_keep_focus_and_scroll(
     for tab in (one, other):
         assert await tab.evaluate("document.visibilityState") == "visible"
         assert await tab.evaluate("window.stays"), "It was merged in, not loaded again."
+
+
+async def test_a_page_in_the_background_listens_no_more(page: Page) -> None:
+    async with page.expect_request("**/live"):
+        await page.goto("/jobs")
+    async with page.expect_event("requestfailed", lambda request: request.url.endswith("/live")):
+        await page.evaluate(HIDE, True)
+    async with page.expect_request("**/live"):
+        await page.evaluate(HIDE, False)
 
 
 async def test_cancel_by_the_button_of_a_job(app: Duetime, page: Page) -> None:

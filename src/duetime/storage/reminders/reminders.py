@@ -209,9 +209,8 @@ class ReminderStatements:
         ]
         yield from run_many(self._dialect, "subject_update", documents)
 
-    def subjects(self, refs: Sequence[str] | None) -> Statements:
-        given = None if refs is None else list(refs)
-        rows = yield from self._dialect.run("subject_find", {"refs": given})
+    def subjects(self, refs: Sequence[str]) -> Statements:
+        rows = yield from self._dialect.run("subject_find", {"refs": list(refs)})
         return [self._subject(row) for row in rows]
 
     def list_subjects(

@@ -26,7 +26,8 @@ MOST_PLACES = 50
 _EVERY_SECONDS = 1.0
 _AT_LEAST_EVERY_SECONDS = 10.0
 """Relative times grow old even if nothing changes: after so long pages are told anyway."""
-_SHARE = 0.05
+_LONGEST_PAUSE = 15.0
+_SHARE = 0.02
 """Of the time, that all pages together may take to refresh themselves. While workers use every
 core, pages take longer, and are told less often."""
 
@@ -40,6 +41,8 @@ class Live:
         self._listeners: set[asyncio.Event] = set()
         self._places: Counter[str] = Counter()
         self._loop: asyncio.Task[None] | None = None
+        self._mark: Any = None
+        self._jobs: list[Any] = []
 
     @contextmanager
     def place(self, visitor: str) -> Iterator[None]:
@@ -78,16 +81,15 @@ class Live:
             self._loop.cancel()
 
     async def _watch(self) -> None:
-        before: Any = None
         told_at = 0.0
         while self._listeners:
             try:
-                now = await self._fingerprint()
+                changed = await self._has_changed()
             except DuetimeError:
-                now = None  # The pages say so when they are fetched.
+                changed = True  # The pages say so when they are fetched.
             began = time.monotonic()
-            if now != before or began >= told_at + _AT_LEAST_EVERY_SECONDS:
-                before, told_at = now, began
+            if changed or began >= told_at + _AT_LEAST_EVERY_SECONDS:
+                told_at = began
                 self._refreshes.clear()
                 for told in self._listeners:
                     told.set()
@@ -100,17 +102,21 @@ class Live:
             await asyncio.sleep(left)
             pause = pause_after(self._refreshes.spent - spent)
 
-    async def _fingerprint(self) -> Any:
-        """What differs when something has changed: the newest jobs at once, all else soon."""
+    async def _has_changed(self) -> bool:
+        """Whether anything has since the last call. The mark may be some seconds late, so that the
+        newest jobs are read, too, unless it has changed."""
+        mark, self._mark = self._mark, await self._app.stats.change_mark()
+        if mark != self._mark:
+            return True
         newest = await self._app.jobs.list(limit=20)
-        jobs = [(job.id, job.state, job.attempts) for job in newest]
-        return jobs, await self._app.stats.change_mark()
+        jobs, self._jobs = self._jobs, [(job.id, job.state, job.attempts) for job in newest]
+        return jobs != self._jobs
 
 
 def pause_after(spent: float) -> float:
     """How many seconds after pages were told they may be told again, if they took so many.
 
-    >>> pause_after(0.02), pause_after(0.2), pause_after(30.0)
-    (1.0, 4.0, 10.0)
+    >>> pause_after(0.01), pause_after(0.1), pause_after(30.0)
+    (1.0, 5.0, 15.0)
     """
-    return min(max(_EVERY_SECONDS, spent / _SHARE), _AT_LEAST_EVERY_SECONDS)
+    return min(max(_EVERY_SECONDS, spent / _SHARE), _LONGEST_PAUSE)

@@ -94,12 +94,13 @@ order by s.id
 for update of s;
 
 -- name: subject_find
+-- Served by subject_ref_key.
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules::text, s.data::text,
     s.recipients::text, s.revision, s.created_at, s.updated_at, s.repeats::text, s.planned_from,
     s.planned_until, s.problem::text, s.rearm_at <= (select duetime.now())
-from duetime.subject as s cross join (select %s::json as doc) as i
-where (json_typeof(i.doc -> 'refs') = 'null'
-       or s.ref = any (array(select value from json_array_elements_text(i.doc -> 'refs'))))
+from (select distinct e.ref
+      from json_array_elements_text(%s::json -> 'refs') as e(ref)) as e
+cross join lateral (select * from duetime.subject where subject.ref = e.ref offset 0) as s
 order by s.due_at, s.ref limit 1000;
 
 -- name: subject_list

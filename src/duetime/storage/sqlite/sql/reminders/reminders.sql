@@ -89,13 +89,14 @@ where s.id in (select e.value from input as i cross join json_each(i.doc, '$.doc
 order by s.id;
 
 -- name: subject_find
+-- By the unique index of `ref`.
 with input(doc) as (select ?)
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules, s.data, s.recipients, s.revision,
     s.created_at, s.updated_at, s.repeats, s.planned_from, s.planned_until, s.problem,
     s.rearm_at <= json_extract(i.doc, '$.now')
-from duetime_subject as s cross join input as i
-where json_extract(i.doc, '$.doc.refs') is null
-   or s.ref in (select e.value from json_each(i.doc, '$.doc.refs') as e)
+from input as i
+cross join (select distinct e.value as ref from input as i, json_each(i.doc, '$.doc.refs') as e) as e
+cross join duetime_subject as s on s.ref = e.ref
 order by s.due_at, s.ref limit 1000;
 
 -- name: subject_list

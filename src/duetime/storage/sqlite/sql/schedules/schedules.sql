@@ -58,14 +58,19 @@ cross join duetime_schedule as s on s.id = e.value
 order by s.id;
 
 -- name: schedule_find
-with input(doc) as (select ?)
+-- By the unique index of `name`; all of them if `names` is null.
+with input(doc) as (select ?), chosen(id) as (
+    select s.id from input as i cross join duetime_schedule as s
+    where json_extract(i.doc, '$.doc.names') is null
+    union
+    select s.id from input as i cross join json_each(i.doc, '$.doc.names') as e
+    cross join duetime_schedule as s on s.name = e.value
+)
 select s.id, s.name, s.kind, s.target, s.args, s.queue, s.priority, s.max_attempts, s.timeout,
     s.timetable, s.policy, s.planned_until, s.next_run_at, s.last_run_at, s.last_enqueued_at,
     s.paused_at, s.paused_by, s.pause_reason, s.paused_until, s.failures, s.broken, s.declared,
     s.revision, s.created_at, s.updated_at, s.plain, s.owner
-from duetime_schedule as s cross join input as i
-where json_extract(i.doc, '$.doc.names') is null
-   or s.name in (select e.value from json_each(i.doc, '$.doc.names') as e)
+from chosen as c cross join duetime_schedule as s on s.id = c.id
 order by s.name;
 
 -- name: schedule_list
