@@ -17,7 +17,7 @@ from duetime.domain.stats.series import (
     RESOLUTIONS,
     SAMPLE_SHARES,
     AttemptSample,
-    Tally,
+    BucketCounts,
     floor_to,
 )
 from duetime.engine.followers import Follower, WorkerView
@@ -48,7 +48,7 @@ class Recorder(Follower):
         self._store = worker.store
         self._statements = AttemptStats(worker.store.dialect)
         self._random = random or Random()
-        self._tallies: dict[tuple[datetime, str], Tally] = {}
+        self._tallies: dict[tuple[datetime, str], BucketCounts] = {}
         self._samples: dict[str, list[tuple[int, AttemptSample]]] = {}
 
     def attempted(self, attempts: Sequence[FinishedJob]) -> None:
@@ -105,12 +105,12 @@ class Recorder(Follower):
         )
         kept[place : place + 1] = [(late, sample)]
 
-    def _tally(self, minute: datetime, task: str) -> Tally:
+    def _tally(self, minute: datetime, task: str) -> BucketCounts:
         found = self._tallies.get((minute, task))
         if found is None:
             if len(self._tallies) >= _MAX_TASKS and task != ALL_TASKS:
                 return self._tally(minute, ALL_TASKS)
-            found = self._tallies[minute, task] = Tally()
+            found = self._tallies[minute, task] = BucketCounts()
         return found
 
     async def repair(self) -> float:
@@ -162,13 +162,13 @@ class Recorder(Follower):
 
 
 def sum_up(
-    tallies: dict[tuple[datetime, str], Tally],
-) -> dict[tuple[int, str, datetime], Tally]:
+    tallies: dict[tuple[datetime, str], BucketCounts],
+) -> dict[tuple[int, str, datetime], BucketCounts]:
     """Counts of minutes as counts of every resolution, for each task and for all."""
-    sums: dict[tuple[int, str, datetime], Tally] = {}
+    sums: dict[tuple[int, str, datetime], BucketCounts] = {}
     for (minute, task), tally in tallies.items():
         for resolution in RESOLUTIONS:
             at = floor_to(minute, resolution.minutes)
             for name in {task, ALL_TASKS}:
-                sums.setdefault((resolution.minutes, name, at), Tally()).add(tally)
+                sums.setdefault((resolution.minutes, name, at), BucketCounts()).add(tally)
     return sums

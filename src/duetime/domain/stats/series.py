@@ -35,7 +35,7 @@ SAMPLE_SHARES = (24, 840)
 """One of so many is kept for the second span, and one of so many for the third."""
 
 
-class Tally(msgspec.Struct):
+class BucketCounts(msgspec.Struct):
     """What was counted in one bucket of time."""
 
     counts: Counter[str] = msgspec.field(default_factory=Counter)
@@ -46,7 +46,7 @@ class Tally(msgspec.Struct):
     busy_us: int = 0
     """How long handlers ran, in all."""
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: BucketCounts) -> None:
         self.counts.update(other.counts)
         self.lateness.update(other.lateness)
         self.duration.update(other.duration)
@@ -158,7 +158,7 @@ def buckets_between(since: datetime, until: datetime, minutes: int) -> Iterator[
 
 
 def make_series(
-    tallies: Mapping[datetime, Tally],
+    tallies: Mapping[datetime, BucketCounts],
     times: Sequence[datetime],
     *,
     until: datetime,
@@ -167,7 +167,7 @@ def make_series(
 ) -> Series:
     """Make a series of what was counted at `times`."""
     bucket = timedelta(minutes=minutes)
-    total = Tally()
+    total = BucketCounts()
     for tally in tallies.values():
         total.add(tally)
     latest = max(total.lateness, default=None)
@@ -191,11 +191,11 @@ def make_series(
         duration_p50=percentile(total.duration, 0.5),
         duration_p99=percentile(total.duration, 0.99),
         duration_max=None if longest is None else percentile(total.duration, 1.0),
-        points=tuple(_make_point(at, tallies.get(at) or Tally(), bucket) for at in times),
+        points=tuple(_make_point(at, tallies.get(at) or BucketCounts(), bucket) for at in times),
     )
 
 
-def _make_point(at: datetime, tally: Tally, bucket: timedelta) -> SeriesPoint:
+def _make_point(at: datetime, tally: BucketCounts, bucket: timedelta) -> SeriesPoint:
     return SeriesPoint(
         at=at,
         completed=tally.counts["completed"],

@@ -14,8 +14,8 @@ from duetime.domain.stats.series import (
     RESOLUTIONS,
     SAMPLE_WINDOWS,
     AttemptSample,
+    BucketCounts,
     Series,
-    Tally,
     buckets_between,
     floor_to,
     make_series,
@@ -38,7 +38,7 @@ class AttemptStats:
 
     def add(
         self,
-        tallies: Mapping[tuple[int, str, datetime], Tally],
+        tallies: Mapping[tuple[int, str, datetime], BucketCounts],
         samples: Sequence[tuple[int, AttemptSample]],
         *,
         waits: bool = True,
@@ -53,7 +53,7 @@ class AttemptStats:
         stored = yield from self._get(places)
         documents = []
         for place in places:
-            total = stored.get(place, Tally())
+            total = stored.get(place, BucketCounts())
             total.add(tallies[place])
             documents.append(
                 _document(place)
@@ -153,9 +153,9 @@ def _document(place: tuple[int, str, datetime]) -> dict[str, Any]:
     return {"minutes": minutes, "task": task, "at": at}
 
 
-def _read_tally(row: Sequence[Any]) -> Tally:
+def _read_tally(row: Sequence[Any]) -> BucketCounts:
     counts, lateness, duration, busy_us = row
-    return Tally(
+    return BucketCounts(
         Counter(_counts(counts)),
         Counter(_buckets(lateness)),
         Counter(_buckets(duration)),
