@@ -117,3 +117,45 @@ async def test_tables_are_not_taken_away_under_triggers(games: Backend) -> None:
     assert refused.code == 1
     assert "duetime tables delete" in refused.err
     run(games, "update game_sessions set status = 'over'")
+
+
+@on_both
+async def test_a_hierarchy_is_tracked_by_the_command_line_and_written_by_sql(
+    games: Backend,
+) -> None:
+    url = games.url
+    run(
+        games,
+        "create table guilds (id integer primary key, minutes text)",
+        "create table channels (id integer primary key, guild_id integer, minutes text)",
+    )
+    scopes = ("--kind", "scopes", "--id", "id", "--remind", "minutes")
+    guild = duetime(url, "tables", "put", "guilds", "--name", "guild", *scopes)
+    channel = duetime(
+        url, "tables", "put", "channels", "--name", "channel", *scopes,
+        "--parent", "guild:{guild_id}",
+    )  # fmt: skip
+    refused = duetime(url, "tables", "put", "channels", "--name", "other", "--id", "id")
+    duetime(url, *TRACK[:-2])
+    run(
+        games,
+        "insert into guilds values (1, '60, 15')",
+        "insert into channels values (9, 1, 'soon')",
+    )
+    again = duetime(url, "tables", "put", "channels", "--name", "channel", *scopes,
+                    "--parent", "guild:{guild_id}")  # fmt: skip
+
+    listed = duetime(url, "tables")
+    explained = duetime(url, "scopes", "explain", "channel:9")
+    left = duetime(url, "tables", "delete", "guild", "--yes")
+
+    assert "guilds is now tracked as guild" in guild.out
+    assert "channels is now tracked as channel" in channel.out
+    assert refused.code != 0
+    assert "kind='scopes'" in refused.err
+    assert "channel:9: the rule 'soon' cannot be read" in again.out
+    assert "guild:{guild_id}" in listed.out
+    assert "column minutes" in listed.out
+    assert "'channel:9' inherits the rules of 'guild:1': -1h, -15m" in explained.out
+    assert "Part of the row of 'channel:9' cannot be used" in explained.out
+    assert "guild is no longer tracked: 1 scope removed." in left.out

@@ -474,6 +474,31 @@ async def test_tables_are_tracked(service: Running, client: Client, backend: Bac
     assert await client.tables.delete("games") == 0
 
 
+async def test_tables_of_scopes_are_tracked(
+    service: Running, client: Client, backend: Backend
+) -> None:
+    query(backend, "create table guilds (id integer primary key, minutes text)")
+    query(backend, "create table channels (id integer primary key, guild integer, minutes text)")
+    query(backend, "insert into guilds values (1, '60, 15')")
+    query(backend, "insert into channels values (9, 1, null)")
+
+    await client.tables.put(
+        "channels", kind="scopes", id="id", parent="guilds:{guild}", remind="minutes"
+    )
+    await client.tables.put("guilds", kind="scopes", id="id", remind="minutes")
+
+    info = await client.tables.get("channels")
+    assert (info.scopes, info.problems, info.track.remind_from) == (1, 0, "minutes")
+    assert (await client.scopes.get("channels:9")).parent == "guilds:1"
+    assert [rule.text for rule in (await client.scopes.get("guilds:1")).rules or ()] == [
+        "-1h",
+        "-15m",
+    ]
+    assert await client.scopes.put("team", remind=[60, "30"]) == "added"
+    assert [rule.text for rule in (await client.scopes.get("team")).rules or ()] == ["-1h", "-30m"]
+    assert await client.tables.delete("channels") == 1
+
+
 async def test_lists_have_pages(service: Running, client: Client, send: Send) -> None:
     handles = [await send.enqueue(to=str(number)) for number in range(5)]
     newest_first = [handle.id for handle in reversed(handles)]
