@@ -7,6 +7,7 @@ from typing import Any, cast
 import psycopg
 import pytest
 
+from duetime.storage.postgres.calls import Calls
 from duetime.storage.postgres.direct import DirectSession
 from duetime.storage.store import Statements, Store
 
@@ -50,12 +51,16 @@ class RoundTrips:
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self._names = {text: name for name, text in cast("Any", store)._sql.items()}
         self.sent: list[str] = []
-        direct, cursor = DirectSession.execute, psycopg.AsyncCursor.execute
+        direct, call, cursor = DirectSession.execute, Calls._run, psycopg.AsyncCursor.execute
         begin, end = psycopg.AsyncTransaction.__aenter__, psycopg.AsyncTransaction.__aexit__
 
         def execute_directly(session: Any, statement: Any, *more: Any) -> Any:
             self._add(statement)
             return direct(session, statement, *more)
+
+        def run(calls: Any, connection: Any, statement: Any, *more: Any) -> Any:
+            self._add(statement)
+            return call(calls, connection, statement, *more)
 
         def execute(on: Any, statement: Any, *more: Any, **how: Any) -> Any:
             self._add(statement)
@@ -70,6 +75,7 @@ class RoundTrips:
             return end(transaction, *error)
 
         monkeypatch.setattr(DirectSession, "execute", execute_directly)
+        monkeypatch.setattr(Calls, "_run", run)
         monkeypatch.setattr(psycopg.AsyncCursor, "execute", execute)
         monkeypatch.setattr(psycopg.AsyncTransaction, "__aenter__", enter)
         monkeypatch.setattr(psycopg.AsyncTransaction, "__aexit__", leave)

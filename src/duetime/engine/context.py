@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +16,27 @@ from duetime.engine.executor import write_json
 from duetime.errors import ClaimLost, DuetimeError, InvalidInput, JobCancelled
 from duetime.storage import transaction
 from duetime.storage.store import Dialect, Statements, Store
+
+
+class Claimant:
+    """A worker on behalf of which a feature claims jobs, in the transaction that makes them."""
+
+    def __init__(
+        self, worker_id: int, *, queues: Sequence[str], tasks: Collection[str], most: int
+    ) -> None:
+        self.worker_id = worker_id
+        self.queues = queues
+        self.tasks = tasks
+        self.most = most
+        """How many it can start at once."""
+        self.claimed: Sequence[ClaimedJob] = ()
+        """What was claimed: they start when the block is left."""
+
+
+@asynccontextmanager
+async def no_claimant(ending: int) -> AsyncIterator[Claimant | None]:
+    """What is made is claimed like any other job."""
+    yield None
 
 
 class Context:
@@ -32,6 +53,7 @@ class Context:
         started_us: int,
         args: Mapping[str, Any],
         holds_lease: Callable[[], bool] = lambda: True,
+        hand_over: Callable[[int], AbstractAsyncContextManager[Claimant | None]] = no_claimant,
     ) -> None:
         self.job = job
         self.args = args
@@ -43,12 +65,17 @@ class Context:
         self._started_us = started_us
         self.holds_lease = holds_lease
         """For features: whether the worker's lease holds, as far as this process knows."""
+        self.hand_over = hand_over
+        """For features: a transaction that makes jobs may claim them for this worker. Given how
+        many jobs end in it, this yields who claims; None: nobody does."""
         self._stop = threading.Event()
         self._stop_reason = "cancelled"
         self.completed = False
         """The job was completed in a transaction of the handler, which may yet be rolled back."""
         self.committed = False
         """The completion is committed."""
+        self.closed = False
+        """Its transaction has also closed the claim, which held nothing else."""
         self.suspended = False
         """A feature has put the job back into `due`, fenced, and that is committed."""
         self.finish_with: Callable[[Dialect, Any], Statements] | None = None

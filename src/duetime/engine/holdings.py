@@ -38,14 +38,15 @@ class Holdings:
     def holds(self, job: ClaimedJob) -> bool:
         return job.id in self._held.get(job.token, ())
 
-    def drop(self, job: ClaimedJob) -> bool:
-        """Stop holding a job. Returns whether it was held."""
+    def drop(self, job: ClaimedJob, *, is_closed: bool = False) -> bool:
+        """Stop holding a job. Returns whether it was held. `is_closed`: its claim is gone."""
         jobs = self._held.get(job.token)
         if jobs is None or jobs.pop(job.id, None) is None:
             return False
         if not jobs:
             del self._held[job.token]
-            self.closed.append(job.token)
+            if not is_closed:
+                self.closed.append(job.token)
         return True
 
     def take_finished(self) -> tuple[list[FinishedJob], list[int]]:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from random import uniform
@@ -14,6 +15,7 @@ from random import uniform
 from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.outcome import NOT_STORED
 from duetime.domain.reasons import Reason
+from duetime.engine.context import Claimant
 from duetime.engine.executor import mark_completed
 from duetime.engine.followers import Follower, Followers, WorkerView
 from duetime.engine.holdings import Holdings
@@ -108,6 +110,7 @@ class Loop:
             stuck=partial(self._events.job_stuck, self._worker),
             hooks=hooks,
             holds_lease=self._lease.holds,
+            hand_over=self._hand_over,
             log_lines=self._settings.log_lines,
         )
 
@@ -332,6 +335,37 @@ class Loop:
             self.unsure = True
             raise
 
+    @asynccontextmanager
+    async def _hand_over(self, ending: int) -> AsyncIterator[Claimant | None]:
+        """Let a feature claim the jobs that it makes, while nothing else that is due waits: the
+        worker goes on with them without a trip through its sleep."""
+        # Claims that are being made are unknown here: they must not be disowned.
+        async with self._claiming:
+            if (
+                self._stopping.requested.is_set()
+                or self._lease.fenced is not None
+                or self.pace.backlog
+            ):
+                yield None
+                return
+            worker_id = self._lease.worker_id
+            claimant = Claimant(
+                worker_id,
+                queues=self._settings.queues,
+                tasks=self._tasks,
+                most=self.runners.free + ending,
+            )
+            try:
+                yield claimant
+            except BaseException:
+                self.unsure = True
+                self.pace.sleeper.interrupt()
+                raise
+            if claimant.claimed and worker_id == self._lease.worker_id:
+                self._accept(claimant.claimed, time.monotonic())
+            else:
+                self.returns.give_back_soon(claimant.claimed)
+
     # Started and finished jobs
 
     def _job_started(self, job: ClaimedJob) -> None:
@@ -342,7 +376,7 @@ class Loop:
     def _job_finished(self, job: ClaimedJob, finished: FinishedJob | None) -> None:
         if job is self._quarantined:
             self._quarantine_next = True
-        if not self.holdings.drop(job):
+        if not self.holdings.drop(job, is_closed=finished is not None and finished.closed):
             if finished is not None:
                 # It was lost, so nothing logs it. See `Events.jobs_finished`.
                 finished.exception = None

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from functools import partial
 from random import Random
@@ -25,7 +26,7 @@ from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.jobs.log_lines import DEFAULT_LOG_LINES, LogLines
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.domain.reasons import Reason
-from duetime.engine.context import Context
+from duetime.engine.context import Claimant, Context, no_claimant
 from duetime.engine.executor import (
     COMPLETED,
     FAILED,
@@ -137,6 +138,7 @@ class Runners:
         stuck: Callable[[ClaimedJob, str, float, str], None],
         hooks: Hooks,
         holds_lease: Callable[[], bool] = lambda: True,
+        hand_over: Callable[[int], AbstractAsyncContextManager[Claimant | None]] = no_claimant,
         log_lines: int = DEFAULT_LOG_LINES,
     ) -> None:
         self._log_lines = log_lines
@@ -150,6 +152,7 @@ class Runners:
         self._stuck = stuck
         self._hooks = hooks
         self._holds_lease = holds_lease
+        self._hand_over = hand_over
         self._reports: set[asyncio.Task[None]] = set()
         """Calls of `on_error` hooks for handlers that still run."""
         self._random = Random()
@@ -497,6 +500,7 @@ class Runners:
             started_us=running.started_us,
             args=running.args or {},
             holds_lease=self._holds_lease,
+            hand_over=self._hand_over,
         )
 
     async def _record_outcome(
@@ -505,11 +509,26 @@ class Runners:
         job, context = running.job, running.context
         if context is not None and context.suspended:
             again, outcome = timedelta(0), AttemptOutcome.SNOOZED
-            return FinishedJob(job, outcome, running.started_us, finished_us, again, recorded=True)
+            return FinishedJob(
+                job,
+                outcome,
+                running.started_us,
+                finished_us,
+                again,
+                recorded=True,
+                closed=context.closed,
+            )
         if context is not None and context.committed:
             if running.reason is None and not running.timed_out:
                 warn_of_ignored_outcome(job, value)
-            return FinishedJob(job, COMPLETED, running.started_us, finished_us, recorded=True)
+            return FinishedJob(
+                job,
+                COMPLETED,
+                running.started_us,
+                finished_us,
+                recorded=True,
+                closed=context.closed,
+            )
         if running.recorded or (raised and running.reason in (LOST, STOPPING)):
             # Lost: another worker records it. Stopping: it will be given back.
             return None

@@ -28,12 +28,12 @@ from duetime.domain.flows.graph import (
     is_item,
     is_skipped,
 )
-from duetime.domain.jobs.job import NewJob
+from duetime.domain.jobs.job import ClaimedJob, NewJob
 from duetime.domain.jobs.outcome import Cancel, Completed, Discard, Outcome
 from duetime.engine.batching import Batcher, process_alone_if_refused
-from duetime.engine.context import Context
+from duetime.engine.context import Claimant, Context
 from duetime.engine.executor import write_json
-from duetime.errors import InvalidInput, TransactionConflict
+from duetime.errors import InvalidInput, TransactionConflict, TransientError
 from duetime.flows.graph_code import GraphCode, Inputs, Outputs, ranges
 from duetime.flows.recorder import FIRST_BUSY_SECONDS, MAX_BUSY_SECONDS, record_until_accepted
 from duetime.storage.flows.graphs import GraphRun, GraphStatements, Output, change, compensation_row
@@ -67,6 +67,13 @@ class _Loaded(NamedTuple):
     outputs: Outputs
 
 
+class _Handed(NamedTuple):
+    """The run of a step, and the outputs that are known of it."""
+
+    run: GraphRun
+    outputs: Outputs
+
+
 class EndedStep(NamedTuple):
     """A step that has ended, and what it leaves behind: as one, or not at all."""
 
@@ -93,6 +100,8 @@ class GraphSteps:
         """Steps of runs that another transaction had locked."""
         self._runs: WeakKeyDictionary[Store, OrderedDict[int, GraphRun]] = WeakKeyDictionary()
         """The runs whose steps ran here last: what is kept of a run never changes."""
+        self._handed: OrderedDict[tuple[int, int], _Handed] = OrderedDict()
+        """Steps that were claimed for this process as they were released, by job and token."""
 
     async def run(self, code: GraphCode, name: str, ctx: Context, item: Any) -> Any:
         """Run a step, an item of a map, or a compensation; record how it ended."""
@@ -127,6 +136,9 @@ class GraphSteps:
         where = read_step_key(ctx.job.key)
         if where is None:
             raise Discard(f"{ctx.job.task!r} is a step of a graph: only a run can start it.")
+        handed = self._handed.pop((ctx.id, ctx.token), None)
+        if handed is not None and _has_all(handed, names):
+            return handed.run, where[1], handed.outputs
         run, own, outputs = await self._loads.submit(_Wanted(*where, names))
         if run is None or own is None or own.state is not StepState.RUNNING or own.job_id != ctx.id:
             raise Cancel(f"run {where[0]} does not wait for this job")
@@ -181,10 +193,56 @@ class GraphSteps:
     async def _write(self, ended: Sequence[EndedStep], *, waits: bool = False) -> list[_Answer]:
         store = await self._app.store()
         statements = GraphStatements(store.dialect)
+        if store.runs_graphs and not waits and all(map(_is_counted_only, ended)):
+            return await self._end_at_once(store, statements, ended)
         answers: list[_Answer] = await store.transact(
             _finish_and_release(statements, store, ended, waits=waits)
         )
         return answers
+
+    async def _end_at_once(
+        self, store: Store, statements: GraphStatements, ended: Sequence[EndedStep]
+    ) -> list[_Answer]:
+        """In one statement, with which this worker also claims what it releases."""
+        order = sorted(range(len(ended)), key=lambda place: ended[place].ctx.token)
+        ended_in_order = [ended[place] for place in order]
+        async with ended[0].ctx.hand_over(len(ended)) as claimant:
+            finished = [one.ctx._finished(None) for one in ended_in_order]
+            document = _describe_ends(statements, ended_in_order, claimant)
+            try:
+                ends, jobs = await store.transact(
+                    store.end_steps_in(finished, document), single=True
+                )
+            except TransientError:
+                # It may be committed: then a second completion is no surprise.
+                for one in ended:
+                    one.ctx.completed = True
+                raise
+            answers: dict[int, _Answer] = {}
+            for place, one, (is_ours, is_closed) in zip(order, ended_in_order, ends, strict=True):
+                one.ctx.closed = is_closed
+                answers[place] = "busy" if is_ours is None else is_ours
+            self._remember(jobs, [one for place, one in enumerate(ended) if answers[place] is True])
+            if claimant is not None:
+                claimant.claimed = jobs
+        return [answers[place] for place in range(len(ended))]
+
+    def _remember(self, jobs: Sequence[ClaimedJob], ended: Sequence[EndedStep]) -> None:
+        outputs: dict[int, dict[tuple[int, int], Output]] = {}
+        for one in ended:
+            output = Output(one.state, one.output, one.ctx.id)
+            outputs.setdefault(one.run.id, {})[one.run.id, one.seq] = output
+        for run in {one.run.id: one.run for one in ended}.values():
+            self.remember(run, jobs, outputs[run.id])
+
+    def remember(self, run: GraphRun, jobs: Sequence[ClaimedJob], outputs: Outputs) -> None:
+        """Keep what is known of steps that are about to run here: they need not read it."""
+        for job in jobs:
+            where = read_step_key(job.key)
+            if where is not None and where[0] == run.id:
+                self._handed[job.id, job.token] = _Handed(run, outputs)
+        while len(self._handed) > _KEPT_RUNS:
+            self._handed.popitem(last=False)
 
     async def _write_in_turn(self, ended: Sequence[EndedStep]) -> Sequence[_Answer]:
         """Wait a moment for each run. No run waits for another one that stays locked for longer,
@@ -198,6 +256,14 @@ class GraphSteps:
                 found = ["busy"] * len(own)
             answers |= {id(one): answer for one, answer in zip(own, found, strict=True)}
         return [answers[id(one)] for one in ended]
+
+
+def _has_all(handed: _Handed, names: tuple[str, ...]) -> bool:
+    shape = handed.run.shape
+    return shape is not None and all(
+        first == last and (run, first) in handed.outputs
+        for run, first, last in ranges(handed.run, shape, names)
+    )
 
 
 def _names(*parameters: Iterable[Any]) -> tuple[str, ...]:
@@ -239,36 +305,113 @@ def _finish_and_release(
     return ["busy" if is_ours is None else is_ours for is_ours in accepted]
 
 
+def _is_counted_only(one: EndedStep) -> bool:
+    """Whether what waits for a step starts as soon as it waits for nothing more. Else it may be
+    skipped, which depends on the states of other steps."""
+    shape = one.run.shape
+    if shape is None:
+        return False
+    return not any(
+        following is not None and following.kind is GraphKind.STEP and shape.skipped_with(following)
+        for _, following in _what_waits(shape, one.seq)
+    )
+
+
+def _what_waits(shape: Shape, seq: int) -> list[tuple[int, Node | None]]:
+    """The rows that wait for a step, with their steps: none for the end of the run."""
+    node = shape.node(seq)
+    if seq < 0 or node is None:
+        return []
+    if is_item(seq):
+        return [(shape.seq(node.name), node)]
+    following = shape.next(node.name)
+    if not following:
+        return [(shape.end, None)]
+    return [(shape.seq(name), shape[name]) for name in following]
+
+
+def _describe_ends(
+    statements: GraphStatements, ended: Sequence[EndedStep], claimant: Claimant | None
+) -> dict[str, Any]:
+    """Say what ended, and what follows: see `Store.end_steps_in`."""
+    ends: list[dict[str, Any]] = []
+    counts: list[dict[str, Any]] = []
+    for place, one in enumerate(ended):
+        shape = one.run.shape
+        assert shape is not None
+        waiting = _what_waits(shape, one.seq)
+        row = _record(one)
+        ends.append(
+            {
+                "run": one.run.id, "seq": one.seq, "state": one.state,
+                "output": statements.json(one.output), "attempt": row["attempt"],
+                "started_at": row["started_at"], "finished_at": row["finished_at"],
+                "wake": not waiting,
+            }
+        )  # fmt: skip
+        for seq, node in waiting:
+            count: dict[str, Any] = {"place": place, "run": one.run.id, "seq": seq, "by": 1}
+            if node is not None and node.kind is GraphKind.STEP and not is_item(one.seq):
+                job = step_job(shape, one.run.id, node, read_trace(one.ctx.job.trace))
+                count["job"] = job
+                count["here"] = claimant is not None and job.task in claimant.tasks
+            counts.append(count)
+    document: dict[str, Any] = {
+        "ends": ends,
+        "counts": counts,
+        "stops": [
+            stop | {"place": place, "output": statements.json(stop["output"])}
+            for place, one in enumerate(ended)
+            for stop in _stops([one])
+        ],
+        "undos": [
+            undo | {"place": place} for place, one in enumerate(ended) for undo in _undos([one])
+        ],
+    }
+    return document | describe_claimant(claimant)
+
+
+def describe_claimant(claimant: Claimant | None) -> dict[str, Any]:
+    """Who claims what a statement makes: see `_claim_made`."""
+    if claimant is None:
+        return {}
+    return {"worker": claimant.worker_id, "queues": claimant.queues, "most": claimant.most}
+
+
 def _write_and_release(
     statements: GraphStatements, store: Store, ended: Sequence[EndedStep]
 ) -> Statements:
-    yield from statements.stop(
-        [
-            {
-                "run": one.run.id, "kind": "finish", "name": one.ctx.job.task,
-                "output": write_json(one.finish.result, what="result"),
-            }
-            for one in ended
-            if one.finish is not None
-        ]
-    )  # fmt: skip
-    yield from statements.add(
-        [
-            compensation_row(one.run.id, shape, node)
-            for one in ended
-            if (shape := one.run.shape) is not None
-            and (node := shape.node(one.seq)) is not None
-            and node.undo is not None
-            and not is_item(one.seq)
-            and one.state is StepState.COMPLETED
-        ]
-    )
+    yield from statements.stop(_stops(ended))
+    yield from statements.add(_undos(ended))
     runs = {one.run.id: one.run for one in ended}
     traces = {one.run.id: read_trace(one.ctx.job.trace) for one in ended}
     release = Release(statements, store, runs, traces)
     for one in ended:
         release.step_ended(one.run.id, one.seq)
     yield from release.perform([_record(one) for one in ended])
+
+
+def _stops(ended: Sequence[EndedStep]) -> list[dict[str, Any]]:
+    return [
+        {
+            "run": one.run.id, "kind": "finish", "name": one.ctx.job.task,
+            "output": write_json(one.finish.result, what="result"),
+        }
+        for one in ended
+        if one.finish is not None
+    ]  # fmt: skip
+
+
+def _undos(ended: Sequence[EndedStep]) -> list[dict[str, Any]]:
+    return [
+        compensation_row(one.run.id, shape, node)
+        for one in ended
+        if (shape := one.run.shape) is not None
+        and (node := shape.node(one.seq)) is not None
+        and node.undo is not None
+        and not is_item(one.seq)
+        and one.state is StepState.COMPLETED
+    ]
 
 
 def _record(one: EndedStep) -> dict[str, Any]:

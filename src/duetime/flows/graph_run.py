@@ -31,7 +31,7 @@ from duetime.domain.reasons import Reason
 from duetime.engine.context import Context
 from duetime.engine.executor import code_of_error, describe_exception
 from duetime.errors import ClaimLost, FlowTimeout, StepFailed, TransactionConflict
-from duetime.flows.graph import new_job, start_jobs, step_job
+from duetime.flows.graph import describe_claimant, new_job, start_jobs, step_job
 from duetime.flows.graph_code import GraphCode, Inputs, ranges
 from duetime.flows.recorder import FIRST_BUSY_SECONDS, MAX_BUSY_SECONDS
 from duetime.storage.flows.graphs import (
@@ -45,6 +45,7 @@ from duetime.storage.flows.graphs import (
     StepJob,
     change,
     compensation_row,
+    new_rows,
 )
 from duetime.storage.jobs.changes import JobStatements
 from duetime.storage.store import Statements, Store
@@ -59,6 +60,9 @@ _NO_CODE = "code_missing"
 _LOOK_AGAIN = timedelta(seconds=1)
 """When the run looks whether jobs that it has cancelled have ended, if nobody tells it."""
 _LOOK_OFTEN = timedelta(milliseconds=200)
+_PENDING = StepState.PENDING
+_SMALL = 100
+"""Of the steps of a graph: to compute on a thread takes longer than what is computed."""
 _LOOK_FOR_CODE = timedelta(minutes=1)
 
 
@@ -79,12 +83,18 @@ class _Ended(NamedTuple):
 async def run_graph(app: Duetime, code: GraphCode, ctx: Context) -> Any:
     """Go on with a run until it ends or waits; or undo one whose job has ended otherwise."""
     store = await app.store()
+    if store.runs_graphs and read_undo_key(ctx.job.key) is None:
+        if (created_at := ctx.job.unrecorded_since) is not None:
+            if await _begin_at_once(app, store, code, ctx, created_at):
+                return None
+        elif (ended := await _end_at_once(store, code, ctx)) is not None:
+            return ended
     is_stopped = False
     wait = FIRST_BUSY_SECONDS
     while True:
         step = RunStep(GraphStatements(store.dialect), store, code, ctx, is_stopped=is_stopped)
         try:
-            answer = await store.transact(step.perform(), computes=True)
+            answer = await store.transact(step.perform(), computes=_is_large(code))
         except TransactionConflict:
             # A caller's transaction that signals the run is open. No connection waits for it.
             await asyncio.sleep(wait)
@@ -104,6 +114,74 @@ async def run_graph(app: Duetime, code: GraphCode, ctx: Context) -> Any:
                 return None
             case _:
                 pass  # Something has happened meanwhile.
+
+
+async def _begin_at_once(
+    app: Duetime, store: Store, code: GraphCode, ctx: Context, created_at: datetime
+) -> bool:
+    """Begin a run in one statement, with which this worker also claims its first steps. False: it
+    is not as simple as that."""
+    shape = code.declaration.shape
+    ready = progress(shape, dict.fromkeys((node.name for node in shape.nodes), _PENDING)).ready
+    if ctx.job.args is None or not ready or any(node.kind is not GraphKind.STEP for node in ready):
+        return False
+    places = {node.name: place for place, node in enumerate(ready, 1)}
+    run = GraphRun.started(ctx.id, shape, ctx.job.args, created_at)
+    jobs = [step_job(shape, ctx.id, node, read_trace(ctx.job.trace)) for node in ready]
+    rows = [
+        {**row, "state": StepState.RUNNING, "job": places[name]} if name in places else row
+        for row in new_rows(ctx.id, shape)
+        for name in [row["name"] if row["seq"] < shape.end else None]
+    ]
+    timeout = None if shape.timeout is None else timedelta(seconds=shape.timeout)
+    async with ctx.hand_over(1) as claimant:
+        known = () if claimant is None else claimant.tasks
+        document = {
+            "run": ctx.id, "token": ctx.token, "started": ctx.started_us,
+            "finished": ctx.elapsed_us,
+            "deadline": None if timeout is None else timeout // timedelta(microseconds=1),
+            "shape": msgspec.json.encode(shape).decode(), "rows": rows, "jobs": jobs,
+            "here": [place for place, job in enumerate(jobs, 1) if job.task in known],
+        }  # fmt: skip
+        try:
+            has_begun, ctx.closed, claimed = await store.transact(
+                store.begin_run_in(document | describe_claimant(claimant)), single=True
+            )
+        except TransactionConflict:
+            return False
+        app._graph_steps.remember(run, claimed, {})
+        if claimant is not None:
+            claimant.claimed = claimed
+    ctx.suspended = has_begun
+    return bool(has_begun)
+
+
+async def _end_at_once(store: Store, code: GraphCode, ctx: Context) -> Any:
+    """End a run in one statement and return its result. None: something else is to be done."""
+    shape = code.declaration.shape
+    nodes = leaves(shape)
+    if shape.timeout is not None or any(node.kind is GraphKind.MAP for node in nodes):
+        return None
+    document = {
+        "run": ctx.id, "token": ctx.token, "shape": msgspec.json.encode(shape).decode(),
+        "end": shape.end, "leaves": [shape.seq(node.name) for node in nodes],
+    }  # fmt: skip
+    try:
+        texts = await store.transact(store.end_run_in(document), single=True)
+    except TransactionConflict:
+        return None
+    if texts is None:
+        return None
+    outputs = {node.name: texts.get(shape.seq(node.name)) for node in nodes}
+    return {
+        name: None if text is None else msgspec.json.decode(text) for name, text in outputs.items()
+    }
+
+
+def _is_large(code: GraphCode) -> bool:
+    """Whether an activation may keep the event loop busy: then it computes on a thread."""
+    nodes = code.declaration.shape.nodes
+    return len(nodes) > _SMALL or any(node.kind is GraphKind.MAP for node in nodes)
 
 
 class RunStep:
@@ -585,7 +663,8 @@ class RunStep:
                 finished=self._ctx.elapsed_us,
                 waits=[],
                 deadline=None if deadline is None else deadline // timedelta(microseconds=1),
-            )
+            ),
+            is_locked=not self._undoes,
         )
         if answer == "lost":
             raise ClaimLost(self._ctx.id, self._ctx.token)

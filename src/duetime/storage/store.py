@@ -332,6 +332,25 @@ class Store(Protocol):
         """Lock the runs of flows that these jobs do steps of, and complete the jobs as
         `finish_many_in` does; returns None for those whose run another transaction has locked."""
 
+    runs_graphs: bool
+    """Whether there are `end_steps_in`, `begin_run_in` and `end_run_in`: one statement each."""
+
+    def end_steps_in(
+        self, finished: Sequence[FinishedJob], document: Mapping[str, Any]
+    ) -> Statements:
+        """Complete jobs as `finish_steps_in` does, and carry out what the document says of the
+        steps that they did, in one statement; claim for the worker that it names. Returns for each
+        what `finish_steps_in` does and whether its claim is closed; and the claimed jobs. The
+        jobs are given in the order of their tokens."""
+
+    def begin_run_in(self, document: Mapping[str, Any]) -> Statements:
+        """Begin a run of a graph, and suspend it; returns whether it did, whether its claim is
+        closed, and the jobs that were claimed."""
+
+    def end_run_in(self, document: Mapping[str, Any]) -> Statements:
+        """End a run of a graph whose steps are all done; returns the outputs of its last steps by
+        their numbers, None if something else is to be done first."""
+
     async def transact(
         self,
         statements: Statements,

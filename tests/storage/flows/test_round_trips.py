@@ -54,6 +54,43 @@ async def test_a_lone_flow_of_ten_steps_waits_for_three_statements_beside_its_st
 
     assert result == STEPS
     flow = [name for name in sent if name.startswith(("enqueue", "flow_", "finish", "job_", "wat"))]
-    assert flow == ["enqueue", *["flow_record_one"] * STEPS, "finish_one"]
+    assert flow == ["enqueue_alike", *["flow_record_one"] * STEPS, "finish_one"]
     assert sent.index("claim") < sent.index("flow_record_one")
     assert sent[: sent.index("finish_one")].count("claim") == 1
+
+
+async def test_a_lone_graph_waits_for_its_steps_and_five_statements_beside_them(
+    app: Duetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = app.graph("sums")
+
+    @graph.step
+    async def first() -> int:
+        return 1
+
+    @graph.step(after=["first"])
+    async def second(first: int) -> int:
+        return first + 1
+
+    @graph.step(after=["second"])
+    async def third(second: int) -> int:
+        return second + 1
+
+    async with app.worker() as worker:
+        await (await graph.start()).result()
+        store = await app.store()
+        await until_true(lambda: not worker.loop.pace.should_claim)
+        trips = RoundTrips(store, monkeypatch)
+        result = await (await graph.start()).result()
+        sent = list(trips.sent)
+
+    assert result == {"third": 3}
+    of_graph = [
+        name for name in sent if name.startswith(("enqueue", "graph", "finish", "job_", "wat"))
+    ]
+    assert of_graph == [
+        "enqueue_alike", "graph_begin_run", *["graph_end_steps"] * 3, "graph_end_run",
+        "finish_one",
+    ]  # fmt: skip
+    # Its steps are not claimed again, though the worker may look ahead meanwhile.
+    assert sent.index("claim") < sent.index("graph_begin_run")

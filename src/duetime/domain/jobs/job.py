@@ -165,6 +165,8 @@ class FinishedJob(msgspec.Struct, gc=False):
     """The handler completed the job in its own transaction, so a refusal is expected."""
     recorded: bool = False
     """It did so by `ctx.transaction()`, which is committed: nothing is left to record."""
+    closed: bool = False
+    """That transaction has also closed the claim, which held nothing else."""
     exception: BaseException | None = None
     """What a failed attempt raised, until it is logged. It is not stored."""
 

@@ -43,6 +43,10 @@ class GraphRun(NamedTuple):
     args: dict[str, msgspec.Raw]
     created_at: datetime
 
+    @classmethod
+    def started(cls, run: int, shape: Shape, args: str, created_at: datetime) -> GraphRun:
+        return cls(run, shape, _decode_args(args), created_at)
+
 
 class GraphRow(NamedTuple):
     """A row of a run."""
@@ -140,13 +144,8 @@ class GraphStatements(FlowStatements):
     def create(self, run: int, shape: Shape) -> Statements:
         """Store the graph of a run, and add a row for each of its steps and for its end."""
         text = msgspec.json.encode(shape).decode()
-        yield from self._dialect.run("graph_create", {"run": run, "shape": self._json(text)})
-        rows = [
-            _new_row(run, shape.seq(node.name), node.kind, node.name, len(node.after))
-            for node in shape.nodes
-        ]
-        rows.append(_new_row(run, shape.end, END, END, len(leaves(shape))))
-        yield from self.add(rows)
+        yield from self._dialect.run("graph_create", {"run": run, "shape": self.json(text)})
+        yield from self.add(new_rows(run, shape))
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> Statements:
         if rows:
@@ -218,6 +217,10 @@ class GraphStatements(FlowStatements):
             for run, seq, pending, state, stopping in rows
         ]
 
+    def json(self, text: str | None) -> Any:
+        """JSON as the backend takes it: SQLite would parse it and write it again."""
+        return msgspec.Raw(text.encode()) if text is not None and self._dialect.arms else text
+
     def stop(self, stops: Sequence[Mapping[str, Any]]) -> Statements:
         """Stop runs, for the first reason that is given: `run`, `kind`, `name`, `output`, `code`,
         `error`."""
@@ -261,8 +264,8 @@ class GraphStatements(FlowStatements):
         rows = yield from self._dialect.run("graph_state", {"run": run})
         return not rows or JobState(rows[0][0]).finished
 
-    def suspend_one(self, suspension: Suspension) -> Statements:
-        answers: list[SuspendAnswer] = yield from self.suspend([suspension])
+    def suspend_one(self, suspension: Suspension, *, is_locked: bool) -> Statements:
+        answers: list[SuspendAnswer] = yield from self.suspend([suspension], are_locked=is_locked)
         return answers[0]
 
     def cancel(self, run: int, *, reason: str | None, actor: str) -> Statements:
@@ -335,13 +338,9 @@ class GraphStatements(FlowStatements):
 
     # JSON
 
-    def _json(self, text: str | None) -> Any:
-        """JSON as the backend takes it: SQLite would parse it and write it again."""
-        return msgspec.Raw(text.encode()) if text is not None and self._dialect.arms else text
-
     def _with_json(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return [
-            {**row, "output": self._json(row["output"])} if "output" in row else dict(row)
+            {**row, "output": self.json(row["output"])} if "output" in row else dict(row)
             for row in rows
         ]
 
@@ -375,6 +374,15 @@ def compensation_row(run: int, shape: Shape, node: Node) -> dict[str, Any]:
         "run": run, "seq": -shape.seq(node.name), "kind": COMPENSATION, "name": node.undo,
         "state": StepState.REGISTERED,
     }  # fmt: skip
+
+
+def new_rows(run: int, shape: Shape) -> list[dict[str, Any]]:
+    """A row for each step of a run, and for its end."""
+    rows = [
+        _new_row(run, shape.seq(node.name), node.kind, node.name, len(node.after))
+        for node in shape.nodes
+    ]
+    return [*rows, _new_row(run, shape.end, END, END, len(leaves(shape)))]
 
 
 def _new_row(run: int, seq: int, kind: str, name: str, pending: int) -> dict[str, Any]:

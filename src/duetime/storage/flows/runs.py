@@ -68,9 +68,12 @@ class FlowStatements:
         rows = (yield from self._dialect.run("flow_try_lock", found)) if found else []
         return {run for (run,) in rows}
 
-    def suspend(self, runs: Sequence[Suspension]) -> Statements:
-        """Give back the jobs of runs that wait; return a `SuspendAnswer` for each."""
-        locked = yield from self.try_lock(run.run for run in runs)
+    def suspend(self, runs: Sequence[Suspension], *, are_locked: bool = False) -> Statements:
+        """Give back the jobs of runs that wait; return a `SuspendAnswer` for each. `are_locked`: by
+        an earlier statement of this transaction."""
+        locked = {run.run for run in runs}
+        if not are_locked:
+            locked = yield from self.try_lock(locked)
         free = [run for run in runs if run.run in locked]
         answers: dict[int, SuspendAnswer] = {}
         if free:

@@ -327,6 +327,31 @@ class HotPath(Sessions):
         accepted = {places[number - 1]: bool(is_ours) for number, is_ours in rows}
         return [accepted.get(place) for place in range(len(finished))]
 
+    runs_graphs = True
+
+    def end_steps_in(
+        self, finished: Sequence[FinishedJob], document: Mapping[str, Any]
+    ) -> Statements:
+        ends = [
+            {**end, "finish": _completion(one)}
+            for end, one in zip(document["ends"], finished, strict=True)
+        ]
+        rows = yield self._with_claims("graph_end_steps", {**document, "ends": ends})
+        answers = [(row[1], bool(row[2])) for row in rows if row[0] is not None]
+        return answers, _claimed([row[3:] for row in rows if row[0] is None])
+
+    def begin_run_in(self, document: Mapping[str, Any]) -> Statements:
+        [(has_begun, is_closed, *_), *rows] = yield self._with_claims("graph_begin_run", document)
+        return has_begun, bool(is_closed), _claimed([row[2:] for row in rows])
+
+    def end_run_in(self, document: Mapping[str, Any]) -> Statements:
+        rows = yield self._sql["graph_end_run"], (msgspec.json.encode(document).decode(),)
+        return dict(rows) or None
+
+    def _with_claims(self, name: str, document: Mapping[str, Any]) -> tuple[str, tuple[str]]:
+        given = {**document, "notify": self._notify, "most_args": MAX_CLAIMED_ARGS}
+        return self._sql[name], (msgspec.json.encode(given).decode(),)
+
     async def set_progress(self, job: ClaimedJob, progress: str) -> bool:
         return bool(
             await self._rows("set_progress", job=job.id, token=job.token, progress=progress)

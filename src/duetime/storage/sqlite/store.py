@@ -246,6 +246,19 @@ class SqliteStore:
     def finish_steps_in(self, finished: Sequence[FinishedJob], runs: Sequence[int]) -> Statements:
         return (yield from self.finish_many_in(finished))
 
+    runs_graphs = False
+
+    def end_steps_in(
+        self, finished: Sequence[FinishedJob], document: Mapping[str, Any]
+    ) -> Statements:
+        raise NotImplementedError
+
+    def begin_run_in(self, document: Mapping[str, Any]) -> Statements:
+        raise NotImplementedError
+
+    def end_run_in(self, document: Mapping[str, Any]) -> Statements:
+        raise NotImplementedError
+
     async def transact(
         self,
         statements: Statements,

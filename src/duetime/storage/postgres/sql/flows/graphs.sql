@@ -160,3 +160,12 @@ where s.run_id = g.run and s.seq between g.first and g.last
 
 -- name: graph_state
 select state from duetime.jobs where id = (%s::json ->> 'run')::bigint;
+
+-- name: graph_end_steps
+select * from duetime._end_steps(%s::json);
+
+-- name: graph_begin_run
+select * from duetime._begin_run(%s::json);
+
+-- name: graph_end_run
+select seq, output from duetime._end_run(%s::json);
