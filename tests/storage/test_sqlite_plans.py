@@ -61,7 +61,6 @@ WHOLE = {
     "session_prune": "a few for each account",
     "stats_lane_names": "the first row of an index",
     "stats_totals": "counts up to a limit",
-    "subject_find": "what people ask for",
     "subject_list": "what people ask for",
     "token_latest": "what people ask for",
     "token_list": "what people ask for",
