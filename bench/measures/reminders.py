@@ -1,8 +1,9 @@
 """Reminders: many armed at once, a million that wait, one that is due in a moment, a tracked table.
 
-A scope has 100,000 subjects below it, and gets a rule: one call arms them all, beside the bare
-inserts of as many rows. Then there are a million reminders that wait. Jobs are worked off beside
-none waiting, and subjects are put 50 ms before their reminder, beside jobs put so.
+100,000 subjects with two rules are put, beside the bare inserts of as many rows. Then their scope
+gets another rule: the call returns, and workers arm them again. Then there are a million reminders
+that wait. Jobs are worked off beside none waiting, and subjects are put 50 ms before their
+reminder, beside jobs put so.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bench.measures.drain import drain_duetime
 from bench.processes import Child
 from bench.reading import Reading, Wrong, alternate, medians, percentile
 from bench.steal import Steal, say_undisturbed
+from duetime.reminders.rearm import rearm_stale
 
 _AHEAD = timedelta(milliseconds=50)
 _HOUR = timedelta(hours=1)
@@ -31,19 +33,28 @@ create schema bare;
 create table bare.reminder (like duetime.reminder including all);
 create table bare.job (like duetime.job including all);
 create table bare.due (like duetime.due including all);
+create table bare.subject (like duetime.subject including all);
+"""
+_BARE_SUBJECTS = """
+insert into bare.subject (id, ref, scope, due_at)
+select n, 'subject:' || n, 'all', now() + interval '90 days' from generate_series(1, {rows}) as n
+"""
+_BYTES = """
+select sum(pg_total_relation_size(name::regclass))::float
+    / (select count(*) from duetime.reminder where status = 'armed')
+from unnest(%s::text[]) as name
 """
 _INSERT = """
 with made as (
-    insert into {schema}.reminder (id, key, subject_id, due_at, rule_id, rule, time, recipient,
+    insert into {schema}.reminder (id, key, subject_id, due_at, rule, time, recipient,
                               revision, run_at, status, job_id)
-    select n, 'dtr_' || md5(n::text), {subject}, at, '1h-before', '{{}}', at, '', 1, at, 'armed', n
+    select n, md5(n::text)::uuid, {subject}, at, {rule}, at, '', 1, at, 'armed', n
     from (select n, now() + interval '89 days' + n * interval '1 ms' as at
           from generate_series({first}, {last}) as n) as many
     returning id, run_at
 ), jobs as (
-    insert into {schema}.job (id, task, queue, priority, args, key, max_attempts)
-    select id, 'duetime.remind', 'default', 5, json_build_object('reminder', id),
-        'dtr_' || md5(id::text), 3
+    insert into {schema}.job (id, task, queue, priority, args, max_attempts)
+    select id, 'duetime.remind', 'default', 5, json_build_object('reminder', id), 3
     from made
 )
 insert into {schema}.due (queue, priority, run_at, job_id)
@@ -62,7 +73,11 @@ def measure(environment: Environment) -> dict[str, Reading]:
     first = 1_000_000_000
     last = first + environment.scale.future_jobs - environment.scale.subjects
     fill = _INSERT.format(
-        schema="duetime", subject="(select min(id) from duetime.subject)", first=first, last=last
+        schema="duetime",
+        subject="(select min(id) from duetime.subject)",
+        rule="(select min(id) from duetime.rule)",
+        first=first,
+        last=last,
     )
     execute(database, fill, "vacuum analyze", "checkpoint")
     plain = environment.database("plain")
@@ -79,7 +94,7 @@ def measure(environment: Environment) -> dict[str, Reading]:
     held_up = [steal.held_up(due, late) for due, late in reminded]
     environment.drop("reminders")
     return {
-        "rearm_100k": armed,
+        **armed,
         "drain_1m_reminders": medians(drained["crowded"], drained["plain"]),
         **{
             f"reminder_lateness_p{share}_ms": Reading(
@@ -94,36 +109,76 @@ def measure(environment: Environment) -> dict[str, Reading]:
     }
 
 
-async def _arm(database: str, subjects: int) -> Reading:
-    """Reminders per second of one change of a scope, beside bare inserts."""
+async def _arm(database: str, subjects: int) -> dict[str, Reading]:
+    """Subjects put and armed again, beside bare inserts; what a change takes; what one needs."""
     app = Bench(database).app
     due = await app.now() + timedelta(days=90)
-    await app.scopes.put("all")
+    await app.scopes.put("all", remind=["-1h", "-1d"])
+    seconds = 0.0
     for start in range(0, subjects, 10_000):
-        await app.subjects.put_many(
-            [
-                app.subjects.define(f"subject:{number}", due=due, scope="all")
-                for number in range(start, min(start + 10_000, subjects))
-            ]
-        )
+        some = [
+            app.subjects.define(f"subject:{number}", due=due, scope="all")
+            for number in range(start, min(start + 10_000, subjects))
+        ]
+        began = time.perf_counter()
+        await app.subjects.put_many(some)
+        seconds += time.perf_counter() - began
+    bare = _insert_bare(database, subjects)
+    put_many = Reading(subjects / seconds, subjects / bare)
     execute(database, "vacuum analyze", "checkpoint")
+    size = Reading(
+        _bytes(database, "duetime.reminder", "duetime.job", "duetime.due"),
+        _bytes(database, "duetime.job", "duetime.due"),
+    )
+    with psycopg.connect(database) as connection:
+        began = time.perf_counter()
+        connection.execute("update duetime.scope set updated_at = now() where ref = 'all'")
+        connection.commit()
+        write = time.perf_counter() - began
     began = time.perf_counter()
-    put = await app.scopes.put("all", remind=["-1h"])
+    put = await app.scopes.put("all", remind=["-1h", "-2d"])
+    change = time.perf_counter() - began
+    await rearm_stale(app)
     seconds = time.perf_counter() - began
     await app.close()
-    [(armed,)] = execute(database, "select count(*) from duetime.reminder where status = 'armed'")
-    if put.affected != subjects or armed != subjects:
+    [(armed,)] = execute(
+        database,
+        "select count(*) from duetime.reminder as r join duetime.rule as u on u.id = r.rule"
+        " where r.status = 'armed' and u.name in ('1h-before', '2d-before')",
+    )
+    if put.affected != min(subjects, 200_000) or armed != 2 * subjects:
         raise Wrong(f"{put.affected} of {subjects} subjects were armed, with {armed} reminders")
+    return {
+        "put_many_100k": put_many,
+        "reminder_bytes": size,
+        "scope_change_ms": Reading(change * 1e3, write * 1e3),
+        "rearm_100k": Reading(
+            subjects / seconds, subjects / bare, note=f"one of two rules; {seconds:.1f} s"
+        ),
+    }
+
+
+def _insert_bare(database: str, subjects: int) -> float:
+    """Insert as many rows with the same indexes, and nothing else; return the seconds."""
     with psycopg.connect(database) as connection:
         connection.execute(_RAW)
         connection.commit()
         began = time.perf_counter()
-        connection.execute(_INSERT.format(schema="bare", subject="n", first=1, last=subjects))
+        connection.execute(_BARE_SUBJECTS.format(rows=subjects).encode())
+        fill = _INSERT.format(schema="bare", subject="n", rule=1, first=1, last=2 * subjects)
+        connection.execute(fill.encode())
         connection.commit()
-        bare = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         connection.execute("drop schema bare cascade")
-    note = f"{subjects:,} subjects in {seconds:.1f} s, the inserts alone {bare:.1f} s"
-    return Reading(subjects / seconds, subjects / bare, note=note)
+    return seconds
+
+
+def _bytes(database: str, *tables: str) -> float:
+    """What an armed reminder takes of these tables and their indexes."""
+    with psycopg.connect(database) as connection:
+        found = connection.execute(_BYTES, [list(tables)]).fetchone()
+        assert found is not None
+        return float(found[0])
 
 
 def _lateness(environment: Environment, database: str) -> tuple[list[Timed], list[Timed]]:
@@ -181,13 +236,29 @@ def measure_tracked(environment: Environment) -> dict[str, Reading]:
 
     asyncio.run(track())
     execute(database, "vacuum analyze", "checkpoint")
-    # Once: it takes half a minute.
+    single = {table: _move_single(database, table, rows) for table in ("game", "bare")}
+    # Once: it takes seconds.
     tracked, bare = (rows / _move(database, table) for table in ("game", "bare"))
     [(armed,)] = execute(database, "select count(*) from duetime.reminder where status = 'armed'")
     if armed != rows:
         raise Wrong(f"{armed} reminders are armed for {rows} rows")
     environment.drop("tracked")
-    return {"track_update_100k": Reading(tracked, bare)}
+    return {
+        "track_update_100k": Reading(tracked, bare),
+        "track_move_p50_ms": Reading(single["game"], single["bare"]),
+    }
+
+
+def _move_single(database: str, table: str, rows: int) -> float:
+    """The median of the milliseconds in which one row is moved."""
+    found = []
+    with psycopg.connect(database, autocommit=True) as connection:
+        for number in random.sample(range(1, rows + 1), 200):
+            began = time.perf_counter()
+            move = f"update {table} set starts = starts + interval '1 hour' where id = {number}"
+            connection.execute(move.encode())
+            found.append((time.perf_counter() - began) * 1e3)
+    return percentile(found, 0.5)
 
 
 def _move(database: str, table: str) -> float:

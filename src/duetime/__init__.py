@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from duetime.domain.redaction import RedactHook
     from duetime.domain.reminders.delivery import Delivery, DeliveryStatus, ReceiptStatus
     from duetime.domain.reminders.digest import Digest
+    from duetime.domain.reminders.explain_scope import ScopeChange
     from duetime.domain.reminders.quiet import Quiet
     from duetime.domain.reminders.recipient import (
         ChannelsLike, Disabled, MutedLike, Recipient, Route,
@@ -163,20 +164,20 @@ __all__ = [
     "RequestInProgress", "Requeued", "ResendStatus", "Resent", "Resolve", "ResultTimeout",
     "Retention", "Retry", "RetryPolicy", "Role", "RoleLike", "Route", "Rule", "RuleLike",
     "RulesLike", "ScheduleArguments", "ScheduleHandle", "ScheduleInfo", "ScheduleNotFound",
-    "Schedules", "SchemaMismatch", "ScopeHandle", "ScopeInfo", "ScopeNotFound", "Scopes", "Secrets",
-    "Security", "Sent", "Series", "SeriesPoint", "ServiceError", "ServiceUnreachable", "Session",
-    "Sessions", "Settings", "SettingsArguments", "SettingsError", "Severity", "SignalTimeout",
-    "Skip", "Snooze", "Spec", "SpecPreview", "SpecTick", "Startable", "StartedSession",
-    "StartupFailed", "Stats", "Step", "StepFailed", "StepInfo", "StepRegistrar", "StepState",
-    "StorageError", "Subject", "SubjectHandle", "SubjectNotFound", "SubjectStatus", "Subjects",
-    "SupportsResult", "SyncTask", "TableArguments", "TableHandle", "TableKind", "TableNotFound",
-    "Tables", "Task", "TaskArguments", "TaskStats", "Template", "TemplateError", "Thresholds",
-    "TickInfo", "TickStatus", "TickStatusLike", "Timeline", "TimelinePart", "TimelineRow",
-    "TimelineRun", "Timetable", "TokenHandle", "TokenNotFound", "TokenScope", "TokenScopeLike",
-    "Tokens", "TooManyLogins", "Totals", "Track", "TrackedInfo", "TransactionConflict",
-    "TransientError", "UnknownFlow", "UnknownTask", "UnsupportedTransaction", "Visitor", "WakeUp",
-    "Webhook", "Whose", "Worker", "WorkerArguments", "WorkerInfo", "WorkerThread", "Workers",
-    "configure_logging", "current_step", "make_secret",
+    "Schedules", "SchemaMismatch", "ScopeChange", "ScopeHandle", "ScopeInfo", "ScopeNotFound",
+    "Scopes", "Secrets", "Security", "Sent", "Series", "SeriesPoint", "ServiceError",
+    "ServiceUnreachable", "Session", "Sessions", "Settings", "SettingsArguments", "SettingsError",
+    "Severity", "SignalTimeout", "Skip", "Snooze", "Spec", "SpecPreview", "SpecTick", "Startable",
+    "StartedSession", "StartupFailed", "Stats", "Step", "StepFailed", "StepInfo", "StepRegistrar",
+    "StepState", "StorageError", "Subject", "SubjectHandle", "SubjectNotFound", "SubjectStatus",
+    "Subjects", "SupportsResult", "SyncTask", "TableArguments", "TableHandle", "TableKind",
+    "TableNotFound", "Tables", "Task", "TaskArguments", "TaskStats", "Template", "TemplateError",
+    "Thresholds", "TickInfo", "TickStatus", "TickStatusLike", "Timeline", "TimelinePart",
+    "TimelineRow", "TimelineRun", "Timetable", "TokenHandle", "TokenNotFound", "TokenScope",
+    "TokenScopeLike", "Tokens", "TooManyLogins", "Totals", "Track", "TrackedInfo",
+    "TransactionConflict", "TransientError", "UnknownFlow", "UnknownTask", "UnsupportedTransaction",
+    "Visitor", "WakeUp", "Webhook", "Whose", "Worker", "WorkerArguments", "WorkerInfo",
+    "WorkerThread", "Workers", "configure_logging", "current_step", "make_secret",
 ]
 
 _HOMES = {
@@ -241,6 +242,7 @@ _HOMES = {
         "duetime.domain.redaction": "RedactHook",
         "duetime.domain.reminders.delivery": "Delivery DeliveryStatus ReceiptStatus",
         "duetime.domain.reminders.digest": "Digest",
+        "duetime.domain.reminders.explain_scope": "ScopeChange",
         "duetime.domain.reminders.quiet": "Quiet",
         "duetime.domain.reminders.recipient": "ChannelsLike Disabled MutedLike Recipient Route",
         "duetime.domain.reminders.recurrence": "Occurrence OccurrenceChange Recurrence RepeatsLike",

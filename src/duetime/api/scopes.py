@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import TYPE_CHECKING, Any
 
 from duetime.api.handle import Handle, bound, iterated
@@ -11,7 +12,7 @@ from duetime.domain.change import Put
 from duetime.domain.checks import check_actor, check_name, check_sought
 from duetime.domain.page import DEFAULT_LIMIT, Page, check_limit, make_page, read_cursor
 from duetime.domain.reasons import Explanation
-from duetime.domain.reminders.explain_scope import explain_scope
+from duetime.domain.reminders.explain_scope import ScopeChange, explain_scope
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules
 from duetime.errors import InvalidInput, ScopeNotFound
 from duetime.storage.reminders.reminders import ScopeInfo
@@ -43,7 +44,8 @@ class Scopes:
 
         `remind`: rules such as `["-7d", "-1h"]`; `[]` means none, None inherits the parent's.
         `locked`: levels inside cannot set others. `affected` of the result: how many open subjects
-        below it were armed again.
+        are below it. Up to 500 are armed again at once; if there are more, workers arm them,
+        nearest first (`changes` says how many are left).
         """
         if not isinstance(locked, bool):
             raise InvalidInput(f"locked must be True or False, got {locked!r}.")
@@ -99,7 +101,16 @@ class Scopes:
         levels = await perform(self._app, lambda s: s.levels_of_scope(name), reads=True)
         if not levels:
             raise ScopeNotFound(ref)
-        return explain_scope(levels)
+        return explain_scope(levels, await self.changes(ref))
+
+    async def changes(self, ref: str) -> builtins.list[ScopeChange]:
+        """Return the changes of the scope, and of scopes around it, that workers have yet to
+        follow: how many subjects there are, and how many are left. Empty if there are none."""
+        name = check_sought(ref, what="scope")
+        found: builtins.list[ScopeChange] = await perform(
+            self._app, lambda s: s.changes_of_scope(name), reads=True
+        )
+        return found
 
     async def audit(
         self, ref: str, *, limit: int = DEFAULT_LIMIT, after: str | None = None
@@ -122,4 +133,5 @@ class ScopeHandle(Handle[Scopes, str]):
     get = bound(Scopes.get)
     delete = bound(Scopes.delete)
     explain = bound(Scopes.explain)
+    changes = bound(Scopes.changes)
     audit = bound(Scopes.audit)

@@ -80,6 +80,8 @@ class Context:
         """A feature has put the job back into `due`, fenced, and that is committed."""
         self.finish_with: Callable[[Dialect, Any], Statements] | None = None
         """For features: what else to write in the transaction that completes the job."""
+        self.known_as: str | None = None
+        """For features: `key`, if what the job is about has one of its own."""
 
     @property
     def id(self) -> int:
@@ -94,7 +96,9 @@ class Context:
     def key(self) -> str:
         """An idempotency key to pass to the services you call: short and opaque, the same in every
         attempt, and unique to this installation. Your own key is `ctx.job.key`."""
-        return make_job_key(self.installation, self.job.task, self.job.id, self.job.key)
+        return self.known_as or make_job_key(
+            self.installation, self.job.task, self.job.id, self.job.key
+        )
 
     @property
     def installation(self) -> str:

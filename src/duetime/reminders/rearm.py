@@ -28,6 +28,9 @@ log = logging.getLogger("duetime.rearm")
 
 _BATCH = 500
 """How many subjects are locked at once: others wait for them."""
+_PART = 2000
+"""How many subjects are armed again at once after a change of a scope: others that change one of
+these scopes wait."""
 _AGAIN = "100ms"
 """When to try again subjects that another transaction has locked."""
 
@@ -57,7 +60,10 @@ async def rearm_stale(app: Duetime) -> Snooze | None:
     while marked := await store.transact(statements.stale(after, _BATCH), reads=True):
         after = marked[-1]
         await _rearm_these(store, statements, marked)
-    if await store.transact(statements.stale(0, 1), reads=True):
+    count: int | None = 0
+    while count is not None and count >= 0:
+        count = await store.transact(statements.follow_changes(_PART))
+    if count is not None or await store.transact(statements.stale(0, 1), reads=True):
         # Locked by others, or marked meanwhile. Whoever locked one may roll back and leave the mark
         # as it was, so that this job has to come back for it.
         return Snooze(_AGAIN, Reason("subjects_locked"))

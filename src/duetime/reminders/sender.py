@@ -28,6 +28,7 @@ from duetime.storage.reminders.admissions import (
     reason_after_wait,
 )
 from duetime.storage.reminders.deliveries import DeliveryStatements
+from duetime.storage.reminders.rearm import RearmStatements
 from duetime.storage.reminders.sends import Ready, SendStatements, SentReminder
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Sender:
             return admitted
         current, way = admitted
         ready = ready._replace(reminder=current)
+        ctx.known_as = current.key
         attempt = SendAttempt(self._app, self._outgoing(ready, ctx), ctx)
         try:
             outcome = await self._send(attempt, current, ctx, way.routes)
@@ -116,6 +118,8 @@ class Sender:
             # Someone enqueued it by hand, or it is what is left of an earlier round.
             return Skip(Reason.of("other_job", job=current.job_id))
         if current.stale:
+            subject = current.subject
+            await self._app._perform(lambda d: RearmStatements(d).rearm_outdated([subject]))
             return Snooze("50ms", Reason("subject_changed"))
         if ready.twin is None or current.snoozes:
             return None

@@ -40,7 +40,7 @@ class Dialect(Protocol):
 
     @property
     def arms(self) -> bool:
-        """Whether its SQL computes reminders: `rearm_these`, `rearm_below`."""
+        """Whether its SQL computes reminders: `rearm_these`, `scope_changed`."""
 
     def run(self, name: str, document: Any) -> Generator[Statement, list[Row], list[Row]]: ...
 

@@ -168,7 +168,7 @@ async def test_two_at_once_arm_each_subject_once(app: Duetime, database: Databas
 
     assert await armed(app) == [DUE + 3 * DAY] * 80
     doubled = (
-        "select subject_id, rule_id, time from duetime.reminder where status = 'armed'"
+        "select subject_id, rule, time from duetime.reminder where status = 'armed'"
         " group by 1, 2, 3 having count(*) > 1"
     )
     assert database.run(doubled) == []

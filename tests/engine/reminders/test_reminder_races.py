@@ -274,7 +274,8 @@ def lost(churn: Churn, ledger: Ledger, backend: Backend) -> list[Any]:
         (subject, rule)
         for subject, rule in query(
             backend,
-            "select s.ref, r.rule_id from duetime.reminder as r"
+            "select s.ref, u.name from duetime.reminder as r"
+            " join duetime.rule as u on u.id = r.rule"
             " join duetime.subject as s on s.id = r.subject_id where r.status = 'expired'",
         )
     }
@@ -954,10 +955,11 @@ insert into duetime.scope (ref, parent)
 insert into duetime.subject (ref, scope, due_at)
     select 'subject:' || n, 'channel:' || n % 100, now() + n * interval '1 minute'
     from generate_series(1, {subjects}) as n;
-insert into duetime.reminder (key, subject_id, due_at, rule_id, rule, time, revision, run_at,
-                              status, job_id)
-    select 'dtr_' || md5(s.id || ' ' || n),
-        s.id, s.due_at, 'rule-' || n, '{{}}', s.due_at, 1, s.due_at,
+insert into duetime.rule (digest, name, body)
+    select md5(n::text)::uuid, 'rule-' || n, '{{}}' from generate_series(1, 2) as n;
+insert into duetime.reminder (key, subject_id, due_at, rule, time, revision, run_at, status, job_id)
+    select md5(s.id || ' ' || n)::uuid,
+        s.id, s.due_at, n, s.due_at, 1, s.due_at,
         case when s.id % 2 = 0 then 'armed' else 'sent' end, (s.id - 1) * 2 + n
     from duetime.subject as s cross join generate_series(1, 2) as n;
 insert into duetime.job (id, task, queue, priority, args, max_attempts)
@@ -975,11 +977,12 @@ insert into duetime_scope (ref, parent, updated_at) select 'channel:' || n, 'gui
 with recursive n(n) as (select 1 union all select n + 1 from n where n < {subjects})
 insert into duetime_subject (id, ref, scope, due_at, created_at, updated_at)
     select n, 'subject:' || n, 'channel:' || n % 100, {now} + n * 60000000, {now}, {now} from n;
+insert into duetime_rule (id, name, body) values (1, 'rule-1', '{{}}'), (2, 'rule-2', '[]');
 with n(n) as (values (1), (2))
-insert into duetime_reminder (id, key, subject_id, due_at, rule_id, rule, time, revision, run_at,
+insert into duetime_reminder (id, key, subject_id, due_at, rule, time, revision, run_at,
                               status, job_id, created_at)
     select (s.id - 1) * 2 + n, 'dtr_' || s.id || n,
-        s.id, s.due_at, 'rule-' || n, '{{}}', s.due_at, 1, s.due_at,
+        s.id, s.due_at, n, s.due_at, 1, s.due_at,
         iif(s.id % 2 = 0, 'armed', 'sent'), (s.id - 1) * 2 + n, {now}
     from duetime_subject as s cross join n;
 insert into duetime_job (id, task, queue, priority, args, max_attempts, created_at)
@@ -995,7 +998,7 @@ DOCUMENTS: dict[str, tuple[str, Any]] = {
     "withdraw": ("reminder_withdraw", {"ids": SOME, "status": "superseded", "reason": "x"}),
     "unrecorded": ("reminder_unrecorded", {}),
     "record_unsent": ("reminder_record_unsent", SOME),
-    "by key": ("receipt_keyed", {"key": "dtr_x"}),
+    "by key": ("receipt_keyed", {"key": "dtr_" + 32 * "0"}),
     "settle by a receipt": ("reminder_report", {"id": 7, "reason": "x"}),
     "lock, by ref": ("subject_lock", {"ids": [], "refs": ["subject:7", "subject:9"]}),
     "lock, by id": ("subject_lock", {"ids": SOME, "refs": []}),

@@ -45,9 +45,10 @@ insert into duetime.due (queue, priority, run_at, job_id, attempt)
     select queue, priority, '2030-01-01Z'::timestamptz + id * interval '1 second', id,
         case when id % 50000 = 0 then 1 else 0 end
     from duetime.job where id > {rows};
-insert into duetime.reminder (key, subject_id, due_at, rule_id, rule, time, revision, run_at,
-                              status, job_id)
-    select 'dtr_' || d.job_id, s.id, now(), '-1h', '{rule}', d.run_at, 1, d.run_at,
+insert into duetime.rule (id, digest, name, body)
+    values (1, md5('1')::uuid, '1h-before', '{rule}');
+insert into duetime.reminder (key, subject_id, due_at, rule, time, revision, run_at, status, job_id)
+    select md5(d.job_id::text)::uuid, s.id, now(), 1, d.run_at, 1, d.run_at,
         case when d.job_id % 2000 = 0 then 'failed' when d.job_id % 2 = 0 then 'sent'
              else 'armed' end, d.job_id
     from duetime.subject as s cross join duetime.due as d;

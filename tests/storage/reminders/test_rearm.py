@@ -158,8 +158,9 @@ class Half:
         row = self._connection.execute(
             "select r.id, r.job_id from duetime.reminder as r"
             " join duetime.subject as s on s.id = r.subject_id"
+            " join duetime.rule as u on u.id = r.rule"
             " where s.ref like %s and r.status = 'armed'"
-            " order by s.ref, r.due_at, r.time, r.rule_id, r.recipient limit 1",
+            " order by s.ref, r.due_at, r.time, u.name, r.recipient limit 1",
             [f"{self.letter}:%"],
         ).fetchone()
         if row is not None:
@@ -174,17 +175,18 @@ class Half:
     def state(self) -> list[tuple[Any, ...]]:
         """Every reminder, with its job, what waits of it and how it ended; and the marks."""
         found = self._connection.execute(
-            "select substr(s.ref, 3), s.revision, s.status, s.rearm_at, r.due_at, r.rule_id,"
-            " r.rule::jsonb, r.time, r.recipient, r.revision, r.run_at, r.status, r.reason,"
+            "select substr(s.ref, 3), s.revision, s.status, s.rearm_at, r.due_at, u.name,"
+            " u.body::jsonb, r.time, r.recipient, r.revision, r.run_at, r.status, r.reason,"
             " r.ended_at, r.job_id is not null, j.task, j.queue, j.priority, j.expires_at,"
-            " j.max_attempts, j.key = r.key, d.run_at, d.queue,"
+            " j.max_attempts, r.key is null, d.run_at, d.queue,"
             " d.priority, a.outcome, a.error"
             " from duetime.subject as s left join duetime.reminder as r on r.subject_id = s.id"
+            " left join duetime.rule as u on u.id = r.rule"
             " left join duetime.job as j on j.id = r.job_id"
             " left join duetime.due as d on d.job_id = r.job_id"
             " left join duetime.attempt as a on a.job_id = r.job_id"
             " where s.ref like %s"
-            " order by 1, r.due_at, r.time, r.rule_id, r.recipient, r.revision",
+            " order by 1, r.due_at, r.time, u.name, r.recipient, r.revision",
             [f"{self.letter}:%"],
         ).fetchall()
         return list(found)

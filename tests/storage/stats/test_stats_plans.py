@@ -39,9 +39,11 @@ insert into duetime.due (queue, priority, run_at, job_id, attempt)
     select queue, priority, clock_timestamp() + (id - 1.5 * {rows}) * interval '1 second', id,
         (id % 20 = 0)::integer
     from duetime.job where id > {rows};
-insert into duetime.reminder (key, subject_id, due_at, rule_id, rule, time, revision, run_at,
+insert into duetime.rule (id, digest, name, body)
+    values (1, md5('1')::uuid, '1h-before', '{{"offset": "-1h"}}');
+insert into duetime.reminder (key, subject_id, due_at, rule, time, revision, run_at,
                               status, job_id, recipient)
-    select 'dtr_' || d.job_id, 1 + d.job_id % ({rows} / 10), now(), '-1h', '{{"offset": "-1h"}}',
+    select md5(d.job_id::text)::uuid, 1 + d.job_id % ({rows} / 10), now(), 1,
         d.run_at, 1, d.run_at, case when d.job_id % 20 = 0 then 'failed' else 'armed' end,
         d.job_id, 'r' || d.job_id % 1000
     from duetime.due as d;

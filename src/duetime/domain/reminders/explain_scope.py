@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from duetime.domain.reasons import Explanation, make_explanation
 from duetime.domain.reminders.arming import Level, resolve_rules
@@ -26,12 +29,27 @@ LEVEL_SENTENCES = {
     "level_problem": "Part of the row of {level!r} cannot be used: {reason:reason}.",
     "level_overruled": "{level!r} sets rules of its own, which are not in effect, because "
     "{locked_by!r} is locked.",
+    "change_begun": "The scope {scope!r} changed at {at}, and workers have yet to arm the subjects "
+    "below it again.",
+    "change_followed": "The scope {scope!r} changed at {at}, and workers have yet to arm {left} "
+    "subjects[ of {total}] below it again.",
 }
 
 
-def explain_scope(levels: Sequence[Level]) -> Explanation:
+class ScopeChange(msgspec.Struct, frozen=True):
+    """A change of a scope that workers have yet to follow."""
+
+    scope: str
+    at: datetime
+    total: int | None
+    """How many open subjects are below it; None if they are not counted yet."""
+    left: int | None
+    """How many of them have yet to be armed again."""
+
+
+def explain_scope(levels: Sequence[Level], changes: Sequence[ScopeChange] = ()) -> Explanation:
     """Say which rules hold. `levels`: the scope, and those around it outwards. Its steps are what
-    each level sets.
+    each level sets, and `changes` that have not reached all subjects yet.
     """
     own = levels[0]
     resolved = resolve_rules(levels)
@@ -51,7 +69,14 @@ def explain_scope(levels: Sequence[Level]) -> Explanation:
         code = "own_rules"
     else:
         code = "inherited_rules" if own.rules is None else "overruled"
-    return make_explanation(SCOPE_SENTENCES, code, facts, steps=list(explain_levels(levels)))
+    steps = [*explain_levels(levels), *map(_explain_change, changes)]
+    return make_explanation(SCOPE_SENTENCES, code, facts, steps=steps)
+
+
+def _explain_change(change: ScopeChange) -> Explanation:
+    facts = {"scope": change.scope, "at": change.at, "total": change.total, "left": change.left}
+    code = "change_begun" if change.left is None else "change_followed"
+    return make_explanation(LEVEL_SENTENCES, code, facts)
 
 
 def explain_levels(levels: Sequence[Level]) -> Iterator[Explanation]:

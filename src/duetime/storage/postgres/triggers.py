@@ -31,9 +31,10 @@ OWN_TABLES = frozenset(
         "channel_rate", "channel_use", "claim", "delivery", "digest", "due", "flow_run",
         "flow_signal", "flow_step", "idempotency", "installation", "installation_secret", "job",
         "job_key", "login_failure", "migration", "parked", "progress", "queue", "rate_use",
-        "recipient", "recipient_use", "reminder", "schedule", "schedule_preset", "schedule_tick",
-        "scope", "service", "session", "subject", "task", "tracked", "tracked_scope", "waiter",
-        "worker", "worker_name", "zone",
+        "recipient", "recipient_use", "reminder", "rule", "schedule", "schedule_preset",
+        "schedule_tick", "scope", "scope_change", "scope_change_part", "service", "session",
+        "subject", "task", "tracked", "tracked_scope", "waiter", "worker", "worker_name",
+        "zone",
     }
 )  # fmt: skip
 _NAMES = ("ref", "scope", "due", "local_due", "zone", "recipients", "data", "rules", "open")

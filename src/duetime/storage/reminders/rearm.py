@@ -45,6 +45,21 @@ class RearmStatements(ReminderStatements):
         yield from self.request_rearm()
         return True
 
+    def follow_changes(self, most: int) -> Statements:
+        """Go on with changes of scopes: arm the next subjects again, at most so many.
+
+        Returns how many that were; -1 if others have locked them; None if nothing is left to do.
+        """
+        if not self._dialect.arms:
+            return None
+        [(count,)] = yield from self._dialect.run("follow_changes", {"most": most})
+        return count
+
+    def rearm_outdated(self, refs: Sequence[str]) -> Statements:
+        """Re-arm those of the subjects that a change of a scope has not reached yet."""
+        if self._dialect.arms:
+            yield from self._dialect.run("rearm_outdated", {"refs": list(refs)})
+
     def rearm(self, ids: Sequence[int]) -> Statements:
         """Re-arm those of the subjects that are marked and that nobody else has locked.
 

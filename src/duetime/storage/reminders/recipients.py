@@ -87,15 +87,10 @@ class RecipientStatements(ReminderStatements):
 
     def _follow_clock(self, ref: str) -> Statements:
         """Re-arm the open subjects that remind the recipient by their own clock."""
-        turn = False
         after = 0
         while rows := (
             yield from self._dialect.run("recipient_subjects", {"ref": ref, "after": after})
         ):
-            if not turn:
-                # A change of a scope that runs would wait for our subjects, and we for its scope.
-                yield from self._dialect.run("scope_turn", {})
-                turn = True
             subjects = yield from self._lock(ids=[row[0] for row in rows])
             # A revision of its own: what comes back is armed again, beside what it was.
             yield from self._dialect.run("subject_revise", [subject.id for subject in subjects])

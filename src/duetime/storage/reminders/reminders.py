@@ -13,6 +13,7 @@ from duetime.domain.duration import format_time
 from duetime.domain.keys import make_reminder_key
 from duetime.domain.reasons import Reason, read_reason
 from duetime.domain.reminders.arming import Armed, Level, arm, resolve_rules
+from duetime.domain.reminders.explain_scope import ScopeChange
 from duetime.domain.reminders.plan_recurrence import (
     SHARED_FROM,
     Plan,
@@ -38,8 +39,8 @@ _BATCH = 2000
 """How many subjects are armed at a time, by the Python path."""
 MAX_LEVELS = 99
 """How many scopes are around a subject."""
-_MANY = 5000
-"""How many subjects one statement re-arms in SQL."""
+_FEW = 500
+"""How many subjects are armed again in the transaction that changes their scope. In SQL, too."""
 _AGAIN = timedelta(milliseconds=100)
 """When to try again subjects whose recipients' time zones are being changed."""
 
@@ -66,24 +67,29 @@ class ReminderStatements:
     # Scopes
 
     def put_scope(self, scope: ScopeInfo, *, actor: str) -> Statements:
-        """Store it, and re-arm every open subject below; return what that did."""
-        yield from self._dialect.run("scope_turn", {})
+        """Store it, and have every open subject below armed again: a few at once, many by workers.
+        Return what that did."""
         yield from self._dialect.run("scope_own", {"ref": scope.ref})
-        known = yield from self._scopes([scope.ref, *([scope.parent] if scope.parent else [])])
+        names = [scope.ref, *([scope.parent] if scope.parent else [])]
+        if scope.parent is not None:
+            yield from self._dialect.run("scope_queue", [scope.parent])
+        known = yield from self._scopes(names)
         before = known.get(scope.ref)
         if scope.parent is not None:
             inside = 0
             if before is not None and before.parent != scope.parent:
+                yield from self._dialect.run("scope_turn", {})
+                known = yield from self._scopes(names)
                 [(inside,)] = yield from self._dialect.run("scope_depth", {"ref": scope.ref})
             _check_parent(scope, known, inside)
         rules = None if scope.rules is None else [rule.to_json() for rule in scope.rules]
         document = {
             "ref": scope.ref, "parent": scope.parent, "rules": rules, "locked": scope.locked,
         }  # fmt: skip
-        yield from self._dialect.run("scope_put", [document])
         if before == scope:
             return Put("same", affected=0)
-        count = yield from self._rearm_below(scope.ref)
+        yield from self._dialect.run("scope_put", [document])
+        count = 0 if before is None else (yield from self._rearm_below(scope.ref))
         yield from self._audit(
             actor, "scope.put", f"scope:{scope.ref}", before and scope_document(before), document
         )
@@ -91,7 +97,6 @@ class ReminderStatements:
 
     def delete_scope(self, ref: str, *, actor: str) -> Statements:
         """Return whether it was there; raise `InvalidInput` if something is inside it."""
-        yield from self._dialect.run("scope_turn", {})
         yield from self._dialect.run("scope_own", {"ref": ref})
         known = yield from self._scopes([ref])
         if ref not in known:
@@ -248,6 +253,11 @@ class ReminderStatements:
         rows = yield from self._dialect.run("scope_problems", [level.name for level in levels])
         problems = {row[0]: read_reason(row[1]) for row in rows}
         return [level._replace(problem=problems.get(level.name)) for level in levels]
+
+    def changes_of_scope(self, ref: str) -> Statements:
+        """Return its changes, and those of scopes around it, that workers have yet to follow."""
+        rows = yield from self._dialect.run("scope_progress", {"ref": ref})
+        return [ScopeChange(row[0], self._dialect.moment(row[1]), row[2], row[3]) for row in rows]
 
     # Reminders
 
@@ -448,23 +458,25 @@ class ReminderStatements:
         if here:
             yield from self._rearm(here, why, as_of=as_of)
 
-    def _rearm_below(self, ref: str) -> Statements:
-        """Re-arm the open subjects below a scope; return how many those are."""
-        why, count, after = Reason("rules_changed"), 0, 0
-        while True:
-            if self._dialect.arms:
-                document = {"ref": ref, "after": after, "most": _MANY, "why": why}
-                [(found, last)] = yield from self._dialect.run("rearm_below", document)
-                if not found:
-                    return count
-                count, after = count + found, last
-                continue
-            rows = yield from self._dialect.run("subjects_below", {"ref": ref, "after": after})
-            if not rows:
-                return count
+    def _rearm_below(self, ref: str, *, as_of: datetime | None = None) -> Statements:
+        """Have the open subjects below a scope armed again; return how many those are.
+
+        `as_of`: when the change was made, if that was not just now.
+        """
+        if self._dialect.arms and as_of is None:
+            [(count,)] = yield from self._dialect.run("scope_changed", {"ref": ref})
+            return count
+        [(count,)] = yield from self._dialect.run("scope_size", {"ref": ref})
+        if count <= _FEW:
+            rows = yield from self._dialect.run("subjects_below", {"ref": ref})
             ids = [row[0] for row in rows]
-            yield from self._revise(ids, why)
-            count, after = count + len(ids), ids[-1]
+            since = None if as_of is None else dict.fromkeys(ids, as_of)
+            yield from self._revise(ids, Reason("rules_changed"), as_of=since)
+        else:
+            now = yield from self._dialect.now()
+            yield from self._dialect.run("subjects_mark", {"ref": ref, "at": as_of or now})
+            yield from self.request_rearm()
+        return count
 
     def _revise(
         self, ids: Sequence[int], why: Reason | None, *, as_of: Mapping[int, datetime] | None = None
@@ -634,7 +646,6 @@ def reminder_document(
     return {
         "subject_id": subject.id,
         "due_at": due,
-        "rule_id": armed.rule.id,
         "rule": armed.rule.to_json(),
         "time": armed.time,
         "recipient": recipient,

@@ -162,6 +162,7 @@ declare
     moved bigint[];
     closed bigint[];
     missing bigint;
+    made bigint;
     foreign_ref text;
 begin
     if exists (select from unnest(refs || gone) as r(ref) where octet_length(r.ref) > 800) then
@@ -217,6 +218,7 @@ begin
         json_build_object('ref', m.ref, 'parent', null, 'rules', null, 'locked', false)
     from made as m;
     perform from duetime.scope as s where s.ref = any (around) order by s.ref for share;
+    made := duetime._changes_made();
     perform from duetime.subject as s
     where s.ref = any (refs) or s.ref = any (gone) order by s.id for update;
 
@@ -307,6 +309,7 @@ begin
                 problem = case when c.closes then s.problem else duetime._row_problem(c.problems) end,
                 tracked = track,
                 revision = s.revision + (c.moves or c.closes)::integer,
+                armed_under = case when c.moves then made else s.armed_under end,
                 updated_at = moment
             from change as c where s.id = c.id
         ), fresh as materialized (
@@ -314,9 +317,9 @@ begin
             where g.open and not exists (select from before as b where b.ref = g.ref)
         ), added as (
             insert into duetime.subject (ref, scope, due_at, tz, status, rules, data, recipients,
-                                         tracked, problem, created_at, updated_at)
+                                         tracked, problem, armed_under, created_at, updated_at)
             select f.ref, f.scope, f.due_at, f.tz, 'open', f.rules, f.data, f.recipients, track,
-                duetime._row_problem(f.problems), moment, moment
+                duetime._row_problem(f.problems), made, moment, moment
             from fresh as f order by f.ref
             on conflict (ref) do nothing
             returning id, ref, scope, due_at, tz, rules, recipients
@@ -566,22 +569,9 @@ create or replace function duetime._scopes_changed(refs text[]) returns void
     language plpgsql as $$
 declare
     changed text;
-    done record;
-    last bigint;
 begin
     foreach changed in array refs loop
-        continue when not exists (select from duetime.scope as s where s.parent = changed)
-            and not exists (select from duetime.subject as s where s.scope = changed and s.status = 'open');
-        if to_regprocedure('duetime.scope_changed(text)') is not null then
-            perform duetime.scope_changed(changed);
-            continue;
-        end if;
-        last := 0;
-        loop
-            select * into done from duetime.rearm_below(changed, last, 5000, '{"code": "rules_changed"}');
-            exit when coalesce(done.count, 0) = 0;
-            last := done.last;
-        end loop;
+        perform duetime.scope_changed(changed);
     end loop;
 end $$;
 
@@ -612,6 +602,7 @@ begin
     select l.job_id, nextval('duetime.claim_token_seq'), l.attempt, 'superseded', moment,
         'subject_deleted'
     from (select * from left_due union all select * from unparked) as l;
+    delete from duetime.reminder as r where r.subject_id = any (ids);
     delete from duetime.subject as s where s.id = any (ids);
 end $$;
 

@@ -31,6 +31,7 @@ drop table duetime_digest;
 drop table duetime_recipient_use;
 drop table duetime_recipient;
 drop table duetime_reminder;
+drop table duetime_rule;
 drop table duetime_subject;
 drop table duetime_scope;
 drop view duetime_schedule_ticks;

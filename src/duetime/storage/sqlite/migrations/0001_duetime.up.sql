@@ -472,14 +472,21 @@ create index duetime_subject_tracked on duetime_subject (tracked, id) where trac
 create index duetime_subject_rearm on duetime_subject (rearm_at) where rearm_at is not null;
 create index duetime_subject_scope on duetime_subject (scope);
 
+-- Each rule that reminders were armed by, once. `name` is the rule's id.
+create table duetime_rule (
+    id   integer primary key,
+    name text not null,
+    body text not null unique
+) strict;
+
 create table duetime_reminder (
     id         integer primary key,
     -- What providers know its first round by; one that is armed again has the same.
     key        text not null,
     subject_id integer not null,
     due_at     integer not null,
-    rule_id    text not null,
-    rule       text not null,
+    -- A row of `duetime_rule`.
+    rule       integer not null,
     time       integer not null,
     recipient  text not null default '',
     revision   integer not null,
@@ -494,7 +501,7 @@ create table duetime_reminder (
     acknowledged_by text,
     created_at integer not null,
     ended_at   integer,
-    unique (subject_id, due_at, rule_id, time, recipient, revision)
+    unique (subject_id, due_at, time, rule, revision, recipient)
 ) strict;
 create unique index duetime_reminder_job on duetime_reminder (job_id) where job_id is not null;
 create index duetime_reminder_armed on duetime_reminder (run_at) where status = 'armed';
@@ -582,12 +589,13 @@ create index duetime_channel_use_at on duetime_channel_use (channel, at);
 -- Reminders with their subjects, and with the delivery that counts: the last accepted one, else the
 -- last.
 create view duetime_reminder_row as
-select r.id, s.ref as subject, s.scope, r.due_at, r.rule, r.time, r.recipient, r.run_at,
+select r.id, s.ref as subject, s.scope, r.due_at, u.body as rule, r.time, r.recipient, r.run_at,
     r.status, r.reason, r.job_id, s.tz, s.data, d.channel, d.external_id,
     d.status as delivery, r.ended_at, r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key,
-    s.rearm_at, r.rule_id, r.subject_id
+    s.rearm_at, u.name as rule_id, r.subject_id
 from duetime_reminder as r
 join duetime_subject as s on s.id = r.subject_id
+join duetime_rule as u on u.id = r.rule
 left join duetime_delivery as d on d.id = (
     select n.id from duetime_delivery as n where n.reminder_id = r.id
     order by n.status in ('sent', 'delivered', 'acknowledged') desc, n.round desc,

@@ -6,13 +6,14 @@
 -- reminder of the same place was sent or is being sent; what the channels did with this one in this
 -- round; and the columns of `admission_read`. Indexes: the primary keys, the unique index of
 -- reminders, of deliveries.
-select s.rearm_at <= (select duetime.now()), r.id, s.ref, s.scope, r.due_at, r.rule::text, r.time,
+select coalesce(s.rearm_at <= (select duetime.now()), false)
+        or duetime._is_outdated(s.scope, s.armed_under), r.id, s.ref, s.scope, r.due_at, u.body::text, r.time,
     r.recipient, r.run_at, r.status, r.reason::text, r.job_id, s.tz, s.data::text, null, null, null,
-    r.ended_at, r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key,
+    r.ended_at, r.snoozes, r.acknowledged_at, r.acknowledged_by, 'dtr_' || replace(r.key::text, '-', ''),
     (select case when o.status = 'sent' or o.snoozes > 0 then 'sent' else 'sending' end
          || ' ' || o.id
-     from duetime.reminder as o
-     where o.subject_id = r.subject_id and o.due_at = r.due_at and o.rule_id = r.rule_id
+     from duetime.reminder as o join duetime.rule as n on n.id = o.rule
+     where o.subject_id = r.subject_id and o.due_at = r.due_at and n.name = u.name
        and o.time = r.time and o.recipient = r.recipient and o.id <> r.id
        and (o.status = 'sent' or o.snoozes > 0
             or (o.status in ('superseded', 'cancelled')
@@ -31,6 +32,7 @@ select s.rearm_at <= (select duetime.now()), r.id, s.ref, s.scope, r.due_at, r.r
     p.disabled::text, r.status, r.held, g.id, g.status
 from duetime.reminder as r
 join duetime.subject as s on s.id = r.subject_id
+join duetime.rule as u on u.id = r.rule
 left join duetime.recipient as p on p.ref = r.recipient
 left join duetime.digest as g on g.id = r.digest_id
 where r.id = any (array(select value::bigint from json_array_elements_text(%s::json)));
@@ -134,9 +136,9 @@ with input as materialized (
 select r.subject_id from duetime.reminder as r
 where r.id = any ((select ids from input)::bigint[])
 union
-select r.subject_id from duetime.reminder as r
+select r.subject_id from duetime.reminder as r join duetime.rule as u on u.id = r.rule
 where r.job_id = any ((select jobs from input)::bigint[])
-  and coalesce(r.status, '') = 'armed' and r.rule ->> 'escalate_us' is not null;
+  and coalesce(r.status, '') = 'armed' and u.escalate_us is not null;
 
 -- name: reminder_group
 -- The reminders of one rule and time of a subject, to all its recipients.
@@ -144,7 +146,8 @@ select r.id, r.recipient, r.status, r.acknowledged_by
 from json_to_record(%s::json) as g(
     subject_id bigint, due_at timestamptz, rule_id text, time timestamptz)
 join duetime.reminder as r on r.subject_id = g.subject_id and r.due_at = g.due_at
-    and r.rule_id = g.rule_id and r.time = g.time
+    and r.time = g.time
+join duetime.rule as u on u.id = r.rule and u.name = g.rule_id
 order by r.id;
 
 -- name: reminder_acknowledge
@@ -163,7 +166,7 @@ returning r.id;
 with given as materialized (
     select g.*, nextval('duetime.job_id_seq') as job_id
     from json_to_record(%s::json) as g(
-        id bigint, run_at timestamptz, reason json, snoozes integer, key text, task text,
+        id bigint, run_at timestamptz, reason json, snoozes integer, task text,
         expires_at timestamptz)
 ), armed as (
     update duetime.reminder as r
@@ -173,7 +176,7 @@ with given as materialized (
     returning r.id
 ), made as materialized (
     select duetime._add_jobs(array_agg(duetime._new_job(
-        g.job_id, g.task, g.run_at, json_build_object('reminder', g.id), key => g.key,
+        g.job_id, g.task, g.run_at, json_build_object('reminder', g.id),
         expires_at => g.expires_at)))
     from armed as a join given as g on g.id = a.id
 )

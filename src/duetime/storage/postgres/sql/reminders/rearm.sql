@@ -15,7 +15,9 @@ order by s.id limit (select most from input);
 -- Whether a mark was to be looked at a while ago.
 select 1 from json_to_record(%s::json) as g(patience bigint)
 where exists (select from duetime.subject as s
-              where s.rearm_at <= (select duetime.now()) - g.patience * interval '1 microsecond');
+              where s.rearm_at <= (select duetime.now()) - g.patience * interval '1 microsecond')
+   or exists (select from duetime.scope_change as c
+              where c.at <= (select duetime.now()) - g.patience * interval '1 microsecond');
 
 -- name: reminders_check
 -- Whether a repair may have something to do. Indexes: reminder_armed, digest_sending, subject_rearm.
@@ -24,7 +26,9 @@ where exists (select from duetime.reminder as r
               where r.status = 'armed' and r.run_at <= (select duetime.now()))
    or exists (select from duetime.digest as d where d.status = 'sending')
    or exists (select from duetime.subject as s
-              where s.rearm_at <= (select duetime.now()) - g.patience * interval '1 microsecond');
+              where s.rearm_at <= (select duetime.now()) - g.patience * interval '1 microsecond')
+   or exists (select from duetime.scope_change as c
+              where c.at <= (select duetime.now()) - g.patience * interval '1 microsecond');
 
 -- name: rearm_turn
 -- Whether nobody else repairs just now. What follows sees what those before did.
@@ -78,7 +82,31 @@ returning id, ref;
 select duetime.rearm(array(select value::bigint from json_array_elements_text(g.ids)), g.why)
 from json_to_record(%s::json) as g(ids json, why json);
 
--- name: rearm_below
-select n.count, n.last
-from json_to_record(%s::json) as g(ref text, after bigint, most integer, why json)
-cross join duetime.rearm_below(g.ref, g.after, g.most, g.why) as n;
+-- name: scope_changed
+select duetime.scope_changed(%s::json ->> 'ref');
+
+-- name: follow_changes
+select duetime.follow_changes((%s::json ->> 'most')::integer);
+
+-- name: rearm_outdated
+-- One whose reminder is due now is not left to the others' turn.
+select duetime._rearm_outdated(array_agg(s.id), n.at)
+from json_to_record(%s::json) as g(refs json)
+join duetime.subject as s on s.ref = any (array(select json_array_elements_text(g.refs)))
+cross join (select min(c.at) as at from duetime.scope_change as c) as n
+where n.at is not null and duetime._is_outdated(s.scope, s.armed_under)
+group by n.at;
+
+-- name: scope_progress
+-- The changes of a scope, or of one around it, that workers have yet to follow: how many subjects are left.
+with recursive chain as (
+    select s.ref, s.parent, 0 as level from duetime.scope as s where s.ref = %s::json ->> 'ref'
+    union
+    select s.ref, s.parent, c.level + 1 from duetime.scope as s join chain as c on s.ref = c.parent
+    where c.level < 100
+)
+select c.scope, c.at, c.total, p.count
+from duetime.scope_change as c
+cross join lateral (select sum(cardinality(p.ids))::bigint as count
+                    from duetime.scope_change_part as p where p.change_id = c.id) as p
+where c.scope in (select ref from chain) order by c.id;

@@ -2,7 +2,8 @@
 
 -- name: receipt_keyed
 -- The reminders with a key: several, if one was withdrawn and armed again. Index: reminder_key.
-select r.id from duetime.reminder as r where r.key = %s::json ->> 'key' order by r.id;
+select r.id from duetime.reminder as r
+where r.key = substr(%s::json ->> 'key', 5)::uuid order by r.id;
 
 -- name: receipt_early
 -- The channel accepted them, as its receiver reports; the sender has not recorded that yet.

@@ -65,9 +65,8 @@ select distinct r.subject_id
 from json_to_record(%s::json) as g(ref text, after bigint)
 join duetime.reminder as r on r.recipient = g.ref and r.status = 'armed' and r.subject_id > g.after
 join duetime.subject as s on s.id = r.subject_id and s.status = 'open'
-where exists (select from duetime.reminder as z
-              where z.subject_id = r.subject_id and z.recipient = g.ref
-                and z.rule ->> 'zone' = 'recipient')
+where exists (select from duetime.reminder as z join duetime.rule as u on u.id = z.rule
+              where z.subject_id = r.subject_id and z.recipient = g.ref and u.zone = 'recipient')
 order by r.subject_id limit 2000;
 
 -- name: recipient_release

@@ -4,12 +4,13 @@
 -- name: reminder_since
 -- What became of the reminders of occurrences since a due time; of older ones, what is still armed.
 -- Index: the unique one of reminders.
-select r.id, r.subject_id, r.due_at, r.rule_id, r.time, r.recipient, r.status, r.job_id,
-    r.rule::text
+select r.id, r.subject_id, r.due_at, u.name, r.time, r.recipient, r.status, r.job_id,
+    u.body::text
 from json_to_recordset(%s::json) as g(id bigint, since timestamptz)
 join duetime.reminder as r on r.subject_id = g.id
     and r.due_at >= g.since - interval '400 days'
     and (r.due_at >= g.since or r.status = 'armed')
+join duetime.rule as u on u.id = r.rule
 where r.status <> 'superseded' and r.status <> 'cancelled';
 
 -- name: subject_planned

@@ -9,7 +9,7 @@ on conflict (ref) do update set (parent, rules, locked, updated_at)
     = (excluded.parent, excluded.rules, excluded.locked, duetime.now());
 
 -- name: scope_turn
--- One change of scopes at a time; subjects go on meanwhile.
+-- One scope is put into another at a time: else two could get inside each other.
 select pg_advisory_xact_lock(hashtext('duetime.scope')) where %s::json is not null;
 
 -- name: scope_queue
@@ -66,22 +66,22 @@ where s.ref = %s::json ->> 'ref';
 -- name: scope_delete
 delete from duetime.scope where ref = %s::json ->> 'ref' returning ref;
 
+-- name: scope_size
+-- How many open subjects are in a scope and in all scopes inside it. Index: subject_scope.
+select count(*) from duetime.subject as s
+where s.scope = any (duetime._scopes_below(%s::json ->> 'ref')) and s.status = 'open';
+
 -- name: subjects_below
--- The open subjects of a scope and of all scopes inside it, some at a time.
-with recursive input as (
-    select %s::json as doc
-), below as (
-    select i.doc ->> 'ref' as ref from input as i
-    union
-    select s.ref from duetime.scope as s join below as b on s.parent = b.ref
-)
-select n.id from below as b cross join lateral (
-    select s.id from duetime.subject as s
-    where s.scope = b.ref and s.status = 'open'
-      and s.id > (select (i.doc ->> 'after')::bigint from input as i)
-    order by s.id limit 2000
-) as n
-order by n.id limit 2000;
+-- The open subjects of a scope and of all scopes inside it. Index: subject_scope.
+select s.id from duetime.subject as s
+where s.scope = any (duetime._scopes_below(%s::json ->> 'ref')) and s.status = 'open'
+order by s.id;
+
+-- name: subjects_mark
+-- Have a worker arm the open subjects of a scope again, and of all scopes inside it.
+update duetime.subject as s set rearm_at = least(s.rearm_at, g.at)
+from json_to_record(%s::json) as g(ref text, at timestamptz)
+where s.scope = any (duetime._scopes_below(g.ref)) and s.status = 'open';
 
 -- name: subject_lock
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules::text, s.data::text,
@@ -97,7 +97,9 @@ for update of s;
 -- Served by subject_ref_key.
 select s.id, s.ref, s.scope, s.due_at, s.tz, s.status, s.rules::text, s.data::text,
     s.recipients::text, s.revision, s.created_at, s.updated_at, s.repeats::text, s.planned_from,
-    s.planned_until, s.problem::text, s.rearm_at <= (select duetime.now())
+    s.planned_until, s.problem::text,
+    coalesce(s.rearm_at <= (select duetime.now()), false)
+        or duetime._is_outdated(s.scope, s.armed_under)
 from (select distinct e.ref
       from json_array_elements_text(%s::json -> 'refs') as e(ref)) as e
 cross join lateral (select * from duetime.subject where subject.ref = e.ref offset 0) as s
@@ -140,8 +142,10 @@ select (select count(*) from duetime.scope as s where s.parent = g.ref),
 from json_to_record(%s::json) as g(ref text);
 
 -- name: subject_insert
-insert into duetime.subject (ref, scope, due_at, tz, status, rules, data, recipients, repeats)
-select g.ref, g.scope, g.due_at, g.tz, g.status, g.rules, g.data, g.recipients, g.repeats
+insert into duetime.subject (ref, scope, due_at, tz, status, rules, data, recipients, repeats,
+                             armed_under)
+select g.ref, g.scope, g.due_at, g.tz, g.status, g.rules, g.data, g.recipients, g.repeats,
+    (select duetime._changes_made())
 from json_to_recordset(%s::json) as g(
     ref text, scope text, due_at timestamptz, tz text, status text, rules json, data json,
     recipients json, repeats json)
@@ -150,13 +154,17 @@ on conflict (ref) do nothing
 returning ref;
 
 -- name: subject_revise
-update duetime.subject set revision = revision + 1
+update duetime.subject
+set revision = revision + 1, armed_under = (select duetime._changes_made())
 where id = any (array(select value::bigint from json_array_elements_text(%s::json)));
 
 -- name: subject_update
 update duetime.subject as s
 set scope = g.scope, due_at = g.due_at, tz = g.tz, status = g.status, rules = g.rules,
     data = g.data, recipients = g.recipients, repeats = g.repeats, revision = g.revision,
+    -- Another revision is armed in this transaction, under the scopes that it has locked.
+    armed_under = case when s.revision = g.revision then s.armed_under
+                       else (select duetime._changes_made()) end,
     updated_at = duetime.now()
 from json_to_recordset(%s::json) as g(
     id bigint, scope text, due_at timestamptz, tz text, status text, rules json, data json,
@@ -164,14 +172,18 @@ from json_to_recordset(%s::json) as g(
 where s.id = g.id;
 
 -- name: subject_delete
-delete from duetime.subject
-where id = any (array(select value::bigint from json_array_elements_text(%s::json)));
+with input as materialized (
+    select array(select value::bigint from json_array_elements_text(%s::json)) as ids
+), gone as (
+    delete from duetime.reminder as r where r.subject_id = any ((select ids from input)::bigint[])
+)
+delete from duetime.subject as s where s.id = any ((select ids from input)::bigint[]);
 
 -- name: reminder_of
 -- What became of the reminders of subjects.
-select r.id, r.subject_id, r.due_at, r.rule_id, r.time, r.recipient, r.status, r.job_id,
-    r.rule::text
-from duetime.reminder as r
+select r.id, r.subject_id, r.due_at, u.name, r.time, r.recipient, r.status, r.job_id,
+    u.body::text
+from duetime.reminder as r join duetime.rule as u on u.id = r.rule
 where r.subject_id = any (array(select value::bigint from json_array_elements_text(%s::json)))
   and r.status <> 'superseded' and r.status <> 'cancelled';
 
@@ -181,20 +193,28 @@ with given as materialized (
     select g.*, nextval('duetime.reminder_id_seq') as id,
         case when g.run_at is not null then nextval('duetime.job_id_seq') end as job_id
     from json_to_recordset(%s::json) as g(
-        subject_id bigint, due_at timestamptz, rule_id text, rule json, time timestamptz,
+        subject_id bigint, due_at timestamptz, rule json, time timestamptz,
         recipient text, revision integer, run_at timestamptz, status text, reason json,
         key text, task text, expires_at timestamptz)
+), rule as materialized (
+    select u.body, duetime._rule_number(u.body::json) as number
+    from (select distinct g.rule::text as body from given as g) as u
 ), fresh as (
-    insert into duetime.reminder (id, key, subject_id, due_at, rule_id, rule, time, recipient,
+    insert into duetime.reminder (id, key, subject_id, due_at, rule, time, recipient,
                                   revision, run_at, status, reason, job_id, ended_at)
-    select g.id, g.key, g.subject_id, g.due_at, g.rule_id, g.rule, g.time, g.recipient, g.revision,
-        g.run_at, g.status, g.reason, g.job_id, case when g.job_id is null then duetime.now() end
-    from given as g
-    on conflict (subject_id, due_at, rule_id, time, recipient, revision) do nothing
+    select g.id, substr(g.key, 5)::uuid, g.subject_id, g.due_at, u.number, g.time, g.recipient,
+        g.revision, g.run_at, g.status, g.reason, g.job_id,
+        case when g.job_id is null then duetime.now() end
+    from given as g join rule as u on u.body = g.rule::text
+    -- One that was withdrawn under this revision of its subject is not armed again.
+    where not exists (
+        select from duetime.reminder as o
+        where o.subject_id = g.subject_id and o.due_at = g.due_at and o.time = g.time
+          and o.rule = u.number and o.recipient = g.recipient and o.revision = g.revision)
     returning id, job_id
 ), made as materialized (
     select duetime._add_jobs(array_agg(duetime._new_job(
-        g.job_id, g.task, g.run_at, json_build_object('reminder', g.id), key => g.key,
+        g.job_id, g.task, g.run_at, json_build_object('reminder', g.id),
         expires_at => g.expires_at)))
     from fresh as f join given as g on g.id = f.id where f.job_id is not null
 )
@@ -228,7 +248,8 @@ select g.job_id from gone as g cross join (select count(*) from ended) as e;
 
 -- name: reminder_get
 -- By id: what every sender checks right before.
-select r.rearm_at <= (select duetime.now()), r.* from duetime.reminder_row as r
+select coalesce(r.rearm_at <= (select duetime.now()), false)
+        or duetime._is_outdated(r.scope, r.armed_under), r.* from duetime.reminder_row as r
 where r.id = any (array(select value::bigint from json_array_elements_text(%s::json -> 'ids')))
 order by coalesce(r.run_at, r.time), r.id;
 
@@ -238,7 +259,8 @@ with given as (
     select g.* from json_to_record(%s::json) as g(
         subject text, status text, "time" timestamptz, id bigint, "limit" integer)
 )
-select r.rearm_at <= (select duetime.now()), r.*
+select coalesce(r.rearm_at <= (select duetime.now()), false)
+        or duetime._is_outdated(r.scope, r.armed_under), r.*
 from given as g join duetime.reminder_row as r on r.subject = g.subject
 where (g.status is null or r.status = g.status)
   and (coalesce(r.run_at, r.time), r.id) > (coalesce(g."time", '-infinity'), g.id)
@@ -247,7 +269,8 @@ order by coalesce(r.run_at, r.time), r.id limit (select "limit" from given);
 -- name: reminder_newest
 -- Newest first: of one status that is rare (reminder_troubled), of another, or of all
 -- (reminder_pkey). Deliveries are read only for those that are shown.
-select r.rearm_at <= (select duetime.now()), r.*
+select coalesce(r.rearm_at <= (select duetime.now()), false)
+        or duetime._is_outdated(r.scope, r.armed_under), r.*
 from (
     select n.id from json_to_record(%s::json) as g(status text, before_id bigint, "limit" integer)
     cross join lateral (
@@ -267,7 +290,8 @@ order by r.id desc;
 
 -- name: reminder_next
 -- Those that are armed, up to `until`, in the order of their times (reminder_armed).
-select r.rearm_at <= (select duetime.now()), r.*
+select coalesce(r.rearm_at <= (select duetime.now()), false)
+        or duetime._is_outdated(r.scope, r.armed_under), r.*
 from (
     select n.id from json_to_record(%s::json) as g(
         until timestamptz, "time" timestamptz, id bigint, "limit" integer)
@@ -300,7 +324,8 @@ where r.job_id = any (array(select value::bigint from json_array_elements_text(%
   and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
   and not exists (select from duetime.attempt as b where b.job_id = a.job_id and b.token > a.token)
   and not exists (select from duetime.due as d where d.job_id = r.job_id)
-returning r.id, r.status, r.rule ->> 'escalate_us';
+returning r.id, r.status,
+    (select u.escalate_us::text from duetime.rule as u where u.id = r.rule);
 
 -- name: reminder_unrecorded
 with past as materialized (

@@ -2,9 +2,11 @@
 
 -- name: resend_twin
 -- Another reminder of the same place that was sent. Index: the unique one of reminders.
-select o.id from duetime.reminder as r join duetime.reminder as o
-    on o.subject_id = r.subject_id and o.due_at = r.due_at and o.rule_id = r.rule_id
+select o.id from duetime.reminder as r join duetime.rule as u on u.id = r.rule
+join duetime.reminder as o
+    on o.subject_id = r.subject_id and o.due_at = r.due_at
     and o.time = r.time and o.recipient = r.recipient and o.id <> r.id
+join duetime.rule as n on n.id = o.rule and n.name = u.name
 where r.id = (%s::json ->> 'id')::bigint and (o.status = 'sent' or o.snoozes > 0)
 order by o.id desc limit 1;
 
@@ -21,7 +23,7 @@ from json_to_record(%s::json) as g(id bigint, round integer);
 with given as materialized (
     select g.*, nextval('duetime.job_id_seq') as job_id
     from json_to_record(%s::json) as g(
-        id bigint, run_at timestamptz, reason json, snoozes integer, key text, task text,
+        id bigint, run_at timestamptz, reason json, snoozes integer, task text,
         taken boolean)
 ), armed as (
     update duetime.reminder as r
@@ -43,7 +45,7 @@ with given as materialized (
     on conflict (reminder_id, round, channel) do nothing
 ), made as materialized (
     select duetime._add_jobs(array_agg(duetime._new_job(
-        g.job_id, g.task, g.run_at, json_build_object('reminder', g.id), key => g.key)))
+        g.job_id, g.task, g.run_at, json_build_object('reminder', g.id))))
     from armed as a join given as g on g.id = a.id
 )
 select a.id from made join armed as a on true;

@@ -18,13 +18,14 @@ with g as materialized (
     select g.at, g.id, coalesce(g.until, 'infinity') as until, g.most
     from json_to_record(%s::json) as g(at timestamptz, id bigint, until timestamptz, most integer)
 )
-select r.id, r.run_at, s.ref, r.rule::text, r.rule_id, r.recipient, r.job_id
+select r.id, r.run_at, s.ref, u.body::text, u.name, r.recipient, r.job_id
 from (select * from duetime.reminder as r
       where r.status = 'armed' and r.run_at >= (select at from g)
         and (r.run_at, r.id) > ((select at from g), (select id from g))
         and r.run_at <= (select until from g)
       order by r.run_at, r.id limit (select most from g)) as r
 cross join lateral (select s.ref from duetime.subject as s where s.id = r.subject_id offset 0) as s
+cross join lateral (select u.body, u.name from duetime.rule as u where u.id = r.rule offset 0) as u
 order by r.run_at, r.id;
 
 -- name: agenda_jobs
@@ -54,7 +55,7 @@ with g as materialized (
     select * from json_to_record(%s::json)
         as g(recipient text, since timestamptz, until timestamptz, most integer)
 )
-select r.id, r.run_at, s.ref, r.rule::text, r.rule_id, r.recipient, r.job_id
+select r.id, r.run_at, s.ref, u.body::text, u.name, r.recipient, r.job_id
 from (select r.* from (
           select * from duetime.reminder as r
           where r.status = 'armed' and r.recipient = (select recipient from g)
@@ -62,6 +63,7 @@ from (select r.* from (
       where r.run_at >= (select since from g) and r.run_at < (select until from g)
       order by r.run_at, r.id limit (select most from g)) as r
 cross join lateral (select s.ref from duetime.subject as s where s.id = r.subject_id offset 0) as s
+cross join lateral (select u.body, u.name from duetime.rule as u where u.id = r.rule offset 0) as u
 order by r.run_at, r.id;
 
 -- name: ended_of_recipient
@@ -71,11 +73,12 @@ with g as materialized (
     select * from json_to_record(%s::json)
         as g(recipient text, since timestamptz, until timestamptz, most integer)
 )
-select r.id, r.ended_at, s.ref, r.rule::text, r.rule_id, r.status
+select r.id, r.ended_at, s.ref, u.body::text, u.name, r.status
 from (select * from duetime.reminder as r
       where r.status in ('sent', 'failed') and r.recipient <> ''
         and r.recipient = (select recipient from g)
         and r.ended_at >= (select since from g) and r.ended_at < (select until from g)
       order by r.ended_at desc limit (select most from g)) as r
 cross join lateral (select s.ref from duetime.subject as s where s.id = r.subject_id offset 0) as s
+cross join lateral (select u.body, u.name from duetime.rule as u where u.id = r.rule offset 0) as u
 order by r.ended_at desc, r.id desc;

@@ -9,12 +9,13 @@
 with input(doc) as (select ?)
 select s.rearm_at <= json_extract(i.doc, '$.now')
         or exists (select 1 from duetime_tracked_change as c where c.kind = 'scopes'),
-    r.id, s.ref, s.scope, r.due_at, r.rule, r.time,
+    r.id, s.ref, s.scope, r.due_at, u.body, r.time,
     r.recipient, r.run_at, r.status, r.reason, r.job_id, s.tz, s.data, null, null, null,
     r.ended_at, r.snoozes, r.acknowledged_at, r.acknowledged_by, r.key,
     (select iif(o.status = 'sent' or o.snoozes > 0, 'sent', 'sending') || ' ' || o.id
      from duetime_reminder as o
-     where o.subject_id = r.subject_id and o.due_at = r.due_at and o.rule_id = r.rule_id
+     where o.subject_id = r.subject_id and o.due_at = r.due_at
+       and (select n.name from duetime_rule as n where n.id = o.rule) = u.name
        and o.time = r.time and o.recipient = r.recipient and o.id <> r.id
        and (o.status = 'sent' or o.snoozes > 0
             or (o.status in ('superseded', 'cancelled')
@@ -35,6 +36,7 @@ select s.rearm_at <= json_extract(i.doc, '$.now')
 from input as i cross join json_each(i.doc, '$.doc') as e
 cross join duetime_reminder as r on r.id = e.value
 cross join duetime_subject as s on s.id = r.subject_id
+cross join duetime_rule as u on u.id = r.rule
 left join duetime_recipient as p on p.ref = r.recipient
 left join duetime_digest as g on g.id = r.digest_id;
 
@@ -149,7 +151,8 @@ cross join duetime_reminder as r on r.id = e.value
 union
 select r.subject_id from input as i cross join json_each(i.doc, '$.doc.jobs') as e
 cross join duetime_reminder as r on r.job_id = e.value
-where r.status = 'armed' and json_extract(r.rule, '$.escalate_us') is not null;
+cross join duetime_rule as u on u.id = r.rule
+where r.status = 'armed' and json_extract(u.body, '$.escalate_us') is not null;
 
 -- name: reminder_group
 -- The reminders of one rule and time of a subject, to all its recipients.
@@ -158,8 +161,8 @@ select r.id, r.recipient, r.status, r.acknowledged_by
 from input as i cross join duetime_reminder as r
     on r.subject_id = json_extract(i.doc, '$.doc.subject_id')
     and r.due_at = json_extract(i.doc, '$.doc.due_at')
-    and r.rule_id = json_extract(i.doc, '$.doc.rule_id')
     and r.time = json_extract(i.doc, '$.doc.time')
+cross join duetime_rule as u on u.id = r.rule and u.name = json_extract(i.doc, '$.doc.rule_id')
 order by r.id;
 
 -- name: reminder_acknowledge
@@ -185,10 +188,10 @@ where name = 'job' and (select doc from input) is not null;
 
 -- name: reminder_again_2
 with input(doc) as (select ?)
-insert into duetime_new_job (id, task, run_at, args, key, expires_at, created_at)
+insert into duetime_new_job (id, task, run_at, args, expires_at, created_at)
 select (select value from duetime_counter where name = 'job'), json_extract(i.doc, '$.doc.task'),
     json_extract(i.doc, '$.doc.run_at'), json_object('reminder', r.id),
-    json_extract(i.doc, '$.doc.key'), json_extract(i.doc, '$.doc.expires_at'),
+    json_extract(i.doc, '$.doc.expires_at'),
     json_extract(i.doc, '$.now')
 from input as i cross join duetime_reminder as r on r.id = json_extract(i.doc, '$.doc.id')
 where r.status = 'sent';

@@ -31,6 +31,19 @@ where exists (select 1 from duetime_reminder as r
    or exists (select 1 from duetime_tracked_change as c
               where c.at <= json_extract(i.doc, '$.now') - json_extract(i.doc, '$.doc.patience'));
 
+-- name: scope_progress
+-- The subjects of a scope, and of all inside it, that workers have yet to arm again.
+with recursive input(doc) as (select ?), below(ref) as (
+    select json_extract(doc, '$.doc.ref') from input
+    union
+    select s.ref from below as b cross join duetime_scope as s on s.parent = b.ref
+)
+select (select json_extract(doc, '$.doc.ref') from input), min(s.rearm_at), null, count(*)
+from below as b cross join duetime_subject as s on s.scope = b.ref
+where s.status = 'open' and s.repeats is null
+  and s.rearm_at <= (select json_extract(doc, '$.now') from input)
+having count(*) > 0;
+
 -- name: rearm_turn
 -- Who writes is alone.
 with input(doc) as (select ?)

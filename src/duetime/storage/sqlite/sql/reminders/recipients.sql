@@ -73,9 +73,9 @@ from input as i cross join duetime_reminder as r
     on r.recipient = json_extract(i.doc, '$.doc.ref') and r.status = 'armed'
 cross join duetime_subject as s on s.id = r.subject_id and s.status = 'open'
 where r.subject_id > json_extract(i.doc, '$.doc.after')
-  and exists (select 1 from duetime_reminder as z
+  and exists (select 1 from duetime_reminder as z cross join duetime_rule as u on u.id = z.rule
               where z.subject_id = r.subject_id and z.recipient = r.recipient
-                and json_extract(z.rule, '$.zone') = 'recipient')
+                and json_extract(u.body, '$.zone') = 'recipient')
 order by r.subject_id limit 2000;
 
 -- name: recipient_release

@@ -4,11 +4,12 @@
 -- name: reminder_since
 -- What became of the reminders of occurrences since a due time; of older ones, what is still armed.
 with input(doc) as (select ?)
-select r.id, r.subject_id, r.due_at, r.rule_id, r.time, r.recipient, r.status, r.job_id, r.rule
+select r.id, r.subject_id, r.due_at, u.name, r.time, r.recipient, r.status, r.job_id, u.body
 from input as i cross join json_each(i.doc, '$.doc') as e
 cross join duetime_reminder as r on r.subject_id = json_extract(e.value, '$.id')
     and r.due_at >= json_extract(e.value, '$.since') - 34560000000000
     and (r.due_at >= json_extract(e.value, '$.since') or r.status = 'armed')
+cross join duetime_rule as u on u.id = r.rule
 where r.status <> 'superseded' and r.status <> 'cancelled';
 
 -- name: subject_planned

@@ -65,17 +65,37 @@ with input(doc) as (select ?)
 delete from duetime_scope where ref = (select json_extract(doc, '$.doc.ref') from input)
 returning ref;
 
--- name: subjects_below
--- The open subjects of a scope and of all scopes inside it, some at a time.
+-- name: scope_size
+-- How many open subjects are in a scope and in all scopes inside it.
 with recursive input(doc) as (select ?), below(ref) as (
     select json_extract(doc, '$.doc.ref') from input
     union
     select s.ref from below as b cross join duetime_scope as s on s.parent = b.ref
 )
-select s.id from duetime_subject as s cross join input as i
-where s.scope in (select ref from below) and s.status = 'open'
-  and s.id > json_extract(i.doc, '$.doc.after')
-order by s.id limit 2000;
+select count(*) from below as b cross join duetime_subject as s on s.scope = b.ref
+where s.status = 'open';
+
+-- name: subjects_below
+-- The open subjects of a scope and of all scopes inside it.
+with recursive input(doc) as (select ?), below(ref) as (
+    select json_extract(doc, '$.doc.ref') from input
+    union
+    select s.ref from below as b cross join duetime_scope as s on s.parent = b.ref
+)
+select s.id from below as b cross join duetime_subject as s on s.scope = b.ref
+where s.status = 'open' order by s.id;
+
+-- name: subjects_mark
+-- Have a worker arm the open subjects of a scope again, and of all scopes inside it.
+with recursive input(doc) as (select ?), below(ref) as (
+    select json_extract(doc, '$.doc.ref') from input
+    union
+    select s.ref from below as b cross join duetime_scope as s on s.parent = b.ref
+)
+update duetime_subject
+set rearm_at = min(coalesce(rearm_at, 9223372036854775807),
+                   (select json_extract(doc, '$.doc.at') from input))
+where status = 'open' and scope in (select ref from below);
 
 -- name: subject_lock
 with input(doc) as (select ?)
@@ -201,19 +221,27 @@ where id in (select e.value from input as i cross join json_each(i.doc, '$.doc')
 -- name: reminder_of
 -- What became of the reminders of subjects.
 with input(doc) as (select ?)
-select r.id, r.subject_id, r.due_at, r.rule_id, r.time, r.recipient, r.status, r.job_id, r.rule
-from duetime_reminder as r
+select r.id, r.subject_id, r.due_at, u.name, r.time, r.recipient, r.status, r.job_id, u.body
+from duetime_reminder as r cross join duetime_rule as u on u.id = r.rule
 where r.subject_id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
   and r.status <> 'superseded' and r.status <> 'cancelled';
 
 -- name: reminder_write
 -- New reminders, each with its job.
 with input(doc) as (select ?)
-insert into duetime_reminder (id, key, subject_id, due_at, rule_id, rule, time, recipient, revision,
+insert into duetime_rule (name, body)
+select distinct json_extract(e.value, '$.rule.id'), json_extract(e.value, '$.rule')
+from input as i cross join json_each(i.doc, '$.doc') as e
+where true
+on conflict (body) do nothing;
+
+-- name: reminder_write_2
+with input(doc) as (select ?)
+insert into duetime_reminder (id, key, subject_id, due_at, rule, time, recipient, revision,
                               run_at, status, reason, job_id, created_at, ended_at)
 select (select value from duetime_counter where name = 'reminder') + e.key + 1,
     json_extract(e.value, '$.key'), json_extract(e.value, '$.subject_id'), json_extract(e.value, '$.due_at'),
-    json_extract(e.value, '$.rule_id'), json_extract(e.value, '$.rule'),
+    (select u.id from duetime_rule as u where u.body = json_extract(e.value, '$.rule')),
     json_extract(e.value, '$.time'), json_extract(e.value, '$.recipient'),
     json_extract(e.value, '$.revision'), json_extract(e.value, '$.run_at'),
     json_extract(e.value, '$.status'), json_extract(e.value, '$.reason'),
@@ -223,20 +251,20 @@ select (select value from duetime_counter where name = 'reminder') + e.key + 1,
     iif(json_extract(e.value, '$.run_at') is null, json_extract(i.doc, '$.now'), null)
 from input as i cross join json_each(i.doc, '$.doc') as e
 where true
-on conflict (subject_id, due_at, rule_id, time, recipient, revision) do nothing;
+on conflict (subject_id, due_at, time, rule, revision, recipient) do nothing;
 
--- name: reminder_write_2
+-- name: reminder_write_3
 with input(doc) as (select ?)
-insert into duetime_new_job (id, task, run_at, args, key, expires_at, created_at)
+insert into duetime_new_job (id, task, run_at, args, expires_at, created_at)
 select r.job_id, json_extract(e.value, '$.task'), r.run_at, json_object('reminder', r.id),
-    json_extract(e.value, '$.key'), json_extract(e.value, '$.expires_at'),
+    json_extract(e.value, '$.expires_at'),
     json_extract(i.doc, '$.now')
 from input as i cross join json_each(i.doc, '$.doc') as e
 cross join duetime_reminder as r
     on r.id = (select value from duetime_counter where name = 'reminder') + e.key + 1
 where r.job_id is not null;
 
--- name: reminder_write_3
+-- name: reminder_write_4
 with input(doc) as (select ?)
 update duetime_counter
 set value = value + (select json_array_length(doc, '$.doc') from input)
@@ -352,7 +380,8 @@ where r.job_id in (select e.value from input as i cross join json_each(i.doc, '$
   and a.outcome in ('completed', 'dead', 'cancelled', 'superseded', 'expired')
   and a.token = (select max(last.token) from duetime_attempt as last where last.job_id = r.job_id)
   and not exists (select 1 from duetime_due as d where d.job_id = r.job_id)
-returning id, status, json_extract(rule, '$.escalate_us');
+returning id, status,
+    (select json_extract(u.body, '$.escalate_us') from duetime_rule as u where u.id = rule);
 
 -- name: reminder_unrecorded
 with input(doc) as (select ?)

@@ -5,9 +5,11 @@
 -- Another reminder of the same place that was sent.
 with input(doc) as (select ?)
 select o.id from input as i cross join duetime_reminder as r on r.id = json_extract(i.doc, '$.doc.id')
+cross join duetime_rule as u on u.id = r.rule
 cross join duetime_reminder as o
-    on o.subject_id = r.subject_id and o.due_at = r.due_at and o.rule_id = r.rule_id
+    on o.subject_id = r.subject_id and o.due_at = r.due_at
     and o.time = r.time and o.recipient = r.recipient and o.id <> r.id
+cross join duetime_rule as n on n.id = o.rule and n.name = u.name
 where o.status = 'sent' or o.snoozes > 0
 order by o.id desc limit 1;
 
@@ -39,10 +41,10 @@ where reminder_id = (select json_extract(doc, '$.doc.id') from input)
 
 -- name: resend_3
 with input(doc) as (select ?)
-insert into duetime_new_job (id, task, run_at, args, key, created_at)
+insert into duetime_new_job (id, task, run_at, args, created_at)
 select (select value from duetime_counter where name = 'job'), json_extract(i.doc, '$.doc.task'),
     json_extract(i.doc, '$.doc.run_at'), json_object('reminder', r.id),
-    json_extract(i.doc, '$.doc.key'), json_extract(i.doc, '$.now')
+    json_extract(i.doc, '$.now')
 from input as i cross join duetime_reminder as r on r.id = json_extract(i.doc, '$.doc.id')
 where r.status <> 'armed';
 

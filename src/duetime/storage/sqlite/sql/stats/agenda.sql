@@ -19,14 +19,15 @@ with input(doc) as (select ?), g as materialized (
         coalesce(json_extract(doc, '$.doc.until'), 9223372036854775807) as until,
         json_extract(doc, '$.doc.most') as most from input
 ), next as materialized (
-    select r.id, r.run_at, r.subject_id, r.rule, r.rule_id, r.recipient, r.job_id
+    select r.id, r.run_at, r.subject_id, r.rule, r.recipient, r.job_id
     from duetime_reminder as r indexed by duetime_reminder_armed
     where r.status = 'armed' and r.run_at >= (select at from g) and r.run_at <= (select until from g)
       and (r.run_at > (select at from g) or r.id > (select id from g))
     order by r.run_at, r.id limit (select most from g)
 )
-select n.id, n.run_at, s.ref, n.rule, n.rule_id, n.recipient, n.job_id
+select n.id, n.run_at, s.ref, u.body, u.name, n.recipient, n.job_id
 from next as n cross join duetime_subject as s on s.id = n.subject_id
+cross join duetime_rule as u on u.id = n.rule
 order by n.run_at, n.id;
 
 -- name: agenda_jobs
@@ -60,13 +61,14 @@ with input(doc) as (select ?), g as materialized (
         json_extract(doc, '$.doc.since') as since, json_extract(doc, '$.doc.until') as until,
         json_extract(doc, '$.doc.most') as most from input
 ), armed as materialized (
-    select r.id, r.run_at, r.subject_id, r.rule, r.rule_id, r.recipient, r.job_id
+    select r.id, r.run_at, r.subject_id, r.rule, r.recipient, r.job_id
     from duetime_reminder as r indexed by duetime_reminder_recipient
     where r.status = 'armed' and r.recipient = (select recipient from g)
     limit (select 10 * most from g)
 )
-select a.id, a.run_at, s.ref, a.rule, a.rule_id, a.recipient, a.job_id
+select a.id, a.run_at, s.ref, u.body, u.name, a.recipient, a.job_id
 from armed as a cross join duetime_subject as s on s.id = a.subject_id
+cross join duetime_rule as u on u.id = a.rule
 where a.run_at >= (select since from g) and a.run_at < (select until from g)
 order by a.run_at, a.id limit (select most from g);
 
@@ -78,13 +80,14 @@ with input(doc) as (select ?), g as materialized (
         json_extract(doc, '$.doc.since') as since, json_extract(doc, '$.doc.until') as until,
         json_extract(doc, '$.doc.most') as most from input
 ), ended as materialized (
-    select r.id, r.ended_at, r.subject_id, r.rule, r.rule_id, r.status
+    select r.id, r.ended_at, r.subject_id, r.rule, r.status
     from duetime_reminder as r indexed by duetime_reminder_ended
     where r.status in ('sent', 'failed') and r.recipient <> ''
       and r.recipient = (select recipient from g)
       and r.ended_at >= (select since from g) and r.ended_at < (select until from g)
     order by r.ended_at desc limit (select most from g)
 )
-select e.id, e.ended_at, s.ref, e.rule, e.rule_id, e.status
+select e.id, e.ended_at, s.ref, u.body, u.name, e.status
 from ended as e cross join duetime_subject as s on s.id = e.subject_id
+cross join duetime_rule as u on u.id = e.rule
 order by e.ended_at desc, e.id desc;
