@@ -177,3 +177,37 @@ async def test_a_subject_that_is_put_meanwhile_is_up_to_date(app: Duetime) -> No
 
     assert (reminder.rule.text, reminder.stale) == ("-2h", False)
     assert (other.rule.text, other.stale) == ("-1h", True)
+
+
+@on_postgres
+async def test_a_subject_that_left_its_scope_does_not_keep_a_change(app: Duetime) -> None:
+    due = await fill(app, ahead=timedelta(days=9), remind=["-1h"])
+    await app.scopes.put("guild", remind=["-2h"])
+    store = await app.store()
+    # The subjects are listed, then some of them leave, and another tree changes.
+    await store.transact(RearmStatements(store.dialect).follow_changes(100))
+    await app.subjects.put("game:1", due=due, remind=["-5m"])
+    await app.subjects.delete("game:2")
+    await app.scopes.put("other", remind=["-1h"])
+    await app.subjects.put("match", due=due, scope="other")
+    await app.scopes.put("other", remind=["-4h"])
+
+    assert await rearm_stale(app) is None
+    assert await app.scopes.changes("guild") == []
+    assert await armed(app) == ["-2h"] * (MANY - 2) + ["-4h", "-5m"]
+
+
+@on_postgres
+async def test_a_change_from_an_old_snapshot_reaches_what_was_put_since(
+    app: Duetime, backend: Backend
+) -> None:
+    due = await fill(app, ahead=timedelta(days=9), remind=["-1h"], count=1)
+    async with await psycopg.AsyncConnection.connect(backend.url) as connection:
+        await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+        await connection.execute("select count(*) from duetime.subject")
+        await app.subjects.put("game:late", due=due, scope="channel")
+        await app.scopes.put("guild", remind=["-2h"], tx=connection)
+        await connection.commit()
+    assert await rearm_stale(app) is None
+
+    assert await armed(app) == ["-2h", "-2h"]

@@ -68,6 +68,8 @@ declare
     few constant integer := 500;
     moment constant timestamptz := duetime.now();
     below constant text[] := duetime._scopes_below(ref);
+    -- Else this transaction may not see all subjects that were put before it got the scope.
+    sees_all constant boolean := current_setting('transaction_isolation') = 'read committed';
     number bigint;
     total integer;
     ids bigint[];
@@ -75,7 +77,7 @@ begin
     select count(*) into total
     from (select from duetime.subject as s
           where s.scope = any (below) and s.status = 'open' limit 200000) as n;
-    if total = 0 then
+    if total = 0 and sees_all then
         return 0;
     end if;
     -- The number is taken while the scope's row is ours: see `_changes_made`.
@@ -97,8 +99,8 @@ begin
             where r.at is null and r.wall_us is null and r.every_us is null
             limit few);
     end if;
-    ids := duetime._rearm_outdated(ids, moment);
-    if total <= few and cardinality(ids) = 0 then
+    ids := duetime._rearm_outdated(ids, number, moment);
+    if total <= few and cardinality(ids) = 0 and sees_all then
         delete from duetime.scope_change as c where c.id = number;
     else
         perform duetime.request_rearm(moment);
@@ -130,9 +132,10 @@ begin
     return query select u.* from duetime.rule as u where u.id = any (numbers);
 end $$;
 
--- Arm subjects that are outdated again, as of the time of the change: what came due since is late, not past.
--- Returns those that are left, since others have locked them.
-create or replace function duetime._rearm_outdated(ids bigint[], as_of timestamptz) returns bigint[]
+-- Arm again those of the subjects that were armed under a change before this one, as of the time of the change: what
+-- came due since is late, not past. Returns those that are left, since others have locked them.
+create or replace function duetime._rearm_outdated(
+    ids bigint[], change_id bigint, as_of timestamptz) returns bigint[]
     language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -149,7 +152,7 @@ begin
     made := duetime._changes_made();
     mine := array(
         select s.id from duetime.subject as s
-        where s.id = any (ids) and coalesce(s.status, '') = 'open' and s.armed_under < made
+        where s.id = any (ids) and coalesce(s.status, '') = 'open' and s.armed_under < change_id
           and s.scope = any (names)
         order by s.id for update skip locked);
     -- A revision of its own: what comes back is armed again, beside what it was.
@@ -158,7 +161,7 @@ begin
     perform duetime.rearm(mine, json_build_object('code', 'rules_changed'), as_of);
     return array(select s.id from duetime.subject as s
                  where s.id = any (ids) and s.id <> all (mine) and coalesce(s.status, '') = 'open'
-                   and s.armed_under < made);
+                   and s.armed_under < change_id and s.scope is not null);
 end $$;
 
 -- Go on with a change: list the subjects below the scope, nearest first, or arm the next of them. Each call is
@@ -170,11 +173,13 @@ create or replace function duetime.follow_changes(most integer) returns integer
 declare
     change duetime.scope_change;
     part duetime.scope_change_part;
+    below text[];
     left_over bigint[];
 begin
     select * into change from duetime.scope_change as c where c.total is null
     order by c.id limit 1 for update skip locked;
     if found then
+        below := duetime._scopes_below(change.scope);
         with rule as materialized (
             select * from duetime._resolve_rules(change.scope)
         ), listed as (
@@ -193,7 +198,7 @@ begin
                             then greatest(s.due_at - r.within_us * interval '1 microsecond', change.at)
                         end as time) as t
             ) as n
-            where s.scope = any (duetime._scopes_below(change.scope)) and s.status = 'open'
+            where s.scope = any (below) and s.status = 'open'
               and s.armed_under < change.id
         ), kept as (
             insert into duetime.scope_change_part (change_id, place, ids)
@@ -213,7 +218,7 @@ begin
         return null;
     end if;
     select * into change from duetime.scope_change as c where c.id = part.change_id;
-    left_over := duetime._rearm_outdated(part.ids, change.at);
+    left_over := duetime._rearm_outdated(part.ids, change.id, change.at);
     if cardinality(left_over) = 0 then
         delete from duetime.scope_change_part as p
         where p.change_id = part.change_id and p.place = part.place;

@@ -90,12 +90,12 @@ select duetime.follow_changes((%s::json ->> 'most')::integer);
 
 -- name: rearm_outdated
 -- One whose reminder is due now is not left to the others' turn.
-select duetime._rearm_outdated(array_agg(s.id), n.at)
+select duetime._rearm_outdated(array_agg(s.id), n.id, n.at)
 from json_to_record(%s::json) as g(refs json)
 join duetime.subject as s on s.ref = any (array(select json_array_elements_text(g.refs)))
-cross join (select min(c.at) as at from duetime.scope_change as c) as n
-where n.at is not null and duetime._is_outdated(s.scope, s.armed_under)
-group by n.at;
+cross join (select max(c.id) as id, min(c.at) as at from duetime.scope_change as c) as n
+where n.id is not null and duetime._is_outdated(s.scope, s.armed_under)
+group by n.id, n.at;
 
 -- name: scope_progress
 -- The changes of a scope, or of one around it, that workers have yet to follow: how many subjects are left.
