@@ -313,8 +313,8 @@ def disagreements(backend: Backend, ledger: Ledger) -> list[Any]:
     }
     rows = query(
         backend,
-        "select r.id, r.status, j.state, j.key, d.key, r.ended_at is null"
-        " from duetime.reminder as r"
+        "select r.id, r.status, j.state, r.key, d.key, r.ended_at is null"
+        " from duetime.reminder_row as r"
         " left join duetime.jobs as j on j.id = r.job_id"
         " left join duetime.delivery as d on d.reminder_id = r.id",
     )
