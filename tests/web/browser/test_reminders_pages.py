@@ -30,7 +30,7 @@ async def test_a_subject_shows_all_that_happens_about_it(app: Duetime, page: Pag
 
     await expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()
     await expect(page.get_by_text("from guild:1")).to_be_visible()
-    await expect(page.locator("main svg").get_by_text("was ").first).to_be_visible()
+    await expect(page.locator("main svg text.label", has_text="was ")).to_be_visible()
     await expect(page.get_by_role("cell", name="superseded").first).to_be_visible()
     for path in ("/reminders", "/subjects", "/subjects/game%2F42", "/recipients/ann"):
         await check_looks(page, path)
@@ -111,7 +111,7 @@ async def test_a_recipient_and_a_subject_show_what_was_sent(app: Duetime, page: 
     async with app.worker():
         now = await app.now()
         due = now + timedelta(milliseconds=200)
-        urgent = [{"offset": "0m", "urgent": True}]
+        urgent = [{"rule": "0m", "urgent": True}]
         await app.subjects.put("game:1", due=due, remind=urgent, recipients=["ann"])
         await app.subjects.put(
             "game:2", due=now + timedelta(days=2), remind=["-1h"], recipients=["ann"]
