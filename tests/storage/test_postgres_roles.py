@@ -353,7 +353,7 @@ async def test_an_operator_operates_and_cannot_act_as_a_worker(granted: str) -> 
 def test_every_table_was_thought_of_for_operators(granted: str) -> None:
     only_workers = {
         "claim", "worker", "worker_name", "task", "progress", "rate_use", "installation",
-        "migration", "tracked", "flow_run", "attempt_stat", "attempt_sample",
+        "migration", "tracked", "tracked_scope", "flow_run", "attempt_stat", "attempt_sample",
         "alert", "timeline",
     }  # fmt: skip
     writes = {table for table, right in rights_of(granted, "duetime_operator") if right == "insert"}

@@ -271,7 +271,7 @@ async def remind() -> None:
     await app.subjects.put("game", repeats="0 9 * * 1", remind=[timedelta(hours=-1)])
     await app.subjects.put("game", repeats={"cron": "0 9 * * 1", "until": due})
     await app.subjects.put("game", due=due, rmind="-1h")  # refused: rmind
-    await app.subjects.put("game", due=due, remind=3600)  # refused: remind
+    await app.subjects.put("game", due=due, remind=1.5)  # refused: remind
     await app.recipients.put("ann", tz="UTC", channels={"email": "a@b.c"}, quiet="22:00-07:00")
     await app.recipients.put("ann", channels=["push", ("email", "a@b.c")], muted=True)
     await app.recipients.put("ann", chanels=["push"])  # refused: chanels
@@ -294,7 +294,7 @@ async def remind() -> None:
 async def track() -> None:
     await app.tables.put("games", id="id", due="starts_at", remind=["-1h"], when="open", by="ann")
     await app.tables.put("games", id="id", due="starts_at", scop="x")  # refused: scop
-    await app.tables.put("games", id="id")  # refused: due
+    await app.tables.put("games", due="starts")  # refused: id
     await app.tables.plan("games", id=["id"], due="starts_at", data=["title"])
     await app.tables.plan("games", id="id", due="starts_at", dta="x")  # refused: dta
 
