@@ -55,6 +55,21 @@ NAMES = {
     "sqlite_flow_idle_ms",
     "flow_sleeping_drain",
     "flow_sleeping_rows",
+    "drain_8",
+    "drain_pinned_unpinned",
+    "idle_connections",
+    "idle_transactions",
+    "job_enqueue_wal",
+    "job_run_wal",
+    "tick_wal",
+    "reminder_arm_wal",
+    "reminder_send_wal",
+    "put_many_100k",
+    "reminder_bytes",
+    "schedule_start_p99_ms",
+    "scope_change_ms",
+    "track_move_p50_ms",
+    "sqlite_pickup_p50_ms",
 }
 ZERO = {"schedule_early"}
 

@@ -19,6 +19,7 @@ from tests.waiting import until
 
 SECONDS = 20.0
 PID = "select pg_backend_pid()"
+SLOW_PID = "select pg_backend_pid() from pg_sleep(0.5)"
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def calls(store: PostgresStore) -> Calls:
 
 async def test_one_after_another_uses_one_connection(calls: Calls) -> None:
     pids = [await calls.execute(PID, (), SECONDS) for _ in range(3)]
-    two = await asyncio.gather(*(calls.execute(PID, (), SECONDS) for _ in range(2)))
+    two = await asyncio.gather(*(calls.execute(SLOW_PID, (), SECONDS) for _ in range(2)))
 
     assert len({rows[0] for rows in pids}) == 1
     assert len({rows[0] for rows in two}) == 2

@@ -97,7 +97,7 @@ def test_postgres_heart_gives_up_after_5_seconds_and_reads_what_is_committed(
 ) -> None:
     names = ("statement_timeout", "transaction_isolation", "search_path")
     answer = ", ".join(f"current_setting('{name}')" for name in names)
-    heart = PostgresHeart(PostgresStore(hostile_url).listen_dsn, f"select 0, array[{answer}]")
+    heart = PostgresHeart(PostgresStore(hostile_url).listen_dsn, f"select 0, array[{answer}], 1")
     beat = heart.beat(1, timedelta(seconds=30))
     heart.close()
 

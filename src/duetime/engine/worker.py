@@ -285,7 +285,7 @@ class Worker:
                 service.cancel()
         await services_end
         if looking := self._looks.close():
-            await end_all(looking, _CANCEL_SECONDS)
+            await end_all(looking, _CANCEL_SECONDS if stopping.now else rounds)
         runners.stop_all(STOPPING)
         await runners.drained(_CANCEL_SECONDS)
         await self._flush()

@@ -261,6 +261,8 @@ def _check_times(rule: Rule) -> None:
         raise InvalidInput(
             f"A repeat requires within, and every must be at least 1s, got every {every}."
         )
+    if every > MAX_OFFSET:
+        raise InvalidInput(f"every must be at most 10 years, got {every}.")
     if not _NONE < within <= MAX_OFFSET:
         raise InvalidInput(f"within must be greater than 0s and at most 10 years, got {within}.")
     if (count := _count(every, within)) > MAX_TIMES:

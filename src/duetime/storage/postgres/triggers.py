@@ -33,8 +33,8 @@ OWN_TABLES = frozenset(
         "job_key", "login_failure", "migration", "parked", "progress", "queue", "rate_use",
         "recipient", "recipient_use", "reminder", "rule", "schedule", "schedule_preset",
         "schedule_tick", "scope", "scope_change", "scope_change_part", "service", "session",
-        "subject", "task", "tracked", "tracked_scope", "waiter", "worker", "worker_name",
-        "zone",
+        "subject", "task", "timeline", "tracked", "tracked_scope", "waiter", "worker",
+        "worker_name", "zone",
     }
 )  # fmt: skip
 _NAMES = ("ref", "scope", "due", "local_due", "zone", "recipients", "data", "rules", "open")

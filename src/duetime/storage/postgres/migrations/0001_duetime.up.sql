@@ -163,7 +163,7 @@ create table duetime.worker (
     seen_at     duetime.moment not null,
     lease_until duetime.moment not null,
     -- By how much its event loop was behind, at most, before the last heartbeat.
-    loop_lag    interval not null default '0'
+    loop_lag    duetime.span not null default '0'
 ) with (fillfactor = 50);
 
 -- One row: the timeline of the server that last gave a token or the id of a worker (see

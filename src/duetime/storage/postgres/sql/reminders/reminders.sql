@@ -285,7 +285,8 @@ from (
          order by r.id desc limit g."limit")
     ) as n
 ) as n
-join duetime.reminder_row as r on r.id = n.id
+-- `offset 0`: row by row, however many the planner expects.
+cross join lateral (select r.* from duetime.reminder_row as r where r.id = n.id offset 0) as r
 order by r.id desc;
 
 -- name: reminder_next
@@ -303,7 +304,8 @@ from (
         order by r.run_at, r.id limit g."limit"
     ) as n
 ) as n
-join duetime.reminder_row as r on r.id = n.id
+-- `offset 0`: row by row, however many the planner expects.
+cross join lateral (select r.* from duetime.reminder_row as r where r.id = n.id offset 0) as r
 order by r.run_at, r.id;
 
 -- name: reminder_record_unsent
