@@ -19,6 +19,7 @@ from tests.waiting import until
 
 SECONDS = 20.0
 PID = "select pg_backend_pid()"
+STATEMENTS = "select count(*) from pg_prepared_statements where name like 'duetime_call%'"
 SLOW_PID = "select pg_backend_pid() from pg_sleep(0.5)"
 
 
@@ -34,6 +35,24 @@ async def store(pg_url: str) -> AsyncIterator[PostgresStore]:
 @pytest.fixture
 def calls(store: PostgresStore) -> Calls:
     return store._calls
+
+
+async def test_statement_is_prepared_again_after_a_rollback(
+    store: PostgresStore, calls: Calls
+) -> None:
+    """The driver removes all statements of a session after a ROLLBACK, and ours with them."""
+    await calls.execute(PID, (), SECONDS)
+    pool = calls._pool()
+    connection = await pool.take(SECONDS)
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        async with connection.transaction():
+            await connection.execute("select 1 / 0")
+    await connection.execute("select 1")
+    removed = await (await connection.execute(STATEMENTS)).fetchone()
+    await pool.give_back(connection)
+
+    assert removed == (0,)
+    assert await calls.execute(PID, (), SECONDS) == [(connection.info.backend_pid,)]
 
 
 async def test_one_after_another_uses_one_connection(calls: Calls) -> None:

@@ -67,20 +67,12 @@ class Calls:
     ) -> pq.abc.PGresult:
         pgconn = connection.pgconn
         try:
-            known = self._prepared.get(connection)
-            if known is None:
-                known = self._prepared[connection] = {}
-            prepared = known.get(statement)
-            if prepared is None:
-                prepared = Prepared(f"duetime_call_{len(known)}".encode(), statement)
-                pgconn.send_prepare(prepared.name, prepared.text)
-                await _answer(pgconn, seconds)
-                known[statement] = prepared
-            values = prepared.order(parameters)
-            pgconn.send_query_prepared(
-                prepared.name, values, [form] * len(values), result_format=pq.Format.BINARY
-            )
-            return await _answer(pgconn, seconds)
+            try:
+                return await self._send(connection, statement, parameters, form, seconds)
+            except psycopg.errors.InvalidSqlStatementName:
+                # After a ROLLBACK the driver removes all statements of its session, also ours.
+                self._prepared.pop(connection, None)
+                return await self._send(connection, statement, parameters, form, seconds)
         except psycopg.errors.ReadOnlySqlTransaction:
             await self._pool().refuse(connection)
             raise
@@ -89,6 +81,30 @@ class Calls:
             if pgconn.transaction_status != pq.TransactionStatus.IDLE:
                 await connection.close()
             raise
+
+    async def _send(
+        self,
+        connection: Connection,
+        statement: str,
+        parameters: Sequence[Any] | Mapping[str, Any],
+        form: pq.Format,
+        seconds: float,
+    ) -> pq.abc.PGresult:
+        pgconn = connection.pgconn
+        known = self._prepared.get(connection)
+        if known is None:
+            known = self._prepared[connection] = {}
+        prepared = known.get(statement)
+        if prepared is None:
+            prepared = Prepared(f"duetime_call_{len(known)}".encode(), statement)
+            pgconn.send_prepare(prepared.name, prepared.text)
+            await _answer(pgconn, seconds)
+            known[statement] = prepared
+        values = prepared.order(parameters)
+        pgconn.send_query_prepared(
+            prepared.name, values, [form] * len(values), result_format=pq.Format.BINARY
+        )
+        return await _answer(pgconn, seconds)
 
 
 async def _answer(pgconn: pq.abc.PGconn, seconds: float) -> pq.abc.PGresult:
