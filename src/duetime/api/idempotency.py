@@ -56,7 +56,7 @@ class KeyedRequest:
         """Keep what is answered, for the next request with the key.
 
         A `secret` answer, such as a new API token, is not kept, and neither is one that is too
-        large: the next request is then told that this one was carried out. If the database fails
+        large: the next request learns that this one was carried out. If the database fails
         now, the client still gets its answer.
         """
         answer = Answer(status, body, dict(headers or {}))

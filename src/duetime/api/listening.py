@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _NOBODY = 0
 """No worker has this id."""
 _PATIENCE = 0.02
-"""How long to wait before trying again to be told of enqueues, while one is under way."""
+"""How long to wait before trying again to listen, while an enqueue is under way."""
 
 
 class WakeUp(msgspec.Struct, frozen=True, kw_only=True):
-    """What a listener was told."""
+    """What a listener received."""
 
     queue: str
     reason: Literal["notified", "reconnected"]
@@ -88,6 +88,6 @@ class Listening:
                 return None
 
     async def _be_told(self, sleeper: Sleeper) -> None:
-        """From now on every enqueue is told: also between two calls of `wait`."""
+        """From now on every enqueue is reported, also between two calls of `wait`."""
         while not sleeper.asleep and not await sleeper.fall_asleep([self._queue]):  # noqa: ASYNC110
             await asyncio.sleep(_PATIENCE)
