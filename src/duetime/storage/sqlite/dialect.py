@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -46,6 +47,14 @@ def maybe_from_us(us: int | None) -> datetime | None:
 
 def maybe_span(us: int | None) -> timedelta | None:
     return None if us is None else timedelta(microseconds=us)
+
+
+@cache
+def repeat_values(statement: str, rows: int) -> str:
+    """Return a statement that has one row of values with so many of them."""
+    start = statement.index("values (") + len("values ")
+    end = statement.index(")", start) + 1
+    return statement[:end] + (", " + statement[start:end]) * (rows - 1) + statement[end:]
 
 
 def encode_ids(ids: Iterable[int]) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from duetime.domain.checks import MAX_NAME_LENGTH, check_queue
 from duetime.domain.jobs.job import Enqueued, NewJob
 from duetime.errors import InvalidInput
-from duetime.storage.sqlite.dialect import maybe_to_us, span_to_us, to_us
+from duetime.storage.sqlite.dialect import maybe_to_us, repeat_values, span_to_us, to_us
 from duetime.storage.store import Row
 
 _ROWS = 100
@@ -150,14 +150,8 @@ class Enqueue:
                 kind.flow,
             )  # fmt: skip
             due_values += (job_id, kind.queue, kind.priority, kind.run_at, kind.partition)
-        yield _of_rows(self._sql["copy_job"], len(plans)), job_values
-        yield _of_rows(self._sql["copy_due"], len(plans)), due_values
-
-
-def _of_rows(insert: str, rows: int) -> str:
-    """Return an INSERT of one row, for many."""
-    _, _, values = insert.partition("values ")
-    return insert + (", " + values) * (rows - 1)
+        yield repeat_values(self._sql["copy_job"], len(plans)), job_values
+        yield repeat_values(self._sql["copy_due"], len(plans)), due_values
 
 
 def _kind(job: NewJob, now: int) -> Kind:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from duetime.storage.sqlite.dialect import (
     from_us,
     maybe_from_us,
     maybe_span,
+    repeat_values,
     span_to_us,
     to_us,
 )
@@ -346,7 +346,7 @@ def _finish_plain(tx: Transaction, finished: Sequence[FinishedJob]) -> Sequence[
         values += (one.job.id, one.job.token, one.started_us, one.finished_us)
     # Rows of nulls match no claim: so there are few statements, and each is prepared once.
     values += [None] * (4 * rows - len(values))
-    count = tx.connection.execute(_of_rows(tx.statement("finish"), rows), values).rowcount
+    count = tx.connection.execute(repeat_values(tx.statement("finish"), rows), values).rowcount
     if count == len(finished):
         tx.run("close_accepted", jobs=encode_ids(one.job.id for one in finished))
         return finished
@@ -354,12 +354,6 @@ def _finish_plain(tx: Transaction, finished: Sequence[FinishedJob]) -> Sequence[
     accepted = _find_accepted(tx, finished, body, count)
     tx.run("close_claims", jobs=body)
     return accepted
-
-
-@cache
-def _of_rows(statement: str, rows: int) -> str:
-    """Return a statement with a row of values, for more of them."""
-    return statement.replace("(?, ?, ?, ?)", ", ".join(["(?, ?, ?, ?)"] * rows))
 
 
 def _stopped(finished: FinishedJob) -> FinishedJob:
