@@ -4,6 +4,8 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 # Some of the mistakes only, for example: make mutants MUTANTS="rescue retry"
 MUTANTS ?=
+# Some of the systems only, for example: make bench-peers SYSTEMS="raw duetime"
+SYSTEMS ?=
 # How often the primary is killed, for example: make cluster KILLS=2
 KILLS ?=
 # Keep the dashboard of the demo up until Ctrl-C: make demo STAY=1
@@ -18,10 +20,10 @@ PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fast test check format bench bench-full chaos cluster mutants docs lock clean
+.PHONY: help setup demo fast test check format bench bench-full bench-peers chaos cluster mutants docs lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 demo: $(CORE) ## Jobs, reminders and a dashboard, on SQLite, in under a minute (STAY=1: until Ctrl-C)
 	@$(BIN)/python examples/demo.py $(if $(STAY),--stay)
@@ -49,9 +51,14 @@ bench: $(DEV) ## Measure against hand-written SQL; writes bench/results.json
 	@$(BIN)/python -m tests.setup_servers
 	@$(BIN)/python -m bench
 
-bench-full: $(DEV) ## The same, with what takes longer
+bench-full: $(DEV) ## The same, with what takes longer, and the comparison with other systems
 	@$(BIN)/python -m tests.setup_servers
 	@$(BIN)/python -m bench --full
+	@$(BIN)/python -m bench.peers $(SYSTEMS)
+
+bench-peers: $(DEV) ## Compare with other systems; renews docs/benchmarks
+	@$(BIN)/python -m tests.setup_servers
+	@$(BIN)/python -m bench.peers $(SYSTEMS)
 
 chaos: $(DEV) ## Kill workers and databases under load
 	@$(BIN)/python -m tests.setup_servers
@@ -76,7 +83,7 @@ lock: $(DEV) ## Renew uv.lock, from the public index only
 		$(BIN)/uv lock --upgrade --no-config
 
 clean: ## Remove the environment and everything built
-	@rm -rf .venv site dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv site dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .peers
 
 $(CORE): pyproject.toml uv.lock
 	@PYTHON=$(PYTHON) scripts/setup.sh core

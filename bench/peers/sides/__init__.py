@@ -1,0 +1,1 @@
+"""One module for each system: how it enqueues and how its worker runs. See `side`."""
