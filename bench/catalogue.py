@@ -17,7 +17,9 @@ class Target:
     bound: float
 
     def met(self, reading: Reading) -> bool:
-        found = reading.ratio if self.of == "ratio" else reading.value
+        return self.allows(reading.ratio if self.of == "ratio" else reading.value)
+
+    def allows(self, found: float) -> bool:
         return found >= self.bound if self.at == "least" else found <= self.bound
 
     def __str__(self) -> str:
@@ -47,6 +49,7 @@ CATALOGUE: dict[str, Spec] = {
     "drain_1": Spec("jobs/s", "raw SQL, one process", _least(0.8)),
     "drain_2": Spec("jobs/s", "raw SQL, two processes", _least(0.8)),
     "drain_8": Spec("jobs/s", "two processes", _least(0.95)),
+    "drain_50": Spec("jobs/s", "two processes", only_full=True),
     "bulk_enqueue": Spec("jobs/s", "raw COPY", _least(0.6)),
     "enqueue_16": Spec("jobs/s", "the same, wake-up off", _least(0.9)),
     "enqueue_single": Spec("jobs/s", "raw insert of the same rows", _least(0.6)),
@@ -57,14 +60,17 @@ CATALOGUE: dict[str, Spec] = {
         "jobs/s", "raw insert of the same rows", Target("value", "least", 70_000)
     ),
     "api_enqueue": Spec("jobs/s", "bare FastAPI, a raw insert", _least(0.7)),
-    "pickup_p50_ms": Spec("ms", "raw LISTEN/NOTIFY", _most(3)),
+    "pickup_p50_ms": Spec("ms", "raw LISTEN/NOTIFY", Target("ratio", "most", 1.5)),
     "pickup_p99_ms": Spec("ms", "raw LISTEN/NOTIFY"),
     "lateness_p50_ms": Spec("ms", "raw sleeping loop"),
     "lateness_p99_ms": Spec("ms", "raw sleeping loop", _most(10)),
     "drain_future_1m": Spec("jobs/s", "no future jobs", _least(0.9)),
+    "drain_future_10m": Spec("jobs/s", "no future jobs", _least(0.95), only_full=True),
+    "drain_finished_10m": Spec("jobs/s", "no finished jobs", _least(0.95), only_full=True),
     "drain_scraped": Spec("jobs/s", "no metrics", _least(0.95)),
     "dashboard_tabs": Spec("jobs/s", "no dashboard", _least(0.95), only_full=True),
     "dashboard_serve": Spec("jobs/s", "no open tabs", _least(0.95), only_full=True),
+    "page_million_ms": Spec("ms", "a thousand of everything", _most(50), only_full=True),
     "schedule_lateness_p50_ms": Spec("ms", "another scheduler"),
     "schedule_lateness_p99_ms": Spec("ms", "another scheduler", _most(10)),
     "schedule_early": Spec("runs", "all runs", _most(0)),
@@ -76,9 +82,15 @@ CATALOGUE: dict[str, Spec] = {
     "scope_change_ms": Spec("ms", "one bare update", _most(100)),
     "rearm_100k": Spec("subjects/s", "bare inserts", Target("value", "least", 20_000)),
     "drain_1m_reminders": Spec("jobs/s", "no reminders", _least(0.83)),
+    "reminders_10m_next_due_ms": Spec(
+        "ms", "10,000 reminders", Target("ratio", "most", 1.1), only_full=True
+    ),
+    "reminders_10m_claim": Spec("jobs/s", "10,000 reminders", _least(0.9), only_full=True),
+    "reminders_10m_send": Spec("reminders/s", "10,000 reminders", _least(0.9), only_full=True),
+    "reminders_10m_lateness_p99_ms": Spec("ms", "10,000 reminders", _most(10), only_full=True),
     "reminder_lateness_p50_ms": Spec("ms", "jobs put so"),
     "reminder_lateness_p99_ms": Spec("ms", "jobs put so", _most(10)),
-    "track_update_100k": Spec("rows/s", "the same, untracked", Target("value", "least", 20_000)),
+    "track_update_100k": Spec("rows/s", "the same writes, bare", Target("value", "least", 20_000)),
     "track_move_p50_ms": Spec("ms", "the same, untracked", _most(2)),
     "drain_pinned": Spec("jobs/s", "first of six rounds", _least(0.8)),
     "drain_pinned_unpinned": Spec("jobs/s", "no snapshot", _least(0.8), only_full=True),
@@ -88,7 +100,13 @@ CATALOGUE: dict[str, Spec] = {
     "sqlite_schedule_lateness_p50_ms": Spec("ms", "another scheduler"),
     "sqlite_schedule_lateness_p99_ms": Spec("ms", "another scheduler", _most(20)),
     "rss_idle_mb": Spec("MB", "a bare psycopg loop"),
+    "rss_million_mb": Spec(
+        "MB", "after a tenth of the jobs", Target("ratio", "most", 1.1), only_full=True
+    ),
     "idle_connections": Spec("connections", "a bare loop", _most(3)),
+    "idle_fleet_connections": Spec(
+        "connections", "max_connections", Target("ratio", "most", 0.8), only_full=True
+    ),
     "idle_transactions": Spec("per second", "a bare loop", _most(2)),
     "flow_steps": Spec("steps/s", "raw inserts, 16 connections", Target("value", "least", 20_000)),
     "flow_idle_ms": Spec("ms", "ten raw inserts", Target("ratio", "most", 2)),

@@ -29,6 +29,7 @@ class Stopwatch(Events):
         self.first_claim: float | None = None
         self.last_end: float | None = None
         self.ended = 0
+        self.more = asyncio.Event()
 
     def counts(self, ended: FinishedJob) -> bool:
         return True
@@ -43,6 +44,7 @@ class Stopwatch(Events):
         if counted:
             self.last_end = time.time()
             self.ended += counted
+            self.more.set()
         super().jobs_finished(worker, ended)
 
 
@@ -138,7 +140,12 @@ async def work_until_stopped(bench: Bench, parent: Parent) -> None:
         told = asyncio.create_task(parent.heard())
         said = 0
         while not told.done():
+            # Nothing wakes an idle worker that would not wake one of a user.
+            more = asyncio.create_task(bench.stopwatch.more.wait())
+            await asyncio.wait([told, more], return_when=asyncio.FIRST_COMPLETED)
+            more.cancel()
             await asyncio.wait([told], timeout=0.1)
+            bench.stopwatch.more.clear()
             if bench.stopwatch.ended > said:
                 said = bench.stopwatch.ended
                 parent.say({"ended": said})
@@ -257,6 +264,20 @@ def load(database: str, jobs: int) -> None:
         await bench.app.close()
 
     asyncio.run(enqueue())
+
+
+def set_paused(database: str, *, paused: bool) -> float:
+    """Pause the queue or resume it; return when that began."""
+
+    async def change() -> float:
+        bench = Bench(database)
+        await bench.app.store()
+        began = time.time()
+        await (bench.app.queues.pause if paused else bench.app.queues.resume)("default")
+        await bench.app.close()
+        return began
+
+    return asyncio.run(change())
 
 
 def load_future(database: str, jobs: int) -> None:

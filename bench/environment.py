@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from bench import duetime_side, raw, raw_flows
-from bench.peers import Peers
+from bench.peers.on_demand import Peers
 from bench.processes import ANSWER_SECONDS, Child, ChildFailed
 from bench.scale import Scale
 from duetime.settings import load_settings
@@ -46,12 +46,12 @@ class Environment:
             raw_flows.create(dsn)
         return dsn
 
-    def crowded(self) -> str:
-        """Return the URL of a database with a million jobs that are not due."""
-        loaded = "crowded" in self._databases
-        dsn = self.database("crowded")
+    def crowded(self, name: str = "crowded", jobs: int | None = None) -> str:
+        """Return the URL of a database with a million jobs that are not due, or with `jobs`."""
+        loaded = name in self._databases
+        dsn = self.database(name)
         if not loaded:
-            duetime_side.load_future(dsn, self.scale.future_jobs)
+            duetime_side.load_future(dsn, jobs or self.scale.future_jobs)
             execute(dsn, "vacuum analyze")
         return dsn
 

@@ -80,7 +80,7 @@ class FlowBench(Bench):
     def _make_chain(self) -> Graph:
         """A graph of ten steps, one after another."""
         graph = self.app.graph("chain")
-        before = []
+        before: list[Any] = []
         for number in range(CHAIN):
             before = [graph.step(name=f"step_{number}", after=before)(self._step)]
         return graph

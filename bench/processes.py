@@ -7,10 +7,10 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent
 ANSWER_SECONDS = 120.0
@@ -22,14 +22,28 @@ class ChildFailed(RuntimeError):
 
 
 class Child:
-    """A process in one role (see `bench.child`). It ends when we close it, and when we die."""
+    """A process in one role (see `bench.child`). It ends when we close it, and when we die.
 
-    def __init__(self, role: str, **parameters: Any) -> None:
+    `command`: another program that reads and writes the same lines. `errors`: where its standard
+    error goes; ours by default.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        *,
+        command: Sequence[str] | None = None,
+        errors: IO[Any] | None = None,
+        **parameters: Any,
+    ) -> None:
         self.role = role
+        self.ended = 0
+        """How many jobs it said have ended."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.child", role],
+            command or [sys.executable, "-m", "bench.child", role],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=errors,
             text=True,
             cwd=ROOT,
             # Ctrl-C is for us; the end of its input tells the child.

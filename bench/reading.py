@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from bench.scale import Scale
 
@@ -34,27 +33,13 @@ def medians(ours: Sequence[float], baseline: Sequence[float], note: str = "") ->
     return Reading(statistics.median(ours), statistics.median(baseline), ours, baseline, note)
 
 
-def alternate_briefly(scale: Scale, **sides: Callable[[], float]) -> dict[str, list[float]]:
-    """As `alternate`, with the fewest rounds: all measures together take less than ten minutes."""
-    return alternate(replace(scale, rounds=scale.fewest_rounds), **sides)
-
-
 def alternate(scale: Scale, **sides: Callable[[], float]) -> dict[str, list[float]]:
     """Measure each side in turn, A B A B: what slows the machine down slows both."""
     found: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in rounds(scale):
+    for _ in range(scale.rounds):
         for name, side in sides.items():
             found[name].append(side())
     return found
-
-
-def rounds(scale: Scale) -> Iterator[int]:
-    """Count the rounds: all of them, or on a slow machine at least the fewest."""
-    began = time.monotonic()
-    for number in range(scale.rounds):
-        if number >= scale.fewest_rounds and time.monotonic() - began > scale.patience_seconds:
-            return
-        yield number
 
 
 def best(found: dict[str, list[float]], *names: str) -> str:

@@ -45,9 +45,13 @@ class Steal:
         until = due + late_ms / 1e3 + 2 * _SAMPLE_SECONDS
         return any(due - _AHEAD_SECONDS <= at <= until for at, _ in self._seen)
 
+    @property
+    def seconds(self) -> float:
+        """CPU time that was stolen so far."""
+        return (self._seen[-1][1] - self._seen[0][1]) / _TICKS_PER_SECOND
+
     def __str__(self) -> str:
-        taken = (self._seen[-1][1] - self._seen[0][1]) / _TICKS_PER_SECOND
-        return f"{taken:.2f} s of CPU were stolen by the host"
+        return f"{self.seconds:.2f} s of CPU were stolen by the host"
 
     def _look(self) -> None:
         while not self._over.wait(_SAMPLE_SECONDS):

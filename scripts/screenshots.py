@@ -2,8 +2,8 @@
 
     python scripts/screenshots.py FOLDER http://127.0.0.1:8000/login/… / /jobs /jobs/7
 
-The second argument is the link that `duetime serve` prints; it works once, so the profile is kept
-in FOLDER/profile and a later call may leave it out by writing the plain address.
+The second argument is the link that `duetime serve` prints. It works once: name all pages in one
+call.
 """
 
 from __future__ import annotations

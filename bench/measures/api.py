@@ -8,7 +8,7 @@ from __future__ import annotations
 from bench.environment import Environment, execute
 from bench.measures.drain import EMPTY_DUETIME
 from bench.processes import Child
-from bench.reading import Reading, alternate_briefly, medians
+from bench.reading import Reading, alternate, medians
 
 CONNECTIONS = 8
 
@@ -17,7 +17,7 @@ def measure(environment: Environment) -> dict[str, Reading]:
     seconds = environment.scale.enqueue_seconds
     database = environment.database("plain")
     execute(database, EMPTY_DUETIME, "truncate raw_job", "checkpoint")
-    found = alternate_briefly(
+    found = alternate(
         environment.scale,
         ours=lambda: _enqueue("api", database, seconds),
         raw=lambda: _enqueue("raw_api", database, seconds),

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from bench import duetime_side, raw
 from bench.environment import Environment, execute, stop_worker
 from bench.processes import ANSWER_SECONDS, Child, children
-from bench.reading import Reading, Wrong, alternate, alternate_briefly, best, medians
+from bench.reading import Reading, Wrong, alternate, best, medians
 
 DRIVERS = ("psycopg", "asyncpg")
+_WARM_UP_JOBS = 1_000
+"""For each process."""
+_FINISHED = """
+with made as (
+    insert into duetime.job (task, queue, priority, args, max_attempts)
+    select 'done', 'default', 5, '{{}}', 3 from generate_series(1, {part}) returning id
+)
+insert into duetime.attempt (job_id, token, attempt, outcome, claimed_at, started_at, finished_at)
+select id, nextval('duetime.claim_token_seq'), 1, 'completed', now(), now(), now() from made
+"""
 EMPTY_DUETIME = "truncate duetime.job, duetime.due, duetime.claim, duetime.attempt"
 _HISTORY = """
 select count(*), count(distinct a.job_id),
@@ -30,14 +41,49 @@ def measure_two(environment: Environment) -> dict[str, Reading]:
 
 def measure_eight(environment: Environment) -> dict[str, Reading]:
     """Eight processes on the same queue, beside two: on two cores they cannot be faster."""
+    return {"drain_8": _beside_two(environment, processes=8)}
+
+
+def measure_fifty(environment: Environment) -> dict[str, Reading]:
+    return {"drain_50": _beside_two(environment, processes=environment.scale.many_processes)}
+
+
+def _beside_two(environment: Environment, *, processes: int) -> Reading:
     jobs = environment.scale.drain_jobs
     database = environment.database("plain")
-    found = alternate_briefly(
+    found = alternate(
         environment.scale,
-        eight=lambda: drain_duetime(database, jobs, processes=8),
-        two=lambda: drain_duetime(database, jobs, processes=2),
+        many=lambda: drain_resumed(database, jobs, processes=processes),
+        two=lambda: drain_resumed(database, jobs, processes=2),
     )
-    return {"drain_8": medians(found["eight"], found["two"])}
+    return medians(found["many"], found["two"])
+
+
+def measure_crowds(environment: Environment) -> dict[str, Reading]:
+    """With ten million jobs that are not due, and with as many that have finished."""
+    scale = environment.scale
+    plain = environment.database("plain")
+    readings = {}
+    for kind in ("future", "finished"):
+        name = f"crowd_{kind}"
+        if kind == "future":
+            crowd = environment.crowded(name, scale.crowd)
+        else:
+            crowd = environment.database(name)
+            execute(crowd, *_make_finished(scale.crowd), "vacuum analyze")
+        found = alternate(
+            scale,
+            crowd=partial(drain_duetime, crowd, scale.drain_jobs, empty=False),
+            plain=partial(drain_duetime, plain, scale.drain_jobs),
+        )
+        readings[f"drain_{kind}_10m"] = medians(found["crowd"], found["plain"])
+        environment.drop(name)
+    return readings
+
+
+def _make_finished(jobs: int) -> list[str]:
+    part = min(jobs, 1_000_000)
+    return [_FINISHED.format(part=part)] * (jobs // part)
 
 
 def measure_future(environment: Environment) -> dict[str, Reading]:
@@ -74,6 +120,26 @@ def drain_duetime(database: str, jobs: int, *, processes: int = 1, empty: bool =
     return rate(reports, jobs)
 
 
+def drain_resumed(database: str, jobs: int, *, processes: int) -> float:
+    """As `drain_duetime`, by processes that have worked before: their statements are prepared, and
+    what a start costs is over. From the moment at which their queue is resumed."""
+    warm_up = processes * _WARM_UP_JOBS
+    execute(database, EMPTY_DUETIME)
+    with children(processes, "worker", database=database) as workers:
+        start(workers)
+        duetime_side.load(database, warm_up)
+        wait_until_ended(workers, warm_up)
+        duetime_side.set_paused(database, paused=True)
+        before = load(database, jobs, empty=False)
+        began = duetime_side.set_paused(database, paused=False)
+        wait_until_ended(workers, warm_up + jobs)
+        reports = [stop_worker(worker) for worker in workers]
+    [after] = execute(database, _HISTORY)
+    runs = sum(report["runs"] for report in reports) - warm_up
+    _check_grown(jobs, runs, before, after)
+    return float(jobs / (max(report["last"] for report in reports if report["last"]) - began))
+
+
 def load(database: str, jobs: int, *, empty: bool = True) -> Sequence[int]:
     """Store jobs that are due; return what the history held before, for `check_each_ran`."""
     execute(database, *([EMPTY_DUETIME] if empty else []), "checkpoint")
@@ -89,7 +155,10 @@ def check_each_ran(
 ) -> None:
     """Raise `Wrong` unless each job ran and completed exactly once."""
     [after] = execute(database, _HISTORY)
-    runs = sum(report["runs"] for report in reports)
+    _check_grown(jobs, sum(report["runs"] for report in reports), before, after)
+
+
+def _check_grown(jobs: int, runs: int, before: Sequence[int], after: Sequence[int]) -> None:
     grown = {now - then for now, then in zip(after, before, strict=True)}
     if runs != jobs or grown != {jobs}:
         raise Wrong(f"{jobs} jobs ran {runs} times; the history grew by {sorted(grown)}")
@@ -117,19 +186,28 @@ def work_off(workers: Sequence[Child], jobs: int) -> list[dict[str, Any]]:
 
 def work_until_ended(workers: Sequence[Child], jobs: int) -> None:
     """Let ready workers work until all jobs have ended."""
+    start(workers)
+    wait_until_ended(workers, jobs)
+
+
+def start(workers: Sequence[Child]) -> None:
     for worker in workers:
         worker.tell("go")
     for worker in workers:
         worker.hear()
-    ended = [0] * len(workers)
+
+
+def wait_until_ended(workers: Sequence[Child], jobs: int) -> None:
+    """Wait until so many jobs have ended since the workers started."""
     deadline = time.monotonic() + ANSWER_SECONDS
-    while sum(ended) < jobs:
+    while sum(worker.ended for worker in workers) < jobs:
         if time.monotonic() > deadline:
-            raise Wrong(f"only {sum(ended)} of {jobs} jobs ended in {ANSWER_SECONDS:g} s")
+            ended = sum(worker.ended for worker in workers)
+            raise Wrong(f"only {ended} of {jobs} jobs ended in {ANSWER_SECONDS:g} s")
         time.sleep(0.05)
-        for number, worker in enumerate(workers):
+        for worker in workers:
             for said in worker.heard():
-                ended[number] = said.get("ended", ended[number])
+                worker.ended = said.get("ended", worker.ended)
 
 
 def rate(reports: Sequence[dict[str, Any]], jobs: int) -> float:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from bench.environment import Environment, duetime_worker, execute
 from bench.measures.drain import EMPTY_DUETIME
 from bench.processes import Child, children
-from bench.reading import Reading, alternate, alternate_briefly, medians
+from bench.reading import Reading, alternate, medians
 
 PROCESSES = 4
 CONNECTIONS = 4
@@ -72,7 +72,7 @@ def _measure_calls(
 ) -> Reading:
     seconds = environment.scale.enqueue_seconds
     database = environment.database("plain")
-    found = alternate_briefly(
+    found = alternate(
         environment.scale,
         ours=lambda: _call("calls", database, seconds, callers=callers, jobs=jobs),
         raw=lambda: _call("raw_calls", database, seconds, callers=connections, jobs=jobs),

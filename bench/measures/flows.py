@@ -15,9 +15,9 @@ from bench import flow_side
 from bench.environment import Environment, duetime_worker, execute
 from bench.measures.bulk import time_child
 from bench.measures.drain import EMPTY_DUETIME, drain_duetime, rate, work_off
-from bench.peers import PeerMissing
+from bench.peers.installing import PeerMissing
 from bench.processes import Child, children
-from bench.reading import Reading, Wrong, alternate_briefly, medians
+from bench.reading import Reading, Wrong, alternate, medians
 
 STEPS = 10
 IN_FLIGHT = 200
@@ -40,7 +40,7 @@ def measure(environment: Environment) -> dict[str, Reading]:
     database = environment.database("flows")
     steps = scale.flows * STEPS
     raw = {"dsn": database, "flows": scale.flows, "steps": STEPS}
-    found = alternate_briefly(
+    found = alternate(
         scale,
         duetime=lambda: run_flows(database, scale.flows),
         each=lambda: steps / _time_raw("raw_flows", **raw, connections=CONNECTIONS),
@@ -56,7 +56,7 @@ def measure_idle(environment: Environment) -> dict[str, Reading]:
     scale = environment.scale
     database = environment.database("flows")
     execute(database, _EMPTY, "checkpoint")
-    found = alternate_briefly(
+    found = alternate(
         scale,
         duetime=lambda: run_alone("flow", database=database, flows=scale.idle_flows),
         raw=lambda: run_alone("raw_flow", dsn=database, flows=scale.idle_flows),
@@ -71,7 +71,7 @@ def measure_graphs(environment: Environment) -> dict[str, Reading]:
     scale = environment.scale
     database = environment.database("flows")
     raw = {"dsn": database, "flows": scale.graphs, "steps": STEPS, "connections": CONNECTIONS}
-    found = alternate_briefly(
+    found = alternate(
         scale,
         steps=lambda: run_graphs(database, scale.graphs),
         inserts=lambda: scale.graphs * STEPS / _time_raw("raw_flows", **raw),
@@ -89,7 +89,7 @@ def measure_fan_out(environment: Environment) -> dict[str, Reading]:
     scale = environment.scale
     database = environment.database("flows")
     raw = {"dsn": database, "flows": scale.fan_out, "steps": 1, "in_flight": IN_FLIGHT}
-    found = alternate_briefly(
+    found = alternate(
         scale,
         duetime=lambda: _fan_out(database, scale.fan_out),
         raw=lambda: _time_raw("raw_gathered", **raw),
@@ -104,7 +104,7 @@ def measure_history(environment: Environment) -> dict[str, Reading]:
     run_flows(old, IN_FLIGHT)
     flow_side.multiply_runs(old, scale.finished_flows // IN_FLIGHT - 1)
     execute(old, "vacuum analyze")
-    found = alternate_briefly(
+    found = alternate(
         scale,
         old=lambda: run_flows(old, scale.flows, empty=False),
         plain=lambda: run_flows(plain, scale.flows),
@@ -122,16 +122,16 @@ def measure_sleeping(environment: Environment) -> dict[str, Reading]:
     with children(1, "flow_worker", database=crowded, concurrency=IN_FLIGHT) as workers:
         work_off(workers, scale.sleeping_flows)
     execute(crowded, "vacuum analyze")
-    found = alternate_briefly(
+    found = alternate(
         scale,
         crowded=lambda: drain_duetime(crowded, scale.drain_jobs, empty=False),
         plain=lambda: drain_duetime(plain, scale.drain_jobs),
     )
-    rows = [_rows_read(database, scale.watch_seconds) for database in (crowded, plain)]
+    rows, rows_beside = (_rows_read(one, scale.watch_seconds) for one in (crowded, plain))
     environment.drop("sleeping_flows")
     return {
         "flow_sleeping_drain": medians(found["crowded"], found["plain"]),
-        "flow_sleeping_rows": Reading(*rows),
+        "flow_sleeping_rows": Reading(rows, rows_beside),
     }
 
 
@@ -171,7 +171,7 @@ def run_alone(role: str, **parameters: Any) -> float:
     with Child(role, steps=STEPS, **parameters) as child:
         child.hear()
         child.tell("go")
-        return statistics.median(child.hear())
+        return float(statistics.median(child.hear()))
 
 
 def say_gathered(rates: list[float]) -> str:

@@ -8,7 +8,7 @@ import psycopg
 
 from bench.environment import Environment, execute
 from bench.measures.drain import EMPTY_DUETIME, drain_duetime
-from bench.reading import Reading, alternate_briefly, medians, rounds
+from bench.reading import Reading, alternate, medians
 
 ROUNDS = 6
 _FEW_ROUNDS = 3
@@ -19,7 +19,7 @@ def measure(environment: Environment) -> dict[str, Reading]:
     jobs = environment.scale.pinned_jobs
     database = environment.database("pinned")
     drain_duetime(database, jobs)  # So that the first round is not the one that warms up.
-    sequences = [_measure_sequence(database, jobs) for _ in rounds(environment.scale)]
+    sequences = [_measure_sequence(database, jobs) for _ in range(environment.scale.rounds)]
     course = " → ".join(
         f"{statistics.median(rates):,.0f}" for rates in zip(*sequences, strict=True)
     )
@@ -32,7 +32,7 @@ def measure_beside_none(environment: Environment) -> dict[str, Reading]:
     jobs = environment.scale.pinned_jobs
     database = environment.database("pinned")
     drain_duetime(database, jobs)
-    found = alternate_briefly(
+    found = alternate(
         environment.scale,
         pinned=lambda: _measure_sequence(database, jobs, _FEW_ROUNDS)[-1],
         free=lambda: _measure_free(database, jobs)[-1],

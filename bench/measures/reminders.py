@@ -44,7 +44,7 @@ select sum(pg_total_relation_size(name::regclass))::float
     / (select count(*) from duetime.reminder where status = 'armed')
 from unnest(%s::text[]) as name
 """
-_INSERT = """
+ARM = """
 with made as (
     insert into {schema}.reminder (id, key, subject_id, due_at, rule, time, recipient,
                               revision, run_at, status, job_id)
@@ -65,6 +65,53 @@ create table {name} (id bigint primary key, starts timestamptz, title text);
 insert into {name} select n, now() + interval '30 days', 'game ' || n
 from generate_series(1, {rows}) as n;
 """
+_MOVED = ("subject", "audit", "reminder", "job", "due", "attempt")
+_COPIES = """
+create schema same;
+create table same.game (like game including all);
+insert into same.game select * from game;
+"""
+_COPY = """
+create table same.{name} (like duetime.{name} including all);
+insert into same.{name} select * from duetime.{name};
+"""
+# What the moves of single rows have left.
+_ONLY_ARMED = """
+truncate same.attempt;
+delete from same.reminder where status <> 'armed';
+delete from same.job where id not in (select job_id from same.reminder);
+"""
+# What a move of every row writes, in as few statements as there are tables.
+_MOVE_BARE = """
+update same.game set starts = starts + interval '1 hour';
+update same.subject
+set due_at = due_at + interval '1 hour', revision = revision + 1, updated_at = now();
+insert into same.audit (id, actor, action, entity, before, after)
+select 1000000000 + id, 'trigger: bench', 'subject.put', 'subject:' || ref, a.body, a.body
+from same.subject, (select after as body from duetime.audit
+                    where entity like 'subject:%' limit 1) as a;
+update same.reminder set status = 'superseded', ended_at = now(),
+    reason = '{"code": "subject_moved", "facts": {"to": "2026-03-07T18:00:00Z"}}';
+delete from same.due;
+insert into same.attempt (job_id, token, attempt, outcome, finished_at, error_code, facts)
+select id, id, 0, 'superseded', now(), 'subject_moved', '{"to": "2026-03-07T18:00:00Z"}'
+from same.job;
+with made as (
+    insert into same.reminder (id, key, subject_id, due_at, rule, time, recipient, revision, run_at,
+                               status, job_id)
+    select id + 1000000000, md5(id::text)::uuid, subject_id, due_at + interval '1 hour', rule,
+        time + interval '1 hour', recipient, revision + 1, run_at + interval '1 hour', 'armed',
+        job_id + 1000000000
+    from same.reminder
+    returning id, job_id, run_at, due_at
+), jobs as (
+    insert into same.job (id, task, queue, priority, args, max_attempts, expires_at)
+    select job_id, 'duetime.remind', 'default', 5, json_build_object('reminder', id), 3, due_at
+    from made
+)
+insert into same.due (queue, priority, run_at, job_id)
+select 'default', 5, run_at, job_id from made;
+"""
 
 
 def measure(environment: Environment) -> dict[str, Reading]:
@@ -72,14 +119,7 @@ def measure(environment: Environment) -> dict[str, Reading]:
     armed = asyncio.run(_arm(database, environment.scale.subjects))
     first = 1_000_000_000
     last = first + environment.scale.future_jobs - environment.scale.subjects
-    fill = _INSERT.format(
-        schema="duetime",
-        subject="(select min(id) from duetime.subject)",
-        rule="(select min(id) from duetime.rule)",
-        first=first,
-        last=last,
-    )
-    execute(database, fill, "vacuum analyze", "checkpoint")
+    execute(database, fill(first, last), "vacuum analyze", "checkpoint")
     plain = environment.database("plain")
     jobs = environment.scale.drain_jobs
     drained = alternate(
@@ -89,7 +129,7 @@ def measure(environment: Environment) -> dict[str, Reading]:
     )
     execute(database, "vacuum analyze", "checkpoint")
     with Steal() as steal:
-        reminded, timed = _lateness(environment, database)
+        reminded, timed = time_reminders(environment, database)
     late = [late for _, late in reminded]
     held_up = [steal.held_up(due, late) for due, late in reminded]
     environment.drop("reminders")
@@ -107,6 +147,17 @@ def measure(environment: Environment) -> dict[str, Reading]:
             for share in (50, 99)
         },
     }
+
+
+def fill(first: int, last: int) -> str:
+    """Arms reminders of the first subject, with these ids, after 89 days."""
+    return ARM.format(
+        schema="duetime",
+        subject="(select min(id) from duetime.subject)",
+        rule="(select min(id) from duetime.rule)",
+        first=first,
+        last=last,
+    )
 
 
 async def _arm(database: str, subjects: int) -> dict[str, Reading]:
@@ -165,8 +216,8 @@ def _insert_bare(database: str, subjects: int) -> float:
         connection.commit()
         began = time.perf_counter()
         connection.execute(_BARE_SUBJECTS.format(rows=subjects).encode())
-        fill = _INSERT.format(schema="bare", subject="n", rule=1, first=1, last=2 * subjects)
-        connection.execute(fill.encode())
+        rows = ARM.format(schema="bare", subject="n", rule=1, first=1, last=2 * subjects)
+        connection.execute(rows.encode())
         connection.commit()
         seconds = time.perf_counter() - began
         connection.execute("drop schema bare cascade")
@@ -181,7 +232,7 @@ def _bytes(database: str, *tables: str) -> float:
         return float(found[0])
 
 
-def _lateness(environment: Environment, database: str) -> tuple[list[Timed], list[Timed]]:
+def time_reminders(environment: Environment, database: str) -> tuple[list[Timed], list[Timed]]:
     """Of reminders whose subject is put 50 ms before, and of such jobs."""
     puts = environment.scale.pickups // 2
 
@@ -225,7 +276,8 @@ async def _one(worker: Child, put: Callable[[int], Awaitable[None]], number: int
 
 
 def measure_tracked(environment: Environment) -> dict[str, Reading]:
-    """All rows of a tracked table moved by one UPDATE, beside the same table untracked."""
+    """All rows of a tracked table moved by one UPDATE, beside the same writes without Duetime; one
+    row, beside one of an untracked table."""
     database, rows = environment.database("tracked"), environment.scale.subjects
     execute(database, _TABLE.format(name="game", rows=rows), _TABLE.format(name="bare", rows=rows))
 
@@ -237,8 +289,12 @@ def measure_tracked(environment: Environment) -> dict[str, Reading]:
     asyncio.run(track())
     execute(database, "vacuum analyze", "checkpoint")
     single = {table: _move_single(database, table, rows) for table in ("game", "bare")}
+    copies = [_COPY.format(name=name) for name in _MOVED]
+    execute(database, _COPIES, *copies, _ONLY_ARMED, "vacuum analyze", "checkpoint")
     # Once: it takes seconds.
-    tracked, bare = (rows / _move(database, table) for table in ("game", "bare"))
+    bare = rows / _time(database, _MOVE_BARE)
+    execute(database, "drop schema same cascade", "checkpoint")
+    tracked = rows / _time(database, "update game set starts = starts + interval '1 hour'")
     [(armed,)] = execute(database, "select count(*) from duetime.reminder where status = 'armed'")
     if armed != rows:
         raise Wrong(f"{armed} reminders are armed for {rows} rows")
@@ -261,9 +317,10 @@ def _move_single(database: str, table: str, rows: int) -> float:
     return percentile(found, 0.5)
 
 
-def _move(database: str, table: str) -> float:
+def _time(database: str, statements: str) -> float:
+    """The seconds that a transaction takes."""
     with psycopg.connect(database) as connection:
         began = time.perf_counter()
-        connection.execute(f"update {table} set starts = starts + interval '1 hour'")
+        connection.execute(statements.encode())
         connection.commit()
         return time.perf_counter() - began

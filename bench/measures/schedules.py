@@ -2,7 +2,7 @@
 
 A million jobs wait for another day beside them. Database and worker share the machine's clock, so
 a handler reads the lateness itself. Other schedulers do the same: the best of them is the
-baseline. They keep their schedules in memory, or one in a database of the same kind.
+baseline. They keep their schedules in memory; beside PostgreSQL one also keeps them there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench import duetime_side
 from bench.environment import Environment, execute, stop_worker
-from bench.peers import PeerMissing
+from bench.peers.installing import PeerMissing
 from bench.processes import Child
 from bench.reading import Reading, Wrong, percentile
 from bench.scale import Scale
@@ -93,7 +93,7 @@ def measure_sqlite(environment: Environment) -> dict[str, Reading]:
         ours = _tick_duetime(database, environment.scale)
         if ours.early:
             raise Wrong(f"{ours.early} of {ours.runs} runs began early")
-        readings = _beside_peers(environment, ours, f"sqlite:///{Path(directory) / 'peer.db'}")
+        readings = _beside_peers(environment, ours)
     return {f"sqlite_schedule_lateness_p{share}_ms": readings[share] for share in (50, 99)}
 
 
@@ -119,16 +119,21 @@ def _tick_duetime(database: str, scale: Scale) -> Ticks:
     return ticks
 
 
-def _beside_peers(environment: Environment, ours: Ticks, url: str) -> dict[int, Reading]:
-    """Return the readings by percentile, beside the best peer."""
+def _beside_peers(
+    environment: Environment, ours: Ticks, url: str | None = None
+) -> dict[int, Reading]:
+    """Return the readings by percentile, beside the best peer. `url`: a database for one that has
+    its schedules in one."""
     scale = environment.scale
     found: dict[str, Ticks] = {}
     missing: set[str] = set()
-    for name, script, database in (
-        ("APScheduler 3 in memory", "apscheduler_3.py", None),
-        ("APScheduler 3 with SQLAlchemy", "apscheduler_3.py", url),
-        ("Celery beat with Redis", "celery_beat.py", None),
-    ):
+    peers: list[tuple[str, str, str | None]] = [
+        ("APScheduler 3 in memory", "apscheduler_3.py", None)
+    ]
+    if url is not None:
+        peers.append(("APScheduler 3 with SQLAlchemy", "apscheduler_3.py", url))
+    peers.append(("Celery beat with Redis", "celery_beat.py", None))
+    for name, script, database in peers:
         try:
             said = environment.peers.tick(script, database)
         except PeerMissing as error:

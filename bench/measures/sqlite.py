@@ -14,7 +14,7 @@ from bench.measures.bulk import time_child
 from bench.measures.drain import rate, work_off
 from bench.measures.flows import IN_FLIGHT, STEPS, run_alone, say_gathered
 from bench.processes import Child, children
-from bench.reading import Reading, Wrong, alternate, alternate_briefly, medians
+from bench.reading import Reading, Wrong, alternate, medians
 
 _HISTORY = """
 select count(*), count(distinct job_id),
@@ -48,7 +48,7 @@ def measure_flows(environment: Environment) -> dict[str, Reading]:
     """Steps per second with 200 flows in flight."""
     scale = environment.scale
     flows = scale.sqlite_flows
-    found = alternate_briefly(
+    found = alternate(
         scale,
         duetime=lambda: _run_flows(environment, flows),
         each=lambda: _insert_steps(environment, flows, in_flight=1),
@@ -64,7 +64,7 @@ def measure_idle_flow(environment: Environment) -> dict[str, Reading]:
     with _file(environment) as ours, _file(environment) as by_hand:
         raw_sqlite.create(by_hand)
         database = f"sqlite:///{ours}"
-        found = alternate_briefly(
+        found = alternate(
             scale,
             duetime=lambda: run_alone("flow", database=database, flows=scale.idle_flows),
             raw=lambda: run_alone("sqlite_flow", path=by_hand, flows=scale.idle_flows),

@@ -11,7 +11,7 @@ from bench.cpu import cpu_seconds
 from bench.environment import Environment, stop_worker
 from bench.measures import drain
 from bench.processes import Child
-from bench.reading import Reading, medians, percentile, rounds
+from bench.reading import Reading, medians, percentile
 
 
 class Drained(NamedTuple):
@@ -105,7 +105,9 @@ def _compare(
     alone: Callable[[], Drained],
     waits: list[float] | None = None,
 ) -> Reading:
-    found: list[tuple[Drained, Drained]] = [(watched(), alone()) for _ in rounds(environment.scale)]
+    found: list[tuple[Drained, Drained]] = [
+        (watched(), alone()) for _ in range(environment.scale.rounds)
+    ]
     cpu = statistics.median(one.cpu / other.cpu for one, other in found)
     note = f"{cpu:.2f} of its CPU time"
     if waits:
