@@ -404,6 +404,8 @@ async def test_reminders_are_followed(service: Running, client: Client) -> None:
     assert await client.reminders.acknowledge(sent.id) is True
     assert await client.reminders.acknowledge(sent.id) is False
     assert await client.reminders[sent.id].snooze("10m") > await service.app.now()
+    with pytest.raises(InvalidInput, match="Nothing holds reminder"):
+        await client.reminders[armed.id].send_anyway()
     assert await client.reminders.resend_many() == Resent([], {})
     with pytest.raises(DeliveryNotFound):
         await client.receipt("SM1", "delivered")

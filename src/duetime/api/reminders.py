@@ -29,6 +29,7 @@ from duetime.domain.reminders.reminder import (
     Resent,
 )
 from duetime.errors import InvalidInput, RecipientNotFound, ReminderNotFound
+from duetime.storage.reminders.admissions import AdmissionStatements
 from duetime.storage.reminders.deliveries import DeliveryStatements
 from duetime.storage.reminders.reminders import ReminderStatements
 from duetime.storage.reminders.resending import ResendStatements
@@ -228,6 +229,22 @@ class Reminders:
         )
         return armed
 
+    async def send_anyway(
+        self, reminder: int | Reminder, *, by: str = "unknown", tx: Any = None
+    ) -> Reminder:
+        """Send one now that waits for quiet hours, for the hourly limit or in a digest. Return it.
+
+        It does not count towards the limit. One whose recipient is muted is still not sent. Raises
+        `ReminderNotFound`, and `InvalidInput` if nothing holds it back: its time has yet to come,
+        it has ended, or it is going out just now.
+        """
+        reminder_id = _id_of(reminder)
+        actor = check_actor(by)
+        armed: Reminder = await self._app._perform(
+            lambda d: AdmissionStatements(d).send_anyway(reminder_id, actor=actor), tx
+        )
+        return armed
+
     async def resend_many(
         self,
         *,
@@ -314,6 +331,7 @@ class ReminderHandle(Handle[Reminders, int]):
     acknowledge = bound(Reminders.acknowledge)
     snooze = bound(Reminders.snooze)
     resend = bound(Reminders.resend)
+    send_anyway = bound(Reminders.send_anyway)
 
 
 def _id_of(reminder: Any) -> int:

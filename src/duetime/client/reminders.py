@@ -146,6 +146,12 @@ class Reminders:
             "POST /reminders/{reminder_id}/resend", ReminderInfo, reminder_id=reminder_id
         )
 
+    async def send_anyway(self, reminder_id: int) -> ReminderInfo:
+        """Send a reminder now that waits for quiet hours, for the hourly limit or in a digest."""
+        return await self._connection.call(
+            "POST /reminders/{reminder_id}/send-anyway", ReminderInfo, reminder_id=reminder_id
+        )
+
     async def resend_many(
         self,
         *,
@@ -178,3 +184,4 @@ class ReminderHandle(Handle[Reminders, int]):
     acknowledge = bound(Reminders.acknowledge)
     snooze = bound(Reminders.snooze)
     resend = bound(Reminders.resend)
+    send_anyway = bound(Reminders.send_anyway)

@@ -86,6 +86,7 @@ REASONS = {
     "reminder_ended": "the reminder is {status}[: {why:reason}]",
     "just_ended": "it was sent or withdrawn just now",
     "quiet_hours": "it waits until {local} ({tz}) for the quiet hours {quiet} of {recipient}",
+    "let_out": "{by} had it sent at once[; without that, {why:reason}]",
     "waited_quiet_hours": "it waited until {local} ({tz}) for the quiet hours {quiet} of "
     "{recipient}",
     "sent_in_quiet_hours": "it was sent in the quiet hours {quiet} of {recipient}: it would have "

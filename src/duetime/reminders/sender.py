@@ -12,7 +12,7 @@ from duetime.domain.jobs.job import NewJob
 from duetime.domain.jobs.outcome import Outcome, Skip, Snooze
 from duetime.domain.keys import DIGEST_PREFIX
 from duetime.domain.reasons import Reason
-from duetime.domain.reminders.admission import Send, Wait, decide, routes_of
+from duetime.domain.reminders.admission import RELEASED, Send, Wait, decide, routes_of
 from duetime.domain.reminders.recipient import Recipient, Route
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus
 from duetime.engine.batching import Batcher
@@ -145,9 +145,14 @@ class Sender:
             return _sends(reminder, nobody, Send(routes))
         recipient = state.recipient or nobody
         around = await self._scopes_around(reminder, recipient)
-        decision = decide(recipient, reminder, state.now, around=around, channels=channels)
+        released = state.held == RELEASED
+        decision = decide(
+            recipient, reminder, state.now, around=around, channels=channels, released=released
+        )
         if isinstance(decision, Outcome):
             return decision
+        if released and isinstance(decision, Send):
+            return _sends(reminder, recipient, decision)
         if state.digest is not None:
             outcome: Outcome = await self._app._perform(
                 lambda d: AdmissionStatements(d).stay(reminder)

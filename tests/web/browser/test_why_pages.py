@@ -6,7 +6,8 @@ from datetime import timedelta
 
 from playwright.async_api import Page, expect
 
-from duetime import Duetime
+from duetime import Context, Duetime, Reminder
+from tests.waiting import until
 from tests.web.browser.conftest import check_looks
 
 HOSTILE = "<img src=x onerror=alert(1)>'\"{{7*7}}"
@@ -72,6 +73,36 @@ async def test_the_button_beside_a_failed_check_mends_it(app: Duetime, page: Pag
     await failed.get_by_role("button", name="Resume it").click()
     await expect(page.get_by_role("status")).to_have_text("Schedule nightly is resumed.")
     assert (await app.schedules.get("nightly")).paused_at is None
+
+
+async def test_what_waits_for_quiet_hours_is_sent_anyway(app: Duetime, page: Page) -> None:
+    @app.on_reminder
+    async def send(reminder: Reminder, ctx: Context) -> None: ...
+
+    async def waits() -> bool:
+        return (await only()).reason is not None
+
+    async def sent() -> bool:
+        return (await only()).status == "sent"
+
+    async def only() -> Reminder:
+        return (await app.reminders.list(subject="game:42"))[0]
+
+    now = await app.now()
+    quiet = f"{now - timedelta(hours=2):%H:%M}-{now + timedelta(hours=3):%H:%M}"
+    await app.recipients.put("ann", tz="UTC", quiet=quiet)
+    await app.subjects.put(
+        "game:42", due=now + timedelta(milliseconds=500), remind=["0m"], recipients=["ann"]
+    )
+    page.on("dialog", lambda dialog: dialog.accept())
+    async with app.worker():
+        await until(waits)
+        await page.goto(f"/reminders/{(await only()).id}")
+        failed = page.locator("ol.why li.failed")
+        await expect(failed).to_contain_text("Does its recipient take messages now?")
+        await failed.get_by_role("button", name="Send anyway").click()
+        await expect(page.get_by_role("status")).to_have_text("It is sent now.")
+        await until(sent)
 
 
 async def test_queues_and_subjects_have_a_chain_of_checks(app: Duetime, page: Page) -> None:

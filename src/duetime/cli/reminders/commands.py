@@ -194,11 +194,28 @@ def resend_command(
         _resend_all(target, {"status": status or "failed"} | which, by, sure=yes)
 
 
+@reminders.command("send-anyway")
+@click.argument("reminder_ids", metavar="ID...", type=JOB_ID, nargs=-1, required=True)
+@by_option
+@click.pass_context
+def send_anyway_command(context: click.Context, reminder_ids: tuple[int, ...], by: str) -> None:
+    """Send reminders now that wait for quiet hours, for the hourly limit or in a digest."""
+
+    async def send_anyway(app: Duetime) -> list[Reminder]:
+        return [await app.reminders.send_anyway(reminder_id, by=by) for reminder_id in reminder_ids]
+
+    target = target_of(context)
+    _show_due(target, target.run(send_anyway))
+
+
 def _resend_each(target: Target, reminder_ids: Sequence[int], by: str) -> None:
     async def resend(app: Duetime) -> list[Reminder]:
         return [await app.reminders.resend(reminder_id, by=by) for reminder_id in reminder_ids]
 
-    armed = target.run(resend)
+    _show_due(target, target.run(resend))
+
+
+def _show_due(target: Target, armed: Sequence[Reminder]) -> None:
     if target.json:
         shown = [reminder_json(one) for one in armed]
         print_json(shown[0] if len(shown) == 1 else shown)

@@ -15,6 +15,8 @@ from duetime.domain.reminders.rule import Rule
 from duetime.domain.schedules.cron import parse_zone
 
 HOUR = timedelta(hours=1)
+RELEASED = "released"
+"""How a reminder is held that a person let through: by nothing, however often it is tried."""
 _LEAD = timedelta(minutes=1)
 """How long before a reminder would expire, a digest with it goes out."""
 _GATHER = timedelta(seconds=2)
@@ -56,18 +58,19 @@ def decide(
     around: Collection[str] = (),
     channels: Sequence[str] | None = None,
     uses: Uses | None = None,
+    released: bool = False,
 ) -> Send | Wait | Skip:
     """What becomes of a reminder that is due. `around`: the scopes that it is in, all levels.
 
     `channels`: those that the app has; None: a handler sends. `uses`: if None, the limit is not
-    checked.
+    checked. `released`: a person had it sent in spite of quiet hours and limit.
     """
     if (muted := why_muted(recipient, reminder, around)) is not None:
         return Skip(muted)
     routes = routes_of(recipient, channels, reminder.rule)
     if isinstance(routes, Reason):
         return Skip(routes)
-    if reminder.rule.urgent:
+    if reminder.rule.urgent or released:
         return Send(routes)
     reason = None
     quiet = recipient.quiet_hours(reminder.tz)

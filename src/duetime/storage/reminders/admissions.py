@@ -13,12 +13,23 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from duetime.domain.duration import format_time
 from duetime.domain.jobs.outcome import Outcome, Skip, Snooze
 from duetime.domain.reasons import Reason
-from duetime.domain.reminders.admission import HOUR, Send, Uses, Wait, decide, digest_time, gather
+from duetime.domain.reminders.admission import (
+    HOUR,
+    RELEASED,
+    Send,
+    Uses,
+    Wait,
+    decide,
+    digest_time,
+    gather,
+)
 from duetime.domain.reminders.digest import DIGEST_TASK
 from duetime.domain.reminders.recipient import Recipient
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus
+from duetime.errors import InvalidInput, ReminderNotFound
 from duetime.storage.reminders.recipients import RecipientStatements, read_recipient
 from duetime.storage.store import Dialect, Row, Statement, Statements
 
@@ -99,6 +110,37 @@ class AdmissionStatements(RecipientStatements):
     def release(self, reminder: Reminder, reason: Reason | None) -> Statements:
         """It goes out now; `reason`: what people should know. Returns whether it still may."""
         return bool((yield from self._hold_all({reminder.id: {"reason": reason}})))
+
+    def send_anyway(self, reminder_id: int, *, actor: str) -> Statements:
+        """Let one out that waits for quiet hours, for the limit or in a digest; return it."""
+        for reminder in (yield from self.find([reminder_id])):
+            yield from self.lock_recipient(reminder.recipient)
+        # Again, now that no digest can close with it.
+        found = yield from self.find([reminder_id])
+        if not found:
+            raise ReminderNotFound(reminder_id)
+        [reminder] = found
+        state = (yield from self.admissions([reminder_id]))[reminder_id]
+        _check_waits(reminder, state)
+        if state.held == RELEASED:
+            return reminder
+        now = yield from self._dialect.now()
+        reason = Reason.of("let_out", by=actor, why=reminder.reason)
+        hold = {"run_at": now, "reason": reason, "held": RELEASED}
+        yield from self._hold_all({reminder_id: hold})
+        if not (yield from self._dialect.run(
+            "digest_move", {"job": reminder.job_id, "run_at": now}
+        )):  # fmt: skip
+            raise InvalidInput(
+                f"Reminder {reminder_id} is being worked on at this moment. Look again in a second."
+            )
+        what = {"reminder": reminder_id, "rule": reminder.rule.text}
+        what |= {"recipient": reminder.recipient}
+        before = {"run_at": reminder.run_at, "why": reminder.reason}
+        yield from self._audit(
+            actor, "reminder.sent_anyway", f"subject:{reminder.subject}", before, what
+        )
+        return (yield from self.find([reminder_id]))[0]
 
     def give_back(self, reminder: Reminder) -> Statements:
         """It was let through, and surely not sent."""
@@ -268,6 +310,22 @@ def _outcome_since(admission: AdmissionState | None) -> Outcome | None:
         # Another worker, which got the job after us, has put it there.
         return Snooze(timedelta(0), Reason.of("in_digest", digest=admission.digest))
     return None
+
+
+def _check_waits(reminder: Reminder, state: AdmissionState) -> None:
+    """Raise unless a person can let it out: it is not sent before its time, nor twice."""
+    if reminder.status is not ReminderStatus.ARMED:
+        raise InvalidInput(
+            f"Reminder {reminder.id} is {reminder.status}: it does not wait. To send it again, use "
+            f"`duetime reminders resend {reminder.id}`."
+        )
+    if state.digest is not None and state.digest_status != "waiting":
+        raise InvalidInput(f"Reminder {reminder.id} is going out in digest {state.digest} now.")
+    if state.held is None:
+        at = "now" if reminder.run_at is None else f"at {format_time(reminder.run_at)}"
+        raise InvalidInput(
+            f"Nothing holds reminder {reminder.id} back: it goes out {at}, which is its time."
+        )
 
 
 def _as_hold(wait: Wait) -> dict[str, Any]:

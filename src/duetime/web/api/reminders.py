@@ -183,6 +183,11 @@ def routes(app: Duetime, access: Access) -> Routes:
         """Send a reminder again now that failed, expired, was skipped, or was sent."""
         return _answer(await app.reminders.resend(reminder_id, by=visitor.name))
 
+    @routes.post("/reminders/{reminder_id}/send-anyway", answer=ReminderAnswer, problems=[404])
+    async def send_reminder_anyway(reminder_id: IdPath, visitor: Visitor) -> ReminderAnswer:
+        """Send a reminder now that waits for quiet hours, for the hourly limit or in a digest."""
+        return _answer(await app.reminders.send_anyway(reminder_id, by=visitor.name))
+
     @routes.post(
         "/receipts",
         body=ReceiptBody,

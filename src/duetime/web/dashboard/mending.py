@@ -95,6 +95,13 @@ def _send_again(facts: Facts) -> Remedy:
     return Remedy("Send it now", path, confirm="Send it now?")
 
 
+def _send_anyway(facts: Facts) -> Remedy:
+    if "reminder" not in facts:
+        return _show_recipient(facts)
+    path = ("reminders", str(facts["reminder"]), "send-anyway")
+    return Remedy("Send anyway", path, confirm="Send it now, although its recipient is to rest?")
+
+
 def _unmute(facts: Facts) -> Remedy:
     recipient = str(facts["recipient"])
     ask = f"Let {recipient} get messages again?"
@@ -149,9 +156,9 @@ _REMEDIES: dict[str, Callable[[Facts], Remedy]] = {
     "job_waits": _show_job,
     "muted_all": _unmute,
     "muted": _show_recipient,
-    "quiet_hours": _show_recipient,
-    "hourly_limit": _show_recipient,
-    "in_digest": _show_recipient,
+    "quiet_hours": _send_anyway,
+    "hourly_limit": _send_anyway,
+    "in_digest": _send_anyway,
     "channels_failed": _send_again,
     "past_skipped": _send_again,
     "subject_done": _show_subject,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
@@ -49,8 +50,8 @@ def pages(frame: Frame) -> Pages:
         is_agenda = chosen == ReminderStatus.ARMED
         calendar: list[list[Day]] = []
         if is_agenda and not ask.query.get("after"):
-            span = timedelta(weeks=_CALENDAR_WEEKS)
-            coming = await app.reminders.preview(span, limit=_CALENDAR_MOST)
+            until = ask.now + timedelta(weeks=_CALENDAR_WEEKS)
+            coming = await app.stats._armed_times(until, _CALENDAR_MOST)
             calendar = make_calendar(coming, ask)
         return {
             "chosen": chosen,
@@ -84,6 +85,11 @@ def pages(frame: Frame) -> Pages:
         await app.reminders.resend(reminder_id, by=ask.visitor.name)
         return GoTo(["reminders", reminder_id], said="It is sent again now.")
 
+    @pages.action("/reminders/{reminder_id}/send-anyway")
+    async def send_anyway(ask: Ask, reminder_id: ReminderId) -> GoTo:
+        await app.reminders.send_anyway(reminder_id, by=ask.visitor.name)
+        return GoTo(["reminders", reminder_id], said="It is sent now.")
+
     return pages
 
 
@@ -100,17 +106,14 @@ def group_by_day(
     return days
 
 
-def make_calendar(coming: Page[Reminder], ask: Ask) -> list[list[Day]]:
+def make_calendar(coming: Sequence[datetime], ask: Ask) -> list[list[Day]]:
     """The weeks from this one on, with how many reminders are due on each day."""
     today = ask.now.astimezone(ask.zone).date()
-    counts: dict[date, int] = {}
-    last = today
-    for one in coming:
-        last = (one.run_at or one.time).astimezone(ask.zone).date()
-        counts[last] = counts.get(last, 0) + 1
+    counts = Counter(time.astimezone(ask.zone).date() for time in coming)
+    last = max(counts, default=today)
     monday = today - timedelta(days=today.weekday())
     days = [monday + timedelta(days=number) for number in range(7 * _CALENDAR_WEEKS)]
-    is_cut = coming.next is not None
+    is_cut = len(coming) == _CALENDAR_MOST
 
     def count(day: date) -> int | None:
         return None if day < today or (is_cut and day >= last) else counts.get(day, 0)

@@ -63,7 +63,8 @@ select pg_advisory_xact_lock(hashtext('duetime.recipient'), abs(hashtext(%s::jso
 -- The open subjects that remind a recipient by their own clock, some at a time.
 select distinct r.subject_id
 from json_to_record(%s::json) as g(ref text, after bigint)
-join duetime.reminder as r on r.recipient = g.ref and r.status = 'armed' and r.subject_id > g.after
+join duetime.reminder as r
+    on r.recipient = g.ref and r.recipient <> '' and r.status = 'armed' and r.subject_id > g.after
 join duetime.subject as s on s.id = r.subject_id and s.status = 'open'
 where exists (select from duetime.reminder as z join duetime.rule as u on u.id = z.rule
               where z.subject_id = r.subject_id and z.recipient = g.ref and u.zone = 'recipient')
@@ -75,7 +76,8 @@ with input as materialized (
     select %s::json ->> 'ref' as ref
 ), held as materialized (
     select r.job_id from duetime.reminder as r
-    where r.recipient = (select ref from input) and r.status = 'armed' and r.held is not null
+    where r.recipient = (select ref from input) and r.recipient <> '' and r.status = 'armed'
+      and r.held is not null
     union all
     select d.job_id from duetime.digest as d where d.recipient = (select ref from input)
 ), moved as (

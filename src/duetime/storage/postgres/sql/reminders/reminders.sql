@@ -151,7 +151,7 @@ from json_to_recordset(%s::json) as g(
     recipients json, repeats json)
 order by g.ref
 on conflict (ref) do nothing
-returning ref;
+returning ref, id;
 
 -- name: subject_revise
 update duetime.subject

@@ -180,7 +180,7 @@ select (select value from duetime_counter where name = 'subject')
 from input as i cross join json_each(i.doc, '$.doc') as e
 where true
 on conflict (ref) do nothing
-returning ref;
+returning ref, id;
 
 -- name: subject_revise
 with input(doc) as (select ?)
