@@ -17,10 +17,12 @@ RETRY = Constant("0s", max_attempts=200)
 
 
 async def effect(run: int, step: str) -> str:
-    """What a step does, takes a moment: so that it is killed in between."""
+    """What a step does, takes a moment: so that it is killed before its effect, and between that
+    and its record."""
     ledger.write("began", run, step)
-    await asyncio.sleep(SECONDS)
+    await asyncio.sleep(SECONDS / 2)
     ledger.write("effect", run, step)
+    await asyncio.sleep(SECONDS / 2)
     return step
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import psycopg
 import pytest
@@ -60,6 +61,70 @@ async def test_parameters_have_numbers_or_names(pg_url: str) -> None:
     assert (was_ready, is_ready) == (False, True)
 
 
+async def test_text_is_refused_rather_than_cut_off(pg_url: str) -> None:
+    session = Session(pg_url)
+    try:
+        with pytest.raises(psycopg.DataError, match="NUL"):
+            await session.execute("select %s::text", ["before\0after"], SECONDS)
+        rows = await session.execute("select %s::text", ["whole"], SECONDS)
+    finally:
+        await session.close()
+
+    assert rows == [("whole",)]
+
+
+async def test_statements_read_together_share_a_transaction(pg_url: str) -> None:
+    session = Session(pg_url)
+    begun = "select now()::text"
+    try:
+        await session.open()
+        statements: list[tuple[str, Any]] = [
+            (begun, ()),
+            ("select %(n)s::integer", {"n": 7}),
+            ("select 1 where false", ()),
+            *[("select repeat('x', %s::integer)", [200_000])] * 20,
+            (begun, ()),
+        ]
+        found = await session.read_together(statements, SECONDS)
+        alone = await session.execute(begun, (), SECONDS)
+    finally:
+        await session.close()
+
+    assert found[0] == found[-1] != alone
+    assert found[1:3] == [[(7,)], []]
+    assert {len(rows[0][0]) for rows in found[3:-1]} == {200_000}
+
+
+async def test_an_error_in_statements_read_together_leaves_the_session_usable(pg_url: str) -> None:
+    session = Session(pg_url)
+    try:
+        await session.open()
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await session.read_together([("select 1", ()), ("select 1 / 0", ())] * 2, SECONDS)
+        again = await session.read_together([("select 2", ()), ("select 3", ())], SECONDS)
+    finally:
+        await session.close()
+
+    assert again == [[(2,)], [(3,)]]
+    assert session.connections == 1
+
+
+async def test_statements_read_together_that_take_too_long_leave_no_half_read_session(
+    pg_url: str,
+) -> None:
+    session = Session(pg_url)
+    try:
+        await session.open()
+        with pytest.raises(TimeoutError):
+            await session.read_together([("select 1", ()), ("select pg_sleep(30)", ())], 0.3)
+        after = await session.execute("select 5", (), SECONDS)
+    finally:
+        await session.close()
+
+    assert after == [(5,)]
+    assert session.connections == 2
+
+
 async def test_an_answer_and_a_question_may_be_larger_than_the_socket_s_buffers(
     pg_url: str,
 ) -> None:
@@ -115,6 +180,49 @@ async def test_a_connection_that_breaks_under_a_statement_is_an_error_and_replac
         await session.close()
 
     assert rows == [(1,)]
+
+
+async def test_a_write_whose_caller_is_cancelled_is_awaited(pg_url: str) -> None:
+    session = Session(pg_url)
+    with psycopg.connect(pg_url, autocommit=True) as other:
+        other.execute("create table written (number integer primary key)")
+        insert = "insert into written values (%(number)s::integer) on conflict do nothing"
+        await session.write(insert, {"number": 0}, SECONDS)
+        with other.transaction():
+            other.execute("insert into written values (1)")
+            writing = asyncio.create_task(session.write(insert, {"number": 1}, SECONDS))
+            await until_true(lambda: session._answer is not None)
+            writing.cancel()
+            await asyncio.sleep(0)
+            was_done = writing.done()
+        try:
+            with pytest.raises(asyncio.CancelledError):
+                await writing
+            rows = await session.execute("select 3", [], SECONDS)
+        finally:
+            await session.close()
+
+    assert not was_done
+    assert rows == [(3,)]
+    assert session.connections == 1
+
+
+async def test_a_write_whose_caller_is_cancelled_is_not_awaited_for_ever(pg_url: str) -> None:
+    session = Session(pg_url)
+    try:
+        sleep = "select pg_sleep(%(seconds)s::integer)"
+        await session.write(sleep, {"seconds": 0}, SECONDS)
+        writing = asyncio.create_task(session.write(sleep, {"seconds": 30}, 0.5))
+        await until_true(lambda: session._answer is not None)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        rows = await session.execute("select 3", [], SECONDS)
+    finally:
+        await session.close()
+
+    assert rows == [(3,)]
+    assert session.connections == 2
 
 
 async def test_what_is_given_up_does_not_answer_the_next_statement(pg_url: str) -> None:

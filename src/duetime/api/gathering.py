@@ -11,6 +11,8 @@ from duetime.errors import TransactionConflict, TransientError
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
+    from duetime.engine.worker import Worker
+    from duetime.storage.store import Store
 
 
 class Gathering:
@@ -41,6 +43,8 @@ class Gathering:
         held by an open transaction waits for it."""
         store = await self._app.store()
         try:
+            if len(jobs) == 1 and (worker := self._idle_worker(store, jobs[0])) is not None:
+                return [await _enqueue_for(worker, store, jobs[0])]
             return await store.enqueue(jobs, waits=False)
         except TransactionConflict:
             pass
@@ -50,3 +54,29 @@ class Gathering:
             if len(jobs) == 1:
                 raise
         return [None] * len(jobs)
+
+    def _idle_worker(self, store: Store, job: NewJob) -> Worker | None:
+        """A worker of this event loop that would claim the job next.
+
+        Only runs of flows: whoever starts one mostly waits for it. Other jobs go to whichever
+        worker of any process is first.
+        """
+        if not job.flow or not store.hands_over:
+            return None
+        if job.key is not None or job.run_at is not None or job.delay is not None:
+            return None
+        workers = (worker for worker, _ in self._app._running_workers)
+        return next((worker for worker in workers if worker.is_idle_for(job)), None)
+
+
+async def _enqueue_for(worker: Worker, store: Store, job: NewJob) -> Enqueued:
+    """Enqueue a job that the worker holds with the same commit. If the answer is lost, the worker
+    gives back what it does not know of."""
+    async with worker.loop.hand_over(0) as claimant:
+        if claimant is None:
+            [enqueued] = await store.enqueue([job], waits=False)
+            return enqueued
+        enqueued, claimed = await store.enqueue_held(job, claimant.worker_id)
+        if claimed is not None:
+            claimant.claimed = [claimed]
+    return enqueued

@@ -541,7 +541,9 @@ class JobHandle(Handle[Jobs, int], Generic[R]):
         task: str | None = None,
         action: EnqueueAction | None = None,
     ) -> None:
-        super().__init__(jobs, job_id)
+        # Not by `super`: an enqueue of many jobs makes a handle for each.
+        self._noun = jobs
+        self._ref = job_id
         self.task = task
         """The task's name, if the job was enqueued here."""
         self.action = action

@@ -49,7 +49,8 @@ def flow_handler(app: Duetime, definition: FlowDefinition) -> Callable[..., Any]
         undone = read_undo_key(ctx.job.key)
         if undone is not None:
             return await undo_run(app._flow_recorder, definition, ctx, kwargs, undone)
-        return await advance_run(app._flow_recorder, definition, ctx, kwargs)
+        with app._flow_recorder.running():
+            return await advance_run(app._flow_recorder, definition, ctx, kwargs)
 
     return handler
 

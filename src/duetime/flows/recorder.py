@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from duetime.domain.flows.flow import LoadedRun, NewRecord, SuspendAnswer, Suspension
@@ -43,6 +43,8 @@ class Recorder:
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
+        self._running = 0
+        """The runs that this process goes on with now."""
         self._loads: Batcher[int, LoadedRun] = Batcher(self._load_many, max_size=_MAX_BATCH_SIZE)
         self._records: Batcher[list[NewRecord], bool | Exception] = Batcher(
             lambda groups: process_alone_if_refused(self._write, groups),
@@ -56,14 +58,35 @@ class Recorder:
     async def load(self, run: int) -> LoadedRun:
         return await self._loads.submit(run)
 
-    async def record(self, ctx: Context, records: list[NewRecord]) -> None:
-        """Record what a run did; raise `ClaimLost` if it is not ours any more."""
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A run goes on meanwhile."""
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    async def record(
+        self, ctx: Context, records: list[NewRecord], *, is_alone: bool = False
+    ) -> None:
+        """Record what a run did; raise `ClaimLost` if it is not ours any more. `is_alone`: the run
+        does nothing else meanwhile."""
+        submit: Callable[[list[NewRecord]], Awaitable[bool | Exception]] = self._records.submit
+        if is_alone and self._running == 1 and len(records) == 1 and records[0].is_plain:
+            # Nothing could share its commit: the batcher's task would only make it wait.
+            submit = self._record_at_once
         await record_until_accepted(
             ctx,
-            lambda: self._records.submit(records),
+            lambda: submit(records),
             run_id=ctx.job.id,
             step=records[-1].name,
         )
+
+    async def _record_at_once(self, records: list[NewRecord]) -> bool | Exception:
+        store = await self._app.store()
+        accepted = await store.record_step(records[0]) if store.records_at_once else None
+        return await self._records.submit(records) if accepted is None else accepted
 
     async def start_jobs(self, ctx: Context, starts: Sequence[tuple[NewRecord, NewJob]]) -> None:
         """Record that a run waits for jobs, and enqueue them, in one transaction."""
@@ -110,6 +133,10 @@ class Recorder:
     async def _write(self, groups: Sequence[list[NewRecord]]) -> list[bool]:
         store = await self._app.store()
         records = [record for group in groups for record in group]
+        if len(records) == 1 and records[0].is_plain:
+            is_accepted = await store.record_step(records[0])
+            if is_accepted is not None:
+                return [is_accepted]
         accepted = iter(
             await store.transact(FlowStatements(store.dialect).record(records), single=True)
         )

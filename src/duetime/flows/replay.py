@@ -292,7 +292,9 @@ class Replay:
     async def record(self, record: NewRecord) -> None:
         """Write a record, and what waits to be written; it is committed when this returns."""
         self.record_later(record)
-        await self.recorder.record(self.ctx, self.take_unrecorded())
+        await self.recorder.record(
+            self.ctx, self.take_unrecorded(), is_alone=self._active == 1 and not self._blocked
+        )
 
     async def record_compensations(self) -> None:
         """Before a function is called: whatever ends the run from now on, what has to be undone is

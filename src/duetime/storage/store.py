@@ -26,6 +26,7 @@ from duetime.domain.jobs.queue import Limits, QueueInfo
 from duetime.domain.reasons import Reason
 
 if TYPE_CHECKING:
+    from duetime.domain.flows.flow import NewRecord
     from duetime.storage.reminders.tracking import Triggers
 
 T = TypeVar("T")
@@ -42,6 +43,10 @@ class Dialect(Protocol):
     def arms(self) -> bool:
         """Whether its SQL computes reminders: `rearm_these`, `scope_changed`."""
 
+    @property
+    def part(self) -> int:
+        """How many items of a long list one statement takes."""
+
     def run(self, name: str, document: Any) -> Generator[Statement, list[Row], list[Row]]: ...
 
     def now(self) -> Generator[Statement, list[Row], datetime]: ...
@@ -54,7 +59,6 @@ class Dialect(Protocol):
 
 LEAD = timedelta(milliseconds=50)
 """An idle worker claims what falls due so soon, and holds it until then."""
-PART = 500
 
 
 def in_parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -66,22 +70,20 @@ def in_parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 def run_many(
     dialect: Dialect, name: str, documents: Sequence[Any]
 ) -> Generator[Statement, list[Row], list[Row]]:
-    """Run a statement that takes a list, in parts; return the rows of all.
-
-    For each item of a list SQLite scans the whole of it.
-    """
+    """Run a statement that takes a list, in parts; return the rows of all."""
     rows: list[Row] = []
-    for part in in_parts(documents, PART):
+    for part in in_parts(documents, dialect.part):
         rows += yield from dialect.run(name, part)
     return rows
 
 
 class Lane(msgspec.Struct):
-    """One (queue, priority) in time order, and the time before which all was seen."""
+    """One (queue, priority) in the order of time and id, and up to which job all was seen."""
 
     queue: str
     priority: int
     floor: datetime
+    floor_id: int = 0
 
 
 class Exchange(msgspec.Struct):
@@ -190,8 +192,11 @@ class Sleeper(Protocol):
         """Wait for a wake-up or the time; return the reason and forget it.
 
         `interrupted` if nothing but `interrupt` was called, `timed out`, else what woke us:
-        `notified`, `cancelled`, `reconnected`. What came before the call counts.
+        `notified`, `announced`, `cancelled`, `reconnected`. What came before the call counts.
         """
+
+    def announced(self) -> datetime | None:
+        """The earliest time that jobs were enqueued for since the last call, if not for now."""
 
     async def wake_up(self) -> None:
         """We are awake: enqueues need not wake us."""
@@ -235,6 +240,14 @@ class Store(Protocol):
         """For tests: stop the database's clock at `now`; None starts it again."""
 
     # Enqueue
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether there is `enqueue_held`."""
+
+    async def enqueue_held(self, job: NewJob, worker_id: int) -> tuple[Enqueued, ClaimedJob | None]:
+        """Enqueue a job without a key that is due now, and have this worker hold it with the same
+        commit. None: it waits like any other, since the worker may not claim it now."""
 
     async def enqueue(self, jobs: Sequence[NewJob], *, waits: bool = True) -> list[Enqueued]:
         """Enqueue jobs in one transaction. Without `waits`: raise `TransactionConflict` soon, if
@@ -284,6 +297,10 @@ class Store(Protocol):
         With a `lead` also jobs that fall due within so many seconds: the worker holds them until
         then.
         """
+
+    async def next_run_at(self, queues: Sequence[str]) -> tuple[datetime, datetime | None]:
+        """The database's clock, and the earliest due time of these queues, without those that are
+        paused or have limits. Reads only."""
 
     async def finish_again(
         self, finished: Sequence[FinishedJob], closed: Sequence[int]
@@ -365,6 +382,15 @@ class Store(Protocol):
         needs no transaction around it. `computes`: there may be much to compute between them, which
         is done off the event loop.
         """
+
+    @property
+    def records_at_once(self) -> bool:
+        """Whether `record_step` sends a record without waiting for anything first. Then a caller
+        that is cancelled is released when the record is written."""
+
+    async def record_step(self, record: NewRecord) -> bool | None:
+        """Write one plain record of a flow's run, and return whether it was accepted. None: nothing
+        was written, use `transact`."""
 
     def transaction(
         self, *, before_commit: Callable[[Any], Awaitable[None]] | None = None

@@ -50,6 +50,10 @@ def wait(job: ClaimedJob, name: str = "go", seq: int = 1, **more: Any) -> NewRec
 
 
 async def record(store: Store, *records: NewRecord) -> list[bool]:
+    if len(records) == 1 and records[0].is_plain:
+        is_accepted = await store.record_step(records[0])
+        if is_accepted is not None:
+            return [is_accepted]
     accepted: list[bool] = await store.transact(FlowStatements(store.dialect).record(records))
     return accepted
 

@@ -11,12 +11,12 @@ import pytest
 
 from duetime.domain.flows.flow import NewRecord, StepInfo, Suspension
 from duetime.domain.jobs.job import ClaimedJob
-from duetime.storage import transaction
 from duetime.storage.flows.runs import FlowStatements
 from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.connection import array
+from duetime.storage.postgres.dialect import drive
 from duetime.storage.postgres.migrator import PostgresMigrator
-from duetime.storage.postgres.store import PostgresStore
+from duetime.storage.postgres.store import PostgresStore, record_parameters
 from duetime.storage.store import Statements
 from tests.conformance.hand import Hand, enqueue
 from tests.waiting import until, waits
@@ -62,7 +62,13 @@ def statements_of(write: str, store: PostgresStore, job: ClaimedJob) -> Statemen
         )
         for seq in (1, 2)
     ]
-    return flows.record(records[:1] if write == "one record" else records)
+    return record_one(store, records[0]) if write == "one record" else flows.record(records)
+
+
+def record_one(store: PostgresStore, record: NewRecord) -> Statements:
+    """As `record_step` does it."""
+    rows = yield store._sql["flow_record_one"], record_parameters(record)
+    return [len(rows) == 1]
 
 
 ACCEPTED = {"one record": [True], "two records": [True, True], "suspension": ["suspended"]}
@@ -76,8 +82,7 @@ async def test_a_rescuer_leaves_alone_a_run_that_is_being_written_to(
     job = await claim_run(store)
     await end_leases(pg_url)
     async with await psycopg.AsyncConnection.connect(pg_url) as connection:
-        statements = statements_of(write, store, job)
-        answer = await transaction.run_async(connection, statements, placeholder="%s")
+        answer = await drive(connection, statements_of(write, store, job))
         async with asyncio.timeout(20):
             meanwhile = await store.rescue()
         await connection.commit()

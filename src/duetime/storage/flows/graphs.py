@@ -24,7 +24,7 @@ from duetime.domain.jobs.job import JobState
 from duetime.domain.reasons import describe_error
 from duetime.errors import IllegalTransition, InvalidInput
 from duetime.storage.flows.runs import FlowStatements
-from duetime.storage.store import PART, Statements, in_parts, run_many
+from duetime.storage.store import Statements, in_parts, run_many
 
 END = "end"
 """The kind of the row that every step leads to."""
@@ -208,7 +208,9 @@ class GraphStatements(FlowStatements):
         else:
             rows = []
             for some, others in zip_longest(
-                in_parts(written, PART), in_parts(counted, PART), fillvalue=()
+                in_parts(written, self._dialect.part),
+                in_parts(counted, self._dialect.part),
+                fillvalue=(),
             ):
                 document = {"changes": some, "counts": others}
                 rows += yield from self._dialect.run("graph_write_and_release", document)

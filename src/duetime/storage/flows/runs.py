@@ -54,10 +54,7 @@ class FlowStatements:
         if not self._dialect.arms:
             # SQLite would parse and write the JSON again.
             records = [_with_text(record) for record in records]
-        if self._dialect.arms and len(records) == 1 and records[0].is_plain:
-            rows = yield from self._dialect.run("flow_record_one", records[0])
-        else:
-            rows = yield from self._dialect.run("flow_record", records)
+        rows = yield from self._dialect.run("flow_record", records)
         accepted = {(run, seq) for run, seq in rows}
         return [(record.run, record.seq) in accepted for record in records]
 

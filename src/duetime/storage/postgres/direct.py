@@ -51,6 +51,7 @@ class DirectSession:
         self._turn = asyncio.Lock()
         self._used_at = 0.0
         self._results: list[pq.abc.PGresult] = []
+        self._pipelined = False
         self._answer: asyncio.Future[pq.abc.PGresult] | None = None
 
     @property
@@ -66,6 +67,10 @@ class DirectSession:
         """Whether it is free, and need not connect first."""
         return self._connection is not None and self.is_free
 
+    def has_prepared(self, statement: str) -> bool:
+        """Whether it is free, and would send this statement at once."""
+        return statement in self._prepared and self.is_ready
+
     async def open(self) -> None:
         async with self._turn:
             if self._connection is None:
@@ -75,33 +80,66 @@ class DirectSession:
         self, statement: str, parameters: Sequence[Any] | Mapping[str, Any], seconds: float
     ) -> list[Row]:
         """Return the rows. Parameters are texts and numbers. Raises the driver's errors."""
-        try:
-            async with self._turn:
-                result = await self._execute(statement, parameters, seconds)
-        except psycopg.errors.ReadOnlySqlTransaction:
-            self._refused()
-            raise
+        result = await self._run(statement, parameters, seconds, settles=False)
         transformer = Transformer(self._connection)
         transformer.set_pgresult(result)
         return transformer.load_rows(0, result.ntuples, tuple)
 
-    async def _execute(
-        self, statement: str, parameters: Sequence[Any] | Mapping[str, Any], seconds: float
+    async def write(self, statement: str, parameters: Mapping[str, Any], seconds: float) -> int:
+        """As `execute`; return the number of rows. A caller that is cancelled once the statement is
+        sent is released only when its answer has arrived: a write cannot be undone."""
+        return (await self._run(statement, parameters, seconds, settles=True)).ntuples
+
+    async def fetch_bytes(
+        self, statement: str, parameters: Mapping[str, bytes | None], seconds: float
+    ) -> bytes:
+        """As `Calls.fetch_bytes`."""
+        form = pq.Format.BINARY
+        result = await self._run(statement, parameters, seconds, settles=True, form=form)
+        return result.get_value(0, 0) or b""
+
+    async def _run(
+        self,
+        statement: str,
+        parameters: Sequence[Any] | Mapping[str, Any],
+        seconds: float,
+        *,
+        settles: bool,
+        form: pq.Format = pq.Format.TEXT,
     ) -> pq.abc.PGresult:
         try:
-            async with asyncio.timeout(seconds):
-                connection = self._connection or await self._open()
-                prepared = self._prepared.get(statement)
-                if prepared is None:
-                    name = f"duetime_{len(self._prepared)}".encode()
-                    prepared = Prepared(name, statement)
-                    connection.pgconn.send_prepare(name, prepared.text)
-                    await self._receive(connection)
-                    self._prepared[statement] = prepared
-                connection.pgconn.send_query_prepared(
-                    prepared.name, prepared.order(parameters), result_format=pq.Format.BINARY
+            async with self._turn:
+                return await self._execute(
+                    statement, parameters, seconds, settles=settles, form=form
                 )
-                return await self._receive(connection)
+        except psycopg.errors.ReadOnlySqlTransaction:
+            self._refused()
+            raise
+
+    async def _execute(
+        self,
+        statement: str,
+        parameters: Sequence[Any] | Mapping[str, Any],
+        seconds: float,
+        *,
+        settles: bool,
+        form: pq.Format,
+    ) -> pq.abc.PGresult:
+        try:
+            connection = self._connection
+            if connection is None:
+                async with asyncio.timeout(seconds):
+                    connection = await self._open()
+            prepared = self._prepared.get(statement)
+            if prepared is None:
+                prepared = await self._prepare(connection, statement, seconds)
+            values = prepared.order(parameters)
+            connection.pgconn.send_query_prepared(
+                prepared.name, values, [form] * len(values), result_format=pq.Format.BINARY
+            )
+            return await self._receive(connection, seconds, settles=settles)
+        except _Settled:
+            raise asyncio.CancelledError from None
         except (psycopg.OperationalError, TimeoutError, asyncio.CancelledError) as error:
             await self.give_up(error)
             raise
@@ -111,6 +149,59 @@ class DirectSession:
             raise
         finally:
             self._used_at = time.monotonic()
+
+    async def read_together(
+        self, statements: Sequence[tuple[str, Sequence[Any] | Mapping[str, Any]]], seconds: float
+    ) -> list[list[Row]]:
+        """As `execute`, for several that only read: in one round trip, and one transaction. The
+        session must be open."""
+        async with self._turn:
+            results = await self._read_together(statements, seconds)
+        transformer = Transformer(self._connection)
+        found = []
+        for result in results:
+            if result.status not in READ:
+                raise error_from_result(result)
+            transformer.set_pgresult(result)
+            found.append(transformer.load_rows(0, result.ntuples, tuple))
+        return found
+
+    async def _read_together(
+        self, statements: Sequence[tuple[str, Sequence[Any] | Mapping[str, Any]]], seconds: float
+    ) -> list[pq.abc.PGresult]:
+        try:
+            connection = self._connection
+            if connection is None:
+                raise psycopg.OperationalError("the session is closed")
+            prepared = [
+                self._prepared.get(text) or await self._prepare(connection, text, seconds)
+                for text, _ in statements
+            ]
+            # Before the pipeline: a text that cannot be sent must not leave it half filled.
+            ordered = [
+                (one.name, one.order(parameters))
+                for one, (_, parameters) in zip(prepared, statements, strict=True)
+            ]
+            pgconn = connection.pgconn
+            pgconn.enter_pipeline_mode()
+            for name, values in ordered:
+                pgconn.send_query_prepared(name, values, result_format=pq.Format.BINARY)
+            pgconn.pipeline_sync()
+            await self._receive(connection, seconds, pipelined=True)
+            pgconn.exit_pipeline_mode()
+            return self._results[:-1]
+        except (psycopg.OperationalError, TimeoutError, asyncio.CancelledError) as error:
+            await self.give_up(error)
+            raise
+        finally:
+            self._used_at = time.monotonic()
+
+    async def _prepare(self, connection: Connection, statement: str, seconds: float) -> Prepared:
+        prepared = Prepared(f"duetime_{len(self._prepared)}".encode(), statement)
+        connection.pgconn.send_prepare(prepared.name, prepared.text)
+        await self._receive(connection, seconds)
+        self._prepared[statement] = prepared
+        return prepared
 
     async def close(self) -> None:
         connection = self._forget()
@@ -160,19 +251,43 @@ class DirectSession:
             self._loop.remove_writer(self._fd)
         return connection
 
-    async def _receive(self, connection: Connection) -> pq.abc.PGresult:
+    async def _receive(
+        self,
+        connection: Connection,
+        seconds: float,
+        *,
+        settles: bool = False,
+        pipelined: bool = False,
+    ) -> pq.abc.PGresult:
         assert self._loop is not None
         self._results = []
+        self._pipelined = pipelined
         self._answer = self._loop.create_future()
-        if connection.pgconn.flush():
-            self._loop.add_writer(self._fd, self._write)
+        timer = self._loop.call_later(seconds, self._expire)
         try:
-            result = await self._answer
+            if connection.pgconn.flush():
+                self._loop.add_writer(self._fd, self._write)
+            try:
+                result = await self._answer
+            except asyncio.CancelledError:
+                if not settles:
+                    raise
+                self._answer = self._loop.create_future()
+                try:
+                    await self._answer
+                except (psycopg.Error, TimeoutError):
+                    raise asyncio.CancelledError from None
+                raise _Settled from None
         finally:
+            timer.cancel()
             self._answer = None
-        if result.status not in READ:
+        if not pipelined and result.status not in READ:
             raise error_from_result(result)
         return result
+
+    def _expire(self) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(TimeoutError("The server did not answer in time."))
 
     def _write(self) -> None:
         """Send what did not fit into the socket's buffer."""
@@ -189,12 +304,19 @@ class DirectSession:
         pgconn = self._connection.pgconn
         try:
             pgconn.consume_input()
+            nothing = False
             while self._answer is not None and not self._answer.done() and not pgconn.is_busy():
                 result = pgconn.get_result()
-                if result is None:
-                    self._answer.set_result(self._results[-1])
-                else:
+                if result is not None:
                     self._results.append(result)
+                    if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                        self._answer.set_result(result)
+                elif not self._pipelined:
+                    self._answer.set_result(self._results[-1])
+                elif nothing:
+                    # Each statement of a pipeline ends so; the next one has not arrived yet.
+                    break
+                nothing = result is None
             while self._on_notify is not None and (notify := pgconn.notifies()) is not None:
                 self._on_notify(notify)
         except psycopg.Error as error:
@@ -209,6 +331,10 @@ class DirectSession:
             self._answer.set_exception(error)
         if connection is not None and self._on_lost is not None:
             self._on_lost(error)
+
+
+class _Settled(Exception):
+    """The caller was cancelled, and the answer to its statement has arrived."""
 
 
 class Prepared:
@@ -234,6 +360,13 @@ class Prepared:
         if isinstance(parameters, Mapping):
             parameters = [parameters[key] for key in self._keys]
         return [
-            value if value is None or isinstance(value, bytes) else str(value).encode()
+            value if value is None or isinstance(value, bytes) else _write_text(str(value))
             for value in parameters
         ]
+
+
+def _write_text(text: str) -> bytes:
+    if "\0" in text:
+        # libpq would send what comes before it.
+        raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+    return text.encode()

@@ -45,7 +45,7 @@ _KEEPALIVES = (
 """The server's; ours are in the DSN."""
 
 
-_DIRECT = frozenset({"claim", "finish", "finish_one"})
+_DIRECT = frozenset({"claim", "finish", "finish_one", "look", "next_run_at"})
 """Statements of a worker whose parameters are texts and numbers."""
 _ROLLBACK_SECONDS = 5.0
 _STATEMENT_LIMIT = "select set_config('statement_timeout', %s, true)"
@@ -334,9 +334,11 @@ class Sessions:
 
     def _direct_session(self, name: str) -> DirectSession | None:
         """A session that takes this statement at once. A claim goes where its worker listens: that
-        session was woken just now."""
+        session was woken just now. The end of a lone flow goes where its steps were recorded."""
         if name not in _DIRECT:
             return None
+        if name == "finish_one" and self._direct.is_ready:
+            return self._direct
         for sleeper in self._sleepers:
             if (session := sleeper.session) is not None:
                 return session

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from struct import pack
 from typing import Any, cast
 
 import msgspec
 
-from duetime.domain.jobs.job import Enqueued, NewJob
+from duetime.domain.flows.flow import NewRecord
+from duetime.domain.jobs.job import ClaimedJob, Enqueued, NewJob
 from duetime.storage.postgres.bulk import BEGIN, END, CopyRows
 from duetime.storage.postgres.connection import translate_errors
 from duetime.storage.postgres.dialect import drive, drive_directly
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
 from duetime.storage.postgres.plain import PlainJobs, read_ids
-from duetime.storage.store import Statements, in_parts
+from duetime.storage.store import MAX_CLAIMED_ARGS, Statements, in_parts
 
 _BULK = 1000
 """From this many jobs on, COPY is faster than one function call."""
 _CHUNK = 2000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class PostgresStore(HotPath, Operations):
@@ -72,6 +75,28 @@ class PostgresStore(HotPath, Operations):
         ):
             return cast("list[Enqueued]", await drive(connection, statements))
 
+    @property
+    def hands_over(self) -> bool:
+        return self._prepare and bool(self._copies)
+
+    async def enqueue_held(self, job: NewJob, worker_id: int) -> tuple[Enqueued, ClaimedJob | None]:
+        _, parameters = self._plain_jobs.parameters([job], notify=self._notify)
+        parameters["worker"] = pack("!q", worker_id)
+        with translate_errors(), self._waits.claiming():
+            # Where the steps are recorded, if it is open: a server process that has just worked is
+            # faster than another one that wakes up.
+            session = self._direct if self._direct.is_ready else self._calls
+            answer = await session.fetch_bytes(
+                self._sql["enqueue_held"], parameters, self._call_seconds
+            )
+            job_id, token, moment = read_ids(answer)
+            self._waits.enqueued(job_id)
+            claimed = None
+            if token:
+                claimed = _held(job, job_id, token, _EPOCH + timedelta(microseconds=moment))
+                self._waits.claimed([claimed])
+        return Enqueued(job_id, "created"), claimed
+
     async def _enqueue_plainly(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         name, parameters = self._plain_jobs.parameters(jobs, notify=self._notify)
         with translate_errors():
@@ -99,6 +124,19 @@ class PostgresStore(HotPath, Operations):
                 seconds=self._call_seconds,
                 thread=self._computing_thread() if computes else None,
             )
+
+    @property
+    def records_at_once(self) -> bool:
+        return self._direct.has_prepared(self._sql["flow_record_one"])
+
+    async def record_step(self, record: NewRecord) -> bool | None:
+        if not self._prepare or not self._direct.is_free:
+            return None
+        with translate_errors():
+            rows = await self._direct.write(
+                self._sql["flow_record_one"], record_parameters(record), self._call_seconds
+            )
+        return rows > 0
 
     async def _run_directly(self, statements: Statements) -> Any:
         with translate_errors():
@@ -156,3 +194,44 @@ class PostgresStore(HotPath, Operations):
                 for queue, run_at in sorted(rows.first_due.items()):
                     await self._on(connection, "wake", queue=queue, run_at=run_at)
             return [Enqueued(job_id, "created") for job_id in ids]
+
+
+def _held(job: NewJob, job_id: int, token: int, moment: datetime) -> ClaimedJob:
+    """What a claim returns of a job that was made in its transaction."""
+    args = bytes(job.args)
+    expires_at = job.expires_at
+    if expires_at is None and job.expires_after is not None:
+        expires_at = moment + job.expires_after
+    return ClaimedJob(
+        id=job_id,
+        token=token,
+        task=job.task,
+        queue=job.queue,
+        priority=job.priority,
+        args=args.decode() if len(args) <= MAX_CLAIMED_ARGS else None,
+        attempt=1,
+        max_attempts=job.max_attempts,
+        run_at=moment,
+        claimed_at=moment,
+        partition=job.partition,
+        timeout=job.timeout,
+        expires_at=expires_at,
+        trace=None if job.trace is None else msgspec.json.encode(job.trace).decode(),
+        unrecorded_since=moment if job.flow else None,
+    )
+
+
+def record_parameters(record: NewRecord) -> dict[str, Any]:
+    """The parameters of `flow_record_one`."""
+    return {
+        "run": record.run,
+        "seq": record.seq,
+        "kind": record.kind,
+        "name": record.name,
+        "place": record.place,
+        "attempt": record.attempt,
+        "output": None if record.output is None else bytes(record.output),
+        "started": record.started,
+        "finished": record.finished,
+        "token": record.token,
+    }

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
 
+from duetime.domain.flows.flow import NewRecord
 from duetime.domain.jobs.facets import ErrorGroup, JobFacets
 from duetime.domain.jobs.job import (
     AttemptOutcome,
@@ -114,6 +115,11 @@ class SqliteStore:
 
     # Enqueue
 
+    hands_over = False
+
+    async def enqueue_held(self, job: NewJob, worker_id: int) -> tuple[Enqueued, ClaimedJob | None]:
+        raise NotImplementedError
+
     async def enqueue(self, jobs: Sequence[NewJob], *, waits: bool = True) -> list[Enqueued]:
         """See the protocol. On SQLite no transaction holds a key alone: writers take turns."""
 
@@ -199,6 +205,9 @@ class SqliteStore:
             work,
         )
 
+    async def next_run_at(self, queues: Sequence[str]) -> tuple[datetime, datetime | None]:
+        return await self._thread.read(lambda tx: hot_path.next_run_at(tx, queues))
+
     async def finish_again(
         self, finished: Sequence[FinishedJob], closed: Sequence[int]
     ) -> Exchange:
@@ -258,6 +267,11 @@ class SqliteStore:
 
     def end_run_in(self, document: Mapping[str, Any]) -> Statements:
         raise NotImplementedError
+
+    records_at_once = False
+
+    async def record_step(self, record: NewRecord) -> bool | None:
+        return None
 
     async def transact(
         self,

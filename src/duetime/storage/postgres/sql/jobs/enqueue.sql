@@ -39,6 +39,48 @@ with shared as materialized (
 select array(select id from fresh),
     (select case when %(notify)s::boolean then duetime.wake(%(queue)s, s.run_at) end from shared as s);
 
+-- name: enqueue_held
+-- As `enqueue_alike`, for one job that is due now, by the process of a worker that is idle: the worker holds
+-- the job with the same commit, and nobody is notified. If its lease has run out, or the queue is paused
+-- or limited, the job waits like any other. Returns the job, the token of the claim or 0, and the time in
+-- microseconds.
+with shared as materialized (
+    select moment::duetime.moment as created_at,
+        coalesce(%(expires_at)s::timestamptz, moment + %(expires_after)s::interval)::duetime.moment as expires_at
+    from duetime.now() as moment
+), fresh as materialized (
+    select nextval('duetime.job_id_seq') as id, args from unnest(%(args)s::json[]) as args
+), made as (
+    insert into duetime.job (id, task, queue, priority, args, partition, max_attempts, timeout, expires_at,
+                             created_at, trace, flow)
+    select n.id, %(task)s::text, %(queue)s::text, %(priority)s::duetime.priority, n.args, %(partition)s::text,
+        %(max_attempts)s::duetime.attempts, %(timeout)s::duetime.span, s.expires_at, s.created_at,
+        %(trace)s::json, %(flow)s::boolean
+    from fresh as n cross join shared as s
+), holder as materialized (
+    select w.id from duetime.worker as w
+    where w.id = %(worker)s::bigint and w.lease_until > (select created_at from shared)
+      and not exists (
+        select from duetime.queue as q
+        where q.name = %(queue)s
+          and (q.paused_at is not null or coalesce(q.running, q.per_partition, q.rate) is not null))
+), held as (
+    insert into duetime.claim (token, worker_id, job_ids, attempts, claimed_at)
+    select duetime._next_number('duetime.claim_token_seq'), h.id, array[n.id], '{1}', s.created_at
+    from holder as h cross join fresh as n cross join shared as s
+    returning token
+), waiting as (
+    insert into duetime.due (queue, priority, run_at, job_id, attempt, partition)
+    select %(queue)s, %(priority)s, s.created_at, n.id, 0, %(partition)s
+    from fresh as n cross join shared as s
+    where not exists (select from holder)
+)
+select array[n.id, coalesce((select token from held), 0),
+             (extract(epoch from s.created_at) * 1000000)::bigint],
+    case when %(notify)s::boolean and not exists (select from holder)
+        then duetime.wake(%(queue)s, s.created_at) end
+from fresh as n cross join shared as s;
+
 -- name: enqueue_unlike
 -- As `enqueue_alike`, for jobs of several kinds: `kind` has the number of each job's kind.
 with kind as materialized (
