@@ -22,6 +22,7 @@ class PostgresDialect:
     """A statement takes the document as it is; times are native."""
 
     arms = True
+    part = 5000
 
     def __init__(self, sql: Mapping[str, str]) -> None:
         self._sql = sql

@@ -144,9 +144,18 @@ class ReminderStatements:
         if fresh:
             documents = [subject_document(s) for s in fresh]
             rows = yield from run_many(self._dialect, "subject_insert", documents)
-            # Another transaction may have added some meanwhile: those are changed by us.
             answer = {row[0]: "added" for row in rows}
-            for subject in (yield from self._lock(refs=[s.ref for s in fresh])):
+            ids = {row[0]: row[1] for row in rows}
+            left = []
+            for subject in fresh:
+                if subject.ref in ids and subject.repeats is None:
+                    # Nobody else sees it yet: it is as it was given.
+                    subject.id, subject.revision, subject.planned = ids[subject.ref], 1, None
+                    stored[subject.ref] = subject
+                else:
+                    # Another transaction may have added it meanwhile: then it is changed by us.
+                    left.append(subject.ref)
+            for subject in (yield from self._lock(refs=left)) if left else []:
                 stored[subject.ref] = subject
         # One that comes from another scope: its scope is not locked, and may not be any more.
         locked = {None, *(subject.scope for subject in subjects)}
@@ -159,7 +168,7 @@ class ReminderStatements:
             event = {"actor": actor, "action": "subject.put", "entity": f"subject:{given.ref}"}
             if given.repeats is not None:
                 given.repeats = given.repeats.keeping(known.repeats)
-            if given.ref in answer and known.material() == given.material():
+            if given.ref in answer and (known is given or known.material() == given.material()):
                 moved.append(known)
                 events.append(event | {"after": subject_summary(known)})
                 continue

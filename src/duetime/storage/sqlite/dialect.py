@@ -70,6 +70,8 @@ class SqliteDialect:
     statements continues in `…_2`, `…_3`; the rows are those of the last."""
 
     arms = False
+    # For each item of a list SQLite scans the whole of it.
+    part = 500
 
     def __init__(self, sql: Mapping[str, str], now_us: Callable[[], int]) -> None:
         self._sql = sql

@@ -116,11 +116,13 @@ end $$;
 create or replace function duetime.rearm(
     ids bigint[], why json default null, as_of timestamptz default null) returns void
     language plpgsql set jit = off set plan_cache_mode = auto set work_mem = '32MB'
-    set enable_seqscan = off as $$
+    set enable_seqscan = off set random_page_cost = 1.1 as $$
 declare
     present constant timestamptz := duetime.now();
     moment constant timestamptz := coalesce(as_of, present);
-    unknown_zones text[];
+    around text[];
+    zones text[];
+    marked boolean;
     left_over bigint[];
     part bigint[];
     -- No rule follows the clock of a recipient that someone is changing.
@@ -129,21 +131,24 @@ begin
     -- A plan is worth making for many; for a few it takes longer than they do, so it is kept.
     perform set_config('plan_cache_mode',
         case when cardinality(ids) < 100 then 'force_generic_plan' else 'force_custom_plan' end, true);
-    -- Changes of scopes wait for us; see `scope_lock`. Here and below, the status has a form that the index of
-    -- all that is open does not serve.
-    perform duetime._share_scopes(array(
-        select distinct n.scope from duetime.subject as n
-        where n.id = any (ids) and coalesce(n.status, '') = 'open' and n.scope is not null));
-    unknown_zones := array(
-        select z.tz from (select distinct n.tz from duetime.subject as n where n.id = any (ids) offset 0) as z
-        where not duetime._knows_zone(z.tz));
-    left_over := array(
-        select s.id from duetime.subject as s
-        where s.id = any (ids) and coalesce(s.status, '') = 'open'
-          and (s.repeats is not null or s.tz = any (unknown_zones)));
-    update duetime.subject as s
-    set rearm_at = case when s.id = any (left_over) then moment end
-    where s.id = any (ids) and (s.rearm_at is not null or s.id = any (left_over));
+    -- Here and below, the status has a form that the index of all that is open does not serve.
+    select array_agg(distinct n.scope) filter (where n.open), array_agg(distinct n.tz), bool_or(n.marked)
+    into around, zones, marked
+    from (select n.scope, n.tz, coalesce(n.status, '') = 'open' as open,
+              bool_or(n.rearm_at is not null or n.repeats is not null) as marked
+          from duetime.subject as n where n.id = any (ids) group by 1, 2, 3) as n;
+    -- Changes of scopes wait for us; see `scope_lock`.
+    perform duetime._share_scopes(array_remove(around, null));
+    zones := array(select z.tz from unnest(zones) as z(tz) where not duetime._knows_zone(z.tz));
+    if marked or cardinality(zones) > 0 then
+        left_over := array(
+            select s.id from duetime.subject as s
+            where s.id = any (ids) and coalesce(s.status, '') = 'open'
+              and (s.repeats is not null or s.tz = any (zones)));
+        update duetime.subject as s
+        set rearm_at = case when s.id = any (left_over) then moment end
+        where s.id = any (ids) and (s.rearm_at is not null or s.id = any (left_over));
+    end if;
     if cardinality(left_over) > 0 then
         perform duetime.request_rearm(moment);
     end if;
@@ -176,7 +181,8 @@ declare
     holds text[];
     -- The lists of rules that occur, and the rules of each, by number.
     lists text[];
-    places integer[];
+    list_numbers bigint[];
+    places bigint[];
     numbers integer[];
     gone record;
     ended record;
@@ -205,12 +211,14 @@ select array_agg(x.ref), array_agg(x.locked), array_agg(x.rules::text)
 into scopes, hides, holds from resolved as x;
 
 -- Each list is read once, however many subjects have it.
-select array_agg(l.list), array_agg(e.place), array_agg(duetime._rule_number(e.rule))
-into lists, places, numbers
-from (select h.list from unnest(holds) as h(list) where h.list is not null
-      union
-      select n.rules::text from duetime.subject as n
-      where n.id = any (ids) and n.rules is not null and coalesce(n.status, '') = 'open') as l
+lists := array(
+    select h.list from unnest(holds) as h(list) where h.list is not null
+    union
+    select n.rules::text from duetime.subject as n
+    where n.id = any (ids) and n.rules is not null and coalesce(n.status, '') = 'open');
+select array_agg(l.number), array_agg(e.place), array_agg(duetime._rule_number(e.rule))
+into list_numbers, places, numbers
+from unnest(lists) with ordinality as l(list, number)
 cross join json_array_elements(l.list::json) with ordinality as e(rule, place);
 
 if exists (select from duetime.rule as u where u.id = any (numbers) and u.zone = 'recipient') then
@@ -226,54 +234,59 @@ if exists (select from duetime.rule as u where u.id = any (numbers) and u.zone =
 end if;
 
 -- What is there beside what should be, in one pass: what of it is gone, and what is new.
-with subject as materialized (
-    select s.id, s.ref, s.due_at, s.tz, s.status, s.recipients, s.revision,
+with list as materialized (
+    select l.list, l.number from unnest(lists) with ordinality as l(list, number)
+), subject as materialized (
+    select s.id, s.ref, s.due_at::timestamptz as due_at, s.tz, s.status, s.recipients, s.revision,
         duetime._say(s.due_at) as due_said,
-        case when s.rules is null or x.locked then x.rules else s.rules::text end as list
+        case when s.rules is null or x.locked then l.number else o.number end as list
     from duetime.subject as s
     left join unnest(scopes, hides, holds) as x(ref, locked, rules) on x.ref = s.scope
+    left join list as l on l.list = x.rules
+    left join list as o on o.list = s.rules::text
     where s.id = any (ids)
 ), rule as materialized (
     -- Of two with the same name, the later one.
     select distinct on (l.list, u.name) l.list, u.*
-    from unnest(lists, places, numbers) as l(list, place, number)
+    from unnest(list_numbers, places, numbers) as l(list, place, number)
     join duetime.rule as u on u.id = l.number
     order by l.list, u.name, l.place desc
+), addressee as (
+    select h.*, '' as recipient, 1 as place from subject as h where json_array_length(h.recipients) = 0
+    union all
+    select h.*, e.recipient, e.place from subject as h
+    cross join lateral json_array_elements_text(h.recipients) with ordinality as e(recipient, place)
+    where json_array_length(h.recipients) > 0
 ), timed as (
-    select h.id as subject_id, h.ref, h.due_at, h.due_said, h.revision, r.id as rule, r.digest, r.name,
-        r.past, w.recipient, w.later, t.time, t.newest,
-        case when r.expires_us is not null then t.time + r.expires_us * interval '1 microsecond'
-             when r.expires_at_due and t.time < h.due_at then h.due_at end as expires_at
-    from subject as h join rule as r on r.list = h.list
-    cross join lateral (
+    select h.id as subject_id, h.ref, h.due_at, h.due_said, h.revision, h.recipient,
         -- Of a rule that escalates, the first is reminded; what was armed for others since stays.
-        select e.recipient, r.escalate_us is not null and e.place > 1 as later
-        from json_array_elements_text(h.recipients) with ordinality as e(recipient, place)
-        union all
-        select '', false where json_array_length(h.recipients) = 0
-    ) as w
+        r.escalate_us is not null and h.place > 1 as later,
+        r.id as rule, r.digest, r.name, r.past, r.expires_us, r.expires_at_due, t.time, t.time as newest
+    from addressee as h join rule as r on r.list = h.list
     cross join lateral (
         -- A `case`: with the subject's own zone no recipient is read.
         select case when r.zone = 'recipient' then coalesce(
             (select n.tz from duetime.recipient as n
-             where n.ref = w.recipient and duetime._knows_zone(n.tz)), h.tz) else h.tz end as tz
+             where n.ref = h.recipient and duetime._knows_zone(n.tz)), h.tz) else h.tz end as tz
     ) as z
     cross join lateral (
-        select case when r.at is not null then r.at
+        select case when r.at is not null then r.at::timestamptz
                     when r.wall_us is not null then duetime._to_instant(
                         (h.due_at at time zone duetime._named_zone(z.tz))::date
                         + (r.offset_us + r.wall_us) * interval '1 microsecond', z.tz)
                     else h.due_at + r.offset_us * interval '1 microsecond' end as time
-    ) as once
-    cross join lateral (
-        select once.time, once.time as newest where r.every_us is null
-        union all
-        select n.time, max(n.time) filter (where n.time < moment) over ()
-        from (select h.due_at + (n * r.every_us - r.within_us) * interval '1 microsecond' as time
-              from generate_series(0, (r.within_us + r.every_us - 1) / r.every_us - 1) as n
-              where r.every_us is not null) as n
     ) as t
-    where h.status = 'open' and h.due_at is not null
+    where h.status = 'open' and h.due_at is not null and r.every_us is null
+    union all
+    select h.id, h.ref, h.due_at, h.due_said, h.revision, h.recipient,
+        r.escalate_us is not null and h.place > 1,
+        r.id, r.digest, r.name, r.past, r.expires_us, r.expires_at_due, t.time,
+        max(t.time) filter (where t.time < moment) over (partition by h.id, r.id, h.recipient)
+    from addressee as h join rule as r on r.list = h.list
+    cross join lateral generate_series(0, (r.within_us + r.every_us - 1) / r.every_us - 1) as n
+    cross join lateral (
+        select h.due_at + (n * r.every_us - r.within_us) * interval '1 microsecond' as time) as t
+    where h.status = 'open' and h.due_at is not null and r.every_us is not null
 ), wanted as (
     select t.*,
         case when t.time >= moment then t.time
@@ -295,7 +308,10 @@ with subject as materialized (
                  else json_build_object('code', 'past_sent', 'facts',
                      json_build_object('time', duetime._say(t.time))) end
             end as reason
-    from timed as t
+    from (select n.*,
+              case when n.expires_us is not null then n.time + n.expires_us * interval '1 microsecond'
+                   when n.expires_at_due and n.time < n.due_at then n.due_at end as expires_at
+          from timed as n) as t
 ), known as (
     select r.id, r.subject_id, r.due_at, u.name, u.digest, r.time, r.recipient, r.status,
         s.status as subject_status, s.due_at as subject_due, s.due_said, s.recipients

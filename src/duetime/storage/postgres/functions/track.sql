@@ -18,28 +18,43 @@ begin
     return false;
 end $$;
 
--- Recipients as they are stored: a list of different texts.
-create or replace function duetime._recipients(given jsonb) returns jsonb
+-- These are called for each row: what most rows hold is told apart by an expression alone, which PostgreSQL
+-- inlines. A call takes as long as it takes to write a row.
+
+create or replace function duetime._different_names(given jsonb) returns jsonb
     language sql immutable as $$
-    select case
-        when jsonb_typeof(given) = 'string' then jsonb_build_array(given)
-        when jsonb_typeof(given) <> 'array' then '[]'::jsonb
-        when jsonb_array_length(given) = 0 then given
-        else (select coalesce(jsonb_agg(n.recipient order by n.place), '[]'::jsonb)
-              from (select e.recipient, min(e.place) as place
-                    from jsonb_array_elements_text(given) with ordinality as e(recipient, place)
-                    where e.recipient <> '' and length(e.recipient) <= 200
-                    group by e.recipient) as n) end
+    select coalesce(jsonb_agg(n.recipient order by n.place), '[]'::jsonb)
+    from (select e.recipient, min(e.place) as place
+          from jsonb_array_elements_text(given) with ordinality as e(recipient, place)
+          where e.recipient <> '' and length(e.recipient) <= 200
+          group by e.recipient) as n
 $$;
 
--- Whether one of them has a name that is too long to be kept.
-create or replace function duetime._any_too_long(recipients jsonb) returns boolean
+-- Recipients as they are stored: a list of different texts.
+create or replace function duetime._recipients(given jsonb) returns jsonb
+    language sql stable as $$
+    select case
+        when given is null or given = '[]' then '[]'::jsonb
+        when jsonb_typeof(given) = 'string' then jsonb_build_array(given)
+        when jsonb_typeof(given) <> 'array' then '[]'::jsonb
+        when jsonb_array_length(given) = 1 and jsonb_typeof(given -> 0) = 'string'
+            and length(given ->> 0) between 1 and 200 then given
+        else duetime._different_names(given) end
+$$;
+
+create or replace function duetime._has_long_name(recipients jsonb) returns boolean
     language sql immutable as $$
-    select pg_column_size(recipients) > 200 and case jsonb_typeof(recipients)
+    select case jsonb_typeof(recipients)
         when 'string' then length(recipients #>> '{}') > 200
         when 'array' then exists (select from jsonb_array_elements_text(recipients) as e(name)
                                   where length(e.name) > 200)
         else false end
+$$;
+
+-- Whether one of them has a name that is too long to be kept.
+create or replace function duetime._any_too_long(recipients jsonb) returns boolean
+    language sql stable as $$
+    select pg_column_size(recipients) > 200 and duetime._has_long_name(recipients)
 $$;
 
 -- The reference of a row, short enough for an index.
@@ -130,7 +145,7 @@ end $$;
 
 -- What of a row cannot be used, as a subject stores it.
 create or replace function duetime._row_problem(problems jsonb[])
-    returns json language sql immutable set search_path = pg_catalog, pg_temp as $$
+    returns json language sql stable as $$
     select case when cardinality(problems) > 0 then json_build_object(
         'code', 'row_unusable', 'facts', json_build_object('problems', to_json(problems))) end
 $$;
@@ -146,7 +161,8 @@ create or replace function duetime._track_rows(
     zones text[], recipients jsonb[], data jsonb[], rules jsonb[], opens boolean[], gone text[])
     returns void language plpgsql
     set search_path = pg_catalog, pg_temp set jit = off
-    set plan_cache_mode = auto set work_mem = '32MB' as $$
+    set plan_cache_mode = auto set work_mem = '32MB' set enable_mergejoin = off
+    set enable_seqscan = off set random_page_cost = 1.1 as $$
 #variable_conflict use_column
 declare
     moment constant timestamptz := duetime.now();
@@ -164,6 +180,7 @@ declare
     missing bigint;
     made bigint;
     foreign_ref text;
+    part record;
 begin
     if exists (select from unnest(refs || gone) as r(ref) where octet_length(r.ref) > 800) then
         refs := array(select duetime._short_ref(r.ref)
@@ -222,152 +239,172 @@ begin
     perform from duetime.subject as s
     where s.ref = any (refs) or s.ref = any (gone) order by s.id for update;
 
+    -- Some thousand at a time: what is joined and sorted of a hundred thousand would go to disk. In the order
+    -- in which the subjects are stored.
+    for part in
+        select refs, scopes, dues, local_dues, zones, recipients, data, rules, opens
+        where cardinality(refs) <= 5000
+        union all
+        (select array_agg(n.ref), array_agg(n.scope), array_agg(n.due), array_agg(n.local_due),
+             array_agg(n.zone), array_agg(n.recipients), array_agg(n.data), array_agg(n.rules),
+             array_agg(n.open)
+         from (select n.*, (row_number() over (order by s.id) - 1) / 5000 as number
+               from unnest(refs, scopes, dues, local_dues, zones, recipients, data, rules, opens)
+                   as n(ref, scope, due, local_due, zone, recipients, data, rules, open)
+               left join duetime.subject as s on s.ref = n.ref
+               where cardinality(_track_rows.refs) > 5000) as n
+         group by n.number)
     loop
-        with compiled as materialized (
-            -- Of many rows, few differ.
-            select v.value, r.rules, r.problems
-            from (select distinct n.value from unnest(rules) as n(value)
-                  where by_column and n.value is not null) as v
-            cross join lateral duetime._read_rules(v.value) as r
-        ), given as materialized (
-            select n.ref, case when length(n.scope) <= 200 then nullif(n.scope, '') end as scope,
-                -- Not due: without recipients the handler would choose who is reminded.
-                case when not l.crowded then d.due_at end as due_at, z.tz, n.open,
-                to_json(l.recipients) as recipients, to_json(l.data) as data,
-                l.recipients as recipients_b, l.data as data_b,
-                case when by_column then r.rules else own_rules end as rules,
-                array_remove(array[
-                    case when n.zone = any (bad_zones)
-                        then jsonb_build_object('code', 'zone_unknown', 'facts',
-                            jsonb_build_object('tz', left(n.zone, 60), 'used', default_zone)) end,
-                    case when d.raw is not null and d.due_at is null
-                        then '{"code": "due_out_of_range"}'::jsonb end,
-                    case when length(n.scope) > 200
-                        then '{"code": "scope_too_long", "facts": {"limit": 200}}'::jsonb end,
-                    case when l.crowded
-                        then '{"code": "too_many_recipients", "facts": {"limit": 1000}}'::jsonb end,
-                    case when duetime._any_too_long(n.recipients)
-                        then '{"code": "recipient_too_long", "facts": {"limit": 200}}'::jsonb end,
-                    case when l.heavy then '{"code": "data_too_large"}'::jsonb end,
-                    case when n.ref like '%…%' and octet_length(n.ref) > 150
-                        then '{"code": "id_too_long"}'::jsonb end], null)
-                    || coalesce(r.problems, '{}') as problems
-            from unnest(refs, scopes, dues, local_dues, zones, recipients, data, rules, opens)
-                as n(ref, scope, due, local_due, zone, recipients, data, rules, open)
-            left join compiled as r on r.value = n.rules
-            cross join lateral (
-                select case when n.zone is null or n.zone = any (bad_zones) then default_zone
-                            else n.zone end as tz) as z
-            cross join lateral (
-                select case
-                    when n.due is not null then n.due
-                    when not isfinite(n.local_due)
-                        or n.local_due not between '1969-12-30' and '9000-01-03' then 'infinity'
-                    when n.local_due is not null then duetime._to_instant(
-                        n.local_due, coalesce(tracked_row.definition ->> 'due_zone', z.tz))
-                    end as raw, duetime._recipients(n.recipients) as recipients) as w
-            cross join lateral (
-                select w.raw, case when w.raw between '1970-01-01Z' and '9000-01-01Z'
-                                   then w.raw end as due_at) as d
-            cross join lateral (
-                -- The trigger sends a number in place of a value that is too large.
-                select jsonb_typeof(n.data) = 'number' or pg_column_size(n.data) > 1048576 as heavy,
-                    jsonb_typeof(n.recipients) = 'number'
-                        or jsonb_array_length(w.recipients) > 1000 as crowded) as m
-            cross join lateral (
-                select m.heavy, m.crowded,
-                    case when m.heavy then '{}'::jsonb else n.data end as data,
-                    case when m.crowded then '[]'::jsonb else w.recipients end as recipients) as l
-            where not exists (select from duetime.subject as s
-                              where s.ref = n.ref and s.tracked is distinct from track)
-        ), before as materialized (
-            select s.* from duetime.subject as s where s.ref = any (refs) and s.tracked = track
-        ), change as materialized (
-            select b.id, g.*, b.status = 'open' and not g.open as closes,
-                b.scope as old_scope, b.due_at as old_due_at, b.tz as old_tz,
-                b.status as old_status, b.rules as old_rules, b.recipients as old_recipients,
-                (b.scope, b.due_at, b.tz, b.status, b.rules::text)
-                    is distinct from (g.scope, g.due_at, g.tz, 'open', g.rules::text)
-                    or b.recipients::jsonb is distinct from g.recipients_b as moves
-            from before as b join given as g on g.ref = b.ref
-            where case when not g.open then b.status = 'open'
-                else (b.scope, b.due_at, b.tz, b.status, b.rules::text, b.problem::text, b.tracked)
-                        is distinct from
-                     (g.scope, g.due_at, g.tz, 'open', g.rules::text,
-                      duetime._row_problem(g.problems)::text, track)
-                    or b.recipients::jsonb is distinct from g.recipients_b
-                    or b.data::jsonb is distinct from g.data_b end
-        ), changed as (
-            update duetime.subject as s
-            set scope = case when c.closes then s.scope else c.scope end,
-                due_at = case when c.closes then s.due_at else c.due_at end,
-                tz = case when c.closes then s.tz else c.tz end,
-                status = case when c.closes then 'done' else 'open' end,
-                rules = case when c.closes then s.rules else c.rules end,
-                data = case when c.closes then s.data else c.data end,
-                recipients = case when c.closes then s.recipients else c.recipients end,
-                problem = case when c.closes then s.problem else duetime._row_problem(c.problems) end,
-                tracked = track,
-                revision = s.revision + (c.moves or c.closes)::integer,
-                armed_under = case when c.moves then made else s.armed_under end,
-                updated_at = moment
-            from change as c where s.id = c.id
-        ), fresh as materialized (
-            select g.* from given as g
-            where g.open and not exists (select from before as b where b.ref = g.ref)
-        ), added as (
-            insert into duetime.subject (ref, scope, due_at, tz, status, rules, data, recipients,
-                                         tracked, problem, armed_under, created_at, updated_at)
-            select f.ref, f.scope, f.due_at, f.tz, 'open', f.rules, f.data, f.recipients, track,
-                duetime._row_problem(f.problems), made, moment, moment
-            from fresh as f order by f.ref
-            on conflict (ref) do nothing
-            returning id, ref, scope, due_at, tz, rules, recipients
-        ), texts as materialized (
-            -- Of many rows, few differ, and a text takes as long as a row.
-            select d.rules, duetime._rule_texts(d.rules::json) as texts
-            from (select b.rules::text as rules from before as b
-                  union select g.rules::text from given as g) as d
-            where d.rules is not null
-        ), audited as (
-            insert into duetime.audit (at, actor, action, entity, before, after)
-            select moment, actor, case when c.closes then 'subject.complete' else 'subject.put' end,
-                'subject:' || c.ref,
-                json_build_object('scope', c.old_scope, 'due_at', duetime._say(c.old_due_at),
-                    'tz', c.old_tz, 'status', c.old_status,
-                    'rules', o.texts,
-                    'recipients', c.old_recipients),
-                case when c.closes then
+        loop
+            with compiled as materialized (
+                -- Of many rows, few differ.
+                select v.value, r.rules, r.problems
+                from (select distinct n.value from unnest(part.rules) as n(value)
+                      where by_column and n.value is not null) as v
+                cross join lateral duetime._read_rules(v.value) as r
+            ), there as materialized (
+                select s.* from duetime.subject as s where s.ref = any (part.refs)
+            ), given as materialized (
+                select n.ref, case when length(n.scope) <= 200 then nullif(n.scope, '') end as scope,
+                    -- Not due: without recipients the handler would choose who is reminded.
+                    case when not l.crowded then d.due_at end as due_at, z.tz, n.open,
+                    to_json(l.recipients) as recipients, to_json(l.data) as data,
+                    l.recipients as recipients_b, l.data as data_b,
+                    case when by_column then r.rules else own_rules end as rules,
+                    array_remove(array[
+                        case when n.zone = any (bad_zones)
+                            then jsonb_build_object('code', 'zone_unknown', 'facts',
+                                jsonb_build_object('tz', left(n.zone, 60), 'used', default_zone)) end,
+                        case when d.raw is not null and d.due_at is null
+                            then '{"code": "due_out_of_range"}'::jsonb end,
+                        case when length(n.scope) > 200
+                            then '{"code": "scope_too_long", "facts": {"limit": 200}}'::jsonb end,
+                        case when l.crowded
+                            then '{"code": "too_many_recipients", "facts": {"limit": 1000}}'::jsonb end,
+                        case when duetime._any_too_long(n.recipients)
+                            then '{"code": "recipient_too_long", "facts": {"limit": 200}}'::jsonb end,
+                        case when l.heavy then '{"code": "data_too_large"}'::jsonb end,
+                        case when n.ref like '%…%' and octet_length(n.ref) > 150
+                            then '{"code": "id_too_long"}'::jsonb end], null)
+                        || coalesce(r.problems, '{}') as problems
+                from unnest(part.refs, part.scopes, part.dues, part.local_dues, part.zones, part.recipients,
+                            part.data, part.rules, part.opens)
+                    as n(ref, scope, due, local_due, zone, recipients, data, rules, open)
+                left join compiled as r on r.value = n.rules
+                cross join lateral (
+                    select case when n.zone is null or n.zone = any (bad_zones) then default_zone
+                                else n.zone end as tz) as z
+                cross join lateral (
+                    select case
+                        when n.due is not null then n.due
+                        when not isfinite(n.local_due)
+                            or n.local_due not between '1969-12-30' and '9000-01-03' then 'infinity'
+                        when n.local_due is not null then duetime._to_instant(
+                            n.local_due, coalesce(tracked_row.definition ->> 'due_zone', z.tz))
+                        end as raw, duetime._recipients(n.recipients) as recipients) as w
+                cross join lateral (
+                    select w.raw, case when w.raw between '1970-01-01Z' and '9000-01-01Z'
+                                       then w.raw end as due_at) as d
+                cross join lateral (
+                    -- The trigger sends a number in place of a value that is too large.
+                    select jsonb_typeof(n.data) = 'number' or pg_column_size(n.data) > 1048576 as heavy,
+                        jsonb_typeof(n.recipients) = 'number'
+                            or jsonb_array_length(w.recipients) > 1000 as crowded) as m
+                cross join lateral (
+                    select m.heavy, m.crowded,
+                        case when m.heavy then '{}'::jsonb else n.data end as data,
+                        case when m.crowded then '[]'::jsonb else w.recipients end as recipients) as l
+                where not exists (select from there as s
+                                  where s.ref = n.ref and s.tracked is distinct from track)
+            ), before as (
+                select s.* from there as s where s.tracked = track
+            ), change as materialized (
+                select b.id, g.*, b.status = 'open' and not g.open as closes,
+                    b.scope as old_scope, b.due_at as old_due_at, b.tz as old_tz,
+                    b.status as old_status, b.rules as old_rules, b.recipients as old_recipients,
+                    (b.scope, b.due_at, b.tz, b.status, b.rules::text)
+                        is distinct from (g.scope, g.due_at, g.tz, 'open', g.rules::text)
+                        or b.recipients::jsonb is distinct from g.recipients_b as moves
+                from before as b join given as g on g.ref = b.ref
+                where case when not g.open then b.status = 'open'
+                    else (b.scope, b.due_at, b.tz, b.status, b.rules::text, b.problem::text, b.tracked)
+                            is distinct from
+                         (g.scope, g.due_at, g.tz, 'open', g.rules::text,
+                          duetime._row_problem(g.problems)::text, track)
+                        or b.recipients::jsonb is distinct from g.recipients_b
+                        or b.data::jsonb is distinct from g.data_b end
+            ), changed as (
+                update duetime.subject as s
+                set scope = case when c.closes then s.scope else c.scope end,
+                    due_at = case when c.closes then s.due_at else c.due_at end,
+                    tz = case when c.closes then s.tz else c.tz end,
+                    status = case when c.closes then 'done' else 'open' end,
+                    rules = case when c.closes then s.rules else c.rules end,
+                    data = case when c.closes then s.data else c.data end,
+                    recipients = case when c.closes then s.recipients else c.recipients end,
+                    problem = case when c.closes then s.problem else duetime._row_problem(c.problems) end,
+                    tracked = track,
+                    revision = s.revision + (c.moves or c.closes)::integer,
+                    armed_under = case when c.moves then made else s.armed_under end,
+                    updated_at = moment
+                from change as c where s.id = c.id
+            ), fresh as materialized (
+                select g.* from given as g
+                where g.open and not exists (select from before as b where b.ref = g.ref)
+            ), added as (
+                insert into duetime.subject (ref, scope, due_at, tz, status, rules, data, recipients,
+                                             tracked, problem, armed_under, created_at, updated_at)
+                select f.ref, f.scope, f.due_at, f.tz, 'open', f.rules, f.data, f.recipients, track,
+                    duetime._row_problem(f.problems), made, moment, moment
+                from fresh as f order by f.ref
+                on conflict (ref) do nothing
+                returning id, ref, scope, due_at, tz, rules, recipients
+            ), texts as materialized (
+                -- Of many rows, few differ, and a text takes as long as a row.
+                select d.rules, duetime._rule_texts(d.rules::json) as texts
+                from (select b.rules::text as rules from before as b
+                      union select g.rules::text from given as g) as d
+                where d.rules is not null
+            ), audited as (
+                insert into duetime.audit (at, actor, action, entity, before, after)
+                select moment, actor, case when c.closes then 'subject.complete' else 'subject.put' end,
+                    'subject:' || c.ref,
                     json_build_object('scope', c.old_scope, 'due_at', duetime._say(c.old_due_at),
-                        'tz', c.old_tz, 'status', 'done',
+                        'tz', c.old_tz, 'status', c.old_status,
                         'rules', o.texts,
-                        'recipients', c.old_recipients)
-                else
-                    json_build_object('scope', c.scope, 'due_at', duetime._say(c.due_at),
-                        'tz', c.tz, 'status', 'open', 'rules', n.texts,
-                        'recipients', c.recipients) end
-            from change as c left join texts as o on o.rules = c.old_rules::text
-            left join texts as n on n.rules = c.rules::text
-            where c.closes or c.moves
-            union all
-            select moment, actor, 'subject.put', 'subject:' || a.ref, null,
-                json_build_object('scope', a.scope, 'due_at', duetime._say(a.due_at), 'tz', a.tz,
-                    'status', 'open', 'rules', n.texts, 'recipients', a.recipients)
-            from added as a left join texts as n on n.rules = a.rules::text
-        )
-        select array(select a.id from added as a
-                     union all select c.id from change as c where c.moves and not c.closes),
-            array(select c.id from change as c where c.closes),
-            (select count(*) from fresh) - (select count(*) from added)
-        into moved, closed, missing;
-        if cardinality(moved) > 0 then
-            perform duetime.rearm(moved);
-        end if;
-        if cardinality(closed) > 0 then
-            perform duetime.rearm(closed, json_build_object('code', 'subject_completed'));
-        end if;
-        -- A subject of the same name was put in the meantime: it is visible now, and left alone.
-        exit when missing = 0;
+                        'recipients', c.old_recipients),
+                    case when c.closes then
+                        json_build_object('scope', c.old_scope, 'due_at', duetime._say(c.old_due_at),
+                            'tz', c.old_tz, 'status', 'done',
+                            'rules', o.texts,
+                            'recipients', c.old_recipients)
+                    else
+                        json_build_object('scope', c.scope, 'due_at', duetime._say(c.due_at),
+                            'tz', c.tz, 'status', 'open', 'rules', n.texts,
+                            'recipients', c.recipients) end
+                from change as c left join texts as o on o.rules = c.old_rules::text
+                left join texts as n on n.rules = c.rules::text
+                where c.closes or c.moves
+                union all
+                select moment, actor, 'subject.put', 'subject:' || a.ref, null,
+                    json_build_object('scope', a.scope, 'due_at', duetime._say(a.due_at), 'tz', a.tz,
+                        'status', 'open', 'rules', n.texts, 'recipients', a.recipients)
+                from added as a left join texts as n on n.rules = a.rules::text
+            )
+            select array(select a.id from added as a
+                         union all select c.id from change as c where c.moves and not c.closes),
+                array(select c.id from change as c where c.closes),
+                (select count(*) from fresh) - (select count(*) from added)
+            into moved, closed, missing;
+            if cardinality(moved) > 0 then
+                perform duetime.rearm(moved);
+            end if;
+            if cardinality(closed) > 0 then
+                perform duetime.rearm(closed, json_build_object('code', 'subject_completed'));
+            end if;
+            -- A subject of the same name was put in the meantime: it is visible now, and left alone.
+            exit when missing = 0;
+        end loop;
     end loop;
     select min(s.ref) into foreign_ref from duetime.subject as s
     where s.ref = any (refs) and s.tracked is distinct from track;
