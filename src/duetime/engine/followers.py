@@ -256,14 +256,28 @@ class Upkeep:
         self._write = write
         self._again = False
         self._writing: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def soon(self) -> None:
+        self._cancel_timer()
         self._again = True
         if self._writing is None:
             self._writing = asyncio.create_task(self._run(), name=self._name)
 
+    def within(self, seconds: float) -> None:
+        """Run so much later, unless it is to run before anyway."""
+        if self._timer is None and not self._again:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.soon)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     async def done(self) -> None:
         """Wait until nothing is left to write."""
+        if self._timer is not None:
+            self.soon()
         while self._writing is not None:
             await asyncio.wait([self._writing])
 

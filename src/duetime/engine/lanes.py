@@ -17,8 +17,8 @@ _FLOOR_SECONDS = 1.0
 class Lanes:
     """The lanes of a worker's queues.
 
-    A lane's floor is the due time before which everything was claimed, so that a claim need not
-    read dead rows again. Floors are reset every second: a transaction of another worker that was
+    A lane's floor is the last job up to which everything was claimed, so that a claim need not read
+    dead rows again. Floors are reset every second: a transaction of another worker that was
     rolled back may have left jobs below them.
     """
 
@@ -45,12 +45,13 @@ class Lanes:
         ]
 
     def raise_floors(self, claimed: Sequence[ClaimedJob]) -> None:
-        """After a full claim, everything due before its last job of a lane was claimed."""
-        last = {(job.queue, job.priority): job.run_at for job in claimed}
+        """After a full claim, everything before its last job of a lane was claimed. Jobs that were
+        enqueued together have the same due time, and go by their ids."""
+        last = {(job.queue, job.priority): (job.run_at, job.id) for job in claimed}
         for where, floor in last.items():
             if lane := self._lanes.get(where):
-                lane.floor = max(lane.floor, floor)
+                lane.floor, lane.floor_id = max((lane.floor, lane.floor_id), floor)
 
     def reset_floors(self) -> None:
         for lane in self._lanes.values():
-            lane.floor = _LONG_AGO
+            lane.floor, lane.floor_id = _LONG_AGO, 0

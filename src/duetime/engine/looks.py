@@ -42,7 +42,7 @@ class _Asked:
         self.urgent = seconds <= 0.0
         """It may not wait for others any longer."""
         self.after = time.monotonic() + seconds - _EARLY * min(1.0, seconds)
-        self.answer: asyncio.Future[Seen] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Seen | None] = asyncio.get_running_loop().create_future()
 
 
 class Looks:
@@ -52,11 +52,19 @@ class Looks:
         self._make = make
         self._asked: list[_Asked] = []
         self._looking: asyncio.Task[None] | None = None
+        self._unanswered: set[_Asked] = set()
+        self._stopped = False
 
-    def ask(self, seconds: float, check: Check | None = None) -> asyncio.Future[Seen]:
-        """Have `check` made in about so many `seconds`. The future may be cancelled."""
+    def ask(self, seconds: float, check: Check | None = None) -> asyncio.Future[Seen | None]:
+        """Have `check` made in about so many `seconds`. The future may be cancelled. None: the
+        worker stops."""
         asked = _Asked(check, seconds)
+        if self._stopped:
+            asked.answer.set_result(None)
+            return asked.answer
         self._asked.append(asked)
+        self._unanswered.add(asked)
+        asked.answer.add_done_callback(lambda _: self._unanswered.discard(asked))
         if asked.urgent:
             self._look_soon()
         else:
@@ -68,6 +76,13 @@ class Looks:
     def _time_is_up(self, asked: _Asked) -> None:
         asked.urgent = True
         self._look_soon()
+
+    def stop(self) -> None:
+        """Answer everybody now, also those whose look is being made: there is nothing to do."""
+        self._stopped = True
+        for asked in list(self._unanswered):
+            if not asked.answer.done():
+                asked.answer.set_result(None)
 
     def close(self) -> list[asyncio.Task[None]]:
         """Answer nobody any more; return the look in progress, if there is one."""
@@ -126,7 +141,7 @@ def _may_pass_for_others(error: BaseException) -> bool:
     )
 
 
-def _fail(answer: asyncio.Future[Seen], error: BaseException) -> None:
+def _fail(answer: asyncio.Future[Seen | None], error: BaseException) -> None:
     if isinstance(error, Exception):
         if not answer.done():
             answer.set_exception(error)

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from random import uniform
 
-from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob
+from duetime.domain.jobs.job import AttemptOutcome, ClaimedJob, FinishedJob, NewJob
 from duetime.domain.jobs.outcome import NOT_STORED
 from duetime.domain.reasons import Reason
 from duetime.engine.context import Claimant
@@ -110,7 +110,7 @@ class Loop:
             stuck=partial(self._events.job_stuck, self._worker),
             hooks=hooks,
             holds_lease=self._lease.holds,
-            hand_over=self._hand_over,
+            hand_over=self.hand_over,
             log_lines=self._settings.log_lines,
         )
 
@@ -155,6 +155,8 @@ class Loop:
         """Check whether something is due after all, as a notification may have been lost. It is
         cheaper than a claim, and one transaction with what others check."""
         seen = await self._looks.ask(0.0)
+        if seen is None:
+            return
         self.pace.clock.set(seen.look.now, sent=seen.sent, received=seen.received)
         self.pace.after_look(seen.look.next_run_at)
 
@@ -194,14 +196,20 @@ class Loop:
         early, pace.claim_early = pace.claim_early and want > 0, False
         if early:
             # In a call of its own: the answer to a claim arrives long after its clock was read.
-            moment, read = await self._store.now(), time.monotonic()
+            asked = time.monotonic()
+            moment, first = await self._store.next_run_at(self._settings.queues)
+            read = time.monotonic()
+            if self._is_taken(first, moment, record=record):
+                pace.clock.set(moment, sent=asked, received=read)
+                await pace.after_claim(first, claimed=False, looked_ahead=True, early=True)
+                return
         if self._stopping.requested.is_set() or self._lease.fenced is not None:
             # Since this step began: jobs claimed now would be given back at once, or lost.
             want = 0
         if early:
             # Others wake for the same moment. If the first one took all, it would start them one
             # after another while the others have nothing to do.
-            want = min(want, max(self.runners.free, want // pace.fleet))
+            want = min(want, max(self.runners.soon, want // pace.fleet))
         finished, closed = self.holdings.take_finished() if record else ([], [])
         look_ahead = pace.look_ahead or early
         sent = time.monotonic()
@@ -245,6 +253,13 @@ class Loop:
             await pace.after_claim(
                 answer.next_run_at, claimed=claimed > 0, looked_ahead=look_ahead, early=early
             )
+
+    def _is_taken(self, first: datetime | None, moment: datetime, *, record: bool) -> bool:
+        """Whether others were faster, and there is nothing else to do in an exchange. In a large
+        fleet that is so for most who wake for the same jobs: a claim would cost them a multiple."""
+        if self._limited or (record and (self.holdings.finished or self.holdings.closed)):
+            return False
+        return first is None or (first - moment).total_seconds() > self.pace.lead
 
     async def _claim_limited(self, answer: Exchange) -> int:
         """Claim from limited queues only what the runners can take next: it counts as running."""
@@ -306,7 +321,10 @@ class Loop:
             self._gate_soon(follower, [job], received)
 
     async def wait_for_decisions(self) -> None:
-        """Wait until followers have decided on all claimed jobs, and the rest is given back."""
+        """Wait until followers have decided on all claimed jobs, and the rest is given back. What
+        is handed over just now counts."""
+        async with self._claiming:
+            pass
         while self._gating or self.returns.in_progress:
             await asyncio.gather(*self._gating, *self.returns.in_progress)
 
@@ -335,8 +353,23 @@ class Loop:
             self.unsure = True
             raise
 
+    def is_idle_for(self, job: NewJob) -> bool:
+        """Whether it sleeps, holds nothing, and would claim this job as soon as it is enqueued."""
+        pace = self.pace
+        return (
+            not pace.should_claim
+            and pace.sleeper.asleep
+            and not self.holdings
+            and not self.holdings.finished
+            and not self.unsure
+            and not self._claiming.locked()
+            and job.task in self._tasks
+            and job.queue in self._settings.queues
+            and job.queue not in self._limited
+        )
+
     @asynccontextmanager
-    async def _hand_over(self, ending: int) -> AsyncIterator[Claimant | None]:
+    async def hand_over(self, ending: int) -> AsyncIterator[Claimant | None]:
         """Let a feature claim the jobs that it makes, while nothing else that is due waits: the
         worker goes on with them without a trip through its sleep."""
         # Claims that are being made are unknown here: they must not be disowned.
@@ -361,7 +394,8 @@ class Loop:
                 self.unsure = True
                 self.pace.sleeper.interrupt()
                 raise
-            if claimant.claimed and worker_id == self._lease.worker_id:
+            stops = self._stopping.requested.is_set()
+            if claimant.claimed and worker_id == self._lease.worker_id and not stops:
                 self._accept(claimant.claimed, time.monotonic())
             else:
                 self.returns.give_back_soon(claimant.claimed)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from datetime import datetime, timedelta
+from random import uniform
 
 from duetime.settings import Settings
 from duetime.storage.store import LEAD, Sleeper
@@ -125,8 +126,22 @@ class Pace:
                 # This claim was a moment too early, since our clock is an estimate. Try again,
                 # still ahead of time.
                 wait -= self.lead / 2
-        self._wakes_to_look = wait > self._poll_seconds
-        self._wake_at = time.monotonic() + min(wait, self._poll_seconds)
+        # Workers that were woken together must not look together from then on.
+        poll = self._poll_seconds * uniform(0.7, 1.0)
+        self._wakes_to_look = wait > poll
+        self._wake_at = time.monotonic() + min(wait, poll)
+
+    def _wake_for(self, run_at: datetime, now: float) -> None:
+        """Sleep no longer than until a job is due that was enqueued meanwhile. No read is needed:
+        what else falls due before, it knows."""
+        planned, wakes_to_look = self._wake_at, self._wakes_to_look
+        wait = self._seconds_until(run_at)
+        if wait <= self.lead:
+            self._wake_at, self._wakes_to_look = now, False
+            return
+        self._plan_sleep(wait)
+        if self._wake_at > planned:
+            self._wake_at, self._wakes_to_look = planned, wakes_to_look
 
     async def sleep(self) -> None:
         """Sleep until a job is due, an enqueue notifies us, or a job finishes here."""
@@ -136,14 +151,16 @@ class Pace:
             return
         reason = await self.sleeper.sleep(max(0.0, self._wake_at - time.monotonic()))
         now = time.monotonic()
-        if reason == "interrupted" and now < self._wake_at:
+        if (run_at := self.sleeper.announced()) is not None:
+            self._wake_for(run_at, now)
+        if reason in ("interrupted", "announced") and now < self._wake_at:
             return
         self._events.woken(self._worker, reason)
         if reason == "timed out" and self._wakes_to_look and self.sleeper.asleep:
             self.should_look = True
             return
         self.should_claim = True
-        self.claim_early = reason == "timed out" and self.sleeper.asleep
+        self.claim_early = reason in ("timed out", "announced") and self.sleeper.asleep
         if reason == "notified":
             if now - self._last_wake < _BUSY_SECONDS:
                 await self.sleeper.wake_up()

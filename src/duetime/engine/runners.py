@@ -53,6 +53,10 @@ STOPPING = "the worker is stopping"
 
 _PREFETCH_SECONDS = 0.1
 """About how much work a worker claims ahead of its handlers."""
+_SOON_SECONDS = 0.02
+_MAX_SOON = 4.0
+"""Of jobs that fall due at the same moment, a worker takes at most this many for each runner, and
+only so many that the last one waits about so long for the others."""
 _YIELD_SECONDS = 0.001
 _SPIN_SECONDS = 0.0012
 """Shortly before a job is due, each iteration of the event loop checks whether it is."""
@@ -181,6 +185,13 @@ class Runners:
     def free(self) -> int:
         """How many more jobs could start at once."""
         return max(0, self._concurrency - self._held)
+
+    @property
+    def soon(self) -> int:
+        """How many more jobs could start within milliseconds: several on each runner while handlers
+        are fast."""
+        each = min(_MAX_SOON, _SOON_SECONDS / max(self._mean_seconds, 1e-5))
+        return max(0, int(self._concurrency * max(1.0, each)) - self._held)
 
     def room(self, max_prefetch: int) -> int:
         """How many more jobs may be claimed: many while handlers are fast, few while slow."""

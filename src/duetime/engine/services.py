@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from random import uniform
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from duetime.domain.jobs.job import AttemptOutcome
 from duetime.engine.looks import Check, Looks, Seen
@@ -136,7 +136,7 @@ async def repeat(
                     return
                 wait = await work()
             else:
-                seen = await _seen(stopping, looks.ask(wait, check))
+                seen = await _seen(looks.ask(wait, check))
                 if seen is None:
                     return
                 if isinstance(seen, StorageError):
@@ -185,23 +185,14 @@ async def _stopped(stopping: asyncio.Event, seconds: float) -> bool:
     return stopping.is_set()
 
 
-async def _seen(
-    stopping: asyncio.Event, answer: asyncio.Future[Seen]
-) -> Seen | StorageError | None:
+async def _seen(answer: asyncio.Future[Seen | None]) -> Seen | StorageError | None:
     """Wait for a look. None: the service is to stop. An error: the check alone has failed."""
-    stopped = asyncio.create_task(stopping.wait())
-    waits: list[asyncio.Future[Any]] = [answer, stopped]
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        return None if stopping.is_set() else answer.result()
+        return await answer
     except (TransientError, DatabaseCorrupted):
         raise
     except StorageError as error:
         return error
-    finally:
-        stopped.cancel()
-        if not answer.cancel() and not answer.cancelled():
-            answer.exception()
 
 
 async def end_all(services: Sequence[asyncio.Task[None]], seconds: float) -> None:

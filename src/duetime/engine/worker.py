@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from duetime.domain.jobs.job import NewJob
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.engine.followers import Followers, MakeFollower, WorkerView
 from duetime.engine.hooks import Hooks
@@ -112,18 +113,11 @@ class Worker:
             raise
         self._watch_due = time.monotonic()
         # Until the very end, also while stopping: handlers run under the lease until then.
-        watching = asyncio.create_task(
-            repeat(
-                Service("lease", self._watch_lease),
-                stopping=asyncio.Event(),
-                outage=Outage(self.name),
-            ),
-            name="duetime-lease",
-        )
+        self._watch_lease()
         try:
             await self._hooks.start()
         except BaseException:
-            watching.cancel()
+            self._watching.cancel()
             await self._unregister(0)
             raise
         services_stop = asyncio.Event()
@@ -142,12 +136,13 @@ class Worker:
             await self._run_loop_until_stopped()
         finally:
             services_stop.set()
+            self._looks.stop()
             given_back = 0
             try:
                 given_back = await self._shut_down(services)
             finally:
                 # Whatever happened: a lease that nobody needs would hold its jobs forever.
-                watching.cancel()
+                self._watching.cancel()
                 try:
                     await self._unregister(given_back)
                 finally:
@@ -206,6 +201,14 @@ class Worker:
             and self.lease.fenced is None
             and self.lease.heartbeat.is_beating
             and self.lease.heartbeat.seconds_left > 0
+        )
+
+    def is_idle_for(self, job: NewJob) -> bool:
+        """Whether it runs on this event loop and has nothing to do but this job."""
+        return (
+            self.is_running
+            and self._event_loop is asyncio.get_running_loop()
+            and self.loop.is_idle_for(job)
         )
 
     @property
@@ -395,15 +398,16 @@ class Worker:
 
     # Housekeeping of this worker alone
 
-    async def _watch_lease(self) -> float:
-        """Makes no database call, so that a hanging database cannot delay the fence."""
+    def _watch_lease(self) -> None:
+        """Makes no database call, so that a hanging database cannot delay the fence. A timer and
+        not a service: it is what an idle worker does most often."""
+        self._watching = self._event_loop.call_later(self._watch_every, self._watch_lease)
         now = time.monotonic()
         late = now - self._watch_due
         self._watch.pulse(late)
         self._events.tally.loop_lagged(late)
         self._watch_due = now + self._watch_every
         self.lease.holds()
-        return self._watch_every
 
     @property
     def _watch_every(self) -> float:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from math import inf
+from random import uniform
 from typing import Any
 
 import msgspec
@@ -51,6 +52,10 @@ _PAUSES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 _MAX_TRIES = 150
 """After so many, about half a minute, a run that nobody could decide on waits for the lock, and is
 given back if that takes as long as no call may."""
+_MANY = 10
+_AFTER_STARTS_SECONDS = (0.05, 0.15)
+"""After many runs have started together, this is when what follows them is written: not by all
+workers at the same moment."""
 _FALLBACK_SECONDS = 5.0
 """How often schedules that fell back to memory try their table again."""
 _MAX_KEPT = 10_000
@@ -270,14 +275,22 @@ class Planner(Follower):
         run = self._admitted.pop(job.id, None)
         if run is not None:
             self._begun.append(run)
-            self._ledger.soon()
+            self._write_ledger()
 
     def finished(self, jobs: Sequence[FinishedJob]) -> None:
         for finished in jobs:
             self._admitted.pop(finished.job.id, None)
             if read_run_key(finished.job.key) is not None:
                 self._ended.append(finished.job.id)
-        self._ledger.soon()
+        self._write_ledger()
+
+    def _write_ledger(self) -> None:
+        """What follows a run can wait for a moment, a start cannot. Of many that start together,
+        others may be about to start elsewhere, and need the CPU first."""
+        if len(self._admitted) + len(self._begun) + len(self._ended) >= _MANY:
+            self._ledger.within(uniform(*_AFTER_STARTS_SECONDS))
+        else:
+            self._ledger.soon()
 
     async def flush(self) -> None:
         """Wait until the ledger is up to date with what happened here."""

@@ -170,7 +170,8 @@ async def test_channels_are_tried_in_turn_and_again(app: Duetime) -> None:
     async with app.worker():
         await pay.enqueue()
         await until_true(lambda: second.messages)
-        [job] = await app.jobs.list(task="duetime.alert")
+        # A check at the same moment may have enqueued another, which finds nothing to report.
+        *_, job = await app.jobs.list(task="duetime.alert")
 
     assert not first.messages
     assert len(set(first.tried + second.tried)) == 1

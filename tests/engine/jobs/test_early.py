@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -69,15 +69,16 @@ async def test_the_databases_clock_jumps_between_the_look_at_it_and_the_claim(
 ) -> None:
     """What is held starts at its time by the clock that claimed it: not early, not an hour late."""
     store: Store = await app.store()
-    now = store.now
+    next_run_at = store.next_run_at
     looks: list[datetime] = []
 
-    async def before_the_jump() -> datetime:
-        looks.append(await now() - jump)
-        return looks[-1]
+    async def before_the_jump(queues: Sequence[str]) -> tuple[datetime, datetime | None]:
+        moment, first = await next_run_at(queues)
+        looks.append(moment - jump)
+        return looks[-1], first and first - jump
 
     async with app.worker():
-        monkeypatch.setattr(store, "now", before_the_jump)
+        monkeypatch.setattr(store, "next_run_at", before_the_jump)
         moment = soon()
         handle = await notes.task.using(at=moment).enqueue()
         await reaches(app, handle.id, JobState.COMPLETED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,6 +14,8 @@ from duetime import Duetime
 from tests.waiting import until, until_true
 
 _SECONDS = 8.0
+_WAKE_UPS = 20.0
+"""A second."""
 _CONNECTIONS = """
 select count(*) from pg_stat_activity
 where datname = %s and application_name = 'duetime' and backend_type = 'client backend'
@@ -54,12 +57,36 @@ async def test_an_idle_worker_has_three_connections_and_makes_a_transaction_a_se
     assert made > 0
 
 
-async def _count_if_idle(count: Callable[[], int]) -> int:
+@pytest.mark.usefixtures("unpruned")
+async def test_an_idle_worker_seldom_wakes_its_event_loop(pg_url: str) -> None:
+    """Counted, not timed: each wake-up is CPU that hundreds of idle workers take from others. Four
+    are the watch over the lease, and most of the others one look at the database."""
+    app = Duetime(pg_url, migrate=True, prune_every="1000d")
+    app.task(name="noop")(_noop)
+    selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+    select, wakes = selector.select, 0
+
+    def count_select(timeout: float | None = None) -> Any:
+        nonlocal wakes
+        wakes += 1
+        return select(timeout)
+
+    async with app.worker() as worker:
+        await until_true(lambda: worker.loop.pace.sleeper.asleep)
+        selector.select = count_select
+        made = await until(lambda: _count_if_idle(lambda: wakes, most=_WAKE_UPS))
+        selector.select = select
+    await app.close()
+
+    assert made > 0
+
+
+async def _count_if_idle(count: Callable[[], int], most: float = 1.5) -> int:
     """How many were made in some seconds; 0 if they were too many."""
     before, began = count(), time.monotonic()
     await asyncio.sleep(_SECONDS)
     made, seconds = count() - before, time.monotonic() - began
-    return made if made <= 1.5 * seconds else 0
+    return made if made <= most * seconds else 0
 
 
 async def _noop() -> None: ...

@@ -35,7 +35,7 @@ insert into duetime.job_key (task, key, job_id, hold)
 """
 LANES = json.dumps(
     [
-        {"queue": "default", "priority": priority, "floor": "1970-01-01T00:00:00Z"}
+        {"queue": "default", "priority": priority, "floor": "1970-01-01T00:00:00Z", "floor_id": 0}
         for priority in range(10)
     ]
 )
@@ -56,7 +56,7 @@ class Prepared:
         self._connection = connection
         self._sql = sql
 
-    def prepare(self, name: str, **parameters: Any) -> None:
+    def prepare(self, name: str, /, **parameters: Any) -> None:
         names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", self._sql[name])))
         text = self._sql[name]
         for place, parameter in enumerate(names, 1):
@@ -68,7 +68,7 @@ class Prepared:
         for _ in range(6):
             self.execute(name, "", **parameters)
 
-    def execute(self, name: str, explain: str, **parameters: Any) -> str:
+    def execute(self, name: str, explain: str, /, **parameters: Any) -> str:
         values = ", ".join(_literal(parameters[each]) for each in self.names[name])
         done = self._connection.execute(f"{explain} execute {name} ({values})")
         rows = done.fetchall() if done.description else []
@@ -84,7 +84,7 @@ class Prepared:
         yield
         self._connection.execute("delete from duetime.claim where token = %s", (token,))
 
-    def plan(self, name: str, **parameters: Any) -> str:
+    def plan(self, name: str, /, **parameters: Any) -> str:
         self._connection.execute("begin")
         text = self.execute(name, "explain (analyze, buffers)", **parameters)
         self._connection.execute("rollback")
@@ -215,4 +215,6 @@ def pages(plan: str) -> int:
 def _literal(value: Any) -> str:
     if isinstance(value, list):
         return f"'{array(value)}'"
+    if value is None:
+        return "null"
     return str(value) if isinstance(value, int) else f"'{value}'"

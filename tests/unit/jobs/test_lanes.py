@@ -13,8 +13,8 @@ from duetime.engine.lanes import Lanes
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
-def claimed(queue: str, priority: int, run_at: datetime) -> ClaimedJob:
-    return ClaimedJob(1, 1, "noop", queue, priority, "{}", 1, 1, run_at, NOON)
+def claimed(queue: str, priority: int, run_at: datetime, job_id: int = 1) -> ClaimedJob:
+    return ClaimedJob(job_id, 1, "noop", queue, priority, "{}", 1, 1, run_at, NOON)
 
 
 def floors(lanes: Lanes) -> list[datetime]:
@@ -28,6 +28,16 @@ def test_a_full_claim_raises_the_floor_of_its_lanes() -> None:
     lanes.raise_floors([claimed("a", 5, NOON)])
 
     assert floors(lanes) == [NOON + timedelta(seconds=1)]
+
+
+def test_jobs_of_one_moment_raise_the_floor_by_their_ids() -> None:
+    """A thousand jobs that were enqueued together have the same due time."""
+    lanes = Lanes(("a",))
+    lanes.in_turn()
+    lanes.raise_floors([claimed("a", 5, NOON, 7), claimed("a", 5, NOON, 9)])
+    lanes.raise_floors([claimed("a", 5, NOON, 8)])
+
+    assert [lane.floor_id for lane in lanes.in_turn() if lane.floor == NOON] == [9]
 
 
 def test_floors_are_forgotten_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

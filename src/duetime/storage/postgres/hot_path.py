@@ -16,7 +16,7 @@ import psycopg
 from duetime.domain.jobs.job import PARKED_CODE, UNREADABLE, AttemptOutcome, ClaimedJob, FinishedJob
 from duetime.domain.reasons import Reason, write_reason
 from duetime.errors import JobNotFound, StorageError, TransientError
-from duetime.storage.postgres.connection import array, rows_of, translate_errors
+from duetime.storage.postgres.connection import array, rows_of, text_array, translate_errors
 from duetime.storage.postgres.dialect import drive
 from duetime.storage.postgres.heart import PostgresHeart
 from duetime.storage.postgres.pool import Connection
@@ -163,7 +163,8 @@ class HotPath(Sessions):
             }
             statements.append(("claim", claim))
         if look_ahead:
-            statements.append(("next_run_at", {"queues": sorted({lane.queue for lane in lanes})}))
+            queues = text_array(sorted({lane.queue for lane in lanes}))
+            statements.append(("next_run_at", {"queues": queues}))
         with self._waits.claiming() if claims else nullcontext():
             answers = await self._together(statements) if statements else []
             refused, cancelled = _sort_out(answers[:finishes])
@@ -195,6 +196,12 @@ class HotPath(Sessions):
         if opens:
             next_run_at = min([next_run_at, *opens] if next_run_at else opens)
         return Exchange(now, refused, cancelled, claimed, next_run_at, lease_lost=not alive)
+
+    async def next_run_at(self, queues: Sequence[str]) -> tuple[datetime, datetime | None]:
+        [[(now, next_run_at)]] = await self._together(
+            [("next_run_at", {"queues": text_array(queues)})]
+        )
+        return now, next_run_at
 
     async def finish_again(
         self, finished: Sequence[FinishedJob], closed: Sequence[int]
@@ -365,8 +372,26 @@ class HotPath(Sessions):
         sparing: Collection[int] = (),
         checks: Sequence[Statements] = (),
     ) -> tuple[Look, list[Any]]:
-        given = {"queues": list(queues), "tasks": list(tasks), "sparing": array(sparing)}
+        given = {
+            "queues": text_array(queues),
+            "tasks": text_array(tasks),
+            "sparing": array(sparing),
+        }
         asked = [next(check) for check in checks]
+        if (session := self._direct_session("look")) is not None:
+            # The driver would take most of the CPU of a worker that does nothing else.
+            with translate_errors():
+                (
+                    [(now, next_run_at, limited, parked, quarantined)],
+                    *found,
+                ) = await session.read_together(
+                    [(self._sql["look"], given), *((text, more or ()) for text, more in asked)],
+                    self._call_seconds,
+                )
+            look = Look(now, next_run_at, tuple(limited), parked, quarantined)
+            return look, [
+                await self._go_on(check, rows) for check, rows in zip(checks, found, strict=True)
+            ]
         async with self._connection(fail_fast=True) as connection:
             # A transaction of its own, which the end of the pipeline commits.
             async with connection.pipeline() if asked else nullcontext():
@@ -378,6 +403,16 @@ class HotPath(Sessions):
                 for check, cursor in zip(checks, cursors, strict=True)
             ]
         return Look(now, next_run_at, tuple(limited), parked, quarantined), answers
+
+    async def _go_on(self, check: Statements, rows: list[Row]) -> Any:
+        """Finish a check whose first statement was answered."""
+        try:
+            statement = check.send(rows)
+        except StopIteration as done:
+            return done.value
+        async with self._connection(fail_fast=True) as connection:
+            first = await rows_of(await connection.execute(*statement))
+            return await drive(connection, check, rows=first)
 
     def any_dead(self, *, sparing: int = 0) -> Statements:
         rows = yield self._sql["any_dead"], {"sparing": sparing}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 
 from duetime.storage.postgres.connection import text_array
 from duetime.storage.postgres.direct import DirectSession
@@ -43,6 +44,7 @@ class PostgresSleeper:
         self._asleep = False
         self._woken = asyncio.Event()
         self._reason: str | None = None
+        self._announced: datetime | None = None
         self._read_cancelled = read_cancelled
         self._cancel_announced = False
         self._queues: frozenset[str] = frozenset()
@@ -94,6 +96,10 @@ class PostgresSleeper:
         self._woken.clear()
         return reason or "timed out"
 
+    def announced(self) -> datetime | None:
+        announced, self._announced = self._announced, None
+        return announced
+
     async def wake_up(self) -> None:
         self._asleep = False
         queues, self._asleep_on = self._asleep_on, []
@@ -131,9 +137,24 @@ class PostgresSleeper:
                 self._notified("wake")
                 self._reason = "notified"
                 self._woken.set()
+            elif (run_at := self._read_announcement(payload)) is not None:
+                self._notified("wake")
+                self._announced = min(self._announced or run_at, run_at)
+                self._reason = self._reason or "announced"
+                self._woken.set()
         else:
             # The locks were lost with the old session: take them again.
             self._asleep_on = []
             self._asleep = False
             self._reason = "reconnected"
             self._woken.set()
+
+    def _read_announcement(self, payload: str) -> datetime | None:
+        """When a job falls due that was enqueued for later, into a queue of ours."""
+        seconds, _, queue = payload.partition(" ")
+        if queue not in self._queues:
+            return None
+        try:
+            return datetime.fromtimestamp(float(seconds), UTC)
+        except (ValueError, OverflowError, OSError):
+            return None

@@ -5,7 +5,8 @@
 -- gets it knows that no enqueue is in flight. A worker that sleeps holds `asleep`. This never
 -- waits: if `barrier` is held, a worker is falling asleep just now, or a foreign session took it, as
 -- any role can; then it notifies without checking who sleeps.
--- `set duetime.notify = off` turns it off.
+-- If the job is due later, the payload begins with that time: a worker that will look before then anyway
+-- sleeps on. `set duetime.notify = off` turns it off.
 -- One expression of type void: PostgreSQL inlines it, which takes a sixth of the time of a call.
 create or replace function duetime.wake(queue text, run_at timestamptz default null) returns void
     language sql as $$
@@ -14,9 +15,11 @@ create or replace function duetime.wake(queue text, run_at timestamptz default n
         when run_at > duetime.now() + interval '10 minutes'
             or current_setting('duetime.notify', true) = 'off' then null
         when not pg_try_advisory_xact_lock_shared(hashtext('duetime.barrier'), hashtext(queue))
-            then pg_notify('duetime.wake', queue)
+            then pg_notify('duetime.wake', concat(
+                extract(epoch from nullif(run_at, least(run_at, duetime.now()))) || ' ', queue))
         when not pg_try_advisory_lock(hashtext('duetime.asleep'), hashtext(queue))
-            then pg_notify('duetime.wake', queue)
+            then pg_notify('duetime.wake', concat(
+                extract(epoch from nullif(run_at, least(run_at, duetime.now()))) || ' ', queue))
         -- Nobody sleeps.
         when pg_advisory_unlock(hashtext('duetime.asleep'), hashtext(queue)) then null
     end

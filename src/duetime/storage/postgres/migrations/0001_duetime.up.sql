@@ -493,7 +493,8 @@ create index subject_due on duetime.subject (due_at, id);
 create index subject_rearm on duetime.subject (rearm_at) where rearm_at is not null;
 create index subject_tracked on duetime.subject (tracked, id) where tracked is not null;
 create index subject_problem on duetime.subject (tracked) where problem is not null;
-create index subject_scope on duetime.subject (scope, due_at) where status = 'open';
+create index subject_scope on duetime.subject (scope, due_at)
+    where status = 'open' and scope is not null;
 
 -- Changes of scopes that workers have yet to follow: the open subjects below are armed again as of `at`.
 -- `total`: how many there are; null: they are not listed yet.
@@ -556,7 +557,7 @@ create table duetime.reminder (
     status     text not null,
     recipient  text not null default '',
     reason     json,
-    held       text check (held in ('quiet', 'limit')),
+    held       text check (held in ('quiet', 'limit', 'released')),
     acknowledged_by text
 );
 -- Those of a subject. Not unique: who arms or withdraws any of them holds the subject's row.
@@ -568,7 +569,8 @@ create index reminder_troubled on duetime.reminder (status, id)
     where status in ('failed', 'expired', 'skipped');
 -- Receipts find a reminder by its key.
 create index reminder_key on duetime.reminder (key);
-create index reminder_recipient on duetime.reminder (recipient) where status = 'armed';
+create index reminder_recipient on duetime.reminder (recipient)
+    where status = 'armed' and recipient <> '';
 -- What a recipient got lately, for their page.
 create index reminder_ended on duetime.reminder (recipient, ended_at)
     where status in ('sent', 'failed') and recipient <> '';

@@ -10,10 +10,10 @@
 -- Large arguments are not returned: a thousand jobs of a megabyte each would fill a worker's memory.
 -- They are read when the job starts.
 with lane as materialized (
-    select l.queue, l.priority, l.floor, l.place
+    select l.queue, l.priority, l.floor, l.floor_id, l.place
     from rows from (json_to_recordset(%(lanes)s::json)
-                    as (queue text, priority smallint, floor timestamptz))
-        with ordinality as l(queue, priority, floor, place)
+                    as (queue text, priority smallint, floor timestamptz, floor_id bigint))
+        with ordinality as l(queue, priority, floor, floor_id, place)
     -- `offset 0` keeps it a probe for each lane: a join may read every limited queue.
     where not exists (
         select from duetime.queue as q
@@ -27,13 +27,24 @@ with lane as materialized (
     from (select duetime.now() as moment offset 0) as now
     left join lateral (select now.moment from duetime.worker
                        where id = %(worker)s and lease_until > now.moment) as w on true
+), claiming as materialized (
+    -- Rows that a transaction in progress has locked are passed before `skip locked` tries each of
+    -- them, which costs five times as much. Their `xmax` is that transaction. Only within a backlog,
+    -- where there is a floor: an `xmax` may also be the number of a lock that several held, long ago.
+    select array(select x::xid from pg_snapshot_xip(s.seen) as x) as xids,
+           age(pg_snapshot_xmax(s.seen)::xid) as newer
+    from (select pg_current_snapshot() as seen offset 0) as s
 ), picked as materialized (
     select d.id
     from lane cross join lateral (
         select due.ctid as id
         from duetime.due
         where due.queue = lane.queue and due.priority = lane.priority
-          and due.run_at >= lane.floor and due.run_at <= (select until from clock)
+          and (due.run_at, due.job_id) > (lane.floor, lane.floor_id)
+          and due.run_at <= (select until from clock)
+          and (lane.floor_id = 0
+               or age(due.xmax) > (select newer from claiming)
+                  and due.xmax <> all ((select xids from claiming)::xid[]))
         order by due.run_at, due.job_id
         limit %(want)s
         for update skip locked

@@ -58,7 +58,7 @@ with g as materialized (
 select r.id, r.run_at, s.ref, u.body::text, u.name, r.recipient, r.job_id
 from (select r.* from (
           select * from duetime.reminder as r
-          where r.status = 'armed' and r.recipient = (select recipient from g)
+          where r.status = 'armed' and r.recipient = (select recipient from g) and r.recipient <> ''
           limit (select 10 * most from g)) as r
       where r.run_at >= (select since from g) and r.run_at < (select until from g)
       order by r.run_at, r.id limit (select most from g)) as r
@@ -82,3 +82,12 @@ from (select * from duetime.reminder as r
 cross join lateral (select s.ref from duetime.subject as s where s.id = r.subject_id offset 0) as s
 cross join lateral (select u.body, u.name from duetime.rule as u where u.id = r.rule offset 0) as u
 order by r.ended_at desc, r.id desc;
+
+-- name: armed_times
+-- When reminders are due, the next first. Index: reminder_armed.
+select n.run_at from json_to_record(%s::json) as g(until timestamptz, "limit" integer)
+cross join lateral (
+    select r.run_at from duetime.reminder as r
+    where r.status = 'armed' and r.run_at < g.until
+    order by r.run_at limit g."limit"
+) as n order by n.run_at;
