@@ -620,6 +620,25 @@ def test_call_ends_a_wait(inbox: Inbox[str]) -> None:
         assert call.result(20) == "now"
 
 
+def test_bell_of_a_call_that_was_taken_ends_no_wait(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("")
+    with closing(WatchingInbox[str](str(log))) as inbox:
+        # As if the thread had seen the call while `put` rang the bell.
+        os.eventfd_write(inbox._bell, 1)
+        began = time.monotonic()
+        with pytest.raises(Empty) as ended:
+            inbox.get(0.2, watch=True)
+        took = time.monotonic() - began
+        os.eventfd_write(inbox._bell, 1)
+        log.write_text("written")
+        with pytest.raises(Written):
+            inbox.get(30, watch=True)
+
+    assert ended.type is Empty
+    assert took >= 0.2
+
+
 def test_no_call_is_lost_between_threads(inbox: Inbox[int]) -> None:
     def put(first: int) -> None:
         for number in range(first, first + 500):

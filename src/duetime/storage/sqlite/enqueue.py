@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from itertools import chain, groupby
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
@@ -13,8 +15,8 @@ from duetime.errors import InvalidInput
 from duetime.storage.sqlite.dialect import maybe_to_us, repeat_values, span_to_us, to_us
 from duetime.storage.store import Row
 
-_ROWS = 100
-"""How many rows one INSERT carries: fewer steps, and a statement that is prepared once."""
+_ROWS = (512, 64, 8)
+"""How many rows one INSERT carries: fewer steps, and statements that are prepared once."""
 
 Write = Generator[tuple[str, Sequence[Any]], list[Row], None]
 Written = Generator[tuple[str, Sequence[Any]], list[Row], list[Enqueued]]
@@ -38,6 +40,12 @@ class Kind(msgspec.Struct, frozen=True):
 
 Plan = tuple[int, str, str | None, Kind]
 """A job as it will be stored: id, arguments, key, kind."""
+_kind_of = itemgetter(3)
+_features = attrgetter(
+    "task", "queue", "priority", "run_at", "delay", "on_conflict", "hold", "partition",
+    "max_attempts", "timeout", "expires_at", "expires_after", "trace", "flow",
+)  # fmt: skip
+"""All but the arguments and the key."""
 
 
 class Enqueue:
@@ -55,11 +63,7 @@ class Enqueue:
         self._sample_of: list[int] = []
         alike: tuple[object, ...] = ()
         for job in jobs:
-            features = (
-                job.task, job.queue, job.priority, job.run_at, job.delay, job.on_conflict, job.hold,
-                job.partition, job.max_attempts, job.timeout, job.expires_at, job.expires_after,
-                job.trace, job.flow,
-            )  # fmt: skip
+            features = _features(job)
             if features != alike:
                 alike = features
                 _check(job)
@@ -72,8 +76,11 @@ class Enqueue:
         sql = self._sql
         [(last,)] = yield sql["reserve_ids"], (len(self._jobs),)
         kinds = [_kind(job, self._now) for job in self._samples]
-        answers: list[Enqueued] = []
         job_id: int = last - len(self._jobs)
+        if all(job.key is None for job in self._jobs):
+            yield from self._add_without_keys(job_id + 1, kinds)
+            return [Enqueued(job_id, "created") for job_id in range(job_id + 1, last + 1)]
+        answers: list[Enqueued] = []
         for job, args, sample in zip(self._jobs, self._args, self._sample_of, strict=True):
             job_id += 1
             plan = (job_id, args, job.key, kinds[sample])
@@ -125,33 +132,46 @@ class Enqueue:
         self._new.append(plan)
         return Enqueued(job_id, "created")
 
+    def _add_without_keys(self, first: int, kinds: Sequence[Kind]) -> Write:
+        """Add all jobs; the first gets the id `first`, and so on."""
+        start = 0
+        for sample, group in groupby(self._sample_of):
+            end = start + sum(1 for _ in group)
+            ids = range(first + start, first + end)
+            yield from self._add(ids, self._args[start:end], [None] * len(ids), kinds[sample])
+            start = end
+
     def _flush(self) -> Write:
         new, self._new = self._new, []
-        for plan in new:
-            self._wake(plan[3])
-        whole = len(new) - len(new) % _ROWS
-        for start in range(0, whole, _ROWS):
-            yield from self._copy(new[start : start + _ROWS])
-        for job_id, args, key, kind in new[whole:]:
-            values = (
-                job_id, kind.task, kind.run_at, args, kind.queue, kind.priority, key, kind.hold,
+        for kind, group in groupby(new, _kind_of):
+            ids, args, keys, _ = zip(*group, strict=True)
+            yield from self._add(ids, args, keys, kind)
+
+    def _add(
+        self, ids: Sequence[int], args: Sequence[str], keys: Sequence[str | None], kind: Kind
+    ) -> Write:
+        """Add jobs of one kind. No other job of this call has an id between theirs."""
+        self._wake(kind)
+        shared = (
+            kind.task, kind.queue, kind.priority, kind.hold, kind.partition, kind.max_attempts,
+            kind.timeout, kind.expires_at, self._now, kind.trace, kind.flow,
+        )  # fmt: skip
+        due = (kind.queue, kind.priority, kind.run_at, kind.partition)
+        start = 0
+        for rows in _ROWS:
+            while len(ids) - start >= rows:
+                part = slice(start, start + rows)
+                values = chain.from_iterable(zip(ids[part], args[part], keys[part], strict=True))
+                yield repeat_values(self._sql["copy_job"], rows), [*shared, *values]
+                yield self._sql["copy_due"], (*due, ids[start], ids[start + rows - 1])
+                start += rows
+        for job_id, text, key in zip(ids[start:], args[start:], keys[start:], strict=True):
+            alone = (
+                job_id, kind.task, kind.run_at, text, kind.queue, kind.priority, key, kind.hold,
                 kind.partition, kind.max_attempts, kind.timeout, kind.expires_at, self._now,
                 kind.trace, kind.flow,
             )  # fmt: skip
-            yield self._sql["add_job"], values
-
-    def _copy(self, plans: Sequence[Plan]) -> Write:
-        job_values: list[Any] = []
-        due_values: list[Any] = []
-        for job_id, args, key, kind in plans:
-            job_values += (
-                job_id, kind.task, args, kind.queue, kind.priority, key, kind.hold, kind.partition,
-                kind.max_attempts, kind.timeout, kind.expires_at, self._now, kind.trace,
-                kind.flow,
-            )  # fmt: skip
-            due_values += (job_id, kind.queue, kind.priority, kind.run_at, kind.partition)
-        yield repeat_values(self._sql["copy_job"], len(plans)), job_values
-        yield repeat_values(self._sql["copy_due"], len(plans)), due_values
+            yield self._sql["add_job"], alone
 
 
 def _kind(job: NewJob, now: int) -> Kind:

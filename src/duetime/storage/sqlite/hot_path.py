@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -92,6 +93,11 @@ def answer_if_idle(
         first = first_due(tx, queues, limited) if look_ahead else []
     next_run_at = from_us(min(first)) if first and look_ahead else None
     return Exchange(from_us(tx.now), next_run_at=next_run_at)
+
+
+def next_run_at(tx: Transaction, queues: Iterable[str]) -> tuple[datetime, datetime | None]:
+    first = first_due(tx, queues, ())
+    return from_us(tx.now), from_us(min(first)) if first else None
 
 
 # Claim

@@ -11,6 +11,7 @@ import os
 import select
 import sys
 import threading
+import time
 from collections import deque
 from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
@@ -98,24 +99,26 @@ class WatchingInbox(Generic[T]):
                 os.eventfd_write(self._bell, 1)
 
     def get(self, seconds: float | None, *, watch: bool) -> T:
-        written = False
-        if not self._calls:
+        until = None if seconds is None else time.monotonic() + seconds
+        while not self._calls:
             self._waits = True
             if not self._calls:
-                written = self._wait(seconds, self._for_both if watch else self._for_calls)
+                self._wait(until, self._for_both if watch else self._for_calls)
             self._waits = False
-        if self._calls:
-            return self._calls.popleft()
-        raise Written if written else Empty
+        return self._calls.popleft()
 
-    def _wait(self, seconds: float | None, poll: select.poll) -> bool:
-        """Return whether the file was written to."""
-        ready = {one for one, _ in poll.poll(None if seconds is None else seconds * 1e3)}
+    def _wait(self, until: float | None, poll: select.poll) -> None:
+        """Wait for the bell, which may also have rung for a call that was taken since."""
+        left = None if until is None else max(0.0, until - time.monotonic())
+        ready = {one for one, _ in poll.poll(None if left is None else left * 1e3)}
         if self._bell in ready:
             os.eventfd_read(self._bell)
         if self._writes in ready:
             self.forget_writes()
-        return self._writes in ready
+        if self._calls or (self._bell in ready and self._writes not in ready):
+            return
+        self._waits = False
+        raise Written if self._writes in ready else Empty
 
     def forget_writes(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -132,6 +132,9 @@ class SqliteSleeper:
         self._woken.clear()
         return reason or "timed out"
 
+    def announced(self) -> None:
+        """Who enqueues a job for later sees `until`, and wakes only those who would be too late."""
+
     async def wake_up(self) -> None:
         self.queues = frozenset()
 

@@ -494,7 +494,7 @@ create table duetime_reminder (
     status     text not null,
     reason     text,
     job_id     integer,
-    held       text check (held in ('quiet', 'limit')),
+    held       text check (held in ('quiet', 'limit', 'released')),
     digest_id  integer,
     snoozes    integer not null default 0,
     acknowledged_at integer,

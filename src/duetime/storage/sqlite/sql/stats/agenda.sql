@@ -91,3 +91,10 @@ select e.id, e.ended_at, s.ref, u.body, u.name, e.status
 from ended as e cross join duetime_subject as s on s.id = e.subject_id
 cross join duetime_rule as u on u.id = e.rule
 order by e.ended_at desc, e.id desc;
+
+-- name: armed_times
+-- When reminders are due, the next first. Index: reminder_armed.
+with input(doc) as (select ?)
+select r.run_at from duetime_reminder as r indexed by duetime_reminder_armed
+where r.status = 'armed' and r.run_at < (select json_extract(doc, '$.doc.until') from input)
+order by r.run_at limit (select json_extract(doc, '$.doc.limit') from input);
