@@ -209,6 +209,13 @@ class Stats:
         )
         return Page(items, next=None if more is None else make_cursor(AGENDA_ORDER, more))
 
+    async def _armed_times(self, until: datetime, limit: int) -> Sequence[datetime]:
+        """Return when the next reminders are due, in order: the calendar counts them."""
+        found: Sequence[datetime] = await self._app._perform(
+            lambda dialect: ReadAgenda(dialect).armed_times(until, limit), reads=True
+        )
+        return found
+
     async def recipient_week(
         self, recipient: str, *, since: datetime | None = None, days: int = 7, tz: str = "UTC"
     ) -> RecipientWeek:

@@ -52,6 +52,11 @@ class ReadAgenda:
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
 
+    def armed_times(self, until: datetime, limit: int) -> Statements:
+        """Return when the next reminders are due, in order."""
+        rows = yield from self._dialect.run("armed_times", {"until": until, "limit": limit})
+        return [self._dialect.moment(row[0]) for row in rows]
+
     def agenda(
         self, since: datetime, until: datetime | None, after: Position | None, limit: int
     ) -> Statements:

@@ -30,13 +30,12 @@ _POWERS = (-1, 0, 1, 2, 3, 4)
 """The lateness axis goes from 0.1 ms to 10 s."""
 
 
-class LateDot(msgspec.Struct, frozen=True):
-    """A start of a job, and how late it was."""
+class Dots(msgspec.Struct, frozen=True):
+    """Starts of jobs by how late they were, of one kind: drawn as one path, however many."""
 
-    x: float
-    y: float
-    sample: AttemptSample
     kind: str
+    count: int
+    path: str
 
 
 def pages(frame: Frame) -> Pages:
@@ -100,18 +99,15 @@ def describe(action: Action) -> str:
     return json.dumps([action.verb, action.args], sort_keys=True)
 
 
-def place_dots(samples: Sequence[AttemptSample], axis: TimeAxis) -> list[LateDot]:
+def place_dots(samples: Sequence[AttemptSample], axis: TimeAxis) -> list[Dots]:
     """Place starts by their time and, on a logarithmic axis, by how late they were."""
-    return [
-        LateDot(
-            axis.x(one.started_at),
-            y_of(one.lateness.total_seconds()),
-            one,
-            "late" if one.lateness > timedelta(seconds=1) else "running",
-        )
-        for one in samples
-        if axis.shows(one.started_at)
-    ]
+    paths: dict[str, list[str]] = {"running": [], "late": []}
+    for one in samples:
+        if axis.shows(one.started_at):
+            seconds = one.lateness.total_seconds()
+            x, y = axis.x(one.started_at), y_of(seconds)
+            paths["late" if seconds > 1 else "running"].append(f"M{x} {y}h0")
+    return [Dots(kind, len(parts), "".join(parts)) for kind, parts in paths.items() if parts]
 
 
 def y_of(seconds: float) -> float:
