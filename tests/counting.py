@@ -51,12 +51,12 @@ class RoundTrips:
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self._names = {text: name for name, text in cast("Any", store)._sql.items()}
         self.sent: list[str] = []
-        direct, call, cursor = DirectSession.execute, Calls._run, psycopg.AsyncCursor.execute
+        direct, call, cursor = DirectSession._run, Calls._run, psycopg.AsyncCursor.execute
         begin, end = psycopg.AsyncTransaction.__aenter__, psycopg.AsyncTransaction.__aexit__
 
-        def execute_directly(session: Any, statement: Any, *more: Any) -> Any:
+        def run_directly(session: Any, statement: Any, *more: Any, **how: Any) -> Any:
             self._add(statement)
-            return direct(session, statement, *more)
+            return direct(session, statement, *more, **how)
 
         def run(calls: Any, connection: Any, statement: Any, *more: Any) -> Any:
             self._add(statement)
@@ -74,7 +74,7 @@ class RoundTrips:
             self.sent.append("commit")
             return end(transaction, *error)
 
-        monkeypatch.setattr(DirectSession, "execute", execute_directly)
+        monkeypatch.setattr(DirectSession, "_run", run_directly)
         monkeypatch.setattr(Calls, "_run", run)
         monkeypatch.setattr(psycopg.AsyncCursor, "execute", execute)
         monkeypatch.setattr(psycopg.AsyncTransaction, "__aenter__", enter)

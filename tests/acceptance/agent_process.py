@@ -47,13 +47,13 @@ def _kill_at(kill: Kill) -> None:
     writes = 0
 
     def killing(write: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def wrapped(*args: Any) -> Any:
+        async def wrapped(*args: Any, **options: Any) -> Any:
             nonlocal writes
             writes += 1
             number = writes
             if kill == (number, "before"):
                 os.kill(os.getpid(), signal.SIGKILL)
-            answer = await write(*args)
+            answer = await write(*args, **options)
             if kill == (number, "after"):
                 os.kill(os.getpid(), signal.SIGKILL)
             return answer
