@@ -348,6 +348,37 @@ async def test_a_run_that_was_skipped_by_a_worker_that_died_does_not_run(fleet: 
 
 @on_both
 @with_two
+async def test_a_run_that_waits_for_one_that_is_skipped_goes_on_at_once(fleet: Fleet) -> None:
+    """The run that is caught up is checked before the missed ones, which another worker holds."""
+    one, two = fleet.planners
+    ticks = [START + n * SECOND for n in (1.0, 1.1, 1.2, 100.0)]
+    policy = make_policy({"catch_up": "latest", "grace": "1s"})
+    await one.apply(
+        NewSchedule(name="s", target="noop", timetable=timetable(*ticks), policy=policy)
+    )
+    await fleet.move(2.25 * SECOND)
+    _, missed = await one.claim()
+    await two.repair()
+    [job], [caught_up] = await two.claim()
+
+    decisions = await two.do(two.runs.decide([caught_up], "hand"))
+    job.run_at = decisions[job.id].at
+    await two.hand.release(job)
+    await two.do(two.runs.nudge([caught_up.schedule_id]))
+    before = await two.hand.claim()
+    skipped = await one.do(one.runs.decide(missed, "hand"))
+    [after], runs = await two.claim()
+    at_last = await two.do(two.runs.decide(runs, "hand"))
+
+    assert decisions[job.id].action == "wait"
+    assert before == []
+    assert [decision.action for decision in skipped.values()] == ["skip", "skip"]
+    assert after.id == job.id
+    assert at_last[job.id].action == "run"
+
+
+@on_both
+@with_two
 async def test_a_run_that_waited_and_was_lost_is_decided_on_again(fleet: Fleet) -> None:
     await fleet.first.apply(every_minute("s", overlap="buffer_all"))
     one, two = fleet.planners
@@ -873,7 +904,7 @@ async def test_the_first_worker_after_an_outage_catches_up_as_the_policy_says(
 ) -> None:
     app = numbered.app
     now = await app.now()
-    ticks = [now + n * SECOND for n in (0.6, 0.7, 0.8, 0.9, 4.0)]
+    ticks = [now + n * SECOND for n in (0.6, 0.7, 0.8, 0.9, 6.0)]
     await app.schedules.apply(
         app.schedules.define(
             catch_up, numbered.task, *ticks, args={"n": 1}, catch_up=catch_up, grace="1s"

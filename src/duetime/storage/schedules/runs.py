@@ -97,6 +97,10 @@ class RunStatements(Planning):
                 marks.append(_mark(run, decision, worker))
         if marks:
             yield from self._dialect.run("schedule_mark", marks)
+        # A run that is skipped leaves its place to those that wait for it: nothing else
+        # releases them, as it never finishes.
+        if skipped := {mark["schedule_id"] for mark in marks if mark["done"]}:
+            yield from self.nudge(sorted(skipped))
         gone = Decision("skip", TickStatus.SKIPPED, Reason("tick_closed"))
         return {run.job_id: decisions.get(run.job_id, gone) for run in runs}
 
@@ -214,7 +218,7 @@ class RunStatements(Planning):
         return paused, left
 
     def nudge(self, schedule_ids: Sequence[int]) -> Statements:
-        """Check again runs that wait for something that has finished."""
+        """Check again runs that wait for something that has finished, or was skipped."""
         yield from self._dialect.run("schedule_nudge", list(schedule_ids))
 
     def prune(self, age: timedelta, after: int, *, batch: int) -> Statements:

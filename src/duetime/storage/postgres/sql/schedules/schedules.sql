@@ -332,7 +332,7 @@ with named as materialized (
 select c.id, c.failures from counted as c, woken;
 
 -- name: schedule_nudge
--- Runs that just went back to wait: if what they wait for has ended meanwhile, they look at once.
+-- Runs that wait for others: if those have finished or were skipped meanwhile, they are checked at once.
 -- As many as there are places; one that is due and not decided on yet comes first.
 with free as materialized (
     select s.id, s.at_once - (select count(*) from duetime.open_run as r

@@ -434,7 +434,7 @@ from ended as e where +e.schedule_id = o.schedule_id and +e.tick = o.tick
 returning schedule_id, (select s.failures from duetime_schedule as s where s.id = schedule_id);
 
 -- name: schedule_nudge
--- Runs that just went back to wait: if what they wait for has ended meanwhile, they look at once.
+-- Runs that wait for others: if those have finished or were skipped meanwhile, they are checked at once.
 with input(doc) as (select ?)
 update duetime_due set run_at = (select json_extract(doc, '$.now') from input)
 where run_at > (select json_extract(doc, '$.now') from input) and job_id in (
