@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import errno
 import fcntl
 import os
 import pty
@@ -34,7 +36,6 @@ class Terminal:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.settings = termios.tcgetattr(slave)
-        self._slave = slave
         self.process = subprocess.Popen(
             [str(DUETIME), *arguments],
             stdin=slave,
@@ -44,7 +45,10 @@ class Terminal:
             cwd=ROOT,
             start_new_session=True,
         )
+        # Only the command has it now: after it has ended, a read fails once everything was read.
+        os.close(slave)
         self.written = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def __enter__(self) -> Self:
         return self
@@ -59,13 +63,12 @@ class Terminal:
             self.process.kill()
             self.process.wait()
         os.close(self._master)
-        os.close(self._slave)
 
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
     def resize(self, columns: int, lines: int) -> None:
-        fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.process.send_signal(signal.SIGWINCH)
 
     def until(self, text: str, *, gone: str | None = None) -> list[str]:
@@ -82,11 +85,9 @@ class Terminal:
 
     def exit_code(self) -> int:
         deadline = time.monotonic() + PATIENCE
-        while self.process.poll() is None and time.monotonic() < deadline:
-            self._read()
-        self._read()
-        assert self.process.returncode is not None, "it did not end"
-        return self.process.returncode
+        while self._read() and time.monotonic() < deadline:
+            pass
+        return self.process.wait(timeout=PATIENCE)
 
     @property
     def screen(self) -> list[str]:
@@ -102,12 +103,19 @@ class Terminal:
     def restored(self) -> bool:
         """Whether the terminal is as it was before."""
         ended_well = self.written.rstrip().endswith("\x1b[?25h\x1b[?1049l")
-        return ended_well and termios.tcgetattr(self._slave) == self.settings
+        return ended_well and termios.tcgetattr(self._master) == self.settings
 
     def drain(self) -> None:
         """Read what was written so far."""
         self._read()
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Read what was written; return whether more may come."""
         while select.select([self._master], [], [], 0.02)[0]:
-            self.written += os.read(self._master, 65536).decode(errors="replace")
+            try:
+                self.written += self._decoder.decode(os.read(self._master, 65536))
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                return False
+        return True
