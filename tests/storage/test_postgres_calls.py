@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -100,6 +101,29 @@ async def test_a_cancelled_call_is_settled_before_it_returns(calls: Calls, pg_ur
             await call
 
     assert not was_done
+    assert await calls.execute(PID, (), SECONDS) == [before]
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+async def test_a_call_that_is_cancelled_while_the_answer_arrives_is_settled(
+    calls: Calls, turns: int
+) -> None:
+    """Before the answer is read, in the same turn of the loop, or once it is read."""
+    [before] = await calls.execute(PID, (), SECONDS)
+    pool = calls._pool()
+    connection = await pool.take(SECONDS)
+    socket = connection.pgconn.socket
+    await pool.give_back(connection)
+    call = asyncio.create_task(calls.execute(PID, (), SECONDS))
+    await asyncio.sleep(0)
+    select.select([socket], [], [], SECONDS)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    call.cancel()
+    done, _ = await asyncio.wait([call], timeout=2.0)
+
+    assert done
+    assert call.cancelled()
     assert await calls.execute(PID, (), SECONDS) == [before]
 
 

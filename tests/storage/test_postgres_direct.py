@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from typing import Any
 
 import psycopg
@@ -203,6 +204,31 @@ async def test_a_write_whose_caller_is_cancelled_is_awaited(pg_url: str) -> None
             await session.close()
 
     assert not was_done
+    assert rows == [(3,)]
+    assert session.connections == 1
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+async def test_a_caller_that_is_cancelled_while_the_answer_arrives_is_released(
+    pg_url: str, turns: int
+) -> None:
+    """Before the answer is read, in the same turn of the loop, or once it is read."""
+    session = Session(pg_url)
+    try:
+        await session.write("select 1", {}, SECONDS)
+        writing = asyncio.create_task(session.write("select 1", {}, SECONDS))
+        await asyncio.sleep(0)
+        select.select([session._fd], [], [], SECONDS)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        writing.cancel()
+        done, _ = await asyncio.wait([writing], timeout=SECONDS / 2)
+        rows = await session.execute("select 3", [], SECONDS)
+    finally:
+        await session.close()
+
+    assert done
+    assert writing.cancelled()
     assert rows == [(3,)]
     assert session.connections == 1
 

@@ -151,7 +151,10 @@ class _Exchange:
 
     async def settle(self) -> None:
         """Wait for the answer, although the caller was cancelled."""
-        self.answer = self.loop.create_future()
+        if self.answer.cancelled():
+            self.answer = self.loop.create_future()
+            # What has arrived since then is in the buffer: the socket has nothing more.
+            self._read()
         timer = self.loop.call_later(_CANCEL_SECONDS, self.expire)
         try:
             await self.answer

@@ -272,7 +272,12 @@ class DirectSession:
             except asyncio.CancelledError:
                 if not settles:
                     raise
-                self._answer = self._loop.create_future()
+                if self._answer.cancelled():
+                    if self._connection is not connection:
+                        raise
+                    self._answer = self._loop.create_future()
+                    # What has arrived since then is in the buffer: the socket has nothing more.
+                    self._read()
                 try:
                     await self._answer
                 except (psycopg.Error, TimeoutError):
