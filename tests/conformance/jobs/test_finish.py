@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 
 import pytest
 
 from duetime.domain.jobs.job import AttemptOutcome, FinishedJob, JobState
 from duetime.storage.store import Store
-from tests.conformance.conftest import Clock, MakeHand, seconds
+from tests.conformance.conftest import Clock, MakeHand, OpenStore, seconds
 from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids, retried
 
 
@@ -255,6 +256,37 @@ async def test_finish_again_tells_two_tokens_of_one_job_apart(store: Store, hand
 
     assert answer.refused == frozenset()
     assert (await get(store, job_id)).state is JobState.COMPLETED
+
+
+async def test_finish_again_answers_those_who_wait_here(store: Store, hand: Hand) -> None:
+    job_id = await enqueue(store)
+    job = await hand.claim_one()
+    waiting = asyncio.create_task(store.wait_finished(job_id, 60))
+    await asyncio.sleep(0)
+
+    await store.finish_again([ended(job)], [job.token])
+    async with asyncio.timeout(20):
+        result = await waiting
+
+    assert result is not None
+    assert result.state is JobState.COMPLETED
+
+
+async def test_who_waits_for_a_job_that_its_worker_lost_reads_it(
+    open_store: OpenStore, hand: Hand
+) -> None:
+    """Nobody reports to the worker's own process that another one has finished the job."""
+    store = hand.store
+    job_id = await enqueue(store)
+    await hand.release(await hand.claim_one())
+    other = await Hand.register(await open_store(), ["default"], seconds(60), "other")
+    await other.finish(await other.claim_one())
+
+    first = await store.wait_finished(job_id, 0.05)
+    second = first or await store.wait_finished(job_id, 0.05)
+
+    assert second is not None
+    assert second.state is JobState.COMPLETED
 
 
 async def test_finish_again_records_what_was_not_recorded(

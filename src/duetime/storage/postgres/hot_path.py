@@ -221,7 +221,8 @@ class HotPath(Sessions):
                     for name, parameters in _finishes(left, closed, careful=True)
                 ]
             )
-            return Exchange(refused=refused, cancelled=cancelled)
+        self._waits.finished(finished, closed, refused=refused | cancelled)
+        return Exchange(refused=refused, cancelled=cancelled)
 
     async def disown(self, worker_id: int, known: Sequence[int], *, lead: float = 0.0) -> int:
         async with self._connection(fail_fast=True) as connection, connection.transaction():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -122,14 +121,17 @@ class Operations(Sessions):
                         await self._rows("watch", job=job_id, wait=timedelta(seconds=seconds))
                     if (result := await self._result_of(job_id)) is not None:
                         return result
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(seconds):
                     answer = await wait.answer
-                if answer is not None:
-                    return answer
-                async with self._reads:
-                    return await self._result_of(job_id)
-            return None
+            except TimeoutError:
+                # The worker may have lost the job: next time, read it and watch for its result.
+                self._waits.forget(job_id)
+                return None
+            if answer is not None:
+                return answer
+            async with self._reads:
+                return await self._result_of(job_id)
 
     @property
     def _has_idle_worker(self) -> bool:

@@ -123,6 +123,10 @@ class Waits:
                 if wait.token in closed:
                     wait.set_answer(None)
 
+    def forget(self, job_id: int) -> None:
+        """Rely no longer on a worker of this process that was known to hold the job."""
+        self._held.pop(job_id, None)
+
     def announced(self, job_id: int | None) -> None:
         """A notification says that the job has finished; None: any of them may have."""
         for one in list(self._of) if job_id is None else [job_id]:
