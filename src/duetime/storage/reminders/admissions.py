@@ -124,6 +124,10 @@ class AdmissionStatements(RecipientStatements):
         _check_waits(reminder, state)
         if state.held == RELEASED:
             return reminder
+        if state.digest is not None and not (yield from self._dialect.run(
+            "digest_stay_open", {"id": state.digest}
+        )):  # fmt: skip
+            raise _goes_out_in(reminder, state)
         now = yield from self._dialect.now()
         reason = Reason.of("let_out", by=actor, why=reminder.reason)
         hold = {"run_at": now, "reason": reason, "held": RELEASED}
@@ -131,8 +135,12 @@ class AdmissionStatements(RecipientStatements):
         if not (yield from self._dialect.run(
             "digest_move", {"job": reminder.job_id, "run_at": now}
         )):  # fmt: skip
+            # In the caller's transaction, nobody else would undo it.
+            as_before = {"run_at": reminder.run_at, "reason": reminder.reason}
+            as_before |= {"held": state.held, "digest": state.digest}
+            yield from self._hold_all({reminder_id: as_before})
             raise InvalidInput(
-                f"Reminder {reminder_id} is being worked on at this moment. Look again in a second."
+                f"Reminder {reminder_id} is being processed at this moment. Try again in a second."
             )
         what = {"reminder": reminder_id, "rule": reminder.rule.text}
         what |= {"recipient": reminder.recipient}
@@ -320,12 +328,16 @@ def _check_waits(reminder: Reminder, state: AdmissionState) -> None:
             f"`duetime reminders resend {reminder.id}`."
         )
     if state.digest is not None and state.digest_status != "waiting":
-        raise InvalidInput(f"Reminder {reminder.id} is going out in digest {state.digest} now.")
+        raise _goes_out_in(reminder, state)
     if state.held is None:
         at = "now" if reminder.run_at is None else f"at {format_time(reminder.run_at)}"
         raise InvalidInput(
             f"Nothing holds reminder {reminder.id} back: it goes out {at}, which is its time."
         )
+
+
+def _goes_out_in(reminder: Reminder, state: AdmissionState) -> InvalidInput:
+    return InvalidInput(f"Reminder {reminder.id} is going out in digest {state.digest} now.")
 
 
 def _as_hold(wait: Wait) -> dict[str, Any]:

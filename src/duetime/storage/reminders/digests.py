@@ -32,7 +32,7 @@ class DigestStatements(AdmissionStatements):
             return Skip(Reason("digest_empty"))
         ref = found[0][1]
         recipient = (yield from self.lock_recipient(ref)) or Recipient(ref=ref)
-        found = yield from self._dialect.run("digest_get", {"id": digest_id})
+        found = yield from self._dialect.run("digest_lock", {"id": digest_id})
         if not found:
             return Skip(Reason("digest_empty"))
         _, _, status, own_job = found[0]

@@ -58,7 +58,7 @@ with input as materialized (
     select * from json_to_recordset(%s::json) as g(id bigint, round integer, deliveries json)
 ), marked as (
     update duetime.reminder as r
-    set status = 'sent', ended_at = duetime.now(),
+    set status = 'sent', ended_at = duetime.now(), held = null,
         reason = case when r.status = 'armed' then r.reason
                       else json_build_object('code', 'sent_anyway', 'facts', json_strip_nulls(
                           json_build_object('was', r.status, 'why', r.reason))) end
@@ -171,7 +171,7 @@ with given as materialized (
 ), armed as (
     update duetime.reminder as r
     set status = 'armed', run_at = g.run_at, reason = g.reason, snoozes = g.snoozes,
-        job_id = g.job_id, ended_at = null, acknowledged_at = null, acknowledged_by = null
+        job_id = g.job_id, ended_at = null, acknowledged_at = null, acknowledged_by = null, held = null
     from given as g where r.id = g.id and r.status = 'sent'
     returning r.id
 ), made as materialized (

@@ -38,6 +38,17 @@ select duetime.wake(m.queue, m.run_at) from moved as m;
 select d.id, d.recipient, d.status, d.job_id
 from duetime.digest as d where d.id = (%s::json ->> 'id')::bigint;
 
+-- name: digest_lock
+-- As `digest_get`; who takes a reminder out of it waits, or has done so before.
+select d.id, d.recipient, d.status, d.job_id
+from duetime.digest as d where d.id = (%s::json ->> 'id')::bigint for update;
+
+-- name: digest_stay_open
+-- A reminder leaves it: no row if it was closed. A write, so that at REPEATABLE READ a digest that was
+-- closed since the snapshot is a conflict.
+update duetime.digest as d set status = d.status
+where d.id = (%s::json ->> 'id')::bigint and d.status = 'waiting' returning d.id;
+
 -- name: digest_members
 -- Index: reminder_digest.
 select r.id from duetime.reminder as r

@@ -56,7 +56,7 @@ cross join duetime_reminder as r on r.id = e.value;
 -- They were handed over.
 with input(doc) as (select ?)
 update duetime_reminder
-set status = 'sent', ended_at = (select json_extract(doc, '$.now') from input),
+set status = 'sent', ended_at = (select json_extract(doc, '$.now') from input), held = null,
     reason = iif(status = 'armed', reason,
                  json_object('code', 'sent_anyway', 'facts',
                              json_patch('{}', json_object('was', status, 'why', json(reason)))))
@@ -203,7 +203,7 @@ set status = 'armed', run_at = (select json_extract(doc, '$.doc.run_at') from in
     reason = (select json_extract(doc, '$.doc.reason') from input),
     snoozes = (select json_extract(doc, '$.doc.snoozes') from input),
     job_id = (select value from duetime_counter where name = 'job'),
-    ended_at = null, acknowledged_at = null, acknowledged_by = null
+    ended_at = null, acknowledged_at = null, acknowledged_by = null, held = null
 where id = (select json_extract(doc, '$.doc.id') from input) and status = 'sent'
 returning id;
 

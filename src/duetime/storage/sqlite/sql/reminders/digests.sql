@@ -52,6 +52,18 @@ with input(doc) as (select ?)
 select d.id, d.recipient, d.status, d.job_id
 from duetime_digest as d where d.id = (select json_extract(doc, '$.doc.id') from input);
 
+-- name: digest_lock
+-- As `digest_get`: the write lock is held.
+with input(doc) as (select ?)
+select d.id, d.recipient, d.status, d.job_id
+from duetime_digest as d where d.id = (select json_extract(doc, '$.doc.id') from input);
+
+-- name: digest_stay_open
+-- A reminder leaves it: no row if it was closed.
+with input(doc) as (select ?)
+select d.id from duetime_digest as d
+where d.id = (select json_extract(doc, '$.doc.id') from input) and d.status = 'waiting';
+
 -- name: digest_members
 with input(doc) as (select ?)
 select r.id from duetime_reminder as r
