@@ -287,4 +287,6 @@ class Upkeep:
                 self._again = False
                 await self._write()
         finally:
+            # If it failed: what came meanwhile is written with what comes next.
+            self._again = False
             self._writing = None

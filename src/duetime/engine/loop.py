@@ -84,6 +84,8 @@ class Loop:
         """The worker's queues that have limits."""
         self.unsure = False
         """A call failed, so its effect is unknown until the next `flush`."""
+        self.takes_runs = True
+        """Whether runs may be handed over to it as they are enqueued; not once it has stopped."""
         self._refusal: StorageError | None = None
         """Why a database that could be reached refused the last call."""
         self.failures = 0
@@ -357,7 +359,8 @@ class Loop:
         """Whether it sleeps, holds nothing, and would claim this job as soon as it is enqueued."""
         pace = self.pace
         return (
-            not pace.should_claim
+            self.takes_runs
+            and not pace.should_claim
             and pace.sleeper.asleep
             and not self.holdings
             and not self.holdings.finished

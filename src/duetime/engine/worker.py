@@ -135,6 +135,7 @@ class Worker:
         try:
             await self._run_loop_until_stopped()
         finally:
+            self.loop.takes_runs = False
             services_stop.set()
             self._looks.stop()
             given_back = 0
