@@ -133,7 +133,7 @@ def _apply(finished: FinishedJob, task: TaskDefinition, value: Any, random: Rand
             _describe_error(finished, value, code="invalid_arguments")
         case BaseException():
             _describe_error(finished, value, code=code_of_error(value))
-            if _is_retryable(value, task.options.retry_on):
+            if is_retryable(value, task.options.retry_on):
                 _retry(finished, task, value, random)
             else:
                 finished.outcome = AttemptOutcome.DEAD
@@ -197,7 +197,14 @@ def _retry(
     finished.again_after = after
 
 
-def _is_retryable(error: BaseException, retry_on: tuple[type[BaseException], ...]) -> bool:
+def is_cancelled(error: BaseException) -> bool:
+    """Whether the current task was cancelled. A `CancelledError` without that is an error like any
+    other: what the handler awaited was cancelled, or it raised the error itself."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and bool(task and task.cancelling())
+
+
+def is_retryable(error: BaseException, retry_on: tuple[type[BaseException], ...]) -> bool:
     if isinstance(error, asyncio.CancelledError) and Exception in retry_on:
         # Not an `Exception` in Python. Here it is an error: nobody requested the cancellation.
         return True

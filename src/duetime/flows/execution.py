@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from duetime.domain.flows.flow import LoadedRun, Suspension, read_undo_key
-from duetime.domain.jobs.outcome import Snooze
+from duetime.domain.jobs.outcome import Completed, Outcome, Snooze
 from duetime.engine.context import Context
+from duetime.engine.executor import is_cancelled
 from duetime.errors import (
     ClaimLost,
     FlowChanged,
@@ -66,6 +67,8 @@ async def advance_run(
         replay = Replay(ctx, recorder=recorder, loaded=loaded, policy=definition.policy)
         try:
             value = await _call_in_time(definition, replay, ctx, args, loaded.created_at)
+            if isinstance(value, Outcome) and not isinstance(value, Completed):
+                raise value
             if records := replay.finish():
                 await recorder.record(ctx, records)
             return value
@@ -80,10 +83,18 @@ async def advance_run(
             # No later attempt can help; the run keeps its place until the code is mended.
             await recorder.record(ctx, replay.fail(error))
             raise
-        except Exception as error:
+        except Completed as completed:
+            if records := replay.finish():
+                await recorder.record(ctx, records)
+            return completed
+        except (Exception, asyncio.CancelledError) as error:
+            if is_cancelled(error):
+                raise
             is_final = isinstance(error, StepFailed | SignalTimeout | FlowTimeout)
             if is_final or not replay.retry_later(error):
                 await recorder.record(ctx, replay.fail(error))
+                # Also for `Retry`: the attempts of its job are those after a crash.
+                ctx.job.max_attempts = ctx.job.attempt
                 raise
         pause = Pause(
             replay.take_unrecorded(),

@@ -16,7 +16,7 @@ from duetime.domain.flows.flow import LoadedRun, NewRecord, StepKind, StepRecord
 from duetime.domain.jobs.outcome import Discard, Outcome, Retry, Snooze
 from duetime.domain.jobs.retry import RetryPolicy
 from duetime.engine.context import Context
-from duetime.engine.executor import code_of_error, describe_exception
+from duetime.engine.executor import code_of_error, describe_exception, is_retryable
 from duetime.errors import ClaimLost, FlowChanged
 from duetime.flows.calls import StepFunction
 from duetime.flows.recorder import Recorder
@@ -230,10 +230,10 @@ class Replay:
         self.record_later(record)
         return self.take_unrecorded()
 
-    def retry_later(self, error: Exception) -> bool:
+    def retry_later(self, error: BaseException) -> bool:
         """The function itself raised an error: have it run again later, unless its attempts are
         used up. Returns whether it does."""
-        attempt = self._failures + 1
+        attempt = self._failures + (not isinstance(error, Snooze))
         wait = self.retry_after(self.policy, attempt, error)
         if wait is None:
             return False
@@ -327,7 +327,7 @@ class Replay:
         if isinstance(error, Retry):
             if error.after is not None:
                 return error.after
-        elif isinstance(error, Outcome) or not isinstance(error, retry_on):
+        elif isinstance(error, Outcome) or not is_retryable(error, retry_on):
             return None
         return parse_duration(policy.delay(attempt, error, RANDOM), name="the retry's delay")
 

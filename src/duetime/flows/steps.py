@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from duetime.domain.flows.flow import StepKind, StepRecord, step_key
 from duetime.domain.jobs.job import NewJob
-from duetime.domain.jobs.outcome import Discard, Outcome, Snooze
+from duetime.domain.jobs.outcome import Completed, Discard, Outcome, Snooze
 from duetime.domain.jobs.task import TaskDefinition
-from duetime.engine.executor import code_of_error, describe_exception, write_json
+from duetime.engine.executor import code_of_error, describe_exception, is_cancelled, write_json
 from duetime.errors import ClaimLost, InvalidInput, SignalTimeout, StepFailed, TransientError
 from duetime.flows.calls import Step, StepFunction
 from duetime.flows.replay import (
@@ -67,13 +67,13 @@ async def call_step(
             started = replay.ctx.elapsed_us
             try:
                 with trace_step(name, seq=seq, attempt=attempt):
-                    value = await called.call(args, kwargs, _make_step(replay, seq, attempt))
-                if isinstance(value, Outcome):
-                    raise value
+                    value = await _call(called, args, kwargs, _make_step(replay, seq, attempt))
                 output = _encode(name, value)
             except (ClaimLost, TransientError):
                 raise
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if is_cancelled(error):
+                    raise
                 wait = replay.retry_after(called.retry or replay.policy, attempt, error)
                 if isinstance(error, Snooze):
                     attempt -= 1
@@ -119,18 +119,17 @@ async def call_in_transaction(
         await replay.record_compensations()
         async with replay.recorder.transaction(replay.ctx, done) as connection:
             with trace_step(name, seq=seq, attempt=attempt):
-                value = await called.call(
-                    (connection, *args), kwargs, _make_step(replay, seq, attempt)
-                )
-            if isinstance(value, Outcome):
-                raise value
+                step = _make_step(replay, seq, attempt)
+                value = await _call(called, (connection, *args), kwargs, step)
             output = _encode(name, value)
             done.output = None if output is None else msgspec.Raw(output.encode())
             done.finished = replay.ctx.elapsed_us
         return _decode(called.decoder, output)
     except (ClaimLost, TransientError):
         raise
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        if is_cancelled(error):
+            raise
         wait = replay.retry_after(called.retry or replay.policy, attempt, error)
         failed = replay.failed_record(seq, name, attempt, error, started, wait=wait)
         failed.kind = "transaction"
@@ -267,13 +266,13 @@ async def undo(replay: Replay, compensation: Compensation) -> timedelta | None:
     attempt = 1 if record is None or record.state != RETRYING else record.attempt + 1
     started, name, wait = replay.ctx.elapsed_us, called.name, None
     try:
-        value = await called.call(args, kwargs, _make_step(replay, seq, attempt))
-        if isinstance(value, Outcome):
-            raise value
+        await _call(called, args, kwargs, _make_step(replay, seq, attempt))
         done = replay.new_record(seq, "compensation", name, COMPLETED, None, attempt, started)
     except (ClaimLost, TransientError):
         raise
-    except Exception as error:  # noqa: BLE001 -- it may raise anything.
+    except (Exception, asyncio.CancelledError) as error:
+        if is_cancelled(error):
+            raise
         wait = replay.retry_after(called.retry or replay.policy, attempt, error)
         done = replay.failed_record(seq, name, attempt, error, started, wait=wait)
         done.kind = "compensation"
@@ -297,6 +296,21 @@ async def undo(replay: Replay, compensation: Compensation) -> timedelta | None:
 def new_job(task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **changes: Any) -> NewJob:
     job: NewJob = task.job(*args, **kwargs)
     return replace(job, **changes)
+
+
+async def _call(
+    called: StepFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step
+) -> Any:
+    """Return the step's result. An outcome that it returns is raised, as if it had raised it."""
+    try:
+        value = await called.call(args, kwargs, step)
+    except Completed as completed:
+        value = completed
+    if isinstance(value, Completed):
+        return value.result
+    if isinstance(value, Outcome):
+        raise value
+    return value
 
 
 def _make_step(replay: Replay, seq: int, attempt: int) -> Step:

@@ -1,0 +1,151 @@
+"""What steps and flows may return and raise: the same outcomes as tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from duetime import (
+    Cancel,
+    Completed,
+    Constant,
+    Discard,
+    Duetime,
+    Flow,
+    JobFailed,
+    Retry,
+    Snooze,
+    StepFailed,
+)
+from duetime.domain.jobs.job import JobState
+from duetime.domain.jobs.outcome import Outcome
+
+SOON = Constant("10ms", max_attempts=3)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_a_step_completes_with_its_result(app: Duetime, raises: bool) -> None:
+    async def price(order: int) -> Any:
+        if raises:
+            raise Completed(order)
+        return Completed(order)
+
+    @app.flow
+    async def order(flow: Flow) -> Any:
+        first = await flow.step(price, 5)
+        await flow.sleep("10ms")
+        return [first, *await flow.map(price, [6, 7])]
+
+    async with app.worker():
+        assert await (await order.start()).result() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_a_flow_completes_with_its_result(app: Duetime, raises: bool) -> None:
+    undone: list[int] = []
+
+    @app.flow
+    async def order(flow: Flow) -> Any:
+        flow.on_failure(undone.append, 1)
+        await flow.step(asyncio.sleep, 0)
+        if raises:
+            raise Completed(5)
+        return Completed(5)
+
+    async with app.worker():
+        run = await order.start()
+        assert await run.result() == 5
+
+    assert undone == []
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("after", [None, "1ms"])
+async def test_retries_of_a_flow_end(app: Duetime, raises: bool, after: str | None) -> None:
+    """Each is an attempt of the flow, and not one of its job, which has thousands."""
+    calls: list[int] = []
+
+    @app.flow(retry=SOON)
+    async def order(flow: Flow) -> Any:
+        calls.append(1)
+        if raises:
+            raise Retry("not yet", after=after)
+        return Retry("not yet", after=after)
+
+    async with app.worker():
+        run = await order.start()
+        with pytest.raises(JobFailed, match="not yet") as failed:
+            await run.result()
+
+    assert failed.value.state is JobState.DEAD
+    assert len(calls) == 3
+
+
+async def test_a_flow_that_snoozes_uses_up_no_attempt(app: Duetime) -> None:
+    calls: list[int] = []
+
+    @app.flow(retry=SOON)
+    async def order(flow: Flow) -> int:
+        calls.append(1)
+        if len(calls) <= 5:
+            raise Snooze("1ms")
+        return len(calls)
+
+    async with app.worker():
+        assert await (await order.start()).result() == 6
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [(Cancel("not wanted"), JobState.CANCELLED), (Discard("broken"), JobState.DEAD)],
+)
+async def test_a_flow_that_returns_an_outcome_ends_with_it(
+    app: Duetime, outcome: Outcome, state: JobState
+) -> None:
+    undone: list[int] = []
+
+    @app.flow(retry=SOON)
+    async def order(flow: Flow) -> Any:
+        flow.on_failure(undone.append, 1)
+        await flow.step(asyncio.sleep, 0)
+        return outcome
+
+    async with app.worker():
+        run = await order.start()
+        with pytest.raises(JobFailed) as failed:
+            await run.result()
+
+    assert failed.value.state is state
+
+
+async def test_a_cancellation_that_nobody_requested_is_an_error_like_any_other(
+    app: Duetime,
+) -> None:
+    calls: list[str] = []
+
+    async def cancelled(where: str) -> None:
+        calls.append(where)
+        raise asyncio.CancelledError
+
+    @app.flow(retry=SOON)
+    async def handled(flow: Flow) -> str:
+        try:
+            await flow.step(cancelled, "step")
+        except StepFailed as error:
+            return str(error.error_code)
+        return "no error"
+
+    @app.flow(retry=SOON)
+    async def unhandled(flow: Flow) -> None:
+        await cancelled("flow")
+
+    async with app.worker():
+        run = await handled.start()
+        result = await run.result()
+        with pytest.raises(JobFailed, match="CancelledError"):
+            await (await unhandled.start()).result()
+
+    assert result == "CancelledError"
+    assert calls == ["step"] * 3 + ["flow"] * 3
