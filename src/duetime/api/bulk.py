@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from duetime.api.requeueing import requeue_jobs
 from duetime.domain.audit import make_event
 from duetime.domain.checks import OWN_TASKS
 from duetime.domain.jobs.bulk import (
@@ -29,6 +30,7 @@ from duetime.domain.reasons import Reason
 from duetime.domain.reminders.reminder import REMIND_TASK
 from duetime.engine.context import Context
 from duetime.errors import ClaimLost, InvalidInput
+from duetime.storage.flows.runs import FlowStatements
 from duetime.storage.jobs.changes import REQUEUABLE, JobStatements
 from duetime.storage.schedules.changes import ScheduleStatements
 from duetime.storage.store import Dialect, Statements, Store
@@ -195,17 +197,20 @@ def _change(dialect: Dialect, request: BulkRequest, ids: Sequence[int], bulk: in
             reason = Reason.of("cancelled", text=why)
             return (yield from jobs.cancel_all(ids, reason=reason, by=request.by))
         case "requeue":
-            requeued: Requeued = yield from jobs.requeue(
-                ids, run_at=request.at, by=request.by, reason=why
+            requeued: Requeued = yield from requeue_jobs(
+                dialect, ids, run_at=request.at, by=request.by, reason=why
             )
             return len(requeued.jobs)
         case "reschedule":
             assert request.at is not None
             done = 0
             for job_id in ids:
-                state = yield from reschedule_job(
-                    dialect, job_id, request.at, by=request.by, reason=why
-                )
+                try:
+                    state = yield from reschedule_job(
+                        dialect, job_id, request.at, by=request.by, reason=why
+                    )
+                except InvalidInput:
+                    continue
                 done += state is not None and not state.finished
             return done
 
@@ -213,11 +218,19 @@ def _change(dialect: Dialect, request: BulkRequest, ids: Sequence[int], bulk: in
 def reschedule_job(
     dialect: Dialect, job_id: int, at: datetime, *, by: str, reason: str | None = None
 ) -> Statements:
-    """Move a schedule's run as the schedule does; any other job as it is. Returns its state."""
+    """Move a schedule's run as the schedule does; any other job as it is. Returns its state. Raises
+    `InvalidInput` for a run of a flow that has begun."""
     jobs = JobStatements(dialect)
     found = yield from jobs.brief([job_id])
-    if job_id in found and read_run_key(found[job_id].key) is not None:
+    job = found.get(job_id)
+    is_open_run = job is not None and job.is_run and not job.state.finished
+    if is_open_run and (yield from FlowStatements(dialect).steps(job_id)):
+        raise InvalidInput(
+            f"Run {job_id} has begun and continues when what it waits for happens: it cannot be "
+            f"rescheduled. `duetime flows show {job_id}` shows what it waits for."
+        )
+    if job is not None and read_run_key(job.key) is not None:
         moved = yield from ScheduleStatements(dialect).reschedule_job(job_id, at, actor=by)
         if moved:
-            return found[job_id].state
+            return job.state
     return (yield from jobs.reschedule(job_id, at, by=by, reason=reason))

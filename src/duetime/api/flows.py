@@ -20,6 +20,7 @@ from typing import (
 )
 
 from duetime.api.handle import Handle, bound, iterated
+from duetime.api.requeueing import rerun_steps, retry_run
 from duetime.api.task_registry import choose_policy, module_of
 from duetime.api.tasks import BoundTask, Task
 from duetime.domain.audit import AuditEvent
@@ -54,7 +55,6 @@ from duetime.domain.jobs.task import TaskDefinition, TaskOptions
 from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
 from duetime.domain.reasons import Explanation
 from duetime.errors import (
-    FlowChanged,
     FlowNotFound,
     IllegalTransition,
     InvalidInput,
@@ -407,25 +407,25 @@ class Flows:
     async def retry(self, run_id: int, *, by: str = "unknown") -> None:
         """Go on with a run that has failed or was cancelled, from the call that failed. What
         succeeded is kept. Raises `InvalidInput` if its compensations have run."""
-        steps = await self._ended_steps(run_id)
-        if await self._repeat_graph(run_id, None, by):
-            return
-        failure = next((step for step in steps if step.kind == "failure"), None)
-        undone = [step.name for step in steps if step.seq < 0 and step.state != "skipped"]
-        # If its code has changed, nothing was undone.
-        if undone and (failure is None or failure.error_code != FlowChanged.code):
-            raise InvalidInput(
-                f"Run {run_id} cannot be retried, since its compensations run or have run: "
-                f"{', '.join(undone)}. Use rerun(from_step=…) to do its steps again."
-            )
-        await self._repeat(run_id, [] if failure is None else failure.output or [], by)
+        await self._check_ended(run_id)
+        actor = check_actor(by)
+        await self._app._perform(lambda dialect: retry_run(dialect, run_id, by=actor))
 
     async def rerun(self, run_id: int, *, from_step: str | int, by: str = "unknown") -> None:
         """Do the steps of a run that has failed or was cancelled again, from one of them on: by its
         name (the first of that name) or its number."""
-        steps = await self._ended_steps(run_id)
-        if await self._repeat_graph(run_id, from_step, by):
-            return
+        await self._check_ended(run_id)
+        actor = check_actor(by)
+        calls: list[int] = []
+        if not await self._is_graph(run_id):
+            calls = await self._calls_since(run_id, from_step)
+        await self._app._perform(
+            lambda dialect: rerun_steps(dialect, run_id, from_step, calls, by=actor)
+        )
+
+    async def _calls_since(self, run_id: int, from_step: str | int) -> list[int]:
+        """The calls of a function's run that were made since this step began, and compensations."""
+        steps = await self._records(run_id)
         found = [step for step in steps if step.seq > 0 and from_step in (step.name, step.seq)]
         if not found:
             known = ", ".join(f"{step.seq} {step.name}" for step in steps if step.seq > 0)
@@ -438,14 +438,13 @@ class Flows:
                 "run.result() does."
             )
         since = found[0].started_at
-        later = [
+        return [
             step.seq
             for step in steps
             if step.seq < 0
             or step.seq == found[0].seq
             or (since is not None and step.started_at is not None and step.started_at >= since)
         ]
-        await self._repeat(run_id, later, by)
 
     async def _cancel_graph(self, run_id: int, reason: str | None, by: str) -> bool:
         if reason is not None:
@@ -456,26 +455,16 @@ class Flows:
         )
         return is_graph
 
-    async def _repeat_graph(self, run_id: int, from_step: str | int | None, by: str) -> bool:
-        actor = check_actor(by)
-        is_graph: bool = await self._app._perform(
-            lambda dialect: GraphStatements(dialect).repeat(run_id, from_step=from_step)
+    async def _is_graph(self, run_id: int) -> bool:
+        runs = await self._app._perform(
+            lambda dialect: GraphStatements(dialect).runs([run_id]), reads=True
         )
-        if is_graph:
-            await self._app.jobs.requeue(run_id, by=actor)
-        return is_graph
+        return run_id in runs and runs[run_id].shape is not None
 
-    async def _ended_steps(self, run_id: int) -> list[StepInfo]:
+    async def _check_ended(self, run_id: int) -> None:
         state = await self.status(run_id)
         if state is FlowState.COMPLETED or not (state.finished or state is FlowState.COMPENSATING):
             raise IllegalTransition(run_id, state=state, action="retried")
-        return await self._records(run_id)
-
-    async def _repeat(self, run_id: int, calls: Sequence[int], by: str) -> None:
-        """Have a run that has ended make calls again, and go on."""
-        actor = check_actor(by)
-        await self._app._perform(lambda dialect: FlowStatements(dialect).forget(run_id, calls))
-        await self._app.jobs.requeue(run_id, by=actor)
 
     async def result(self, run_id: int, *, timeout: Duration = "60s") -> Any:
         """Wait for the run to end, with its compensations, and return what its function

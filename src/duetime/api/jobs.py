@@ -15,6 +15,7 @@ from duetime.api.bulk import reschedule_job, start_action
 from duetime.api.gathering import Gathering
 from duetime.api.handle import Handle, bound, iterated
 from duetime.api.job_filters import JobFilters, make_filter
+from duetime.api.requeueing import requeue_job, requeue_jobs
 from duetime.api.tasks import JobOptions, Task, default_job, unless_rejected
 from duetime.domain.audit import AuditEvent
 from duetime.domain.checks import (
@@ -68,7 +69,6 @@ from duetime.errors import (
     InvalidResult,
     JobFailed,
     JobNotFound,
-    KeyConflict,
     ResultTimeout,
     UnknownTask,
 )
@@ -76,7 +76,7 @@ from duetime.storage import transaction
 from duetime.storage.flows.find import FindRuns
 from duetime.storage.jobs.audit import replay_events
 from duetime.storage.jobs.changes import REQUEUABLE, JobStatements
-from duetime.storage.store import Dialect, Statements
+from duetime.storage.store import Statements
 from duetime.telemetry.traces import trace_enqueue
 
 if TYPE_CHECKING:
@@ -282,14 +282,15 @@ class Jobs:
     ) -> None:
         """Give a dead, cancelled or expired job new attempts, and its key.
 
-        Raises `KeyConflict` if another job holds the key: nothing is changed. The job of a
-        reminder is refused: `app.reminders.resend` sends that again.
+        A run of a flow goes on from its place, as `app.flows.retry` has it. Raises `KeyConflict` if
+        another job holds the key: nothing is changed. The job of a reminder is refused
+        (`app.reminders.resend` sends that again), and so is the job of a step.
         """
         check_job_id(job_id)
         if at is not None:
             check_moment(at, name="at")
         actor = check_actor(by)
-        await self._change(lambda s: _requeue(s, job_id, at, actor), tx)
+        await self._app._perform(lambda dialect: requeue_job(dialect, job_id, at, by=actor), tx)
 
     async def replay(
         self,
@@ -377,7 +378,8 @@ class Jobs:
         by: str = "unknown",
     ) -> Requeued:
         """Requeue all that match; return which, and which could not be: another job holds their
-        key. Of several with one key the newest is requeued. Jobs of reminders are left out.
+        key. Of several with one key the newest is requeued. Jobs of reminders and of steps are left
+        out, and runs of flows whose compensations have run.
 
         Many are requeued in several transactions, so that there is no `tx=`."""
         if task == REMIND_TASK:
@@ -397,7 +399,7 @@ class Jobs:
         requeued = Requeued([], {})
         while found := await store.find(which):
             ids = [job.id for job in found]
-            page = await self._app._perform(partial(_requeue_page, ids, at, actor))
+            page = await self._app._perform(partial(requeue_jobs, ids=ids, run_at=at, by=actor))
             requeued.jobs.extend(page.jobs)
             requeued.conflicts.update(page.conflicts)
             which = msgspec.structs.replace(which, before_id=ids[-1])
@@ -576,24 +578,6 @@ class JobHandle(Handle[Jobs, int], Generic[R]):
         return cast("R", await self._noun.result(self._ref, timeout=timeout))
 
 
-def _requeue(jobs: JobStatements, job_id: int, at: datetime | None, actor: str) -> Statements:
-    """Requeue one; what cannot be requeued is an error, and nothing is changed."""
-    found = yield from jobs.brief([job_id])
-    if job_id not in found:
-        raise JobNotFound(job_id)
-    job = found[job_id]
-    if job.task == REMIND_TASK:
-        raise InvalidInput(
-            f"Job {job_id} belongs to a reminder that is finished and cannot be requeued. Send "
-            f"the reminder again: `duetime reminders resend {job.reminder}`."
-        )
-    requeued = yield from jobs.requeue([job_id], run_at=at, by=actor)
-    if holder := requeued.conflicts.get(job_id):
-        raise KeyConflict(task=job.task, key=job.key or "", job_id=holder, requeued=job_id)
-    if not requeued.jobs:
-        raise IllegalTransition(job_id, state=job.state, action="requeued")
-
-
 def _changed(before: Any, after: Any) -> builtins.list[str]:
     """The names of the arguments that differ."""
     if not isinstance(before, dict):
@@ -601,12 +585,6 @@ def _changed(before: Any, after: Any) -> builtins.list[str]:
     missing = object()
     names = before.keys() | after.keys()
     return sorted(n for n in names if before.get(n, missing) != after.get(n, missing))
-
-
-def _requeue_page(
-    ids: Sequence[int], at: datetime | None, actor: str, dialect: Dialect
-) -> Statements:
-    return JobStatements(dialect).requeue(ids, run_at=at, by=actor)
 
 
 def _check_jobs(jobs: Sequence[NewJob]) -> None:

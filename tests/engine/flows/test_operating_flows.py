@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from duetime import Constant, Duetime, Flow, FlowRun, JobFailed
+from duetime import Constant, Discard, Duetime, Flow, FlowRun, JobFailed, JobHandle
+from duetime.errors import InvalidInput
+from tests import effects
+from tests.conftest import Backend
 from tests.waiting import until
 
 ONCE = Constant("1ms", max_attempts=1)
@@ -184,8 +187,10 @@ async def test_a_suspended_run_is_cancelled_as_its_job_is(app: Duetime) -> None:
             await run.result()
 
 
-async def test_a_sleep_does_not_end_early_because_the_job_was_rescheduled(app: Duetime) -> None:
-    """To run a suspended run now makes it look what it waits for; it sleeps on."""
+async def test_a_sleep_does_not_end_early_because_the_job_was_moved(
+    app: Duetime, backend: Backend
+) -> None:
+    """A run that is woken early checks what it waits for, and sleeps on."""
 
     @app.flow(name="sleeps")
     async def sleeps(flow: Flow) -> str:
@@ -196,24 +201,12 @@ async def test_a_sleep_does_not_end_early_because_the_job_was_rescheduled(app: D
         run = await sleeps.start()
         await until(lambda: _is_asleep(run))
         before = await run.get()
-        await app.jobs.reschedule(run.id, await app.now())
+        due, now = ("duetime.due", "now()") if backend.is_postgres else ("duetime_due", "0")
+        effects.run(backend.url, f"update {due} set run_at = {now}")
         await until(lambda: _has_attempts(app, run, 2))
         await until(lambda: _is_asleep(run))
 
     assert (await run.get()).run_at == before.run_at
-
-
-async def test_a_run_that_was_moved_to_a_later_time_is_woken_by_its_signal(app: Duetime) -> None:
-    @app.flow(name="asks")
-    async def asks(flow: Flow) -> Any:
-        return await flow.wait_for("go", timeout="1h")
-
-    async with app.worker():
-        run = await asks.start()
-        await until(lambda: _is_asleep(run))
-        await app.jobs.reschedule(run.id, await app.now() + timedelta(days=9))
-        await run.signal("go", 1)
-        assert await run.result() == 1
 
 
 async def test_a_requeued_run_goes_on_from_its_place(app: Duetime) -> None:
@@ -250,9 +243,157 @@ async def _has_status(run: FlowRun[Any], status: str) -> bool:
     return str(await run.status()) == status
 
 
-async def _has_attempts(app: Duetime, run: FlowRun[Any], count: int) -> bool:
+async def _has_attempts(app: Duetime, run: FlowRun[Any] | JobHandle[Any], count: int) -> bool:
     return len((await app.jobs.get(run.id)).history) >= count
 
 
 async def _is_asleep(run: FlowRun[Any]) -> bool:
     return await run.status() in ("sleeping", "waiting")
+
+
+async def test_a_requeued_run_makes_the_failed_call_again(app: Duetime) -> None:
+    """As `retry` does: what failed is recorded, and would fail again without being called."""
+    calls: list[str] = []
+
+    async def pay() -> str:
+        calls.append("pay")
+        if len(calls) == 1:
+            raise Discard("no money")
+        return "paid"
+
+    @app.flow(name="order", retry=ONCE)
+    async def order(flow: Flow) -> str:
+        return await flow.step(pay)
+
+    async with app.worker():
+        run = await order.start()
+        with pytest.raises(JobFailed, match="no money"):
+            await run.result()
+        await app.jobs.requeue(run.id)
+        assert await run.result() == "paid"
+
+    assert calls == ["pay", "pay"]
+
+
+async def test_a_run_that_was_undone_is_not_requeued(app: Duetime) -> None:
+    """Neither alone nor with others: what it did would be done again beside what is left of it."""
+    effects: list[str] = []
+
+    @app.flow(name="order", retry=ONCE)
+    async def order(flow: Flow) -> None:
+        await flow.step(effects.append, "charge")
+        flow.on_failure(effects.append, "refund")
+        raise ValueError("a mistake in the flow")
+
+    @app.task(name="other", retry=ONCE)
+    async def other() -> None:
+        raise ValueError("broken")
+
+    async with app.worker():
+        run, job = await order.start(), await other.enqueue()
+        with pytest.raises(JobFailed):
+            await run.result()
+        with pytest.raises(JobFailed):
+            await job.result()
+        with pytest.raises(InvalidInput, match=r"compensations run or have run.*--from-step"):
+            await app.jobs.requeue(run.id)
+        many = await app.jobs.requeue_many()
+        await until(lambda: _has_attempts(app, job, 2))
+        action = await app.jobs.requeue_all(state="dead")
+        progress = await action.result()
+
+    assert many.jobs == [job.id]
+    assert (progress.done, progress.skipped) == (1, 1)
+    assert effects == ["charge", "refund"]
+
+
+async def test_the_job_of_a_step_is_not_requeued_by_itself(app: Duetime) -> None:
+    graph = app.graph("onboard")
+
+    @graph.step(retry=ONCE)
+    async def greet() -> None:
+        raise ValueError("nobody there")
+
+    async with app.worker():
+        run = await graph.start()
+        with pytest.raises(JobFailed):
+            await run.result()
+        [step] = [job for job in await app.jobs.list(state="dead") if job.id != run.id]
+        with pytest.raises(InvalidInput, match=f"duetime flows retry {run.id}"):
+            await app.jobs.requeue(step.id)
+        many = await app.jobs.requeue_many()
+
+    assert many.jobs == [run.id]
+
+
+@pytest.mark.parametrize("waits", ["sleep", "signal"])
+async def test_a_run_that_has_begun_is_not_replaced(app: Duetime, waits: str) -> None:
+    effects: list[str] = []
+
+    @app.flow(name="order")
+    async def order(flow: Flow, number: int) -> int:
+        await flow.step(effects.append, f"charge {number}")
+        if waits == "sleep":
+            await flow.sleep("300ms")
+        else:
+            await flow.wait_for("go", timeout="300ms", default=None)
+        await flow.step(effects.append, f"ship {number}")
+        return number
+
+    async with app.worker():
+        first = await order.using(key="k").start(number=1)
+        await until(lambda: _is_asleep(first))
+        second = await order.using(key="k", on_conflict="replace").start(number=2)
+        results = [await first.result(), await second.result()]
+        later = await order.using(key="k", delay="1h").start(number=3)
+        changed = await order.using(key="k", on_conflict="replace").start(number=4)
+        assert await changed.result() == 4
+
+    assert results == [1, 2]
+    assert later.id == changed.id
+    assert sorted(effects) == ["charge 1", "charge 2", "charge 4", "ship 1", "ship 2", "ship 4"]
+
+
+async def test_a_graph_that_has_begun_is_not_replaced(app: Duetime) -> None:
+    seen: list[int] = []
+    graph = app.graph("onboard")
+
+    @graph.step
+    async def first(number: int) -> int:
+        seen.append(number)
+        return number
+
+    graph.sleep("pause", "300ms", after=["first"])
+
+    @graph.step(after=["pause"])
+    async def second(number: int) -> None:
+        seen.append(number)
+
+    async with app.worker():
+        run = await graph.using(key="k").start(number=1)
+        await until(lambda: _is_asleep(run))
+        other = await graph.using(key="k", on_conflict="replace").start(number=2)
+        await run.result()
+        await other.result()
+
+    assert sorted(seen) == [1, 1, 2, 2]
+
+
+async def test_a_run_that_waits_is_not_rescheduled(app: Duetime) -> None:
+    """Its job is due when its wait ends: later, it would miss its time-out."""
+
+    @app.flow(name="order")
+    async def order(flow: Flow) -> Any:
+        return await flow.wait_for("go", timeout="500ms", default="late")
+
+    async with app.worker():
+        run = await order.start()
+        await until(lambda: _is_asleep(run))
+        at = await app.now() + timedelta(hours=5)
+        with pytest.raises(InvalidInput, match="has begun"):
+            await app.jobs.reschedule(run.id, at)
+        action = await app.jobs.reschedule_all(at, task="order")
+        progress = await action.result()
+        assert await run.result() == "late"
+
+    assert (progress.done, progress.skipped) == (0, 1)

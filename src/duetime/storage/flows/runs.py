@@ -21,7 +21,7 @@ from duetime.domain.flows.flow import (
 )
 from duetime.domain.jobs.job import JobState, NewJob
 from duetime.domain.jobs.retry import MAX_ATTEMPTS
-from duetime.errors import FlowEnded, FlowNotFound
+from duetime.errors import FlowChanged, FlowEnded, FlowNotFound, InvalidInput
 from duetime.storage.store import Dialect, Statements, Store
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -179,6 +179,21 @@ class FlowStatements:
         if runs:
             yield from self._dialect.run("flow_wake", sorted(runs))
         return len(runs)
+
+    def calls_to_repeat(self, run: int) -> Statements:
+        """Return the calls that a run which has failed makes again when it is retried; raise
+        `InvalidInput` if its compensations have run. Reads only."""
+        steps = yield from self.steps(run)
+        failure = next((step for step in steps if step.kind == "failure"), None)
+        undone = [step.name for step in steps if step.seq < 0 and step.state != "skipped"]
+        # If its code has changed, nothing was undone.
+        if undone and (failure is None or failure.error_code != FlowChanged.code):
+            raise InvalidInput(
+                f"Run {run} cannot be retried, since its compensations run or have run: "
+                f"{', '.join(undone)}. Do its steps again from one of them: "
+                f"`duetime flows retry {run} --from-step NAME`, or rerun(from_step=…) in Python."
+            )
+        return [] if failure is None else failure.output or []
 
     def forget(self, run: int, calls: Sequence[int]) -> Statements:
         """Forget calls of a run that has ended, so that it makes them again."""

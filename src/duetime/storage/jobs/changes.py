@@ -35,6 +35,8 @@ class BriefJob(NamedTuple):
     state: JobState
     reminder: int | None
     """Of the job of a reminder: which."""
+    is_run: bool
+    """It is a run of a flow."""
 
 
 class JobStatements:
@@ -46,7 +48,9 @@ class JobStatements:
     def brief(self, ids: Sequence[int]) -> Generator[Statement, list[Row], dict[int, BriefJob]]:
         """Return what these jobs are, by id. Reads only."""
         rows = yield from self._dialect.run("brief_jobs", list(ids))
-        return {row[0]: BriefJob(row[1], row[2], JobState(row[3]), row[4]) for row in rows}
+        return {
+            row[0]: BriefJob(row[1], row[2], JobState(row[3]), row[4], bool(row[5])) for row in rows
+        }
 
     def cancel(self, job_id: int, *, reason: Reason, by: str) -> Statements:
         """Cancel a job that waits, or ask its worker to stop it. Returns the state it was in.

@@ -59,15 +59,18 @@ begin
                             complete => true, notify => notify, moment => moment);
                         fresh := '{}';
                     end if;
+                    -- A run of a flow that has begun is running, also while it waits.
                     update duetime.due as d
                     set run_at = given.run_at, queue = given.queue, priority = given.priority,
                         partition = given.partition
-                    where d.job_id = existing.job_id;
+                    where d.job_id = existing.job_id
+                      and not exists (select from duetime.flow_step as s where s.run_id = d.job_id);
                     if not found then
                         update duetime.parked as p
                         set run_at = given.run_at, queue = given.queue,
                             priority = given.priority, partition = given.partition
-                        where p.job_id = existing.job_id;
+                        where p.job_id = existing.job_id
+                          and not exists (select from duetime.flow_step as s where s.run_id = p.job_id);
                     end if;
                     if found then
                         update duetime.job as j

@@ -165,7 +165,8 @@ where j.id >= %(id)s order by j.id limit 1;
 
 -- name: brief_jobs
 -- What jobs are, before they are changed. Served by job_pkey.
-select j.id, j.task, j.key, j.state, (j.args ->> 'reminder')::bigint
+select j.id, j.task, j.key, j.state, (j.args ->> 'reminder')::bigint,
+    coalesce((select r.flow from duetime.job as r where r.id = j.id), false)
 from (select id, task, key, state, case when task = 'duetime' || '.remind' then args end as args
       from duetime.jobs
       where id = any (array(select value::bigint from json_array_elements_text(%s::json)))) as j;

@@ -38,11 +38,14 @@ select job_id from duetime_job_key where task = ? and key = ?;
 update duetime_job_key set job_id = ?, hold = ?, held_until = null where task = ? and key = ?;
 
 -- name: replace_due
+-- A run of a flow that has begun is running, also while it waits.
 update duetime_due set run_at = ?, queue = ?, priority = ?, partition = ? where job_id = ?
+  and not exists (select 1 from duetime_flow_step as s where s.run_id = duetime_due.job_id)
 returning job_id;
 
 -- name: replace_parked
 update duetime_parked set run_at = ?, queue = ?, priority = ?, partition = ? where job_id = ?
+  and not exists (select 1 from duetime_flow_step as s where s.run_id = duetime_parked.job_id)
 returning job_id;
 
 -- name: replace_job

@@ -156,7 +156,8 @@ values (:job, :outcome, :code, :error, :facts, :now);
 -- What jobs are, before they are changed.
 with input(doc) as (select ?)
 select j.id, j.task, j.key, j.state,
-    case when j.task = 'duetime.remind' then json_extract(j.args, '$.reminder') end
+    case when j.task = 'duetime.remind' then json_extract(j.args, '$.reminder') end,
+    coalesce((select r.flow from duetime_job as r where r.id = j.id), 0)
 from duetime_jobs as j
 where j.id in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
 
