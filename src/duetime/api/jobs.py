@@ -280,11 +280,11 @@ class Jobs:
     async def requeue(
         self, job_id: int, *, at: datetime | None = None, by: str = "unknown", tx: Any = None
     ) -> None:
-        """Give a dead, cancelled or expired job new attempts, and its key.
+        """Give a dead, cancelled, expired or superseded job fresh attempts, and its key again.
 
-        A run of a flow goes on from its place, as `app.flows.retry` has it. Raises `KeyConflict` if
-        another job holds the key: nothing is changed. The job of a reminder is refused
-        (`app.reminders.resend` sends that again), and so is the job of a step.
+        A run of a flow continues from the call that failed, as with `app.flows.retry`. Raises
+        `KeyConflict` if another job holds the key; then nothing is changed. The job of a reminder is
+        refused (use `app.reminders.resend`), and so is the job of a flow's step.
         """
         check_job_id(job_id)
         if at is not None:

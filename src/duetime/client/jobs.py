@@ -139,7 +139,9 @@ class Jobs:
         await self._connection.call("POST /jobs/{job_id}/retry", job_id=job_id)
 
     async def requeue(self, job_id: int, *, at: datetime | None = None) -> None:
-        """Give a dead, cancelled or expired job new attempts, and its key; raise `KeyConflict`."""
+        """Give a dead, cancelled, expired or superseded job fresh attempts, and its key again.
+
+        Raises `KeyConflict` if another job holds the key."""
         await self._connection.call("POST /jobs/{job_id}/requeue", body={"at": at}, job_id=job_id)
 
     async def reschedule(self, job_id: int, at: datetime | Duration) -> None:

@@ -306,7 +306,9 @@ def requeue_command(
     yes: bool,
     by: str,
 ) -> None:
-    """Give dead, cancelled or expired jobs new attempts: the jobs named, or all that match.
+    """Give dead, cancelled, expired or superseded jobs fresh attempts.
+
+    Requeues the jobs named, or all that match.
 
     \b
     duetime jobs requeue 17 18

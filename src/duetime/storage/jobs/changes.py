@@ -110,8 +110,8 @@ class JobStatements:
     def requeue(
         self, ids: Sequence[int], *, run_at: datetime | None, by: str, reason: str | None = None
     ) -> Statements:
-        """Give dead, cancelled or expired jobs a fresh set of attempts. They take their keys
-        again; of several with one key the newest does."""
+        """Give dead, cancelled, expired or superseded jobs a fresh set of attempts. They take
+        their keys again; of several with one key the newest does."""
         yield from self._dialect.run("lock_jobs", list(ids))
         found = yield from self.brief(ids)
         able = [job_id for job_id, job in found.items() if job.state in REQUEUABLE]

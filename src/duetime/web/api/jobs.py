@@ -328,7 +328,7 @@ def routes(app: Duetime, access: Access) -> Routes:
 
     @routes.post("/jobs/{job_id}/requeue", body=RequeueBody, problems=[404, 409])
     async def requeue_job(job_id: IdPath, body: Any, visitor: Visitor) -> None:
-        """Give a dead, cancelled or expired job new attempts, and its key."""
+        """Give a dead, cancelled, expired or superseded job fresh attempts, and its key again."""
         await app.jobs.requeue(job_id, at=body.at, by=visitor.name)
 
     @routes.post("/jobs/{job_id}/reschedule", body=RescheduleBody, problems=[404, 409])
