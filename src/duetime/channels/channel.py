@@ -42,7 +42,7 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class NotSent(DuetimeError):
-    """The message was not accepted, or nobody knows whether it was.
+    """The message was not accepted, or it is unknown whether it was.
 
     A `transient` failure may go away: send the same message again, not before `retry_after` if that
     is given. `disable` means that the receiver wants nothing more at this address.
@@ -75,7 +75,8 @@ class Channel(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of connections; the next send opens new ones. Twice is as once."""
+        """Close connections; the next send opens new ones. Calling it twice has no further
+        effect."""
         ...
 
 
