@@ -57,7 +57,7 @@ class Stats:
         return found
 
     async def problems(self, *, late_after: Duration = "1m") -> list[ProblemInfo]:
-        """Return what is wrong, the worst first, each with what mends it. If all is well, the list
+        """Return what is wrong, the worst first, each with what fixes it. If all is well, the list
         is empty.
 
         Such as dead jobs (by task and error), queues that no worker serves or that are paused while

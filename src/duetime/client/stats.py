@@ -34,7 +34,7 @@ class Stats:
         return await self._connection.call("GET /stats/totals", Totals)
 
     async def problems(self, *, late_after: Duration = "1m") -> list[ProblemInfo]:
-        """Return what is wrong, the worst first, each with what mends it."""
+        """Return what is wrong, the worst first, each with what fixes it."""
         query = {"late_after": parse_duration(late_after, name="late_after")}
         return await self._connection.call("GET /stats/problems", list[ProblemInfo], query=query)
 

@@ -58,7 +58,7 @@ FINDINGS: dict[str, FindingText] = {
     "left_out": FindingText(
         _WARNING,
         "{count} more findings with the code {of} are left out.",
-        "Mend those that are shown first.",
+        "Fix those that are shown first.",
     ),
     # database
     "database_ok": FindingText(_OK, "{database} answered in {took} ms ({version})."),

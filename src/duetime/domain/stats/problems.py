@@ -1,4 +1,4 @@
-"""What is wrong, and what mends it: one entry for each problem, the worst first."""
+"""What is wrong, and what fixes it: one entry for each problem, the worst first."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _WARNINGS = frozenset(list(PROBLEM_SENTENCES)[_RANKS["worker_lost"] :])
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """What mends a problem."""
+    """What fixes a problem."""
 
     label: str
     """Such as `Requeue them`."""

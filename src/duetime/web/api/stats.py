@@ -36,7 +36,7 @@ def routes(app: Duetime, access: Access) -> Routes:
 
     @routes.get("/stats/problems", answer=list[ProblemInfo])
     async def list_problems(late_after: DurationQuery = "1m") -> list[ProblemInfo]:
-        """List what is wrong, the worst first, each with what mends it."""
+        """List what is wrong, the worst first, each with what fixes it."""
         return await app.stats.problems(late_after=late_after)
 
     @routes.get("/stats/series", answer=Series)
