@@ -143,7 +143,7 @@ class Duetime:
 
     @lazy
     def flow(self) -> FlowRegistry:
-        """Make a durable function of an async one: `@app.flow`."""
+        """Make an async function durable: `@app.flow`."""
         from duetime.api.flows import FlowRegistry
 
         return FlowRegistry(self)
@@ -312,7 +312,7 @@ class Duetime:
         return Redaction(self.settings.redact_names, self._hook_registry.redactions)
 
     def redacted(self, value: T) -> T:
-        """Return a record, such as a `JobInfo`, or a list of them, as people may be shown it:
+        """Return a record, such as a `JobInfo`, or a list of them, as it may be shown to people:
         without the values of names such as `password`, and as `@app.redact` says."""
         return self._redaction.record(value)
 
@@ -328,7 +328,7 @@ class Duetime:
     ) -> Callable[[TaskT], TaskT]:
         """Declare when a task runs: `@app.schedule("0 9 * * 1-5", tz="America/New_York")`.
 
-        Above `@app.task`; several times for several schedules, each with its own `name=` and
+        Use it above `@app.task`, once for each schedule, each with its own `name=` and
         `args=`. The options are those of `app.schedules.put`. Every worker stores the
         declaration when it starts; a pause stays.
         """
@@ -357,8 +357,8 @@ class Duetime:
     ) -> None:
         """Report dead jobs and missed ticks: `app.alert("ops", channels={"email": "ops@a.org"})`.
 
-        `channels`: those of `add_channel`, tried in turn, each with the address. `on`: `job_dead`,
-        `tick_missed`, or both. `every`: at most one message in this time, about all that happened.
+        `channels`: those of `add_channel`, tried in turn, each with its address. `on`: `job_dead`,
+        `tick_missed`, or both. `every`: at most one message in this time, about all events in it.
         """
         self._alerts.add(name, channels, on, every)
 
@@ -367,7 +367,7 @@ class Duetime:
     async def enqueue_many(self, jobs: Iterable[NewJob], *, tx: Any = None) -> list[JobHandle[Any]]:
         """Enqueue many jobs, made by `task.job(…)`, in one transaction: all or none.
 
-        A job whose key is held comes back as its policy says; `rejected` ones are not an error.
+        If a job's key is held, its `on_conflict` applies; a `rejected` job is not an error.
         """
         return await self.jobs._enqueue(list(jobs), tx=tx)
 
@@ -378,7 +378,7 @@ class Duetime:
     def listen(self, queue: str = "default") -> Listening:
         """Wait for work of a queue in sync code: `with app.listen() as events: events.wait("30s")`.
 
-        `queue`: that of reminders, and of tasks that name none, is `default`. See `Listening`.
+        `queue`: reminders, and tasks without a queue of their own, use `default`. See `Listening`.
         """
         from duetime.api.listening import Listening
 
@@ -471,7 +471,7 @@ class Duetime:
             await running
 
     def worker_thread(self, **options: Unpack[WorkerArguments]) -> WorkerThread:
-        """Start a worker on a background thread, for hosts without an event loop."""
+        """Start a worker in a background thread, for hosts without an event loop."""
         from duetime.api.worker_thread import WorkerThread
 
         return WorkerThread(self, options)
@@ -550,8 +550,8 @@ class Duetime:
     ) -> list[Finding]:
         """Examine the database, the workers and what waits, as `duetime doctor` does.
 
-        Returns every finding, also the good ones. Nothing is changed. A check that fails, or takes
-        longer than `timeout`, is itself a finding.
+        Returns every finding, including those with the level `ok`. Nothing is changed. A check
+        that fails, or takes longer than `timeout`, is itself a finding.
         """
         from duetime.doctor import examine
 

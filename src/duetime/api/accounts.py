@@ -88,7 +88,7 @@ class Accounts:
         by: str = "unknown",
         tx: Any = None,
     ) -> bool:
-        """Change the role; return whether it was another one.
+        """Change the role; return whether it is a different one.
 
         Raises `AccountNotFound`, and `LastAdmin` if no other admin could log in, unless `force`.
         """
@@ -150,7 +150,7 @@ class Accounts:
         return found
 
     async def list(self, *, limit: int = DEFAULT_LIMIT, after: str | None = None) -> Page[Account]:
-        """Return accounts by name. `after`: the `next` of the page before."""
+        """Return accounts by name. `after`: the `next` of the previous page."""
         position = read_cursor(after, order="accounts", shape=tuple[str])
         most = check_limit(limit) + 1
         found = await self._app._perform(
@@ -166,8 +166,8 @@ class Accounts:
     async def check_password(self, name: str, password: str) -> Account | None:
         """Return the account if the password is right and it may log in; else None.
 
-        It takes as long if there is no such account. It does not limit how often one may try: use
-        `app.sessions.log_in` for what people send.
+        It takes just as long if there is no such account. It does not limit the number of
+        attempts: use `app.sessions.log_in` for passwords that people send.
         """
         stored = await self._check_password(name, password)
         return None if stored is None else stored.account

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Audit:
-    """`app.audit`: the changes that people made to everything, also to what is deleted."""
+    """`app.audit`: all changes that people made, also of things that are deleted now."""
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
@@ -29,10 +29,10 @@ class Audit:
         limit: int = DEFAULT_LIMIT,
         after: str | None = None,
     ) -> Page[AuditEvent]:
-        """Return events, newest first. `after`: the `next` of the page before.
+        """Return events, newest first. `after`: the `next` of the previous page.
 
-        `entity`: of one thing, such as `job:42` or `schedule:nightly`. `kind`: of all such things,
-        as `schedule`. `by`: who made the change.
+        `entity`: of one thing, such as `job:42` or `schedule:nightly`. `kind`: of all things of one
+        kind, such as `schedule`. `by`: who made the change.
         """
         position = read_cursor(after, order="audit", shape=tuple[Id])
         entity = None if entity is None else check_entity(entity)

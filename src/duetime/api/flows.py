@@ -283,8 +283,8 @@ class Flows:
         key: str | None = None,
         tx: Any = None,
     ) -> FlowRun[Any]:
-        """Start a run of a flow that is known by its name: `order.using(…).start(…)` if it is at
-        hand. Raises `UnknownFlow` if it is not registered in this process."""
+        """Start a run by the name of its flow, if you do not have the flow itself for
+        `order.using(…).start(…)`. Raises `UnknownFlow` if it is not registered in this process."""
         definition = self._app.tasks.get(flow)
         if definition is None or not definition.options.flow:
             raise UnknownFlow(flow)
@@ -308,8 +308,8 @@ class Flows:
         return (await self.get(run_id)).state
 
     async def explain(self, run_id: int) -> Explanation:
-        """Say what the run does, or waits for and since when; or how it ended, and in which
-        step."""
+        """Explain what the run does, or waits for and since when; or its outcome, and in which step
+        it finished."""
         run = await self.get(run_id)
         return explain_run(
             run,
@@ -325,7 +325,7 @@ class Flows:
         return await self._app.jobs.audit(run_id, limit=limit, after=after)
 
     async def steps(self, run_id: int) -> list[StepInfo]:
-        """Return what the run has recorded, in order; its compensations first, which have negative
+        """Return the recorded steps in order; first the compensations, which have negative
         numbers."""
         return [step for step in await self._records(run_id) if step.seq and step.kind != END]
 
@@ -348,9 +348,9 @@ class Flows:
     ) -> bool:
         """Send a signal to a run, which `flow.wait_for(name)` returns. It is kept until then.
 
-        A second signal of the same name and `key` changes nothing: False is returned. Raises
-        `FlowNotFound` if there is no such run, also if the id is that of a plain job, and
-        `FlowEnded` if it has ended.
+        A second signal with the same name and `key` changes nothing, and returns False. Raises
+        `FlowNotFound` if there is no such run, or the id is that of an ordinary job, and
+        `FlowEnded` if it has finished.
         """
         check_job_id(run_id)
         check_name(name, what="signal's name")
@@ -405,15 +405,15 @@ class Flows:
         return run.state
 
     async def retry(self, run_id: int, *, by: str = "unknown") -> None:
-        """Go on with a run that has failed or was cancelled, from the call that failed. What
-        succeeded is kept. Raises `InvalidInput` if its compensations have run."""
+        """Continue a run that failed or was cancelled, from the call that failed. What succeeded
+        is kept. Raises `InvalidInput` if its compensations have run."""
         await self._check_ended(run_id)
         actor = check_actor(by)
         await self._app._perform(lambda dialect: retry_run(dialect, run_id, by=actor))
 
     async def rerun(self, run_id: int, *, from_step: str | int, by: str = "unknown") -> None:
-        """Do the steps of a run that has failed or was cancelled again, from one of them on: by its
-        name (the first of that name) or its number."""
+        """Run the steps of a run that failed or was cancelled again, from one of them on, given by
+        its name (the first with that name) or its number."""
         await self._check_ended(run_id)
         actor = check_actor(by)
         calls: list[int] = []
@@ -467,7 +467,7 @@ class Flows:
             raise IllegalTransition(run_id, state=state, action="retried")
 
     async def result(self, run_id: int, *, timeout: Duration = "60s") -> Any:
-        """Wait for the run to end, with its compensations, and return what its function
+        """Wait for the run and its compensations to finish, and return what its function
         returned."""
         seconds = parse_duration(timeout, name="timeout").total_seconds()
         deadline = time.monotonic() + seconds
@@ -505,7 +505,7 @@ class Flows:
         limit: int = DEFAULT_LIMIT,
         after: str | None = None,
     ) -> Page[FlowInfo]:
-        """Return runs that match, newest first. `after`: the `next` of the page before."""
+        """Return runs that match, newest first. `after`: the `next` of the previous page."""
         position = read_cursor(after, order="flows", shape=tuple[Id])
         for name, sought in (("flow", flow), ("key", key)):
             if sought is not None:
@@ -551,9 +551,9 @@ class FlowRun(Handle[Flows, int], Generic[R]):
     rerun = bound(Flows.rerun)
 
     async def result(self, timeout: Duration = "60s") -> R:
-        """Wait for the run to end and return what its function returned, as its annotation says.
+        """Wait for the run to finish; return what its function returned, as its annotation says.
 
-        Raises `JobFailed` if it ended otherwise, `ResultTimeout` if it has not ended in time.
+        Raises `JobFailed` if it finished without success, `ResultTimeout` if not in time.
         """
         return cast("R", await self._noun.result(self._ref, timeout=timeout))
 

@@ -45,7 +45,7 @@ class GraphStep:
 
 
 class FunctionStep(GraphStep, Generic[P, T]):
-    """A step that calls a function. Calling it calls the function, here and now."""
+    """A step that calls a function. Calling it calls the function directly."""
 
     def __init__(self, graph: Graph, name: str, function: Callable[P, T]) -> None:
         super().__init__(graph, name)
@@ -101,7 +101,7 @@ class GraphRegistry:
 
 
 class Graph(FlowTask[..., dict[str, Any]]):
-    """A flow as a graph of steps. Steps that do not wait for each other run side by side.
+    """A flow as a graph of steps. Steps that do not wait for each other run concurrently.
 
     A parameter of a step that has the name of another step takes that step's output, and so waits
     for it. Other parameters are arguments of the run, for `start`. The result of a run is a dict
@@ -167,8 +167,8 @@ class Graph(FlowTask[..., dict[str, Any]]):
         """Add a function as a step: `@graph.step`, or `@graph.step(after=[…], when=…)`.
 
         `after`: steps that it waits for, besides those that its parameters name. `when`: a function
-        of outputs and arguments, by name; if it returns something false, the step is skipped, and
-        with it the steps that need its output. `optional`: the run goes on if the step fails.
+        of outputs and arguments, by name; if it returns a false value, the step is skipped, and
+        with it the steps that need its output. `optional`: the run continues if the step fails.
         """
         if not function:
             return lambda function: self._add_function(GraphKind.STEP, function, **options)
@@ -188,7 +188,7 @@ class Graph(FlowTask[..., dict[str, Any]]):
         retry_on: type[BaseException] | tuple[type[BaseException], ...] | None = None,
         timeout: Duration | None = None,
     ) -> StepRegistrar:
-        """Add a function that is called for each item of a list, a job each.
+        """Add a function that is called for each item of a list, each in a job of its own.
 
         `over`: the step or the argument of the run that is the list. The function's first parameter
         takes the item. A step that names the map gets the list of its results, in order. With
@@ -221,7 +221,7 @@ class Graph(FlowTask[..., dict[str, Any]]):
         after: Iterable[GraphStep | str] = (),
         when: Callable[..., Any] | None = None,
     ) -> GraphStep:
-        """Add a pause. No worker is held by it."""
+        """Add a pause. It occupies no worker."""
         seconds = parse_positive_duration(duration, name="duration").total_seconds()
         return self._add(name, GraphKind.SLEEP, after=after, when=when, seconds=seconds)
 
@@ -290,7 +290,7 @@ class Graph(FlowTask[..., dict[str, Any]]):
     ) -> StepRegistrar:
         """Add a function that undoes a completed step if the run fails or is cancelled.
 
-        Compensations run one after another, that of the step that completed last first.
+        Compensations run one after another, in reverse order of completion.
         """
 
         def add(function: Callable[P, T], /) -> FunctionStep[P, T]:

@@ -80,7 +80,7 @@ class HookRegistry:
         return function
 
     def redact(self, function: RedactT) -> RedactT:
-        """Decide what people are shown of arguments, results and errors:
+        """Decide what is shown to people of arguments, results and errors:
         `def hide(field, value, task)`.
 
         `field` is `args`, `result`, `error`, `traceback` or another of a record; what is returned

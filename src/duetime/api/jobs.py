@@ -156,8 +156,8 @@ class Jobs:
         tx: Any = None,
         **options: Unpack[JobOptions],
     ) -> JobHandle[Any]:
-        """Enqueue a job of a task that is known by its name: `task.using(…).enqueue(…)` if it is
-        at hand. The options are those of `using`.
+        """Enqueue a job by the name of its task, if you do not have the task itself for
+        `task.using(…).enqueue(…)`. The options are those of `using`.
 
         Raises `UnknownTask` if the task is not registered in this process, and `KeyConflict`.
         """
@@ -168,7 +168,7 @@ class Jobs:
     def define(
         self, task: str, args: Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
     ) -> NewJob:
-        """Return a job, checked and not stored: for `app.enqueue_many`. See `enqueue`."""
+        """Return a job, checked but not stored, for `app.enqueue_many`. See `enqueue`."""
         check_name(task, what="task")
         check_task_not_reserved(task)
         definition = self._app.tasks.get(task)
@@ -192,11 +192,11 @@ class Jobs:
         after: str | None = None,
         **filters: Unpack[JobFilters],
     ) -> Page[JobInfo]:
-        """Return jobs that match, newest first. `after`: the `next` of the page before.
+        """Return jobs that match, newest first. `after`: the `next` of the previous page.
 
-        No index serves some filters, such as `args`. A page then examines the newest 10,000 jobs
-        that are left. If it is not full by then, `page.examined` says so, and the search continues
-        from `page.next`.
+        Some filters, such as `args`, cannot use an index. Then a page examines the newest 10,000
+        jobs that are left. If the page is not full by then, `page.examined` is set, and
+        `page.next` continues the search.
         """
         position = read_cursor(after, order="jobs", shape=tuple[Id])
         which = make_filter(
@@ -216,11 +216,11 @@ class Jobs:
     async def facets(
         self, *, count_to: int = MOST_COUNTED, **filters: Unpack[JobFilters]
     ) -> JobFacets:
-        """Return how many jobs match, by state, queue and task; of each state up to `count_to`, at
+        """Return how many jobs match, by state, queue and task: up to `count_to` of each state, at
         most 10,000.
 
-        `state=` holds for queues and tasks: the states are all counted. Of a state with more jobs
-        than that, a part is read to count its queues and tasks.
+        `state=` applies to queues and tasks: all states are counted. If a state has more jobs than
+        that, only a part of them is read to count its queues and tasks.
         """
         most = check_count_to(count_to, most=MOST_COUNTED)
         return await (await self._app.store()).facets(make_filter(**filters, examine=most))
@@ -230,7 +230,7 @@ class Jobs:
     ) -> builtins.list[ErrorGroup]:
         """Return how jobs failed, the most frequent errors first: by task, error code and message.
 
-        Of dead jobs, unless `state=` says otherwise; of the newest `count_to` that match, at most
+        Groups dead jobs, unless `state=` says otherwise: the newest `count_to` that match, at most
         5,000.
         """
         most = check_count_to(count_to, most=MOST_GROUPED)
@@ -244,8 +244,8 @@ class Jobs:
     ) -> JobState:
         """Cancel a job that waits, or ask the worker that runs it to stop it.
 
-        Returns the state that it was in. An async handler gets `CancelledError`; one in a thread
-        sees `ctx.cancelled`. Cancelling twice is one cancellation.
+        Returns the state that the job was in. An async handler gets `CancelledError`; one in a
+        thread sees `ctx.cancelled`. Cancelling it twice has no further effect.
         """
         check_job_id(job_id)
         if reason is not None:
@@ -258,7 +258,7 @@ class Jobs:
     async def reschedule(
         self, job_id: int, at: datetime, *, by: str = "unknown", tx: Any = None
     ) -> None:
-        """Move a job that waits to another time; a schedule's run, as its `reschedule` does."""
+        """Move a waiting job to another time; a schedule's run as `schedules.reschedule` does."""
         check_job_id(job_id)
         check_moment(at, name="at")
         actor = check_actor(by)
@@ -270,7 +270,7 @@ class Jobs:
     async def reprioritise(
         self, job_id: int, priority: int, *, by: str = "unknown", tx: Any = None
     ) -> None:
-        """Change the priority of a job that waits."""
+        """Change the priority of a waiting job."""
         check_job_id(job_id)
         check_priority(priority)
         actor = check_actor(by)
@@ -377,11 +377,11 @@ class Jobs:
         at: datetime | None = None,
         by: str = "unknown",
     ) -> Requeued:
-        """Requeue all that match; return which, and which could not be: another job holds their
-        key. Of several with one key the newest is requeued. Jobs of reminders and of steps are left
-        out, and runs of flows whose compensations have run.
+        """Requeue all jobs that match; return them, and those whose key another job holds, which
+        stay as they are. Of several with one key the newest is requeued. Jobs of reminders and of
+        flows' steps are left out, and runs whose compensations have run.
 
-        Many are requeued in several transactions, so that there is no `tx=`."""
+        Many jobs are requeued in several transactions, so there is no `tx=`."""
         if task == REMIND_TASK:
             raise InvalidInput(
                 "Jobs of reminders cannot be requeued. Send the reminder again with "
@@ -569,11 +569,11 @@ class JobHandle(Handle[Jobs, int], Generic[R]):
     audit = bound(Jobs.audit)
 
     async def result(self, timeout: Duration = "60s") -> R:
-        """Wait for the job to complete and return what its handler returned, as the type that
-        its annotation says: a date, a dataclass, a msgspec struct.
+        """Wait for the job to complete and return what its handler returned, with the type of its
+        annotation: a date, a dataclass, a msgspec struct.
 
-        Raises `JobFailed` if it ended otherwise, `ResultTimeout` if it has not ended in time, and
-        `InvalidResult` if the result was not stored or does not fit the annotation.
+        Raises `JobFailed` if it finished without success, `ResultTimeout` if it did not finish in
+        time, and `InvalidResult` if the result was not stored or does not fit the annotation.
         """
         return cast("R", await self._noun.result(self._ref, timeout=timeout))
 

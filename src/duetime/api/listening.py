@@ -59,9 +59,9 @@ class Listening:
             self._sleeper = None
 
     def wait(self, timeout: Duration = "30s") -> WakeUp | None:
-        """Return the next wake-up, or None after `timeout`. What came since the last call counts.
+        """Return the next wake-up, or None after `timeout`. Those since the last call count, too.
 
-        A wake-up is a hint: read what is there, and expect that there may be nothing.
+        A wake-up is a hint: read the queue, and expect that there may be nothing.
         """
         if self._sleeper is None:
             raise DuetimeError("Listen first: `with app.listen() as events: events.wait()`.")

@@ -1,4 +1,4 @@
-"""`app.schedules.presets`: times under names that people choose from."""
+"""`app.schedules.presets`: named timetables that people choose from."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Presets:
     async def list(self, *, limit: int = DEFAULT_LIMIT, after: str | None = None) -> Page[Preset]:
         """Return those that come with Duetime, then your own by name.
 
-        `after`: the `next` of the page before.
+        `after`: the `next` of the previous page.
         """
         position = read_cursor(after, order="presets", shape=tuple[int, str])
         check_limit(limit)

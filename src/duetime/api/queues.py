@@ -1,4 +1,4 @@
-"""`app.queues`: see, pause and limit them."""
+"""`app.queues`: inspect, pause and limit queues."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Queues:
     async def get(self, queue: str, *, count_to: int | None = None) -> QueueInfo:
         """Return one queue; raise `QueueNotFound` if no job, worker, pause or limit names it.
 
-        `count_to`: of the jobs that wait with one priority, count no more, which takes no longer
-        beside a million of them. By default all are counted. See `QueueInfo.counted_all`.
+        `count_to`: count at most this many waiting jobs of each priority, so that the call is fast
+        even with millions of them. By default all are counted. See `QueueInfo.counted_all`.
         """
         check_sought(queue, what="queue")
         most = None if count_to is None else check_count_to(count_to, most=MOST_COUNTED)
@@ -50,7 +50,7 @@ class Queues:
     ) -> Page[QueueInfo]:
         """Return the queues that have jobs, a worker, a pause or a limit, by name.
 
-        `after`: the `next` of the page before.
+        `after`: the `next` of the previous page.
         """
         position = read_cursor(after, order="queues", shape=tuple[str])
         found = await (await self._app.store()).queues(
@@ -65,7 +65,7 @@ class Queues:
     ) -> None:
         """Start no more jobs of this queue, on any worker, from the next claim on.
 
-        Running jobs go on. Pausing twice keeps the first time and the last reason.
+        Running jobs continue. Pausing twice keeps the first time and the last reason.
         """
         check_queue(queue)
         check_text(reason, what="The reason")

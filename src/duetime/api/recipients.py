@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Recipients:
-    """`app.recipients`: who is reminded, and how. One who is not here is reached by their ref."""
+    """`app.recipients`: who is reminded, and how. Without an entry, a ref is the address."""
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
@@ -46,12 +46,12 @@ class Recipients:
         by: str = "unknown",
         tx: Any = None,
     ) -> str:
-        """Add a recipient or change all of it; return `added`, `changed` or `same`.
+        """Add a recipient, or replace it; return `added`, `changed` or `same`.
 
         `channels`: `{"push": "token", "email": "ann@example.org"}`, in the order in which they are
-        tried. `quiet`: "22:00-07:00" on the clock of `tz`, else on the subject's. `muted`: True, or
-        any of "scope:…", "subject:…", "channel:…", "rule:…". `max_per_hour`: what is more waits,
-        and goes out in one digest. Addresses that were disabled are tried again.
+        tried. `quiet`: "22:00-07:00" in the time zone `tz`, else in the subject's. `muted`: True,
+        or any of "scope:…", "subject:…", "channel:…", "rule:…". `max_per_hour`: reminders beyond
+        this limit wait, and go out in one digest. Disabled addresses are tried again.
         """
         given = make_recipient(
             ref, tz=tz, channels=channels, quiet=quiet, muted=muted, max_per_hour=max_per_hour
@@ -59,7 +59,7 @@ class Recipients:
         return await self._change(ref, lambda _: given, by, tx)
 
     async def mute(self, ref: str, *what: str, by: str = "unknown", tx: Any = None) -> str:
-        """Send less: "all", or any of "scope:…", "subject:…", "channel:…", "rule:…"."""
+        """Mute "all", or any of "scope:…", "subject:…", "channel:…", "rule:…"."""
         added = parse_muted(_some(what))
 
         def change(known: Recipient | None) -> Recipient:
@@ -93,7 +93,7 @@ class Recipients:
     async def list(
         self, *, limit: int = DEFAULT_LIMIT, after: str | None = None
     ) -> Page[Recipient]:
-        """Return recipients by reference. `after`: the `next` of the page before."""
+        """Return recipients by reference. `after`: the `next` of the previous page."""
         position = read_cursor(after, order="recipients", shape=tuple[str])
         most = check_limit(limit) + 1
         found = await self._app._perform(

@@ -45,7 +45,7 @@ _RESEND_STATUSES = (ReminderStatus.FAILED, ReminderStatus.EXPIRED, ReminderStatu
 class Reminders:
     """`app.reminders`. `app.reminders[17]` is one of them.
 
-    What is done to a reminder is in the audit of its subject.
+    Changes of a reminder are in the audit of its subject.
     """
 
     def __init__(self, app: Duetime) -> None:
@@ -72,7 +72,7 @@ class Reminders:
         limit: int = DEFAULT_LIMIT,
         after: str | None = None,
     ) -> Page[Reminder]:
-        """Return reminders, newest first. `after`: the `next` of the page before.
+        """Return reminders, newest first. `after`: the `next` of the previous page.
 
         Those of one `subject`, and those with the status `armed`, come in the order of their times.
         """
@@ -99,7 +99,7 @@ class Reminders:
     async def preview(
         self, within: Duration = "7d", *, limit: int = DEFAULT_LIMIT, after: str | None = None
     ) -> Page[Reminder]:
-        """Return what is due in the next days, earliest first."""
+        """Return the reminders that are due in the next days, earliest first."""
         until = await self._app.now() + parse_duration(within, name="within")
         return await self._armed(until, limit, after)
 
@@ -148,9 +148,9 @@ class Reminders:
         return explain_reminder(found, deliveries, now=now, subject=subject, source=source)
 
     async def message(self, reminder: int | Reminder) -> Message:
-        """Return what the reminder says if it is sent now: its template, filled with its data.
+        """Return the message that would be sent now: its template, filled with its data.
 
-        Raises `ReminderNotFound`, and `InvalidInput` if its template is not there or cannot be
+        Raises `ReminderNotFound`, and `InvalidInput` if its template does not exist or cannot be
         filled.
         """
         found = await self.get(reminder)
@@ -164,10 +164,10 @@ class Reminders:
     async def deliveries(
         self, reminder: int | Reminder, *more: int | Reminder
     ) -> Sequence[Delivery]:
-        """Return what each channel did with a reminder, in the order in which they were asked; or
-        with several, one reminder after another.
+        """Return what each channel did with a reminder, in the order in which they were tried; for
+        several, one reminder after another.
 
-        Raises `ReminderNotFound`, if it is one.
+        For a single one, raises `ReminderNotFound`.
         """
         ids = [_id_of(one) for one in (reminder, *more)]
         found = await self._deliveries(*ids)
@@ -184,9 +184,10 @@ class Reminders:
     async def acknowledge(
         self, which: int | Reminder | str, *, by: str = "unknown", tx: Any = None
     ) -> bool:
-        """Somebody has seen it: it escalates no more. Returns whether that was new.
+        """Record that someone has seen it, so that it does not escalate. Returns whether that was
+        new.
 
-        `which`: the reminder or its id, or the id under which its receiver knows it, as text.
+        `which`: the reminder or its id, or the id that its receiver gave to it, as text.
         Raises `ReminderNotFound`, `DeliveryNotFound`, and `InvalidInput` if it was not sent.
         """
         known = check_external_id(which) if isinstance(which, str) else _id_of(which)
@@ -199,10 +200,11 @@ class Reminders:
     async def snooze(
         self, reminder: int | Reminder, span: Duration, *, by: str = "unknown", tx: Any = None
     ) -> datetime:
-        """Send it again after a while, unless its subject moves or ends before; return when.
+        """Send it again after a while, unless its subject moves or is completed before; return
+        when.
 
         That is another message, with a key of its own. Until then it does not escalate. Raises
-        `ReminderNotFound`, and `InvalidInput` if it was not sent, is no longer true, or would
+        `ReminderNotFound`, and `InvalidInput` if it was not sent, no longer applies, or would
         then be too late.
         """
         reminder_id = _id_of(reminder)
@@ -216,11 +218,12 @@ class Reminders:
     async def resend(
         self, reminder: int | Reminder, *, by: str = "unknown", tx: Any = None
     ) -> Reminder:
-        """Send one now that has ended: it failed, expired, was skipped, or was sent. Return it.
+        """Send a finished reminder again now: it failed, expired, was skipped, or was sent.
 
-        Its key stays, so that a receiver who has it after all drops it; if a channel took it, it is
-        another message, as after a snooze. Expiry does not hold for it. Raises `ReminderNotFound`,
-        and `InvalidInput` if it is armed, or no longer true.
+        It keeps its key, so that a receiver who got it after all can ignore the repetition; if a
+        channel accepted it, this is another message, as after a snooze. It does not expire. Returns
+        the reminder. Raises `ReminderNotFound`, and `InvalidInput` if it is armed, or no longer
+        applies.
         """
         reminder_id = _id_of(reminder)
         actor = check_actor(by)
@@ -232,11 +235,11 @@ class Reminders:
     async def send_anyway(
         self, reminder: int | Reminder, *, by: str = "unknown", tx: Any = None
     ) -> Reminder:
-        """Send one now that waits for quiet hours, for the hourly limit or in a digest. Return it.
+        """Send a reminder now that waits for quiet hours, for the hourly limit or in a digest.
 
-        It does not count towards the limit. One whose recipient is muted is still not sent. Raises
-        `ReminderNotFound`, and `InvalidInput` if nothing holds it back: its time has yet to come,
-        it has ended, or it is going out just now.
+        It does not count towards the limit. A muted reminder is still not sent. Returns the
+        reminder. Raises `ReminderNotFound`, and `InvalidInput` if it does not wait for one of
+        these: its time has not come yet, it is finished, or it is being sent.
         """
         reminder_id = _id_of(reminder)
         actor = check_actor(by)
@@ -255,11 +258,11 @@ class Reminders:
         within: Duration | None = None,
         by: str = "unknown",
     ) -> Resent:
-        """Send all reminders now that `failed` (or `expired`, or were `skipped`) and match.
+        """Send all reminders again now that match and `failed` (or `expired`, or were `skipped`).
 
-        `scope`: in it or inside it. `within`: ended in the last hours or days. Each is sent as
-        `resend` does it; returns which are, and which are not, such as those that are no longer
-        true. Raises `InvalidInput`.
+        `scope`: in this scope and all scopes inside it. `within`: finished in the last hours or
+        days. Each is sent as `resend` does; returns which are sent, and which are not, such as
+        those that no longer apply. Raises `InvalidInput`.
         """
         actor = check_actor(by)
         ids = await self._find_ended(

@@ -141,13 +141,14 @@ class Schedules:
         priority: int | None = None,
         **policy: Unpack[PolicyArguments],
     ) -> str:
-        """Add a schedule, or change the one of that name; return `added`, `changed` or `same`.
+        """Add a schedule, or change the one with that name; return `added`, `changed` or `same`.
 
         `specs`: cron, `@every 10m`, RRULE, moments; see the guide on schedules.
-        `catch_up`: what becomes of missed ticks, with `max_runs`, `max_age`, `pace`, `grace`.
-        `overlap`: what if the last run has not ended, with `max_concurrent_runs`,
-        `burst_allowed`. `after`, `within`, `wait`: only if another schedule succeeded.
-        `pause_after`: failures in a row. `expires`: the latest start. `shadow`: only the ledger.
+        `catch_up`: what happens to missed ticks, with `max_runs`, `max_age`, `pace`, `grace`.
+        `overlap`: what happens if the last run has not finished, with `max_concurrent_runs`,
+        `burst_allowed`. `after`, `within`, `wait`: run only if another schedule succeeded.
+        `pause_after`: pause after so many failures in a row. `expires`: the latest start.
+        `shadow`: record the ticks, but run nothing.
         """
         if preset is not None:
             found = await self.presets.find(preset)
@@ -169,12 +170,12 @@ class Schedules:
         by: str = "unknown",
         tx: Any = None,
     ) -> dict[str, str]:
-        """Store these schedules, all or none: what is new is added, what differs is changed.
+        """Store these schedules, all or none: new ones are added, those that differ are changed.
 
-        `prune`: what an earlier `apply(prune=True)` or the code of this service declared, and is
-        not among these, is removed. A pause stays. Returns what became of each name: `added`,
-        `changed`, `same`, `renamed`, `removed`. Raises `OlderRelease` if a newer release of this
-        service has declared its schedules.
+        `prune`: remove schedules that an earlier `apply(prune=True)` or the code of this service
+        declared and that are not among these. A pause stays. Returns the change of each name:
+        `added`, `changed`, `same`, `renamed`, `removed`. Raises `OlderRelease` if a newer release
+        of this service has declared its schedules.
         """
         given = list(schedules)
         for schedule in given:
@@ -207,7 +208,7 @@ class Schedules:
     async def list(
         self, *, limit: int = DEFAULT_LIMIT, after: str | None = None
     ) -> Page[ScheduleInfo]:
-        """Return schedules by name. `after`: the `next` of the page before."""
+        """Return schedules by name. `after`: the `next` of the previous page."""
         position = read_cursor(after, order="schedules", shape=tuple[str])
         most = check_limit(limit) + 1
         found = await self._do(
@@ -221,7 +222,7 @@ class Schedules:
     async def delete(
         self, name: str, *, by: str = "unknown", reason: str | None = None, tx: Any = None
     ) -> None:
-        """Delete the schedule and its ledger. Runs that have begun go on."""
+        """Delete the schedule and its ledger. Runs that have started continue."""
         _check_reason(reason)
         self._found(
             name, await self._do(lambda s: s.delete(name, actor=check_actor(by), reason=reason), tx)
@@ -262,7 +263,7 @@ class Schedules:
         by: str = "unknown",
         tx: Any = None,
     ) -> None:
-        """Start no more runs, on any worker. Runs that have begun go on.
+        """Start no more runs, on any worker. Runs that have started continue.
 
         `until`: when it resumes by itself.
         """
@@ -328,8 +329,8 @@ class Schedules:
     ) -> int:
         """Run the ticks from `start` up to `end` (not included) that have not run; return how many.
 
-        `failed`: also those whose run ended without success, dead or cancelled. They run one after
-        the other, or together with `burst_allowed`.
+        `failed`: also those whose run was dead or cancelled. They run one after the other, or
+        together with `burst_allowed`.
         """
         check_moment(start, name="start")
         check_moment(end, name="end")
@@ -394,7 +395,7 @@ class Schedules:
     ) -> Page[TickInfo]:
         """Return the ledger, newest first: the outcome of each tick, and its reason.
 
-        `after`: the `next` of the page before.
+        `after`: the `next` of the previous page.
         """
         await self.get(name)
         if status is not None and status not in set(TickStatus):
@@ -447,7 +448,7 @@ class Schedules:
         stored: bool = True,
         **policy: Unpack[PolicyArguments],
     ) -> NewSchedule:
-        """Return a schedule, checked and not stored: for `apply`. See `put` for the options.
+        """Return a schedule, checked but not stored, for `apply`. See `put` for the options.
 
         `renamed_from`: its previous name. It keeps its history, its pause, and the schedules that
         depend on it.

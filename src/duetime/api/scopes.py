@@ -43,9 +43,9 @@ class Scopes:
         """Add or change a scope; return `added`, `changed` or `same`.
 
         `remind`: rules such as `["-7d", "-1h"]`; `[]` means none, None inherits the parent's.
-        `locked`: levels inside cannot set others. `affected` of the result: how many open subjects
-        are below it. Up to 500 are armed again at once; if there are more, workers arm them,
-        nearest first (`changes` says how many are left).
+        `locked`: levels inside cannot set other rules. `affected` of the result: how many open
+        subjects are inside it. Up to 500 are rearmed at once; if there are more, workers rearm
+        them, nearest first (`changes` says how many are left).
         """
         if not isinstance(locked, bool):
             raise InvalidInput(f"locked must be True or False, got {locked!r}.")
@@ -72,7 +72,7 @@ class Scopes:
     ) -> Page[ScopeInfo]:
         """Return scopes by reference, with their own settings.
 
-        `after`: the `next` of the page before.
+        `after`: the `next` of the previous page.
         """
         position = read_cursor(after, order="scopes", shape=tuple[str])
         most = check_limit(limit) + 1
@@ -104,8 +104,8 @@ class Scopes:
         return explain_scope(levels, await self.changes(ref))
 
     async def changes(self, ref: str) -> builtins.list[ScopeChange]:
-        """Return the changes of the scope, and of scopes around it, that workers have yet to
-        follow: how many subjects there are, and how many are left. Empty if there are none."""
+        """Return the changes of the scope, and of scopes around it, that workers have not applied
+        to all subjects yet: how many subjects there are, and how many are left."""
         name = check_sought(ref, what="scope")
         found: builtins.list[ScopeChange] = await perform(
             self._app, lambda s: s.changes_of_scope(name), reads=True

@@ -47,8 +47,8 @@ class Sending:
     ) -> Callable[[ReminderHandler], ReminderHandler]: ...
 
     def on_reminder(self, *handler: Any, **options: Any) -> Any:
-        """Register what sends reminders: a function of the `Reminder` and, if it takes two
-        arguments, the `Context`. It returns `Sent(external_id=…)`, `Retry`, `Snooze`, `Skip`.
+        """Register the function that sends reminders. It takes the `Reminder` and, if it has two
+        parameters, the `Context`, and returns `Sent(external_id=…)`, `Retry`, `Snooze` or `Skip`.
 
         `@app.on_reminder`, or `@app.on_reminder(retry=…, timeout=…)` with the options of a task.
         """
@@ -68,10 +68,10 @@ class Sending:
         return register(*handler) if handler else register
 
     def on_digest(self, handler: DigestHandler) -> DigestHandler:
-        """Register what sends digests: a function of the `Digest` and, if it takes two arguments,
-        the `Context`. It answers as that of `@app.on_reminder`.
+        """Register the function that sends digests. It takes the `Digest` and, if it has two
+        parameters, the `Context`, and returns the same as that of `@app.on_reminder`.
 
-        A digest is what waited because its recipient gets at most so many in an hour.
+        A digest has the reminders that waited because of their recipient's hourly limit.
         """
         from duetime.api.handler_source import refuse_return_in_transaction
         from duetime.reminders.send_attempt import context_name
@@ -93,14 +93,14 @@ class Sending:
         replace: bool = False,
         **options: Unpack[TaskArguments],
     ) -> None:
-        """Send reminders through a channel; several are tried in the order in which they came.
+        """Send reminders through a channel; several are tried in the order in which they were
+        added.
 
-        A failure that may pass is retried until the reminder expires, or for a day if it does
-        not. `retry_for`: at most so long. `tries`: at most so often. The next channel is asked
-        after so many tries, by default after as many as a reminder has attempts. `rate`: at most
-        so many messages over all workers, such as `"10/s"`. `replace`: it takes the place of the
-        one of its name, as a test wants it. The other options are a task's, for all reminders:
-        give each once.
+        A transient failure is retried until the reminder expires, or for a day if it does not.
+        `retry_for`: at most this long. `tries`: at most this often; then the next channel is
+        tried, by default after as many tries as a reminder has attempts. `rate`: the limit of
+        messages over all workers, such as `"10/s"`. `replace`: replace the channel with the same
+        name, for tests. The other options are a task's, for all reminders: give each once.
         """
         from duetime.domain.jobs.rate import parse_rate
         from duetime.reminders.send_attempt import ConfiguredChannel
@@ -127,7 +127,7 @@ class Sending:
         self._app._sender.channels[name] = configured
 
     def template(self, name: str, *, body: str, title: str | None = None) -> None:
-        """Add a text that rules use by its name: `{"rule": "-1h", "template": "soon"}`.
+        """Add a template that rules use by its name: `{"rule": "-1h", "template": "soon"}`.
 
         Raises `InvalidInput` with the line if it is not a template.
         """
@@ -141,7 +141,7 @@ class Sending:
         return self._app._sender.messages.add_folder(folder)
 
     def digest_template(self, name: str) -> None:
-        """Have digests say what the template of this name says; it may be added later."""
+        """Use the template with this name for digests; it may be added later."""
         self._app._sender.messages.use_for_digests(name)
 
     async def receipt(
@@ -159,8 +159,9 @@ class Sending:
 
         Returns how many deliveries changed: 0 if the receipt is a repeat, or is late. After
         `bounced` or `failed` the next channel is tried. `key`: the message's, if the provider
-        echoes it. By it a message is found whose send is not recorded: the provider was faster, or
-        its answer was lost. Then that channel is not asked again. Raises `DeliveryNotFound`.
+        echoes it. It finds a message even if its send is not recorded, because the provider was
+        faster or its answer was lost; then that channel is not tried again. Raises
+        `DeliveryNotFound`.
         """
         from duetime.domain.reminders.delivery import check_external_id, clean_error, read_receipt
         from duetime.storage.reminders.receipts import ReceiptStatements

@@ -39,7 +39,7 @@ _MAX_NAME = 1000
 class Sessions:
     """`app.sessions`: logins of accounts, for the cookies of a web service.
 
-    A session is over when its account is disabled or deleted, or gets another role or password.
+    A session ends when its account is disabled or deleted, or gets another role or password.
     """
 
     def __init__(self, app: Duetime) -> None:
@@ -55,7 +55,7 @@ class Sessions:
         """Check a password and start a session, whose `text` is returned here and never again.
 
         `address`: of the client. Raises `LoginFailed`, and `TooManyLogins` if too many logins of
-        the account or from the address have failed; then the password is not looked at.
+        the account or from the address have failed; then the password is not checked.
         `replaces`: the text of an earlier session of the same browser, which ends.
         """
         if not isinstance(name, str) or not isinstance(password, str):
@@ -104,10 +104,10 @@ class Sessions:
         return StartedSession(session, text)
 
     async def check(self, text: str, *, is_use: bool = True) -> Session | None:
-        """Return the session whose text this is; None if there is none, or it is over.
+        """Return the session with this text; None if there is none, or it has ended.
 
-        Records that it is used, at most once a minute. With `is_use=False` it does not: for what
-        a page requests while nobody uses it, such as live updates.
+        Records that it is used, at most once a minute; with `is_use=False` it does not, for
+        requests that a page makes by itself, such as live updates.
         """
         if not is_session_text(text):
             return None
@@ -115,7 +115,7 @@ class Sessions:
         return await self._checks.submit((hashed, is_use), group=(hashed, is_use))
 
     async def rotate(self, text: str) -> StartedSession | None:
-        """Give the session another text; the old one is no longer valid. None if it is over."""
+        """Give the session a new text; the old one is no longer valid. None if it has ended."""
         if not is_session_text(text):
             return None
         new = make_session_text()
@@ -125,7 +125,7 @@ class Sessions:
         return None if session is None else StartedSession(session, new)
 
     async def log_out(self, text: str) -> bool:
-        """End the session whose text this is; return whether there was one."""
+        """End the session with this text; return whether there was one."""
         if not is_session_text(text):
             return False
         ended: bool = await self._app._perform(

@@ -37,14 +37,14 @@ _MAX_WEEK_DAYS = 31
 
 
 class Stats:
-    """`app.stats`. Every verb reads little, whatever waits and has finished."""
+    """`app.stats`. Every verb reads few rows, however many jobs wait or have finished."""
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
 
     async def now(self, *, late_after: Duration = "1m") -> NowStats:
-        """Return how everything stands: what waits, is due, late, runs, is retried or dead, in all
-        and for each queue and task.
+        """Return how many jobs wait, are due, late, running, retried and dead, in all and for each
+        queue and task.
 
         `late_after`: for how long a job must have been due to count as late. Large sets are
         counted up to a limit: see `Count`.
@@ -60,9 +60,9 @@ class Stats:
         """Return what is wrong, the worst first, each with what fixes it. If all is well, the list
         is empty.
 
-        Such as dead jobs (by task and error), queues that no worker serves or that are paused while
-        jobs wait, jobs that have been due for longer than `late_after`, schedules that are broken
-        or fail, workers that were lost, parked jobs, reminders that were not sent.
+        For example dead jobs (by task and error), queues that no worker serves or that are paused
+        while jobs wait, jobs that have been due for longer than `late_after`, schedules that are
+        broken or fail, workers that were lost, parked jobs, reminders that were not sent.
         """
         after = parse_positive_duration(late_after, name="late_after")
         workers = await (await self._app.store()).workers()
@@ -72,8 +72,8 @@ class Stats:
         return found
 
     async def overview(self, *, late_after: Duration = "1m") -> tuple[NowStats, list[ProblemInfo]]:
-        """Return what `now()` and `problems()` return, of one reading: it costs half, and both
-        agree."""
+        """Return what `now()` and `problems()` return, read at the same time: it costs half, and
+        both agree."""
         after = parse_positive_duration(late_after, name="late_after")
         workers = await (await self._app.store()).workers()
         found: tuple[NowStats, list[ProblemInfo]] = await self._app._perform(
@@ -82,9 +82,9 @@ class Stats:
         return found
 
     async def change_mark(self) -> Any:
-        """Return a value that differs once something has changed since, perhaps some seconds later.
+        """Return a value that is different once something has changed, perhaps seconds later.
 
-        It reads no rows: for pages that fetch themselves again only then.
+        It reads no rows: pages use it to refresh only if something has changed.
         """
         return await (await self._app.store()).change_mark()
 
@@ -98,10 +98,10 @@ class Stats:
         return found
 
     async def series(self, *, window: Duration = "1h", task: str | None = None) -> Series:
-        """Return how much was done, how late and for how long, from `window` ago until now.
+        """Return how many attempts there were, how late and how long, from `window` ago until now.
 
         `window`: at most 35 days. Up to four hours there is a point for each minute, up to three
-        days for each ten minutes, else for each hour. `task`: of one task only.
+        days for each ten minutes, else for each hour. `task`: only of this task.
         """
         span = check_window(parse_positive_duration(window, name="window"))
         if task is not None:
@@ -134,11 +134,11 @@ class Stats:
         limit: int = 50,
         after: str | None = None,
     ) -> Timeline:
-        """Return what schedules did and will do from `since` (12 hours ago) to `until` (in 6
-        hours): the runs of each, by name, and its ticks that lie ahead.
+        """Return what schedules did and will do from `since` (12 hours ago) to `until` (6 hours
+        from now): the runs of each, by name, and its future ticks.
 
-        `schedules`: only these. `after`: the `next` of the timeline before. Of a schedule with more
-        than 100 runs in the window, they are counted for parts of it.
+        `schedules`: only these. `after`: the `next` of the previous timeline. If a schedule has
+        more than 100 runs in the window, they are counted for parts of it.
         """
         for name, moment in (("since", since), ("until", until)):
             if moment is not None:
@@ -168,8 +168,8 @@ class Stats:
     async def heat_map(self, schedule: str, *, days: int = 28, tz: str | None = None) -> HeatMap:
         """Return how many ticks of a schedule had which result, for each hour of each day.
 
-        `days`: today and those before it, at most 90. `tz`: whose days and hours; by default the
-        schedule's. Raises `ScheduleNotFound`.
+        `days`: how many, up to and including today; at most 90. `tz`: the time zone of the days
+        and hours, by default the schedule's. Raises `ScheduleNotFound`.
         """
         check_sought(schedule, what="schedule")
         if isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= MAX_DAYS:
@@ -191,10 +191,10 @@ class Stats:
         after: str | None = None,
     ) -> Page[AgendaItem]:
         """Return what comes next, in order of time: ticks of schedules, reminders, jobs, and runs
-        of flows that start or go on.
+        of flows that start or continue.
 
-        What comes later than `since`, by default now, up to `until`. `after`: the `next` of the
-        page before. The ticks are those of the 500 schedules that run next.
+        What comes after `since`, by default now, up to `until`. `after`: the `next` of the
+        previous page. The ticks are those of the 500 schedules that run next.
         """
         for name, moment in (("since", since), ("until", until)):
             if moment is not None:
@@ -255,8 +255,8 @@ class Stats:
         """Return the next ticks that a spec would have, in its time zone and another one, with what
         clock changes do to them, and which schedules tick at the same time.
 
-        `within`: they collide if they tick so close to each other. `but`: the schedule that is
-        being edited, with which it does not collide. Raises `InvalidSchedule`.
+        `within`: schedules that tick this close to each other collide. `but`: the schedule that is
+        being edited, which is left out. Raises `InvalidSchedule`.
         """
         near = parse_duration(within, name="within")
         if not timedelta(0) <= near <= timedelta(hours=1):

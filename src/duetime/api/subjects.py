@@ -100,7 +100,7 @@ class Subjects:
         recipients: Iterable[str] = (),
         data: Mapping[str, Any] | None = None,
     ) -> Subject:
-        """Return a subject, checked and not stored: for `put_many`."""
+        """Return a subject, checked but not stored, for `put_many`."""
         _check_when(due, repeats)
         to = check_names(recipients, what="recipients", example="recipients=['ann', 'bob']")
         if len(to) > MAX_RECIPIENTS:
@@ -136,9 +136,9 @@ class Subjects:
         It is `due` once, or `repeats`: a cron expression, an RRULE, or a mapping with more (see
         `domain/reminders/recurrence.py`). Exceptions of a recurrence stay unless it names others.
 
-        Moved: the old reminders are superseded and new ones armed. A change of `data` alone never
-        sends one again. Putting a completed subject opens it again. Returns `added`, `changed` or
-        `same`.
+        If it moves, the old reminders are superseded and new ones armed. A change of `data` alone
+        never sends a reminder again. Putting a completed subject opens it again. Returns `added`,
+        `changed` or `same`.
         """
         define = partial(
             self.define,
@@ -158,7 +158,7 @@ class Subjects:
     async def put_many(
         self, subjects: Sequence[Subject], *, by: str = "unknown", tx: Any = None
     ) -> dict[str, str]:
-        """`put`, for many made by `define`: all or none."""
+        """Put many subjects, made by `define`: all or none."""
         for subject in subjects:
             if not isinstance(subject, Subject):
                 raise InvalidInput(
@@ -187,8 +187,8 @@ class Subjects:
     ) -> None:
         """Mark the subject as done, and cancel its unsent reminders. Raises `SubjectNotFound`.
 
-        `occurrence`: only this one of a subject that repeats. `reason`: what its reminders and the
-        audit say; of a whole subject only.
+        `occurrence`: only this one of a subject that repeats. `reason`: shown with its reminders
+        and in the audit; only for a whole subject.
         """
         if occurrence is None:
             await self._close(ref, by, tx, reason=reason, delete=False)
@@ -202,7 +202,7 @@ class Subjects:
     async def skip(
         self, ref: str, occurrence: datetime, *, by: str = "unknown", tx: Any = None
     ) -> None:
-        """Leave out one occurrence of a subject that repeats."""
+        """Skip one occurrence of a subject that repeats."""
         await self._change(ref, occurrence, "skip", by, tx)
 
     async def move(
@@ -214,14 +214,14 @@ class Subjects:
         by: str = "unknown",
         tx: Any = None,
     ) -> None:
-        """Move one occurrence of a subject that repeats: its reminders go with it."""
+        """Move one occurrence of a subject that repeats, and its reminders with it."""
         await self._change(ref, occurrence, read_moment(to), by, tx)
 
     async def preview_move(self, ref: str, due: datetime) -> MovePreview:
         """Return what would become of the reminders if the subject were due then; change nothing.
 
-        The move is really made, in a transaction that is then undone. Raises `SubjectNotFound`,
-        and `InvalidInput` for a subject that repeats or is done.
+        The move is really made, in a transaction that is then rolled back. Raises
+        `SubjectNotFound`, and `InvalidInput` for a subject that repeats or is done.
         """
         check_moment(due, name="due")
         subject = await self.get(ref)
@@ -254,7 +254,7 @@ class Subjects:
     async def restore(
         self, ref: str, occurrence: datetime, *, by: str = "unknown", tx: Any = None
     ) -> None:
-        """Undo the change of one occurrence: it is due again as the recurrence says."""
+        """Undo the change of one occurrence: it is due when the recurrence says."""
         await self._change(ref, occurrence, None, by, tx)
 
     async def occurrences(
@@ -294,8 +294,8 @@ class Subjects:
     ) -> Page[Subject]:
         """Return subjects, the next due first, then those that are not due or repeat.
 
-        `scope`: that one and all inside it. `status`: `open` or `done`. `after`: the `next` of the
-        page before.
+        `scope`: of that scope and all inside it. `status`: `open` or `done`. `after`: the `next` of
+        the previous page.
         """
         if status not in (None, "open", "done"):
             raise InvalidInput(f"{status!r} is not a status of a subject. Use one of: open, done.")
@@ -315,7 +315,7 @@ class Subjects:
     iterate = iterated(list)
 
     async def rules(self, ref: str) -> tuple[Sequence[str], str | None]:
-        """Return the rules that hold for a subject, and the level that they come from."""
+        """Return the rules that apply to a subject, and the level that they come from."""
         subject = await self.get(ref)
         levels = await perform(self._app, lambda s: s.levels(subject), reads=True)
         resolved = resolve_rules(levels)
@@ -361,7 +361,8 @@ class Subjects:
     ) -> bytes:
         """Return subjects and their reminders as an iCalendar file.
 
-        Those named, or the open ones in a scope and inside it, or all open ones.
+        Exports those named, or the open ones in a scope and in all scopes inside it, or all open
+        ones.
         """
         from duetime.integrations.ical.exchange import export_ical
 

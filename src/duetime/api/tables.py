@@ -1,4 +1,4 @@
-"""`app.tables`: reminders that follow the rows of your own tables, whoever writes them."""
+"""`app.tables`: reminders for the rows of your own tables, whoever writes them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _PAUSE = 0.25
 
 
 class Tables:
-    """`app.tables`. `app.tables["games"]` is one of them, by the name that it is tracked under."""
+    """`app.tables`. `app.tables["games"]` is one of them, by the name of the tracked table."""
 
     def __init__(self, app: Duetime) -> None:
         self._app = app
@@ -76,13 +76,13 @@ class Tables:
         """Make the rows of a table subjects, by triggers on it; return `added`, `changed`, `same`.
 
         `id`, `due`, `tz`, `recipients`, `data` name columns; `tz` may also be a time zone. `scope`
-        is a column or a pattern such as `channel:{channel_id}`. `when` is a condition of SQL: a row
+        is a column or a pattern such as `channel:{channel_id}`. `when` is a condition in SQL: a row
         for which it is not true has no reminders. `due_tz` is the zone of due times without one.
-        `remind` is rules, or a column that holds those of each row.
+        `remind` is rules, or a column with the rules of each row.
 
-        With `kind="scopes"` the rows are scopes: `remind` is their rules, `parent` (as `scope`)
-        the scope around each, `locked` a column that says whether it is locked.
-        Again under the same `name` (by default the table's), it changes what is tracked.
+        With `kind="scopes"` the rows are scopes: `remind` is their rules, `parent` (given like
+        `scope`) the scope around each, `locked` a column that says whether it is locked.
+        To change the options, put it again with the same `name` (by default the table's).
         `affected` of the result: how many rows there are.
         """
         actor = check_actor(by)
@@ -100,12 +100,12 @@ class Tables:
         )
 
     async def plan(self, table: str, **options: Unpack[TableArguments]) -> Sequence[str]:
-        """Return the SQL that `put` would run on the table, and run none of it."""
+        """Return the SQL that `put` would run on the table, without running it."""
         store, _, track, info = await self._check(table, **options)
         return store.triggers.install(track, info)
 
     async def get(self, name: str) -> TrackedInfo:
-        """Return what is tracked under a name, and what is wrong with it; raise `TableNotFound`."""
+        """Return a tracked table and its problems; raise `TableNotFound`."""
         check_sought(name, what="name of what is tracked")
         for found in await self._look(name=name, after="", limit=1):
             return found
@@ -114,9 +114,9 @@ class Tables:
     async def list(
         self, *, limit: int = DEFAULT_LIMIT, after: str | None = None
     ) -> Page[TrackedInfo]:
-        """Return what is tracked, by name, and what is wrong with each.
+        """Return the tracked tables by name, with their problems.
 
-        `after`: the `next` of the page before.
+        `after`: the `next` of the previous page.
         """
         position = read_cursor(after, order="tables", shape=tuple[str])
         found = await self._look(
@@ -127,9 +127,10 @@ class Tables:
     iterate = iterated(list)
 
     async def delete(self, name: str, *, by: str = "unknown") -> int:
-        """Remove the triggers, then the subjects with their reminders; return how many subjects
-        those were. Of a table of scopes: the scopes; those with something inside stay, and set
-        nothing. The table itself stays. Raises `TableNotFound`."""
+        """Remove the triggers, then the subjects with their reminders; return how many subjects.
+
+        For a table of scopes, remove the scopes; those that contain something stay, without rules.
+        The table itself stays. Raises `TableNotFound`."""
         actor = check_actor(by)
         check_sought(name, what="name of what is tracked")
         store = await self._app.store()
@@ -148,7 +149,7 @@ class Tables:
     async def audit(
         self, name: str, *, limit: int = DEFAULT_LIMIT, after: str | None = None
     ) -> Page[AuditEvent]:
-        """Return who changed what is tracked under a name, newest first."""
+        """Return who changed the tracked table, newest first."""
         known = check_sought(name, what="name of what is tracked")
         return await self._app.audit.list(entity=f"table:{known}", limit=limit, after=after)
 
@@ -240,7 +241,7 @@ class Tables:
 
 
 class TableHandle(Handle[Tables, str]):
-    """One tracked table, by the name that it is tracked under."""
+    """One tracked table, by its name."""
 
     __slots__ = ()
 

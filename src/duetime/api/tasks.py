@@ -42,7 +42,7 @@ class JobOptions(TypedDict, total=False):
 
 
 class Task(Generic[P, R]):
-    """A registered handler. Calling it runs it here and now, as the plain function it is."""
+    """A registered handler. Calling it calls the plain function, without a job."""
 
     def __init__(self, app: Duetime, definition: TaskDefinition, defaults: NewJob) -> None:
         self._app = app
@@ -61,11 +61,11 @@ class Task(Generic[P, R]):
         return self.definition.name
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Call the function, here and now. One that takes a `Context` needs to be given one."""
+        """Call the function directly, without a job. If it takes a `Context`, pass one."""
         return self.definition.function(*args, **kwargs)
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Have it run, now or as `using` says; it is durable when this returns."""
+        """Enqueue a job, due now or as `using` says; it is durable when this returns."""
         return await self._plain.enqueue(*args, **kwargs)
 
     def enqueue_sync(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
@@ -95,9 +95,9 @@ class Task(Generic[P, R]):
         """Return the task with options for the jobs that are enqueued through it.
 
         `at` or `delay`: when it is due. `key`: held while the job waits or runs, and for `hold`
-        after it completed; `on_conflict` says what happens if it is held. `partition`: what a
-        queue's `per_partition` limit counts by. `expires`: the latest start, as a moment or as a
-        time after it is due. `tx`: the caller's transaction.
+        after it completed; `on_conflict`: what happens if another job holds it. `partition`: the
+        label that a queue's `per_partition` limit counts. `expires`: the latest start, as a moment
+        or as a duration after it is due. `tx`: the caller's transaction.
         """
         if at is not None and delay is not None:
             raise InvalidInput("at= and delay= cannot be combined.")
@@ -133,7 +133,7 @@ class Task(Generic[P, R]):
 
 
 class AsyncTask(Task[P, R]):
-    """A task whose function is async: a call of it is awaited."""
+    """A task whose function is async: await a call of it."""
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         called: Coroutine[Any, Any, R] = super().__call__(*args, **kwargs)
@@ -162,7 +162,7 @@ class BoundTask(Generic[P, R]):
         return msgspec.structs.replace(self._template, args=self._definition.encode(args, kwargs))
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Enqueue it; with `tx=` in the caller's transaction, which may be sync or async.
+        """Enqueue the job; with `tx=` in the caller's transaction, which may be sync or async.
 
         Raises `KeyConflict` if the key is held and the policy is `reject`.
         """

@@ -74,7 +74,7 @@ class Tokens:
         return CreatedToken(token, text)
 
     async def check(self, text: str) -> ApiToken | None:
-        """Return the token whose text this is; None if there is none, or it is revoked or expired.
+        """Return the token with this text; None if there is none, or it is revoked or expired.
 
         Records when it was last used, at most once a minute.
         """
@@ -98,7 +98,7 @@ class Tokens:
     ) -> Page[ApiToken]:
         """Return tokens by name, also expired ones. `revoked`: revoked ones, too.
 
-        `after`: the `next` of the page before.
+        `after`: the `next` of the previous page.
         """
         position = read_cursor(after, order="tokens", shape=tuple[str, Id])
         most = check_limit(limit) + 1
@@ -115,9 +115,9 @@ class Tokens:
     iterate = iterated(list)
 
     async def revoke(self, name: str, *, by: str = "unknown", tx: Any = None) -> bool:
-        """Let the token open nothing any more, from the next request on.
+        """Revoke the token: it is refused from the next request on.
 
-        Returns False if it was revoked before. Raises `TokenNotFound`.
+        Returns False if it was already revoked. Raises `TokenNotFound`.
         """
         check_sought(name, what="token")
         actor = check_actor(by)

@@ -1,4 +1,4 @@
-"""`app.workers`: who works at the moment."""
+"""`app.workers`: the workers that run at the moment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Workers:
     async def list(
         self, *, limit: int = DEFAULT_LIMIT, after: str | None = None
     ) -> Page[WorkerInfo]:
-        """Return the workers, the oldest first. `after`: the `next` of the page before."""
+        """Return the workers, the oldest first. `after`: the `next` of the previous page."""
         position = read_cursor(after, order="workers", shape=tuple[Id])
         last = 0 if position is None else position[0]
         check_limit(limit)

@@ -45,7 +45,7 @@ _COMMANDS = {
         "Serve the dashboard and the HTTP API, and run jobs, until SIGTERM or SIGINT (Ctrl-C).",
     ),
     "subjects": ("subjects.commands:subjects", "Show and change what people are reminded of."),
-    "tables": ("tables:tables", "Have reminders follow the rows of your tables."),
+    "tables": ("tables:tables", "Track the rows of your own tables."),
     "tokens": (
         "tokens:tokens",
         "Create, list and revoke API tokens. Without a command, list them.",

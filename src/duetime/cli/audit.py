@@ -42,7 +42,8 @@ def list_command(
     duetime audit list --kind schedule --by ann
 
     ENTITY is a kind and a name: job:ID, queue:NAME, schedule:NAME, preset:NAME, scope:REF,
-    subject:REF, recipient:REF or table:NAME. What is deleted is still there.
+    subject:REF, recipient:REF, table:NAME, token:NAME or account:NAME. Things that were deleted
+    keep their audit.
     """
     list_events(
         target_of(context), _describe, entity=entity, kind=kind, by=by, limit=limit, after=after

@@ -106,7 +106,7 @@ def status_command(context: click.Context) -> None:
 @click.option("--prefix", default="duetime", show_default=True, help="Prefix of the role names.")
 @click.pass_context
 def roles_command(context: click.Context, apply: bool, prefix: str) -> None:
-    """Print the SQL that makes roles with the least rights: worker, operator, producer, tracker,
+    """Print the SQL that creates roles with the least rights: worker, operator, producer, tracker,
     reader; before there are tables, the migrator. Grant them to the roles that log in.
     """
     target = target_of(context)

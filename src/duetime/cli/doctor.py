@@ -34,8 +34,8 @@ from duetime.engine.process import exit_now
 def doctor(context: click.Context, strict: bool, problems: bool, timeout: timedelta) -> None:
     """Examine the installation; say what is wrong, and what to do.
 
-    It examines the database, the workers and what waits. Nothing is changed. With --app, tasks
-    that jobs wait for are compared with the app's, too.
+    It examines the database, the workers and waiting jobs. Nothing is changed. With --app, the
+    tasks of waiting jobs are compared with those of the app, too.
 
     \b
     Exit codes: 0  no error was found

@@ -70,7 +70,7 @@ def get_command(context: click.Context, queue: str) -> None:
 @by_option
 @click.pass_context
 def pause_command(context: click.Context, queue: str, reason: str, by: str) -> None:
-    """Pause QUEUE: no worker starts another job of it. Running jobs go on."""
+    """Pause QUEUE: no worker starts another job of it. Running jobs continue."""
 
     async def pause(app: Duetime) -> QueueInfo:
         await app.queues.pause(queue, by=by, reason=reason)
@@ -133,7 +133,7 @@ def limit_command(
     lift: bool,
     by: str,
 ) -> None:
-    """Set the limits of QUEUE, over all workers. What you leave out is not limited."""
+    """Set the limits of QUEUE, over all workers. A limit that you leave out is removed."""
     given = [item for item in (running, per_partition, rate, period) if item is not None]
     if lift == bool(given):
         raise click.UsageError("Give --running, --per-partition or --rate, or else --none.")

@@ -24,14 +24,14 @@ from duetime.telemetry.logs import LogFormat, configure_logging
     "allowed_hosts",
     multiple=True,
     metavar="NAME",
-    help="A name that the service is reached by. Needed beyond this machine.",
+    help="A host name under which the service is reached. Required for other machines.",
 )
 @click.option(
     "--proxy",
     "proxies",
     multiple=True,
     metavar="ADDRESS",
-    help="A reverse proxy whose X-Forwarded-For and X-Forwarded-Proto are believed.",
+    help="A reverse proxy whose X-Forwarded-For and X-Forwarded-Proto are trusted.",
 )
 @click.option("--read-only", is_flag=True, help="Refuse every change through the service.")
 @log_options
@@ -47,8 +47,8 @@ def serve(
 ) -> None:
     """Serve the dashboard and the HTTP API, and run jobs, until SIGTERM or SIGINT (Ctrl-C).
 
-    Prints a link that logs you in, once, on this machine. Beyond this machine it needs
-    --allowed-host, and an account or an API token.
+    Prints a link that logs you in, once, on this machine. To be reached from other machines, it
+    needs --allowed-host, and an account or an API token.
     """
     target = target_of(context)
     app = target.load()

@@ -24,7 +24,7 @@ from duetime.storage.reminders.tracking import TrackedInfo
 @click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
 def tables(context: click.Context) -> None:
-    """Have reminders follow the rows of your tables. Without a command, list those."""
+    """Track the rows of your own tables. Without a command, list the tracked tables."""
     if context.invoked_subcommand is None:
         context.invoke(list_command)
 
@@ -80,7 +80,7 @@ def put_command(
     by: str,
     **options: Any,
 ) -> None:
-    """Have reminders follow the rows of TABLE, by triggers on it.
+    """Track the rows of TABLE by triggers on it: reminders follow every change.
 
     \b
     duetime tables put game_sessions --id id --due scheduled_at --scope "channel:{channel_id}" \\
@@ -89,7 +89,7 @@ def put_command(
     duetime tables put channels --kind scopes --name channel --id id \\
         --parent "guild:{guild_id}" --remind reminder_minutes
 
-    Again under the same name, it changes what is tracked.
+    To change the options, run it again with the same name.
     """
     options |= {"id": id_, "remind": read_rules(remind, no_rules)}
     target = target_of(context)
@@ -123,9 +123,9 @@ def put_command(
 @by_option
 @click.pass_context
 def delete_command(context: click.Context, name: str, yes: bool, by: str) -> None:
-    """Stop following the table tracked as NAME: its triggers, subjects and reminders are removed.
+    """Stop tracking the table NAME: its triggers, subjects and reminders are removed.
 
-    Of a table of scopes: its scopes; one with something inside stays, and sets no rules.
+    For a table of scopes, its scopes; one that contains something stays, without rules.
     The table itself stays as it is.
     """
     if not yes:

@@ -96,7 +96,7 @@ def worker(
                 1  it could not start
                70  internal error
                74  the SQLite file is damaged
-      130 and 143  it was forced to end; its jobs are rescued when the lease has run out
+      130 and 143  it was forced to end; its jobs are rescued when the lease expires
     """
     target = target_of(context)
     if target.app is None:

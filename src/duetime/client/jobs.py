@@ -81,7 +81,7 @@ class Jobs:
         after: str | None = None,
         **filters: Unpack[JobFilters],
     ) -> Page[JobInfo]:
-        """Return jobs that match, newest first. `after`: the `next` of the page before."""
+        """Return jobs that match, newest first. `after`: the `next` of the previous page."""
         query = {**_query(filters), "limit": limit, "after": after}
         return await self._connection.page("GET /jobs", JobInfo, query=query)
 

@@ -120,7 +120,7 @@ def start_command(
     queue: str | None,
     at: datetime | timedelta | None,
 ) -> None:
-    """Start a run of FLOW. Needs --app."""
+    """Start a run of FLOW. Requires --app."""
 
     async def start(app: Duetime) -> tuple[int, bool]:
         when: dict[str, Any] = {"delay": at} if isinstance(at, timedelta) else {"at": at}
@@ -212,7 +212,7 @@ def _signal_all(
 @by_option
 @click.pass_context
 def cancel_command(context: click.Context, run_id: int, reason: str | None, by: str) -> None:
-    """Cancel a run, with what it runs and waits for. Its compensations run."""
+    """Cancel a run, its step, and the jobs that it waits for. Its compensations run."""
 
     async def cancel(app: Duetime) -> FlowState:
         return await app.flows.cancel(run_id, reason=reason, by=by)
@@ -237,7 +237,7 @@ def cancel_command(context: click.Context, run_id: int, reason: str | None, by: 
 @by_option
 @click.pass_context
 def retry_command(context: click.Context, run_id: int, from_step: str | None, by: str) -> None:
-    """Go on with a failed or cancelled run from the step that failed. What succeeded is kept."""
+    """Continue a failed or cancelled run from the step that failed. What succeeded is kept."""
 
     async def retry(app: Duetime) -> None:
         if from_step is None:

@@ -54,7 +54,7 @@ for command in (deliveries_command, acknowledge_command, snooze_command):
 @paged(default=100)
 @click.pass_context
 def preview_command(context: click.Context, days: int, limit: int, after: str | None) -> None:
-    """Show what is due in the next days, earliest first, in UTC and on the subject's clock."""
+    """Show what is due in the next days, earliest first, in UTC and the subject's time zone."""
 
     async def look(app: Duetime) -> Page[Reminder]:
         return await app.reminders.preview(f"{days}d", limit=limit, after=after)

@@ -102,7 +102,7 @@ def get_command(context: click.Context, name: str) -> None:
 def pause_command(
     context: click.Context, name: str, reason: str, until: datetime | timedelta | None, by: str
 ) -> None:
-    """Pause NAME: no worker starts another run of it. Runs that have begun go on."""
+    """Pause NAME: no worker starts another run of it. Runs that have started continue."""
 
     async def pause(app: Duetime) -> tuple[ScheduleInfo, datetime]:
         await app.schedules[name].pause(reason=reason, until=until, by=by)
@@ -257,7 +257,7 @@ def backfill_command(
 def delete_command(
     context: click.Context, name: str, reason: str | None, yes: bool, by: str
 ) -> None:
-    """Delete NAME and its history. Runs that have begun go on. Asks for confirmation."""
+    """Delete NAME and its history. Runs that have started continue. Asks for confirmation."""
 
     async def look(app: Duetime) -> ScheduleInfo:
         return await app.schedules.get(name)

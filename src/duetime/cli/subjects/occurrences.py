@@ -73,7 +73,7 @@ def read_repeats(
 @by_option
 @click.pass_context
 def skip_command(context: click.Context, ref: str, occurrence: datetime, by: str) -> None:
-    """Leave out the occurrence of REF at TIME: nobody is reminded of it."""
+    """Skip the occurrence of REF at TIME: nobody is reminded of it."""
 
     async def skip(app: Duetime) -> None:
         await app.subjects.skip(ref, occurrence, by=by)
@@ -90,7 +90,7 @@ def skip_command(context: click.Context, ref: str, occurrence: datetime, by: str
 def move_command(
     context: click.Context, ref: str, occurrence: datetime, to: datetime, by: str
 ) -> None:
-    """Move the occurrence of REF at TIME; its reminders go with it.
+    """Move the occurrence of REF at TIME, and its reminders with it.
 
     duetime subjects move standup 2026-03-02T08:00Z --to 2026-03-02T12:00Z
     """

@@ -54,7 +54,7 @@ def top(context: click.Context, once: bool, every: timedelta, order: str) -> Non
 
     \b
     Keys: q  quit
-          p  pause, and go on
+          p  pause or continue
           s  sort by another column
     """
     if every < _LEAST_EVERY:

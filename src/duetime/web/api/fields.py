@@ -39,7 +39,7 @@ NamePath = Annotated[
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="How many at most.")]
 After = Annotated[
     str | None,
-    Query(max_length=MAX_CURSOR_LENGTH, description="The `next` of the page before."),
+    Query(max_length=MAX_CURSOR_LENGTH, description="The `next` of the previous page."),
 ]
 Sought = Annotated[str | None, Query(min_length=1, max_length=_MAX_SOUGHT)]
 MomentQuery = Annotated[

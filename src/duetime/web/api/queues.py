@@ -65,7 +65,7 @@ def routes(app: Duetime, access: Access) -> Routes:
         "/queues/{queue}/pause", body=PauseQueueBody, example={"reason": "The mail server is down"}
     )
     async def pause_queue(queue: NamePath, body: Any, visitor: Visitor) -> None:
-        """Start no more jobs of a queue, on any worker. Running jobs go on."""
+        """Start no more jobs of a queue, on any worker. Running jobs continue."""
         await app.queues.pause(queue, reason=body.reason, by=visitor.name)
 
     @routes.post("/queues/{queue}/resume")

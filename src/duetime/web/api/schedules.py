@@ -214,7 +214,7 @@ def routes(app: Duetime, access: Access) -> Routes:
 
     @routes.delete("/schedules/{name}", problems=[404])
     async def delete_schedule(name: NamePath, visitor: Visitor, reason: ReasonQuery = None) -> None:
-        """Delete a schedule and its ledger. Runs that have begun go on."""
+        """Delete a schedule and its ledger. Runs that have started continue."""
         await app.schedules.delete(name, reason=reason, by=visitor.name)
 
     @routes.post(
@@ -224,7 +224,7 @@ def routes(app: Duetime, access: Access) -> Routes:
         problems=[404],
     )
     async def pause_schedule(name: NamePath, body: Any, visitor: Visitor) -> None:
-        """Start no more runs, on any worker. Runs that have begun go on."""
+        """Start no more runs, on any worker. Runs that have started continue."""
         until = None if body.until is None else moment_or_span(body.until, name="until")
         await app.schedules.pause(name, reason=body.reason, until=until, by=visitor.name)
 
