@@ -283,8 +283,8 @@ class Jobs:
         """Give a dead, cancelled, expired or superseded job fresh attempts, and its key again.
 
         A run of a flow continues from the call that failed, as with `app.flows.retry`. Raises
-        `KeyConflict` if another job holds the key; then nothing is changed. The job of a reminder is
-        refused (use `app.reminders.resend`), and so is the job of a flow's step.
+        `KeyConflict` if another job holds the key; then nothing is changed. The job of a reminder
+        is refused (use `app.reminders.resend`), and so is the job of a flow's step.
         """
         check_job_id(job_id)
         if at is not None:
