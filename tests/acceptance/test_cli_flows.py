@@ -62,6 +62,8 @@ async def test_all_runs_of_a_correlation_are_signalled(backend: Backend, app: Du
         duetime(backend.url, "flows", "signal", "--correlation", "order:7"),
         duetime(backend.url, "flows", "signal", "x", "approved"),
         duetime(*signal[:-1], "yes"),
+        duetime(*signal[:-1], "[" * 50_000),
+        duetime(*signal[:-1], '"\\ud800"'),
     ]
 
     assert sent.out == f"Signal approved was sent to 2 runs: {runs[0].id}, {runs[1].id}.\n"
@@ -70,10 +72,12 @@ async def test_all_runs_of_a_correlation_are_signalled(backend: Backend, app: Du
         "The signal approved was sent to no run: none waits for it with order:7.\n"
     )
     assert as_json.json == {"correlation": "order:7", "signal": "approved", "runs": []}
-    assert [result.code for result in bad] == [2] * 4
+    assert [result.code for result in bad] == [2] * 5 + [1]
     assert "ID SIGNAL [JSON]" in bad[0].err
     assert "'x' is not an integer" in bad[2].err
     assert "'yes' is not JSON" in bad[3].err
+    assert "it is nested too deeply" in bad[4].err
+    assert "The data of the signal cannot be written as JSON" in bad[5].err
 
 
 @on_both

@@ -268,3 +268,12 @@ async def test_a_tab_that_refreshes_itself_keeps_no_login_alive(service: Running
         assert time.monotonic() - started < 30
 
     assert await service.app.sessions.check(text) is None
+
+
+async def test_a_path_with_a_nul_character_is_refused(service: Running) -> None:
+    """Inside the service it stands for a slash in a name."""
+    client = await service.browse()
+
+    for path in ("/subjects/a%00b", "/subjects/a%00b%2Fc", "/api/v1/subjects/a%00b"):
+        answer = await client.get(path)
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_path"), path

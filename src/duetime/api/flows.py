@@ -39,6 +39,7 @@ from duetime.domain.flows.explain import explain_run
 from duetime.domain.flows.flow import StepInfo, StepState, undo_key
 from duetime.domain.flows.run import FlowInfo, FlowState, FlowStateLike
 from duetime.domain.jobs.job import (
+    DEFAULT_MAX_ARGS_BYTES,
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
     JobState,
@@ -54,6 +55,7 @@ from duetime.domain.jobs.retry import (
 from duetime.domain.jobs.task import TaskDefinition, TaskOptions
 from duetime.domain.page import DEFAULT_LIMIT, Id, Page, check_limit, make_page, read_cursor
 from duetime.domain.reasons import Explanation
+from duetime.engine.executor import write_json
 from duetime.errors import (
     FlowNotFound,
     IllegalTransition,
@@ -326,8 +328,12 @@ class Flows:
 
     async def steps(self, run_id: int) -> list[StepInfo]:
         """Return the recorded steps in order; first the compensations, which have negative
-        numbers."""
-        return [step for step in await self._records(run_id) if step.seq and step.kind != END]
+        numbers. Raises `FlowNotFound`."""
+        records = await self._records(run_id)
+        if not records:
+            # Nothing is recorded yet, or there is no such run.
+            await self.get(run_id)
+        return [step for step in records if step.seq and step.kind != END]
 
     async def _records(self, run_id: int) -> list[StepInfo]:
         check_job_id(run_id)
@@ -356,6 +362,7 @@ class Flows:
         check_name(name, what="signal's name")
         if key is not None:
             check_name(key, what="key")
+        _check_data(data)
         actor = check_actor(by)
         sent: bool = await self._app._perform(
             lambda dialect: FlowStatements(dialect).signal(run_id, name, data, key=key, by=actor),
@@ -378,6 +385,7 @@ class Flows:
         check_name(correlation, what="correlation")
         if key is not None:
             check_name(key, what="key")
+        _check_data(data)
         actor = check_actor(by)
 
         def send(dialect: Dialect) -> Statements:
@@ -565,3 +573,8 @@ def _read_states(state: FlowStateLike | Sequence[FlowStateLike]) -> tuple[FlowSt
     except ValueError:
         known = ", ".join(FlowState)
         raise InvalidInput(f"{given!r} is not a state of a run. Use one of: {known}.") from None
+
+
+def _check_data(data: Any) -> None:
+    """Raise `InvalidInput` unless the data of a signal can be stored, as arguments can."""
+    write_json(data, what="data of the signal", most=DEFAULT_MAX_ARGS_BYTES)

@@ -393,6 +393,8 @@ class Jobs:
         which = make_filter(
             state=state, queue=queue, task=task, but_tasks=REMIND_TASK, limit=_REQUEUE_PAGE
         )
+        if not which.states:
+            raise InvalidInput("state= must name at least one state, for example 'dead'.")
         if bad := [state for state in which.states if state not in REQUEUABLE]:
             raise InvalidInput(f"Jobs that are {bad[0]} cannot be requeued.")
         store = await self._app.store()

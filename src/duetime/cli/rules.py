@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
+from duetime.cli.json_values import read_json
 from duetime.domain.reminders.rule import Rule
 from duetime.domain.reminders.rule_text import write_rule
 
@@ -23,7 +23,7 @@ class RuleType(click.ParamType):  # type: ignore[type-arg]  # generic only in ne
         if not isinstance(value, str) or not value.strip().startswith("{"):
             return value
         try:
-            return json.loads(value)
+            return read_json(value)
         except ValueError as error:
             self.fail(f"{value[:60]!r} is not JSON: {error}.", param, ctx)
 

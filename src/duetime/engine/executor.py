@@ -169,7 +169,7 @@ def write_json(value: Any, *, what: str, most: int = MAX_RESULT_BYTES) -> str:
     if len(raw) > most:
         raise InvalidInput(
             f"The {what} has {len(raw):,} bytes of JSON, and the limit is {most:,}. "
-            "Store the data elsewhere and return a reference."
+            "Store the data elsewhere and use a reference."
         )
     if b"\\u0000" in raw:
         raise InvalidInput(f"The {what} contains a NUL character, which cannot be stored.")

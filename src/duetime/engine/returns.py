@@ -85,9 +85,9 @@ class Returns:
 
     def park_unknown(self, jobs: Sequence[ClaimedJob]) -> None:
         """Park jobs whose task this worker does not know."""
-        if jobs:
-            tasks = sorted({job.task for job in jobs})
-            self._park_soon(jobs, Reason.of("task_unknown", worker=self._worker, tasks=tasks))
+        for task in sorted({job.task for job in jobs}):
+            unknown = [job for job in jobs if job.task == task]
+            self._park_soon(unknown, Reason.of("task_unknown", worker=self._worker, tasks=[task]))
 
     def park_for_others(self, job: ClaimedJob, reason: Reason) -> None:
         """Park a job that this worker cannot run, and do not claim it again."""

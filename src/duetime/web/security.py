@@ -103,6 +103,15 @@ class Guard:
                     "--allowed-host for each name that it is reached by.",
                 )
             )
+        if "\0" in scope["path"] or b"%00" in (scope.get("raw_path") or b""):
+            return write(
+                Problem(
+                    status=400,
+                    code="invalid_path",
+                    title="Invalid path",
+                    detail="The path contains a NUL character (%00), which no name can contain.",
+                )
+            )
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._max_body_bytes:
             return write(_too_large(self._max_body_bytes))

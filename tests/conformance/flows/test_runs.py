@@ -230,6 +230,50 @@ async def test_a_job_that_is_no_run_is_not_found(app: Duetime) -> None:
         await app.flows.get(job.id)
     with pytest.raises(FlowNotFound):
         await app.flows.explain(99)
+    with pytest.raises(FlowNotFound):
+        await app.flows.steps(99)
+
+
+async def test_a_run_that_was_undone_is_not_said_to_go_on(app: Duetime) -> None:
+    async def refund() -> None: ...
+
+    @app.flow(name="order", retry=Constant("1h", max_attempts=1))
+    async def order(flow: Flow) -> None:
+        flow.on_failure(refund)
+        await flow.step(refund)
+        raise ValueError("no stock.")
+
+    async with app.testing(now=NOW) as world:
+        run = await order.start()
+        await world.drain()
+        why = await run.explain()
+
+    assert why.code == "flow_undone"
+    assert "no stock. It was undone by " in str(why)
+    assert "refund. Run its steps again" in str(why)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (float("nan"), "nan"),
+        ([1, {"x": float("inf")}], "inf"),
+        (object(), "cannot be written as JSON"),
+        ("\ud800", "cannot be written as JSON"),
+        ("x\0y", "NUL"),
+        ("x" * 2_000_000, "the limit is 1,048,576"),
+    ],
+    ids=["nan", "inf", "object", "surrogate", "nul", "large"],
+)
+async def test_data_of_a_signal_that_cannot_be_stored_is_refused(
+    app: Duetime, flows: dict[str, FlowTask[..., Any]], data: Any, why: str
+) -> None:
+    run = await flows["asks"].start()
+
+    with pytest.raises(InvalidInput, match=why):
+        await run.signal("approved", data)
+    with pytest.raises(InvalidInput, match=why):
+        await app.flows.signal_all("approved", data, correlation="nobody")
 
 
 async def test_who_changed_a_run_is_recorded(

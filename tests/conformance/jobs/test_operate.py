@@ -6,12 +6,15 @@ import asyncio
 
 import pytest
 
+from duetime import Duetime
 from duetime.domain.jobs.job import AttemptOutcome, JobFilter, JobState
 from duetime.domain.jobs.queue import Limits
 from duetime.domain.reasons import Reason
+from duetime.errors import InvalidInput
 from duetime.storage.store import Store
 from tests.conformance.conftest import Clock, MakeHand, seconds
 from tests.conformance.hand import Hand, ended, enqueue, enqueue_many, get, ids, retried
+from tests.conftest import Backend
 from tests.operating import (
     cancel,
     limit_queue,
@@ -440,3 +443,13 @@ async def test_names_of_old_workers_are_pruned(
     job = await store.get(job_id)
 
     assert (job.history[0].worker if job else None) == ("old" if with_history else None)
+
+
+async def test_requeueing_many_needs_a_state(backend: Backend) -> None:
+    """An empty list must not mean all of them."""
+    app = Duetime(backend.url)
+    try:
+        with pytest.raises(InvalidInput, match="must name at least one state"):
+            await app.jobs.requeue_many(state=[])
+    finally:
+        await app.close()

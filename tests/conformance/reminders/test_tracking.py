@@ -519,8 +519,9 @@ async def test_what_cannot_be_tracked_is_told_and_changes_nothing(
     assert "db upgrade" not in str(refused.value)
 
     assert await app.tables.list() == []
-    with pytest.raises(InvalidInput, match="There is no table 'gmaes'"):
-        await app.tables.put("gmaes", id="id", due="starts_at")
+    for name in ("gmaes", "a.b.c", "a.b.c.d.e", "x y", "a..b", '"unterminated'):
+        with pytest.raises(InvalidInput, match=f"There is no table .*{_escaped(name[-2:])}"):
+            await app.tables.put(name, id="id", due="starts_at")
 
 
 def _escaped(text: str) -> str:

@@ -1085,3 +1085,22 @@ async def test_a_reason_that_no_database_can_store_does_not_stop_the_worker(
     [attempt] = (await handle.get()).history
 
     assert attempt.error in ("a\\0b", "a\\ud800b")
+
+
+async def test_each_unknown_task_is_named_by_its_own_jobs(app: Duetime) -> None:
+    other = Duetime(app.settings.database)
+    tasks = [other.task(name=name)(_nothing) for name in ("one", "two", "three")]
+    handles = [await task.enqueue() for task in tasks]
+    await other.close()
+
+    async with app.worker(name="old-deploy"):
+        for handle in handles:
+            await reaches(app, handle.id, JobState.PARKED)
+    reasons = [str((await app.jobs.get(handle.id)).parked_reason) for handle in handles]
+
+    assert reasons == [
+        f"worker old-deploy does not know the task {name}" for name in ("one", "two", "three")
+    ]
+
+
+async def _nothing() -> None: ...

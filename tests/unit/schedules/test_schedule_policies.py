@@ -1111,3 +1111,8 @@ def test_a_policy_is_read_back_as_it_was_stored(options: dict[str, Any]) -> None
 
     assert msgspec.json.decode(msgspec.json.encode(policy), type=Policy) == policy
     assert make_policy(dict.fromkeys(("max_runs", "max_age", "after", "wait"))) == Policy()
+
+
+def test_runs_that_could_never_start_are_refused() -> None:
+    with pytest.raises(InvalidSchedule, match="expires must be greater than zero"):
+        make_policy({"expires": 0})

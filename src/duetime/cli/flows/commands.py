@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,6 +11,7 @@ from duetime.app import Duetime
 from duetime.cli.events import audit_command
 from duetime.cli.explain import explain_command
 from duetime.cli.flows.show import run_row, show_run
+from duetime.cli.json_values import read_json
 from duetime.cli.moment import MOMENT_OR_SPAN
 from duetime.cli.number import JOB_ID
 from duetime.cli.output import as_json, echo, plural, print_json, print_table
@@ -31,7 +31,7 @@ class JsonType(click.ParamType):  # type: ignore[type-arg]  # generic only in ne
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         try:
-            return json.loads(value) if isinstance(value, str) else value
+            return read_json(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(
                 f"{value[:60]!r} is not JSON: {error}. Text is given as '\"text\"'.", param, ctx

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Unpack
 
 import click
-import msgspec
 
 from duetime.app import Duetime
 from duetime.cli.events import audit_command
@@ -21,6 +20,7 @@ from duetime.cli.jobs.bulk import (
 )
 from duetime.cli.jobs.filters import Filters, filter_options, read_filters
 from duetime.cli.jobs.show import job_row, show_job
+from duetime.cli.json_values import read_json
 from duetime.cli.moment import MOMENT_OR_SPAN
 from duetime.cli.number import JOB_ID, Number
 from duetime.cli.output import (
@@ -261,7 +261,7 @@ def replay_command(context: click.Context, job_id: int, text: str | None, by: st
     args: Any = None
     if text is not None:
         try:
-            args = msgspec.json.decode(text)
+            args = read_json(text)
         except ValueError as error:
             raise click.UsageError(f"--args is not valid JSON: {error}.") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ import click
 
 from duetime.api.schedules import ScheduleInfo
 from duetime.app import Duetime
+from duetime.cli.json_values import read_json
 from duetime.cli.moment import MOMENT, SPAN, iso
 from duetime.cli.number import Number
 from duetime.cli.output import echo, one_line, print_json
@@ -60,7 +60,7 @@ class ObjectType(click.ParamType):  # type: ignore[type-arg]
 
 def _read_object(kind: Any, text: str, param: Any, ctx: Any) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = read_json(text)
     except ValueError as error:
         kind.fail(f"{text[:60]!r} is not JSON: {error}.", param, ctx)
     if not isinstance(value, dict):

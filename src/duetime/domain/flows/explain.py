@@ -18,6 +18,9 @@ FLOW_SENTENCES = {
     "flow_completed": "Run {run} of flow {flow!r} completed at {finished_at:utc}.",
     "flow_failed": "Run {run} of flow {flow!r} failed at {finished_at:utc}[ in step {step!r}]"
     "[: {error}]. Retry it to go on from there.",
+    "flow_undone": "Run {run} of flow {flow!r} failed at {finished_at:utc}[ in step {step!r}]"
+    "[: {error}]. It was undone by {undone:list}. Run its steps again from one of them, or start "
+    "it anew.",
     "flow_cancelled": "Run {run} of flow {flow!r} was cancelled at {finished_at:utc}[: {error}].",
     "flow_expired": "Run {run} of flow {flow!r} expired at {finished_at:utc}[: {error}].",
     "flow_superseded": "Run {run} of flow {flow!r} was superseded at {finished_at:utc}[: {error}].",
@@ -47,6 +50,7 @@ FLOW_SENTENCES = {
     # What only the chain of checks tells.
     "flow_begun": "It began at {started_at:utc}.",
 }
+_RAN = (StepState.COMPLETED, StepState.FAILED)
 _ENDED = {
     FlowState.COMPLETED: "flow_completed",
     FlowState.FAILED: "flow_failed",
@@ -101,7 +105,9 @@ def _explain_state(
 ) -> Explanation:
     facts = {"run": run.id, "flow": run.flow, "state": run.state.value, "now": now}
     if run.state in _ENDED:
-        return _explain(_ENDED[run.state], facts | _ending(run, steps))
+        ending = _ending(run, steps)
+        code = "flow_undone" if ending.get("undone") else _ENDED[run.state]
+        return _explain(code, facts | ending)
     waits = [_explain_wait(step) for step in run.waits]
     match run.state:
         case FlowState.COMPENSATING:
@@ -133,7 +139,17 @@ def _ending(run: FlowInfo, steps: Sequence[StepInfo]) -> dict[str, Any]:
         return facts
     failed = [step.name for step in steps if step.seq > 0 and step.state is StepState.FAILED]
     step = failed[-1] if failed and run.state is FlowState.FAILED else None
-    return facts | {"step": step, "error": run.error, "error_code": run.error_code}
+    # A graph does again what was undone.
+    is_graph = any(one.after for one in steps)
+    undone = [one.name for one in steps if one.seq < 0 and one.state in _RAN]
+    # Its text ends the sentence.
+    error = None if run.error is None else run.error.removesuffix(".")
+    return facts | {
+        "step": step,
+        "error": error,
+        "error_code": run.error_code,
+        "undone": undone if run.state is FlowState.FAILED and not is_graph else None,
+    }
 
 
 def _wait(run: FlowInfo, now: datetime) -> dict[str, Any]:

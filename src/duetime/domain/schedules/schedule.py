@@ -119,6 +119,8 @@ def make_policy(given: Mapping[str, Any]) -> Policy:
         read[name] = value
         if name in _SPANS and value is not None:
             read[name] = parse_duration(value, name=name)
+    if read.get("expires") == timedelta(0):
+        raise InvalidSchedule("expires must be greater than zero: else no run could start.")
     for name, choices in (("catch_up", get_args(CatchUp)), ("overlap", get_args(Overlap))):
         if name in read and read[name] not in choices:
             raise InvalidSchedule(f"{name} must be one of {choices}, got {read[name]!r}.")

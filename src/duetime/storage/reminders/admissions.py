@@ -323,9 +323,11 @@ def _outcome_since(admission: AdmissionState | None) -> Outcome | None:
 def _check_waits(reminder: Reminder, state: AdmissionState) -> None:
     """Raise unless a person can let it out: it is not sent before its time, nor twice."""
     if reminder.status is not ReminderStatus.ARMED:
+        withdrawn = (ReminderStatus.SUPERSEDED, ReminderStatus.CANCELLED)
+        again = f" To send it again, use `duetime reminders resend {reminder.id}`."
         raise InvalidInput(
-            f"Reminder {reminder.id} is {reminder.status}: it does not wait. To send it again, use "
-            f"`duetime reminders resend {reminder.id}`."
+            f"Reminder {reminder.id} is {reminder.status}: it does not wait."
+            f"{'' if reminder.status in withdrawn else again}"
         )
     if state.digest is not None and state.digest_status != "waiting":
         raise _goes_out_in(reminder, state)

@@ -18,7 +18,10 @@ with found as (
          where c.relname in (g.given, lower(g.given)) and c.relkind in ('r', 'p')
          order by n.oid = (select relnamespace from pg_class where oid = 'duetime.job'::regclass),
              s.place, c.relname <> g.given limit 1),
-        to_regclass(g.given)::oid, to_regclass(quote_ident(g.given))::oid) as oid
+        -- What is not a name as in SQL would be an error: there is no such table.
+        case when g.given ~ '^("([^"]|"")+"|[^".[:space:]]+)([.]("([^"]|"")+"|[^".[:space:]]+))?$'
+            then to_regclass(g.given)::oid end,
+        to_regclass(quote_ident(g.given))::oid) as oid
     from (select %s::json ->> 'table' as given) as g
 )
 select format('%%I.%%I', n.nspname, c.relname), quote_ident(n.nspname), c.relkind::text,
