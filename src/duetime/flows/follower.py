@@ -104,10 +104,15 @@ class FlowFollower(Follower):
 
 async def clean_up(store: Store, runs: Sequence[int]) -> None:
     """Runs have ended without success: cancel the jobs that they wait for, and have their
-    compensations run."""
+    compensations run, after those of runs that they wait for and that end with this."""
     statements = FlowStatements(store.dialect)
     if jobs := await store.transact(statements.jobs_of(runs), reads=True):
         await _cancel(store, jobs)
+        found = await store.transact(JobStatements(store.dialect).brief(jobs), reads=True)
+        # Those that a worker runs are cleaned up when it has stopped them.
+        ended = [job for job, known in found.items() if known.is_run and known.state.finished]
+        if ended:
+            await clean_up(store, ended)
     await store.transact(statements.undo(store, runs))
 
 

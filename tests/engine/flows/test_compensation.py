@@ -471,3 +471,34 @@ async def test_branches_register_compensations_of_their_own(app: Duetime) -> Non
     assert sorted(done) == ["cancel car", "cancel hotel"]
     steps = [(step.name, str(step.state)) for step in await run.steps() if step.seq < 0]
     assert steps == [("cancel", "completed")] * 2
+
+
+async def test_a_child_that_waits_is_undone_with_its_parent(app: Duetime) -> None:
+    """However deep it is, and before what the parent did. Not later, when a repair finds it."""
+    undone: list[str] = []
+
+    @app.flow(name="inner")
+    async def inner(flow: Flow) -> None:
+        flow.on_failure(undone.append, "inner")
+        await flow.sleep("1h")
+
+    @app.flow(name="middle")
+    async def middle(flow: Flow) -> None:
+        flow.on_failure(undone.append, "middle")
+        await flow.child(inner)
+
+    @app.flow(name="outer")
+    async def outer(flow: Flow) -> None:
+        flow.on_failure(undone.append, "outer")
+        await flow.child(middle)
+
+    async def waits() -> bool:
+        return [str(run.state) for run in await app.flows.list(flow="inner")] == ["sleeping"]
+
+    async with app.worker(concurrency=1):
+        run = await outer.start()
+        await until(waits)
+        await run.cancel()
+        await until_true(lambda: len(undone) == 3)
+
+    assert undone == ["inner", "middle", "outer"]
