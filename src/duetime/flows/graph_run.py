@@ -267,6 +267,7 @@ class RunStep:
                 changes.append(
                     change(
                         self._id, job.seq, state, output=job.result, finished_at=self._now,
+                        attempt=job.attempt,
                         code=None if job.completed else job.code,
                         error=None if job.completed else job.error,
                     )

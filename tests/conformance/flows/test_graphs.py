@@ -946,3 +946,27 @@ async def test_a_step_of_a_run_whose_job_was_cancelled_starts_no_other(app: Duet
 
     assert (step.state, step.job_id) == ("pending", None)
     assert ran == []
+
+
+async def test_the_attempts_of_a_step_are_counted_whatever_its_outcome(app: Duetime) -> None:
+    graph = app.graph("counted", retry=SOON)
+    calls = 0
+
+    @graph.step
+    async def second_time() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ValueError("not yet")
+
+    @graph.step(after=[second_time])
+    async def never() -> None:
+        raise ValueError("never")
+
+    async with app.worker():
+        run = await graph.start()
+        with pytest.raises(JobFailed):
+            await run.result()
+        steps = {step.name: (str(step.state), step.attempt) for step in await run.steps()}
+
+    assert steps == {"second_time": ("completed", 2), "never": ("failed", 2)}

@@ -94,6 +94,8 @@ class StepJob(NamedTuple):
     error: str | None
     result: str | None
     finished_at: datetime | None
+    attempt: int | None
+    """The last; None: it never ran."""
 
 
 class Arrived(NamedTuple):
@@ -242,8 +244,9 @@ class GraphStatements(FlowStatements):
                 describe_error(code, None if facts is None else msgspec.json.decode(facts), error),
                 result,
                 None if finished_at is None else self._dialect.moment(finished_at),
+                attempt,
             )
-            for seq, job_id, state, code, error, facts, result, finished_at in rows
+            for seq, job_id, state, code, error, facts, result, finished_at, attempt in rows
         ]
 
     def signals(self, run: int) -> Statements:

@@ -90,7 +90,7 @@ where s.job_id = any (array(select value::bigint from json_array_elements_text(%
 -- Copies how jobs ended into the steps that they did. Returns the runs that can go on. Call `flow_try_lock`
 -- before, in a statement of its own. Index: flow_step_job.
 with finished as materialized (
-    select s.run_id, s.seq, s.batch, a.outcome, a.result, a.error_code, a.error, a.finished_at
+    select s.run_id, s.seq, s.batch, a.attempt, a.outcome, a.result, a.error_code, a.error, a.finished_at
     from duetime.flow_step as s cross join lateral (
         select * from duetime.attempt as a where a.job_id = s.job_id
         order by a.token desc limit 1) as a
@@ -103,6 +103,7 @@ with finished as materialized (
     update duetime.flow_step as s
     set state = case when f.outcome = 'completed' then 'completed' else 'failed' end,
         output = f.result, finished_at = f.finished_at,
+        attempt = coalesce(nullif(f.attempt, 0), s.attempt),
         error_code = case when f.outcome = 'completed' then null else coalesce(f.error_code, f.outcome) end,
         error = f.error
     from finished as f where s.run_id = f.run_id and s.seq = f.seq

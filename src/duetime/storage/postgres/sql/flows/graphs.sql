@@ -119,7 +119,7 @@ on conflict (run_id, seq) do nothing;
 -- name: graph_jobs
 -- The jobs of rows that have not ended, and how they stand.
 select s.seq, s.job_id, coalesce(j.state, 'gone'), a.error_code, a.error, a.facts::text, a.result::text,
-    a.finished_at
+    a.finished_at, nullif(a.attempt, 0)
 from duetime.flow_step as s
 left join duetime.jobs as j on j.id = s.job_id
 left join lateral (

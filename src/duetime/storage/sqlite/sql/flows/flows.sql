@@ -58,7 +58,7 @@ cross join duetime_flow_step as s on s.job_id = g.value and s.finished_at is nul
 -- Copies how jobs ended into the steps that they did.
 with input(doc) as (select ?),
 finished as materialized (
-    select s.run_id, s.seq, a.outcome, a.result, a.error_code, a.error, a.finished_at
+    select s.run_id, s.seq, a.attempt, a.outcome, a.result, a.error_code, a.error, a.finished_at
     from json_each((select doc from input), '$.doc') as g
     cross join duetime_flow_step as s on s.job_id = g.value and s.finished_at is null
     cross join duetime_attempt as a on a.job_id = s.job_id
@@ -69,7 +69,7 @@ finished as materialized (
 )
 update duetime_flow_step as s
 set state = iif(f.outcome = 'completed', 'completed', 'failed'), output = f.result,
-    finished_at = f.finished_at,
+    finished_at = f.finished_at, attempt = coalesce(nullif(f.attempt, 0), s.attempt),
     error_code = iif(f.outcome = 'completed', null, coalesce(f.error_code, f.outcome)),
     error = f.error
 from finished as f where s.run_id = f.run_id and s.seq = f.seq;

@@ -127,7 +127,7 @@ from json_each((select doc from input), '$.doc') as g;
 -- The jobs of rows that have not ended, and how they stand.
 with input(doc) as (select ?)
 select s.seq, s.job_id, coalesce(j.state, 'gone'), a.error_code, a.error, a.facts, a.result,
-    a.finished_at
+    a.finished_at, nullif(a.attempt, 0)
 from duetime_flow_step as s
 left join duetime_jobs as j on j.id = s.job_id
 left join duetime_attempt as a on a.job_id = s.job_id
