@@ -86,7 +86,7 @@ REASONS = {
     "reminder_ended": "the reminder is {status}[: {why:reason}]",
     "just_ended": "it was sent or withdrawn just now",
     "quiet_hours": "it waits until {local} ({tz}) for the quiet hours {quiet} of {recipient}",
-    "let_out": "{by} had it sent at once[; without that, {why:reason}]",
+    "let_out": "{by} had it sent at once[; otherwise {why:reason}]",
     "waited_quiet_hours": "it waited until {local} ({tz}) for the quiet hours {quiet} of "
     "{recipient}",
     "sent_in_quiet_hours": "it was sent in the quiet hours {quiet} of {recipient}: it would have "
@@ -118,7 +118,7 @@ REASONS = {
     "channel_failed_later": "{channel} accepted it, and reported later that it failed"
     "[: {why:reason}]",
     "channel_bounced": "{channel} bounced[: {why:reason}]",
-    "channel_rate": "{channel} takes {rate}: its next free place is at {at}",
+    "channel_rate": "{channel} accepts {rate}: it can take the next message at {at}",
     "subjects_locked": "some subjects are locked",
     "run_ended": "the run of the flow that waited for it has ended",
     # What a channel, a handler or a provider said when a message was not sent or not delivered.

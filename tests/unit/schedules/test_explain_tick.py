@@ -59,7 +59,7 @@ def test_an_armed_tick_waits_for_its_time_then_for_a_worker() -> None:
     assert answers(ahead) == ["active", "in_timetable", "not_due", *[None] * 4]
     assert answers(due) == ["active", "in_timetable", "time_come", "due", *[None] * 3]
     assert failed(ahead) == ["Has its time come?"]
-    assert failed(due) == ["Has a worker taken it up?"]
+    assert failed(due) == ["Has a worker claimed it?"]
 
 
 def test_a_waiting_tick_names_what_is_in_its_way() -> None:

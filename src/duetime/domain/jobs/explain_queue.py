@@ -46,7 +46,7 @@ QUEUE_SENTENCES = {
     "workers_alive": "{count:live worker serves/live workers serve} it.",
     "some_due": "{pending:job waits/jobs wait}; {due:is/are} due.",
     "some_running": "{running:of its jobs is/of its jobs are} running.",
-    "some_parked": "{parked:more job is/more jobs are} parked: no worker that met them "
+    "some_parked": "{parked:more job is/more jobs are} parked: no worker that claimed them "
     "could run them.",
     "below_limit": "{running:of its jobs is/of its jobs are} running, and the limit is {limit}.",
     "below_rate": "{started} of its jobs started in the last {period:span}, and the limit is "

@@ -51,7 +51,7 @@ REMINDER_SENTENCES = {
     "time_ahead": "It goes out at {run_at:utc}.",
     "time_come": "Its time was {time:utc}.",
     "job_waits": "Job {job} has yet to start.",
-    "job_started": "A worker has taken it up.",
+    "job_started": "A worker has claimed it.",
     "recipient_takes": "Nothing held it back when it was tried.",
 }
 _HELD = ("quiet_hours", "hourly_limit", "in_digest")
@@ -73,7 +73,7 @@ _QUESTIONS = (
         ["time_come"],
         ["time_ahead", "past_skipped", "past_expired", "past_replaced", "expired"],
     ),
-    Question("Has a worker taken it up?", ["job_started"], ["job_waits"]),
+    Question("Has a worker claimed it?", ["job_started"], ["job_waits"]),
     Question(
         "Does its recipient take messages now?",
         ["recipient_takes"],

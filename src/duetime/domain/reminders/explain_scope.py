@@ -29,10 +29,10 @@ LEVEL_SENTENCES = {
     "level_problem": "Part of the row of {level!r} cannot be used: {reason:reason}.",
     "level_overruled": "{level!r} sets rules of its own, which are not in effect, because "
     "{locked_by!r} is locked.",
-    "change_begun": "The scope {scope!r} changed at {at}, and workers have yet to arm the subjects "
-    "below it again.",
-    "change_followed": "The scope {scope!r} changed at {at}, and workers have yet to arm {left} "
-    "subjects[ of {total}] below it again.",
+    "change_begun": "The scope {scope!r} changed at {at}, and workers have not yet updated the "
+    "reminders of the subjects below it.",
+    "change_followed": "The scope {scope!r} changed at {at}, and workers have not yet updated the "
+    "reminders of {left} subjects[ of {total}] below it.",
 }
 
 

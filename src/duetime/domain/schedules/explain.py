@@ -63,20 +63,20 @@ TICK_SENTENCES = {
     "failed": "The tick {tick} of {schedule!r} ran as job {job}, and failed[: {error}]",
     "unreadable": "The tick {tick} of {schedule!r} is not in the ledger, and its timetable cannot "
     "be read here: {text}",
-    "no_tick": "The tick {tick} of {schedule!r} is not one: its timetable has none then"
-    "[; the next one is {next}].",
+    "no_tick": "The tick {tick} of {schedule!r} does not exist: the timetable has no tick at that "
+    "time[; the next one is {next}].",
     "excluded": "The tick {tick} of {schedule!r} does not run: {reason:reason}.",
-    "not_planned": "The tick {tick} of {schedule!r} lies ahead, and is armed when it is one of the "
-    "next.",
+    "not_planned": "The tick {tick} of {schedule!r} is in the future and not armed yet: only the "
+    "next two ticks are.",
     "paused": "The tick {tick} of {schedule!r} did not run: {reason:reason}.",
-    "too_early": "The tick {tick} of {schedule!r} lies before the schedule was made, at "
+    "too_early": "The tick {tick} of {schedule!r} is before the schedule was created, at "
     "{created_at}.",
     "pruned": "The tick {tick} of {schedule!r} is no longer in the ledger: it was pruned.",
     # What only the chain of checks tells.
     "active": "The schedule is not paused.",
     "in_timetable": "The timetable of {schedule!r} has this tick.",
     "time_come": "Its time was {run_at:utc}.",
-    "taken_up": "A worker has taken it up.",
+    "taken_up": "A worker has claimed it.",
     "not_too_late": "It was not too late to run.",
     "dependency_met": "{after!r} has succeeded in time.",
 }
@@ -95,7 +95,7 @@ _IN_TIMETABLE = Question(
     ["no_tick", "excluded_date", "excluded_mask"],
 )
 _TIME = Question("Has its time come?", ["time_come"], ["not_due", "not_planned"])
-_TAKEN_UP = Question("Has a worker taken it up?", ["taken_up"], ["due"])
+_TAKEN_UP = Question("Has a worker claimed it?", ["taken_up"], ["due"])
 _NOT_TOO_LATE = Question(
     "Is it not too late?",
     ["not_too_late"],
