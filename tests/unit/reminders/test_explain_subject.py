@@ -64,6 +64,11 @@ def explain(
         ({"stale": True}, "stale", "a worker has yet to arm its reminders again."),
         ({"due_at": None}, "no_due", "has no due time"),
         ({"levels": [Level("game", None)]}, "no_rules", "neither it nor a scope around it"),
+        (
+            {"levels": [Level("game", RULES), Level("guild", None, locked=True)]},
+            "rules_hidden",
+            "'guild' is locked and has no rules",
+        ),
         ({"levels": [Level("game", ())]}, "no_reminders", "'game' has an empty list of rules."),
         ({"muted": (MUTED,)}, "muted", "all to whom its next reminders go have muted them."),
     ],
@@ -169,6 +174,12 @@ def test_the_steps_say_where_the_rules_come_from_and_what_became_of_reminders() 
             "no_rules",
             "neither it nor a scope around it has rules.",
             ["level_inherits"],
+        ),
+        (
+            [Level("channel", RULES), Level("guild", None, locked=True)],
+            "rules_hidden",
+            "'guild' is locked and has no rules",
+            ["level_overruled", "level_inherits"],
         ),
     ],
 )

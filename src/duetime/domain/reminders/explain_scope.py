@@ -21,6 +21,8 @@ SCOPE_SENTENCES = {
     "rules.",
     "no_rules": "The scope {scope!r} sends no reminders: neither it nor a scope around it has "
     "rules.",
+    "rules_hidden": "The scope {scope!r} sends no reminders: {locked_by!r} is locked and has no "
+    "rules, so the rules inside it are not in effect.",
 }
 LEVEL_SENTENCES = {
     "level_rules": "{level!r} sets {rules:list}[, and is locked{locked:if}].",
@@ -62,7 +64,7 @@ def explain_scope(levels: Sequence[Level], changes: Sequence[ScopeChange] = ()) 
         "locked_by": levels[lock].name if lock else None,
     }
     if resolved.source is None:
-        code = "no_rules"
+        code = "no_rules" if hidden_by(levels) is None else "rules_hidden"
     elif not resolved.rules:
         code = "no_reminders"
     elif resolved.source == own.name:
@@ -97,6 +99,13 @@ def explain_levels(levels: Sequence[Level]) -> Iterator[Explanation]:
             yield make_explanation(LEVEL_SENTENCES, "level_problem", problem)
         if level.rules is not None and place >= lock:
             return
+
+
+def hidden_by(levels: Sequence[Level]) -> str | None:
+    """The locked level that has no rules and hides those of levels inside it."""
+    lock = _outermost_lock(levels)
+    hides = resolve_rules(levels).source is None and any(level.rules for level in levels[:lock])
+    return levels[lock].name if hides else None
 
 
 def _outermost_lock(levels: Sequence[Level]) -> int:

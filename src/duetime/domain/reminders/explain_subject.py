@@ -17,7 +17,7 @@ from duetime.domain.reasons import (
     make_explanation,
 )
 from duetime.domain.reminders.arming import Level, resolve_rules
-from duetime.domain.reminders.explain_scope import explain_levels
+from duetime.domain.reminders.explain_scope import explain_levels, hidden_by
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Subject
 
 SUBJECT_SENTENCES = {
@@ -28,6 +28,8 @@ SUBJECT_SENTENCES = {
     "no_due": "The subject {subject!r} has no due time, so it reminds nobody.",
     "no_rules": "The subject {subject!r} reminds nobody: neither it nor a scope around it has "
     "rules.",
+    "rules_hidden": "The subject {subject!r} reminds nobody: {locked_by!r} is locked and has no "
+    "rules, so the rules inside it are not in effect.",
     "no_reminders": "The subject {subject!r} reminds nobody: {rules_from!r} has an empty list of "
     "rules.",
     "muted": "The subject {subject!r} reminds nobody: all to whom its next reminders go have muted "
@@ -63,7 +65,9 @@ _QUESTIONS = (
     Question("Is it open?", ["open"], ["completed"]),
     Question("Are its reminders up to date?", ["up_to_date"], ["stale"]),
     Question("Does it have a due time?", ["has_due"], ["no_due"]),
-    Question("Do rules apply to it?", ["rules_apply"], ["no_rules", "no_reminders"]),
+    Question(
+        "Do rules apply to it?", ["rules_apply"], ["no_rules", "rules_hidden", "no_reminders"]
+    ),
     Question(
         "Is a reminder armed?",
         ["armed"],
@@ -100,6 +104,7 @@ def explain_subject(
         "next_due": next_due,
         "rules": [rule.text for rule in resolved.rules],
         "rules_from": resolved.source,
+        "locked_by": hidden_by(levels),
         "recipients": list(subject.recipients),
         "now": now,
     }
@@ -144,7 +149,9 @@ def _find_code(
     if subject.due_at is None and subject.repeats is None:
         return "no_due", {}
     if not rules:
-        return "no_rules" if source is None else "no_reminders", {}
+        if source is not None:
+            return "no_reminders", {}
+        return "no_rules" if facts["locked_by"] is None else "rules_hidden", {}
     armed = {one.recipient for one in reminders if one.status is ReminderStatus.ARMED}
     if armed:
         return ("muted" if len(muted) == len(armed) else "armed"), {}
