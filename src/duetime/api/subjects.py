@@ -156,9 +156,10 @@ class Subjects:
         return (await self.put_many([subject], by=by, tx=tx))[ref]
 
     async def put_many(
-        self, subjects: Sequence[Subject], *, by: str = "unknown", tx: Any = None
+        self, subjects: Iterable[Subject], *, by: str = "unknown", tx: Any = None
     ) -> dict[str, str]:
         """Put many subjects, made by `define`: all or none."""
+        subjects = list(subjects)
         for subject in subjects:
             if not isinstance(subject, Subject):
                 raise InvalidInput(

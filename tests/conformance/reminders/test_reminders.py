@@ -498,7 +498,7 @@ async def test_many_subjects_are_put_by_few_statements(
 
     many = 1_100
     async with app.testing(now=START):
-        added = await app.subjects.put_many([define(n, START + DAY) for n in range(many)])
+        added = await app.subjects.put_many(define(n, START + DAY) for n in range(many))
         ran_to_add = counted.ran()
         moved = await app.subjects.put_many(
             [define(n, START + DAY + (n % 2) * HOUR) for n in range(many)], by="ann"

@@ -301,3 +301,38 @@ async def test_a_zone_that_the_server_does_not_know_is_left_to_a_worker(pg_url: 
 async def _armed_days(app: Duetime, due: datetime) -> bool:
     found = await app.reminders.list(subject="rent", status="armed")
     return [reminder.due_at for reminder in found] == [due + timedelta(days=1)]
+
+
+@pytest.mark.parametrize("subjects", [1, 150], ids=["one", "many"])
+async def test_a_subject_with_a_long_history_costs_the_others_nothing(
+    pg_url: str, subjects: int
+) -> None:
+    """The planner takes it for the rule that a subject has so many reminders: it must not read
+    them all."""
+    app = Duetime(pg_url, migrate=True)
+    due = datetime.now(UTC) + timedelta(days=20)
+    await app.subjects.put("old", due=due, remind=["-1d"])
+    await app.subjects.put_many(
+        app.subjects.define(f"s{number}", due=due, remind=["-1d"]) for number in range(subjects)
+    )
+    await app.close()
+    with psycopg.connect(pg_url, autocommit=True) as connection:
+        connection.execute(
+            "insert into duetime.reminder (id, key, subject_id, due_at, rule, time, recipient,"
+            " revision, status, created_at, ended_at)"
+            " select 1000000 + n, md5(n::text)::uuid, r.subject_id,"
+            " r.due_at - n * interval '1 second', r.rule, r.time - n * interval '1 second', '', 1,"
+            " 'sent', now(), now()"
+            " from duetime.reminder as r join duetime.subject as s on s.id = r.subject_id"
+            " cross join generate_series(1, 200000) as n where s.ref = 'old'"
+        )
+        connection.execute("vacuum analyze")
+        row = connection.execute(
+            "explain (analyze, buffers, format json) select duetime.rearm(array("
+            " select id from duetime.subject where ref <> 'old'))"
+        ).fetchone()
+        assert row is not None
+        plan = row[0][0]["Plan"]
+        pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+
+    assert pages < 3000, pages

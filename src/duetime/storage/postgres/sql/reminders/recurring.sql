@@ -4,12 +4,15 @@
 -- name: reminder_since
 -- What became of the reminders of occurrences since a due time; of older ones, what is still armed.
 -- Index: the unique one of reminders.
+-- `offset 0` keeps it a probe for each subject, also beside one that has millions of reminders.
 select r.id, r.subject_id, r.due_at, u.name, r.time, r.recipient, r.status, r.job_id,
     u.body::text
 from json_to_recordset(%s::json) as g(id bigint, since timestamptz)
-join duetime.reminder as r on r.subject_id = g.id
-    and r.due_at >= g.since - interval '400 days'
-    and (r.due_at >= g.since or r.status = 'armed')
+cross join lateral (
+    select * from duetime.reminder as r
+    where r.subject_id = g.id and r.due_at >= g.since - interval '400 days'
+      and (r.due_at >= g.since or r.status = 'armed')
+    offset 0) as r
 join duetime.rule as u on u.id = r.rule
 where r.status <> 'superseded' and r.status <> 'cancelled';
 
