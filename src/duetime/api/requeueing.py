@@ -35,6 +35,9 @@ def requeue_job(dialect: Dialect, job_id: int, at: datetime | None, *, by: str) 
             f"Job {job_id} does a step of run {step[0]} of a flow and cannot be requeued by "
             f"itself. Retry the run: `duetime flows retry {step[0]}`."
         )
+    if job.state not in REQUEUABLE:
+        # Before anything is written: in the caller's transaction nobody would undo it.
+        raise IllegalTransition(job_id, state=job.state, action="requeued")
     calls = (yield from _repeat(dialect, job_id)) if job.is_run else None
     yield from _requeue_alone(dialect, job_id, job, at, by=by)
     if calls is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from duetime import Constant, Discard, Duetime, Flow, FlowRun, JobFailed, JobHandle
-from duetime.errors import InvalidInput
+from duetime.errors import IllegalTransition, InvalidInput
 from tests import effects
 from tests.conftest import Backend
 from tests.waiting import until
@@ -397,3 +397,26 @@ async def test_a_run_that_waits_is_not_rescheduled(app: Duetime) -> None:
         assert await run.result() == "late"
 
     assert (progress.done, progress.skipped) == (0, 1)
+
+
+async def test_a_run_that_has_not_failed_is_not_requeued(app: Duetime) -> None:
+    """Nor is anything of it reset."""
+    graph = app.graph("onboard")
+
+    @graph.step
+    async def greet() -> str:
+        return "hello"
+
+    graph.sleep("pause", "300ms", after=["greet"])
+
+    async with app.worker():
+        run = await graph.start()
+        await until(lambda: _is_asleep(run))
+        with pytest.raises(IllegalTransition, match="pending"):
+            await app.jobs.requeue(run.id)
+        await run.result()
+        before = await run.steps()
+        with pytest.raises(IllegalTransition, match="completed"):
+            await app.jobs.requeue(run.id)
+
+    assert await run.steps() == before
