@@ -38,18 +38,16 @@ def requeue_job(dialect: Dialect, job_id: int, at: datetime | None, *, by: str) 
     if job.state not in REQUEUABLE:
         # Before anything is written: in the caller's transaction nobody would undo it.
         raise IllegalTransition(job_id, state=job.state, action="requeued")
-    calls = (yield from _repeat(dialect, job_id)) if job.is_run else None
-    yield from _requeue_alone(dialect, job_id, job, at, by=by)
-    if calls is not None:
-        yield from FlowStatements(dialect).forget(job_id, calls)
+    if job.is_run:
+        yield from _retry(dialect, job_id, job, at, by=by)
+    else:
+        yield from _requeue_alone(dialect, job_id, job, at, by=by)
 
 
 def retry_run(dialect: Dialect, run: int, *, by: str) -> Statements:
     """Have a run that has ended go on from the call that failed."""
     job = (yield from JobStatements(dialect).brief([run]))[run]
-    calls = yield from _repeat(dialect, run)
-    yield from _requeue_alone(dialect, run, job, None, by=by)
-    yield from FlowStatements(dialect).forget(run, calls)
+    yield from _retry(dialect, run, job, None, by=by)
 
 
 def rerun_steps(
@@ -62,6 +60,14 @@ def rerun_steps(
     yield from _requeue_alone(dialect, run, job, None, by=by)
     if not is_graph:
         yield from FlowStatements(dialect).forget(run, calls)
+
+
+def _retry(
+    dialect: Dialect, run: int, job: BriefJob, at: datetime | None, *, by: str
+) -> Statements:
+    calls = yield from _repeat(dialect, run)
+    yield from _requeue_alone(dialect, run, job, at, by=by)
+    yield from FlowStatements(dialect).forget(run, calls)
 
 
 def _requeue_alone(

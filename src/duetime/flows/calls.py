@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar, copy_context
 from typing import Any, get_type_hints
 from weakref import WeakKeyDictionary
 
 import msgspec
 
+from duetime.domain.jobs.outcome import Completed, Outcome
 from duetime.domain.jobs.retry import RetryPolicy
 from duetime.domain.jobs.task import TaskDefinition, result_type
 from duetime.errors import InvalidInput
@@ -99,6 +100,20 @@ def step_function(function: Callable[..., Any]) -> StepFunction:
         # Of some callables there can be no weak reference.
         found = StepFunction(function)
     return found
+
+
+async def result_of(call: Awaitable[Any]) -> Any:
+    """Await a flow's function or that of a step, and return its result. Another outcome than
+    `Completed` is raised, also if it was returned."""
+    try:
+        value = await call
+    except Completed as completed:
+        value = completed
+    if isinstance(value, Completed):
+        return value.result
+    if isinstance(value, Outcome):
+        raise value
+    return value
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

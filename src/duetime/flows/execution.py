@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from duetime.domain.flows.flow import LoadedRun, Suspension, read_undo_key
-from duetime.domain.jobs.outcome import Completed, Outcome, Snooze
+from duetime.domain.jobs.outcome import Snooze
 from duetime.engine.context import Context
 from duetime.engine.executor import is_cancelled
 from duetime.errors import (
@@ -19,6 +19,7 @@ from duetime.errors import (
     StepFailed,
     TransientError,
 )
+from duetime.flows.calls import result_of
 from duetime.flows.flow import Flow
 from duetime.flows.recorder import Pause, Recorder
 from duetime.flows.replay import Policy, Replay, Replayed, Suspended
@@ -37,9 +38,8 @@ class FlowDefinition(NamedTuple):
     policy: Policy
     timeout: timedelta | None
 
-    def call(self, replay: Replay, args: dict[str, Any]) -> Awaitable[Any]:
-        made: Awaitable[Any] = self.function(**{self.flow_name: Flow(replay)}, **args)
-        return made
+    async def call(self, replay: Replay, args: dict[str, Any]) -> Any:
+        return await result_of(self.function(**{self.flow_name: Flow(replay)}, **args))
 
 
 def flow_handler(app: Duetime, definition: FlowDefinition) -> Callable[..., Any]:
@@ -67,8 +67,6 @@ async def advance_run(
         replay = Replay(ctx, recorder=recorder, loaded=loaded, policy=definition.policy)
         try:
             value = await _call_in_time(definition, replay, ctx, args, loaded.created_at)
-            if isinstance(value, Outcome) and not isinstance(value, Completed):
-                raise value
             if records := replay.finish():
                 await recorder.record(ctx, records)
             return value
@@ -83,10 +81,6 @@ async def advance_run(
             # No later attempt can help; the run keeps its place until the code is mended.
             await recorder.record(ctx, replay.fail(error))
             raise
-        except Completed as completed:
-            if records := replay.finish():
-                await recorder.record(ctx, records)
-            return completed
         except (Exception, asyncio.CancelledError) as error:
             if is_cancelled(error):
                 raise

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from duetime.domain.flows.flow import StepKind, StepRecord, step_key
 from duetime.domain.jobs.job import NewJob
-from duetime.domain.jobs.outcome import Completed, Discard, Outcome, Snooze
+from duetime.domain.jobs.outcome import Discard, Snooze
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.engine.executor import code_of_error, describe_exception, is_cancelled, write_json
 from duetime.errors import ClaimLost, InvalidInput, SignalTimeout, StepFailed, TransientError
-from duetime.flows.calls import Step, StepFunction
+from duetime.flows.calls import Step, StepFunction, result_of
 from duetime.flows.replay import (
     COMPLETED,
     FAILED,
@@ -67,7 +67,8 @@ async def call_step(
             started = replay.ctx.elapsed_us
             try:
                 with trace_step(name, seq=seq, attempt=attempt):
-                    value = await _call(called, args, kwargs, _make_step(replay, seq, attempt))
+                    step = _make_step(replay, seq, attempt)
+                    value = await result_of(called.call(args, kwargs, step))
                 output = _encode(name, value)
             except (ClaimLost, TransientError):
                 raise
@@ -120,7 +121,7 @@ async def call_in_transaction(
         async with replay.recorder.transaction(replay.ctx, done) as connection:
             with trace_step(name, seq=seq, attempt=attempt):
                 step = _make_step(replay, seq, attempt)
-                value = await _call(called, (connection, *args), kwargs, step)
+                value = await result_of(called.call((connection, *args), kwargs, step))
             output = _encode(name, value)
             done.output = None if output is None else msgspec.Raw(output.encode())
             done.finished = replay.ctx.elapsed_us
@@ -266,7 +267,7 @@ async def undo(replay: Replay, compensation: Compensation) -> timedelta | None:
     attempt = 1 if record is None or record.state != RETRYING else record.attempt + 1
     started, name, wait = replay.ctx.elapsed_us, called.name, None
     try:
-        await _call(called, args, kwargs, _make_step(replay, seq, attempt))
+        await result_of(called.call(args, kwargs, _make_step(replay, seq, attempt)))
         done = replay.new_record(seq, "compensation", name, COMPLETED, None, attempt, started)
     except (ClaimLost, TransientError):
         raise
@@ -296,21 +297,6 @@ async def undo(replay: Replay, compensation: Compensation) -> timedelta | None:
 def new_job(task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **changes: Any) -> NewJob:
     job: NewJob = task.job(*args, **kwargs)
     return replace(job, **changes)
-
-
-async def _call(
-    called: StepFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step
-) -> Any:
-    """Return the step's result. An outcome that it returns is raised, as if it had raised it."""
-    try:
-        value = await called.call(args, kwargs, step)
-    except Completed as completed:
-        value = completed
-    if isinstance(value, Completed):
-        return value.result
-    if isinstance(value, Outcome):
-        raise value
-    return value
 
 
 def _make_step(replay: Replay, seq: int, attempt: int) -> Step:
