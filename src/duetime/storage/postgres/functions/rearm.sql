@@ -315,8 +315,8 @@ with list as materialized (
 ), known as (
     select r.id, r.subject_id, r.due_at, u.name, u.digest, r.time, r.recipient, r.status,
         s.status as subject_status, s.due_at as subject_due, s.due_said, s.recipients
-    -- By their ids, whatever the planner thinks how many reminders a subject has: if one has millions, it
-    -- takes that for the rule, and reads all of them.
+    -- By their ids, however many reminders the planner expects a subject to have: if one subject has
+    -- millions, it expects that of all, and would read the whole index.
     from subject as s join duetime.reminder as r on r.subject_id = s.id and r.subject_id = any (ids)
     join duetime.rule as u on u.id = r.rule
     -- One that was withdrawn under this revision is not armed again.

@@ -18,7 +18,7 @@ begin
     return false;
 end $$;
 
--- These are called for each row: what most rows hold is told apart by an expression alone, which PostgreSQL
+-- These are called for each row: what most rows hold is recognised by an expression alone, which PostgreSQL
 -- inlines. A call takes as long as it takes to write a row.
 
 create or replace function duetime._different_names(given jsonb) returns jsonb
