@@ -74,7 +74,7 @@ async def test_text_is_refused_rather_than_cut_off(pg_url: str) -> None:
     assert rows == [("whole",)]
 
 
-async def test_statements_read_together_share_a_transaction(pg_url: str) -> None:
+async def test_statements_execute_together_share_a_transaction(pg_url: str) -> None:
     session = Session(pg_url)
     begun = "select now()::text"
     try:
@@ -86,7 +86,7 @@ async def test_statements_read_together_share_a_transaction(pg_url: str) -> None
             *[("select repeat('x', %s::integer)", [200_000])] * 20,
             (begun, ()),
         ]
-        found = await session.read_together(statements, SECONDS)
+        found = await session.execute_together(statements, SECONDS)
         alone = await session.execute(begun, (), SECONDS)
     finally:
         await session.close()
@@ -96,13 +96,15 @@ async def test_statements_read_together_share_a_transaction(pg_url: str) -> None
     assert {len(rows[0][0]) for rows in found[3:-1]} == {200_000}
 
 
-async def test_an_error_in_statements_read_together_leaves_the_session_usable(pg_url: str) -> None:
+async def test_an_error_in_statements_execute_together_leaves_the_session_usable(
+    pg_url: str,
+) -> None:
     session = Session(pg_url)
     try:
         await session.open()
         with pytest.raises(psycopg.errors.DivisionByZero):
-            await session.read_together([("select 1", ()), ("select 1 / 0", ())] * 2, SECONDS)
-        again = await session.read_together([("select 2", ()), ("select 3", ())], SECONDS)
+            await session.execute_together([("select 1", ()), ("select 1 / 0", ())] * 2, SECONDS)
+        again = await session.execute_together([("select 2", ()), ("select 3", ())], SECONDS)
     finally:
         await session.close()
 
@@ -110,14 +112,14 @@ async def test_an_error_in_statements_read_together_leaves_the_session_usable(pg
     assert session.connections == 1
 
 
-async def test_statements_read_together_that_take_too_long_leave_no_half_read_session(
+async def test_statements_execute_together_that_take_too_long_leave_no_half_read_session(
     pg_url: str,
 ) -> None:
     session = Session(pg_url)
     try:
         await session.open()
         with pytest.raises(TimeoutError):
-            await session.read_together([("select 1", ()), ("select pg_sleep(30)", ())], 0.3)
+            await session.execute_together([("select 1", ()), ("select pg_sleep(30)", ())], 0.3)
         after = await session.execute("select 5", (), SECONDS)
     finally:
         await session.close()

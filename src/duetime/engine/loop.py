@@ -224,6 +224,8 @@ class Loop:
                 want=want,
                 look_ahead=want > 0 and look_ahead,
                 lead=pace.lead if early else 0.0,
+                # What a few claims take is started sooner than one waits for its turn.
+                in_turn=pace.backlog and want >= self._settings.batch,
             )
         except BaseException:
             self.holdings.put_back(finished, closed)

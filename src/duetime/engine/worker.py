@@ -429,6 +429,7 @@ class Worker:
             list(self._tasks),
             sparing=self.loop.returns.parked,
             checks=[check() for check in checks],
+            ahead=not self.loop.pace.backlog,
         )
         self.loop.set_limited(look.limited)
         return look, answers

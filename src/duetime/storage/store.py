@@ -108,7 +108,7 @@ class Look(msgspec.Struct, frozen=True):
     now: datetime
     next_run_at: datetime | None
     """The earliest due time in its queues that are not paused: overdue jobs count, limited queues
-    too."""
+    too. Only if it was asked for."""
     limited: tuple[str, ...] = ()
     """Its queues that have limits."""
     parked: bool = False
@@ -290,12 +290,14 @@ class Store(Protocol):
         want: int = 0,
         look_ahead: bool = False,
         lead: float = 0.0,
+        in_turn: bool = False,
     ) -> Exchange:
         """Record finished jobs and claim due ones, fenced, in one transaction.
 
         It claims only if the worker's lease holds at that moment, however long it had to wait.
         With a `lead` also jobs that fall due within so many seconds: the worker holds them until
-        then.
+        then. `in_turn`: more is due than workers can take, so their claims need not be made at the
+        same time.
         """
 
     async def next_run_at(self, queues: Sequence[str]) -> tuple[datetime, datetime | None]:
@@ -416,9 +418,11 @@ class Store(Protocol):
         *,
         sparing: Collection[int] = (),
         checks: Sequence[Statements] = (),
+        ahead: bool = True,
     ) -> tuple[Look, list[Any]]:
         """Return how the queues stand, and what each of the `checks` returns, in one transaction
-        that reads only. `tasks` and `sparing`: as for `unpark`."""
+        that reads only. `tasks` and `sparing`: as for `unpark`. `ahead`: also what is due next,
+        which takes long while much is claimed."""
 
     def any_dead(self, *, sparing: int = 0) -> Statements:
         """Return whether `rescue` has something to do. Reads only."""

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from duetime.api.tasks import Task
 from duetime.app import Duetime
-from duetime.domain.checks import check_moment
+from duetime.domain.checks import check_arguments, check_moment
 from duetime.domain.duration import Duration, parse_duration
 from duetime.domain.jobs.job import (
     AttemptOutcome,
@@ -159,7 +159,7 @@ class World:
             priority=priority,
             at=moment,
             key=key,
-            args=args or {},
+            args=check_arguments(args),
         )
         enqueued = await self.enqueued()
         found = [job for job in enqueued if expected.matches(job)]

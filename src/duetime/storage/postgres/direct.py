@@ -150,23 +150,26 @@ class DirectSession:
         finally:
             self._used_at = time.monotonic()
 
-    async def read_together(
+    async def execute_together(
         self, statements: Sequence[tuple[str, Sequence[Any] | Mapping[str, Any]]], seconds: float
     ) -> list[list[Row]]:
-        """As `execute`, for several that only read: in one round trip, and one transaction. The
-        session must be open."""
+        """As `execute`, for several: in one round trip, and one transaction. The session must be
+        open."""
         async with self._turn:
-            results = await self._read_together(statements, seconds)
+            results = await self._execute_together(statements, seconds)
         transformer = Transformer(self._connection)
         found = []
         for result in results:
             if result.status not in READ:
-                raise error_from_result(result)
+                error = error_from_result(result)
+                if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+                    self._refused()
+                raise error
             transformer.set_pgresult(result)
             found.append(transformer.load_rows(0, result.ntuples, tuple))
         return found
 
-    async def _read_together(
+    async def _execute_together(
         self, statements: Sequence[tuple[str, Sequence[Any] | Mapping[str, Any]]], seconds: float
     ) -> list[pq.abc.PGresult]:
         try:

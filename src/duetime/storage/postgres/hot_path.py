@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timedelta
@@ -34,6 +35,8 @@ from duetime.storage.store import (
     rescued_state,
 )
 
+_NO_TURNS_SECONDS = 30.0
+"""How long claims take no turns after one has waited in vain."""
 _MAX_SHORT_US = 2**31 - 1
 _CHECKED = 5
 """The pruner checks at most this many times as many jobs as it removes."""
@@ -48,6 +51,9 @@ _NONE: frozenset[int] = frozenset()
 
 class HotPath(Sessions):
     """What a worker does, from its registration to the rescue of another."""
+
+    _turns_from = 0.0
+    """When claims take turns again, by the monotonic clock."""
 
     async def register_worker(
         self,
@@ -123,17 +129,18 @@ class HotPath(Sessions):
         want: int = 0,
         look_ahead: bool = False,
         lead: float = 0.0,
+        in_turn: bool = False,
     ) -> Exchange:
         try:
             return await self._exchange(
-                worker_id, finished, closed, lanes, limited, want, look_ahead, lead, False
+                worker_id, finished, closed, lanes, limited, want, look_ahead, lead, in_turn, False
             )
         except StorageError as error:
             if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
                 raise
             # Something was finished twice under its token: check each.
             return await self._exchange(
-                worker_id, finished, closed, lanes, limited, want, look_ahead, lead, True
+                worker_id, finished, closed, lanes, limited, want, look_ahead, lead, in_turn, True
             )
 
     async def _exchange(
@@ -146,6 +153,7 @@ class HotPath(Sessions):
         want: int,
         look_ahead: bool,
         lead: float,
+        in_turn: bool,
         careful: bool,
     ) -> Exchange:
         statements = _finishes(finished, closed, careful=careful)
@@ -166,7 +174,10 @@ class HotPath(Sessions):
             queues = text_array(sorted({lane.queue for lane in lanes}))
             statements.append(("next_run_at", {"queues": queues}))
         with self._waits.claiming() if claims else nullcontext():
-            answers = await self._together(statements) if statements else []
+            if claims and in_turn and len(statements) == 1:
+                answers = [await self._claim_in_turn(claim)]
+            else:
+                answers = await self._together(statements) if statements else []
             refused, cancelled = _sort_out(answers[:finishes])
             now, claimed, alive = (
                 _claimed_together(answers[finishes]) if claims else (None, [], True)
@@ -196,6 +207,26 @@ class HotPath(Sessions):
         if opens:
             next_run_at = min([next_run_at, *opens] if next_run_at else opens)
         return Exchange(now, refused, cancelled, claimed, next_run_at, lease_lost=not alive)
+
+    async def _claim_in_turn(self, claim: dict[str, Any]) -> list[Row]:
+        """A claim that waits for those of other workers, so that no more than two are made at a
+        time. Each passes over the jobs of the others, which would cost most where many are made."""
+        if self._prepare and time.monotonic() >= self._turns_from:
+            turn = {"lanes": claim["lanes"], "worker": claim["worker"]}
+            try:
+                session = self._direct_session("claim")
+                if session is None:
+                    return (await self._together([("claim_turn", turn), ("claim", claim)]))[1]
+                statements = [(self._sql["claim_turn"], turn), (self._sql["claim"], claim)]
+                with translate_errors():
+                    return (await session.execute_together(statements, self._call_seconds))[1]
+            except StorageError as error:
+                if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                    raise
+            # Somebody holds up everybody, perhaps a process that was stopped.
+            self._turns_from = time.monotonic() + _NO_TURNS_SECONDS
+        [rows] = await self._together([("claim", claim)])
+        return rows
 
     async def next_run_at(self, queues: Sequence[str]) -> tuple[datetime, datetime | None]:
         [[(now, next_run_at)]] = await self._together(
@@ -372,9 +403,11 @@ class HotPath(Sessions):
         *,
         sparing: Collection[int] = (),
         checks: Sequence[Statements] = (),
+        ahead: bool = True,
     ) -> tuple[Look, list[Any]]:
         given = {
             "queues": text_array(queues),
+            "lanes": text_array(queues if ahead else ()),
             "tasks": text_array(tasks),
             "sparing": array(sparing),
         }
@@ -385,7 +418,7 @@ class HotPath(Sessions):
                 (
                     [(now, next_run_at, limited, parked, quarantined)],
                     *found,
-                ) = await session.read_together(
+                ) = await session.execute_together(
                     [(self._sql["look"], given), *((text, more or ()) for text, more in asked)],
                     self._call_seconds,
                 )

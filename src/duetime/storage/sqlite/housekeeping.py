@@ -59,11 +59,16 @@ def register_worker(
 
 
 def look(
-    tx: Transaction, queues: Sequence[str], tasks: Sequence[str], sparing: Collection[int]
+    tx: Transaction,
+    queues: Sequence[str],
+    tasks: Sequence[str],
+    sparing: Collection[int],
+    *,
+    ahead: bool,
 ) -> Look:
     """How the queues of an idle worker stand. This reads only."""
     limited = [row[0] for row in tx.rows("limited_queues") if row[0] in queues]
-    first = hot_path.first_due(tx, queues, limited, overdue=True)
+    first = hot_path.first_due(tx, queues, limited, overdue=True) if ahead else []
     return Look(
         from_us(tx.now),
         from_us(min(first)) if first else None,

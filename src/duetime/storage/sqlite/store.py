@@ -180,8 +180,10 @@ class SqliteStore:
         want: int = 0,
         look_ahead: bool = False,
         lead: float = 0.0,
+        in_turn: bool = False,
     ) -> Exchange:
-        """See the protocol. On SQLite a claim is closed with its job, so `closed` is not needed."""
+        """See the protocol. On SQLite a claim is closed with its job, so `closed` is not needed;
+        claims always take turns."""
         lead_us = int(lead * 1e6)
 
         def work(tx: Transaction) -> Exchange:
@@ -322,10 +324,11 @@ class SqliteStore:
         *,
         sparing: Collection[int] = (),
         checks: Sequence[Statements] = (),
+        ahead: bool = True,
     ) -> tuple[Look, list[Any]]:
         return await self._thread.read(
             lambda tx: (
-                housekeeping.look(tx, queues, tasks, sparing),
+                housekeeping.look(tx, queues, tasks, sparing, ahead=ahead),
                 [tx.drive(check) for check in checks],
             )
         )

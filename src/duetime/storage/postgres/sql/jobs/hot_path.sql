@@ -78,6 +78,15 @@ select t.job_id, j.task, t.queue, t.priority,
 from taken as t
 cross join lateral (select * from duetime.job where job.id = t.job_id offset 0) as j;
 
+-- name: claim_turn
+-- In the transaction of a claim, before it: waits until such claims of every other worker of the same
+-- queues have committed. A statement of its own: a claim must see what was committed by then. It
+-- does not wait for ever, as a process that was stopped in the middle of a claim may have the turn.
+select set_config('lock_timeout', '2s', true), pg_advisory_xact_lock(
+    hashtext('duetime.claim'),
+    hashtext((select string_agg(distinct l.queue, ' ' order by l.queue)
+              from json_to_recordset(%(lanes)s::json) as l(queue text)) || %(worker)s::bigint %% 2));
+
 -- name: next_run_at
 -- The earliest due time of the lanes: one probe of due_pkey for each. Overdue counts: a job
 -- that fell due after the claim must not be slept over.

@@ -56,11 +56,11 @@ where c.worker_id = %(worker)s and not exists (
     select from duetime.attempt as a where a.job_id = u.id and a.token = c.token);
 
 -- name: look
--- How the queues of an idle worker stand. One probe of due_pkey for each lane, also of those with limits:
+-- How the queues of a worker stand. `lanes`: the queues of which to read what is due next. One probe of due_pkey for each lane, also of those with limits:
 -- the worker then claims, and sees by itself whether there is room. Locks nothing.
 select duetime.now(),
     (select min(least(d.run_at, '9999-01-01Z'))
-     from unnest(%(queues)s::text[]) as l(queue)
+     from unnest(%(lanes)s::text[]) as l(queue)
      cross join generate_series(0, 9) as p(priority)
      cross join lateral (
          select due.run_at from duetime.due
