@@ -3,15 +3,16 @@
 
 -- A duration as text, as `format_duration` writes it.
 create or replace function duetime._span_text(us bigint) returns text
-    language sql immutable as $$
-    select case when us = 0 then '0s' else concat(
+    language plpgsql immutable as $$
+begin
+    return case when us = 0 then '0s' else concat(
         nullif(us / 86400000000, 0) || 'd',
         nullif(us / 3600000000 % 24, 0) || 'h',
         nullif(us / 60000000 % 60, 0) || 'm',
         case when us % 60000000 = 0 then null
              when us % 1000000 = 0 then us / 1000000 % 60 || 's'
-             else trim_scale((us % 60000000)::numeric / 1000) || 'ms' end) end
-$$;
+             else trim_scale((us % 60000000)::numeric / 1000) || 'ms' end) end;
+end $$;
 
 -- The microseconds of a duration such as `1h30m`; null if it is none, or longer than ten years.
 create or replace function duetime._span_us(span text) returns bigint
@@ -24,29 +25,39 @@ create or replace function duetime._span_us(span text) returns bigint
           where length(span) <= 40 and span ~ '^([0-9]+(\.[0-9]+)?(ms|[smhdw]))+$') as n
 $$;
 
--- A rule as text: `Rule.text`.
+-- A rule as text: `Rule.text`. In PL/pgSQL, which keeps its plans: of a single row that moves, planning
+-- these texts took a sixth of the time.
 create or replace function duetime._rule_text(rule json) returns text
-    language sql stable as $$
-    select case
-        when r.at is not null then 'at ' || duetime._say(r.at)
-        when r.every_us is not null then 'every ' || duetime._span_text(r.every_us)
-            || ' within the last ' || duetime._span_text(r.within_us)
-        when r.wall_us is null then coalesce(s.span, '0s')
-        else concat(s.span || ' ', 'at ', to_char(r.wall_us * interval '1 microsecond',
-                 case when r.wall_us % 60000000 = 0 then 'HH24:MI' else 'HH24:MI:SS' end)) end
-    from json_to_record(rule) as r(
-        offset_us bigint, wall_us bigint, at timestamptz, every_us bigint, within_us bigint)
-    cross join lateral (
-        select case when r.offset_us <> 0 then case when r.offset_us < 0 then '-' else '+' end
-                        || duetime._span_text(abs(r.offset_us)) end as span) as s
-$$;
+    language plpgsql stable as $$
+declare
+    r record;
+    span text;
+begin
+    select g.* into r from json_to_record(rule) as g(
+        offset_us bigint, wall_us bigint, at timestamptz, every_us bigint, within_us bigint);
+    if r.at is not null then
+        return 'at ' || duetime._say(r.at);
+    elsif r.every_us is not null then
+        return 'every ' || duetime._span_text(r.every_us)
+            || ' within the last ' || duetime._span_text(r.within_us);
+    end if;
+    if r.offset_us <> 0 then
+        span := case when r.offset_us < 0 then '-' else '+' end || duetime._span_text(abs(r.offset_us));
+    end if;
+    if r.wall_us is null then
+        return coalesce(span, '0s');
+    end if;
+    return concat(span || ' ', 'at ', to_char(r.wall_us * interval '1 microsecond',
+        case when r.wall_us % 60000000 = 0 then 'HH24:MI' else 'HH24:MI:SS' end));
+end $$;
 
 create or replace function duetime._rule_texts(rules json) returns json
-    language sql stable as $$
-    select case when rules is not null then
+    language plpgsql stable as $$
+begin
+    return case when rules is not null then
         (select coalesce(json_agg(duetime._rule_text(e.rule) order by e.place), '[]')
-         from json_array_elements(rules) with ordinality as e(rule, place)) end
-$$;
+         from json_array_elements(rules) with ordinality as e(rule, place)) end;
+end $$;
 
 -- A rule with these times, as it is stored: `Rule.to_json`.
 create or replace function duetime._make_rule(
