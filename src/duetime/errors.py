@@ -219,14 +219,28 @@ class ReminderNotFound(DuetimeError, LookupError):
 
 
 class DeliveryNotFound(DuetimeError, LookupError):
-    """No delivery has this external id. The receipt may have arrived before the send."""
+    """No delivery has this external id, and no message this key. The receipt may have arrived
+    before the send."""
 
-    def __init__(self, external_id: str) -> None:
-        super().__init__(
+    external_id: str | None = None
+    key: str | None = None
+
+    def __init__(
+        self, external_id: str | None, *, key: str | None = None, why: str | None = None
+    ) -> None:
+        message = (
             f"No delivery has the external id {external_id!r:.200}. If the message was sent just "
             "now, the send may not be recorded yet: try again in a moment."
         )
+        if key is not None:
+            other = f", and no delivery the external id {external_id!r:.200}" if external_id else ""
+            message = (
+                f"No message has the key {key!r:.200}{other}. Give the key that was passed to the "
+                "provider: reminder.key, digest.key or message.key."
+            )
+        super().__init__(why or message)
         self.external_id = external_id
+        self.key = key
 
 
 class RecipientNotFound(DuetimeError, LookupError):

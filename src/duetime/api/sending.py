@@ -167,10 +167,17 @@ class Sending:
         from duetime.storage.reminders.receipts import ReceiptStatements
 
         if external_id is not None:
-            external_id = check_external_id(external_id)
+            external_id = check_external_id(
+                external_id, otherwise="If the provider has none, give None, and key=."
+            )
         elif key is None:
             raise InvalidInput(
                 "A receipt must identify its message: give the provider's id, or key=."
+            )
+        if key is not None and (not isinstance(key, str) or not key):
+            raise InvalidInput(
+                "key must be the key of the message, such as reminder.key or message.key, got "
+                f"{key!r:.60}."
             )
         reported = read_receipt(status)
         actor = check_actor(by)
@@ -190,10 +197,11 @@ class Sending:
             except DeliveryNotFound:
                 if key is None:
                     raise
+            assert key is not None
             return (
                 yield from statements.receipt_by_key(
-                    str(key), reported, external_id=external_id, reason=why, channel=channel,
-                    only_channel=self._only_channel(str(key)), actor=actor,
+                    key, reported, external_id=external_id, reason=why, channel=channel,
+                    only_channel=self._only_channel(key), actor=actor,
                 )
             )  # fmt: skip
 

@@ -86,6 +86,8 @@ REASONS = {
     "reminder_ended": "the reminder is {status}[: {why:reason}]",
     "just_ended": "it was sent or withdrawn just now",
     "quiet_hours": "it waits until {local} ({tz}) for the quiet hours {quiet} of {recipient}",
+    "settings_changed": "the settings of {recipient} were changed, so it was sent at once; "
+    "otherwise {why:reason}",
     "let_out": "{by} had it sent at once[; otherwise {why:reason}]",
     "waited_quiet_hours": "it waited until {local} ({tz}) for the quiet hours {quiet} of "
     "{recipient}",

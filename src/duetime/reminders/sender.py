@@ -171,7 +171,7 @@ class Sender:
             await self._app._perform(lambda d: AdmissionStatements(d).hold(reminder, waits))
             return Snooze(waits.until - state.now, waits.reason)
         elif state.held is not None or decision.reason is not None:
-            reason = decision.reason or reason_after_wait(reminder)
+            reason = decision.reason or reason_after_wait(reminder, state.now)
             if not await self._app._perform(
                 lambda d: AdmissionStatements(d).release(reminder, reason)
             ):

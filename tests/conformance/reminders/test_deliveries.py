@@ -487,8 +487,10 @@ async def test_a_receipt_of_nothing_is_told(app: Duetime) -> None:
             InvalidInput, match=r"is not a status of a receipt\. Use one of: delivered, bounced"
         ):
             await app.receipt("mail-1", "opened")  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput, match="id must be a string"):
+        with pytest.raises(InvalidInput, match=r"not be empty\. If the provider has none"):
             await app.receipt("", "delivered")
+        with pytest.raises(InvalidInput, match="id must be a string, got 5"):
+            await app.receipt(5, "delivered")  # type: ignore[arg-type]
 
         assert (await only(app)).delivery == "sent"
 
@@ -604,6 +606,8 @@ async def test_acknowledge_by_id_and_by_external_id(app: Duetime) -> None:
             await app.reminders.acknowledge(99)
         with pytest.raises(DeliveryNotFound):
             await app.reminders.acknowledge("mail-99")
+        with pytest.raises(InvalidInput, match=r"not be empty\. Without it, give the id of"):
+            await app.reminders.acknowledge("")
         with pytest.raises(InvalidInput, match="reminder id"):
             await app.reminders.acknowledge(0)
         trail = await actions(app)

@@ -224,9 +224,18 @@ async def test_a_key_of_nothing_and_no_name_at_all_are_told(app: Duetime) -> Non
     async with app.testing(now=START):
         await put(app)
         armed = await only(app)
-        for key in ("nonsense", "dtr_" + 32 * "0", "dtr_\x00", armed.key + "_1", armed.key):
-            with pytest.raises(DeliveryNotFound):
+        for key in ("nonsense", "dtr_" + 32 * "0", "dtr_\x00", armed.key + "_1"):
+            with pytest.raises(DeliveryNotFound) as unknown:
                 await app.receipt(None, "delivered", key=key)
+            assert str(unknown.value).startswith(f"No message has the key {key!r}. Give the key ")
+            assert (unknown.value.external_id, unknown.value.key) == (None, key)
+        with pytest.raises(DeliveryNotFound, match="'nonsense', and no delivery the external id"):
+            await app.receipt("CA123", "delivered", key="nonsense")
+        with pytest.raises(DeliveryNotFound, match=r"which channel it went through. Give channel="):
+            await app.receipt(None, "delivered", key=armed.key)
+        for bad in ("", 5):
+            with pytest.raises(InvalidInput, match="key must be the key of the message, such as"):
+                await app.receipt(None, "delivered", key=bad)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput, match="give the provider's id, or key="):
             await app.receipt(None, "delivered")
 
@@ -375,7 +384,7 @@ async def test_a_key_of_a_digest_that_is_not_being_sent_is_told(app: Duetime) ->
     class Curious(Box):
         async def send(self, message: Message) -> Sent:
             if message.event == "reminder.digest":
-                with pytest.raises(DeliveryNotFound):
+                with pytest.raises(DeliveryNotFound, match="Give channel="):
                     await app.receipt(None, "delivered", key=message.key)
                 refused.append(message.key)
             return await super().send(message)
@@ -388,7 +397,7 @@ async def test_a_key_of_a_digest_that_is_not_being_sent_is_told(app: Duetime) ->
         for key in (
             "dtd_", "dtd_x_1", "dtd_0123456789abcdef_1", "dtd_0123456789abcdef_" + "9" * 30,
         ):  # fmt: skip
-            with pytest.raises(DeliveryNotFound):
+            with pytest.raises(DeliveryNotFound, match=f"No message has the key '{key}'"):
                 await app.receipt(None, "delivered", key=key, channel="phone")
         await world.advance("2h")
 

@@ -198,8 +198,13 @@ async def test_quiet_hours_that_are_taken_back_hold_nothing_any_more(
         await world.advance("2h")
         await app.recipients.put("ann")
         await world.advance("1m")
+        why = await explain(app, "game:0")
 
     assert mail.hours == [2.0]
+    assert (
+        "The settings of ann were changed, so it was sent at once; otherwise it waits until 20:00"
+        in why
+    )
 
 
 async def test_a_subject_that_ends_in_quiet_hours_is_not_reminded_of(

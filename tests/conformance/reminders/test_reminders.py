@@ -327,7 +327,13 @@ async def test_bad_input_is_refused_and_changes_nothing(app: Duetime, outbox: Ou
             ({"due": START, "remind": ["soon"]}, "soon"),
             ({"due": START, "scope": "nowhere"}, "no scope 'nowhere'"),
             ({"due": START, "tz": "Mars/Olympus"}, "Mars"),
+            ({"due": START, "remind": "-99999d"}, "at most 10 years: write '3653d' or less"),
+            ({"due": START, "remind": 1.5}, "whole number of minutes .*, got 1.5. Write '-1m30s'"),
+            ({"due": START, "remind": True}, "A rule must be a text such as '-1h'.*, got True"),
             ({"due": START, "data": {"x": object()}}, "encoded as JSON"),
+            ({"due": START, "data": [1]}, r"data must be a mapping, .* got \[1\]"),
+            ({"due": START, "data": []}, r"data must be a mapping, .* got \[\]"),
+            ({"due": START, "data": "x"}, "data must be a mapping, .* got 'x'"),
         ):
             with pytest.raises(InvalidInput, match=message):
                 await app.subjects.put("game", **options)

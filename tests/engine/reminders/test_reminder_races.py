@@ -28,7 +28,7 @@ from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.migrator import PostgresMigrator
 from duetime.storage.postgres.store import PostgresStore
 from duetime.storage.reminders.deliveries import DeliveryStatements
-from duetime.storage.reminders.reminders import ScopeInfo
+from duetime.storage.reminders.rows import ScopeInfo
 from duetime.storage.reminders.sends import SentReminder
 from duetime.storage.sqlite.migrator import SqliteMigrator
 from duetime.storage.sqlite.store import SqliteStore

@@ -22,7 +22,8 @@ from duetime.settings import Settings
 from duetime.storage import transaction
 from duetime.storage.migrations import upgrade
 from duetime.storage.postgres.dialect import PostgresDialect
-from duetime.storage.reminders.reminders import ReminderStatements, ScopeInfo
+from duetime.storage.reminders.reminders import ReminderStatements
+from duetime.storage.reminders.rows import ScopeInfo
 from duetime.storage.store import Statements
 from duetime.wiring import make_migrator, make_store
 from tests.waiting import until

@@ -70,6 +70,12 @@ def test_other_rates_are_refused(text: Any) -> None:
         parse_rate(text)
 
 
+@pytest.mark.parametrize("text", ["1/32d", "1/99999d"])
+def test_a_period_that_is_too_long_is_refused_with_its_limit(text: str) -> None:
+    with pytest.raises(InvalidInput, match="A rate's period must be at most 31d, got"):
+        parse_rate(text)
+
+
 def test_receipts_never_go_back() -> None:
     order = ["sent", "delivered", "bounced", "acknowledged"]
     for place, status in enumerate(order):

@@ -126,10 +126,15 @@ def clean_external_id(value: object) -> str | None:
     return text or None
 
 
-def check_external_id(value: object) -> str:
-    """Return the provider's id of a message as it was recorded, or raise `InvalidInput`."""
-    if not isinstance(value, str) or not value:
+def check_external_id(value: object, *, otherwise: str) -> str:
+    """Return the provider's id of a message as it was recorded, or raise `InvalidInput`.
+
+    `otherwise`: what to do without one.
+    """
+    if not isinstance(value, str):
         raise InvalidInput(f"The provider's id must be a string, got {value!r:.60}.")
+    if not value:
+        raise InvalidInput(f"The provider's id must not be empty. {otherwise}")
     return clean_external_id(value) or ""
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from duetime.domain.duration import format_duration, parse_duration
 from duetime.domain.reminders.rule import (
+    MAX_OFFSET,
     Rule,
     check_rule,
     may_come_before,
@@ -27,6 +28,7 @@ _REPEAT = re.compile(r"every (\S+) within the last (\S+)")
 
 
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
+_MOST_MINUTES = MAX_OFFSET // timedelta(minutes=1)
 
 RuleLike = str | int | timedelta | datetime | Mapping[str, object] | Rule
 RulesLike = RuleLike | Iterable[RuleLike]
@@ -80,7 +82,7 @@ time, or '+1h' for a time after it.
     if "channels" in options:
         options["channels"] = _read_channels(options["channels"])
     if "escalate" in options:
-        options["escalate"] = parse_duration(options["escalate"], name="escalate")
+        options["escalate"] = _read_span(options["escalate"], "escalate")
     return check_rule(Rule(**times, **options))
 
 
@@ -113,7 +115,7 @@ def parse_rules(values: RulesLike) -> tuple[Rule, ...]:
     >>> [rule.text for rule in parse_rules(["-7d", "-1h", "-60m"])]
     ['-7d', '-1h']
     """
-    if isinstance(values, str | int | Mapping | timedelta | datetime | Rule):
+    if isinstance(values, str | int | float | Mapping | timedelta | datetime | Rule):
         values = [values]
     if not isinstance(values, Iterable) or isinstance(cast("object", values), bytes):
         raise InvalidInput(f"Rules must be a list, such as ['-1d', '-1h'], got {values!r:.60}.")
@@ -139,9 +141,14 @@ def _read_times(value: Any) -> dict[str, Any]:
         return {"at": read_moment(value)}
     if isinstance(value, int) and not isinstance(value, bool):
         return {"offset": _read_minutes(value)}
-    text = (
-        " ".join(value.split()) if isinstance(value, str) and len(value) < _MAX_TEXT_LENGTH else ""
-    )
+    if isinstance(value, float):
+        raise _part_of_a_minute(value)
+    if not isinstance(value, str):
+        raise InvalidInput(
+            "A rule must be a text such as '-1h', a whole number of minutes before the due time, a "
+            f"timedelta or a datetime, got {value!r:.60}."
+        )
+    text = " ".join(value.split()) if len(value) < _MAX_TEXT_LENGTH else ""
     if _NUMBER.fullmatch(text):
         return {"offset": _read_minutes(int(text))}
     if found := _SPAN.fullmatch(text):
@@ -153,7 +160,7 @@ def _read_times(value: Any) -> dict[str, Any]:
     if found := _MOMENT.fullmatch(text):
         return {"at": _read_moment(found[1])}
     if found := _REPEAT.fullmatch(text):
-        every, within = (parse_duration(span, name="A repeat's time") for span in found.groups())
+        every, within = (_read_span(span, "A repeat's time") for span in found.groups())
         return {"every": every, "within": within}
     raise InvalidInput(
         f"{value!r:.60} is not a valid rule. Write '-1h' (before the due time), '+30m' (after it), "
@@ -164,21 +171,36 @@ def _read_times(value: Any) -> dict[str, Any]:
 
 
 def _read_minutes(number: int) -> timedelta:
+    if abs(number) > _MOST_MINUTES:
+        raise InvalidInput(
+            "A rule that is a number is minutes before the due time, and must be at most 10 years: "
+            f"write {_MOST_MINUTES} or less."
+        )
     if number < 0:
         raise InvalidInput(
             f"A number is minutes before the due time and must not be negative, got {number}. "
             f"For a time after the due time, write '+{-number}m'."
         )
-    try:
-        return -timedelta(minutes=number)
-    except OverflowError:
-        raise InvalidInput(
-            f"The offset of a rule must be at most 10 years, got {number} minutes."
-        ) from None
+    return -timedelta(minutes=number)
+
+
+def _part_of_a_minute(number: float) -> InvalidInput:
+    message = (
+        "A rule that is a number must be a whole number of minutes before the due time, got "
+        f"{number!r}."
+    )
+    # Neither NaN nor infinity compares like this.
+    if 0 < number <= _MOST_MINUTES and (span := timedelta(minutes=number)):
+        message += f" Write {'-' + format_duration(span)!r}."
+    return InvalidInput(message)
+
+
+def _read_span(value: Any, name: str) -> timedelta:
+    return parse_duration(value, name=name, most=MAX_OFFSET)
 
 
 def _read_offset(text: str, sign: str, span: str) -> timedelta:
-    offset = parse_duration(span, name="A rule's offset")
+    offset = _read_span(span, "A rule's offset")
     if offset and not sign:
         raise InvalidInput(
             f"The rule {text!r} has no sign. Write '-{text}' for a time before the due time, or "
@@ -200,7 +222,7 @@ def _read_moment(text: str) -> datetime:
 def _read_expires(value: Any) -> Any:
     if value is None or value == "never":
         return None
-    return value if value == "at_due" else parse_duration(value, name="expires")
+    return value if value == "at_due" else _read_span(value, "expires")
 
 
 def _read_channels(value: Any) -> tuple[Any, ...]:

@@ -195,7 +195,9 @@ class AdmissionStatements(RecipientStatements):
                 joining.append((reminder, uses))
             elif isinstance(decision, Send):
                 answers[reminder.id] = decision
-                holds[reminder.id] = {"reason": decision.reason or reason_after_wait(reminder)}
+                holds[reminder.id] = {
+                    "reason": decision.reason or reason_after_wait(reminder, hour.now)
+                }
                 hour.count(use_of(reminder))
             elif isinstance(decision, Wait):
                 answers[reminder.id] = Snooze(decision.until - hour.now, decision.reason)
@@ -351,12 +353,16 @@ _WAITED = {
     "hourly_limit": "waited_hourly_limit",
     "in_digest": "waited_in_digest",
 }
+_TIMED = ("quiet_hours", "hourly_limit")
+"""Reasons that say until when it waits."""
 
 
-def reason_after_wait(reminder: Reminder) -> Reason | None:
+def reason_after_wait(reminder: Reminder, now: datetime) -> Reason | None:
     """The reason of one that waited, and goes out now."""
     if reminder.reason is None or reminder.reason.code not in _WAITED:
         return None
+    if reminder.run_at is not None and reminder.run_at > now and reminder.reason.code in _TIMED:
+        return Reason.of("settings_changed", recipient=reminder.recipient, why=reminder.reason)
     return Reason(_WAITED[reminder.reason.code], reminder.reason.facts)
 
 

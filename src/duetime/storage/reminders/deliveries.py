@@ -20,7 +20,8 @@ from duetime.domain.reminders.delivery import (
 from duetime.domain.reminders.reminder import REMIND_TASK, Reminder, ReminderStatus, Subject
 from duetime.domain.reminders.rule import Rule
 from duetime.errors import DeliveryNotFound, InvalidInput, ReminderNotFound
-from duetime.storage.reminders.reminders import levels_of, read_scope, reminder_document
+from duetime.storage.reminders.arming import reminder_document
+from duetime.storage.reminders.rows import levels_of, read_scope
 from duetime.storage.reminders.sends import SendStatements
 from duetime.storage.store import Dialect, Statements
 

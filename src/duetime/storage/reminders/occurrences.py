@@ -9,12 +9,8 @@ from duetime.domain.duration import format_time
 from duetime.domain.reminders.recurrence import OccurrenceChange, explain_exception
 from duetime.domain.reminders.reminder import Subject
 from duetime.errors import InvalidInput, SubjectNotFound
-from duetime.storage.reminders.reminders import (
-    ReminderStatements,
-    rules_that_hold,
-    subject_document,
-    subject_summary,
-)
+from duetime.storage.reminders.reminders import ReminderStatements
+from duetime.storage.reminders.rows import rules_that_hold, subject_document, subject_summary
 from duetime.storage.store import Statements
 
 MAX_SUBJECTS = 20_000
@@ -33,7 +29,7 @@ class OccurrenceStatements(ReminderStatements):
             if subject.repeats is None:
                 raise InvalidInput(
                     f"The subject {ref!r} does not repeat, so it has no occurrences. "
-                    "Complete it without occurrence=, or put it with another due."
+                    "Complete the whole subject, or put it with another due time."
                 )
             if subject.status != "open":
                 raise InvalidInput(f"The subject {ref!r} is done. Put it again to open it.")

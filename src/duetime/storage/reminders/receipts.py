@@ -42,6 +42,8 @@ class ReceiptStatements(DeliveryStatements):
         `only_channel`: the one that it went through, if the app has no other.
         """
         sought = yield from self._sought(key)
+        if sought is None:
+            raise DeliveryNotFound(external_id, key=key)
         deliveries = [one for one in sought.deliveries if channel in (None, one.channel)]
         known = {one.reminder_id for one in deliveries if one.sent_at is not None}
         unknown = {one: number for one, number in sought.rounds.items() if one not in known}
@@ -49,7 +51,12 @@ class ReceiptStatements(DeliveryStatements):
             names = {one.channel for one in deliveries}
             through = channel or (names.pop() if len(names) == 1 else only_channel)
             if through is None:
-                raise DeliveryNotFound(external_id or key)
+                raise DeliveryNotFound(
+                    external_id,
+                    key=key,
+                    why=f"The send of the message with the key {key!r} is not recorded, and it "
+                    "is not known here which channel it went through. Give channel=.",
+                )
             yield from self._dialect.run(
                 "receipt_early",
                 [
@@ -62,7 +69,9 @@ class ReceiptStatements(DeliveryStatements):
             deliveries = [one for one in found if one.channel == through]
         sent = [one for one in deliveries if one.sent_at is not None]
         if not sent:
-            raise DeliveryNotFound(external_id or key)
+            raise DeliveryNotFound(
+                external_id, key=key, why=f"The message with the key {key!r} has not been sent."
+            )
         changed, last = 0, sent[-1].channel
         ids: dict[str, None] = {}
         for one in [one for one in sent if one.channel == last]:
@@ -76,7 +85,7 @@ class ReceiptStatements(DeliveryStatements):
         return changed
 
     def _sought(self, key: str) -> Statements:
-        """Lock what has this key: a reminder, or all of a digest."""
+        """Lock what has this key: a reminder, or all of a digest. None: nothing has it."""
         if key.startswith(DIGEST_PREFIX):
             return (yield from self._in_digest(key))
         return (yield from self._keyed(key))
@@ -87,7 +96,7 @@ class ReceiptStatements(DeliveryStatements):
         digest_id = read_digest_key(key)
         installation = yield from self._dialect.installation()
         if digest_id is None or make_digest_key(installation, digest_id) != key:
-            raise DeliveryNotFound(key)
+            return None
         for _, _, status, _ in (yield from self._dialect.run("digest_get", {"id": digest_id})):
             if status == "sending":
                 inside = yield from self._dialect.run("digest_members", {"id": digest_id})
@@ -108,13 +117,13 @@ class ReceiptStatements(DeliveryStatements):
         """Lock the reminder that has this key, in its last round or before."""
         named = read_reminder_key(key)
         if named is None:
-            raise DeliveryNotFound(key)
+            return None
         first, number = named
         rows = yield from self._dialect.run("receipt_keyed", {"key": first})
         _, found = yield from self._locked([row[0] for row in rows])
         mine = [one for one in found if number <= one.snoozes]
         if not mine:
-            raise DeliveryNotFound(key)
+            return None
         # Of those that were armed twice, the one that is not withdrawn.
         reminder: Reminder = max(mine, key=lambda one: (one.status not in _GONE, one.id))
         deliveries = yield from self._of_key(key, [reminder.id])

@@ -16,12 +16,8 @@ from duetime.domain.checks import MAX_NAME_LENGTH
 from duetime.domain.reasons import Reason, read_reason
 from duetime.domain.reminders.reminder import Subject
 from duetime.domain.reminders.tracking import Track, read_level, read_subject
-from duetime.storage.reminders.reminders import (
-    MAX_LEVELS,
-    ReminderStatements,
-    ScopeInfo,
-    scope_document,
-)
+from duetime.storage.reminders.reminders import ReminderStatements
+from duetime.storage.reminders.rows import MAX_LEVELS, ScopeInfo, scope_document
 from duetime.storage.store import Dialect, Row, Statement, Statements
 
 _NOT_TRACKED = Reason("scope_not_tracked")

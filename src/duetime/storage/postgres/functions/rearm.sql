@@ -109,7 +109,7 @@ begin
         priority => 0, max_attempts => 1000)], complete => true);
 end $$;
 
--- Make the armed reminders of locked subjects true again: what `ReminderStatements._rearm` does in
+-- Make the armed reminders of locked subjects true again: what `ArmingStatements._rearm` does in
 -- Python, for any number of subjects at once. `why` is the reason for reminders that are superseded,
 -- where it does not follow from the subject itself. What SQL cannot compute is left to a worker.
 -- `as_of`: when the change was made, if that was not just now: what came due since is late, not past.
