@@ -126,7 +126,7 @@ if TYPE_CHECKING:
     from duetime.reminders.templates.limits import TemplateError
     from duetime.reminders.templates.template import Template
     from duetime.settings import Retention, Settings, SettingsArguments, WorkerArguments
-    from duetime.storage.reminders.reminders import ScopeInfo
+    from duetime.storage.reminders.rows import ScopeInfo
     from duetime.storage.reminders.tracking import TrackedInfo
     from duetime.storage.schedules.rows import NewSchedule, TickInfo
     from duetime.storage.store import WorkerInfo
@@ -292,7 +292,7 @@ _HOMES = {
         "duetime.reminders.templates.limits": "TemplateError",
         "duetime.reminders.templates.template": "Template",
         "duetime.settings": "Retention Settings SettingsArguments WorkerArguments",
-        "duetime.storage.reminders.reminders": "ScopeInfo",
+        "duetime.storage.reminders.rows": "ScopeInfo",
         "duetime.storage.reminders.tracking": "TrackedInfo",
         "duetime.storage.schedules.rows": "NewSchedule TickInfo",
         "duetime.storage.store": "WorkerInfo",

@@ -181,7 +181,9 @@ async def test_a_finished_job_is_replayed(backend: Backend, app: Duetime) -> Non
 
     assert replay.json["replay_of"] == dead
     assert f"job {dead}" in shown.out
-    assert "not valid JSON" in wrong.err
+    assert "Invalid value for '--args': '{' is not JSON" in wrong.error
+    nameless = duetime(backend.url, "jobs", "replay", str(dead), "--args", "[1]")
+    assert "Invalid value for '--args': '[1]' is not a JSON object" in nameless.error
 
 
 async def test_jobs_are_listed_newest_first_and_filtered(backend: Backend, app: Duetime) -> None:

@@ -224,7 +224,7 @@ async def test_unknown_job(command: str, backend: Backend, app: Duetime) -> None
         (("schedules", "trigger", " "), "There is no schedule named ' '"),
         (
             ("queues", "pause", "mail", "--by", " "),
-            "The actor (by=) must have at least one visible character",
+            "The actor (--by) must have at least one visible character",
         ),
         (("schedules", "get", "a\udcff"), "is not valid text"),
         (("schedules", "put", "a\udcff", "shop.send", "@every 1h"), "is not valid text"),
@@ -246,6 +246,84 @@ async def test_names_that_cannot_be(
     assert message in answer.err
     assert "Traceback" not in answer.err
     assert answer.out == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            ("subjects", "put", "a", "--due", "none", "--scope", "nowhere"),
+            "Create it first with app.scopes.put or `duetime scopes put REF`.",
+        ),
+        (
+            ("subjects", "put", "a", "--repeats", "2030-01-01T09:00:00Z"),
+            "A single time does not repeat. Use --due instead of --repeats.",
+        ),
+        (
+            ("subjects", "complete", "a", "--occurrence", "2030-01-01T09:00Z", "--reason", "x"),
+            "--reason applies to a whole subject and cannot be combined with --occurrence.",
+        ),
+        (
+            ("schedules", "put", "n", "shop.send", "@hourly", "--wait", "5m"),
+            "--within and --wait need --after, the schedule to come after.",
+        ),
+        (
+            ("schedules", "put", "n", "shop.send", "@hourly", "--after", "n"),
+            "The schedule 'n' cannot depend on itself: --after 'n'.",
+        ),
+        (
+            ("schedules", "put", "n", "duetime.rearm", "@hourly"),
+            "are used by Duetime. Choose another name.",
+        ),
+        (
+            ("schedules", "put", "n", "shop.send", "FREQ=DAILY FREQ=WEEKLY"),
+            "Give several rules as several specs, and dates to leave out as --exclude.",
+        ),
+        (("jobs", "list", "--after", "after=x"), "got 'after=x'."),
+        (
+            ("jobs", "list", "--after", "after=x"),
+            "--after must be the cursor that an earlier page",
+        ),
+        (("jobs", "list", "--arg", "order"), "--arg must be written as"),
+        (
+            ("jobs", "list", "--state", "dead", "--due-since", "1h"),
+            "Use --due-since and --due-before with the states pending, retrying and parked",
+        ),
+        (
+            ("jobs", "cancel-all", "--yes"),
+            "`duetime jobs cancel-all` needs at least one filter, such as --queue or --state.",
+        ),
+        (
+            ("jobs", "cancel", "1", "--by", ""),
+            "The actor (--by) must have 1 to 200 characters, got 0.",
+        ),
+        (
+            ("tables", "put", "games", "--id", "id"),
+            "such as channels or guilds, say --kind 'scopes'.",
+        ),
+    ],
+)
+async def test_errors_name_commands_and_options(
+    command: tuple[str, ...], message: str, backend: Backend, app: Duetime
+) -> None:
+    """And not the calls and keywords of Python."""
+    answer = duetime(backend.url, *command)
+
+    assert answer.code == 1
+    assert message in answer.error
+
+
+async def test_bulk_commands_have_the_shared_options(backend: Backend, app: Duetime) -> None:
+    for words in (("cancel-all",), ("requeue-all",), ("reschedule-all", "1h")):
+        answer = duetime(
+            None, "jobs", *words, "--queue", "none", "--yes", "--json", "--database", backend.url
+        )
+        shown = duetime(
+            None, "jobs", "bulk", str(answer.json["id"]), "--json", "--database", backend.url
+        )
+
+        assert answer.code == shown.code == 0, (answer.err, shown.err)
+        assert shown.json["action"] == words[0].removesuffix("-all")
 
 
 async def test_backfill_is_refused_before_it_asks(backend: Backend, app: Duetime) -> None:

@@ -411,7 +411,7 @@ async def test_what_the_library_refuses_is_one_line(backend: Backend, app: Dueti
         assert "There is no schedule named 'nothing'" in answer.error
     for answer, message in zip(
         refused,
-        ("need after=", "argument 'wrong'", "must start before it ends"),
+        ("need --after", "argument 'wrong'", "must start before it ends"),
         strict=True,
     ):
         assert answer.code == 1

@@ -152,7 +152,7 @@ async def test_a_hierarchy_is_tracked_by_the_command_line_and_written_by_sql(
     assert "guilds is now tracked as guild" in guild.out
     assert "channels is now tracked as channel" in channel.out
     assert refused.code != 0
-    assert "kind='scopes'" in refused.err
+    assert "--kind 'scopes'" in refused.err
     assert "channel:9: the rule 'soon' cannot be read" in again.out
     assert "guild:{guild_id}" in listed.out
     assert "column minutes" in listed.out

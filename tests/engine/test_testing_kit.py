@@ -580,6 +580,8 @@ class TestAssertEnqueued:
                 await world.assert_not_enqueued("snd")
             with pytest.raises(InvalidInput, match=r"no argument 'too'.*to"):
                 await world.assert_not_enqueued(send, args={"too": "ann"})
+            with pytest.raises(InvalidInput, match="args must be a mapping"):
+                await world.assert_not_enqueued(send, args=["ann"])  # type: ignore[arg-type]
 
 
 class TestBadInput:

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duetime.domain.duration import format_duration, parse_duration, read_duration
+from duetime.domain.duration import (
+    format_duration,
+    parse_duration,
+    parse_positive_duration,
+    read_duration,
+)
 from duetime.errors import InvalidInput
 
 SPANS = st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=36_525))
@@ -99,10 +104,22 @@ def test_a_variable_or_an_option_may_be_a_number_of_seconds() -> None:
         (float("inf"), r"at most 100 years: write '36525d' or less"),
         (10**400, r"at most 100 years: write '36525d' or less"),
         (timedelta.max, r"at most 100 years: write '36525d' or less"),
+        (timedelta(days=36526), r"write '36525d' or less, got '36526d'"),
         ("36526d", r"at most 100 years: write '36525d' or less"),
         ("9" * 30 + "w", r"at most 100 years: write '36525d' or less"),
+        ("P36526D", r"at most 100 years: write '36525d' or less, got 'P36526D'"),
     ],
 )
 def test_out_of_range(value: str | timedelta | float, reason: str) -> None:
-    with pytest.raises(InvalidInput, match=reason):
+    with pytest.raises(InvalidInput, match=reason) as refused:
         parse_duration(value)
+    assert refused.value.code == "invalid_input"
+
+
+@pytest.mark.parametrize("value", ["61m", "99999d", "9" * 30 + "w", "PT61M", 3601, timedelta.max])
+def test_a_limit_of_its_own_is_named(value: str | timedelta | float) -> None:
+    hour = timedelta(hours=1)
+    assert parse_duration("1h", name="within", most=hour) == hour
+    for parse in (parse_duration, parse_positive_duration):
+        with pytest.raises(InvalidInput, match=r"^within must be at most 1h, got '"):
+            parse(value, name="within", most=hour)

@@ -67,7 +67,7 @@ def test_a_cursor_keeps_moments_and_nothing() -> None:
     ],
 )
 def test_what_is_no_cursor_of_the_list_is_refused(cursor: Any) -> None:
-    with pytest.raises(InvalidInput, match="after= must be the `next` of an earlier page"):
+    with pytest.raises(InvalidInput, match="after= must be the cursor that an earlier page"):
         read_cursor(cursor, order="numbers", shape=tuple[Id])
 
 

@@ -171,6 +171,21 @@ async def test_all_jobs_that_match_are_changed(
         await client.jobs.cancel_all()
 
 
+async def test_arguments_without_names_are_refused_before_they_are_sent(
+    client: Client, send: Send
+) -> None:
+    job = await client.jobs.enqueue("mail.send", {"to": "ann"})
+    bad: Any = [1]
+    for call in (
+        client.jobs.enqueue("mail.send", bad),
+        client.jobs.replay(job.id, bad),
+        client.flows.start("order", bad),
+        client.schedules.put("nightly", "mail.send", "@daily", args=bad),
+    ):
+        with pytest.raises(InvalidInput, match="args must be a mapping"):
+            await call
+
+
 async def test_jobs_are_counted_and_replayed(service: Running, client: Client) -> None:
     @service.app.task(name="fail", max_attempts=1)
     async def fail(to: str) -> str:
@@ -409,6 +424,9 @@ async def test_reminders_are_followed(service: Running, client: Client) -> None:
     assert await client.reminders.resend_many() == Resent([], {})
     with pytest.raises(DeliveryNotFound):
         await client.receipt("SM1", "delivered")
+    with pytest.raises(DeliveryNotFound, match="No message has the key 'dtr_1'") as unknown:
+        await client.receipt(None, "delivered", key="dtr_1")
+    assert (unknown.value.external_id, unknown.value.key) == (None, "dtr_1")
     with pytest.raises(DeliveryNotFound):
         await client.reminders.acknowledge("SM1")
 

@@ -26,6 +26,7 @@ from duetime.api.tasks import BoundTask, Task
 from duetime.domain.audit import AuditEvent
 from duetime.domain.checks import (
     check_actor,
+    check_arguments,
     check_job_id,
     check_name,
     check_priority,
@@ -115,11 +116,11 @@ class FlowTask(Task[P, R]):
     def __repr__(self) -> str:
         return f"<flow {self.name}>"
 
-    async def start(self, *args: P.args, **kwargs: P.kwargs) -> FlowRun[R]:
+    async def start(self, /, *args: P.args, **kwargs: P.kwargs) -> FlowRun[R]:
         """Start a run; it is durable when this returns."""
         return await self.using().start(*args, **kwargs)
 
-    def start_sync(self, *args: P.args, **kwargs: P.kwargs) -> FlowRun[R]:
+    def start_sync(self, /, *args: P.args, **kwargs: P.kwargs) -> FlowRun[R]:
         """`start` for sync code."""
         return self.using().start_sync(*args, **kwargs)
 
@@ -159,16 +160,16 @@ class BoundFlow(Generic[P, R]):
     def __init__(self, bound_task: BoundTask[P, R]) -> None:
         self._task = bound_task
 
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
+    def job(self, /, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """Return the job of a run without starting it, for `app.enqueue_many`."""
         return self._task.job(*args, **kwargs)
 
-    async def start(self, *args: P.args, **kwargs: P.kwargs) -> FlowRun[R]:
+    async def start(self, /, *args: P.args, **kwargs: P.kwargs) -> FlowRun[R]:
         """Start a run; with `tx=` in the caller's transaction."""
         started = await self._task.enqueue(*args, **kwargs)
         return FlowRun(self._task._app.flows, started.id, created=started.created)
 
-    def start_sync(self, *args: P.args, **kwargs: P.kwargs) -> FlowRun[R]:
+    def start_sync(self, /, *args: P.args, **kwargs: P.kwargs) -> FlowRun[R]:
         """`start` for sync code; `tx=` must be a sync transaction."""
         started = self._task.enqueue_sync(*args, **kwargs)
         return FlowRun(self._task._app.flows, started.id, created=started.created)
@@ -292,7 +293,7 @@ class Flows:
             raise UnknownFlow(flow)
         named: FlowTask[..., Any] = FlowTask(self._app, definition)
         return await named.using(at=at, delay=delay, queue=queue, key=key, tx=tx).start(
-            **(args or {})
+            **check_arguments(args)
         )
 
     async def get(self, run_id: int) -> FlowInfo:

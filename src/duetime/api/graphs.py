@@ -12,7 +12,7 @@ from duetime.api.flows import FlowTask, run_options
 from duetime.api.task_registry import choose_policy
 from duetime.api.tasks import BoundTask, Task
 from duetime.domain.checks import check_name, check_priority, check_queue, check_task_not_reserved
-from duetime.domain.duration import Duration, parse_positive_duration
+from duetime.domain.duration import Duration, parse_duration, parse_positive_duration
 from duetime.domain.flows.declaration import Declaration, Parameter, read_function
 from duetime.domain.flows.graph import GraphKind, JobOptions
 from duetime.domain.jobs.job import DEFAULT_PRIORITY, DEFAULT_QUEUE, NewJob
@@ -221,8 +221,8 @@ class Graph(FlowTask[..., dict[str, Any]]):
         after: Iterable[GraphStep | str] = (),
         when: Callable[..., Any] | None = None,
     ) -> GraphStep:
-        """Add a pause. It occupies no worker."""
-        seconds = parse_positive_duration(duration, name="duration").total_seconds()
+        """Add a pause. It occupies no worker. A duration of 0 does not pause."""
+        seconds = parse_duration(duration, name="duration").total_seconds()
         return self._add(name, GraphKind.SLEEP, after=after, when=when, seconds=seconds)
 
     def signal(

@@ -21,6 +21,7 @@ from duetime.domain.audit import AuditEvent
 from duetime.domain.checks import (
     LAST_PRIORITY,
     check_actor,
+    check_arguments,
     check_job_id,
     check_moment,
     check_name,
@@ -175,7 +176,7 @@ class Jobs:
         if definition is None:
             raise UnknownTask(task)
         named: Task[..., Any] = Task(self._app, definition, default_job(definition))
-        return named.using(**options).job(**(args or {}))
+        return named.using(**options).job(**check_arguments(args))
 
     async def get(self, job_id: int) -> JobInfo:
         """Return the job with its history; raise `JobNotFound`."""
@@ -354,18 +355,18 @@ class Jobs:
         )
         if runs:
             raise InvalidInput(
-                f"Job {job.id} is a run of a flow and cannot be replayed. Start the flow again, "
-                "or use app.flows.rerun to go on from one of its steps."
+                f"Job {job.id} is a run of a flow and cannot be replayed. Start the flow again, or "
+                "go on from one of its steps with app.flows.rerun or `duetime flows retry ID "
+                "--from-step STEP`."
             )
 
     def _write_arguments(self, job: JobInfo, args: Any) -> msgspec.Raw:
         """Return the arguments of a replay as JSON; raise `InvalidArguments`."""
-        if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
-            raise InvalidInput(f"args must be a mapping of names to values, got {args!r:.60}.")
+        args = check_arguments(args)
         task = self._app.tasks.get(job.task)
         if task is not None:
             return task.encode((), args)
-        raw = write_json(dict(args), what="arguments", most=DEFAULT_MAX_ARGS_BYTES).encode()
+        raw = write_json(args, what="arguments", most=DEFAULT_MAX_ARGS_BYTES).encode()
         return msgspec.Raw(raw)
 
     async def requeue_many(

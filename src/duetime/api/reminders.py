@@ -190,7 +190,11 @@ class Reminders:
         `which`: the reminder or its id, or the id that its receiver gave to it, as text.
         Raises `ReminderNotFound`, `DeliveryNotFound`, and `InvalidInput` if it was not sent.
         """
-        known = check_external_id(which) if isinstance(which, str) else _id_of(which)
+        known = (
+            check_external_id(which, otherwise="Without it, give the id of the reminder.")
+            if isinstance(which, str)
+            else _id_of(which)
+        )
         actor = check_actor(by)
         new: bool = await self._app._perform(
             lambda d: DeliveryStatements(d).acknowledge(known, actor=actor), tx

@@ -17,6 +17,7 @@ from duetime.api.tasks import Task
 from duetime.domain.audit import AuditEvent
 from duetime.domain.checks import (
     check_actor,
+    check_arguments,
     check_finite,
     check_moment,
     check_name,
@@ -495,23 +496,24 @@ class Schedules:
             timetable=times,
             policy=policy,
         )
+        given = check_arguments(args)
         definition = self._app.tasks.get(target)
         if definition is None:
             # Another deploy may know it; what it takes cannot be checked here.
             try:
-                raw = msgspec.json.encode(dict(args or {}))
+                raw = msgspec.json.encode(given)
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise InvalidSchedule(
                     f"The arguments cannot be encoded as JSON: {error}."
                 ) from None
-            check_finite(args, raw, what="The args")
+            check_finite(given, raw, what="The args")
             check_text(raw.decode(), what="The args")
             return msgspec.structs.replace(new, args=msgspec.Raw(raw))
         options = definition.options
         return msgspec.structs.replace(
             new,
             kind="flow" if options.flow else "task",
-            args=definition.encode((), dict(args or {})),
+            args=definition.encode((), given),
             queue=new.queue or options.queue,
             priority=options.priority if new.priority is None else new.priority,
             max_attempts=options.max_attempts,

@@ -15,7 +15,7 @@ from duetime.domain.reasons import Explanation
 from duetime.domain.reminders.explain_scope import ScopeChange, explain_scope
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules
 from duetime.errors import InvalidInput, ScopeNotFound
-from duetime.storage.reminders.reminders import ScopeInfo
+from duetime.storage.reminders.rows import ScopeInfo
 
 if TYPE_CHECKING:
     from duetime.app import Duetime

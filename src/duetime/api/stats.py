@@ -17,7 +17,7 @@ from duetime.domain.stats.agenda import AgendaItem, RecipientWeek, SpecPreview, 
 from duetime.domain.stats.now import NowStats, Totals
 from duetime.domain.stats.problems import ProblemInfo
 from duetime.domain.stats.search import Match
-from duetime.domain.stats.series import AttemptSample, Series, check_window
+from duetime.domain.stats.series import MAX_WINDOW, AttemptSample, Series, check_window
 from duetime.domain.stats.timeline import HEAT_MAP_MAX_DAYS as MAX_DAYS
 from duetime.domain.stats.timeline import HeatMap, Timeline, check_span
 from duetime.errors import InvalidInput, RecipientNotFound
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from duetime.app import Duetime
 
 _MAX_WEEK_DAYS = 31
+_MAX_NEAR = timedelta(hours=1)
 
 
 class Stats:
@@ -103,7 +104,7 @@ class Stats:
         `window`: at most 35 days. Up to four hours there is a point for each minute, up to three
         days for each ten minutes, else for each hour. `task`: only of this task.
         """
-        span = check_window(parse_positive_duration(window, name="window"))
+        span = check_window(parse_positive_duration(window, name="window", most=MAX_WINDOW))
         if task is not None:
             check_sought(task, what="task")
         found: Series = await self._app._perform(
@@ -116,7 +117,7 @@ class Stats:
     ) -> list[AttemptSample]:
         """Return attempts of the window that were picked at random, the oldest first: when each
         was due, started and finished."""
-        span = check_window(parse_positive_duration(window, name="window"))
+        span = check_window(parse_positive_duration(window, name="window", most=MAX_WINDOW))
         if task is not None:
             check_sought(task, what="task")
         most = check_limit(limit)
@@ -258,9 +259,7 @@ class Stats:
         `within`: schedules that tick this close to each other collide. `but`: the schedule that is
         being edited, which is left out. Raises `InvalidSchedule`.
         """
-        near = parse_duration(within, name="within")
-        if not timedelta(0) <= near <= timedelta(hours=1):
-            raise InvalidInput(f"within must be 0 to 1 hour, got {within!r:.60}.")
+        near = parse_duration(within, name="within", most=_MAX_NEAR)
         if since is not None:
             check_moment(since, name="since")
         if other_tz is not None:

@@ -113,7 +113,7 @@ class Subjects:
             tz=parse_zone(tz).key,
             status="open",
             rules=None if remind is None else parse_rules(remind),
-            data=_plain(data or {}),
+            data={} if data is None else _plain(data),
             recipients=to,
         )
 
@@ -476,6 +476,10 @@ def _reason(text: Any) -> str:
 
 
 def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise InvalidInput(
+            f"data must be a mapping, such as {{'title': 'Taxes'}}, got {data!r:.60}."
+        )
     try:
         raw = msgspec.json.encode(dict(data))
     except (TypeError, ValueError, RecursionError) as error:

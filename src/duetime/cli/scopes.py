@@ -16,7 +16,7 @@ from duetime.cli.rules import format_rules, read_rules, rule_options, rules_json
 from duetime.cli.target import Group, target_of
 from duetime.domain.change import Put
 from duetime.domain.page import Page
-from duetime.storage.reminders.reminders import ScopeInfo
+from duetime.storage.reminders.rows import ScopeInfo
 
 
 @click.group(cls=Group, invoke_without_command=True)

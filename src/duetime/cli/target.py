@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import re
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,11 +16,14 @@ import click
 import msgspec
 
 from duetime.app import Duetime
-from duetime.errors import DuetimeError, SettingsError
+from duetime.errors import DuetimeError, InvalidInput, SettingsError
 from duetime.settings import Settings
 from duetime.wiring import file_of
 
 T = TypeVar("T")
+
+_KEYWORD = re.compile(r"(?<![\w'\"`=.?&-])([a-z_]+)=(?:True\b|(?=([^\s,.:;)]?)))")
+"""A keyword of a call, and whether a value follows it. Nothing in the middle of other text."""
 
 
 class Target(msgspec.Struct):
@@ -65,6 +69,13 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.params += _shared_options()
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except InvalidInput as error:
+            error.args = (name_options(str(error), ctx), *error.args[1:])
+            raise
+
 
 class Group(click.Group):
     """A group of commands; the shared options may stand before or after any of its words."""
@@ -104,6 +115,24 @@ class RootGroup(Group):
             formatter.write_dl(
                 [(name, self._commands_at[name][1]) for name in self.list_commands(ctx)]
             )
+
+
+def name_options(message: str, context: click.Context) -> str:
+    """Return what an error says with the names of the command and its options, instead of those of
+    the call in Python: `after=` is `--after`, and `cancel_all()` is `duetime jobs cancel-all`."""
+    options = {
+        str(option.name): option.opts[0]
+        for option in context.command.params
+        if isinstance(option, click.Option)
+    }
+
+    def name(found: re.Match[str]) -> str:
+        if found[1] not in options:
+            return found[0]
+        return options[found[1]] + (" " if found[2] else "")
+
+    call = f"{str(context.command.name).replace('-', '_')}()"
+    return _KEYWORD.sub(name, message).replace(call, f"`{context.command_path}`")
 
 
 def target_of(context: click.Context) -> Target:

@@ -12,6 +12,7 @@ import msgspec
 from duetime.api.handle import Handle, bound, iterated
 from duetime.client.connection import Connection
 from duetime.domain.audit import AuditEvent
+from duetime.domain.checks import check_arguments
 from duetime.domain.duration import Duration
 from duetime.domain.flows.flow import StepInfo
 from duetime.domain.flows.run import FlowInfo, FlowState, FlowStateLike
@@ -61,7 +62,8 @@ class Flows:
     ) -> FlowRun:
         """Start a run of a flow of the service's app; raise `UnknownFlow`."""
         body = {
-            "flow": flow, "args": args or {}, "at": at, "delay": delay, "queue": queue, "key": key
+            "flow": flow, "args": check_arguments(args), "at": at, "delay": delay, "queue": queue,
+            "key": key,
         }  # fmt: skip
         run = await self._connection.call("POST /flows", _Started, body=body)
         return FlowRun(self, run.id, created=run.created)

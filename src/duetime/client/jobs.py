@@ -14,6 +14,7 @@ from duetime.api.job_filters import JobFilters
 from duetime.api.tasks import JobOptions
 from duetime.client.connection import Connection
 from duetime.domain.audit import AuditEvent
+from duetime.domain.checks import check_arguments
 from duetime.domain.duration import Duration
 from duetime.domain.jobs.arguments import read_arguments
 from duetime.domain.jobs.bulk import BulkAction
@@ -56,7 +57,7 @@ class Jobs:
 
         Raises `UnknownTask`, `InvalidArguments`, and `KeyConflict`.
         """
-        body = {"task": task, "args": args or {}, **options}
+        body = {"task": task, "args": check_arguments(args), **options}
         made = await self._connection.call("POST /jobs", _Enqueued, body=body)
         return JobHandle(self, made.id, made.action)
 
@@ -162,8 +163,9 @@ class Jobs:
         self, job_id: int, args: Mapping[str, Any] | None = None, *, at: datetime | None = None
     ) -> JobHandle:
         """Run a finished job again, as a new job, with its own or other arguments."""
+        body = {"args": None if args is None else check_arguments(args), "at": at}
         made = await self._connection.call(
-            "POST /jobs/{job_id}/replay", _Enqueued, body={"args": args, "at": at}, job_id=job_id
+            "POST /jobs/{job_id}/replay", _Enqueued, body=body, job_id=job_id
         )
         return JobHandle(self, made.id, made.action)
 

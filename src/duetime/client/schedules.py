@@ -13,6 +13,7 @@ from duetime.api.handle import Handle, bound, iterated
 from duetime.api.schedules import ScheduleArguments, ScheduleInfo
 from duetime.client.connection import Connection
 from duetime.domain.audit import AuditEvent
+from duetime.domain.checks import check_arguments
 from duetime.domain.duration import Duration, format_duration
 from duetime.domain.page import DEFAULT_LIMIT, Page
 from duetime.domain.reasons import Explanation
@@ -265,6 +266,8 @@ class Presets:
 
 def _body(task: str, specs: Iterable[Spec], options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: one for name, one in options.items() if name not in ("name", "task", "specs")}
+    if given.get("args") is not None:
+        given["args"] = check_arguments(given["args"])
     if "exclude" in given:
         given["exclude"] = list_exclusions(given["exclude"])
     return {**given, "task": task, "specs": write_specs(specs)}

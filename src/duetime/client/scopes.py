@@ -13,7 +13,7 @@ from duetime.domain.change import Put
 from duetime.domain.page import DEFAULT_LIMIT, Page
 from duetime.domain.reasons import Explanation
 from duetime.domain.reminders.rule_text import RulesLike, parse_rules, write_rule
-from duetime.storage.reminders.reminders import ScopeInfo
+from duetime.storage.reminders.rows import ScopeInfo
 
 
 class _Scope(msgspec.Struct):

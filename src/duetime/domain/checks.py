@@ -53,7 +53,7 @@ def check_task_not_reserved(name: str) -> None:
     if isinstance(name, str) and name.startswith(OWN_TASKS):
         raise InvalidInput(
             f"The task name {name!r:.60} is reserved: names that begin with {OWN_TASKS!r} are used "
-            "by Duetime. Choose another name=."
+            "by Duetime. Choose another name."
         )
 
 
@@ -105,6 +105,23 @@ def check_names(values: Iterable[str], *, what: str, example: str) -> tuple[str,
             f"The {what} must be a list of names, such as {example}, got {values!r:.60}."
         )
     return tuple(dict.fromkeys(check_name(value, what=f"name in {what}") for value in values))
+
+
+def check_arguments(args: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of a job, a run or a schedule, which are given by their names; raise
+    `InvalidInput`.
+
+    >>> check_arguments({"order": 7}), check_arguments(None)
+    ({'order': 7}, {})
+    """
+    if args is None:
+        return {}
+    if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
+        raise InvalidInput(
+            "args must be a mapping of the names of arguments to their values, such as "
+            f"{{'order': 7}}, got {args!r:.60}."
+        )
+    return dict(args)
 
 
 def check_text(value: str, *, what: str) -> str:

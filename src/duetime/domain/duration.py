@@ -30,21 +30,28 @@ _ISO = re.compile(
     r"(?:T(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,12}(?:\.\d{1,9})?)S)?)?(?<![PT])",
     re.ASCII,
 )
-_MAX_DURATION = timedelta(days=36525)
+_YEAR = timedelta(days=365.25)
+MAX_DURATION = 100 * _YEAR
 
 
 class TooLong(InvalidInput):
-    """A duration of more than 100 years."""
+    """A duration that is longer than what it is for allows: at most 100 years."""
 
-    def __init__(self, name: str, value: Duration) -> None:
-        most = format_duration(_MAX_DURATION)
-        super().__init__(
-            f"{name} must be at most 100 years: write {most!r} or less, got {str(value)[:60]!r}."
-        )
+    code = InvalidInput.code
+
+    def __init__(self, name: str, value: Duration, most: timedelta) -> None:
+        limit = format_duration(most)
+        if most > 2 * _YEAR:
+            limit = f"{most // _YEAR} years: write {limit!r} or less"
+        got = format_duration(value) if isinstance(value, timedelta) else str(value)
+        super().__init__(f"{name} must be at most {limit}, got {got[:60]!r}.")
 
 
-def parse_duration(value: Duration, *, name: str = "duration") -> timedelta:
-    """Return `value` as a `timedelta`; raise `InvalidInput` if it is negative or not a duration.
+def parse_duration(
+    value: Duration, *, name: str = "duration", most: timedelta = MAX_DURATION
+) -> timedelta:
+    """Return `value` as a `timedelta`; raise `InvalidInput` if it is negative, longer than `most`
+    or not a duration.
 
     >>> parse_duration("1h30m")
     datetime.timedelta(seconds=5400)
@@ -56,9 +63,9 @@ def parse_duration(value: Duration, *, name: str = "duration") -> timedelta:
     if isinstance(value, timedelta):
         parsed = value
     elif isinstance(value, str):
-        parsed = _parse(value, name)
+        parsed = _parse(value, name, most)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        parsed = _seconds(value, name)
+        parsed = _seconds(value, name, most)
     else:
         raise InvalidInput(
             f"{name} must be a number of seconds, a string such as '30s', '5m' or '1h30m', or a "
@@ -66,14 +73,16 @@ def parse_duration(value: Duration, *, name: str = "duration") -> timedelta:
         )
     if parsed < timedelta(0):
         raise _negative(name, value)
-    if parsed > _MAX_DURATION:
-        raise TooLong(name, value)
+    if parsed > most:
+        raise TooLong(name, value, most)
     return parsed
 
 
-def parse_positive_duration(value: Duration, *, name: str) -> timedelta:
+def parse_positive_duration(
+    value: Duration, *, name: str, most: timedelta = MAX_DURATION
+) -> timedelta:
     """`parse_duration`, for what must be greater than zero."""
-    parsed = parse_duration(value, name=name)
+    parsed = parse_duration(value, name=name, most=most)
     if not parsed:
         raise InvalidInput(f"{name} must be greater than zero.")
     return parsed
@@ -120,9 +129,9 @@ def format_duration(value: timedelta) -> str:
     return "".join(parts)
 
 
-def _seconds(value: float, name: str) -> timedelta:
-    if value > _MAX_DURATION.total_seconds():
-        raise TooLong(name, value)
+def _seconds(value: float, name: str, most: timedelta) -> timedelta:
+    if value > most.total_seconds():
+        raise TooLong(name, value, most)
     if value < 0:
         raise _negative(name, value)
     if math.isnan(value):
@@ -134,10 +143,13 @@ def _negative(name: str, value: Duration) -> InvalidInput:
     return InvalidInput(f"{name} must not be negative, got {value!s:.60}.")
 
 
-def _parse(text: str, name: str) -> timedelta:
+def _parse(text: str, name: str, most: timedelta) -> timedelta:
     if (iso := _ISO.fullmatch(text[:60])) is not None and len(text) <= 60:
         weeks, days, hours, minutes, seconds = (float(part or 0) for part in iso.groups())
-        return _seconds(seconds + 60 * (minutes + 60 * (hours + 24 * (days + 7 * weeks))), name)
+        total = seconds + 60 * (minutes + 60 * (hours + 24 * (days + 7 * weeks)))
+        if total > most.total_seconds():
+            raise TooLong(name, text, most)
+        return timedelta(seconds=total)
     parts = _PART.findall(text)
     if not parts or len(text) > 40 or "".join(number + unit for number, unit in parts) != text:
         if _NUMBER.fullmatch(text):
@@ -154,4 +166,4 @@ def _parse(text: str, name: str) -> timedelta:
             (timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta(0)
         )
     except OverflowError:
-        raise TooLong(name, text) from None
+        raise TooLong(name, text, most) from None

@@ -99,5 +99,6 @@ def read_cursor(cursor: str | None, *, order: str, shape: Any) -> Any:
         return msgspec.convert(values, shape)
     except ValueError:
         raise InvalidInput(
-            f"after= must be the `next` of an earlier page of the same list, got {cursor!r:.100}."
+            "after= must be the cursor that an earlier page of the same list ended with (`next`), "
+            f"got {cursor!r:.100}."
         ) from None

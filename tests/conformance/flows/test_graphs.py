@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from duetime import (
     Context,
     Duetime,
     Finish,
+    Flow,
     FlowState,
     InvalidInput,
     JobFailed,
@@ -274,6 +276,37 @@ async def test_a_sleep_holds_no_worker(app: Duetime) -> None:
             assert slept.started_at is not None
             assert slept.finished_at is not None
             assert (slept.finished_at - slept.started_at).total_seconds() >= 0.06
+
+
+@pytest.mark.parametrize("nothing", [0, "0s", timedelta(0)])
+async def test_a_graph_and_a_flow_may_sleep_for_no_time(
+    app: Duetime, nothing: float | str | timedelta
+) -> None:
+    graph = app.graph("hasty")
+    first = graph.sleep("first", nothing)
+
+    @graph.step(after=[first])
+    async def between() -> str:
+        return "between"
+
+    last = graph.sleep("last", nothing, after=[between])
+
+    @graph.step(after=[last])
+    async def later(between: str) -> str:
+        return between
+
+    @app.flow(name="hasty_flow")
+    async def flow_of(flow: Flow) -> str:
+        await flow.sleep(nothing)
+        return "slept"
+
+    with pytest.raises(InvalidInput, match="duration must not be negative, got -1"):
+        graph.sleep("negative", -1)
+    async with app.worker():
+        run, other = await graph.start(), await flow_of.start()
+        assert await run.result(timeout="5s") == {"later": "between"}
+        assert await other.result(timeout="5s") == "slept"
+        assert {step.state.value for step in await run.steps()} == {"completed"}
 
 
 async def test_signals_are_waited_for(app: Duetime) -> None:

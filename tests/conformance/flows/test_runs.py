@@ -276,6 +276,17 @@ async def test_data_of_a_signal_that_cannot_be_stored_is_refused(
         await app.flows.signal_all("approved", data, correlation="nobody")
 
 
+@pytest.mark.parametrize("args", [[1], [], "x", {1: 2}])
+async def test_arguments_of_a_run_that_have_no_names_are_refused(
+    app: Duetime, flows: dict[str, FlowTask[..., Any]], args: Any
+) -> None:
+    with pytest.raises(InvalidInput, match="args must be a mapping"):
+        await app.flows.start("asks", args)
+    with pytest.raises(InvalidInput, match="argument 'self' is not valid"):
+        await app.flows.start("asks", {"self": 1})
+    assert await app.flows.list() == []
+
+
 async def test_who_changed_a_run_is_recorded(
     app: Duetime, flows: dict[str, FlowTask[..., Any]]
 ) -> None:

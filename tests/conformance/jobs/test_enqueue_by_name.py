@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from duetime import Duetime
@@ -34,4 +36,19 @@ async def test_a_job_is_enqueued_by_the_name_of_its_task(backend: Backend) -> No
         await app.jobs.enqueue("duetime.rearm")
     with pytest.raises(InvalidArguments):
         await app.jobs.enqueue("greet", {"nam": "Bo"})
+    await app.close()
+
+
+@pytest.mark.parametrize("args", [[1], [], "Bo", 0, [("name", "Bo")], {1: 2}])
+async def test_arguments_that_have_no_names_are_refused(backend: Backend, args: Any) -> None:
+    app = Duetime(backend.url)
+
+    @app.task(name="greet")
+    async def greet(name: str = "Al") -> None: ...
+
+    with pytest.raises(InvalidInput, match=r"^args must be a mapping of .* \{'order': 7\}, got "):
+        await app.jobs.enqueue("greet", args)
+    with pytest.raises(InvalidInput, match=r"^args must be a mapping"):
+        app.jobs.define("greet", args)
+    assert await app.jobs.list() == []
     await app.close()

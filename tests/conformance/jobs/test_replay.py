@@ -101,7 +101,7 @@ async def test_arguments_of_a_task_that_is_not_known_here_need_only_be_json(
     try:
         replay = await other.jobs.replay(done.id, {"anything": [1, 2]}, at=LATER)
         assert (await replay.get()).args == {"anything": [1, 2]}
-        for bad in (["x"], {1: 2}, {"a": "\x00"}, {"a": float("nan")}, {"a": "x" * 2**21}):
+        for bad in ([], ["x"], {1: 2}, {"a": "\x00"}, {"a": float("nan")}, {"a": "x" * 2**21}):
             with pytest.raises(InvalidInput):
                 await other.jobs.replay(done.id, bad)  # type: ignore[arg-type]
     finally:

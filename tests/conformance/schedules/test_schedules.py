@@ -1038,6 +1038,9 @@ async def test_apply_is_declarative_and_prunes(app: Duetime, tasks: Recorder) ->
         ({"wait": "5m"}, "need after="),
         ({"after": "s"}, "cannot depend on itself"),
         ({"grace": "-5m"}, "not a duration"),
+        ({"args": [1]}, "args must be a mapping"),
+        ({"args": []}, "args must be a mapping"),
+        ({"args": {1: 2}}, "args must be a mapping"),
         ({"colour": "red"}, "has no option 'colour'"),
         ({"tz": "../../etc/passwd"}, "passwd"),
     ],
@@ -1048,6 +1051,8 @@ async def test_a_bad_option_is_refused_and_nothing_changes(
     async with app.testing(now=START):
         with pytest.raises(InvalidInput, match=message):
             await app.schedules.put("s", tasks.note, "@hourly", **options)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match=message):
+            await app.schedules.put("s", "elsewhere", "@hourly", **options)  # type: ignore[arg-type]
         with pytest.raises(InvalidArguments, match="argument 'n'"):
             await app.schedules.put("s", tasks.note, "@hourly", args={"n": "many"})
         with pytest.raises(InvalidSchedule):

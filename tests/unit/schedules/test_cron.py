@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from calendar import monthrange
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice, pairwise, takewhile
@@ -300,6 +301,23 @@ def test_six_fields_begin_with_the_seconds() -> None:
 )
 def test_what_cannot_be_read_or_never_fires_is_refused_quickly(text: str, reason: str) -> None:
     with cpu_at_most(0.5), pytest.raises(InvalidSchedule, match=reason):
+        parse_cron(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("0 9 * * mon-foo", "'0 9 * * mon-foo' has a bad day-of-week field, 'mon-foo'"),
+        ("0 9 * jann *", "'0 9 * jann *' has a bad month field, 'jann'"),
+        ("0 x 9 * * Mon", "'0 x 9 * * Mon' has a bad minute field, 'x'"),
+        ("0 9  * mon", "'0 9  * mon' has 4 fields"),
+        ("0 0 30 feb *", "'0 0 30 feb *' never fires"),
+        ("0 9 ? jan 1-5", "'0 9 ? jan 1-5' has a ? and numeric weekdays"),
+        ("0 9 25-5 jan *", "'0 9 25-5 jan *': the range"),
+    ],
+)
+def test_an_error_shows_the_text_as_it_was_written(text: str, shown: str) -> None:
+    with pytest.raises(InvalidSchedule, match=re.escape(shown)):
         parse_cron(text)
 
 

@@ -363,6 +363,9 @@ def test_a_rule_by_the_second_skips_other_days_quickly() -> None:
         ("DTSTART:99991231T000000\nRRULE:FREQ=DAILY", "must start before the year 9000"),
         ("RRULE:FREQ=DAILY;FREQ=DAILY", "repeated part"),
         ("RRULE:FREQ=DAILY;BYEASTER=0", "unknown or repeated"),
+        ("rrule:freq=daily;byEaster=0", "'freq=daily;byEaster=0' has .* part 'byEaster=0'"),
+        ("rrule:freq=daily;byhour=24", "'freq=daily;byhour=24' has an .* value in 'byhour=24'"),
+        ("rrule:freq=weekly;byday=1mo", "'freq=weekly;byday=1mo' has a weekday with a number"),
         ("RRULE:BYDAY=MO", "no FREQ"),
         ("RRULE:FREQ=DAILY;COUNT=3", "requires a start"),
         ("RRULE:FREQ=DAILY RRULE:FREQ=WEEKLY", "several specs"),
@@ -378,6 +381,12 @@ def test_a_rule_that_cannot_be_read_or_never_fires_is_refused_quickly(
 ) -> None:
     with cpu_at_most(0.5), pytest.raises(InvalidSchedule, match=reason):
         timetable(text)
+
+
+def test_a_rule_may_be_written_in_lower_case() -> None:
+    lower = timetable("rrule:freq=weekly;byday=mo,we;until=20270101t000000z")
+
+    assert lower == timetable("RRULE:FREQ=WEEKLY;BYDAY=MO,WE;UNTIL=20270101T000000Z")
 
 
 def test_rules_without_dateutil_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,7 +418,8 @@ def test_rules_without_dateutil_say_what_to_install(monkeypatch: pytest.MonkeyPa
         (lambda: timetable({"at": "1969-12-31T23:59Z"}), "1970"),
         (lambda: timetable({"cron": "@daily", "at": "now"}), "A spec is"),
         (lambda: timetable(3.5), "A spec is"),  # type: ignore[arg-type]
-        (lambda: timetable("@daily", jitter="25h"), "at most 1d"),
+        (lambda: timetable("@daily", jitter="25h"), "jitter must be at most 1d, got '25h'"),
+        (lambda: timetable("@daily", jitter="99999d"), "jitter must be at most 1d, got '99999d'"),
         (lambda: timetable("@daily", start=MARCH, end=MARCH), "must be later"),
         (lambda: timetable("@yearly", start=MARCH, end="2026-04-01T00:00Z"), "never fires"),
         (lambda: timetable("*/5 2 * 3 0#2", tz=NEW_YORK), "never fires in America/New_York"),

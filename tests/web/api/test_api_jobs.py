@@ -220,7 +220,10 @@ async def test_the_result_of_a_job_is_awaited(app: Duetime, api: Api, greeted: l
 
     assert answer == {"result": "Hello Bo"}
     assert failed["code"] == "job_failed"
-    assert (await api("GET", f"/jobs/{good}/result", timeout="2m", status=422))["detail"]
+    for timeout in ("2m", "99999d"):
+        refused = await api("GET", f"/jobs/{good}/result", timeout=timeout, status=422)
+        assert refused["code"] == "invalid_input"
+        assert refused["detail"].startswith(f"timeout must be at most 1m, got '{timeout}'. Ask")
     [attempt] = (await api("GET", f"/jobs/{bad}"))["history"]
     assert "RuntimeError" in attempt["traceback"]
 

@@ -11,13 +11,12 @@ from duetime.app import Duetime
 from duetime.cli.events import audit_command
 from duetime.cli.explain import explain_command
 from duetime.cli.flows.show import run_row, show_run
-from duetime.cli.json_values import read_json
+from duetime.cli.json_values import ObjectType, read_json
 from duetime.cli.moment import MOMENT_OR_SPAN
 from duetime.cli.number import JOB_ID
 from duetime.cli.output import as_json, echo, plural, print_json, print_table
 from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
-from duetime.cli.schedules.put import ObjectType
 from duetime.cli.target import Group, target_of
 from duetime.domain.flows.flow import StepInfo
 from duetime.domain.flows.run import FlowInfo, FlowState, FlowStateLike

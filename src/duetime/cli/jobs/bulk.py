@@ -16,7 +16,7 @@ from duetime.cli.moment import MOMENT_OR_SPAN
 from duetime.cli.number import JOB_ID
 from duetime.cli.output import compact, confirm, echo, exact, print_facts, print_json
 from duetime.cli.person import by_option
-from duetime.cli.target import target_of
+from duetime.cli.target import Command, target_of
 from duetime.domain.jobs.bulk import BulkAction
 from duetime.domain.jobs.facets import FAILED
 from duetime.domain.jobs.job import JobState
@@ -27,7 +27,7 @@ _WAITING = (JobState.PENDING, JobState.RETRYING, JobState.PARKED)
 _yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
-@click.command("cancel-all")
+@click.command("cancel-all", cls=Command)
 @filter_options((*_WAITING, JobState.RUNNING))
 @click.option("--reason", help="A reason, shown to people.")
 @_yes
@@ -46,7 +46,7 @@ def cancel_all_command(
     )
 
 
-@click.command("requeue-all")
+@click.command("requeue-all", cls=Command)
 @filter_options(FAILED)
 @_yes
 @by_option
@@ -64,7 +64,7 @@ def requeue_all_command(
     )
 
 
-@click.command("reschedule-all")
+@click.command("reschedule-all", cls=Command)
 @click.argument("at", metavar="TIME", type=MOMENT_OR_SPAN)
 @filter_options(_WAITING)
 @_yes
@@ -86,7 +86,7 @@ def reschedule_all_command(
     _start(context, filters, "Reschedule all jobs that match?", start, sure=yes)
 
 
-@click.command("bulk")
+@click.command("bulk", cls=Command)
 @click.argument("job_id", metavar="ID", type=JOB_ID)
 @click.pass_context
 def bulk_command(context: click.Context, job_id: int) -> None:

@@ -20,7 +20,7 @@ from duetime.cli.jobs.bulk import (
 )
 from duetime.cli.jobs.filters import Filters, filter_options, read_filters
 from duetime.cli.jobs.show import job_row, show_job
-from duetime.cli.json_values import read_json
+from duetime.cli.json_values import ObjectType
 from duetime.cli.moment import MOMENT_OR_SPAN
 from duetime.cli.number import JOB_ID, Number
 from duetime.cli.output import (
@@ -34,7 +34,7 @@ from duetime.cli.output import (
 )
 from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
-from duetime.cli.target import Group, Target, target_of
+from duetime.cli.target import Group, Target, name_options, target_of
 from duetime.domain.jobs.facets import FAILED, ErrorGroup, JobFacets
 from duetime.domain.jobs.job import JobInfo, JobState, JobStateLike, Requeued
 from duetime.domain.page import MAX_LIMIT, Page
@@ -249,21 +249,19 @@ jobs.add_command(bulk_command)
 
 @jobs.command("replay")
 @click.argument("job_id", metavar="ID", type=JOB_ID)
-@click.option("--args", "text", metavar="JSON", help="All its arguments, instead of the old ones.")
+@click.option(
+    "--args", metavar="JSON", type=ObjectType(), help="All its arguments, instead of the old ones."
+)
 @by_option
 @click.pass_context
-def replay_command(context: click.Context, job_id: int, text: str | None, by: str) -> None:
+def replay_command(
+    context: click.Context, job_id: int, args: dict[str, Any] | None, by: str
+) -> None:
     """Run a finished job again as a new job, with its own or with other arguments.
 
     \b
     duetime jobs replay 17 --args '{"order": 8}'
     """
-    args: Any = None
-    if text is not None:
-        try:
-            args = read_json(text)
-        except ValueError as error:
-            raise click.UsageError(f"--args is not valid JSON: {error}.") from None
 
     async def replay(app: Duetime) -> int:
         return (await app.jobs.replay(job_id, args, by=by)).id
@@ -374,8 +372,9 @@ def _each(
                 message = await change(app, job_id)
                 answers.append({"id": job_id, "done": True, "message": message})
             except DuetimeError as error:
+                message = name_options(str(error), context)
                 answers.append(
-                    {"id": job_id, "done": False, "message": str(error), "code": error.code}
+                    {"id": job_id, "done": False, "message": message, "code": error.code}
                 )
         return answers
 

@@ -11,7 +11,7 @@ import click
 
 from duetime.api.schedules import ScheduleInfo
 from duetime.app import Duetime
-from duetime.cli.json_values import read_json
+from duetime.cli.json_values import ObjectType, read_object
 from duetime.cli.moment import MOMENT, SPAN, iso
 from duetime.cli.number import Number
 from duetime.cli.output import echo, one_line, print_json
@@ -46,26 +46,7 @@ class SpecType(click.ParamType):  # type: ignore[type-arg]  # generic only in ne
                 param,
                 ctx,
             )
-        return _read_object(self, text, param, ctx) if text.startswith("{") else text
-
-
-class ObjectType(click.ParamType):  # type: ignore[type-arg]
-    """A JSON object."""
-
-    name = "json"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        return _read_object(self, value, param, ctx) if isinstance(value, str) else value
-
-
-def _read_object(kind: Any, text: str, param: Any, ctx: Any) -> dict[str, Any]:
-    try:
-        value = read_json(text)
-    except ValueError as error:
-        kind.fail(f"{text[:60]!r} is not JSON: {error}.", param, ctx)
-    if not isinstance(value, dict):
-        kind.fail(f"{text[:60]!r} is not a JSON object such as '{{\"id\": 7}}'.", param, ctx)
-    return dict(value)
+        return read_object(self, text, param, ctx) if text.startswith("{") else text
 
 
 SPEC = SpecType()

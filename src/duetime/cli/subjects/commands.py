@@ -12,6 +12,7 @@ import msgspec
 from duetime.app import Duetime
 from duetime.cli.events import audit_command
 from duetime.cli.explain import explain_command
+from duetime.cli.json_values import ObjectType
 from duetime.cli.moment import MOMENT, Moment, iso
 from duetime.cli.output import (
     as_json,
@@ -29,7 +30,6 @@ from duetime.cli.paging import needs_table, paged
 from duetime.cli.person import by_option
 from duetime.cli.reminders.commands import reminder_json, show_reminders, wall
 from duetime.cli.rules import format_rules, read_rules, rule_options, rules_json
-from duetime.cli.schedules.put import ObjectType
 from duetime.cli.subjects.ical import export_command, import_command
 from duetime.cli.subjects.occurrences import (
     move_command,

@@ -38,7 +38,7 @@ def parse_rate(text: str) -> Rate:
             f"{text!r:.60} is not a valid rate. Write it as '10/s', '100/m' or '5/10s'."
         )
     span = found[2] if found[2][0].isdigit() else f"1{found[2]}"
-    rate = Rate(int(found[1]), parse_duration(span, name="A rate's period"))
+    rate = Rate(int(found[1]), parse_duration(span, name="A rate's period", most=MAX_PERIOD))
     if not 1 <= rate.count <= MAX_COUNT or not timedelta(0) < rate.period <= MAX_PERIOD:
         raise InvalidInput(
             f"A rate must be from 1 to {MAX_COUNT:,} per period of at most 31 days, "

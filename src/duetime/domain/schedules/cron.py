@@ -54,12 +54,12 @@ class Cron:
 
     __slots__ = ("_sim", "fixed", "has_seconds", "text")
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        fields = text.split()
+    def __init__(self, written: str) -> None:
+        fields = written.upper().split()
+        self.text = " ".join(fields)
         self.has_seconds = len(fields) == 6
         self.fixed = not any(field.startswith("*") for field in fields[: len(fields) - 3])
-        self._sim = _read(text, fields)
+        self._sim = _read(written, fields)
 
     def __repr__(self) -> str:
         return f"Cron({self.text!r})"
@@ -140,7 +140,7 @@ def parse_cron(text: str) -> Cron:
             f"Cron expression {text!r} has invalid characters. Use digits, names such as MON or "
             "JAN, and * , - / # L W ?."
         )
-    return Cron(" ".join(text.upper().split()))
+    return Cron(text)
 
 
 def parse_zone(name: str) -> ZoneInfo:
@@ -308,6 +308,7 @@ def _later(values: set[int], now: int, end: int) -> int:
 
 
 def _read(text: str, fields: list[str]) -> _Search:
+    """Read the fields, in upper case. Errors show the text as it was written."""
     if len(fields) not in (5, 6):
         raise InvalidSchedule(
             f"Cron expression {text!r} has {len(fields)} field{'s'[: len(fields) != 1]}. "
@@ -325,7 +326,7 @@ def _read(text: str, fields: list[str]) -> _Search:
     except CronSimError as error:
         never = _reads_in_any_month(plain.texts)
         if not never:
-            raise InvalidSchedule(_bad_field(text, fields, str(error))) from None
+            raise InvalidSchedule(_bad_field(text, str(error))) from None
     if never:
         raise InvalidSchedule(
             f"Cron expression {text!r} never fires: no date fits its day, month and weekday."
@@ -343,7 +344,8 @@ def _reads_in_any_month(fields: list[str]) -> bool:
     return True
 
 
-def _bad_field(text: str, fields: list[str], error: str) -> str:
+def _bad_field(text: str, error: str) -> str:
+    fields = text.split()
     name = error.removeprefix("Bad ")
     if name not in FIELDS:
         return f"Cron expression {text!r} cannot be read: {error}."

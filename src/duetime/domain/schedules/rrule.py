@@ -79,7 +79,7 @@ def read_rule(
                 raise InvalidSchedule(f"The rule {text!r} has two starts. Remove one.")
             start = _read_dtstart(line, zone)
         else:
-            rules.append(line.upper().removeprefix("RRULE:"))
+            rules.append(line[6:] if line[:6].upper() == "RRULE:" else line)
     if len(rules) != 1:
         raise InvalidSchedule(
             "A recurrence rule must be a single RRULE line, optionally after a DTSTART line, got "
@@ -92,7 +92,7 @@ def read_rule(
     rule = find_rule(rules[0], start or anchor, zone)
     if next(rule.ticks(_BEGIN, steps=_STEPS_TO_ACCEPT), None) is None:
         raise InvalidSchedule(f"The rule {text!r} never fires. Correct it.")
-    return rules[0], start
+    return rules[0].upper(), start
 
 
 def _read_dtstart(line: str, zone: ZoneInfo) -> datetime:
@@ -302,9 +302,10 @@ def find_rule(text: str, start: datetime | None, zone: ZoneInfo) -> Rule:
 
 
 def _rule_parts(text: str) -> dict[str, str]:
+    """The parts of a rule, in upper case. Errors show them as they were written."""
     parts: dict[str, str] = {}
     for part in text.split(";"):
-        name, _, value = part.partition("=")
+        name, _, value = part.upper().partition("=")
         values = value.split(",") if name in _LISTS else [value]
         if name not in _PARTS or name in parts:
             raise InvalidSchedule(

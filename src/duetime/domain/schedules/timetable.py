@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from duetime.domain import effort
-from duetime.domain.duration import Duration, format_duration, parse_duration
+from duetime.domain.duration import MAX_DURATION, Duration, format_duration, parse_duration
 from duetime.domain.reasons import Reason
 from duetime.domain.schedules.cron import (
     Cron,
@@ -416,7 +416,7 @@ def _read_cron(text: str, zone: ZoneInfo) -> CronTimes:
     cron = parse_cron(text)
     if next(cron.ticks(zone, _RECENTLY), None) is None:
         raise InvalidSchedule(
-            f"Cron expression {cron.text!r} never fires in {zone.key}: clocks go forward over it."
+            f"Cron expression {text!r} never fires in {zone.key}: clocks go forward over it."
         )
     return CronTimes(cron.text)
 
@@ -460,18 +460,15 @@ def _read_exclusion(one: Any) -> str:
     cron = parse_cron(one)
     if cron.matches_always():
         raise InvalidSchedule(
-            f"The exclusion {cron.text!r} masks every tick. Pause the schedule instead."
+            f"The exclusion {one!r} masks every tick. Pause the schedule instead."
         )
     return cron.text
 
 
 def _read_jitter(jitter: Any) -> timedelta:
-    span = timedelta(0) if jitter is None else _span(jitter, "jitter")
-    if span > MAX_JITTER or span % _MILLISECOND:
-        raise InvalidSchedule(
-            f"jitter is at most {format_duration(MAX_JITTER)} and whole milliseconds, "
-            f"got {format_duration(span)}."
-        )
+    span = timedelta(0) if jitter is None else _span(jitter, "jitter", most=MAX_JITTER)
+    if span % _MILLISECOND:
+        raise InvalidSchedule(f"jitter must be whole milliseconds, got {format_duration(span)}.")
     return span
 
 
@@ -481,9 +478,9 @@ def _masks(exclude: tuple[str, ...]) -> tuple[frozenset[date], tuple[Cron, ...]]
     return dates, tuple(parse_cron(one) for one in exclude if " " in one)
 
 
-def _span(value: Any, name: str) -> timedelta:
+def _span(value: Any, name: str, *, most: timedelta = MAX_DURATION) -> timedelta:
     try:
-        return parse_duration(value, name=name)
+        return parse_duration(value, name=name, most=most)
     except InvalidInput as error:
         raise InvalidSchedule(str(error)) from None
 

@@ -13,7 +13,7 @@ from pydantic import AwareDatetime
 
 from duetime.app import Duetime
 from duetime.domain.checks import MAX_NAME_LENGTH
-from duetime.domain.duration import Duration, parse_duration
+from duetime.domain.duration import Duration, TooLong, parse_duration
 from duetime.domain.page import MAX_CURSOR_LENGTH
 from duetime.domain.reminders.rule import Rule
 from duetime.domain.reminders.rule_text import write_rule
@@ -130,12 +130,10 @@ def given(body: msgspec.Struct, *but: str) -> dict[str, Any]:
 
 def read_wait(text: str) -> Duration:
     """Return how long a request may wait for a result."""
-    span = parse_duration(text, name="timeout")
-    if span > _MAX_WAIT:
-        raise InvalidInput(
-            "timeout must be at most one minute. Ask again if the result is not there by then."
-        )
-    return span
+    try:
+        return parse_duration(text, name="timeout", most=_MAX_WAIT)
+    except TooLong as error:
+        raise InvalidInput(f"{error} Ask again if the result is not there by then.") from None
 
 
 async def read_moment(app: Duetime, value: str | float, *, name: str) -> datetime:

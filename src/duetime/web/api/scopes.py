@@ -11,7 +11,7 @@ from duetime.domain.access.visitor import Visitor
 from duetime.domain.audit import AuditEvent
 from duetime.domain.page import DEFAULT_LIMIT, Page
 from duetime.domain.reasons import Explanation
-from duetime.storage.reminders.reminders import ScopeInfo
+from duetime.storage.reminders.rows import ScopeInfo
 from duetime.web.access import Access
 from duetime.web.api.fields import After, Limit, Name, NamePath, Rules, rules_answer
 from duetime.web.api.routing import Routes, page_of
