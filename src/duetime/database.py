@@ -57,15 +57,17 @@ class Database:
         tx: Any = None,
         *,
         reads: bool = False,
+        snapshot: bool = False,
         computes: bool = False,
     ) -> Any:
         """Run statements in a new transaction, or in the caller's `tx`.
 
-        `reads`: it is a single statement that changes nothing. `computes`: there is much to compute
-        between the statements, which is done off the event loop."""
+        `reads`, `snapshot` and `computes`: as in `Store.transact`."""
         if tx is None:
             store = await self.store()
-            return await store.transact(make(store.dialect), reads=reads, computes=computes)
+            return await store.transact(
+                make(store.dialect), reads=reads, snapshot=snapshot, computes=computes
+            )
         from duetime.storage import transaction
 
         store = self.unopened()

@@ -300,7 +300,7 @@ class Flows:
         """Return the run; raise `FlowNotFound`."""
         check_job_id(run_id)
         found: list[FlowInfo] = await self._app._perform(
-            lambda dialect: FindRuns(dialect).infos([run_id], full=True), reads=True
+            lambda dialect: FindRuns(dialect).infos([run_id], full=True), snapshot=True
         )
         if not found:
             raise FlowNotFound(run_id)
@@ -339,7 +339,7 @@ class Flows:
     async def _records(self, run_id: int) -> list[StepInfo]:
         check_job_id(run_id)
         steps: list[StepInfo] = await self._app._perform(
-            lambda dialect: FindRuns(dialect).steps(run_id), reads=True
+            lambda dialect: FindRuns(dialect).steps(run_id), snapshot=True
         )
         return steps
 
@@ -527,7 +527,7 @@ class Flows:
             limit=check_limit(limit) + 1,
         )
         found: Sequence[FlowInfo] = await self._app._perform(
-            lambda dialect: FindRuns(dialect).find(which), reads=True
+            lambda dialect: FindRuns(dialect).find(which), snapshot=True
         )
         return make_page(found, limit=limit, order="flows", position=lambda run: (run.id,))
 

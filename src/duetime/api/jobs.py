@@ -351,7 +351,7 @@ class Jobs:
             )
         check_task_not_reserved(job.task)
         runs = await self._app._perform(
-            lambda dialect: FindRuns(dialect).infos([job.id]), reads=True
+            lambda dialect: FindRuns(dialect).infos([job.id]), snapshot=True
         )
         if runs:
             raise InvalidInput(

@@ -65,7 +65,7 @@ class MetricsReader:
         try:
             async with asyncio.timeout(_READ_SECONDS):
                 store = await self._app.store()
-                gauges: Gauges = await store.transact(read_gauges(store.dialect), reads=True)
+                gauges: Gauges = await store.transact(read_gauges(store.dialect), snapshot=True)
                 return gauges
         except (StorageError, TimeoutError):
             # It shows as `duetime_database_up 0`. Workers log the outage.

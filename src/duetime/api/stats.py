@@ -53,7 +53,7 @@ class Stats:
         after = parse_positive_duration(late_after, name="late_after")
         workers = await (await self._app.store()).workers()
         found: NowStats = await self._app._perform(
-            lambda dialect: ReadStats(dialect).now(workers, late_after=after), reads=True
+            lambda dialect: ReadStats(dialect).now(workers, late_after=after), snapshot=True
         )
         return found
 
@@ -68,7 +68,7 @@ class Stats:
         after = parse_positive_duration(late_after, name="late_after")
         workers = await (await self._app.store()).workers()
         found: list[ProblemInfo] = await self._app._perform(
-            lambda dialect: FindProblems(dialect).find(workers, late_after=after), reads=True
+            lambda dialect: FindProblems(dialect).find(workers, late_after=after), snapshot=True
         )
         return found
 
@@ -78,7 +78,7 @@ class Stats:
         after = parse_positive_duration(late_after, name="late_after")
         workers = await (await self._app.store()).workers()
         found: tuple[NowStats, list[ProblemInfo]] = await self._app._perform(
-            lambda dialect: FindProblems(dialect).overview(workers, late_after=after), reads=True
+            lambda dialect: FindProblems(dialect).overview(workers, late_after=after), snapshot=True
         )
         return found
 
@@ -94,7 +94,7 @@ class Stats:
         there are."""
         workers = await (await self._app.store()).workers()
         found: Totals = await self._app._perform(
-            lambda dialect: ReadStats(dialect).totals(workers), reads=True
+            lambda dialect: ReadStats(dialect).totals(workers), snapshot=True
         )
         return found
 
@@ -108,7 +108,7 @@ class Stats:
         if task is not None:
             check_sought(task, what="task")
         found: Series = await self._app._perform(
-            lambda dialect: AttemptStats(dialect).series(span, task), reads=True
+            lambda dialect: AttemptStats(dialect).series(span, task), snapshot=True
         )
         return found
 
@@ -122,7 +122,7 @@ class Stats:
             check_sought(task, what="task")
         most = check_limit(limit)
         found: list[AttemptSample] = await self._app._perform(
-            lambda dialect: AttemptStats(dialect).samples(span, task, most), reads=True
+            lambda dialect: AttemptStats(dialect).samples(span, task, most), snapshot=True
         )
         return found
 
@@ -161,7 +161,7 @@ class Stats:
                 after=None if position is None else position[0],
                 limit=check_limit(limit),
             ),
-            reads=True,
+            snapshot=True,
             computes=True,
         )
         return found
@@ -178,7 +178,7 @@ class Stats:
         zone = None if tz is None else parse_zone(tz).key
         found: HeatMap = await self._app._perform(
             lambda dialect: ReadTimeline(dialect).heat_map(schedule, days=days, tz=zone),
-            reads=True,
+            snapshot=True,
             computes=True,
         )
         return found
@@ -205,7 +205,7 @@ class Stats:
         start = await self._app.now() if since is None else since.astimezone(UTC)
         items, more = await self._app._perform(
             lambda dialect: ReadAgenda(dialect).agenda(start, until, position, most),
-            reads=True,
+            snapshot=True,
             computes=True,
         )
         return Page(items, next=None if more is None else make_cursor(AGENDA_ORDER, more))
@@ -237,7 +237,7 @@ class Stats:
         start = await self._app.now() if since is None else since.astimezone(UTC)
         found: RecipientWeek = await self._app._perform(
             lambda dialect: ReadAgenda(dialect).week(known, known.tz or zone, start, days),
-            reads=True,
+            snapshot=True,
             computes=True,
         )
         return found
@@ -293,6 +293,6 @@ class Stats:
             return []
         workers = await (await self._app.store()).workers()
         found: list[Match] = await self._app._perform(
-            lambda dialect: Search(dialect).find(sought, workers, most), reads=True
+            lambda dialect: Search(dialect).find(sought, workers, most), snapshot=True
         )
         return found

@@ -70,13 +70,9 @@ _MAX_DATA_BYTES = 64 * 1024
 _MAX_REASON_LENGTH = 1000
 
 
-async def perform(
-    app: Duetime, make: Make, tx: Any = None, *, reads: bool = False, computes: bool = False
-) -> Any:
+async def perform(app: Duetime, make: Make, tx: Any = None, **how: bool) -> Any:
     """Run statements in a transaction of their own, or in the caller's."""
-    return await app._perform(
-        lambda dialect: make(ReminderStatements(dialect)), tx, reads=reads, computes=computes
-    )
+    return await app._perform(lambda dialect: make(ReminderStatements(dialect)), tx, **how)
 
 
 class Subjects:

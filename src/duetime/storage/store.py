@@ -375,14 +375,16 @@ class Store(Protocol):
         statements: Statements,
         *,
         reads: bool = False,
+        snapshot: bool = False,
         single: bool = False,
         computes: bool = False,
     ) -> Any:
         """Run statements in a transaction of their own, and return what they return.
 
-        `reads`: they change nothing, and are one statement. `single`: they are one statement, which
-        needs no transaction around it. `computes`: there may be much to compute between them, which
-        is done off the event loop.
+        `reads`: it is one statement, which changes nothing. `snapshot`: they are several that
+        change nothing, and see the same state. `single`: it is one statement, which needs no
+        transaction around it. `computes`: there may be much to compute between them, which is done
+        off the event loop.
         """
 
     @property

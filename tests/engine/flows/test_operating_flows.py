@@ -363,9 +363,9 @@ async def test_a_graph_that_has_begun_is_not_replaced(app: Duetime) -> None:
         seen.append(number)
         return number
 
-    graph.sleep("pause", "300ms", after=["first"])
+    graph.signal("go", after=["first"])
 
-    @graph.step(after=["pause"])
+    @graph.step(after=["go"])
     async def second(number: int) -> None:
         seen.append(number)
 
@@ -373,8 +373,9 @@ async def test_a_graph_that_has_begun_is_not_replaced(app: Duetime) -> None:
         run = await graph.using(key="k").start(number=1)
         await until(lambda: _is_asleep(run))
         other = await graph.using(key="k", on_conflict="replace").start(number=2)
-        await run.result()
-        await other.result()
+        for one in (run, other):
+            await one.signal("go")
+            await one.result()
 
     assert sorted(seen) == [1, 1, 2, 2]
 
@@ -384,17 +385,20 @@ async def test_a_run_that_waits_is_not_rescheduled(app: Duetime) -> None:
 
     @app.flow(name="order")
     async def order(flow: Flow) -> Any:
-        return await flow.wait_for("go", timeout="500ms", default="late")
+        return await flow.wait_for("go", timeout="1h", default="late")
 
     async with app.worker():
         run = await order.start()
         await until(lambda: _is_asleep(run))
+        waits = await app.jobs.get(run.id)
         at = await app.now() + timedelta(hours=5)
         with pytest.raises(InvalidInput, match="has begun"):
             await app.jobs.reschedule(run.id, at)
         action = await app.jobs.reschedule_all(at, task="order")
         progress = await action.result()
-        assert await run.result() == "late"
+        assert (await app.jobs.get(run.id)).run_at == waits.run_at
+        await run.signal("go", "in time")
+        assert await run.result() == "in time"
 
     assert (progress.done, progress.skipped) == (0, 1)
 
@@ -407,13 +411,14 @@ async def test_a_run_that_has_not_failed_is_not_requeued(app: Duetime) -> None:
     async def greet() -> str:
         return "hello"
 
-    graph.sleep("pause", "300ms", after=["greet"])
+    graph.signal("go", after=["greet"])
 
     async with app.worker():
         run = await graph.start()
         await until(lambda: _is_asleep(run))
         with pytest.raises(IllegalTransition, match="pending"):
             await app.jobs.requeue(run.id)
+        await run.signal("go")
         await run.result()
         before = await run.steps()
         with pytest.raises(IllegalTransition, match="completed"):

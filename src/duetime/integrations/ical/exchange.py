@@ -51,7 +51,7 @@ async def export_ical(
     def ask(statements: Any) -> Statements:
         return OccurrenceStatements(statements.dialect).with_rules(named, scope)
 
-    found = await perform(app, ask, reads=True)
+    found = await perform(app, ask, snapshot=True)
     for ref in named or ():
         if ref not in {subject.ref for subject, _ in found}:
             raise SubjectNotFound(ref)

@@ -70,6 +70,18 @@ async def drive(
             rows = await rows_of(cursor)
 
 
+def one_statement(statements: Statements) -> Statements:
+    """The same statements, which must be one at most: each of several would see another state."""
+    rows = None
+    while True:
+        statement, answer = _advance(statements, rows)
+        if statement is None:
+            return answer
+        if rows is not None:
+            raise RuntimeError("These are several statements: read them with snapshot=True.")
+        rows = yield statement
+
+
 async def drive_directly(
     session: DirectSession | Calls, statements: Statements, *, seconds: float
 ) -> Any:

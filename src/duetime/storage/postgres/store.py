@@ -15,7 +15,7 @@ from duetime.domain.flows.flow import NewRecord
 from duetime.domain.jobs.job import ClaimedJob, Enqueued, NewJob
 from duetime.storage.postgres.bulk import BEGIN, END, CopyRows
 from duetime.storage.postgres.connection import translate_errors
-from duetime.storage.postgres.dialect import drive, drive_directly
+from duetime.storage.postgres.dialect import drive, drive_directly, one_statement
 from duetime.storage.postgres.hot_path import HotPath
 from duetime.storage.postgres.operate import Operations
 from duetime.storage.postgres.plain import PlainJobs, read_ids
@@ -108,19 +108,23 @@ class PostgresStore(HotPath, Operations):
         statements: Statements,
         *,
         reads: bool = False,
+        snapshot: bool = False,
         single: bool = False,
         computes: bool = False,
     ) -> Any:
         if single and self._prepare and self._direct.is_free:
             return await self._run_directly(statements)
+        lone = (reads or single) and not snapshot
         # Each statement has its time-out: a change of many subjects has many of them.
         async with (
             self._lasting_connection() as connection,
-            nullcontext() if reads or single else connection.transaction(),
+            nullcontext() if lone else connection.transaction(),
         ):
+            if snapshot:
+                await self._on(connection, "begin_snapshot")
             return await drive(
                 connection,
-                statements,
+                one_statement(statements) if lone else statements,
                 seconds=self._call_seconds,
                 thread=self._computing_thread() if computes else None,
             )

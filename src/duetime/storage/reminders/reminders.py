@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from duetime.domain.reasons import Reason, read_reason
+from duetime.domain.reminders.arming import Level
 from duetime.domain.reminders.reminder import Reminder, ReminderStatus, Subject
 from duetime.domain.reminders.rule import Rule
 from duetime.errors import InvalidInput
-from duetime.storage.reminders.rows import levels_of, subject_document, subject_summary
+from duetime.storage.reminders.rows import subject_document, subject_summary
 from duetime.storage.reminders.scopes import ScopeStatements
 from duetime.storage.store import Row, Statements, run_many
 
@@ -159,9 +160,9 @@ class ReminderStatements(ScopeStatements):
         return [self._subject(row) for row in rows]
 
     def levels(self, subject: Subject) -> Statements:
-        """The chain of rules, from the subject outwards."""
-        scopes = yield from self._scopes([subject.scope] if subject.scope else [])
-        return (yield from self._with_problems(levels_of(subject, scopes)))
+        """The chain of rules, from the subject outwards. Reads only, in one statement."""
+        around = (yield from self.levels_of_scope(subject.scope)) if subject.scope else []
+        return [Level(subject.ref, subject.rules), *around]
 
     # Reminders
 

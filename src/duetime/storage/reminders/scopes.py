@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from duetime.domain.change import Put
 from duetime.domain.reasons import read_reason
-from duetime.domain.reminders.arming import Level
 from duetime.domain.reminders.explain_scope import ScopeChange
 from duetime.errors import InvalidInput
 from duetime.storage.reminders.arming import ArmingStatements
@@ -78,20 +77,17 @@ class ScopeStatements(ArmingStatements):
         return read_scope(rows[0]) if rows else None
 
     def levels_of_scope(self, ref: str) -> Statements:
-        """The chain of rules, from the scope outwards; empty if there is no such scope."""
-        scopes = yield from self._scopes([ref])
-        return (yield from self._with_problems(levels_from(ref, scopes)))
+        """The chain of rules, from the scope outwards; empty if there is no such scope. Reads
+        only, in one statement."""
+        rows = yield from self._dialect.run("scope_levels", {"ref": ref})
+        problems = {row[0]: read_reason(row[4]) for row in rows}
+        levels = levels_from(ref, {row[0]: read_scope(row) for row in rows})
+        return [level._replace(problem=problems[level.name]) for level in levels]
 
     def changes_of_scope(self, ref: str) -> Statements:
         """Return its changes, and those of scopes around it, that workers have yet to follow."""
         rows = yield from self._dialect.run("scope_progress", {"ref": ref})
         return [ScopeChange(row[0], self._dialect.moment(row[1]), row[2], row[3]) for row in rows]
-
-    def _with_problems(self, levels: list[Level]) -> Statements:
-        """The same levels, with what of their rows cannot be used."""
-        rows = yield from self._dialect.run("scope_problems", [level.name for level in levels])
-        problems = {row[0]: read_reason(row[1]) for row in rows}
-        return [level._replace(problem=problems.get(level.name)) for level in levels]
 
 
 def _check_parent(scope: ScopeInfo, known: Mapping[str, ScopeInfo], inside: int) -> None:

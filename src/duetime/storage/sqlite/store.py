@@ -280,11 +280,12 @@ class SqliteStore:
         statements: Statements,
         *,
         reads: bool = False,
+        snapshot: bool = False,
         single: bool = False,
         computes: bool = False,
     ) -> Any:
         # All computation happens on the store's thread.
-        if reads:
+        if reads or snapshot:
             return await self._thread.read(lambda tx: tx.drive(statements))
 
         def work(tx: Transaction) -> Any:

@@ -40,6 +40,19 @@ with recursive chain as (
 select s.ref, s.parent, s.rules::text, s.locked from duetime.scope as s
 where s.ref in (select ref from chain) order by s.ref for share of s;
 
+-- name: scope_levels
+-- As `scope_lock`, for people: it locks nothing, and shows what of a scope's row cannot be used.
+with recursive chain as (
+    select s.ref, s.parent, s.rules, s.locked, 0 as level from duetime.scope as s
+    where s.ref = %s::json ->> 'ref'
+    union all
+    select s.ref, s.parent, s.rules, s.locked, c.level + 1
+    from duetime.scope as s join chain as c on s.ref = c.parent
+    where c.level < 100
+)
+select c.ref, c.parent, c.rules::text, c.locked, t.problem::text
+from chain as c left join duetime.tracked_scope as t on t.ref = c.ref;
+
 -- name: scope_depth
 -- How many levels of scopes are inside a scope. Index: scope_parent.
 with recursive below as (

@@ -80,11 +80,6 @@ cross join lateral (
 ) as c
 order by t.name;
 
--- name: scope_problems
-select t.ref, t.problem::text from duetime.tracked_scope as t
-where t.ref = any (array(select value from json_array_elements_text(%s::json)))
-  and t.problem is not null;
-
 -- name: track_clear
 select duetime.track_clear(g.name, g.most)
 from json_to_record(%s::json) as g(name text, most integer);

@@ -38,6 +38,19 @@ with recursive input(doc) as (select ?), chain(ref, parent, level) as (
 select s.ref, s.parent, s.rules, s.locked from duetime_scope as s
 where s.ref in (select ref from chain) order by s.ref;
 
+-- name: scope_levels
+-- As `scope_lock`, for people: it shows what of a scope's row cannot be used.
+with recursive input(doc) as (select ?), chain(ref, parent, rules, locked, level) as (
+    select s.ref, s.parent, s.rules, s.locked, 0 from input as i
+    cross join duetime_scope as s on s.ref = json_extract(i.doc, '$.doc.ref')
+    union all
+    select s.ref, s.parent, s.rules, s.locked, c.level + 1
+    from chain as c cross join duetime_scope as s on s.ref = c.parent
+    where c.level < 100
+)
+select c.ref, c.parent, c.rules, c.locked, t.problem
+from chain as c left join duetime_tracked_scope as t on t.ref = c.ref;
+
 -- name: scope_depth
 -- How many levels of scopes are inside a scope.
 with recursive input(doc) as (select ?), below(ref, level) as (

@@ -139,12 +139,6 @@ select e.value, json_extract(i.doc, '$.now') from input as i cross join json_eac
 where not exists (select 1 from duetime_scope as s where s.ref = e.value)
 returning ref;
 
--- name: scope_problems
-with input(doc) as (select ?)
-select t.ref, t.problem from duetime_tracked_scope as t
-where t.ref in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e)
-  and t.problem is not null;
-
 -- name: tracked_scope_mark
 -- Have a worker arm the open subjects of a scope again, and of all scopes inside it, as of a moment.
 with recursive input(doc) as (select ?), below(ref) as (
