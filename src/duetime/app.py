@@ -36,7 +36,7 @@ from duetime.settings import (
     load_settings,
 )
 from duetime.telemetry.events import Events
-from duetime.wiring import file_of
+from duetime.wiring import check_urls
 
 # `import duetime` is quick: each part is imported when it is first used.
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Duetime:
 
     def __init__(self, database: str | None = None, **settings: Unpack[SettingsArguments]) -> None:
         self.settings: Settings = load_settings({"database": database, **settings})
-        file_of(self.settings.database)  # Checks the URL.
+        check_urls(self.settings)
         self.tasks: dict[str, TaskDefinition] = {}
         self.task = TaskRegistry(self)
         self.webhook_task = WebhookTaskRegistry(self)

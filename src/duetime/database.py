@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+import msgspec
 
 from duetime.api.portal import keep_inherited
 from duetime.settings import Settings
@@ -15,6 +19,19 @@ from duetime.wiring import file_of, make_migrator, make_store
 if TYPE_CHECKING:
     from duetime.app import Duetime
     from duetime.storage.store import Dialect, Statements, Store
+
+
+_on_replica: ContextVar[bool] = ContextVar("duetime_on_replica", default=False)
+
+
+@contextmanager
+def on_replica() -> Iterator[None]:
+    """What is read in this block is read from the replica. It must not write."""
+    token = _on_replica.set(True)
+    try:
+        yield
+    finally:
+        _on_replica.reset(token)
 
 
 class Database:
@@ -26,6 +43,9 @@ class Database:
         self.stores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Store]] = (
             WeakKeyDictionary()
         )
+        self._replicas: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Store]] = (
+            WeakKeyDictionary()
+        )
         self.checked = False
         self._check_lock = threading.Lock()
         self._text_store: tuple[Settings, Store] | None = None
@@ -33,22 +53,27 @@ class Database:
     async def store(self) -> Store:
         """Return this event loop's store, opened."""
         loop = asyncio.get_running_loop()
-        opening = self.stores.get(loop)
+        stores, open_store = self.stores, self._open_store
+        if _on_replica.get():
+            stores, open_store = self._replicas, self._open_replica
+        opening = stores.get(loop)
         if opening is None or _has_failed(opening):
-            opening = self.stores[loop] = asyncio.create_task(self._open_store())
+            opening = stores[loop] = asyncio.create_task(open_store())
         return await asyncio.shield(opening)
 
     async def close(self) -> None:
         """Close this event loop's connections. It can be used again afterwards."""
-        opening = self.stores.pop(asyncio.get_running_loop(), None)
-        if opening is not None and not _has_failed(opening):
-            await (await opening).close()
+        for stores in (self.stores, self._replicas):
+            opening = stores.pop(asyncio.get_running_loop(), None)
+            if opening is not None and not _has_failed(opening):
+                await (await opening).close()
 
     def forget_parent(self) -> None:
         """In a forked process, the connections and the workers belong to the parent."""
-        keep_inherited(dict(self.stores))
+        keep_inherited([dict(self.stores), dict(self._replicas)])
         self._app._running_workers.clear()
         self.stores = WeakKeyDictionary()
+        self._replicas = WeakKeyDictionary()
         self._check_lock = threading.Lock()
 
     async def perform(
@@ -86,6 +111,16 @@ class Database:
             await asyncio.to_thread(self._check_schema)
         # Off the event loop, since it imports the driver and reads the statements.
         store = await asyncio.to_thread(make_store, self._app.settings)
+        await store.open()
+        return store
+
+    async def _open_replica(self) -> Store:
+        settings = msgspec.structs.replace(
+            self._app.settings,
+            database=self._app.settings.replica_database or self._app.settings.database,
+            listen_database=None,
+        )
+        store = await asyncio.to_thread(make_store, settings)
         await store.open()
         return store
 

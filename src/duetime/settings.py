@@ -98,6 +98,7 @@ class SettingsArguments(_WorkerSettings, total=False):
     """The keyword arguments of `Duetime(…)`. See `Settings` for what they become."""
 
     listen_database: str | None
+    replica_database: str | None
     schema: str
     prefix: str
     notify: bool
@@ -119,6 +120,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     database: str = DEFAULT_DATABASE
     listen_database: str | None = None
+    replica_database: str | None = None
+    """Where the dashboard reads its pages."""
     schema: str = "duetime"
     prefix: str = "duetime_"
     notify: bool = True
@@ -158,7 +161,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def shown(self) -> dict[str, Any]:
         """Return all settings by name, as people may be shown them: without passwords."""
         values = msgspec.structs.asdict(self)
-        for name in ("database", "listen_database"):
+        for name in ("database", "listen_database", "replica_database"):
             if values[name] is not None:
                 values[name] = show_url(values[name])
         return values

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from duetime.domain.urls import show_url
-from duetime.errors import InvalidDatabaseURL, InvalidInput
+from duetime.errors import InvalidDatabaseURL, InvalidInput, SettingsError
 from duetime.settings import Settings
 
 if TYPE_CHECKING:
@@ -87,6 +87,16 @@ def back_up(settings: Settings, target: str) -> Backup:
     from duetime.storage.sqlite.backup import back_up
 
     return back_up(file, target)
+
+
+def check_urls(settings: Settings) -> None:
+    """Raise an error if a URL cannot be used."""
+    file = file_of(settings.database)
+    replica = settings.replica_database
+    if replica is not None and (file is not None or file_of(replica) is not None):
+        raise SettingsError(
+            "replica_database (DUETIME_REPLICA_DATABASE) is for PostgreSQL: SQLite has no replicas."
+        )
 
 
 def file_of(url: str) -> str | None:

@@ -53,6 +53,7 @@ def test_every_setting_has_a_variable() -> None:
             "DUETIME_MAX_ARGS_BYTES": "4096",
             "DUETIME_MIGRATE": "TRUE",
             "DUETIME_READ_ONLY": "on",
+            "DUETIME_REPLICA_DATABASE": "postgresql://127.0.0.1/replica",
             "DUETIME_SESSION_IDLE": "30m",
             "DUETIME_SESSION_LIFETIME": "12h",
         }

@@ -19,7 +19,7 @@ def pages(frame: Frame) -> Pages:
     examined = Kept(frame.app.examine, seconds=_KEEP_SECONDS)
 
     # It names the database, its sessions and their users.
-    @pages.page("/doctor", "doctor.html", scope=TokenScope.ADMIN)
+    @pages.page("/doctor", "doctor.html", scope=TokenScope.ADMIN, from_replica=False)
     async def show_findings(ask: Ask) -> dict[str, Any]:
         findings = await examined.get()
         worst_first = [FindingLevel.ERROR, FindingLevel.WARNING]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from duetime.web.dashboard.kept import Kept, Refreshes
 from duetime.web.dashboard.rendering import Templates
+from duetime.web.dashboard.replica import Replica
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -24,5 +25,6 @@ class Frame:
         self.app = app
         self.access = access
         self.templates = Templates()
+        self.replica = Replica(app)
         self.totals = Kept(app.stats.totals, seconds=_TOTALS_SECONDS)
         self.refreshes: Refreshes[str | Response] = Refreshes(seconds=_REFRESH_SECONDS)

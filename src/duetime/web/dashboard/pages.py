@@ -95,9 +95,16 @@ class Pages:
         self.router = APIRouter(include_in_schema=False)
 
     def page(
-        self, path: str, template: str, *, scope: TokenScope = TokenScope.READ
+        self,
+        path: str,
+        template: str,
+        *,
+        scope: TokenScope = TokenScope.READ,
+        from_replica: bool = True,
     ) -> Callable[[Handler], Handler]:
-        """`GET path` shows the template with what the handler returns."""
+        """`GET path` shows the template with what the handler returns.
+
+        `from_replica`: the handler only reads, so it may read from a replica."""
 
         def add(handler: Handler) -> Handler:
             async def show(request: Request, visitor: Visitor, values: dict[str, Any]) -> Response:
@@ -111,13 +118,19 @@ class Pages:
                         template, ask, {"totals": totals, **self._frame.app.redacted(shown)}
                     )
 
+                replica = self._frame.replica if from_replica else None
+
+                async def read() -> str | Response:
+                    return await (make() if replica is None else replica.read(request, make))
+
                 try:
                     if REFRESH_HEADER in request.headers and SAID_COOKIE not in request.cookies:
                         # Tabs that show the same share the page.
-                        same = (str(request.url), visitor, zone_of(request).key)
-                        made = await self._frame.refreshes.get(same, make)
+                        source = replica is not None and replica.serves(request)
+                        same = (str(request.url), visitor, zone_of(request).key, source)
+                        made = await self._frame.refreshes.get(same, read)
                     else:
-                        made = await make()
+                        made = await read()
                 except DuetimeError as error:
                     return await self._failed(request, visitor, error)
                 if isinstance(made, Response):
@@ -144,11 +157,13 @@ class Pages:
                 finally:
                     self._frame.refreshes.clear()
                 if isinstance(done, GoTo):
-                    return self._go(request, done)
-                if isinstance(done, Show):
+                    done = self._go(request, done)
+                elif isinstance(done, Show):
                     totals = await self._frame.totals.get()
-                    return await self._render(done.template, ask, {"totals": totals, **done.values})
+                    values = {"totals": totals, **done.values}
+                    done = await self._render(done.template, ask, values)
                 assert isinstance(done, Response)
+                self._frame.replica.remember_change(request, done)
                 return done
 
             self._add("POST", path, handler, act, scope)
