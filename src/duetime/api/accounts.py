@@ -206,8 +206,6 @@ class Accounts:
 class AccountHandle(Handle[Accounts, str]):
     """One account, by its name."""
 
-    __slots__ = ()
-
     @property
     def name(self) -> str:
         return self._ref

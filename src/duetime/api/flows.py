@@ -537,12 +537,8 @@ class Flows:
 class FlowRun(Handle[Flows, int], Generic[R]):
     """One run of a flow: what `start` returns, and `app.flows[42]`."""
 
-    __slots__ = ("created",)
-
-    def __init__(self, flows: Flows, run_id: int, *, created: bool = False) -> None:
-        super().__init__(flows, run_id)
-        self.created = created
-        """Whether `start` made it; else another run holds the key, and this is that."""
+    created: bool = False
+    """Whether `start` made it; else another run holds the key, and this is that."""
 
     @property
     def id(self) -> int:

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+import msgspec
+
 from duetime.domain.page import Page
 
 N = TypeVar("N")
@@ -15,14 +17,13 @@ Ref = TypeVar("Ref")
 T = TypeVar("T")
 
 
-class Handle(Generic[N, Ref]):
+# An enqueue of many jobs makes a handle for each: without garbage collection, which would walk them
+# all again and again, that takes a fifth of the time.
+class Handle(msgspec.Struct, Generic[N, Ref], eq=False, gc=False):
     """One thing of a noun, by its identifier. Creating a handle makes no database call."""
 
-    __slots__ = ("_noun", "_ref")
-
-    def __init__(self, noun: N, ref: Ref) -> None:
-        self._noun = noun
-        self._ref = ref
+    _noun: N
+    _ref: Ref
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._ref!r}>"

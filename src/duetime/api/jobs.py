@@ -536,23 +536,10 @@ class Jobs:
 class JobHandle(Handle[Jobs, int], Generic[R]):
     """One job: what `enqueue` returns, and `app.jobs[42]`."""
 
-    __slots__ = ("action", "task")
-
-    def __init__(
-        self,
-        jobs: Jobs,
-        job_id: int,
-        *,
-        task: str | None = None,
-        action: EnqueueAction | None = None,
-    ) -> None:
-        # Not by `super`: an enqueue of many jobs makes a handle for each.
-        self._noun = jobs
-        self._ref = job_id
-        self.task = task
-        """The task's name, if the job was enqueued here."""
-        self.action = action
-        """Of an enqueue: `created`; or for a held key `existing`, `replaced` or `rejected`."""
+    task: str | None = None
+    """The task's name, if the job was enqueued here."""
+    action: EnqueueAction | None = None
+    """Of an enqueue: `created`; or for a held key `existing`, `replaced` or `rejected`."""
 
     @property
     def id(self) -> int:

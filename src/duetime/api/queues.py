@@ -123,8 +123,6 @@ class Queues:
 class QueueHandle(Handle[Queues, str]):
     """One queue, by its name."""
 
-    __slots__ = ()
-
     @property
     def name(self) -> str:
         return self._ref

@@ -135,8 +135,6 @@ class Recipients:
 class RecipientHandle(Handle[Recipients, str]):
     """One recipient, by their reference."""
 
-    __slots__ = ()
-
     @property
     def ref(self) -> str:
         return self._ref

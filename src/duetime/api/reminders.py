@@ -325,8 +325,6 @@ class Reminders:
 class ReminderHandle(Handle[Reminders, int]):
     """One reminder, by its id."""
 
-    __slots__ = ()
-
     @property
     def id(self) -> int:
         return self._ref

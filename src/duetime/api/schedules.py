@@ -563,8 +563,6 @@ class Schedules:
 class ScheduleHandle(Handle[Schedules, str]):
     """One schedule, by its name."""
 
-    __slots__ = ()
-
     @property
     def name(self) -> str:
         return self._ref

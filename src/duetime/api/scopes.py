@@ -123,8 +123,6 @@ class Scopes:
 class ScopeHandle(Handle[Scopes, str]):
     """One scope, by its reference."""
 
-    __slots__ = ()
-
     @property
     def ref(self) -> str:
         return self._ref

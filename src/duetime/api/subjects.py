@@ -429,8 +429,6 @@ class _Rehearsed(Exception):
 class SubjectHandle(Handle[Subjects, str]):
     """One subject, by its reference."""
 
-    __slots__ = ()
-
     @property
     def ref(self) -> str:
         return self._ref

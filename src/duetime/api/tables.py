@@ -243,8 +243,6 @@ class Tables:
 class TableHandle(Handle[Tables, str]):
     """One tracked table, by its name."""
 
-    __slots__ = ()
-
     @property
     def name(self) -> str:
         return self._ref

@@ -151,8 +151,6 @@ class Tokens:
 class TokenHandle(Handle[Tokens, str]):
     """One API token, by its name."""
 
-    __slots__ = ()
-
     @property
     def name(self) -> str:
         return self._ref

@@ -162,12 +162,8 @@ class Flows:
 class FlowRun(Handle[Flows, int]):
     """One run of a flow of the service, by its id."""
 
-    __slots__ = ("created",)
-
-    def __init__(self, noun: Flows, ref: int, *, created: bool = False) -> None:
-        super().__init__(noun, ref)
-        self.created = created
-        """Whether `start` started it: False if another run holds the key."""
+    created: bool = False
+    """Whether `start` started it: False if another run holds the key."""
 
     @property
     def id(self) -> int:

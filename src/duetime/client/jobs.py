@@ -212,12 +212,8 @@ class Jobs:
 class JobHandle(Handle[Jobs, int]):
     """One job of the service, by its id."""
 
-    __slots__ = ("action",)
-
-    def __init__(self, noun: Jobs, ref: int, action: EnqueueAction | None = None) -> None:
-        super().__init__(noun, ref)
-        self.action = action
-        """What the enqueue did: `created`; or for a held key `existing`, `replaced` …"""
+    action: EnqueueAction | None = None
+    """What the enqueue did: `created`; or for a held key `existing`, `replaced` …"""
 
     @property
     def id(self) -> int:

@@ -73,8 +73,6 @@ class Queues:
 class QueueHandle(Handle[Queues, str]):
     """One queue of the service, by its name."""
 
-    __slots__ = ()
-
     get = bound(Queues.get)
     pause = bound(Queues.pause)
     resume = bound(Queues.resume)

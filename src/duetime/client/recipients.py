@@ -90,8 +90,6 @@ class Recipients:
 class RecipientHandle(Handle[Recipients, str]):
     """One recipient of the service, by their reference."""
 
-    __slots__ = ()
-
     put = bound(Recipients.put)
     mute = bound(Recipients.mute)
     unmute = bound(Recipients.unmute)

@@ -175,8 +175,6 @@ class Reminders:
 class ReminderHandle(Handle[Reminders, int]):
     """One reminder of the service, by its id."""
 
-    __slots__ = ()
-
     get = bound(Reminders.get)
     message = bound(Reminders.message)
     explain = bound(Reminders.explain)

@@ -211,8 +211,6 @@ class Schedules:
 class ScheduleHandle(Handle[Schedules, str]):
     """One schedule of the service, by its name."""
 
-    __slots__ = ()
-
     get = bound(Schedules.get)
     delete = bound(Schedules.delete)
     explain = bound(Schedules.explain)

@@ -88,8 +88,6 @@ class Scopes:
 class ScopeHandle(Handle[Scopes, str]):
     """One scope of the service, by its reference."""
 
-    __slots__ = ()
-
     put = bound(Scopes.put)
     get = bound(Scopes.get)
     delete = bound(Scopes.delete)

@@ -198,8 +198,6 @@ class Subjects:
 class SubjectHandle(Handle[Subjects, str]):
     """One subject of the service, by its reference."""
 
-    __slots__ = ()
-
     put = bound(Subjects.put)
     get = bound(Subjects.get)
     complete = bound(Subjects.complete)
