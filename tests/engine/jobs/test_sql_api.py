@@ -185,3 +185,27 @@ async def test_the_limit_of_arguments_holds_for_sql(pg_url: str) -> None:
     assert "take 212 bytes of JSON, more than 100" in refused.stderr
     assert unknown.returncode == 0
     assert "more than 1048576" in too_big.stderr
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("""enqueue_many('[{"task": "t", "dealy": "1h"}]')""", "no field named 'dealy'"),
+        ("""enqueue_many('[{"task": "t"}, {"at": "2030-01-01T00:00Z"}]')""", "no field named 'at'"),
+        ("enqueue_many('[1]')", "must be a JSON object"),
+        ("""enqueue_many('[{"task": "t", "expires_after": "-1s"}]')""", "expires_after must be"),
+        ("enqueue('t', delay => '200 years')", "delay must be at most 100 years"),
+        ("schedule('s', 't', '0 9 * * *', actor => null)", "the actor must have"),
+        ("schedule('s', 't', '0 9 * * *', actor => '')", "the actor must have"),
+        ("schedule('s', 'duetime.bulk', '0 9 * * *')", "reserved"),
+        ("pause_schedule('known', 'x', 'infinity')", "at most in the year 9000"),
+    ],
+)
+async def test_sql_refuses_what_python_does(pg_app: Duetime, statement: str, why: str) -> None:
+    await pg_app.store()
+    with psycopg.connect(pg_app.settings.database, autocommit=True) as connection:
+        connection.execute("select duetime.schedule('known', 't', '0 9 * * *')")
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match=why):
+            connection.execute(f"select duetime.{statement}".encode())
+
+    assert await pg_app.jobs.list() == []

@@ -142,13 +142,28 @@ declare
     timed boolean;
     most_bytes integer;
     flow boolean;
+    lasts interval;
+    unknown text;
 begin
     if json_typeof(jobs) is distinct from 'array' then
         raise exception 'duetime: jobs must be a JSON array' using errcode = '22023';
+    elsif exists (select from json_array_elements(jobs) as e(item) where json_typeof(e.item) <> 'object') then
+        raise exception 'duetime: each of the jobs must be a JSON object' using errcode = '22023';
+    end if;
+    -- A misspelt `delay` would run the job now.
+    select k.name into unknown
+    from json_array_elements(jobs) as e(item) cross join lateral json_object_keys(e.item) as k(name)
+    where k.name not in ('task', 'args', 'queue', 'priority', 'run_at', 'delay', 'key', 'on_conflict', 'hold',
+                         'partition', 'max_attempts', 'timeout', 'expires_at', 'expires_after', 'trace', 'flow')
+    limit 1;
+    if found then
+        raise exception 'duetime: a job has no field named %', quote_literal(left(unknown, 60))
+            using errcode = '22023',
+            hint = 'See `duetime.enqueue_many` in the reference of SQL for the fields.';
     end if;
     keyed := false;
     for task, args, queue, priority, run_at, key, on_conflict, hold, partition, max_attempts,
-        timeout, expires_at, trace, wait, timed, most_bytes, flow
+        timeout, expires_at, trace, wait, timed, most_bytes, flow, lasts
     in
         select g.task, coalesce(g.args, '{}'), coalesce(g.queue, t.queue),
             coalesce(g.priority, t.priority),
@@ -161,7 +176,7 @@ begin
                      + case when e.item -> 'expires_after' is null then t.expires
                             else g.expires_after end),
             g.trace, g.delay, g.run_at is not null, t.max_args_bytes,
-            nullif(coalesce(g.flow, t.flow), false)
+            nullif(coalesce(g.flow, t.flow), false), g.expires_after
         from json_array_elements(jobs) with ordinality as e(item, place)
         cross join lateral json_to_record(e.item) as g(
             task text, args json, queue text, priority smallint, run_at timestamptz,
@@ -192,6 +207,10 @@ begin
             raise exception 'duetime: on_conflict must be return, reject or replace, got %', on_conflict using errcode = '22023';
         elsif wait < interval '0' then
             raise exception 'duetime: delay must not be negative, got %', wait using errcode = '22023';
+        elsif wait > interval '100 years' then
+            raise exception 'duetime: delay must be at most 100 years, got %', wait using errcode = '22023';
+        elsif lasts not between interval '0' and interval '100 years' then
+            raise exception 'duetime: expires_after must be from 0 to 100 years, got %', lasts using errcode = '22023';
         elsif timed and wait is not null then
             raise exception 'duetime: run_at and delay cannot be combined' using errcode = '22023';
         elsif btrim(key) = '' or length(key) > 200 then

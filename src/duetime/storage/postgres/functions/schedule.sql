@@ -10,10 +10,14 @@ declare
     known duetime.schedule;
     made duetime.schedule;
 begin
+    perform duetime.check_actor(actor);
     if coalesce(schedule.name, '') = '' or length(schedule.name) > 200 then
         raise exception 'duetime: the name of a schedule must have 1 to 200 characters' using errcode = '22023';
     elsif coalesce(task, '') = '' then
         raise exception 'duetime: the task of a schedule must not be empty' using errcode = '22023';
+    elsif starts_with(task, 'duetime.') then
+        raise exception 'duetime: the task name % is reserved', quote_literal(left(task, 60))
+            using errcode = '22023';
     elsif json_typeof(args) is distinct from 'object' then
         raise exception 'duetime: the args of a schedule must be a JSON object' using errcode = '22023';
     end if;

@@ -70,14 +70,20 @@ $$;
 
 -- Lock the schedule of that name; return its id. No signature names a table's type: that would keep
 -- the table from being dropped.
+create or replace function duetime.check_actor(actor text) returns void
+    language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    if length(coalesce(actor, '')) not between 1 and 200 or actor !~ '\S' then
+        raise exception 'duetime: the actor must have 1 to 200 characters' using errcode = '22023';
+    end if;
+end $$;
+
 create or replace function duetime.lock_schedule(name text, actor text) returns bigint
     language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     found_id bigint;
 begin
-    if length(coalesce(actor, '')) not between 1 and 200 or actor !~ '\S' then
-        raise exception 'duetime: the actor must have 1 to 200 characters' using errcode = '22023';
-    end if;
+    perform duetime.check_actor(actor);
     select s.id into found_id from duetime.schedule as s where s.name = lock_schedule.name for update;
     if found_id is null then
         raise exception 'duetime: there is no schedule named %', quote_nullable(lock_schedule.name)
@@ -120,6 +126,8 @@ begin
     if until <= now then
         raise exception 'duetime: until % is in the past', duetime.format_time(until)
             using errcode = '22023';
+    elsif until > '9000-01-01Z' then
+        raise exception 'duetime: until must be at most in the year 9000' using errcode = '22023';
     end if;
     update duetime.schedule as s
     set paused_at = coalesce(s.paused_at, now), paused_by = actor,
