@@ -676,3 +676,20 @@ def test_every_route_of_the_api_has_a_verb() -> None:
 
     assert called <= routes
     assert routes - called == NOT_CALLED
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+async def test_numbers_that_json_does_not_have_are_refused(number: float) -> None:
+    """They would be sent as null: no delay at all."""
+    client = Client("https://jobs.example.com", "dt_1")
+    with pytest.raises(InvalidInput, match="delay"):
+        await client.jobs.enqueue("send", {}, delay=number)
+    with pytest.raises(InvalidInput, match="data holds"):
+        await client.subjects.put("game", due=None, data={"price": number})
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+async def test_a_name_that_is_no_part_of_an_address_is_refused(name: str) -> None:
+    client = Client("https://jobs.example.com", "dt_1")
+    with pytest.raises(InvalidInput):
+        await client.queues.get(name)

@@ -266,6 +266,9 @@ def read_secrets(secrets: Sequence[str]) -> list[standardwebhooks.Webhook]:
             "could be forged."
         )
     try:
+        for secret in secrets:
+            # The library passes over letters that are no base64, so two secrets could be the same.
+            base64.b64decode(secret.removeprefix("whsec_"), validate=True)
         return [standardwebhooks.Webhook(secret) for secret in secrets]
     except Exception:  # noqa: BLE001 The library raises what its parts raise.
         raise InvalidInput(

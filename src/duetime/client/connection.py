@@ -18,6 +18,7 @@ import msgspec
 
 from duetime import errors
 from duetime.api.portal import keep_inherited
+from duetime.domain.checks import check_finite
 from duetime.domain.duration import (
     Duration,
     format_duration,
@@ -231,6 +232,11 @@ def _error_of(response: httpx2.Response) -> DuetimeError:
 
 def _fill(template: str, path: Mapping[str, Any]) -> str:
     """Fill in the parameters of a path. A slash in a name is encoded."""
+    for name, value in path.items():
+        if str(value) in ("", ".", ".."):
+            raise InvalidInput(
+                f"{str(value)!r} cannot be used as {name} in the address of a request."
+            )
     return re.sub(r"\{(\w+)\}", lambda found: quote(str(path[found[1]]), safe=""), template)
 
 
@@ -256,9 +262,12 @@ def _text(value: Any) -> str:
 
 def _encode(body: Mapping[str, Any]) -> bytes:
     try:
-        return msgspec.json.encode(body)
+        raw = msgspec.json.encode(body)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"The arguments cannot be encoded as JSON: {error}.") from None
+    for name, value in body.items():
+        check_finite(value, raw, what=name)
+    return raw
 
 
 @cache
