@@ -238,3 +238,66 @@ async def test_an_error_shows_no_password(backend: Backend, app: Duetime) -> Non
 
         assert answer.code in (1, 2)
         assert "hunter2" not in answer.out + answer.err
+
+
+def test_ctrl_c_claims_nothing_about_what_was_changed(
+    backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some jobs may be cancelled already: only a question that was answered with no changes
+    nothing."""
+    arguments = ["duetime", "jobs", "list", "--database", backend.url]
+    with (
+        patch.object(sys, "argv", arguments),
+        patch("duetime.cli.target.Target.run", side_effect=KeyboardInterrupt),
+        pytest.raises(SystemExit) as left,
+    ):
+        main()
+
+    assert left.value.code == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "Error: Interrupted."
+
+
+@pytest.mark.parametrize("command", ["jobs list", "jobs list --json", "--help"])
+def test_output_that_cannot_be_written_is_an_error_in_one_line(
+    backend: Backend, command: str
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [str(DUETIME), *command.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(backend.url),
+            check=False,
+        )
+
+    assert done.returncode == 1
+    assert done.stderr == "Error: The output could not be written: No space left on device.\n"
+
+
+def test_a_closed_output_is_no_error(backend: Backend) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"exec {DUETIME} jobs list >&-"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(backend.url),
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_the_question_of_a_bulk_action_counts_what_it_changes(
+    backend: Backend, app: Duetime
+) -> None:
+    await enqueue(app, *[new_job("shop.send", item_id=n) for n in range(3)])
+    [cancelled, *_] = await app.jobs.list()
+    await app.jobs.cancel(cancelled.id)
+
+    requeue = duetime(backend.url, "jobs", "requeue-all", given="n\n")
+    chosen = duetime(backend.url, "jobs", "requeue-all", "--state", "cancelled", given="n\n")
+    cancel = duetime(backend.url, "jobs", "cancel-all", "--queue", "default", given="n\n")
+
+    assert requeue.out.startswith("There are: none.")
+    assert chosen.out.startswith("There are: 1 cancelled.")
+    assert cancel.out.startswith("There are: 2 pending.")

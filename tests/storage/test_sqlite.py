@@ -886,3 +886,20 @@ def _schema(path: str) -> set[str]:
         rows = connection.execute("select sql from sqlite_schema where sql is not null").fetchall()
     connection.close()
     return {row[0] for row in rows}
+
+
+async def test_who_only_reads_starts_while_another_process_writes(path: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin immediate")
+        store = SqliteStore(path)
+        async with asyncio.timeout(3):
+            await store.open()
+            found = await store.queues()
+        await store.close()
+
+    assert found == []
+
+
+def test_a_path_that_is_not_utf8_is_refused() -> None:
+    with pytest.raises(InvalidDatabaseURL, match="not valid UTF-8"):
+        SqliteStore("b\udcff.db")

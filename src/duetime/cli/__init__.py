@@ -9,17 +9,19 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import click
 
 from duetime import __version__
-from duetime.cli.output import ReaderGone, echo, print_json
+from duetime.cli.output import NotConfirmed, OutputFailed, ReaderGone, echo, print_json
 from duetime.cli.target import RootGroup
 from duetime.domain.urls import hide_passwords
 from duetime.errors import DuetimeError
 
 # Where each command is, and its summary. It is imported when it is used.
+_INTERRUPTED = 130
+"""The exit code after Ctrl-C, as of other programs."""
 _COMMANDS = {
     "accounts": (
         "accounts:accounts",
@@ -68,6 +70,9 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line and end the process."""
+    # A stream that was closed (`>&-`) is None.
+    sys.stdout = sys.stdout or _open_nowhere()
+    sys.stderr = sys.stderr or _open_nowhere()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # What is stored may be any text; what a terminal can show may be less.
@@ -78,10 +83,22 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except (ReaderGone, BrokenPipeError):
         # Whoever read our output has gone (`| head`): not an error. Python must not try again.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(nowhere, stream.fileno())
+        _write_nowhere(sys.stdout, sys.stderr)
+    except (OutputFailed, OSError) as error:
+        _write_nowhere(sys.stdout)
+        why = getattr(error, "strerror", None) or str(error)
+        code = _fail(f"The output could not be written: {why}.", code="error")
     sys.exit(code)
+
+
+def _open_nowhere() -> TextIO:
+    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
+def _write_nowhere(*streams: TextIO) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream.fileno())
 
 
 def _run() -> int:
@@ -96,12 +113,15 @@ def _run() -> int:
         return _fail(f"{error.format_message()}{where}", code="usage", exit_code=2)
     except click.ClickException as error:
         return _fail(error.format_message(), code="error")
-    except click.Abort:
-        echo(err=True)  # The question's line is still open.
+    except NotConfirmed:
         return _fail(
             "Not confirmed: nothing was changed. Use --yes to skip the question.",
             code="not_confirmed",
         )
+    except click.Abort:
+        # Ctrl-C, which click turns into this. What was done until now is done.
+        echo(err=True)
+        return _fail("Interrupted.", code="interrupted", exit_code=_INTERRUPTED)
     except DuetimeError as error:
         return _fail(str(error), code=error.code)
     return code if isinstance(code, int) else 0

@@ -33,9 +33,23 @@ def echo(text: str = "", *, err: bool = False) -> None:
     _write(escape_controls(text, keep="\n\t") + "\n", err=err)
 
 
+class OutputFailed(Exception):
+    """Our output cannot be written, as on a full disk. Not an `OSError`, as above."""
+
+
+class NotConfirmed(Exception):
+    """The answer to a question was no, or there was none."""
+
+
 def confirm(question: str) -> None:
-    """Ask before something is changed; the answer no ends the command."""
-    click.confirm(escape_controls(question), abort=True, err=True)
+    """Ask before something is changed; raise `NotConfirmed` unless the answer is yes."""
+    try:
+        confirmed = click.confirm(escape_controls(question), err=True)
+    except click.Abort:
+        confirmed = False  # Ctrl-C, or the end of the input.
+    if not confirmed:
+        echo(err=True)  # The question's line is still open.
+        raise NotConfirmed
 
 
 def write_file(content: bytes) -> None:
@@ -148,6 +162,8 @@ def _write(content: str | bytes, *, err: bool = False) -> None:
         click.echo(content, nl=False, err=err)
     except BrokenPipeError:
         raise ReaderGone from None
+    except OSError as error:
+        raise OutputFailed(error.strerror) from None
 
 
 def _columns_of(character: str) -> int:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
+import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from ipaddress import ip_network
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -18,8 +22,10 @@ from duetime.web.service import PARTS, Part, make_service
 
 if TYPE_CHECKING:
     from duetime.app import Duetime
+    from duetime.engine.worker import Worker
 
 _STOP_SECONDS = 5
+_MOST_SIGNALS = 2
 
 
 async def serve(
@@ -64,26 +70,54 @@ async def serve(
         server = _Server(config)
         async with AsyncExitStack() as stack:
             if worker:
-                await stack.enter_async_context(app.worker())
+                server.worker = await stack.enter_async_context(app.worker())
             else:
                 await app.store()
-            with server.capture_until_stopped():
+            with server.stopped_by_signals():
                 greet(_address(listening, link))
                 await server.serve(sockets=[listening])
                 await stack.aclose()
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to `serve`: uvicorn raises SIGTERM again, which ends the process, when it
-    stops serving. The worker must have stopped before.
-    """
+    """Stops as a worker's process does. uvicorn itself raises a signal again when it has stopped
+    serving, which would end the process before the worker has stopped."""
+
+    worker: Worker | None = None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    def capture_until_stopped(self) -> AbstractContextManager[None]:
-        return super().capture_signals()
+    @contextmanager
+    def stopped_by_signals(self) -> Iterator[None]:
+        """The first signal stops it gracefully, the second at once, the third ends the process."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        received = 0
+
+        def handle(number: int, _frame: FrameType | None) -> None:
+            nonlocal received
+            received += 1
+            if received > _MOST_SIGNALS:
+                os._exit(128 + number)
+            loop.call_soon_threadsafe(self._stop, received > 1)
+
+        before = {one: signal.signal(one, handle) for one in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+    def _stop(self, now: bool) -> None:
+        self.should_exit = True
+        if now:
+            self.force_exit = True
+            if self.worker is not None:
+                self.worker.stop(now=True)
 
 
 async def _check_reach(app: Duetime, host: str, allowed_hosts: Collection[str]) -> None:

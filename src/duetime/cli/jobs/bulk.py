@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime, timedelta
 from typing import Any, Unpack
 
@@ -42,6 +42,7 @@ def cancel_all_command(
         filters,
         "Cancel all jobs that match?",
         lambda app, which: app.jobs.cancel_all(reason=reason, by=by, **which),
+        acts_on=(*_WAITING, JobState.RUNNING),
         sure=yes,
     )
 
@@ -60,6 +61,7 @@ def requeue_all_command(
         filters,
         "Requeue all jobs that match?",
         lambda app, which: app.jobs.requeue_all(by=by, **which),
+        acts_on=FAILED if filters["state"] else (JobState.DEAD,),
         sure=yes,
     )
 
@@ -83,7 +85,8 @@ def reschedule_all_command(
         moment = at if isinstance(at, datetime) else await app.now() + at
         return await app.jobs.reschedule_all(moment, by=by, **which)
 
-    _start(context, filters, "Reschedule all jobs that match?", start, sure=yes)
+    question = "Reschedule all jobs that match?"
+    _start(context, filters, question, start, acts_on=_WAITING, sure=yes)
 
 
 @click.command("bulk", cls=Command)
@@ -118,14 +121,27 @@ def bulk_command(context: click.Context, job_id: int) -> None:
 
 
 def _start(
-    context: click.Context, filters: Filters, question: str, start: Start, *, sure: bool
+    context: click.Context,
+    filters: Filters,
+    question: str,
+    start: Start,
+    *,
+    acts_on: Collection[JobState],
+    sure: bool,
 ) -> None:
+    """Ask the question, unless `sure`, and start the action. `acts_on`: the states of jobs that it
+    changes; others that match stay as they are."""
+
     async def request(app: Duetime) -> int:
         return (await start(app, await read_filters(app, filters))).id
 
     async def count(app: Duetime) -> str:
         facets = await app.jobs.facets(**await read_filters(app, filters))
-        return ", ".join(f"{number} {state}" for state, number in facets.states.items() if number)
+        return ", ".join(
+            f"{number} {state}"
+            for state, number in facets.states.items()
+            if number and state in acts_on
+        )
 
     target = target_of(context)
     if not sure:

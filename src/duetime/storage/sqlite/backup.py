@@ -42,7 +42,7 @@ def back_up(source: str, target: str) -> Backup:
         raise StorageError(f"{target} cannot be written: {error.strerror}.") from error
     finally:
         for left in (partial, *(Path(f"{partial}{end}") for end in ("-wal", "-shm", "-journal"))):
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 left.unlink()
     return Backup(str(file), file.stat().st_size)
 

@@ -61,6 +61,12 @@ def check_path(path: str) -> str:
             f"{path!r} cannot be used: jobs must outlive the process, so SQLite needs a file. "
             "Write sqlite:///path/to/file.db."
         )
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise InvalidDatabaseURL(
+            f"The path {path!r:.100} is not valid UTF-8. Rename the file."
+        ) from None
     file = Path(path).resolve()
     if file.is_dir():
         raise InvalidDatabaseURL(
@@ -117,11 +123,11 @@ def persist(attempt: Callable[[], T], seconds: float) -> T:
         try:
             return attempt()
         except sqlite3.OperationalError as error:
-            if not _is_locked(error) or time.monotonic() > deadline:
+            if not is_locked(error) or time.monotonic() > deadline:
                 raise
 
 
-def _is_locked(error: sqlite3.Error) -> bool:
+def is_locked(error: sqlite3.Error) -> bool:
     name = getattr(error, "sqlite_errorname", "") or ""
     return name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
@@ -139,7 +145,7 @@ def translate_error(error: sqlite3.Error, path: str) -> StorageError:
     """Return the driver's error as ours, with what to do about it."""
     name = getattr(error, "sqlite_errorname", "") or ""
     text = str(error)
-    if _is_locked(error):
+    if is_locked(error):
         return DatabaseUnreachable(
             f"{path}: another connection has held the write lock for too long ({text}). Commit its "
             "transaction, and keep transactions short."

@@ -14,7 +14,7 @@ from queue import Empty
 from typing import Any, TypeVar
 
 from duetime.errors import DatabaseCorrupted, DatabaseUnreachable, InvalidInput
-from duetime.storage.sqlite.connection import connect, persist, translate_error
+from duetime.storage.sqlite.connection import connect, is_locked, persist, translate_error
 from duetime.storage.sqlite.inbox import Inbox, PolledInbox, Written, open_inbox
 from duetime.storage.sqlite.shared import Shared, Turn, call_soon
 from duetime.storage.store import Row, Statements
@@ -149,9 +149,7 @@ class StoreThread:
         try:
             persist(lambda: connection.execute("pragma journal_mode = wal"), self._lock_seconds)
             self._version = self._data_version(connection)
-            # A file that cannot be written fails now, not at the first job.
-            with self._write_lock(connection):
-                pass
+            _check_writable(connection)
         except BaseException:
             connection.close()
             raise
@@ -373,6 +371,17 @@ class StoreThread:
 
     def _data_version(self, connection: sqlite3.Connection) -> int:
         return int(connection.execute("pragma data_version").fetchone()[0])
+
+
+def _check_writable(connection: sqlite3.Connection) -> None:
+    """A file that cannot be written fails now, not at the first job. One that another process is
+    writing to can be written; who only reads need not wait for that."""
+    try:
+        connection.execute("begin immediate")
+        connection.execute("rollback")
+    except sqlite3.OperationalError as error:
+        if not is_locked(error):
+            raise
 
 
 def _ignore(result: Any, error: Any) -> None:
