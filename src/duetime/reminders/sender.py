@@ -62,6 +62,9 @@ class Sender:
         refused = await self._refuse(ready, ctx.id)
         if ready is None or refused is not None:
             return refused
+        if ctx.job.expires_at is None:
+            lasting = msgspec.structs.replace(ready.reminder, never_expires=True)
+            ready = ready._replace(reminder=lasting)
         admitted = await self._admit(ready)
         if isinstance(admitted, Outcome):
             return admitted

@@ -228,6 +228,63 @@ async def test_requeue_of_a_reminders_job_says_what_to_do(app: Duetime) -> None:
     assert other.id != failed.job_id
 
 
+# What still applies to one that is too late
+
+
+async def test_one_that_is_too_late_waits_for_the_end_of_quiet_hours(app: Duetime) -> None:
+    box = Box(app, "push", LASTS)
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", quiet="22:00-07:00")
+        await put(app, due=START + 12 * HOUR)
+        await world.advance("23h")
+        await app.reminders.resend(await only(app))
+        await world.advance("7h")
+        waiting = await only(app)
+        await world.advance("5h")
+        sent = await only(app)
+
+    assert (waiting.status, sent.status) == ("armed", "sent")
+    assert waiting.reason is not None
+    assert waiting.reason.code == "quiet_hours"
+    assert box.to == [("ann", 31 * 60)]
+
+
+async def test_those_that_are_too_late_go_out_in_one_digest(app: Duetime) -> None:
+    box = Box(app, "push", *[LASTS] * 4)
+    async with app.testing(now=START) as world:
+        for n in range(4):
+            await app.subjects.put(
+                f"game:{n}", due=START + 2 * HOUR, remind="-1h", recipients=["ann"]
+            )
+        await world.advance("5h")
+        await app.recipients.put("ann", max_per_hour=1)
+        before = len(world.ran)
+        resent = await app.reminders.resend_many()
+        await world.advance("3h")
+        attempts = len(world.ran) - before
+        statuses = {one.status.value for one in await app.reminders.list()}
+
+    assert len(resent.reminders) == 4
+    assert statuses == {"sent"}
+    assert [message.title for message in box.messages][1:] == ["3 reminders"]
+    assert box.times == [5 * 60, 6 * 60]
+    assert attempts < 20
+
+
+async def test_one_that_is_too_late_and_bounces_goes_to_the_next_channel(app: Duetime) -> None:
+    push, mail = Box(app, "push"), Box(app, "mail")
+    async with app.testing(now=START) as world:
+        await put(app, due=START - HOUR, remind={"rule": "-1h", "past": "send_now"})
+        await app.reminders.resend(await only(app))
+        await world.advance("1s")
+        await app.receipt("push-1", "bounced")
+        await world.advance("1s")
+        sent = await only(app)
+
+    assert (len(push.messages), len(mail.messages)) == (1, 1)
+    assert (sent.status, sent.channel) == ("sent", "mail")
+
+
 # Many at once
 
 

@@ -149,7 +149,9 @@ def routes_of(
 
 
 def expiry(reminder: Reminder) -> datetime | None:
-    """From when on it is too late to send it."""
+    """From when on it is too late to send it: never, if it was sent again on request."""
+    if reminder.never_expires:
+        return None
     return reminder.rule.expires_at(reminder.time, reminder.due_at)
 
 

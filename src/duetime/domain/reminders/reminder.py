@@ -120,6 +120,9 @@ class Reminder(msgspec.Struct, frozen=True, kw_only=True):
     """Its subject has changed, and a worker has yet to compute what that means for it."""
     first_key: str = ""
     """The key of its first round."""
+    never_expires: bool = False
+    """Its job does not expire, whatever its rule says: it was sent again on request. Read only
+    when it is sent."""
     to: Recipient | None = None
     """For the handler: the recipient, with the channels that this reminder may go by."""
 

@@ -18,7 +18,6 @@ from duetime.domain.reminders.delivery import (
     explain_receipt,
 )
 from duetime.domain.reminders.reminder import REMIND_TASK, Reminder, ReminderStatus, Subject
-from duetime.domain.reminders.rule import Rule
 from duetime.errors import DeliveryNotFound, InvalidInput, ReminderNotFound
 from duetime.storage.reminders.arming import reminder_document
 from duetime.storage.reminders.rows import levels_of, read_scope
@@ -90,7 +89,7 @@ class DeliveryStatements(SendStatements):
             reminder,
             run_at,
             Reason.of("reminder_snoozed", by=actor),
-            rule,
+            expires_at,
             snoozes=reminder.snoozes + 1,
         )
         yield from self._audit_reminder(
@@ -280,9 +279,16 @@ class DeliveryStatements(SendStatements):
         if reminder.status is not ReminderStatus.SENT or reminder.acknowledged_at is not None:
             return
         rule = yield from self._rule_that_holds(subject, reminder)
+        if rule is None:
+            return
         now = yield from self._dialect.now()
-        expires_at = rule and rule.expires_at(reminder.time, reminder.due_at)
-        if rule is None or (expires_at is not None and expires_at <= now):
+        expires_at = rule.expires_at(reminder.time, reminder.due_at)
+        # One that was sent again on request does not expire: its job says so.
+        if expires_at is not None and (
+            yield from self._dialect.run("reminder_lasts", {"job": reminder.job_id})
+        ):
+            expires_at = None
+        if expires_at is not None and expires_at <= now:
             return
         others = yield from self._dialect.run("delivery_of", [reminder.id])
         if any(
@@ -291,10 +297,16 @@ class DeliveryStatements(SendStatements):
         ):
             return
         why = explain_receipt(delivery.channel, status)
-        yield from self._send_again(reminder, now, why, rule, snoozes=reminder.snoozes)
+        yield from self._send_again(reminder, now, why, expires_at, snoozes=reminder.snoozes)
 
     def _send_again(
-        self, reminder: Reminder, run_at: datetime, reason: Reason, rule: Rule, *, snoozes: int
+        self,
+        reminder: Reminder,
+        run_at: datetime,
+        reason: Reason,
+        expires_at: datetime | None,
+        *,
+        snoozes: int,
     ) -> Statements:
         again = msgspec.structs.replace(reminder, snoozes=snoozes)
         yield from self._dialect.run(
@@ -306,7 +318,7 @@ class DeliveryStatements(SendStatements):
                 "snoozes": snoozes,
                 "key": again.key,
                 "task": REMIND_TASK,
-                "expires_at": rule.expires_at(reminder.time, reminder.due_at),
+                "expires_at": expires_at,
             },
         )
 

@@ -6,6 +6,8 @@ from collections.abc import Generator, Sequence
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from duetime.domain.jobs.outcome import Skip, Snooze
 from duetime.domain.keys import make_digest_key
 from duetime.domain.reasons import Reason
@@ -114,9 +116,12 @@ class DigestStatements(AdmissionStatements):
         """What is in it, and still to be sent, by due time; at most one more than it may have."""
         rows = yield from self._dialect.run("digest_members", {"id": digest_id})
         members: list[Reminder] = []
-        ids = [row[0] for row in rows]
-        for part in in_parts(ids, MAX_REMINDERS):
-            members += yield from self.find(part)
+        never_expires = {row[0]: bool(row[1]) for row in rows}
+        for part in in_parts(list(never_expires), MAX_REMINDERS):
+            members += [
+                msgspec.structs.replace(one, never_expires=never_expires[one.id])
+                for one in (yield from self.find(part))
+            ]
         around: dict[str, set[str]] = {}
         if any(muted.startswith("scope:") for muted in recipient.muted):
             scopes = sorted({member.scope for member in members if member.scope})

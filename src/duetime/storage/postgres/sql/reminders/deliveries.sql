@@ -161,6 +161,11 @@ update duetime.reminder as r set acknowledged_at = duetime.now(), acknowledged_b
 from input as g where r.id = g.id and r.acknowledged_at is null
 returning r.id;
 
+-- name: reminder_lasts
+-- The job of a reminder, if it never expires. Index: the primary key.
+select j.id from duetime.job as j
+where j.id = (%s::json ->> 'job')::bigint and j.expires_at is null;
+
 -- name: reminder_again
 -- A reminder that was sent goes out again, under another job: later, or by another channel.
 with given as materialized (

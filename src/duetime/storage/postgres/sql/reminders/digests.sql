@@ -50,8 +50,9 @@ update duetime.digest as d set status = d.status
 where d.id = (%s::json ->> 'id')::bigint and d.status = 'waiting' returning d.id;
 
 -- name: digest_members
--- Index: reminder_digest.
-select r.id from duetime.reminder as r
+-- Each with whether its job never expires. Indexes: reminder_digest, the primary key of jobs.
+select r.id, exists (select from duetime.job as j where j.id = r.job_id and j.expires_at is null)
+from duetime.reminder as r
 where r.digest_id = (%s::json ->> 'id')::bigint and r.status = 'armed'
 order by r.due_at, r.time, r.id limit 2000;
 

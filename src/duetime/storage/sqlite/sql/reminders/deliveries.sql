@@ -180,6 +180,12 @@ set acknowledged_at = (select json_extract(doc, '$.now') from input),
 where id = (select json_extract(doc, '$.doc.id') from input) and acknowledged_at is null
 returning id;
 
+-- name: reminder_lasts
+-- The job of a reminder, if it never expires.
+with input(doc) as (select ?)
+select j.id from input as i cross join duetime_job as j on j.id = json_extract(i.doc, '$.doc.job')
+where j.expires_at is null;
+
 -- name: reminder_again
 -- A reminder that was sent goes out again, under another job: later, or by another channel.
 with input(doc) as (select ?)

@@ -65,8 +65,10 @@ select d.id from duetime_digest as d
 where d.id = (select json_extract(doc, '$.doc.id') from input) and d.status = 'waiting';
 
 -- name: digest_members
+-- Each with whether its job never expires.
 with input(doc) as (select ?)
-select r.id from duetime_reminder as r
+select r.id, exists (select 1 from duetime_job as j where j.id = r.job_id and j.expires_at is null)
+from duetime_reminder as r
 where r.digest_id = (select json_extract(doc, '$.doc.id') from input) and r.status = 'armed'
 order by r.due_at, r.time, r.id limit 2000;
 
