@@ -825,6 +825,48 @@ async def test_a_subject_that_changed_does_not_escalate(app: Duetime, verb: str)
     assert mail.to == [("ann", 60)]
 
 
+AT_NINE = "-1d at 09:00"
+
+
+async def test_a_wall_time_of_another_zone_is_not_escalated_snoozed_or_resent(
+    app: Duetime,
+) -> None:
+    """09:00 is 08:00 UTC in Berlin, and 14:00 UTC in New York."""
+    mail = Box(app, "mail")
+    game: dict[str, Any] = {"due": START + 44 * HOUR, "recipients": ["ann", "bob"]}
+    game |= {"remind": {"rule": AT_NINE, "escalate": "10m"}}
+    async with app.testing(now=START) as world:
+        await app.subjects.put("game", tz="Europe/Berlin", **game)
+        await world.advance("8h5m")
+        sent = await only(app, "ann")
+        await app.subjects.put("game", tz="America/New_York", **game)
+        with pytest.raises(InvalidInput, match="no longer true"):
+            await app.reminders.snooze(sent.id, "30m")
+        with pytest.raises(InvalidInput, match="no longer true"):
+            await app.reminders.resend(sent.id)
+        await world.advance("12h")
+
+    assert mail.to == [("ann", 8 * 60), ("ann", 14 * 60), ("bob", 14 * 60 + 10)]
+
+
+async def test_a_wall_time_of_the_recipients_former_zone_is_not_snoozed(app: Duetime) -> None:
+    mail = Box(app, "mail")
+    rule = {"rule": AT_NINE, "zone": "recipient"}
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", tz="Europe/Berlin")
+        await app.subjects.put("game", due=START + 44 * HOUR, remind=rule, recipients=["ann"])
+        await world.advance("8h5m")
+        sent = await only(app)
+        until = await app.reminders.snooze(sent.id, "10m")
+        await world.advance("15m")
+        await app.recipients.put("ann", tz="America/New_York")
+        with pytest.raises(InvalidInput, match="no longer true"):
+            await app.reminders.snooze(sent.id, "30m")
+
+    assert until == START + 8 * HOUR + 15 * MINUTE
+    assert mail.to == [("ann", 8 * 60), ("ann", 8 * 60 + 15)]
+
+
 async def test_an_escalation_that_would_be_stale_is_shown_as_expired(app: Duetime) -> None:
     mail = Box(app, "mail")
     async with app.testing(now=START) as world:

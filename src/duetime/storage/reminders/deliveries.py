@@ -18,6 +18,7 @@ from duetime.domain.reminders.delivery import (
     explain_receipt,
 )
 from duetime.domain.reminders.reminder import REMIND_TASK, Reminder, ReminderStatus, Subject
+from duetime.domain.reminders.rule import rule_times
 from duetime.errors import DeliveryNotFound, InvalidInput, ReminderNotFound
 from duetime.storage.reminders.arming import reminder_document
 from duetime.storage.reminders.rows import levels_of, read_scope
@@ -335,7 +336,15 @@ class DeliveryStatements(SendStatements):
             rows = yield from self._dialect.run("scope_read", [subject.scope])
             scopes = {row[0]: read_scope(row) for row in rows}
         rules = resolve_rules(levels_of(subject, scopes)).rules
-        return next((rule for rule in rules if rule.id == reminder.rule.id), None)
+        rule = next((rule for rule in rules if rule.id == reminder.rule.id), None)
+        if rule is None:
+            return None
+        tz = subject.tz
+        if rule.zone == "recipient":
+            rows = yield from self._dialect.run("recipient_zones", [reminder.recipient])
+            tz = rows[0][1] if rows else tz
+        # After a change of the time zone, a wall time is another moment.
+        return rule if reminder.time in rule_times(rule, reminder.due_at, tz) else None
 
     def _group(self, subject: Subject, reminder: Reminder) -> Statements:
         return (
