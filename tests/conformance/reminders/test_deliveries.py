@@ -825,6 +825,42 @@ async def test_a_subject_that_changed_does_not_escalate(app: Duetime, verb: str)
     assert mail.to == [("ann", 60)]
 
 
+@pytest.mark.parametrize(
+    ("after", "recipients", "expected"),
+    [
+        ("75m", ["bob", "ann", "cy"], [("ann", 60), ("bob", 70), ("cy", 80)]),
+        ("75m", ["cy", "ann", "bob"], [("ann", 60), ("bob", 70), ("cy", 80)]),
+        ("65m", ["cy", "ann", "bob"], [("ann", 60), ("cy", 70), ("bob", 80)]),
+        ("65m", ["bob", "cy"], [("ann", 60), ("bob", 70), ("cy", 80)]),
+        ("75m", ["ann", "cy"], [("ann", 60), ("bob", 70), ("cy", 80)]),
+        ("75m", ["ann", "bob", "dan", "cy"], [("ann", 60), ("bob", 70), ("dan", 80), ("cy", 90)]),
+        ("85m", ["cy", "bob", "ann"], [("ann", 60), ("bob", 70), ("cy", 80)]),
+    ],
+)
+async def test_it_goes_on_with_who_was_not_told_yet_if_the_recipients_change(
+    app: Duetime, after: str, recipients: list[str], expected: list[tuple[str, float]]
+) -> None:
+    mail = Box(app, "mail")
+    async with app.testing(now=START) as world:
+        await put(app, "ann", "bob", "cy", remind=LADDER)
+        await world.advance(after)
+        await put(app, *recipients, remind=LADDER)
+        await world.advance("2h")
+
+    assert mail.to == expected
+
+
+async def test_one_who_is_told_twice_does_not_hurry_the_others(app: Duetime) -> None:
+    mail = Box(app, "mail")
+    async with app.testing(now=START) as world:
+        await put(app, "ann", "bob", "cy", "dan", remind=LADDER)
+        await world.advance("71m")
+        await app.reminders.snooze((await only(app, "ann")).id, "4m")
+        await world.advance("1h")
+
+    assert mail.to == [("ann", 60), ("bob", 70), ("ann", 75), ("cy", 80), ("dan", 90)]
+
+
 AT_NINE = "-1d at 09:00"
 
 

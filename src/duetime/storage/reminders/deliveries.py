@@ -23,7 +23,7 @@ from duetime.errors import DeliveryNotFound, InvalidInput, ReminderNotFound
 from duetime.storage.reminders.arming import reminder_document
 from duetime.storage.reminders.rows import levels_of, read_scope
 from duetime.storage.reminders.sends import SendStatements
-from duetime.storage.store import Dialect, Statements
+from duetime.storage.store import Dialect, Row, Statements
 
 _GONE = (ReminderStatus.SUPERSEDED, ReminderStatus.CANCELLED)
 
@@ -196,30 +196,65 @@ class DeliveryStatements(SendStatements):
     def _arm_next(
         self, subject: Subject, reminder: Reminder, why: Reason, actor: str
     ) -> Statements:
-        """Arm the reminder of the next recipient, of a locked subject. Twice is as once."""
-        rule = yield from self._rule_that_holds(subject, reminder)
-        if rule is None or rule.escalate is None or reminder.recipient not in subject.recipients:
+        """Arm the reminder of the next recipient, of a locked subject.
+
+        Calling it twice has no further effect. It goes on, too, if the recipient of `reminder` was
+        removed.
+        """
+        rule = yield from self._rule_that_holds(subject, reminder, removed=True)
+        if rule is None or rule.escalate is None:
             return None
-        place = subject.recipients.index(reminder.recipient) + 1
-        if place == len(subject.recipients):
-            return None
-        following = subject.recipients[place]
-        for _, recipient, status, acknowledged_by in (yield from self._group(subject, reminder)):
-            if acknowledged_by is not None or (recipient == following and status not in _GONE):
-                return None
         now = yield from self._dialect.now()
+        group = yield from self._group(subject, reminder)
+        following = self._following(subject, reminder, group, now - rule.escalate)
+        if following is None:
+            return None
         expires_at = rule.expires_at(reminder.time, reminder.due_at)
         armed = Armed(rule, reminder.time, now, "armed", why, expires_at)
         if expires_at is not None and expires_at <= now:
             late = Reason(why.code, why.facts | {"expires_at": format_time(expires_at)})
             armed = Armed(rule, reminder.time, None, "expired", late, expires_at)
-        installation = yield from self._dialect.installation()
-        document = reminder_document(installation, subject, reminder.due_at, following, armed)
-        yield from self._dialect.run("reminder_write", [document])
+        passed = [row[0] for row in group if row[1] == following and _was_past(row)]
+        if not passed:
+            installation = yield from self._dialect.installation()
+            document = reminder_document(installation, subject, reminder.due_at, following, armed)
+            yield from self._dialect.run("reminder_write", [document])
+        elif armed.run_at is None:
+            return None
+        else:
+            yield from self._dialect.run(
+                "resend",
+                {"id": passed[-1], "run_at": now, "reason": why, "snoozes": 0,
+                 "task": REMIND_TASK, "taken": False, "expires_at": expires_at},
+            )  # fmt: skip
         yield from self._audit_reminder(
             actor, "reminder.escalated", reminder, {"to": following, "why": why}
         )
         return following
+
+    def _following(
+        self, subject: Subject, reminder: Reminder, group: Sequence[Row], since: datetime
+    ) -> str | None:
+        """The first recipient, in the order of now, who was not reminded yet.
+
+        None if there is none, if somebody has acknowledged, or if another reminder escalates
+        later by itself: it is still to be sent, or was sent after `since`.
+        """
+        known: dict[str, Row] = {row[1]: row for row in group if row[2] not in _GONE}
+        if any(row[3] is not None for row in group):
+            return None
+        order = subject.recipients
+        place = order.index(reminder.recipient) if reminder.recipient in order else -1
+        for number, recipient in enumerate(order):
+            row = known.get(recipient)
+            # One that an earlier recipient has snoozed keeps nobody waiting.
+            if row is None or number == place or (number < place and row[5]):
+                continue
+            ended_at = None if row[6] is None else self._dialect.moment(row[6])
+            lately = row[2] == ReminderStatus.SENT and ended_at is not None and ended_at > since
+            if lately or row[2] in (ReminderStatus.ARMED, ReminderStatus.EXPIRED):
+                return None
+        return next((one for one in order if one not in known or _was_past(known[one])), None)
 
     # Parts
 
@@ -323,13 +358,18 @@ class DeliveryStatements(SendStatements):
             },
         )
 
-    def _rule_that_holds(self, subject: Subject, reminder: Reminder) -> Statements:
-        """The rule of a reminder as it is now; None if the reminder is no longer true."""
+    def _rule_that_holds(
+        self, subject: Subject, reminder: Reminder, *, removed: bool = False
+    ) -> Statements:
+        """The rule of a reminder as it is now; None if the reminder is no longer true.
+
+        `removed`: also if its recipient was removed.
+        """
         repeats = subject.repeats
         due = repeats is not None and repeats.is_due(reminder.due_at)
         if subject.status != "open" or not (due or subject.due_at == reminder.due_at):
             return None
-        if reminder.recipient not in (subject.recipients or ("",)):
+        if not removed and reminder.recipient not in (subject.recipients or ("",)):
             return None
         scopes = {}
         if subject.scope is not None:
@@ -385,6 +425,11 @@ class DeliveryStatements(SendStatements):
         what = {"reminder": reminder.id, "rule": reminder.rule.text}
         what |= {"recipient": reminder.recipient}
         yield from self._audit(actor, action, f"subject:{reminder.subject}", before, what | after)
+
+
+def _was_past(row: Row) -> bool:
+    """Whether a reminder of the group was never tried: its time had passed when it was armed."""
+    return row[2] == ReminderStatus.SKIPPED and row[4] is None
 
 
 def not_reached(reminder: Reminder, why: Reason | None) -> Reason:

@@ -61,6 +61,7 @@ class ResendStatements(DeliveryStatements):
                 "key": again.key,
                 "task": REMIND_TASK,
                 "taken": bool(taken),
+                "expires_at": None,
             },
         )
         yield from self._audit_reminder(

@@ -142,7 +142,7 @@ where r.job_id = any ((select jobs from input)::bigint[])
 
 -- name: reminder_group
 -- The reminders of one rule and time of a subject, to all its recipients.
-select r.id, r.recipient, r.status, r.acknowledged_by
+select r.id, r.recipient, r.status, r.acknowledged_by, r.job_id, r.snoozes, r.ended_at
 from json_to_record(%s::json) as g(
     subject_id bigint, due_at timestamptz, rule_id text, time timestamptz)
 join duetime.reminder as r on r.subject_id = g.subject_id and r.due_at = g.due_at

@@ -18,13 +18,13 @@ select exists (select from duetime.delivery as d
 from json_to_record(%s::json) as g(id bigint, round integer);
 
 -- name: resend
--- Armed again, under another job that does not expire. Channels that gave up are tried anew. If it
+-- Armed again, under another job, which may expire. Channels that gave up are tried anew. If it
 -- is another message, those whose answer was lost keep the key: their receivers may have it.
 with given as materialized (
     select g.*, nextval('duetime.job_id_seq') as job_id
     from json_to_record(%s::json) as g(
         id bigint, run_at timestamptz, reason json, snoozes integer, task text,
-        taken boolean)
+        taken boolean, expires_at timestamptz)
 ), armed as (
     update duetime.reminder as r
     set status = 'armed', run_at = g.run_at, reason = g.reason, snoozes = g.snoozes,
@@ -45,7 +45,8 @@ with given as materialized (
     on conflict (reminder_id, round, channel) do nothing
 ), made as materialized (
     select duetime._add_jobs(array_agg(duetime._new_job(
-        g.job_id, g.task, g.run_at, json_build_object('reminder', g.id))))
+        g.job_id, g.task, g.run_at, json_build_object('reminder', g.id),
+        expires_at => g.expires_at)))
     from armed as a join given as g on g.id = a.id
 )
 select a.id from made join armed as a on true;

@@ -157,7 +157,7 @@ where r.status = 'armed' and json_extract(u.body, '$.escalate_us') is not null;
 -- name: reminder_group
 -- The reminders of one rule and time of a subject, to all its recipients.
 with input(doc) as (select ?)
-select r.id, r.recipient, r.status, r.acknowledged_by
+select r.id, r.recipient, r.status, r.acknowledged_by, r.job_id, r.snoozes, r.ended_at
 from input as i cross join duetime_reminder as r
     on r.subject_id = json_extract(i.doc, '$.doc.subject_id')
     and r.due_at = json_extract(i.doc, '$.doc.due_at')

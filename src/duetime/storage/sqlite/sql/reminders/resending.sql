@@ -24,7 +24,7 @@ select exists (select 1 from duetime_delivery as d
 from input as i;
 
 -- name: resend
--- Armed again, under another job that does not expire. Channels that gave up are tried anew. If it
+-- Armed again, under another job, which may expire. Channels that gave up are tried anew. If it
 -- is another message, those whose answer was lost keep the key: their receivers may have it.
 with input(doc) as (select ?)
 update duetime_counter set value = value + 1
@@ -41,9 +41,10 @@ where reminder_id = (select json_extract(doc, '$.doc.id') from input)
 
 -- name: resend_3
 with input(doc) as (select ?)
-insert into duetime_new_job (id, task, run_at, args, created_at)
+insert into duetime_new_job (id, task, run_at, args, expires_at, created_at)
 select (select value from duetime_counter where name = 'job'), json_extract(i.doc, '$.doc.task'),
     json_extract(i.doc, '$.doc.run_at'), json_object('reminder', r.id),
+    json_extract(i.doc, '$.doc.expires_at'),
     json_extract(i.doc, '$.now')
 from input as i cross join duetime_reminder as r on r.id = json_extract(i.doc, '$.doc.id')
 where r.status <> 'armed';
