@@ -700,6 +700,28 @@ async def test_an_hour_is_sixty_minutes(app: Duetime) -> None:
     assert times == [3600, 7200, 10800, 14401]
 
 
+async def test_a_digest_keeps_the_quiet_hours_of_each_subject_for_one_without_a_zone(
+    app: Duetime, mail: Mailbox
+) -> None:
+    """A place is free at 14:00 UTC, which is 23:00 in Tokyo."""
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", max_per_hour=1, quiet="22:30-07:00")
+        await put_games(app, 3)
+        for n in (3, 4):
+            await app.subjects.put(
+                f"game:{n}", due=START + HOUR, tz="Asia/Tokyo", remind=["+5s"], recipients=["ann"]
+            )
+        await world.advance("3h")
+        why = await explain(app, "game:4")
+        await world.advance("24h")
+
+    assert mail.hours[:2] == [1.0, 2.0]
+    assert [one["subject"] for one in mail.messages[1].data["reminders"]] == ["game:1", "game:2"]
+    assert "It waits until 07:00 (Asia/Tokyo) for the quiet hours 22:30-07:00 of ann." in why
+    assert mail.hours[2] == 10.0
+    assert len(mail.messages) == 4
+
+
 async def test_a_digest_waits_for_the_quiet_hours_of_its_recipients_clock(
     app: Duetime, mail: Mailbox
 ) -> None:

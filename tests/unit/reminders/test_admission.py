@@ -15,6 +15,7 @@ from duetime.domain.reminders.admission import (
     decide,
     digest_time,
     gather,
+    leave_out_quiet,
     routes_of,
 )
 from duetime.domain.reminders.digest import Digest, in_order
@@ -251,8 +252,20 @@ def test_a_digest_waits_for_quiet_hours_on_the_recipients_clock_else_on_the_subj
     quiet = ann(quiet="22:00-07:00")
     assert at(ann(quiet="22:00-07:00", tz="America/New_York"), london) == NIGHT
     assert at(ann(quiet="22:00-07:00", tz="Europe/London"), tokyo) == morning
-    assert at(quiet, london, tokyo) == morning
-    assert at(quiet, tokyo, london) == NIGHT
+    assert at(quiet, london) == morning
+    assert at(quiet, london, tokyo) == at(quiet, tokyo, london) == NIGHT
+
+
+def test_a_digest_leaves_out_what_is_of_a_zone_where_it_is_quiet() -> None:
+    """23:00 UTC is quiet in London, but not in Tokyo."""
+    tokyo, london = reminder(tz="Asia/Tokyo"), reminder(tz="Europe/London")
+    soon = reminder("-8h", due=datetime(2026, 3, 3, 7, tzinfo=UTC), tz="Europe/London")
+    quiet = ann(quiet="22:00-07:00")
+
+    assert leave_out_quiet(quiet, [london, tokyo, soon], NIGHT) == [tokyo, soon]
+    assert leave_out_quiet(quiet, [london, soon], NIGHT) == [london, soon]
+    assert leave_out_quiet(quiet, [london, tokyo], NOON) == [london, tokyo]
+    assert leave_out_quiet(ann(), [london, tokyo], NIGHT) == [london, tokyo]
 
 
 def test_a_digest_that_the_hour_lets_go_in_quiet_hours_waits_for_their_end() -> None:

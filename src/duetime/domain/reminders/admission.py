@@ -160,15 +160,38 @@ def digest_time(
 ) -> datetime:
     """When what waits goes out together: as the hour and the quiet hours allow it, but before the
     first of it would expire.
+
+    For a recipient without a time zone, the quiet hours are those of each subject: then it goes
+    out as soon as any of it may, see `leave_out_quiet`.
     """
     members = list(waiting)
     most = recipient.max_per_hour
     full = most is not None and uses.taken >= most and not uses.admitted
     at = max(now, uses.frees_at or now) if full else now
-    quiet = recipient.quiet_hours(members[0].tz if members else "UTC")
-    if quiet is not None:
-        at = defer(at, quiet)
+    all_quiet = [recipient.quiet_hours(tz) for tz in sorted({one.tz for one in members})]
+    at = min((defer(at, quiet) for quiet in all_quiet if quiet is not None), default=at)
     return min([at, *(_send_by(one, ends) for one in members if (ends := expiry(one)))])
+
+
+def leave_out_quiet(
+    recipient: Recipient, waiting: Sequence[Reminder], now: datetime
+) -> list[Reminder]:
+    """What goes out in a digest now, without the reminders in whose time zone it is quiet.
+
+    Those that would expire before that ends go, too; and all of it, if it is quiet for all.
+    """
+    until = {
+        tz: defer(now, quiet)
+        for tz in {one.tz for one in waiting}
+        if (quiet := recipient.quiet_hours(tz)) is not None
+    }
+    if all(end > now for end in until.values()):
+        return list(waiting)
+    return [
+        one
+        for one in waiting
+        if (end := until[one.tz]) <= now or ((ends := expiry(one)) is not None and ends <= end)
+    ]
 
 
 def gather(at: datetime, reminder: Reminder, now: datetime) -> datetime:

@@ -11,7 +11,7 @@ import msgspec
 from duetime.domain.jobs.outcome import Skip, Snooze
 from duetime.domain.keys import make_digest_key
 from duetime.domain.reasons import Reason
-from duetime.domain.reminders.admission import digest_time, expiry, why_muted
+from duetime.domain.reminders.admission import digest_time, expiry, leave_out_quiet, why_muted
 from duetime.domain.reminders.digest import MAX_REMINDERS, Digest, in_order
 from duetime.domain.reminders.recipient import Recipient
 from duetime.domain.reminders.reminder import Reminder
@@ -48,6 +48,7 @@ class DigestStatements(AdmissionStatements):
             at = digest_time(recipient, members, now, uses)
             if at > now:
                 return Snooze(at - now, Reason.of("digest_waits", recipient=ref, until=at))
+            members = leave_out_quiet(recipient, members, now)
         if not members or (status == "waiting" and len(members) == 1):
             yield from self._disband(digest_id, recipient, members, now)
             return Skip(Reason("digest_single" if members else "digest_empty"))
