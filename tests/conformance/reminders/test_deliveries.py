@@ -711,6 +711,29 @@ async def test_what_cannot_be_snoozed_says_why(app: Duetime) -> None:
             await app.reminders.snooze(reminder.id, "10m")
 
 
+@pytest.mark.parametrize("verb", ["snooze", "resend"])
+async def test_one_whose_next_round_is_withdrawn_says_when_it_was_sent(
+    app: Duetime, verb: str
+) -> None:
+    @app.on_reminder
+    async def send(reminder: Reminder) -> Sent:
+        return Sent(reminder.key)
+
+    async with app.testing(now=START) as world:
+        await put(app, "ann")
+        await world.advance("65m")
+        sent = await only(app)
+        if verb == "snooze":
+            await app.reminders.snooze(sent, "30m")
+        else:
+            await app.reminders.resend(sent)
+        await app.subjects.complete("game")
+        await world.advance("1h")
+        why = str(await app.reminders.explain(sent.id))
+
+    assert "was sent by handler at 2026-03-02T01:00:00Z. It was sent before, and is not" in why
+
+
 # Escalation
 
 LADDER = {"rule": "-1h", "escalate": "10m"}

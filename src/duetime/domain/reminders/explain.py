@@ -97,6 +97,10 @@ def explain_reminder(
     """
     mine = [one for one in deliveries if one.round == reminder.snoozes]
     sent = next((one.sent_at for one in mine if one.status.accepted), reminder.ended_at)
+    if reminder.reason is not None and reminder.reason.code == "sent_before":
+        # Its last round was withdrawn: `ended_at` says when.
+        before = [one for one in deliveries if one.sent_at is not None]
+        sent = max(before, key=lambda one: one.round).sent_at if before else None
     facts: dict[str, Any] = {
         "reminder": reminder.id,
         "subject": reminder.subject,

@@ -141,7 +141,10 @@ class Reminder(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def provider_id(self) -> str | None:
         """The id under which its receiver knows it, if that is not our own key."""
-        return None if self.external_id == self.key else self.external_id
+        rounds = range(self.snoozes + 1)
+        if any(self.external_id == key_of_round(self.first_key, number) for number in rounds):
+            return None
+        return self.external_id
 
 
 class MovePreview(msgspec.Struct, frozen=True, kw_only=True):
