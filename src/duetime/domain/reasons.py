@@ -93,6 +93,8 @@ REASONS = {
     "{recipient}",
     "sent_in_quiet_hours": "it was sent in the quiet hours {quiet} of {recipient}: it would have "
     "expired at {expires_at}",
+    "sent_beyond_limit": "it was sent although {recipient} gets at most {limit} in an hour: it "
+    "would have expired at {expires_at}",
     "hourly_limit": "it waits until {until}: {recipient} gets at most {limit} in an hour",
     "waited_hourly_limit": "it waited until {until}: {recipient} gets at most {limit} in an hour",
     "in_digest": "it waits for digest {digest}[: {recipient} gets at most {limit} in an hour]",

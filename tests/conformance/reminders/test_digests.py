@@ -308,6 +308,25 @@ async def test_a_digest_goes_out_before_one_of_it_would_expire(app: Duetime, mai
     assert "beyond 1 in an hour, before one would have expired" in why
 
 
+async def test_the_only_one_of_a_digest_says_that_it_goes_beyond_the_limit(
+    app: Duetime, mail: Mailbox
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.recipients.put("ann", max_per_hour=1)
+        await put_games(app, 2, "-30m")
+        await world.advance("5h")
+        [reminder] = await app.reminders.list(subject="game:1")
+        why = await explain(app, "game:1")
+
+    assert mail.subjects == ["game:0", "game:1"]
+    assert mail.messages[1].key == reminder.key
+    assert mail.times[1] < START + HOUR + timedelta(seconds=1)
+    assert (
+        "It was sent although ann gets at most 1 in an hour: it would have expired at "
+        "2026-03-02T13:00:01Z." in why
+    )
+
+
 async def test_urgent_ones_are_neither_limited_nor_counted(app: Duetime, mail: Mailbox) -> None:
     async with app.testing(now=START) as world:
         await app.recipients.put("ann", max_per_hour=1)

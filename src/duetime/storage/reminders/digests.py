@@ -49,23 +49,23 @@ class DigestStatements(AdmissionStatements):
             if at > now:
                 return Snooze(at - now, Reason.of("digest_waits", recipient=ref, until=at))
             members = leave_out_quiet(recipient, members, now)
+        most = recipient.max_per_hour
+        beyond = most if most and uses.taken >= most and not uses.admitted else None
         if not members or (status == "waiting" and len(members) == 1):
-            yield from self._disband(digest_id, recipient, members, now)
+            yield from self._disband(digest_id, recipient, members, now, beyond)
             return Skip(Reason("digest_single" if members else "digest_empty"))
         if status == "waiting":
             members = members[:MAX_REMINDERS]
             ids = [member.id for member in members]
             yield from self._dialect.run("digest_close", {"id": digest_id, "members": ids})
         yield from self._dialect.run("use_write", {"ref": ref, "whats": [what]})
-        most = recipient.max_per_hour
-        beyond = most is not None and uses.taken >= most and not uses.admitted
         return Digest(
             id=digest_id,
             key=make_digest_key((yield from self._dialect.installation()), digest_id),
             recipient=ref,
             to=recipient,
             reminders=in_order(members),
-            beyond=most if beyond else None,
+            beyond=beyond,
         )
 
     def drop_digest(self, digest_id: int) -> Statements:
@@ -136,11 +136,20 @@ class DigestStatements(AdmissionStatements):
         ]
 
     def _disband(
-        self, digest_id: int, recipient: Recipient, members: Sequence[Reminder], now: datetime
+        self,
+        digest_id: int,
+        recipient: Recipient,
+        members: Sequence[Reminder],
+        now: datetime,
+        beyond: int | None,
     ) -> Statements:
-        """The only one left is let through, as itself."""
+        """The only one left is let through, as itself. `beyond`: the limit that it exceeds."""
         yield from self._dialect.run("digest_delete", {"id": digest_id})
         for member in members:
             given = {"ref": recipient.ref, "whats": [use_of(member)]}
             yield from self._dialect.run("use_write", given)
+            if beyond is not None:
+                facts = {"recipient": recipient.ref, "limit": beyond, "expires_at": expiry(member)}
+                reason = Reason.of("sent_beyond_limit", **facts)
+                yield from self._hold_all({member.id: {"run_at": now, "reason": reason}})
             yield from self._dialect.run("digest_move", {"job": member.job_id, "run_at": now})
