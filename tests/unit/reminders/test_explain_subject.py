@@ -119,6 +119,16 @@ def test_of_a_subject_that_repeats(next_due: datetime | None, code: str) -> None
     assert explain(sent, due_at=None, repeats=REPEATS, next_due=next_due).code == code
 
 
+def test_one_without_a_due_time_says_what_is_wrong_with_its_row() -> None:
+    problem = Reason.of("due_unreadable", due="soon")
+    explanation = explain(due_at=None, problem=problem)
+
+    assert explanation.code == "no_due"
+    assert explanation.sentence.endswith(
+        "Part of its row cannot be used: its due time 'soon' is neither ISO 8601 nor a number."
+    )
+
+
 def test_the_steps_say_where_the_rules_come_from_and_what_became_of_reminders() -> None:
     sent = [ended(ReminderStatus.SENT, id=3), ended(ReminderStatus.SENT, "sent_before", id=2)]
     explanation = explain(ARMED, *sent, recipients=(), problem="no zone")

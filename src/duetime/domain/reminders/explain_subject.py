@@ -25,7 +25,8 @@ SUBJECT_SENTENCES = {
     "completed": "The subject {subject!r} is done, so it reminds nobody. Put it again to open it.",
     "stale": "The subject {subject!r} has changed, and a worker has yet to arm its reminders "
     "again.",
-    "no_due": "The subject {subject!r} has no due time, so it reminds nobody.",
+    "no_due": "The subject {subject!r} has no due time, so it reminds nobody.[ Part of its row "
+    "cannot be used: {problem:reason}.]",
     "no_rules": "The subject {subject!r} reminds nobody: neither it nor a scope around it has "
     "rules.",
     "rules_hidden": "The subject {subject!r} reminds nobody: {locked_by!r} is locked and has no "
@@ -147,7 +148,7 @@ def _find_code(
     if subject.stale:
         return "stale", {}
     if subject.due_at is None and subject.repeats is None:
-        return "no_due", {}
+        return "no_due", {"problem": subject.problem}
     if not rules:
         if source is not None:
             return "no_reminders", {}
