@@ -320,6 +320,43 @@ async def test_a_put_in_a_transaction_that_rolls_back_changes_nothing(
     assert [reminder.subject for reminder in found] == ["kept"]
 
 
+@pytest.mark.parametrize(
+    "option",
+    [{"expires": "90m"}, {"urgent": True}, {"template": "soon"}, {"channels": ["b", "a"]}],
+    ids=["expires", "urgent", "template", "order of channels"],
+)
+async def test_a_rule_with_other_options_sends_nothing_again(
+    app: Duetime, outbox: Outbox, option: dict[str, Any]
+) -> None:
+    rule = {"rule": "-2h", "past": "send_now", "channels": ["a", "b"]}
+    async with app.testing(now=START) as world:
+        await app.subjects.put("game", due=START + 3 * HOUR, remind=rule)
+        await world.advance("70m")
+        await app.subjects.put("game", due=START + 3 * HOUR, remind=rule | option)
+        await world.advance("3h")
+
+    assert outbox.times == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "option"),
+    [("-2h", {"channels": ["a"]}), ("at 01:00", {"zone": "recipient"})],
+    ids=["channels", "zone"],
+)
+async def test_other_channels_or_another_zone_make_another_rule(
+    app: Duetime, outbox: Outbox, rule: str, option: dict[str, Any]
+) -> None:
+    game = {"due": START + 3 * HOUR, "recipients": ["ann"]}
+    before = {"rule": rule, "past": "send_now"}
+    async with app.testing(now=START) as world:
+        await app.subjects.put("game", remind=before, **game)  # type: ignore[arg-type]
+        await world.advance("90m")
+        await app.subjects.put("game", remind=before | option, **game)  # type: ignore[arg-type]
+        await world.advance("3h")
+
+    assert outbox.times == [1.0, 1.5]
+
+
 async def test_bad_input_is_refused_and_changes_nothing(app: Duetime, outbox: Outbox) -> None:
     async with app.testing(now=START):
         for options, message in (
