@@ -24,7 +24,7 @@ from duetime.api.sending import Sending
 from duetime.api.task_registry import TaskRegistry
 from duetime.api.tasks import Task
 from duetime.api.webhook_tasks import WebhookTaskRegistry
-from duetime.domain.checks import check_name, check_queue
+from duetime.domain.checks import check_many, check_name, check_queue
 from duetime.domain.jobs.job import Enqueued, NewJob
 from duetime.domain.jobs.task import TaskDefinition
 from duetime.errors import InvalidInput
@@ -369,7 +369,8 @@ class Duetime:
 
         If a job's key is held, its `on_conflict` applies; a `rejected` job is not an error.
         """
-        return await self.jobs._enqueue(list(jobs), tx=tx)
+        given = check_many(jobs, takes="enqueue_many() takes jobs returned by task.job()")
+        return await self.jobs._enqueue(given, tx=tx)
 
     def sync(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run any of Duetime's coroutines from sync code: `app.sync(app.jobs.get(7))`."""

@@ -19,6 +19,7 @@ from duetime.domain.checks import (
     check_actor,
     check_arguments,
     check_finite,
+    check_many,
     check_moment,
     check_name,
     check_priority,
@@ -178,12 +179,11 @@ class Schedules:
         `added`, `changed`, `same`, `renamed`, `removed`. Raises `OlderRelease` if a newer release
         of this service has declared its schedules.
         """
-        given = list(schedules)
+        takes = "apply() takes schedules returned by define()"
+        given = check_many(schedules, takes=takes)
         for schedule in given:
             if not isinstance(schedule, NewSchedule):
-                raise InvalidInput(
-                    f"apply() takes schedules returned by define(), got {schedule!r:.60}."
-                )
+                raise InvalidInput(f"{takes}, got {schedule!r:.60}.")
             if not schedule.stored:
                 raise InvalidInput(
                     f"The schedule {schedule.name!r} has stored=False and cannot be stored. "

@@ -16,6 +16,7 @@ from duetime.domain.audit import AuditEvent
 from duetime.domain.checks import (
     check_actor,
     check_finite,
+    check_many,
     check_moment,
     check_name,
     check_names,
@@ -155,12 +156,11 @@ class Subjects:
         self, subjects: Iterable[Subject], *, by: str = "unknown", tx: Any = None
     ) -> dict[str, str]:
         """Put many subjects, made by `define`: all or none."""
-        subjects = list(subjects)
+        takes = "put_many() takes subjects returned by subjects.define()"
+        subjects = check_many(subjects, takes=takes)
         for subject in subjects:
             if not isinstance(subject, Subject):
-                raise InvalidInput(
-                    f"put_many() takes subjects returned by subjects.define(), got {subject!r}."
-                )
+                raise InvalidInput(f"{takes}, got {subject!r:.60}.")
         refs = [subject.ref for subject in subjects]
         if len(set(refs)) < len(refs):
             raise InvalidInput("The same subject is given twice. References must be unique.")
@@ -212,7 +212,7 @@ class Subjects:
         tx: Any = None,
     ) -> None:
         """Move one occurrence of a subject that repeats, and its reminders with it."""
-        await self._change(ref, occurrence, read_moment(to), by, tx)
+        await self._change(ref, occurrence, read_moment(to, name="to"), by, tx)
 
     async def preview_move(self, ref: str, due: datetime) -> MovePreview:
         """Return what would become of the reminders if the subject were due then; change nothing.
@@ -263,7 +263,7 @@ class Subjects:
         subject = await self.get(ref)
         if subject.repeats is None:
             raise InvalidInput(f"The subject {ref!r} does not repeat.")
-        start = await self._app.now() if since is None else read_moment(since)
+        start = await self._app.now() if since is None else read_moment(since, name="since")
         return await asyncio.to_thread(subject.repeats.first, start, n)
 
     async def delete(
@@ -462,11 +462,12 @@ def _check_when(due: Any, repeats: Any) -> None:
 
 
 def _reason(text: Any) -> str:
-    if not isinstance(text, str) or not 1 <= len(text) <= _MAX_REASON_LENGTH:
+    reason = check_text(text, what="The reason")
+    if not 1 <= len(reason) <= _MAX_REASON_LENGTH:
         raise InvalidInput(
-            f"A reason must have 1 to {_MAX_REASON_LENGTH:,} characters, got {text!r:.60}."
+            f"A reason must have 1 to {_MAX_REASON_LENGTH:,} characters, got {len(reason):,}."
         )
-    return check_text(text, what="The reason")
+    return reason
 
 
 def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -478,11 +479,14 @@ def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
         raw = msgspec.json.encode(dict(data))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"The data of a subject cannot be encoded as JSON: {error}.") from None
-    if len(raw) > _MAX_DATA_BYTES or b"\\u0000" in raw:
+    if len(raw) > _MAX_DATA_BYTES:
         raise InvalidInput(
-            f"The data of a subject must have at most {_MAX_DATA_BYTES:,} bytes of JSON and no "
-            f"NUL character, got {len(raw):,} bytes. Store large data elsewhere and pass a "
-            "reference."
+            f"The data of a subject must have at most {_MAX_DATA_BYTES:,} bytes of JSON, got "
+            f"{len(raw):,} bytes. Store large data elsewhere and pass a reference."
+        )
+    if b"\\u0000" in raw:
+        raise InvalidInput(
+            "The data of a subject contains a NUL character, which cannot be stored. Remove it."
         )
     check_finite(data, raw, what="A subject's data")
     plain: dict[str, Any] = msgspec.json.decode(raw)

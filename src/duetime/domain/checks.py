@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from duetime.errors import InvalidInput
+
+T = TypeVar("T")
 
 FIRST_PRIORITY = 0
 LAST_PRIORITY = 9
@@ -105,6 +107,13 @@ def check_names(values: Iterable[str], *, what: str, example: str) -> tuple[str,
             f"The {what} must be a list of names, such as {example}, got {values!r:.60}."
         )
     return tuple(dict.fromkeys(check_name(value, what=f"name in {what}") for value in values))
+
+
+def check_many(values: Iterable[T], *, takes: str) -> list[T]:
+    """Return the values as a list. `takes` begins a sentence: "put_many() takes subjects"."""
+    if not isinstance(values, Iterable):
+        raise InvalidInput(f"{takes} in a list or another iterable, got {values!r:.60}.")
+    return list(values)
 
 
 def check_arguments(args: Mapping[str, Any] | None) -> dict[str, Any]:

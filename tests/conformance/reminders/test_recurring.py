@@ -419,6 +419,15 @@ async def test_what_cannot_be_is_refused_at_once(app: Duetime) -> None:
             await put("x")
         with pytest.raises(InvalidInput, match="at most once a minute"):
             await put("x", repeats="*/10 * * * * *")
+        for repeats in ({}, {"start": START}):
+            with pytest.raises(InvalidInput, match="one of cron, rrule, every or specs"):
+                await put("x", repeats=repeats)
+        with pytest.raises(InvalidInput, match=r"^until must be between the years 1970 and 9000"):
+            await put("x", repeats={"cron": WORKDAYS, "until": START.replace(year=9999)})
+        with pytest.raises(InvalidInput, match=r"^to must be a datetime with a time zone"):
+            await app.subjects.move("standup", at("03T09:00"), None)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match=r"^since has no time zone"):
+            await app.subjects.occurrences("standup", since=datetime(2026, 3, 3))
         with pytest.raises(InvalidInput, match="does not repeat, so it has no occurrences"):
             await app.subjects.skip("once", START + DAY)
         with pytest.raises(InvalidInput, match="no occurrence at 2026-03-07T09:00:00Z"):

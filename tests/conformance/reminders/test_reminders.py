@@ -371,6 +371,8 @@ async def test_bad_input_is_refused_and_changes_nothing(app: Duetime, outbox: Ou
             ({"due": START, "data": [1]}, r"data must be a mapping, .* got \[1\]"),
             ({"due": START, "data": []}, r"data must be a mapping, .* got \[\]"),
             ({"due": START, "data": "x"}, "data must be a mapping, .* got 'x'"),
+            ({"due": START, "data": {"a": "x\0y"}}, "data of a subject contains a NUL character"),
+            ({"due": START, "data": {"a": "x" * 65_536}}, "at most 65,536 bytes .*, got 65,544"),
         ):
             with pytest.raises(InvalidInput, match=message):
                 await app.subjects.put("game", **options)
@@ -384,6 +386,12 @@ async def test_bad_input_is_refused_and_changes_nothing(app: Duetime, outbox: Ou
             await app.scopes.put("a", locked="yes")  # type: ignore[arg-type]
         with pytest.raises(InvalidInput, match=r"returned by subjects\.define"):
             await app.subjects.put_many(["game"])  # type: ignore[list-item]
+        with pytest.raises(InvalidInput, match=r"subjects\.define\(\) in a list .*, got None"):
+            await app.subjects.put_many(None)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match=r"task\.job\(\) in a list .*, got None"):
+            await app.enqueue_many(None)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match=r"returned by define\(\) in a list .*, got 5"):
+            await app.schedules.apply(5)  # type: ignore[arg-type]
 
         assert await app.reminders.list() == []
 
@@ -449,6 +457,10 @@ async def test_a_reason_is_of_a_whole_subject_and_a_text(app: Duetime) -> None:
         await app.subjects.complete("game", occurrence=START, reason="x")
     with pytest.raises(InvalidInput, match="A reason must have 1 to"):
         await app.subjects.complete("game", reason="")
+    with pytest.raises(InvalidInput, match=r"characters, got 1,001\."):
+        await app.subjects.delete("game", reason="x" * 1001)
+    with pytest.raises(InvalidInput, match=r"The reason must be a string, got 5\."):
+        await app.subjects.complete("game", reason=5)  # type: ignore[arg-type]
 
 
 async def test_explain_takes_a_reminder_or_its_id(app: Duetime, outbox: Outbox) -> None:

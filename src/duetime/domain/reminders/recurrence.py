@@ -213,6 +213,11 @@ def parse_repeats(value: RepeatsLike, tz: str = "UTC") -> Recurrence:
         return value
     given: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"specs": value}
     options = {name: given.pop(name, None) for name in _OPTIONS}
+    if not given:
+        raise InvalidInput(
+            "A recurrence must have one of cron, rrule, every or specs (a list of these), such as "
+            f"{{'cron': '0 9 * * 1-5'}}, got {value!r:.60}."
+        )
     specs: Any = [given]
     if "specs" in given:
         specs = given.pop("specs")
@@ -301,7 +306,7 @@ def _latest(at: datetime, exception: OccurrenceChange) -> datetime:
 
 
 def _moment(value: Any, name: str) -> datetime:
-    return read_moment(read_aware(value, name))
+    return read_moment(read_aware(value, name), name=name)
 
 
 @lru_cache(maxsize=4096)

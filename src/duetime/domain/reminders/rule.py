@@ -220,9 +220,9 @@ def format_wall(wall: time) -> str:
     return wall.isoformat("seconds" if wall.second else "minutes")
 
 
-def read_moment(value: datetime) -> datetime:
+def read_moment(value: datetime, *, name: str = "at") -> datetime:
     """Return a fixed moment in UTC, if every database can store it."""
-    return check_moment(check_moment(value, name="at").astimezone(UTC), name="at")
+    return check_moment(check_moment(value, name=name).astimezone(UTC), name=name)
 
 
 def _times_id(rule: Rule) -> str:
