@@ -108,6 +108,64 @@ async def test_a_change_of_a_guild_re_arms_all_below(app: Duetime, guild: Table)
     assert await armed(app, "games:44") == [5]
 
 
+@pytest.fixture
+async def match(app: Duetime, table: Table) -> Table:
+    """A game with data of its own, in a channel that says 60 minutes before."""
+    await app.store()
+    table.run(
+        "create table channels (id integer primary key, minutes text)",
+        "create table games (id integer primary key, channel_id integer, title text,"
+        f" starts_at {table.due})",
+    )
+    await app.tables.put("channels", kind="scopes", id="id", remind="minutes")
+    await app.tables.put(
+        "games", id="id", due="starts_at", scope="channels:{channel_id}", data=["title"]
+    )
+    table.run(
+        "insert into channels values (9, '60')",
+        f"insert into games values (42, 9, 'Chess', {at(DUE)})",
+    )
+    await settle(app)
+    return table
+
+
+@pytest.mark.parametrize("first", ["channel", "game"])
+@pytest.mark.parametrize("together", [True, False], ids=["one_transaction", "two_transactions"])
+async def test_a_change_of_a_scope_reaches_a_row_that_changes_with_it(
+    app: Duetime, match: Table, first: str, together: bool
+) -> None:
+    changes = {
+        "channel": "update channels set minutes = '15'",
+        "game": "update games set title = 'Go'",
+    }
+    in_order = [changes.pop(first), *changes.values()]
+    for statements in [in_order] if together else [[one] for one in in_order]:
+        match.run(*statements)
+    of_both = await armed(app)
+    match.run("update channels set minutes = '60'", "update games set title = 'Chess'")
+    back_again = await armed(app)
+    match.run("update channels set minutes = '60'", "update games set title = 'Chess'")
+
+    assert (of_both, back_again, await armed(app)) == ([15], [60], [60])
+    assert not (await app.subjects.get("games:42")).stale
+
+
+async def test_a_change_of_a_scope_reaches_more_rows_than_one_pass_applies(
+    app: Duetime, match: Table
+) -> None:
+    with match.transaction() as connection:
+        for number in range(100, 700):
+            connection.execute(f"insert into games values ({number}, 9, 'Chess', {at(DUE)})")
+    await settle(app)
+
+    match.run("update channels set minutes = '15'", "update games set title = 'Go'")
+    await settle(app)
+
+    found = await app.reminders.list(status="armed", limit=1000)
+    assert {reminder.rule.text for reminder in found} == {"-15m"}
+    assert len(found) == 601
+
+
 async def test_a_channel_that_moves_to_another_guild_takes_its_rules(
     app: Duetime, guild: Table
 ) -> None:

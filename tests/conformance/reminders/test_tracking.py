@@ -178,6 +178,22 @@ async def test_a_change_of_data_is_stored_and_arms_nothing_anew(app: Duetime, ga
     assert (subject.data, subject.revision) == ({"note": "y"}, 1)
 
 
+async def test_a_change_of_a_large_scope_reaches_a_row_that_changes_meanwhile(
+    app: Duetime, games: Table
+) -> None:
+    with games.transaction() as connection:
+        for number in range(1, 602):
+            connection.execute(game(number))
+    await settle(app)
+
+    await app.scopes.put("channel:9", remind=["-15m"])
+    games.run("update games set note = 'y' where id = 1")
+
+    assert (-0.25, "armed") in await reminders(app, "games:1")
+    found = await app.reminders.list(status="armed", limit=1000)
+    assert {reminder.rule.text for reminder in found} == {"-15m"}
+
+
 async def test_a_row_that_stops_matching_is_completed_and_opens_again(
     app: Duetime, games: Table
 ) -> None:

@@ -58,22 +58,16 @@ class ArmingStatements:
         now = yield from self._dialect.now()
         yield from self._dialect.run("rearm_ask", {"at": now if at is None else at})
 
-    def _rearm_stored(
-        self,
-        subjects: Sequence[Subject],
-        why: Reason | None,
-        *,
-        as_of: Mapping[int, datetime] | None = None,
-    ) -> Statements:
+    def _rearm_stored(self, subjects: Sequence[Subject], why: Reason | None) -> Statements:
         """`_rearm` of subjects that are locked and stored: in SQL where that can."""
         here = list(subjects)
-        if self._dialect.arms and as_of is None:
+        if self._dialect.arms:
             here = [subject for subject in subjects if subject.has_plan]
             there = [subject.id for subject in subjects if not subject.has_plan]
             if there:
                 yield from self._dialect.run("rearm_these", {"ids": there, "why": why})
         if here:
-            yield from self._rearm(here, why, as_of=as_of)
+            yield from self._rearm(here, why)
 
     def _rearm_below(self, ref: str, *, as_of: datetime | None = None) -> Statements:
         """Have the open subjects below a scope armed again; return how many those are.

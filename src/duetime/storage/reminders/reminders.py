@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ from duetime.domain.reminders.rule import Rule
 from duetime.errors import InvalidInput
 from duetime.storage.reminders.rows import subject_document, subject_summary
 from duetime.storage.reminders.scopes import ScopeStatements
-from duetime.storage.store import Row, Statements, run_many
+from duetime.storage.store import Row, Statement, Statements, run_many
 
 _NEWEST = 2**63 - 1
 
@@ -25,16 +25,18 @@ class ReminderStatements(ScopeStatements):
 
     # Subjects
 
-    def put(
-        self,
-        subjects: Sequence[Subject],
-        *,
-        actor: str,
-        as_of: Mapping[str, datetime] | None = None,
-    ) -> Statements:
-        """Store subjects and arm what follows; return `{ref: "added" | "changed" | "same"}`.
+    def put(self, subjects: Sequence[Subject], *, actor: str) -> Statements:
+        """Store subjects and arm what follows; return `{ref: "added" | "changed" | "same"}`."""
+        answer, moved = yield from self._store(subjects, actor)
+        yield from self._rearm_stored(moved, None)
+        return answer
 
-        `as_of`: when a subject (by reference) was changed, if that was not just now.
+    def _store(
+        self, subjects: Sequence[Subject], actor: str
+    ) -> Generator[Statement, list[Row], tuple[dict[str, str], list[Subject]]]:
+        """Store subjects; return the answer of `put`, and those whose reminders may differ now.
+
+        All of them are locked, and have their ids and revisions.
         """
         refs = [subject.ref for subject in subjects]
         yield from self._check_scopes(subjects)
@@ -86,9 +88,7 @@ class ReminderStatements(ScopeStatements):
             )
         yield from self._update(changed)
         yield from run_many(self._dialect, "audit_write", events)
-        since = {s.id: as_of[s.ref] for s in moved if s.ref in as_of} if as_of else None
-        yield from self._rearm_stored(moved, None, as_of=since)
-        return answer
+        return answer, moved
 
     def close(self, ref: str, *, actor: str, reason: str | None = None, delete: bool) -> Statements:
         """Complete or delete a subject: nothing more is sent. Returns whether it is there."""

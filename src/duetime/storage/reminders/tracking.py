@@ -182,10 +182,22 @@ class ChangeStatements(ReminderStatements):
             tracked.append({"ref": ref, "track": name, "problem": problem})
             as_of[ref] = self._dialect.moment(at)
         yield from self._make_scopes(s.scope for s in subjects if s.scope is not None)
-        yield from self.put(subjects, actor=WRITER, as_of=as_of)
+        _, moved = yield from self._store(subjects, WRITER)
+        yield from self._rearm_all(subjects, {s.id: as_of[s.ref] for s in moved})
         yield from self._dialect.run("tracked_subjects_write", tracked)
         yield from self._dialect.run("tracked_applied", [change[0] for change in changes])
         return len(changes)
+
+    def _rearm_all(self, subjects: Sequence[Subject], moved: Mapping[int, datetime]) -> Statements:
+        """Arm subjects again whose rows have changed. `moved`: those whose rows say other times or
+        rules, by id, and since when.
+
+        The others too, as of their marks: a scope around them may have marked them, and a mark does
+        not say what it is for.
+        """
+        marks = yield from self._dialect.run("tracked_marks", [s.ref for s in subjects])
+        since = {row[0]: self._dialect.moment(row[1]) for row in marks}
+        yield from self._rearm(subjects, None, as_of=since | dict(moved))
 
     def _scope_of(self, ref: str) -> Statements:
         for subject in (yield from self.subjects([ref])):

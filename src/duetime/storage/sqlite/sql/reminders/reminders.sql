@@ -99,7 +99,8 @@ select s.id from below as b cross join duetime_subject as s on s.scope = b.ref
 where s.status = 'open' order by s.id;
 
 -- name: subjects_mark
--- Have a worker arm the open subjects of a scope again, and of all scopes inside it.
+-- Have a worker arm the open subjects of a scope again, and of all scopes inside it. Under a revision of their
+-- own from now on, whoever arms them: what comes back is armed again, beside what it was.
 with recursive input(doc) as (select ?), below(ref) as (
     select json_extract(doc, '$.doc.ref') from input
     union
@@ -107,7 +108,8 @@ with recursive input(doc) as (select ?), below(ref) as (
 )
 update duetime_subject
 set rearm_at = min(coalesce(rearm_at, 9223372036854775807),
-                   (select json_extract(doc, '$.doc.at') from input))
+                   (select json_extract(doc, '$.doc.at') from input)),
+    revision = revision + 1
 where status = 'open' and scope in (select ref from below);
 
 -- name: subject_lock

@@ -110,6 +110,13 @@ with input(doc) as (select ?)
 select c.ref, c.track, c.row, c.at from duetime_tracked_change as c
 order by c.kind, c.ref limit (select json_extract(doc, '$.doc.most') from input);
 
+-- name: tracked_marks
+-- Since when subjects have been stale.
+with input(doc) as (select ?)
+select s.id, s.rearm_at from input as i cross join json_each(i.doc, '$.doc') as e
+cross join duetime_subject as s on s.ref = e.value
+where s.rearm_at is not null;
+
 -- name: tracked_subjects_write
 -- Their reminders are true again.
 with input(doc) as (select ?), g as materialized (
@@ -122,9 +129,10 @@ from g
 where s.ref = json_extract(g.value, '$.ref');
 
 -- name: tracked_applied
+-- What is closed has no reminders. Another mark that is left is not ours: a worker follows it.
 with input(doc) as (select ?)
 update duetime_subject set rearm_at = null
-where rearm_at is not null
+where rearm_at is not null and status <> 'open'
   and ref in (select e.value from input as i cross join json_each(i.doc, '$.doc') as e);
 
 -- name: tracked_applied_2
@@ -140,7 +148,8 @@ where not exists (select 1 from duetime_scope as s where s.ref = e.value)
 returning ref;
 
 -- name: tracked_scope_mark
--- Have a worker arm the open subjects of a scope again, and of all scopes inside it, as of a moment.
+-- Have a worker arm the open subjects of a scope again, and of all scopes inside it, as of a moment; under a
+-- revision of their own, as in `subjects_mark`.
 with recursive input(doc) as (select ?), below(ref) as (
     select json_extract(doc, '$.doc.ref') from input
     union
@@ -148,7 +157,8 @@ with recursive input(doc) as (select ?), below(ref) as (
 )
 update duetime_subject
 set rearm_at = (select min(coalesce(rearm_at, json_extract(doc, '$.doc.at')),
-                           json_extract(doc, '$.doc.at')) from input)
+                           json_extract(doc, '$.doc.at')) from input),
+    revision = revision + 1
 where status = 'open' and scope in (select ref from below)
 returning id;
 
