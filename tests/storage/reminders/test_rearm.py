@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -118,7 +119,33 @@ ends = st.builds(
     moments,
     st.sampled_from(["sent", "failed"]),
 )
-plans = st.lists(st.one_of(puts, puts, puts, scope_changes, closes, ends), min_size=1, max_size=8)
+holds = st.builds(lambda at: Change("hold", at, ""), moments)
+varied = st.builds(
+    lambda at, name, **values: Change("vary", at, name, values),
+    moments,
+    st.sampled_from(["one", "two"]),
+    past=st.sampled_from(["skip", "send_now"]),
+    expires=st.sampled_from([None, "at_due", timedelta(hours=2), timedelta(days=3)]),
+    urgent=st.booleans(),
+)
+plans = st.lists(
+    st.one_of(puts, puts, puts, scope_changes, closes, ends, holds, varied, varied),
+    min_size=1,
+    max_size=8,
+)
+
+
+# Of three reminders, one is held and one is late when their rules get other options.
+ONE_WAITS = [
+    Change("put", NEAR[0], "one", {
+        "due_at": NEAR[0] + timedelta(hours=4), "scope": None, "tz": "UTC", "recipients": ("ann",),
+        "rules": tuple(Rule(offset=timedelta(hours=-hours), expires="at_due")
+                       for hours in (1, 2, 3)),
+    }),
+    Change("hold", NEAR[0] + timedelta(hours=1), ""),
+    Change("vary", NEAR[0] + timedelta(hours=2, minutes=30), "one",
+           {"past": "skip", "expires": timedelta(days=3), "urgent": True}),
+]  # fmt: skip
 
 
 class PythonAlone(PostgresDialect):
@@ -132,6 +159,7 @@ class Half:
         self.letter = letter
         self.statements = statements
         self._connection = connection
+        self._put: dict[str, dict[str, Any]] = {}
 
     def do(self, change: Change) -> Any:
         name = f"{self.letter}:{change.name}"
@@ -141,7 +169,16 @@ class Half:
             return self._run(self.statements.close(name, actor="test", **change.values))
         if change.what == "end":
             return self._end(change.values["status"])
-        values = dict(change.values)
+        if change.what == "hold":
+            return self._hold(change.at)
+        if change.what == "vary":
+            if change.name not in self._put:
+                return None
+            before = self._put[change.name]
+            values = before | {"rules": _with_options(before["rules"], change.values)}
+        else:
+            values = dict(change.values)
+        self._put[change.name] = dict(values)
         if values["scope"] is not None:
             values["scope"] = f"{self.letter}:{values['scope']}"
         subject = Subject(ref=name, status="open", data={}, **values)
@@ -156,7 +193,27 @@ class Half:
 
     def _end(self, status: str) -> None:
         """The first armed reminder is sent, or fails: its job is gone."""
-        row = self._connection.execute(
+        row = self._first_armed()
+        if row is not None:
+            self._connection.execute(
+                "update duetime.reminder set status = %s where id = %s", [status, row[0]]
+            )
+            self._connection.execute("delete from duetime.due where job_id = %s", [row[1]])
+
+    def _hold(self, at: datetime) -> None:
+        """The first armed reminder waits for quiet hours."""
+        row = self._first_armed()
+        if row is not None:
+            self._connection.execute(
+                "update duetime.reminder set held = 'quiet' where id = %s", [row[0]]
+            )
+            self._connection.execute(
+                "update duetime.due set run_at = %s where job_id = %s",
+                [at + timedelta(days=2), row[1]],
+            )
+
+    def _first_armed(self) -> Any:
+        return self._connection.execute(
             "select r.id, r.job_id from duetime.reminder as r"
             " join duetime.subject as s on s.id = r.subject_id"
             " join duetime.rule as u on u.id = r.rule"
@@ -164,11 +221,10 @@ class Half:
             " order by s.ref, r.due_at, r.time, u.name, r.recipient limit 1",
             [f"{self.letter}:%"],
         ).fetchone()
-        if row is not None:
-            self._connection.execute(
-                "update duetime.reminder set status = %s where id = %s", [status, row[0]]
-            )
-            self._connection.execute("delete from duetime.due where job_id = %s", [row[1]])
+
+    def forget(self) -> None:
+        """What was put is rolled back."""
+        self._put.clear()
 
     def _run(self, statements: Statements) -> Any:
         return transaction.run(self._connection, statements, placeholder="%s")
@@ -178,7 +234,7 @@ class Half:
         found = self._connection.execute(
             "select substr(s.ref, 3), s.revision, s.status, s.rearm_at, r.due_at, u.name,"
             " u.body::jsonb, r.time, r.recipient, r.revision, r.run_at, r.status, r.reason,"
-            " r.ended_at, r.job_id is not null, j.task, j.queue, j.priority, j.expires_at,"
+            " r.ended_at, r.held, r.job_id is not null, j.task, j.queue, j.priority, j.expires_at,"
             " j.max_attempts, r.key is null, d.run_at, d.queue,"
             " d.priority, a.outcome, a.error"
             " from duetime.subject as s left join duetime.reminder as r on r.subject_id = s.id"
@@ -232,6 +288,7 @@ def halves(database: str) -> Iterator[tuple[psycopg.Connection[Any], Half, Half]
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(first=rule_lists, changes=plans)
+@example(first=None, changes=ONE_WAITS)
 def test_sql_arms_what_python_arms(
     halves: tuple[psycopg.Connection[Any], Half, Half], first: Any, changes: list[Change]
 ) -> None:
@@ -247,13 +304,28 @@ def test_sql_arms_what_python_arms(
 
             answers = in_sql.do(change), in_python.do(change)
 
-            if change.what == "put":
+            if isinstance(answers[0], dict):
                 assert list(answers[0].values()) == list(answers[1].values())
             else:
                 assert answers[0] == answers[1]
             assert in_sql.state() == in_python.state(), change
     finally:
         connection.rollback()
+        in_sql.forget()
+        in_python.forget()
+
+
+def _with_options(rules: Any, options: dict[str, Any]) -> Any:
+    """The same rules with other options, where they may have them."""
+    if rules is None:
+        return None
+    found = []
+    for rule in rules:
+        try:
+            found.append(check_rule(msgspec.structs.replace(rule, **options)))
+        except InvalidInput:
+            found.append(msgspec.structs.replace(rule, **options | {"expires": None}))
+    return tuple(found)
 
 
 @settings(max_examples=300, deadline=None,

@@ -130,6 +130,7 @@ class ArmingStatements:
                 known_rule = Rule.from_json(row[8])
                 existing.setdefault(row[1], {})[place] = (row[0], row[6], known_rule)
             write: list[dict[str, Any]] = []
+            kept: list[dict[str, Any]] = []
             gone: dict[tuple[str, bytes], list[int]] = {}
             plans: dict[int, Plan | None] = {}
             for subject in batch:
@@ -145,13 +146,16 @@ class ArmingStatements:
                     when = min(now, subject.planned[0])
                 wanted = _wanted(subject, scopes, when, planned, zones)
                 for place, (reminder_id, status, rule) in list(known.items()):
-                    if status == ReminderStatus.ARMED and (
-                        place not in wanted or wanted[place][1].rule != rule
-                    ):
-                        ends_as, reason = _withdrawal(subject, place, why)
-                        same = ends_as, msgspec.json.encode(reason)
-                        gone.setdefault(same, []).append(reminder_id)
-                        del known[place]
+                    armed = wanted[place][1] if place in wanted else None
+                    if status != ReminderStatus.ARMED or (armed and armed.rule == rule):
+                        continue
+                    if armed and place[2] < now:
+                        kept.append(_other_options(reminder_id, place, rule, armed))
+                        continue
+                    ends_as, reason = _withdrawal(subject, place, why)
+                    same = ends_as, msgspec.json.encode(reason)
+                    gone.setdefault(same, []).append(reminder_id)
+                    del known[place]
                 write += [
                     reminder_document(installation, subject, place[0], recipient, armed)
                     for place, (recipient, armed) in wanted.items()
@@ -167,6 +171,7 @@ class ArmingStatements:
             for (ends_as, encoded), ids in gone.items():
                 document = {"ids": ids, "status": ends_as, "reason": msgspec.Raw(encoded)}
                 yield from self._dialect.run("reminder_withdraw", document)
+            yield from run_many(self._dialect, "reminder_options", kept)
             yield from run_many(self._dialect, "reminder_write", write)
             if recurring := [subject for subject in batch if subject.has_plan]:
                 yield from self._record_plans(recurring, plans, now)
@@ -298,6 +303,19 @@ def reminder_document(
             installation, subject.ref, due, armed.rule.id, armed.time, recipient
         ),
         "task": REMIND_TASK,
+        "expires_at": armed.expires_at,
+    }
+
+
+def _other_options(
+    reminder_id: int, place: tuple[Any, ...], before: Rule, armed: Armed
+) -> dict[str, Any]:
+    """Its time has passed and it waits, for quiet hours, a channel or a snooze: it stays, since
+    armed anew it would be past."""
+    return {
+        "id": reminder_id,
+        "rule": armed.rule.to_json(),
+        "expired_at": before.expires_at(place[2], place[0]),
         "expires_at": armed.expires_at,
     }
 

@@ -167,6 +167,33 @@ begin
     end if;
 end $$;
 
+-- Reminders that wait get other options. Their jobs expire by those, unless they have an expiry of their own: one
+-- that was sent again on request. What is held is decided again, now.
+create or replace function duetime._set_options(
+    ids bigint[], rules integer[], expired_ats timestamptz[], expires_ats timestamptz[],
+    present timestamptz) returns void
+    language plpgsql as $$
+#variable_conflict use_column
+declare
+    woken bigint;
+begin
+    with changed as (
+        update duetime.reminder as r set rule = g.rule
+        from unnest(ids, rules, expired_ats, expires_ats) as g(id, rule, expired_at, expires_at)
+        where r.id = g.id and coalesce(r.status, '') = 'armed'
+        returning r.job_id, r.held, g.expired_at, g.expires_at
+    ), bounded as (
+        update duetime.job as j set expires_at = c.expires_at from changed as c
+        where j.id = c.job_id and j.expires_at is not distinct from c.expired_at
+    ), moved as (
+        update duetime.due as q set run_at = present from changed as c
+        where q.job_id = c.job_id and c.held is not null and q.run_at > present
+        returning q.queue
+    )
+    select count(duetime.wake(m.queue, present)) into woken
+    from (select distinct queue from moved order by queue) as m;
+end $$;
+
 -- Returns whether the clocks of their recipients stay as they are.
 create or replace function duetime._rearm_some(
     ids bigint[], why json, moment timestamptz, present timestamptz) returns boolean
@@ -314,6 +341,8 @@ with list as materialized (
           from timed as n) as t
 ), known as (
     select r.id, r.subject_id, r.due_at, u.name, u.digest, r.time, r.recipient, r.status,
+        case when u.expires_us is not null then r.time + u.expires_us * interval '1 microsecond'
+             when u.expires_at_due and r.time < r.due_at then r.due_at end as expires_at,
         s.status as subject_status, s.due_at as subject_due, s.due_said, s.recipients
     -- By their ids, however many reminders the planner expects a subject to have: if one subject has
     -- millions, it expects that of all, and would read the whole index.
@@ -322,16 +351,20 @@ with list as materialized (
     -- One that was withdrawn under this revision is not armed again.
     where r.status not in ('superseded', 'cancelled') or r.revision = s.revision
 ), matched as materialized (
-    -- `stays`: it is as it should be, or has ended. `arises`: it should be there and is not.
+    -- `stays`: it is as it should be, or has ended; or it waits, and gets other options (`varies`): armed anew
+    -- it would be past. `arises`: it should be there and is not.
     select w.*, k.id as known_id, k.due_at as known_due, k.recipient as known_to, k.subject_status,
-        k.subject_due, k.due_said as subject_due_said, k.recipients, s.stays,
+        k.subject_due, k.due_said as subject_due_said, k.recipients, k.expires_at as expired_at, s.stays,
+        v.varies,
         w.subject_id is not null and not s.stays and not w.later as arises
     from known as k full join wanted as w
         on w.subject_id = k.subject_id and w.due_at = k.due_at and w.name = k.name
        and w.time = k.time and w.recipient = k.recipient
     cross join lateral (
-        select k.id is not null and (k.status <> 'armed' or k.digest is not distinct from w.digest)
-            as stays) as s
+        select k.status = 'armed' and k.digest <> w.digest and k.time < present as varies) as v
+    cross join lateral (
+        select k.id is not null and (k.status <> 'armed' or k.digest is not distinct from w.digest
+                                     or coalesce(v.varies, false)) as stays) as s
 )
 select array_agg(m.known_id) filter (where not m.stays and m.known_id is not null) as ids,
     array_agg(case when m.subject_status <> 'open' then 'cancelled' else 'superseded' end)
@@ -358,7 +391,11 @@ select array_agg(m.known_id) filter (where not m.stays and m.known_id is not nul
     array_agg(m.reason) filter (where m.arises) as new_reasons,
     array_agg(m.expires_at::timestamptz) filter (where m.arises) as expiries,
     array_agg(duetime._reminder_key(installation, m.ref, m.due_said, m.name, duetime._say(m.time), m.recipient))
-        filter (where m.arises) as keys
+        filter (where m.arises) as keys,
+    array_agg(m.known_id) filter (where m.varies) as varied,
+    array_agg(m.rule) filter (where m.varies) as varied_rules,
+    array_agg(m.expired_at::timestamptz) filter (where m.varies) as varied_from,
+    array_agg(m.expires_at::timestamptz) filter (where m.varies) as varied_to
 into new
 from matched as m;
 
@@ -378,6 +415,11 @@ if new.ids is not null then
     select array_agg(g.job_id) as ids, array_agg(g.reason) as reasons into gone from gone as g;
     select count(*) as count into ended
     from duetime._end_waiting(gone.ids, 'superseded', reasons => gone.reasons);
+end if;
+
+if new.varied is not null then
+    perform duetime._set_options(
+        new.varied, new.varied_rules, new.varied_from, new.varied_to, present);
 end if;
 
 if new.subject_ids is not null then

@@ -233,6 +233,17 @@ with given as materialized (
 )
 select f.id from made join fresh as f on true;
 
+-- name: reminder_options
+-- Reminders that wait get other options: see the function.
+with given as materialized (
+    select g.id, g.expired_at, g.expires_at, duetime._rule_number(g.rule) as rule
+    from json_to_recordset(%s::json) as g(
+        id bigint, rule json, expired_at timestamptz, expires_at timestamptz)
+)
+select duetime._set_options(array_agg(g.id), array_agg(g.rule), array_agg(g.expired_at),
+                            array_agg(g.expires_at), duetime.now())
+from given as g;
+
 -- name: reminder_withdraw
 -- Reminders that are no longer true end, with their jobs; one that is being sent is stopped by its
 -- status, which its sender reads right before. One that was snoozed has been sent. The document

@@ -286,6 +286,43 @@ set value = value + (select json_array_length(doc, '$.doc') from input)
 where name in ('job', 'reminder')
 returning value;
 
+-- name: reminder_options
+-- Reminders that wait get other options. Their jobs expire by those, unless they have an expiry of their own: one
+-- that was sent again on request. What is held is decided again, now.
+with input(doc) as (select ?)
+insert into duetime_rule (name, body)
+select distinct json_extract(e.value, '$.rule.id'), json_extract(e.value, '$.rule')
+from input as i cross join json_each(i.doc, '$.doc') as e
+where true
+on conflict (body) do nothing;
+
+-- name: reminder_options_2
+with input(doc) as (select ?), g as materialized (
+    select e.value from input as i cross join json_each(i.doc, '$.doc') as e
+)
+update duetime_job as j set expires_at = json_extract(g.value, '$.expires_at')
+from g cross join duetime_reminder as r on r.id = json_extract(g.value, '$.id') and r.status = 'armed'
+where j.id = r.job_id and j.expires_at is json_extract(g.value, '$.expired_at');
+
+-- name: reminder_options_3
+with input(doc) as (select ?)
+update duetime_due set run_at = (select json_extract(doc, '$.now') from input)
+where run_at > (select json_extract(doc, '$.now') from input)
+  and job_id in (
+    select r.job_id from input as i cross join json_each(i.doc, '$.doc') as e
+    cross join duetime_reminder as r
+        on r.id = json_extract(e.value, '$.id') and r.status = 'armed' and r.held is not null);
+
+-- name: reminder_options_4
+with input(doc) as (select ?), g as materialized (
+    select json_extract(e.value, '$.id') as id, json_extract(e.value, '$.rule') as rule
+    from input as i cross join json_each(i.doc, '$.doc') as e
+)
+update duetime_reminder as r
+set rule = (select u.id from duetime_rule as u where u.body = g.rule)
+from g
+where r.id = g.id and r.status = 'armed';
+
 -- name: reminder_withdraw
 -- Reminders that are no longer true end, with their jobs; one that is being sent is stopped by its
 -- status, which its sender reads right before. One that was snoozed has been sent.
