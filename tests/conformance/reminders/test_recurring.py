@@ -305,6 +305,30 @@ async def test_an_edit_after_an_outage_loses_nothing(app: Duetime, sent: list[An
     assert len({due for _, due in sent}) == len(sent) == 30
 
 
+@pytest.mark.parametrize("others", [0, 501], ids=["small_scope", "large_scope"])
+async def test_an_edit_after_an_outage_keeps_a_change_of_the_scope(
+    app: Duetime, sent: list[Any], others: int
+) -> None:
+    async with app.testing(now=START) as world:
+        await app.scopes.put("club", remind=["-1h"])
+        await app.subjects.put("tick", repeats="*/10 * * * *", scope="club")
+        await app.subjects.put_many(
+            app.subjects.define(f"other:{n}", due=START + 999 * DAY, scope="club")
+            for n in range(others)
+        )
+        planned = (await app.subjects.get("tick")).planned
+        assert planned is not None
+        await world.outage(planned[1] - START - HOUR / 2)
+        await app.scopes.put("club", remind=["-1h", "+30m"])
+        await app.subjects.put("tick", repeats="*/10 * * * *", scope="club", data={"title": "Tick"})
+        await world.drain()
+        now = await app.now()
+        found = await app.reminders.list(subject="tick", status="armed")
+
+    behind = [one.due_at - now for one in found if one.rule.text == "+30m" and one.due_at < now]
+    assert behind == [-HOUR / 3, -HOUR / 6]
+
+
 @pytest.mark.parametrize("touch", [False, True], ids=["untouched", "touched"])
 async def test_a_clock_that_is_set_back_reminds_of_nothing_twice_and_loses_nothing(
     app: Duetime, sent: list[Any], touch: bool

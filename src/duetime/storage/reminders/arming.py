@@ -174,7 +174,7 @@ class ArmingStatements:
             yield from run_many(self._dialect, "reminder_options", kept)
             yield from run_many(self._dialect, "reminder_write", write)
             if recurring := [subject for subject in batch if subject.has_plan]:
-                yield from self._record_plans(recurring, plans, now)
+                yield from self._record_plans(recurring, plans, now, catch_up=catch_up)
             if not sure:
                 again = now + _AGAIN
                 ids = [subject.id for subject in batch]
@@ -216,9 +216,17 @@ class ArmingStatements:
         return rows
 
     def _record_plans(
-        self, subjects: Sequence[Subject], plans: Mapping[int, Plan | None], now: datetime
+        self,
+        subjects: Sequence[Subject],
+        plans: Mapping[int, Plan | None],
+        now: datetime,
+        *,
+        catch_up: bool,
     ) -> Statements:
-        """Record how far occurrences are armed, and have a worker continue in time."""
+        """Record how far occurrences are armed, and have a worker continue in time.
+
+        `catch_up`: what is marked stays so. A change of its scope may have marked it.
+        """
         documents = planned_documents(subjects, plans)
         if not documents:
             return
@@ -229,7 +237,8 @@ class ArmingStatements:
             ):
                 continue
             yield from self.request_rearm(at)
-        yield from self._dialect.run("subject_planned", documents)
+        planned = [one | {"keep": catch_up} for one in documents]
+        yield from self._dialect.run("subject_planned", planned)
 
     def _catch_up(self, subjects: Iterable[Subject]) -> Statements:
         """Arm what became due, while no worker went on with it, before anything is changed: it is

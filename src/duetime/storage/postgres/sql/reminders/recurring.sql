@@ -17,11 +17,13 @@ join duetime.rule as u on u.id = r.rule
 where r.status <> 'superseded' and r.status <> 'cancelled';
 
 -- name: subject_planned
--- How far the occurrences of subjects are armed, and when to look again.
+-- How far the occurrences of subjects are armed, and when to look again. `keep`: not after the time that they
+-- are marked for already.
 update duetime.subject as s
-set planned_from = g.planned_from, planned_until = g.planned_until, rearm_at = g.rearm_at
+set planned_from = g.planned_from, planned_until = g.planned_until,
+    rearm_at = case when g.keep then least(s.rearm_at, g.rearm_at) else g.rearm_at end
 from json_to_recordset(%s::json) as g(
-    id bigint, planned_from timestamptz, planned_until timestamptz, rearm_at timestamptz)
+    id bigint, planned_from timestamptz, planned_until timestamptz, rearm_at timestamptz, keep boolean)
 where s.id = g.id;
 
 -- name: rearm_marked

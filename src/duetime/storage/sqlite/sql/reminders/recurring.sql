@@ -13,14 +13,17 @@ cross join duetime_rule as u on u.id = r.rule
 where r.status <> 'superseded' and r.status <> 'cancelled';
 
 -- name: subject_planned
--- How far the occurrences of subjects are armed, and when to look again.
+-- How far the occurrences of subjects are armed, and when to look again. `keep`: not after the time that they
+-- are marked for already.
 with input(doc) as (select ?), g as materialized (
     select e.value from input as i cross join json_each(i.doc, '$.doc') as e
 )
 update duetime_subject as s
 set planned_from = json_extract(g.value, '$.planned_from'),
     planned_until = json_extract(g.value, '$.planned_until'),
-    rearm_at = json_extract(g.value, '$.rearm_at')
+    rearm_at = iif(json_extract(g.value, '$.keep') and s.rearm_at is not null,
+                   min(s.rearm_at, coalesce(json_extract(g.value, '$.rearm_at'), s.rearm_at)),
+                   json_extract(g.value, '$.rearm_at'))
 from g
 where s.id = json_extract(g.value, '$.id');
 
